@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA candidates share: loads and stores per dtype, reductions in a fixed order, checks of a call.
+//
+// Checks come before any work: a call that can't be served is answered with one sentence in call->message and nothing
+// is touched. CHECKOP_UNSUPPORTED means "this kernel does not do that", CHECKOP_FAILED "that input is wrong".
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+
+#include "check_operator.h"
+
+namespace checkop::kernels {
+
+// --- arithmetic
+// --------------------------------------------------------------------------------------------------------
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/// Exact.
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+/// One rounding to nearest, ties to even.
+template <typename T>
+__device__ T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __half from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+/// n consecutive elements; an aligned one moves as 16-byte words.
+template <typename T, int n>
+struct alignas(16) Pack {
+  static_assert(n * sizeof(T) % 16 == 0);
+  T at[n];
+};
+
+/// std::bit_cast is not for device code.
+template <typename To, typename From>
+__device__ To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+/// What to subtract before exp: the maximum, but 0 while all that was seen is -inf, because -inf - -inf is NaN. A NaN
+/// or +inf element still reaches the sum as NaN: fmaxf skips NaN, exp does not.
+__device__ inline float exp_shift(float max) { return max == -INFINITY ? 0.0f : max; }
+
+// --- reductions
+// --------------------------------------------------------------------------------------------------------
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+/// Every lane gets the same bits: a butterfly adds the same pairs in every lane, and addition commutes.
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, offset));
+  return x;
+}
+
+/// Over the block, the result in every thread. All threads must call, with blockDim.x a multiple of 32. `shared` holds
+/// 32 floats and belongs to this one reduction: there is no barrier behind the last read.
+__device__ inline float block_max(float x, float* __restrict__ shared) {
+  const unsigned lane = threadIdx.x % kWarp, n_warps = blockDim.x / kWarp;
+  x = warp_max(x);
+  if (lane == 0) shared[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  return warp_max(lane < n_warps ? shared[lane] : -INFINITY);
+}
+__device__ inline float block_sum(float x, float* __restrict__ shared) {
+  const unsigned lane = threadIdx.x % kWarp, n_warps = blockDim.x / kWarp;
+  x = warp_sum(x);
+  if (lane == 0) shared[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  return warp_sum(lane < n_warps ? shared[lane] : 0.0f);
+}
+
+// --- messages
+// ----------------------------------------------------------------------------------------------------------
+
+/// Writes the message and returns `status`.
+__attribute__((format(printf, 3, 4))) inline checkop_status say(const checkop_call* call, checkop_status status,
+                                                                const char* format, ...) {
+  if (call->message == nullptr || call->message_bytes == 0) return status;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(call->message, call->message_bytes, format, args);
+  va_end(args);
+  return status;
+}
+
+inline checkop_status cuda_status(const checkop_call* call, cudaError_t error, const char* doing) {
+  if (error == cudaSuccess) return CHECKOP_OK;
+  return say(call, CHECKOP_FAILED, "%s: %s: %s", doing, cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+/// The last line of every launch.
+inline checkop_status launch_status(const checkop_call* call, const char* doing) {
+  return cuda_status(call, cudaGetLastError(), doing);
+}
+
+inline const char* dtype_name(int32_t dtype) {
+  constexpr const char* kNames[] = {"fp64", "fp32", "fp16", "bf16", "int64", "int32", "uint8"};
+  return dtype >= CHECKOP_F64 && dtype <= CHECKOP_U8 ? kNames[dtype] : "unknown dtype";
+}
+
+// --- checks of a call
+// --------------------------------------------------------------------------------------------------
+
+/// Product of all extents but the last: how many rows a tensor has, whatever the number of batch dimensions.
+inline int64_t leading_count(const checkop_tensor& t) {
+  int64_t count = 1;
+  for (int32_t i = 0; i + 1 < t.rank; ++i) count *= t.shape[i];
+  return count;
+}
+inline int64_t last_extent(const checkop_tensor& t) { return t.rank > 0 ? t.shape[t.rank - 1] : 0; }
+
+inline bool is_contiguous(const checkop_tensor& t) {
+  int64_t expected = 1;
+  for (int32_t i = 0; i < t.rank; ++i) {
+    if (t.shape[i] == 0) return true;
+  }
+  for (int32_t i = t.rank - 1; i >= 0; --i) {
+    if (t.shape[i] != 1 && t.strides[i] != expected) return false;
+    expected *= t.shape[i];
+  }
+  return true;
+}
+
+/// Checks in sequence: once one has failed, later ones do nothing, so that the message tells of the first.
+class CallCheck {
+ public:
+  explicit CallCheck(const checkop_call* call) : call_(call) {}
+  checkop_status status() const { return status_; }
+  bool failed() const { return status_ != CHECKOP_OK; }
+
+  CallCheck& counts(int32_t n_inputs, int32_t n_outputs) {
+    if (!failed() && (call_->n_inputs != n_inputs || call_->n_outputs != n_outputs)) {
+      status_ = say(call_, CHECKOP_FAILED, "got %d inputs and %d outputs, expected %d and %d", call_->n_inputs,
+                    call_->n_outputs, n_inputs, n_outputs);
+    }
+    return *this;
+  }
+
+  CallCheck& rank_at_least(const checkop_tensor& t, const char* name, int32_t rank) {
+    if (!failed() && t.rank < rank) {
+      status_ = say(call_, CHECKOP_FAILED, "tensor '%s': rank %d, expected at least %d", name, t.rank, rank);
+    }
+    return *this;
+  }
+
+  /// fp32, fp16 or bf16.
+  CallCheck& float_dtype(const checkop_tensor& t, const char* name) {
+    if (!failed() && t.dtype != CHECKOP_F32 && t.dtype != CHECKOP_F16 && t.dtype != CHECKOP_BF16) {
+      status_ = say(call_, CHECKOP_UNSUPPORTED, "tensor '%s': %s is not supported; use fp32, fp16 or bf16", name,
+                    dtype_name(t.dtype));
+    }
+    return *this;
+  }
+
+  CallCheck& dtype(const checkop_tensor& t, const char* name, int32_t expected) {
+    if (!failed() && t.dtype != expected) {
+      status_ = say(call_, CHECKOP_UNSUPPORTED, "tensor '%s': %s is not supported here; use %s", name,
+                    dtype_name(t.dtype), dtype_name(expected));
+    }
+    return *this;
+  }
+
+  CallCheck& contiguous(const checkop_tensor& t, const char* name) {
+    if (!failed() && !is_contiguous(t)) {
+      status_ = say(call_, CHECKOP_UNSUPPORTED, "tensor '%s': strides are not supported; make it contiguous", name);
+    }
+    return *this;
+  }
+
+  /// The shape is that of the first `n_leading` dimensions of `like`, then `tail`.
+  CallCheck& shape(const checkop_tensor& t, const char* name, const checkop_tensor& like, int32_t n_leading,
+                   std::initializer_list<int64_t> tail) {
+    if (failed()) return *this;
+    const auto n_tail = static_cast<int32_t>(tail.size());
+    if (t.rank != n_leading + n_tail) {
+      status_ = say(call_, CHECKOP_FAILED, "tensor '%s': rank %d, expected %d", name, t.rank, n_leading + n_tail);
+    }
+    for (int32_t i = 0; i < t.rank && !failed(); ++i) {
+      const int64_t expected = i < n_leading ? like.shape[i] : tail.begin()[i - n_leading];
+      if (t.shape[i] != expected) {
+        status_ = say(call_, CHECKOP_FAILED, "tensor '%s': extent %lld of dimension %d, expected %lld", name,
+                      static_cast<long long>(t.shape[i]), i, static_cast<long long>(expected));
+      }
+    }
+    return *this;
+  }
+
+  CallCheck& workspace(size_t bytes) {
+    if (!failed() && (call_->workspace_bytes < bytes || (bytes > 0 && call_->workspace == nullptr))) {
+      status_ = say(call_, CHECKOP_FAILED, "workspace has %zu bytes, %zu are needed", call_->workspace_bytes, bytes);
+    }
+    return *this;
+  }
+
+ private:
+  const checkop_call* call_;
+  checkop_status status_ = CHECKOP_OK;
+};
+
+template <typename T>
+struct TypeTag {
+  using type = T;
+};
+
+/// Calls f(TypeTag<T>{}) with the C++ type of a dtype that float_dtype() has accepted.
+template <typename F>
+checkop_status with_float_type(int32_t dtype, F&& f) {
+  switch (dtype) {
+    case CHECKOP_F32:
+      return f(TypeTag<float>{});
+    case CHECKOP_F16:
+      return f(TypeTag<__half>{});
+    default:
+      return f(TypeTag<__nv_bfloat16>{});
+  }
+}
+
+// --- token ids
+// ---------------------------------------------------------------------------------------------------------
+
+/// Bytes of workspace that check_ids() needs; a whole alignment unit, so that what follows stays aligned.
+constexpr size_t kIdCheckBytes = 256;
+constexpr unsigned long long kNoBadRow = std::numeric_limits<unsigned long long>::max();
+
+// The smallest bad row: an integer minimum is the same in whatever order the threads come.
+static __global__ void find_bad_id(const int64_t* __restrict__ ids, int64_t rows, int64_t vocab,
+                                   unsigned long long* __restrict__ first_bad_row) {
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
+       row += int64_t{gridDim.x} * blockDim.x) {
+    if (ids[row] < 0 || ids[row] >= vocab) atomicMin(first_bad_row, static_cast<unsigned long long>(row));
+  }
+}
+
+/// CHECKOP_FAILED with row and id when an id lies outside [0, vocab). Waits for the stream, alone among what launch
+/// does: the answer decides whether the kernel proper may run, and only the host can put it into the message.
+inline checkop_status check_ids(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab,
+                                const char* name, void* flag, cudaStream_t stream) {
+  constexpr int kThreads = 256;         // any: an id is read once
+  constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
+  auto* first_bad_row = static_cast<unsigned long long*>(flag);
+  const auto doing = "check ids";
+  if (auto s = cuda_status(call, cudaMemsetAsync(flag, 0xff, sizeof(kNoBadRow), stream), doing)) return s;
+  const auto blocks = static_cast<unsigned>(rows < kMaxBlocks * kThreads ? ceil_div(rows, kThreads) : kMaxBlocks);
+  find_bad_id<<<blocks, kThreads, 0, stream>>>(ids, rows, vocab, first_bad_row);
+  if (auto s = launch_status(call, doing)) return s;
+  unsigned long long bad_row = kNoBadRow;
+  if (auto s = cuda_status(
+          call, cudaMemcpyAsync(&bad_row, first_bad_row, sizeof(bad_row), cudaMemcpyDeviceToHost, stream), doing)) {
+    return s;
+  }
+  if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
+  if (bad_row == kNoBadRow) return CHECKOP_OK;
+  int64_t id = 0;
+  if (auto s =
+          cuda_status(call, cudaMemcpyAsync(&id, ids + bad_row, sizeof(id), cudaMemcpyDeviceToHost, stream), doing)) {
+    return s;
+  }
+  if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
+  return say(call, CHECKOP_FAILED, "input '%s': row %llu has id %lld, outside [0, %lld)", name, bad_row,
+             static_cast<long long>(id), static_cast<long long>(vocab));
+}
+
+}  // namespace checkop::kernels

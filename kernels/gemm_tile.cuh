@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// c[m,n] (+)= sum_k a(m,k) * b(n,k) on CUDA cores: fp32 multiply-adds, any layout of a and b, any size.
+//
+// What fixes the bits of an element: its products are summed in ascending k, kSumUnit at a time, each unit in one fp32
+// accumulator from zero; the units are then added to c in ascending order. So neither the other rows and columns nor
+// the place in the tile matters, and a product cut along k at multiples of kSumUnit, one call per piece and all but the
+// first with `accumulate`, gives the bits of the whole. Two levels also keep the chain of additions at kSumUnit +
+// k/kSumUnit.
+#pragma once
+
+#include "common.cuh"
+
+namespace checkop::kernels {
+
+constexpr int kSumUnit = 512;
+
+/// One factor: element (row, k) for row < extent. Row means the index that the product keeps, m or n.
+/// Contiguous along k: data[row*ld + k]. Contiguous along rows: data[k*ld + row].
+template <typename T, bool along_k>
+struct Factor {
+  const T* __restrict__ data;
+  int64_t ld, extent;
+  bool aligned;  ///< every row starts at a 16-byte boundary, so that 8 elements move as whole words
+};
+
+template <bool along_k, typename T>
+Factor<T, along_k> make_factor(const T* data, int64_t ld, int64_t extent) {
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * static_cast<int64_t>(sizeof(T)) % 16 == 0;
+  return {data, ld, extent, aligned};
+}
+
+namespace gemm {
+
+// A thread's 8x8 block of c takes 64 multiply-adds per 16 floats read from shared memory: enough to be bound by
+// arithmetic. 256 threads make a 128x128 tile; with 16 deep double buffers it takes 32 KiB, and two blocks share a
+// multiprocessor, so that one computes while the other waits at a barrier.
+constexpr int kTile = 128, kTileK = 16, kThreads = 256, kBlocksPerMultiprocessor = 2;
+constexpr int kEach = 8;  // elements of each factor that a thread carries per step: 128 * 16 / 256
+static_assert(kTile * kTileK == kThreads * kEach && kSumUnit % kTileK == 0);
+
+using Slab = float[kTileK][kTile];  // [k][row]
+
+/// Where this thread's 8 elements of a tile lie. Along k: 32 lanes take 32 rows, so that their stores to shared memory,
+/// which turn the tile round, meet no bank conflict. Along rows: 16 lanes cover a line of 128.
+template <bool along_k>
+__device__ int part_row() {
+  return along_k ? threadIdx.x % kTile : threadIdx.x % (kTile / kEach) * kEach;
+}
+template <bool along_k>
+__device__ int part_k() {
+  return along_k ? threadIdx.x / kTile * kEach : threadIdx.x / (kTile / kEach);
+}
+
+/// This thread's elements of a tile on their way to shared memory. Packed: unpacked here, each would hold a register
+/// while the step before computes.
+template <typename T>
+struct Part {
+  uint4 words[kEach * sizeof(T) / sizeof(uint4)];
+};
+
+/// Zero outside the matrix, in both factors: 0 * 0 adds nothing, where 0 * NaN would.
+template <typename T, bool along_k>
+__device__ Part<T> fetch(const Factor<T, along_k>& f, int64_t first_row, int64_t first_k, int64_t k_extent) {
+  const int64_t row = first_row + part_row<along_k>(), k = first_k + part_k<along_k>();
+  const int64_t valid = along_k ? (row < f.extent ? k_extent - k : 0) : (k < k_extent ? f.extent - row : 0);
+  const T* __restrict__ from = f.data + (along_k ? row * f.ld + k : k * f.ld + row);
+  if (valid >= kEach && f.aligned) {
+    Part<T> part;
+#pragma unroll
+    for (size_t i = 0; i < sizeof(part) / sizeof(uint4); ++i) {
+      part.words[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
+    }
+    return part;
+  }
+  Pack<T, kEach> pack;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) pack.at[i] = i < valid ? from[i] : from_float<T>(0.0f);
+  return bit_cast<Part<T>>(pack);
+}
+
+template <typename T, bool along_k>
+__device__ void store(const Part<T>& part, Slab& slab) {
+  const auto pack = bit_cast<Pack<T, kEach>>(part);
+  const int row = part_row<along_k>(), k = part_k<along_k>();
+  if constexpr (along_k) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) slab[k + i][row] = to_float(pack.at[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEach; i += 4) {
+      *reinterpret_cast<float4*>(&slab[k][row + i]) = {to_float(pack.at[i]), to_float(pack.at[i + 1]),
+                                                       to_float(pack.at[i + 2]), to_float(pack.at[i + 3])};
+    }
+  }
+}
+
+// A warp computes 32x64 of the tile: 4x8 lanes, each with rows {0..3, 16..19} + 4*lane_m and columns
+// {0..3, 32..35} + 4*lane_n, so that a 16-byte read of shared memory by the warp touches every bank at most once.
+constexpr int kWarpM = 32, kWarpN = 64, kLanesN = 8;
+__device__ inline int tile_m(int i) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  return warp / (kTile / kWarpN) * kWarpM + lane / kLanesN * 4 + i / 4 * (kWarpM / 2) + i % 4;
+}
+__device__ inline int tile_n(int j) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  return warp % (kTile / kWarpN) * kWarpN + lane % kLanesN * 4 + j / 4 * (kWarpN / 2) + j % 4;
+}
+
+__device__ inline void multiply(const Slab& a, const Slab& b, float (&sum)[8][8]) {
+#pragma unroll
+  for (int k = 0; k < kTileK; ++k) {
+    float x[8], y[8];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      *reinterpret_cast<float4*>(&x[half * 4]) = *reinterpret_cast<const float4*>(&a[k][tile_m(half * 4)]);
+      *reinterpret_cast<float4*>(&y[half * 4]) = *reinterpret_cast<const float4*>(&b[k][tile_n(half * 4)]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[i][j] = fmaf(x[i], y[j], sum[i][j]);
+    }
+  }
+}
+
+/// Adds the unit's sums to c, or stores them, and clears them. Only this thread ever touches these elements of c.
+__device__ inline void flush(float (&sum)[8][8], float* __restrict__ c, int64_t ldc, int64_t first_m, int64_t first_n,
+                             int64_t m_extent, bool add) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t m = first_m + tile_m(i);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t n = first_n + tile_n(half * 4);
+      if (m < m_extent && n < ldc) {
+        auto* place = reinterpret_cast<float4*>(c + m * ldc + n);
+        float4 value = {sum[i][half * 4], sum[i][half * 4 + 1], sum[i][half * 4 + 2], sum[i][half * 4 + 3]};
+        if (add) {
+          const float4 old = *place;
+          value = {old.x + value.x, old.y + value.y, old.z + value.z, old.w + value.w};
+        }
+        *place = value;
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[i][half * 4 + j] = 0.0f;
+    }
+  }
+}
+
+}  // namespace gemm
+
+/// The largest b.extent: a grid has 65535 blocks in y.
+constexpr int64_t kMaxGemmColumns = int64_t{65535} * gemm::kTile;
+
+/// c: [a.extent, ldc] f32, 16-byte aligned, ldc >= b.extent and a multiple of 4. Columns from b.extent up to ldc are
+/// overwritten (by zeros) as far as the last tile reaches. Launch with launch_gemm().
+template <typename TA, bool a_along_k, typename TB, bool b_along_k>
+__global__ __launch_bounds__(gemm::kThreads,
+                             gemm::kBlocksPerMultiprocessor) void gemm_kernel(Factor<TA, a_along_k> a,
+                                                                              Factor<TB, b_along_k> b, int64_t k_extent,
+                                                                              float* __restrict__ c, int64_t ldc,
+                                                                              bool accumulate) {
+  using namespace gemm;
+  __shared__ __align__(16) Slab a_slab[2], b_slab[2];
+  const int64_t first_m = int64_t{blockIdx.x} * kTile, first_n = int64_t{blockIdx.y} * kTile;
+  float sum[8][8] = {};
+  store<TA, a_along_k>(fetch(a, first_m, 0, k_extent), a_slab[0]);
+  store<TB, b_along_k>(fetch(b, first_n, 0, k_extent), b_slab[0]);
+  __syncthreads();
+  int now = 0;
+  // At least one step, so that an empty sum stores its zeros. Every condition on k is the same for the whole block.
+  for (int64_t k = 0; k == 0 || k < k_extent; k += kTileK) {
+    const int64_t next = k + kTileK;
+    const bool more = next < k_extent;
+    Part<TA> a_part;
+    Part<TB> b_part;
+    if (more) {  // on the way from memory while this step computes
+      a_part = fetch(a, first_m, next, k_extent);
+      b_part = fetch(b, first_n, next, k_extent);
+    }
+    multiply(a_slab[now], b_slab[now], sum);
+    if (more) {  // the other buffer: its last readers passed the barrier of the step before
+      store<TA, a_along_k>(a_part, a_slab[1 - now]);
+      store<TB, b_along_k>(b_part, b_slab[1 - now]);
+    }
+    if (!more || next % kSumUnit == 0) {
+      flush(sum, c, ldc, first_m, first_n, a.extent, accumulate);
+      accumulate = true;
+    }
+    __syncthreads();
+    now = 1 - now;
+  }
+}
+
+/// Enqueues; the caller asks for launch errors once, after its last kernel. Blocks of one column of tiles are
+/// neighbours, so that they share b's tile in L2.
+template <typename TA, bool a_along_k, typename TB, bool b_along_k>
+void launch_gemm(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b, int64_t k_extent, float* c,
+                 int64_t ldc, bool accumulate, cudaStream_t stream) {
+  if (a.extent == 0 || b.extent == 0) return;
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.extent, gemm::kTile)),
+                  static_cast<unsigned>(ceil_div(b.extent, gemm::kTile)));
+  gemm_kernel<TA, a_along_k, TB, b_along_k><<<grid, gemm::kThreads, 0, stream>>>(a, b, k_extent, c, ldc, accumulate);
+}
+
+}  // namespace checkop::kernels

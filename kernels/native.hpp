@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CPU candidates named "native" share: argument checks, element conversion, sums in a fixed order, threads.
+// Written without the checker's own code, so that a mistake there cannot repeat itself here.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "check_operator.h"
+
+namespace native {
+
+// --- refusing a call
+// --------------------------------------------------------------------------------------------------
+
+/// Ends a launch with a status and one sentence; run() turns it into the ABI's answer.
+struct Refusal : std::runtime_error {
+  Refusal(checkop_status why, const std::string& sentence) : std::runtime_error(sentence), status(why) {}
+  checkop_status status;
+};
+
+/// Calls launch(*call); no exception crosses the ABI.
+template <class Launch>
+checkop_status run(const checkop_call* call, Launch launch) {
+  if (call->struct_size < sizeof(checkop_call)) return CHECKOP_FAILED;
+  const auto answer = [&](checkop_status status, const char* sentence) {
+    if (call->message != nullptr && call->message_bytes > 0)
+      std::snprintf(call->message, call->message_bytes, "%s", sentence);
+    return status;
+  };
+  try {
+    launch(*call);
+    return CHECKOP_OK;
+  } catch (const Refusal& refusal) {
+    return answer(refusal.status, refusal.what());
+  } catch (const std::exception& error) {
+    return answer(CHECKOP_FAILED, error.what());
+  }
+}
+
+inline const char* dtype_name(int32_t dtype) {
+  static constexpr const char* kNames[] = {"fp64", "fp32", "fp16", "bf16", "int64", "int32", "uint8"};
+  return dtype >= CHECKOP_F64 && dtype <= CHECKOP_U8 ? kNames[dtype] : "unknown";
+}
+
+/// An extent that the first tensor to mention it sets and every other must repeat.
+struct Extent {
+  const char* name;
+  int64_t value = -1;
+
+  void bind(int64_t found, const char* tensor) {
+    if (value < 0) value = found;
+    if (value != found)
+      throw Refusal(CHECKOP_FAILED, std::string(tensor) + ": " + name + " is " + std::to_string(found) + ", expected " +
+                                        std::to_string(value));
+  }
+};
+
+inline void check_counts(const checkop_call& call, int32_t inputs, int32_t outputs) {
+  if (call.n_inputs != inputs || call.n_outputs != outputs)
+    throw Refusal(CHECKOP_FAILED, "got " + std::to_string(call.n_inputs) + " inputs and " +
+                                      std::to_string(call.n_outputs) + " outputs, expected " + std::to_string(inputs) +
+                                      " and " + std::to_string(outputs));
+}
+
+inline void check_computed_dtype(int32_t dtype) {
+  if (dtype != CHECKOP_F32 && dtype != CHECKOP_F16 && dtype != CHECKOP_BF16)
+    throw Refusal(CHECKOP_UNSUPPORTED, std::string(dtype_name(dtype)) +
+                                           " is not supported: native computes in fp32, for fp32, bf16 and fp16");
+}
+
+/// Checks `t` seen as [rows, columns]: leading extents multiply into rows.
+inline void check_matrix(const checkop_tensor& t, const char* name, int32_t dtype, Extent& rows, Extent& columns) {
+  if (t.dtype != dtype)
+    throw Refusal(CHECKOP_UNSUPPORTED,
+                  std::string(name) + ": dtype " + dtype_name(t.dtype) + ", expected " + dtype_name(dtype));
+  if (t.rank < 1)
+    throw Refusal(CHECKOP_FAILED, std::string(name) + ": rank " + std::to_string(t.rank) + ", expected at least 1");
+  int64_t count = 1;
+  for (int32_t d = t.rank - 1; d >= 0; --d) {
+    if (t.shape[d] > 1 && t.strides[d] != count)
+      throw Refusal(CHECKOP_UNSUPPORTED, std::string(name) + ": stride of dimension " + std::to_string(d) + " is " +
+                                             std::to_string(t.strides[d]) + ", expected " + std::to_string(count) +
+                                             " (contiguous)");
+    count *= t.shape[d];
+  }
+  if (t.data == nullptr && count > 0) throw Refusal(CHECKOP_FAILED, std::string(name) + ": no data");
+  const int64_t last = t.shape[t.rank - 1];
+  columns.bind(last, name);
+  rows.bind(last == 0 ? 0 : count / last, name);
+}
+
+/// Checks `t` as a list of `length` elements, whatever its rank.
+inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype, Extent& length) {
+  Extent rows{"rows"}, columns{"columns"};
+  check_matrix(t, name, dtype, rows, columns);
+  length.bind(rows.value * columns.value, name);
+}
+
+inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, int64_t vocab) {
+  const auto* ids = static_cast<const int64_t*>(t.data);
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= vocab)
+      throw Refusal(CHECKOP_FAILED, std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(ids[i]) +
+                                        " is outside [0, " + std::to_string(vocab) + ")");
+}
+
+// --- elements
+// --------------------------------------------------------------------------------------------------------- The 16-bit
+// types stay integers: g++ 12 at -O2 removes a round trip through a float that was rounded by bit arithmetic.
+
+inline float from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+inline uint16_t to_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;  // rounding could carry a NaN's payload into infinity
+  return static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40u : rounded);
+}
+
+inline float from_fp16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+  if (rest < 0x400u) {  // subnormal: a multiple of 2^-24, exact in fp32
+    const float magnitude = static_cast<float>(rest) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const uint32_t exponent_shift = rest >= 0x7c00u ? (255u - 31u) << 23 : (127u - 15u) << 23;
+  return std::bit_cast<float>(sign | ((rest << 13) + exponent_shift));
+}
+
+inline uint16_t to_fp16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
+  if (rest > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);   // NaN
+  if (rest >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520 and more round to infinity
+  if (rest < 0x38800000u) {
+    // Subnormal: 0.5 has fp32 spacing 2^-24, so the addition itself rounds to the fp16 grid, ties to even.
+    const float shifted = std::bit_cast<float>(rest) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
+  }
+  return static_cast<uint16_t>(sign | ((rest - (112u << 23) + 0xfffu + ((rest >> 13) & 1u)) >> 13));
+}
+
+/// Elements [first, first + n) of `t` as fp32.
+inline void load(const checkop_tensor& t, int64_t first, int64_t n, float* __restrict__ to) {
+  if (t.dtype == CHECKOP_F32) {
+    std::copy_n(static_cast<const float*>(t.data) + first, n, to);
+    return;
+  }
+  const auto* from = static_cast<const uint16_t*>(t.data) + first;
+  if (t.dtype == CHECKOP_BF16)
+    for (int64_t i = 0; i < n; ++i) to[i] = from_bf16(from[i]);
+  else
+    for (int64_t i = 0; i < n; ++i) to[i] = from_fp16(from[i]);
+}
+
+/// Elements [first, first + n) of `t`, each with one rounding to nearest, ties to even.
+inline void store(const checkop_tensor& t, int64_t first, int64_t n, const float* __restrict__ from) {
+  if (t.dtype == CHECKOP_F32) {
+    std::copy_n(from, n, static_cast<float*>(t.data) + first);
+    return;
+  }
+  auto* to = static_cast<uint16_t*>(t.data) + first;
+  if (t.dtype == CHECKOP_BF16)
+    for (int64_t i = 0; i < n; ++i) to[i] = to_bf16(from[i]);
+  else
+    for (int64_t i = 0; i < n; ++i) to[i] = to_fp16(from[i]);
+}
+
+inline std::vector<float> load_all(const checkop_tensor& t, int64_t n) {
+  std::vector<float> values(static_cast<size_t>(n));
+  load(t, 0, n, values.data());
+  return values;
+}
+
+// --- sums whose order depends on the number of terms alone
+// --------------------------------------------------------------
+
+/// Merges values in a binary tree, the earlier on the left.
+template <class T, class Merge>
+class Tree {
+ public:
+  void add(T value) {
+    size_t level = 0;
+    for (; ((count_ >> level) & 1u) != 0; ++level) value = Merge{}(std::move(levels_[level]), std::move(value));
+    levels_[level] = std::move(value);
+    ++count_;
+  }
+  /// T{} when nothing was added.
+  T finish() {
+    T total{};
+    bool first = true;
+    for (size_t level = 0; (count_ >> level) != 0; ++level) {
+      if (((count_ >> level) & 1u) == 0) continue;
+      total = first ? std::move(levels_[level]) : Merge{}(std::move(levels_[level]), std::move(total));
+      first = false;
+    }
+    return total;
+  }
+
+ private:
+  std::array<T, 48> levels_{};
+  uint64_t count_ = 0;
+};
+
+using VectorTree = Tree<std::vector<float>, decltype([](std::vector<float> a, const std::vector<float>& b) {
+                          for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+                          return a;
+                        })>;
+
+constexpr int64_t kLanes = 16;       // interleaved partial sums: what four SSE or two AVX registers hold
+constexpr int64_t kSumBlock = 1024;  // terms a block: a chain of 1024 / 16 + 4 additions, then the tree over blocks
+
+/// Sum of term(i), i in [0, n).
+template <class Term>
+float blocked_sum(int64_t n, Term term) {
+  Tree<float, std::plus<float>> blocks;
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    const int64_t end = std::min(begin + kSumBlock, n);
+    std::array<float, kLanes> lane{};
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes)
+      for (int64_t j = 0; j < kLanes; ++j) lane[static_cast<size_t>(j)] += term(i + j);
+    for (size_t j = 0; i < end; ++i, ++j) lane[j] += term(i);
+    for (size_t width = kLanes / 2; width > 0; width /= 2)
+      for (size_t j = 0; j < width; ++j) lane[j] += lane[j + width];
+    blocks.add(lane[0]);
+  }
+  return blocks.finish();
+}
+
+inline float dot(const float* __restrict__ x, const float* __restrict__ y, int64_t n) {
+  return blocked_sum(n, [=](int64_t i) { return x[i] * y[i]; });
+}
+
+constexpr int64_t kTerms = 512;  // terms of one combine(): a chain of 512 / 8 + 3 additions
+
+/// out[j] = sum_i a[i * a_step] * b[i * b_row + j],  i in [0, terms), terms <= kTerms,  j in [0, columns).
+inline void combine(const float* __restrict__ a, int64_t a_step, const float* __restrict__ b, int64_t b_row,
+                    int64_t terms, int64_t columns, float* __restrict__ out) {
+  std::fill_n(out, columns, 0.0f);
+  int64_t i = 0;
+  for (; i + 8 <= terms; i += 8) {
+    const float* __restrict__ c = a + i * a_step;
+    const float* __restrict__ m = b + i * b_row;
+    const float c0 = c[0], c1 = c[a_step], c2 = c[2 * a_step], c3 = c[3 * a_step];
+    const float c4 = c[4 * a_step], c5 = c[5 * a_step], c6 = c[6 * a_step], c7 = c[7 * a_step];
+    for (int64_t j = 0; j < columns; ++j) {
+      const float low = (c0 * m[j] + c1 * m[b_row + j]) + (c2 * m[2 * b_row + j] + c3 * m[3 * b_row + j]);
+      const float high =
+          (c4 * m[4 * b_row + j] + c5 * m[5 * b_row + j]) + (c6 * m[6 * b_row + j] + c7 * m[7 * b_row + j]);
+      out[j] += low + high;
+    }
+  }
+  for (; i < terms; ++i)
+    for (int64_t j = 0; j < columns; ++j) out[j] += a[i * a_step] * b[i * b_row + j];
+}
+
+/// Sum of exp(z - max) with the maximum taken out; max = -inf and sum = 0 when every z is -inf.
+struct SumExp {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0.0f;
+
+  float shift() const { return std::isinf(max) && max < 0 ? 0.0f : max; }  // -inf - -inf would be NaN
+};
+
+inline SumExp sum_exp(const float* z, int64_t n) {
+  SumExp s;
+  for (int64_t i = 0; i < n; ++i) s.max = z[i] > s.max ? z[i] : s.max;
+  s.sum = blocked_sum(n, [z, shift = s.shift()](int64_t i) { return std::exp(z[i] - shift); });
+  return s;
+}
+
+// --- threads
+// ----------------------------------------------------------------------------------------------------------
+
+/// body(begin, end) over a split of [0, n). Every index is computed by itself, so the split cannot change bits. `work`
+/// is the number of multiply-adds in all: little work runs here, since a thread costs as much as about 10^5 of them.
+template <class Body>
+void parallel_for(int64_t n, int64_t work, Body body) {
+  constexpr int64_t kWorkPerThread = int64_t{1} << 20, kMaxThreads = 16;
+  const int64_t cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int64_t parts = std::max(int64_t{1}, std::min({n, work / kWorkPerThread, cores, kMaxThreads}));
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(parts));
+  const auto run_part = [&](int64_t part) {
+    try {
+      body(n * part / parts, n * (part + 1) / parts);
+    } catch (...) {
+      errors[static_cast<size_t>(part)] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(parts));
+  int64_t part = 1;
+  try {
+    for (; part < parts; ++part) threads.emplace_back(run_part, part);
+  } catch (const std::system_error&) {  // no more threads to be had: the rest runs here
+  }
+  run_part(0);
+  for (; part < parts; ++part) run_part(part);
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+}  // namespace native

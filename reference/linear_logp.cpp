@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear_logp: log-probability of the target under softmax(hidden * lm_head_weight^T + bias), the logits never stored.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "operator.hpp"
+#include "product.hpp"
+#include "softmax.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kVocabHidden = "vocab hidden";
+constexpr TensorSpec kHidden{"hidden", kRowHidden};
+constexpr TensorSpec kWeight{"lm_head_weight", kVocabHidden, Fill::weight, "hidden"};
+constexpr TensorSpec kTargetIds{"target_ids", kRow, Fill::ids, "vocab", DType::i64};
+constexpr TensorSpec kBias{"bias", "vocab", Fill::normal, "", {}, /*optional=*/true};
+constexpr TensorSpec kGradLogp{"grad_logp", kRow, Fill::upstream, "", DType::f32};
+
+constexpr std::array kForwardIn{kHidden, kWeight, kTargetIds, kBias};
+constexpr std::array kForwardOut{
+    OutputSpec{{"logp", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "hidden vocab"},
+};
+constexpr std::array kBackwardIn{kHidden, kWeight, kTargetIds, kBias, kGradLogp};
+constexpr std::array kBackwardOut{
+    OutputSpec{{"dhidden", kRowHidden}, Numerics::contraction, "hidden vocab"},
+    OutputSpec{{"dlm_head_weight", kVocabHidden}, Numerics::contraction, "hidden vocab batch*seq"},
+    OutputSpec{
+        {"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true}, Numerics::reduction, "hidden vocab batch*seq"},
+};
+
+constexpr int64_t kChunk = 1024;  // vocabulary columns whose logits exist at one time; fixed, it orders the sums
+constexpr int64_t kTileRows = 128, kTileColumns = 256;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// The gold's state: FP64 copies of hidden, the decoded chunk of weights, and its logits with their error coefficients.
+class LinearLogp {
+ public:
+  LinearLogp(const GoldArgs& args, const Tensor* bias)
+      : args_(args),
+        bias_(bias),
+        rows_(args.in(2).count()),
+        hidden_(args.in(0).shape.back()),
+        vocab_(args.in(1).shape[0]),
+        ids_(read_ids(args.in(2), vocab_)),
+        h_(size(rows_, hidden_)),
+        abs_h_(size(rows_, hidden_)),
+        w_(size(kChunk, hidden_)),
+        abs_w_(size(kChunk, hidden_)),
+        logits_(size(rows_, kChunk)),
+        magnitude_(size(rows_, kChunk)) {
+    args_.parallel_for(rows_, [&](int64_t r) {
+      decode_block({&args_.in(0), rows_, hidden_}, r, 1, 0, hidden_, &h_[size(r, hidden_)], &abs_h_[size(r, hidden_)]);
+    });
+  }
+
+  /// Reduces every row over the whole vocabulary and picks the target's logit.
+  void reduce() {
+    softmax_.resize(size(rows_, 1));
+    target_.resize(size(rows_, 1));
+    for (int64_t begin = 0; begin < vocab_; begin += kChunk) {
+      const int64_t n = load_chunk(begin);
+      args_.parallel_for(rows_, [&](int64_t r) {
+        const double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)];
+        softmax_[size(r, 1)].add(z, s, n);
+        const int64_t column = ids_[size(r, 1)] - begin;
+        if (column >= 0 && column < n) target_[size(r, 1)] = {z[column], s[column], 0};
+      });
+    }
+  }
+
+  void emit_logp() const {
+    for (int64_t r = 0; r < rows_; ++r) {
+      const GoldElement target = target_[size(r, 1)];
+      const GoldElement e = selected_logp(softmax_[size(r, 1)], target.value, target.magnitude);
+      args_.sink({0, r, 1, 1, &e.value, &e.magnitude, &e.rounding});
+    }
+  }
+
+  /// Recomputes the logits chunk by chunk, turns them into their gradients and multiplies those out:
+  /// dhidden grows over the chunks, dlm_head_weight and dbias are final chunk by chunk.
+  void emit_gradients(const Tensor& grad) {
+    std::vector<double> dh(size(rows_, hidden_)), dh_magnitude(size(rows_, hidden_));
+    std::vector<double> dw(size(kChunk, hidden_)), dw_magnitude(size(kChunk, hidden_));
+    const std::vector<double> rounding(size(hidden_, 1), 0.0);
+    for (int64_t begin = 0; begin < vocab_; begin += kChunk) {
+      const int64_t n = load_chunk(begin);
+      args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, begin, n, grad.at(r)); });
+      add_product(false, rows_, n, logits_, w_, 1.0, dh);
+      add_product(false, rows_, n, magnitude_, abs_w_, 1.0, dh_magnitude);
+      add_product(true, n, rows_, logits_, h_, 0.0, dw);
+      add_product(true, n, rows_, magnitude_, abs_h_, 0.0, dw_magnitude);
+      args_.parallel_for(n, [&](int64_t v) {
+        const size_t at = size(v, hidden_);
+        args_.sink({1, begin + v, 1, hidden_, &dw[at], &dw_magnitude[at], rounding.data()});
+        if (bias_ != nullptr) emit_bias_gradient(begin, v);
+      });
+    }
+    args_.parallel_for(rows_, [&](int64_t r) {
+      const size_t at = size(r, hidden_);
+      args_.sink({0, r, 1, hidden_, &dh[at], &dh_magnitude[at], rounding.data()});
+    });
+  }
+
+ private:
+  static size_t size(int64_t a, int64_t b) { return static_cast<size_t>(a * b); }
+
+  /// logits_[rows, chunk] = hidden * weight[begin, begin + n)^T + bias, magnitude_ = |hidden| * |weight|^T + |bias|.
+  int64_t load_chunk(int64_t begin) {
+    const int64_t n = std::min(kChunk, vocab_ - begin);
+    args_.parallel_for(ceil_div(n, 16), [&](int64_t task) {
+      const int64_t v = task * 16;
+      decode_block({&args_.in(1), vocab_, hidden_}, begin + v, std::min<int64_t>(16, n - v), 0, hidden_,
+                   &w_[size(v, hidden_)], &abs_w_[size(v, hidden_)]);
+    });
+    const int64_t column_tiles = ceil_div(n, kTileColumns);
+    args_.parallel_for(ceil_div(rows_, kTileRows) * column_tiles, [&](int64_t task) {
+      const int64_t r = task / column_tiles * kTileRows, v = task % column_tiles * kTileColumns;
+      const int64_t m = std::min(kTileRows, rows_ - r), columns = std::min(kTileColumns, n - v);
+      const size_t h_at = size(r, hidden_), w_at = size(v, hidden_), out_at = size(r, kChunk) + size(v, 1);
+      dense_product(false, true, m, columns, hidden_, &h_[h_at], hidden_, &w_[w_at], hidden_, 0.0, &logits_[out_at],
+                    kChunk);
+      dense_product(false, true, m, columns, hidden_, &abs_h_[h_at], hidden_, &abs_w_[w_at], hidden_, 0.0,
+                    &magnitude_[out_at], kChunk);
+      if (bias_ == nullptr) return;
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < columns; ++j) {
+          const double b = bias_->at(begin + v + j);
+          logits_[out_at + size(i, kChunk) + size(j, 1)] += b;
+          magnitude_[out_at + size(i, kChunk) + size(j, 1)] += std::abs(b);
+        }
+      }
+    });
+    return n;
+  }
+
+  /// Turns a row of the chunk's logits into dz, and its magnitudes into the error coefficients of dz as a factor: what
+  /// is summed next is |dz| for the sum's own growth plus everything that is wrong with dz, its roundings counted as if
+  /// grown.
+  void differentiate_row(int64_t r, int64_t begin, int64_t n, double g) {
+    const LogitGradient gradient(softmax_[size(r, 1)], g);
+    double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)];
+    for (int64_t v = 0; v < n; ++v) {
+      const GoldElement e = gradient(z[v], s[v], begin + v == ids_[size(r, 1)]);
+      z[v] = e.value;
+      s[v] = std::abs(e.value) + e.magnitude + e.rounding;
+    }
+  }
+
+  /// out[m, hidden] = keep*out + x * y[k, hidden], x a [rows, chunk] array or its transpose.
+  void add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x, const std::vector<double>& y,
+                   double keep, std::vector<double>& out) {
+    const int64_t column_tiles = ceil_div(hidden_, kTileColumns);
+    args_.parallel_for(ceil_div(m, kTileRows) * column_tiles, [&](int64_t task) {
+      const int64_t r = task / column_tiles * kTileRows, c = task % column_tiles * kTileColumns;
+      dense_product(transpose, false, std::min(kTileRows, m - r), std::min(kTileColumns, hidden_ - c), k,
+                    &x[transpose ? size(r, 1) : size(r, kChunk)], kChunk, &y[size(c, 1)], hidden_, keep,
+                    &out[size(r, hidden_) + size(c, 1)], hidden_);
+    });
+  }
+
+  void emit_bias_gradient(int64_t begin, int64_t v) const {
+    double value = 0, magnitude = 0;
+    const double rounding = 0;
+    for (int64_t r = 0; r < rows_; ++r) {
+      value += logits_[size(r, kChunk) + size(v, 1)];
+      magnitude += magnitude_[size(r, kChunk) + size(v, 1)];
+    }
+    args_.sink({2, begin + v, 1, 1, &value, &magnitude, &rounding});
+  }
+
+  const GoldArgs& args_;
+  const Tensor* bias_;
+  int64_t rows_, hidden_, vocab_;
+  std::vector<int64_t> ids_;
+  std::vector<double> h_, abs_h_, w_, abs_w_, logits_, magnitude_;
+  std::vector<SoftmaxRow> softmax_;
+  std::vector<GoldElement> target_;
+};
+
+/// Gold of linear_logp.
+///   in:  hidden[batch, seq, hidden], lm_head_weight[vocab, hidden], target_ids[batch, seq], bias[vocab] optional
+///   out: logp[batch, seq]
+///   z = hidden W^T + bias,  logp = z_t - log sum_v exp(z_v)
+/// Throws InputError for an id outside [0, vocab).
+void forward(const GoldArgs& args) {
+  LinearLogp gold(args, args.inputs[3]);
+  gold.reduce();
+  gold.emit_logp();
+}
+
+/// Gold of linear_logp's gradients.
+///   in:  as forward, then grad_logp[batch, seq]
+///   out: dhidden[batch, seq, hidden] = dz W,  dlm_head_weight[vocab, hidden] = dz^T hidden,  dbias[vocab] = sum of dz
+///   over rows dz_v = g*(1[v = t] - softmax(z)_v)
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  LinearLogp gold(args, args.inputs[3]);
+  gold.reduce();
+  gold.emit_gradients(args.in(4));
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kLinearLogp;
+constexpr Operator kLinearLogp{"linear_logp", "logprob", "logp = z[t] - log(sum_v exp(z[v])), z = hidden W^T + bias",
+                               kRow,          {},        kPasses};
+
+}  // namespace checkop

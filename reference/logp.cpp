@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// logp: log-probability of one selected token per row.
+#include <array>
+#include <vector>
+
+#include "operator.hpp"
+#include "softmax.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
+constexpr TensorSpec kLogits{"logits", kRowVocab, Fill::logits, "vocab"};
+constexpr TensorSpec kTokenIds{"token_ids", kRow, Fill::ids, "vocab", DType::i64};
+constexpr TensorSpec kGradLogp{"grad_logp", kRow, Fill::upstream, "", DType::f32};
+
+constexpr std::array kForwardIn{kLogits, kTokenIds};
+constexpr std::array kForwardOut{
+    OutputSpec{{"logp", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab"},
+};
+constexpr std::array kBackwardIn{kLogits, kTokenIds, kGradLogp};
+constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::logprob, "vocab"}};
+
+/// Scratch of one thread, kept from row to row: a row of 151936 logits is 1.2 MB per array, dear to map anew each time.
+struct Scratch {
+  std::vector<double> z, value, magnitude, rounding;
+};
+
+Scratch& scratch(int64_t vocab) {
+  static thread_local Scratch buffers;
+  for (auto* array : {&buffers.z, &buffers.value, &buffers.magnitude, &buffers.rounding}) {
+    array->resize(static_cast<size_t>(vocab));
+  }
+  return buffers;
+}
+
+/// Decodes row `row` of logits[rows, vocab] into `z` and reduces it.
+SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z) {
+  const DTypeInfo& type = info(logits.dtype);
+  type.decode(logits.bytes.data() + static_cast<size_t>(row) * z.size() * type.bytes, z.data(), z.size());
+  SoftmaxRow softmax;
+  softmax.add(z.data(), nullptr, static_cast<int64_t>(z.size()));
+  return softmax;
+}
+
+/// Gold of logp.
+///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
+///   logp = z_t - lse(z),  lse(z) = m + log sum_v exp(z_v - m),  m = max_v z_v
+/// Throws InputError for an id outside [0, vocab).
+void forward(const GoldArgs& args) {
+  const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
+  const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
+  args.parallel_for(rows, [&](int64_t row) {
+    Scratch& s = scratch(vocab);
+    const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
+    const GoldElement e = selected_logp(softmax, s.z[static_cast<size_t>(ids[static_cast<size_t>(row)])], 0);
+    args.sink({0, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
+  });
+}
+
+/// Gold of logp's gradient.
+///   in:  logits[batch, seq, vocab], token_ids[batch, seq], grad_logp[batch, seq]     out: dlogits[batch, seq, vocab]
+///   dz_v = g*(1[v = t] - softmax(z)_v)
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
+  const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
+  args.parallel_for(rows, [&](int64_t row) {
+    Scratch& s = scratch(vocab);
+    const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
+    const double g = args.in(2).at(row);
+    const auto target = static_cast<size_t>(ids[static_cast<size_t>(row)]);
+    const LogitGradient gradient(softmax, g);
+    for (size_t v = 0; v < s.z.size(); ++v) {
+      const GoldElement e = gradient(s.z[v], 0, v == target);
+      s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
+    }
+    args.sink({0, row, 1, vocab, s.value.data(), s.magnitude.data(), s.rounding.data()});
+  });
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kLogp;
+constexpr Operator kLogp{"logp", "logprob", "logp = logits[t] - log(sum_v exp(logits[v]))", kRow, {}, kPasses};
+
+}  // namespace checkop

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of operators: one line each. Self-registration would drop out of a static library silently.
+#include <array>
+
+#include "operator.hpp"
+
+namespace checkop {
+
+extern const Operator kLogp;        // logp.cpp
+extern const Operator kLinearLogp;  // linear_logp.cpp
+extern const Operator kMatmul;      // matmul.cpp
+
+std::span<const Operator* const> operators() {
+  static constexpr std::array<const Operator*, 3> kTable{&kLogp, &kLinearLogp, &kMatmul};
+  return kTable;
+}
+
+}  // namespace checkop

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP64 matrix products of stored tensors, streamed by blocks of rows.
+#include "product.hpp"
+
+#include <cblas.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace checkop {
+namespace {
+
+constexpr int64_t kBlockElements = int64_t{1} << 24;    // 128 MiB of doubles in each large scratch array
+constexpr int64_t kTileRows = 128, kTileColumns = 256;  // of one task: large enough for dgemm to pay for its packing
+
+/// Extent of a block whose other extent is `other`, at most `most`.
+int64_t block_extent(int64_t other, int64_t most) { return std::clamp<int64_t>(kBlockElements / other, 16, most); }
+
+/// A decoded block of a factor with its absolute values; `leading` is the leading dimension as stored.
+struct Block {
+  std::vector<double> value, magnitude;
+  int64_t leading = 0;
+};
+
+/// Decodes rows [begin, begin + n) of the factor as it is used (columns of the stored matrix when transposed), in
+/// parallel.
+void decode_rows(const GoldArgs& args, const Factor& f, int64_t begin, int64_t n, Block& block) {
+  const int64_t inner = f.transposed ? f.rows : f.columns;
+  block.value.resize(static_cast<size_t>(n * inner));
+  block.magnitude.resize(static_cast<size_t>(n * inner));
+  block.leading = f.transposed ? n : inner;
+  const int64_t stored_rows = f.transposed ? f.rows : n;
+  args.parallel_for((stored_rows + kTileRows - 1) / kTileRows, [&](int64_t task) {
+    const int64_t first = task * kTileRows, count = std::min(kTileRows, stored_rows - first);
+    const int64_t at = first * block.leading;
+    decode_block(f, f.transposed ? first : begin + first, count, f.transposed ? begin : 0, block.leading,
+                 &block.value[static_cast<size_t>(at)], &block.magnitude[static_cast<size_t>(at)]);
+  });
+}
+
+}  // namespace
+
+void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns, double* value,
+                  double* magnitude) {
+  const DTypeInfo& type = info(matrix.tensor->dtype);
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto offset = static_cast<size_t>((row + r) * matrix.columns + column) * type.bytes;
+    type.decode(matrix.tensor->bytes.data() + offset, value + r * columns, static_cast<size_t>(columns));
+  }
+  if (magnitude == nullptr) return;
+  std::transform(value, value + rows * columns, magnitude, [](double v) { return std::abs(v); });
+}
+
+void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
+                   const double* y, int64_t ldy, double alpha, double* out, int64_t ldout) {
+  // Parallelism is ours: OpenBLAS would split sums as its thread count says.
+  static const bool single_threaded = [] {
+    openblas_set_num_threads(1);
+    return true;
+  }();
+  (void)single_threaded;
+  cblas_dgemm(CblasRowMajor, transpose_x ? CblasTrans : CblasNoTrans, transpose_y ? CblasTrans : CblasNoTrans,
+              static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0, x, static_cast<int>(ldx), y,
+              static_cast<int>(ldy), alpha, out, static_cast<int>(ldout));
+}
+
+void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y) {
+  const int64_t m = x.transposed ? x.columns : x.rows, k = x.transposed ? x.rows : x.columns;
+  const int64_t n = y.transposed ? y.rows : y.columns;
+  const int64_t row_block = block_extent(std::max(n, k), 512), column_block = block_extent(k, 2048);
+  // y is used by columns: column j of y is row j of its transpose.
+  const Factor columns_of_y{y.tensor, y.rows, y.columns, !y.transposed};
+  Block xs, ys;
+  std::vector<double> value, magnitude;
+  for (int64_t row = 0; row < m; row += row_block) {
+    const int64_t rows = std::min(row_block, m - row);
+    decode_rows(args, x, row, rows, xs);
+    value.resize(static_cast<size_t>(rows * n));
+    magnitude.resize(static_cast<size_t>(rows * n));
+    for (int64_t column = 0; column < n; column += column_block) {
+      const int64_t columns = std::min(column_block, n - column);
+      decode_rows(args, columns_of_y, column, columns, ys);
+      const int64_t row_tiles = (rows + kTileRows - 1) / kTileRows;
+      const int64_t column_tiles = (columns + kTileColumns - 1) / kTileColumns;
+      args.parallel_for(row_tiles * column_tiles, [&](int64_t task) {
+        const int64_t r = task / column_tiles * kTileRows, c = task % column_tiles * kTileColumns;
+        const int64_t tile_rows = std::min(kTileRows, rows - r), tile_columns = std::min(kTileColumns, columns - c);
+        const int64_t x_at = x.transposed ? r : r * xs.leading, y_at = y.transposed ? c * ys.leading : c;
+        const auto out_at = static_cast<size_t>(r * n + column + c);
+        dense_product(x.transposed, y.transposed, tile_rows, tile_columns, k, &xs.value[static_cast<size_t>(x_at)],
+                      xs.leading, &ys.value[static_cast<size_t>(y_at)], ys.leading, 0.0, &value[out_at], n);
+        dense_product(x.transposed, y.transposed, tile_rows, tile_columns, k, &xs.magnitude[static_cast<size_t>(x_at)],
+                      xs.leading, &ys.magnitude[static_cast<size_t>(y_at)], ys.leading, 0.0, &magnitude[out_at], n);
+      });
+    }
+    const std::vector<double> rounding(static_cast<size_t>(n), 0.0);
+    args.parallel_for(rows, [&](int64_t r) {
+      const auto at = static_cast<size_t>(r * n);
+      args.sink({index, row + r, 1, n, &value[at], &magnitude[at], rounding.data()});
+    });
+  }
+}
+
+}  // namespace checkop

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP64 matrix products of stored tensors, streamed by blocks of rows; the only user of OpenBLAS.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "operator.hpp"
+
+namespace checkop {
+
+/// A stored tensor as a matrix factor: [rows, columns] row-major, or its transpose.
+struct Factor {
+  const Tensor* tensor;
+  int64_t rows, columns;  ///< as stored
+  bool transposed = false;
+};
+
+/// Emits output `index` = x * y with magnitude |x| * |y| and no further rounding:
+///   out[i, j] = sum_k x[i, k] y[k, j]
+/// Blocks depend on the sizes alone and one thread computes each, so the bits do not depend on args.threads.
+void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y);
+
+/// out = alpha*out + x[m, k] * y, y stored as [n, k] (transposed) or [k, n]; all dense row-major with leading
+/// dimensions. One thread. Source of the FP64 product: OpenBLAS dgemm.
+void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
+                   const double* y, int64_t ldy, double alpha, double* out, int64_t ldout);
+
+/// Decodes block [row, row + rows) x [column, column + columns) of a stored row-major matrix into `value`, and its
+/// absolute values into `magnitude` when that is not null; both dense [rows, columns].
+void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns, double* value,
+                  double* magnitude);
+
+}  // namespace checkop

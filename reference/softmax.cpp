@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softmax statistics of a row, and the ids that select from it.
+#include "softmax.hpp"
+
+#include <algorithm>
+
+#include "error.hpp"
+
+namespace checkop {
+
+void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
+  double top = max;
+  for (int64_t i = 0; i < n; ++i) {
+    if (z[i] != z[i]) top = z[i];  // a NaN stays: the comparison below is false for it
+    if (z[i] > top) top = z[i];
+  }
+  if (top != max && max != -INFINITY) {
+    const double shift = top - max, scale = std::exp(-shift);
+    spread = scale * (spread + shift * sum);
+    sum *= scale;
+    weighted *= scale;
+  }
+  max = top;
+  if (max == -INFINITY) return;  // nothing but -inf so far: every term is 0
+  for (int64_t i = 0; i < n; ++i) {
+    const double below = max - z[i], term = std::exp(-below);
+    if (term == 0) continue;  // also keeps inf*0 out of the spread
+    sum += term;
+    spread += term * below;
+    if (magnitude != nullptr) weighted += term * magnitude[i];
+  }
+}
+
+std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab) {
+  std::vector<int64_t> values(static_cast<size_t>(ids.count()));
+  decode_int(ids.dtype, ids.bytes.data(), values.data(), values.size());
+  const auto bad = std::find_if(values.begin(), values.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
+  if (bad != values.end()) {
+    throw InputError("input '" + ids.name + "'",
+                     "element " + std::to_string(bad - values.begin()) + " is " + std::to_string(*bad) +
+                         ", outside [0, " + std::to_string(vocab) + ")",
+                     "give ids of existing tokens");
+  }
+  return values;
+}
+
+}  // namespace checkop

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the logprob operators share: softmax statistics of a row in FP64, and how errors of a row's computation add up.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "operator.hpp"
+
+namespace checkop {
+
+/// Errors of one exponential in units of its precision; CUDA's expf and glibc's err by at most 1 and 2.
+inline constexpr double kExpUlps = 2;
+
+/// Softmax statistics of a row of logits z[0..V), grown term by term in a fixed order.
+///   max = max z;  sum = sum exp(z - max);  spread = sum exp(z - max)*|z - max|;  weighted = sum exp(z - max)*magnitude
+/// `magnitude` is the error coefficient of each logit, 0 where logits are given.
+struct SoftmaxRow {
+  double max = -INFINITY, sum = 0, spread = 0, weighted = 0;
+
+  void add(const double* z, const double* magnitude, int64_t n);
+
+  double log_sum() const { return std::log(sum); }
+  double lse() const { return max + log_sum(); }
+  double mean_spread() const { return spread / sum; }
+  double mean_magnitude() const { return weighted / sum; }
+  /// Coefficient of u in the error of a computed log-sum-exp, its chain of additions apart: each argument z - max is
+  /// rounded (twice where z and max are scaled by log2(e) first), each exponential errs, log errs, and max is added
+  /// back. After Blanchard, Higham & Higham, "Accurately computing the log-sum-exp and softmax functions", IMA J.
+  /// Numer. Anal. 2021.
+  double lse_rounding() const {
+    return 2 * mean_spread() + kExpUlps + 2 * std::abs(log_sum()) + std::abs(max) + std::abs(lse());
+  }
+};
+
+/// One gold element and its error coefficients; see GoldRows.
+struct GoldElement {
+  double value, magnitude, rounding;
+};
+
+/// logp = z - lse for the selected logit z whose own error coefficient is `z_magnitude`.
+inline GoldElement selected_logp(const SoftmaxRow& row, double z, double z_magnitude) {
+  // (z - max) - log(sum), not z - lse: no digits are lost where max is large.
+  const double value = (z - row.max) - row.log_sum();
+  return {value, 1 + z_magnitude + row.mean_magnitude(), row.lse_rounding() + std::abs(z - row.max) + std::abs(value)};
+}
+
+/// dz = g*(selected - p), p = exp(z - lse): the upstream gradient g times the derivative of logp by the logit z.
+/// The error of p is p times that of its exponent; 1 - p and the product with g round once each.
+class LogitGradient {
+ public:
+  LogitGradient(const SoftmaxRow& row, double g)
+      : max_(row.max), sum_(row.sum), log_sum_(row.log_sum()), g_(g), abs_g_(std::abs(g)) {
+    chain_ = 1 + row.mean_magnitude();
+    fixed_ = row.lse_rounding() + kExpUlps + 2;
+  }
+
+  GoldElement operator()(double z, double z_magnitude, bool selected) const {
+    const double p = std::exp(z - max_) / sum_;
+    const double value = g_ * ((selected ? 1.0 : 0.0) - p);
+    if (p == 0) return {value, 0, 2 * std::abs(value)};  // p*|exponent| tends to 0; computed it would be 0*inf
+    const double share = abs_g_ * p, exponent = z - max_ - log_sum_;
+    return {value, share * (z_magnitude + chain_), share * (fixed_ + std::abs(exponent)) + 2 * std::abs(value)};
+  }
+
+ private:
+  double max_, sum_, log_sum_, g_, abs_g_, chain_, fixed_;
+};
+
+/// Reads the ids of a per-row integer input. Throws InputError naming the first that is outside [0, vocab).
+std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab);
+
+}  // namespace checkop

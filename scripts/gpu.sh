@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that needs a GPU, in one call: builds, checks the CUDA candidates, runs them under compute-sanitizer.
+#
+#   scripts/gpu.sh DIR       reports and logs go to DIR
+#
+# A FAIL is a result: it stands in its report and in the table, and the script goes on. The exit status is 1 when an
+# answer is missing: a command ended with 2 (bad question), 3 (nothing checked), 4 (crash or time limit) or 5 (no
+# device, no sanitizer), ran out of time, or left no report.
+set -euo pipefail
+
+if [[ $# -ne 1 ]]; then
+  echo "usage: scripts/gpu.sh DIR" >&2
+  exit 2
+fi
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+readonly out
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly tool=build/cuda/check_operator
+declare -a table=()
+trouble=0
+
+# row NAME RESULT SECONDS FILE
+row() { table+=("$(printf '%-34s %-26s %5ss  %s' "$1" "$2" "$3" "$4")"); }
+
+meaning() {
+  case $1 in
+    0) echo "PASS" ;;
+    1) echo "FAIL" ;;
+    2) echo "2: bad question" ;;
+    3) echo "3: nothing checked" ;;
+    4) echo "4: crash or time limit" ;;
+    5) echo "5: environment" ;;
+    124 | 137) echo "$1: out of time" ;;
+    *) echo "$1: unexpected exit" ;;
+  esac
+}
+
+# judge NAME LIMIT_S ARGUMENTS...: one run of the tool with a JSON report
+judge() {
+  local name=$1 limit=$2 rc=0 start=$SECONDS
+  shift 2
+  local report=$out/report-$name.json result
+  rm -f "$report"
+  echo "== $name: check_operator $*"
+  timeout --kill-after=10 "$limit" "$tool" "$@" --device cuda --json "$report" >"$out/$name.log" 2>&1 || rc=$?
+  result=$(meaning "$rc")
+  ((rc <= 1)) || trouble=1
+  if [[ ! -s $report ]]; then
+    result+=", no report"
+    trouble=1
+  fi
+  ((rc == 0)) || tail -n 15 "$out/$name.log"
+  row "$name" "$result" $((SECONDS - start)) "report-$name.json"
+}
+
+find_sanitizer() {
+  local cuda
+  cuda=$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")
+  command -v compute-sanitizer ||
+    find "$cuda/bin" "$cuda/compute-sanitizer" -maxdepth 1 -name compute-sanitizer 2>/dev/null | head -n 1
+}
+
+# sanitize TOOL NAME ARGUMENTS...: candidates run in child processes, hence --target-processes all
+sanitize() {
+  local check=$1 name=$2-$1 rc=0 start=$SECONDS result
+  shift 2
+  local log=$out/sanitizer-$name.log
+  if [[ -z $sanitizer ]]; then
+    row "sanitizer-$name" "5: no compute-sanitizer" 0 "-"
+    trouble=1
+    return
+  fi
+  echo "== $name under $check: check_operator $*"
+  timeout --kill-after=10 300 "$sanitizer" --tool "$check" --target-processes all --error-exitcode 86 \
+    "$tool" "$@" --device cuda >"$log" 2>&1 || rc=$?
+  # Without a summary the sanitizer never saw the process that launched the kernels. racecheck has words of its own.
+  if ! grep -Eq '(ERROR|RACECHECK) SUMMARY: ' "$log"; then
+    result="no summary, exit $rc"
+    trouble=1
+  elif [[ $rc -eq 86 ]] || grep -Eq 'ERROR SUMMARY: [1-9]|RACECHECK SUMMARY: [1-9]' "$log"; then
+    result="FAIL: errors found"
+  else
+    result=$(meaning "$rc")
+    ((rc <= 1)) || trouble=1
+  fi
+  [[ $result == PASS ]] || tail -n 15 "$log"
+  row "sanitizer-$name" "$result" $((SECONDS - start)) "$(basename "$log")"
+}
+
+# --- build -------------------------------------------------------------------------------------------------------------
+{
+  nvidia-smi || true
+  nvcc --version || true
+} >"$out/environment.txt" 2>&1
+cmake --preset cuda
+cmake --build --preset cuda --parallel "$(nproc)"
+
+# --- sizes of use ------------------------------------------------------------------------------------------------------
+judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
+judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 \
+  --check-grad
+judge matmul 600 --op matmul --candidate cublas --dtype bf16 --batch 1 --seq 4096 --k-dim 4096 --n-dim 4096 --check-grad
+judge matmul-64x14336x4096 600 --op matmul --candidate cublas --dtype bf16 --batch 1 --seq 64 --k-dim 14336 \
+  --n-dim 4096 --check-grad
+
+# --- edges of warps, vectors, tiles and blocks, in every dtype ---------------------------------------------------------
+readonly all=fp32,fp16,bf16
+judge logp-small 600 --op logp --candidate cuda --dtype $all --batch 2 --seq 1,5 --check-grad \
+  --vocab 1,2,31,32,33,127,128,129,255,256,257,1024,1025,4095,4096,4097,8192,8193,50257
+judge linear_logp-small 600 --op linear_logp --candidate cuda --dtype $all --batch 1 --seq 1,7,129 --hidden 1,40,513 \
+  --vocab 1,257,300,513 --check-grad
+judge linear_logp-bias 600 --op linear_logp --candidate cuda --dtype $all --batch 2 --seq 33 --hidden 80 \
+  --vocab 300,1000 --with bias --check-grad
+# More than one block of rows (1024) and of columns (16384).
+judge linear_logp-blocks 600 --op linear_logp --candidate cuda --dtype bf16 --batch 1 --seq 1030 --hidden 24 \
+  --vocab 16384,17001 --with bias --check-grad
+judge matmul-small 600 --op matmul --candidate cublas --dtype $all --batch 2 --seq 1,7,64 --k-dim 1,17,128 \
+  --n-dim 1,31,256 --check-grad
+
+# --- sanitizers, at sizes that they finish -----------------------------------------------------------------------------
+sanitizer=$(find_sanitizer || true)
+readonly sanitizer
+for check in memcheck racecheck initcheck synccheck; do
+  sanitize "$check" logp --op logp --candidate cuda --dtype fp32,bf16 --batch 2 --seq 3 --vocab 1,257,4104 --check-grad
+  sanitize "$check" linear_logp --op linear_logp --candidate cuda --dtype fp32,bf16 --batch 1 --seq 130 --hidden 33 \
+    --vocab 700 --with bias --check-grad
+done
+sanitize memcheck matmul --op matmul --candidate cublas --dtype fp32,bf16 --batch 2 --seq 7 --k-dim 64 --n-dim 96 \
+  --check-grad
+
+printf '\n'
+printf '%s\n' "${table[@]}" | tee "$out/table.txt"
+exit $trouble

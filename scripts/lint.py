@@ -1,0 +1,351 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the source tree that no compiler checks: who may include whom, where CUDA may appear, NaN-safe comparisons.
+
+Usage: lint.py [--root DIR] | lint.py --self-test
+Errors read `file:line: rule: message`; exit 1 when there are any, 2 for a wrong command line.
+A line is excused from a rule by a comment that says why: `// lint: allow RULE, REASON`.
+"""
+import argparse
+import os
+import re
+import sys
+from typing import NamedTuple
+
+# A file of src/ includes files of lower layers and of its own family: the stems of one string. A stem covers its parts:
+# "report" also covers report_text.cpp and report_json.cpp.
+LAYERS = (
+    ("error dtype tensor operator text json parallel digest paths version check_operator",),
+    ("case case_file sweep",),
+    ("inputs", "contract rule_table", "safetensors"),
+    ("compare",),
+    ("gold",),  # feeds the comparison, so that gold rows are never all stored
+    ("device", "plugin", "saved_case"),
+    ("runner buffers stage",),
+    ("isolate wire",),
+    ("verdict",),
+    ("report",),
+    ("options",),
+    ("commands main",),
+)
+# What may be included against the layers, and why.
+LAYER_EXCEPTIONS = {}
+# The gold knows what an operator is and how to say that an input is wrong; nothing else.
+REFERENCE_MAY_INCLUDE = {"operator.hpp", "error.hpp", "cblas.h"}
+# The longest file a reader takes in at one sitting; longer ones with the reason.
+MAX_LINES = 400
+LONG_FILES = {}
+
+TOP_FOLDERS = (".ci", "cases", "contracts", "docs", "kernels", "reference", "scripts", "src", "tests")
+CODE = (".c", ".cpp", ".cu", ".cuh", ".h", ".hpp")
+SOURCE = CODE + (".cmake", ".py", ".sh")
+TEXT = SOURCE + (".json", ".md", ".txt")
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+CUDA_HEADER = re.compile(r"^(cuda|cublas|cusparse|cusolver|curand|cudnn|cutlass/|cute/|cub/|thrust/|nccl|nvrtc|nvml|"
+                         r"cooperative_groups|mma\.h|sm_\d|driver_types|device_launch_parameters|vector_types)")
+CUDA_CONDITION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\bCHECK_OPERATOR_CUDA\b")
+LIMIT = r"\w*(?:bound|tol|limit|threshold)\w*"
+ERROR = r"\w*(?:err|error|diff|delta|ratio|achieved)\w*"
+ACCESS = r"(?:\w+(?:\.|->|::))*"
+NAN_UNSAFE = (
+    re.compile(rf"\s>=?\s+{ACCESS}{LIMIT}", re.I),
+    re.compile(rf"(?<![\w.>]){ACCESS}{LIMIT}(?:\(\))?\s<=?\s+(?:std::)?(?:f?abs\(|{ACCESS}{ERROR})", re.I),
+    re.compile(rf"(?<![\w.>]){ACCESS}\w*(?:err|error)\w*(?:\(\))?\s>=?\s+(?!0\b)", re.I),
+)
+PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts\s*\(|\bputchar\s*\(|\bfmt::print\b")
+# isolate.cpp: a worker is a process of its own, whose last words go to stderr.
+MAY_PRINT = re.compile(r"^src/(main\.cpp|commands/.*|report[^/]*|isolate\.cpp)$")
+ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
+UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
+TABLE_LINE = re.compile(r"^extern const Operator k\w+;\s*//\s*(\w+)\.cpp")
+
+
+class Finding(NamedTuple):
+    path: str
+    line: int
+    rule: str
+    message: str
+
+    def __str__(self):
+        return f"{self.path}:{self.line}: {self.rule}: {self.message}"
+
+
+def layer_of(name):
+    """(rank, family) of a path below src/; None when the table does not know it."""
+    stem = "commands" if name.startswith("commands/") else re.sub(r"\.\w+$", "", os.path.basename(name))
+    best = None
+    for rank, families in enumerate(LAYERS):
+        for family in families:
+            for known in family.split():
+                if stem == known or (stem.startswith(known + "_") and (best is None or len(known) > best[0])):
+                    best = (len(known) if stem != known else 99, rank, family)
+    return best and best[1:]
+
+
+def without_comments(text):
+    """The text with comments blanked and lines kept; strings stay."""
+    blank = lambda match: match.group() if match.group()[0] in "\"'" else re.sub(r"[^\n]", " ", match.group())
+    return re.sub(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/', blank, text, flags=re.S)
+
+
+def includes(text):
+    """(line number, "<" or '"', header) of every include directive."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := INCLUDE.match(line):
+            yield number, match[1], match[2]
+
+
+def check_layers(path, text):
+    own = layer_of(path[len("src/"):])
+    if own is None:
+        yield Finding(path, 1, "layer", "no layer of scripts/lint.py covers this file; add its stem where it belongs")
+        return
+    for number, quote, header in includes(text):
+        if quote == "<" or header in LAYER_EXCEPTIONS.get(path, ()):
+            continue
+        if header.startswith(("../reference", "../kernels", "../tests", "reference/", "kernels/", "tests/")):
+            yield Finding(path, number, "layer", f"src/ may not include '{header}': calls go the other way")
+            continue
+        other = layer_of(re.sub(r"^(\.\./|src/)+", "", header))
+        if other is None:
+            yield Finding(path, number, "layer", f"'{header}' is in no layer of scripts/lint.py; add its stem there")
+        elif other[0] > own[0] or (other[0] == own[0] and other[1] != own[1]):
+            yield Finding(path, number, "layer", f"{path} may not include '{header}': data flows the other way")
+
+
+def check_foreign_includes(path, text, files):
+    """reference/ and kernels/ see next to nothing of src/."""
+    folder = os.path.dirname(path)
+    for number, quote, header in includes(text):
+        if quote == "<":
+            continue
+        local = os.path.normpath(os.path.join(folder, header))
+        if path.startswith("reference/"):
+            if header not in REFERENCE_MAY_INCLUDE and not (local.startswith("reference/") and local in files):
+                yield Finding(path, number, "reference-include",
+                              f"'{header}': the gold includes only operator.hpp, error.hpp and headers of reference/")
+        elif header != "check_operator.h" and not CUDA_HEADER.match(header):
+            if not any(option in files for option in (local, "kernels/" + header)) or not local.startswith("kernels/"):
+                yield Finding(path, number, "kernel-include",
+                              f"'{header}': a kernel includes only check_operator.h and headers of kernels/")
+
+
+def check_cuda_headers(path, text):
+    if path.startswith(("kernels/", "tests/gpu/")) or path == "src/device_cuda.cpp":
+        return
+    for number, _, header in includes(text):
+        if CUDA_HEADER.match(header):
+            yield Finding(path, number, "cuda-header",
+                          f"'{header}' belongs in kernels/, src/device_cuda.cpp or tests/gpu/ alone")
+
+
+def check_cuda_condition(files):
+    places = [(path, number) for path, text in sorted(files.items()) if path.endswith(CODE)
+              for number, line in enumerate(text.splitlines(), 1) if CUDA_CONDITION.match(line)]
+    seen = False
+    for path, number in places:
+        if path != "src/device.cpp" or seen:
+            yield Finding(path, number, "cuda-condition", "only the factory has a condition on CHECK_OPERATOR_CUDA")
+        seen = seen or path == "src/device.cpp"
+    if not seen:
+        yield Finding("src/device.cpp", 1, "cuda-condition", "the factory's '#ifdef CHECK_OPERATOR_CUDA' is missing")
+
+
+def check_head(path, lines):
+    """SPDX first (behind #!), then a comment that says what the file is for."""
+    first = 1 if lines and lines[0].startswith("#!") else 0
+    if len(lines) <= first or "SPDX-License-Identifier: Apache-2.0" not in lines[first]:
+        yield Finding(path, first + 1, "head", "the first line must say 'SPDX-License-Identifier: Apache-2.0'")
+        return
+    purpose = lines[first + 1].strip() if len(lines) > first + 1 else ""
+    if not re.match(r'^(//|#(?!include|pragma|if|define)|\*|/\*|""")\s*\S.{8,}', purpose):
+        yield Finding(path, first + 2, "head", "the second line must be a comment that says what the file is for")
+
+
+def check_lines(path, text):
+    """Rules about single lines of C++ and CUDA."""
+    raw_lines = text.splitlines()
+    for number, line in enumerate(without_comments(text).splitlines(), 1):
+        if re.match(r"^src/(compare|verdict|invariance)[^/]*\.(cpp|hpp)$", path):
+            if any(pattern.search(line) for pattern in NAN_UNSAFE):
+                yield Finding(path, number, "nan-compare",
+                              "false for a NaN, so a NaN would pass; write !(error <= bound) instead")
+        if path.startswith("src/") and not MAY_PRINT.match(path) and PRINTING.search(line):
+            yield Finding(path, number, "printing", "only main.cpp, commands/ and the report writers print")
+        if path.startswith("kernels/") and ATOMIC.search(line):
+            if not any("// order-free:" in near for near in raw_lines[max(0, number - 8):number]):
+                yield Finding(path, number, "atomic", "atomics come in another order each run; use none, or say why "
+                              "the result does not depend on it: '// order-free: WHY'")
+
+
+def check_operators(files):
+    """An operator is one stem in four folders."""
+    table = files.get("reference/operators.cpp", "")
+    names = {}
+    for number, line in enumerate(table.splitlines(), 1):
+        if match := TABLE_LINE.match(line):
+            names[match[1]] = number
+    for name, number in names.items():
+        for needed in (f"reference/{name}.cpp", f"cases/{name}.json"):
+            if needed not in files:
+                yield Finding("reference/operators.cpp", number, "stems", f"operator '{name}' has no {needed}")
+    plugins = {}
+    for path in sorted(files):
+        parts = path.split("/")
+        if parts[0] == "kernels" and len(parts) == 3 and path.endswith((".cpp", ".cu")):
+            plugins.setdefault(parts[1], path)
+    for folder, path in plugins.items():
+        if folder not in names or f"reference/{folder}.cpp" not in files:
+            yield Finding(path, 1, "stems", f"kernels/{folder}/ names no operator of reference/operators.cpp")
+
+
+def lint(files):
+    """All findings in a tree given as {path: text}, except those excused on their line or the line above."""
+    findings = list(check_cuda_condition(files)) + list(check_operators(files))
+    for path, text in sorted(files.items()):
+        lines = text.splitlines()
+        name = os.path.basename(path)
+        if path.endswith(SOURCE) or name in ("CMakeLists.txt", ".clang-tidy") or path == ".ci/run":
+            findings += check_head(path, lines)
+            if len(lines) > MAX_LINES and path not in LONG_FILES:
+                findings.append(Finding(path, MAX_LINES + 1, "length", f"{len(lines)} lines are more than {MAX_LINES}; "
+                                        "split the file, or list it with a reason in scripts/lint.py"))
+            if path in LONG_FILES and len(lines) <= MAX_LINES:
+                findings.append(Finding(path, 1, "length", "listed in scripts/lint.py as long, but is not"))
+        for number, line in enumerate(lines, 1):
+            if match := UNFINISHED.search(line):
+                findings.append(Finding(path, number, "unfinished", f"'{match[1]}': finish it, or write an issue"))
+        if path.endswith(CODE):
+            findings += check_cuda_headers(path, text)
+            findings += check_lines(path, text)
+            if path.startswith("src/"):
+                findings += check_layers(path, text)
+            elif path.startswith(("reference/", "kernels/")):
+                findings += check_foreign_includes(path, text, files)
+
+    def excused(finding):
+        lines = files.get(finding.path, "").splitlines()[max(0, finding.line - 2):finding.line]
+        return any(re.search(rf"lint: allow {finding.rule}, \S", line) for line in lines)
+
+    return sorted(finding for finding in findings if not excused(finding))
+
+
+def read_tree(root):
+    """{path: text} of every text file of ours below `root`; build folders and what others put there are not ours."""
+    files = {}
+    for folder, folders, names in os.walk(root):
+        relative = os.path.relpath(folder, root)
+        if relative == ".":
+            folders[:] = [name for name in folders if name in TOP_FOLDERS]
+        else:
+            folders[:] = [name for name in folders if name not in ("__pycache__", "results")]
+        for name in names:
+            path = os.path.normpath(os.path.join(relative, name))
+            if path.endswith(TEXT) or path in (".ci/run", ".clang-tidy"):
+                with open(os.path.join(root, path), encoding="utf-8") as file:
+                    files[path] = file.read()
+    return files
+
+
+HEAD = "// SPDX-License-Identifier: Apache-2.0\n// What this file is for.\n"
+CLEAN = {
+    "src/device.cpp": HEAD + '#include "error.hpp"\n#ifdef CHECK_OPERATOR_CUDA\n#endif\n',
+    "src/device_cuda.cpp": HEAD + "#include <cuda_runtime_api.h>\n",
+    "src/error.hpp": HEAD,
+    "src/compare.cpp": HEAD + '#include "contract.hpp"\nif (!(error <= bound)) ++bad;  // not error > bound\n'
+                              "std::vector<double> bound;\nif (n > 0) f(a->limit);\n",
+    "src/report_text.cpp": HEAD + '#include "report.hpp"\nfmt::print("x");\n',
+    "src/runner.cpp": HEAD + "std::snprintf(text, 3, text);\n",
+    "reference/operators.cpp": HEAD + "extern const Operator kLogp;  // logp.cpp\n",
+    "reference/logp.cpp": HEAD + '#include <cmath>\n\n#include "operator.hpp"\n#include "softmax.hpp"\n',
+    "reference/softmax.hpp": HEAD,
+    "cases/logp.json": "{}\n",
+    "kernels/common.cuh": HEAD + "#include <cuda_bf16.h>\n",
+    "kernels/logp/cuda.cu": HEAD + '#include "../common.cuh"\n#include "check_operator.h"\n'
+                                   "// order-free: integers commute\natomicAdd(&n, 1);\n",
+    "scripts/x.sh": "#!/bin/bash\n# SPDX-License-Identifier: Apache-2.0\n# What this script is for.\n",
+}
+# rule, path, text that the rule must flag there; None removes the file.
+VIOLATIONS = (
+    ("layer", "src/compare.cpp", HEAD + '#include "runner.hpp"\n'),
+    ("layer", "src/compare.cpp", HEAD + '#include "device.hpp"\n'),
+    ("layer", "src/contract.cpp", HEAD + '#include "inputs.hpp"\n'),
+    ("layer", "src/compare.cpp", HEAD + '#include "gold.hpp"\n'),
+    ("layer", "src/case.cpp", HEAD + '#include "../reference/softmax.hpp"\n'),
+    ("layer", "src/runner.hpp", HEAD + '#include "verdict.hpp"\n'),
+    ("layer", "src/report_json.cpp", HEAD + '#include "options.hpp"\n'),
+    ("layer", "src/misc.cpp", HEAD),
+    ("layer", "src/options.cpp", HEAD + '#include "commands/run.hpp"\n'),
+    ("reference-include", "reference/logp.cpp", HEAD + '#include "case.hpp"\n'),
+    ("reference-include", "reference/logp.cpp", HEAD + '#include "../src/gold.hpp"\n'),
+    ("kernel-include", "kernels/logp/cuda.cu", HEAD + '#include "dtype.hpp"\n'),
+    ("kernel-include", "kernels/logp/native.cpp", HEAD + '#include "../../reference/softmax.hpp"\n'),
+    ("cuda-header", "src/runner.cpp", HEAD + "#include <cuda_runtime_api.h>\n"),
+    ("cuda-header", "reference/logp.cpp", HEAD + "#include <cublas_v2.h>\n"),
+    ("cuda-header", "tests/compare_test.cpp", HEAD + "#include <cuda_bf16.h>\n"),
+    ("cuda-condition", "src/runner.cpp", HEAD + "#ifdef CHECK_OPERATOR_CUDA\n#endif\n"),
+    ("cuda-condition", "src/plugin.cpp", HEAD + "#if defined(CHECK_OPERATOR_CUDA)\n#endif\n"),
+    ("cuda-condition", "src/device.cpp", HEAD + "#ifdef CHECK_OPERATOR_CUDA\n#endif\n" * 2),
+    ("cuda-condition", "src/device.cpp", HEAD),
+    ("head", "src/runner.cpp", "// What this file is for.\n"),
+    ("head", "src/runner.cpp", "// SPDX-License-Identifier: Apache-2.0\n#pragma once\n"),
+    ("head", "scripts/x.sh", "#!/bin/bash\n# What this script is for.\n"),
+    ("head", "tests/CMakeLists.txt", "add_executable(x)\n"),
+    ("length", "src/runner.cpp", HEAD + "int x;\n" * MAX_LINES),
+    ("nan-compare", "src/compare.cpp", HEAD + "if (error > bound) ++bad;\n"),
+    ("nan-compare", "src/compare.cpp", HEAD + "if (std::abs(a - b) > gate.atol) ++bad;\n"),
+    ("nan-compare", "src/compare.cpp", HEAD + "if (err >= tol) ++bad;\n"),
+    ("nan-compare", "src/verdict.cpp", HEAD + "bad = gate.limit < gate.achieved;\n"),
+    ("nan-compare", "src/compare.cpp", HEAD + "if (max_error > 1e-3) ++bad;\n"),
+    ("nan-compare", "src/compare.cpp", HEAD + "if (bound < std::abs(error)) ++bad;\n"),
+    ("printing", "src/runner.cpp", HEAD + 'std::cout << "x";\n'),
+    ("printing", "src/compare.cpp", HEAD + 'std::fprintf(stderr, "x");\n'),
+    ("atomic", "kernels/logp/cuda.cu", HEAD + "atomicAdd(&sum, x);\n"),
+    ("atomic", "kernels/logp/cuda.cu", HEAD + 'asm volatile("red.global.add.f32 [%0], %1;");\n'),
+    ("unfinished", "src/runner.cpp", HEAD + "// TO" + "DO: later\n"),
+    ("unfinished", "cases/logp.json", '{"why": "FIX' + 'ME"}\n'),
+    ("stems", "kernels/logpp/native.cpp", HEAD),
+    ("stems", "cases/logp.json", None),
+    ("stems", "reference/logp.cpp", None),
+)
+
+
+def self_test():
+    failures = [f"clean tree: {finding}" for finding in lint(CLEAN)]
+    for rule, path, text in VIOLATIONS:
+        tree = {**CLEAN, path: text}
+        if text is None:
+            del tree[path]
+        found = {finding.rule for finding in lint(tree)}
+        if rule not in found:
+            failures.append(f"{path}: not flagged as '{rule}' (flagged: {sorted(found)}): {text!r}")
+    excuse = {**CLEAN, "src/compare.cpp": HEAD + "if (error > bound) f();  // lint: allow nan-compare, counts\n"}
+    failures += [f"excused line: {finding}" for finding in lint(excuse)]
+    for failure in failures:
+        print(f"lint.py: self-test: {failure}")
+    print(f"lint.py: self-test: {len(VIOLATIONS)} violations, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser.add_argument("--root", default=os.path.dirname(here), help="the checkout")
+    parser.add_argument("--self-test", action="store_true", help="feed violations to every rule; all must be flagged")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        return self_test()
+    files = read_tree(arguments.root)
+    if "src/error.hpp" not in files:
+        print(f"lint.py: no source tree at '{arguments.root}'; give its root with --root", file=sys.stderr)
+        return 2
+    findings = lint(files)
+    for finding in findings:
+        print(finding)
+    print(f"lint.py: {len(files)} files, {len(findings)} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

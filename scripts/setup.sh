@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what a fresh Debian 12 or Ubuntu 24.04 needs to build; with --tests also what the tests and lint need.
+# Does nothing, and needs no network, when everything is there. Usage: scripts/setup.sh [--tests]
+set -euo pipefail
+
+packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libopenblas-dev)
+# The formatter's version is pinned, for each version formats differently.
+test_packages=(clang-format-14 clang-tidy python3-jsonschema python3-mpmath)
+
+case "${1:-}" in
+  "") ;;
+  --tests) packages+=("${test_packages[@]}") ;;
+  *) echo "setup.sh: unknown argument '$1'; usage: scripts/setup.sh [--tests]" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  echo "setup.sh: no apt-get here; on other systems than Debian 12 and Ubuntu 24.04 install by hand:" >&2
+  echo "  ${packages[*]}" >&2
+  exit 5
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [[ $status == installed ]] || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then
+  echo "set-up: all ${#packages[@]} packages are present"
+  exit 0
+fi
+
+as_root=()
+if ((EUID != 0)); then
+  if ! command -v sudo >/dev/null; then
+    echo "setup.sh: ${#missing[@]} packages are missing, and this is neither root nor a machine with sudo; as root, run:" >&2
+    echo "  apt-get update && apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 5
+  fi
+  as_root=(sudo)
+fi
+echo "set-up: installing ${missing[*]}"
+"${as_root[@]}" apt-get update -qq
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guarded device memory: layout, poison and what became of it.
+#include "buffers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runner.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr size_t kBlockBytes = size_t{32} << 20;
+
+// In the order of DType. The guards of 8-bit types can miss a write of that very value; wider ones practically can't.
+constexpr Poison kPoison[] = {
+    {{0x7ff8d00dc0ffee01, 0x7ff9beef0ddba112}, 0x7ffa5afe5afe5afe},  // f64
+    {{0x7fc1d00d, 0x7fd2beef}, 0x7fe35afe},                          // f32
+    {{0x7e11, 0x7e22}, 0x7e5a},                                      // f16
+    {{0x7fc1, 0x7fd2}, 0x7fe3},                                      // bf16
+    {{0x5bad1deadc0ffee1, 0x6dead1deadbea7e5}, 0x7a5afe5afe5afe5b},  // i64
+    {{0x5badc0e1, 0x6deadbe5}, 0x7a5afe5b},                          // i32
+    {{0xa5, 0x5b}, 0xc3},                                            // u8
+};
+
+}  // namespace
+
+const Poison& poison_of(DType dtype) { return kPoison[static_cast<size_t>(dtype)]; }
+
+GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit)
+    : device_(device),
+      dtype_(dtype),
+      count_(count),
+      what_(std::move(what)),
+      unit_(std::move(unit)),
+      guard_bytes_(static_cast<size_t>(kGuardElements) * info(dtype).bytes),
+      bytes_(static_cast<size_t>(count) * info(dtype).bytes),
+      memory_(device.allocate(bytes_ + 2 * guard_bytes_, what_)) {
+  static_assert(kGuardElements % 256 == 0, "the payload of an 8-bit type would not be 256-byte aligned");
+  try {
+    device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
+    device_.fill(memory_ + guard_bytes_ + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
+  } catch (...) {
+    device_.free(memory_);  // no destructor runs for an object whose constructor threw
+    throw;
+  }
+}
+
+GuardedBuffer::~GuardedBuffer() { device_.free(memory_); }
+
+void GuardedBuffer::upload(const std::byte* host) { device_.upload(data(), host, bytes_); }
+
+void GuardedBuffer::download(std::byte* host) { device_.download(host, data(), bytes_); }
+
+void GuardedBuffer::poison(uint64_t pattern) { device_.fill(data(), pattern, info(dtype_).bytes, bytes_); }
+
+void GuardedBuffer::check_guards(std::vector<std::string>& violations) {
+  std::vector<std::byte> band(guard_bytes_);
+  const auto changed_in_band = [&](const std::byte* from) {
+    device_.download(band.data(), from, guard_bytes_);
+    std::vector<int64_t> changed;
+    for (int64_t i = 0; i < kGuardElements; ++i) {
+      if (load_bits(dtype_, band.data(), i) != poison_of(dtype_).guard) changed.push_back(i);
+    }
+    return changed;
+  };
+  const auto plural = [&](size_t n) { return fmt::format("{} {}{}", n, unit_, n == 1 ? "" : "s"); };
+
+  if (const auto before = changed_in_band(memory_); !before.empty()) {
+    violations.push_back(fmt::format("{}: {} changed before its start, nearest at {}", what_, plural(before.size()),
+                                     before.back() - kGuardElements));
+  }
+  if (const auto behind = changed_in_band(memory_ + guard_bytes_ + bytes_); !behind.empty()) {
+    violations.push_back(
+        fmt::format("{}: {} changed behind its end, first at +{}", what_, plural(behind.size()), behind.front()));
+  }
+}
+
+BitDifference GuardedBuffer::difference_from(const std::byte* host) {
+  BitDifference total;
+  for_each_block([&](const std::byte* block, int64_t first, int64_t n) {
+    const std::byte* expected = host + static_cast<size_t>(first) * info(dtype_).bytes;
+    const BitDifference part = compare_bits(dtype_, expected, block, n);
+    if (total.different == 0 && part.different > 0) {
+      total.first_index = first + part.first_index;
+      total.a_bits = part.a_bits;
+      total.b_bits = part.b_bits;
+    }
+    total.compared += part.compared;
+    total.different += part.different;
+  });
+  return total;
+}
+
+void GuardedBuffer::for_each_block(const std::function<void(const std::byte*, int64_t, int64_t)>& body) {
+  const size_t element_bytes = info(dtype_).bytes;
+  const auto block_elements = static_cast<int64_t>(kBlockBytes / element_bytes);
+  std::vector<std::byte> block(std::min(bytes_, kBlockBytes));
+  for (int64_t first = 0; first < count_; first += block_elements) {
+    const int64_t n = std::min(block_elements, count_ - first);
+    device_.download(block.data(), data() + static_cast<size_t>(first) * element_bytes,
+                     static_cast<size_t>(n) * element_bytes);
+    body(block.data(), first, n);
+  }
+}
+
+}  // namespace checkop

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device memory for one tensor between guard bands, and the poison that shows what was never or wrongly written.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "compare.hpp"
+#include "device.hpp"
+#include "dtype.hpp"
+
+namespace checkop {
+
+/// Bit patterns of one element type: quiet NaNs with a payload for floats, odd patterns for integers. All differ, so
+/// that an element which holds `output[0]` after the first run and `output[1]` after the second was never written.
+struct Poison {
+  uint64_t output[2];
+  uint64_t guard;
+};
+const Poison& poison_of(DType dtype);
+
+/// kGuardElements of poison, `count` elements 256-byte aligned, kGuardElements of poison.
+class GuardedBuffer {
+ public:
+  /// `what` begins every message: "output 'dlogits'". `unit` is what an element is called there.
+  GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit = "element");
+  ~GuardedBuffer();
+  GuardedBuffer(const GuardedBuffer&) = delete;
+  GuardedBuffer& operator=(const GuardedBuffer&) = delete;
+
+  std::byte* data() { return memory_ + guard_bytes_; }
+  size_t bytes() const { return bytes_; }
+  const std::string& what() const { return what_; }
+
+  void upload(const std::byte* host);
+  void download(std::byte* host);
+  void poison_output(int run) { poison(poison_of(dtype_).output[run]); }
+  /// Fills the payload with one element's pattern.
+  void poison(uint64_t pattern);
+
+  /// Appends a sentence for each guard band that was written to.
+  void check_guards(std::vector<std::string>& violations);
+
+  /// The payload's differences from `host`, `a` being the host's side.
+  BitDifference difference_from(const std::byte* host);
+
+  /// Calls body(block on the host, first element, elements) for the payload in order, a block of some MiB at a time:
+  /// no second copy of a large tensor is made.
+  void for_each_block(const std::function<void(const std::byte*, int64_t, int64_t)>& body);
+
+ private:
+  Device& device_;
+  DType dtype_;
+  int64_t count_;
+  std::string what_, unit_;
+  size_t guard_bytes_, bytes_;
+  std::byte* memory_;
+};
+
+}  // namespace checkop

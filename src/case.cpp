@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes, names and validation of a case.
+#include "case.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+void append_new(std::vector<std::string_view>& names, std::string_view dims) {
+  for (const std::string_view name : split_dims(dims)) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+}
+
+std::string flag_name(std::string_view name) {
+  std::string flag(name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+}  // namespace
+
+std::string_view to_string(InputMode mode) {
+  switch (mode) {
+    case InputMode::random:
+      return "random";
+    case InputMode::constant:
+      return "constant";
+    case InputMode::integer:
+      return "integer";
+    case InputMode::peaked:
+      return "peaked";
+  }
+  return "?";
+}
+
+std::vector<std::string_view> dims_of(const Operator& op) {
+  std::vector<std::string_view> names;
+  for (const Pass& pass : op.passes) {
+    for (const TensorSpec& spec : pass.inputs) append_new(names, spec.dims);
+    for (const OutputSpec& spec : pass.outputs) append_new(names, spec.tensor.dims);
+  }
+  return names;
+}
+
+std::string case_name(const Case& c) {
+  std::string name = fmt::format("{}-{}-", c.op->name, info(c.dtype).name);
+  const char* separator = "";
+  for (const std::string_view dim : dims_of(*c.op)) {
+    name += fmt::format("{}{}", separator, c.dims.find(dim)->second);
+    separator = "x";
+  }
+  for (const std::string& optional : c.optionals) name += "+" + optional;
+  if (c.input_mode != InputMode::random) name += fmt::format("~{}", to_string(c.input_mode));
+  return name;
+}
+
+std::string case_flags(const Case& c) {
+  std::string flags = fmt::format("--op {} --pass {} --dtype {}", c.op->name, c.pass->name, info(c.dtype).name);
+  for (const std::string_view dim : dims_of(*c.op)) {
+    flags += fmt::format(" --{} {}", flag_name(dim), c.dims.find(dim)->second);
+  }
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    if (c.attrs[i] != c.op->attrs[i].fallback) {
+      flags += fmt::format(" --{} {}", flag_name(c.op->attrs[i].name), c.attrs[i]);
+    }
+  }
+  for (const std::string& optional : c.optionals) flags += " --with " + optional;
+  if (c.input_mode != InputMode::random) flags += fmt::format(" --input-mode {}", to_string(c.input_mode));
+  if (c.input_mode == InputMode::constant) {
+    flags += fmt::format(" --constant-value {} --token-value {}", c.constant_value, c.token_value);
+  }
+  if (c.grad_mode == GradMode::ones) flags += " --grad-mode ones";
+  flags += fmt::format(" --seed {}", c.seed);
+  if (c.grad_seed != c.seed) flags += fmt::format(" --grad-seed {}", c.grad_seed);
+  return flags;
+}
+
+Shape shape_of(const Case& c, const TensorSpec& spec) {
+  Shape shape;
+  for (const std::string_view dim : split_dims(spec.dims)) {
+    const auto found = c.dims.find(dim);
+    if (found == c.dims.end())
+      throw InputError(fmt::format("operator {}", c.op->name), fmt::format("no size for dimension '{}'", dim),
+                       fmt::format("give --{}", flag_name(dim)));
+    shape.push_back(found->second);
+  }
+  return shape;
+}
+
+DType dtype_of(const Case& c, const TensorSpec& spec) { return spec.dtype.value_or(c.dtype); }
+
+bool is_present(const Case& c, const TensorSpec& spec) {
+  if (!spec.optional) return true;
+  // A gradient output is there when its input is: dNAME follows NAME.
+  return c.optionals.contains(spec.name) || (spec.name.starts_with('d') && c.optionals.contains(spec.name.substr(1)));
+}
+
+int64_t row_count(const Case& c) {
+  int64_t rows = 1;
+  for (const std::string_view dim : split_dims(c.op->row_dims)) rows *= c.dims.find(dim)->second;
+  return rows;
+}
+
+void validate(const Case& c) {
+  for (const std::string_view dim : dims_of(*c.op)) {
+    const auto found = c.dims.find(dim);
+    const std::string flag = "--" + flag_name(dim);
+    if (found == c.dims.end())
+      throw InputError(flag, fmt::format("operator {} needs it", c.op->name), "give a size of at least 1");
+    if (found->second < 1) {
+      throw InputError(flag, fmt::format("expected an integer >= 1, got {}", found->second),
+                       "give a size of at least 1");
+    }
+  }
+  int64_t total = 0;
+  const auto count = [&](const TensorSpec& spec) {
+    if (!is_present(c, spec)) return;
+    const auto bytes = static_cast<int64_t>(info(dtype_of(c, spec)).bytes);
+    const int64_t elements = element_count(shape_of(c, spec));
+    if (elements > (int64_t{1} << 48) || (total += elements * bytes) > (int64_t{1} << 48)) {
+      throw InputError(
+          case_name(c),
+          fmt::format("tensor '{}' {} makes the case larger than 2^48 bytes", spec.name, to_string(shape_of(c, spec))),
+          "choose smaller sizes");
+    }
+  };
+  for (const TensorSpec& spec : c.pass->inputs) count(spec);
+  for (const OutputSpec& spec : c.pass->outputs) count(spec.tensor);
+  if (!info(c.dtype).is_float)
+    throw InputError("--dtype", fmt::format("'{}' is no floating-point type", info(c.dtype).name),
+                     "use fp32, bf16, fp16 or fp64");
+}
+
+Case slice_rows(const Case& c, int64_t begin, int64_t end) {
+  Case slice = c;
+  const auto names = split_dims(c.op->row_dims);
+  for (const std::string_view dim : names) slice.dims.find(dim)->second = 1;
+  slice.dims.find(names.back())->second = end - begin;
+  return slice;
+}
+
+}  // namespace checkop

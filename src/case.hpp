@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// One question: an operator's pass at given sizes, dtype, attributes and data.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "operator.hpp"
+
+namespace checkop {
+
+enum class InputMode : uint8_t { random, constant, integer, peaked };
+enum class GradMode : uint8_t { random, ones };
+std::string_view to_string(InputMode mode);
+
+struct Case {
+  const Operator* op = nullptr;
+  const Pass* pass = nullptr;
+  DType dtype = DType::f32;
+  std::map<std::string, int64_t, std::less<>> dims;
+  std::vector<double> attrs;                     ///< in the order of op->attrs
+  std::set<std::string, std::less<>> optionals;  ///< optional inputs that are present
+  InputMode input_mode = InputMode::random;
+  double constant_value = 0.25;
+  int64_t token_value = 0;
+  GradMode grad_mode = GradMode::random;
+  uint64_t seed = 123;
+  uint64_t grad_seed = 123;
+};
+
+/// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use; then what differs
+/// from the default ("+bias", "~peaked"). Unique within a run together with the pass.
+std::string case_name(const Case& c);
+
+/// The command line flags that make this case: the `repeat:` line without the candidate.
+std::string case_flags(const Case& c);
+
+/// Every dimension that the operator's passes use, in order of first use.
+std::vector<std::string_view> dims_of(const Operator& op);
+
+Shape shape_of(const Case& c, const TensorSpec& spec);
+DType dtype_of(const Case& c, const TensorSpec& spec);
+bool is_present(const Case& c, const TensorSpec& spec);
+int64_t row_count(const Case& c);  ///< product of the extents of op->row_dims
+
+/// Throws InputError, naming the dimension and its value, unless every extent is at least 1 and every tensor's size and
+/// the sum of sizes fit in memory arithmetic. Nothing is allocated.
+void validate(const Case& c);
+
+/// The case that holds rows [begin, end) of `c`: leading row dimensions become 1 and the last of them end - begin.
+Case slice_rows(const Case& c, int64_t begin, int64_t end);
+
+}  // namespace checkop

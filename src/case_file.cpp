@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// cases/*.json -> cases. Format: {"format": "check_operator/cases-1", "cases": [ENTRY, ...]}, where an ENTRY is
+//   {"op": "logp", "dims": {"vocab": [1, 257], "seq": 16}, "dtype": ["fp32", "bf16"], "pass": "all", "with": ["none",
+//   "bias"],
+//    "input_mode": "peaked", "seed": 7, "suites": ["smoke"]}
+// and all but "op" may be left out: what is missing is as on the command line.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "error.hpp"
+#include "json.hpp"
+#include "sweep.hpp"
+
+namespace checkop {
+namespace {
+
+/// A string, or an array of strings.
+std::vector<std::string> strings(const JsonValue& value) {
+  if (!value.is_array()) return {value.sentence()};
+  std::vector<std::string> list;
+  for (const JsonValue& item : value.items()) list.push_back(item.sentence());
+  if (list.empty()) value.fail("at least one name");
+  return list;
+}
+
+std::vector<int64_t> sizes(const JsonValue& value) {
+  if (value.is_string()) return parse_sizes(value.where(), value.string());
+  if (!value.is_array()) return {value.integer(1)};
+  std::vector<int64_t> list;
+  for (const JsonValue& item : value.items()) list.push_back(item.integer(1));
+  if (list.empty()) value.fail("at least one size");
+  return list;
+}
+
+void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Case>& cases) {
+  entry.allow_keys({"op", "pass", "dtype", "dims", "attrs", "with", "input_mode", "constant_value", "token_value",
+                    "seed", "grad_mode", "grad_seed", "suites", "why"});
+  if (const auto suites = entry.find("suites"); suites && !suite.empty()) {
+    const auto names = strings(*suites);
+    if (std::find(names.begin(), names.end(), suite) == names.end()) return;
+  }
+  const auto names = [&](std::string_view key, std::vector<std::string> fallback) {
+    const auto value = entry.find(key);
+    return value ? strings(*value) : fallback;
+  };
+  const auto where = [&](std::string_view key) { return fmt::format("{}.{}", entry.where(), key); };
+  Sweep sweep;
+  sweep.op = parse_operators(where("op"), {entry.at("op").sentence()}).front();
+  sweep.passes = parse_passes(where("pass"), *sweep.op, names("pass", {"all"}));
+  sweep.dtypes = parse_dtypes(where("dtype"), names("dtype", {"all"}));
+  sweep.optionals = parse_optionals(*sweep.op, names("with", {"none"}));
+  if (const auto dims = entry.find("dims")) {
+    const auto known = dims_of(*sweep.op);
+    dims->allow_keys({known.begin(), known.end()});
+    for (const auto& [name, value] : dims->members()) sweep.dims[name] = sizes(value);
+  }
+  for (const AttrSpec& attr : sweep.op->attrs) sweep.attrs.push_back(attr.fallback);
+  if (const auto attrs = entry.find("attrs")) {
+    std::vector<std::string> known;
+    for (const AttrSpec& attr : sweep.op->attrs) known.emplace_back(attr.name);
+    attrs->allow_keys(known);
+    for (size_t i = 0; i < known.size(); ++i) {
+      if (const auto value = attrs->find(known[i])) sweep.attrs[i] = value->number();
+    }
+  }
+  if (const auto v = entry.find("input_mode")) sweep.data.input_mode = parse_input_mode(v->where(), v->sentence());
+  if (const auto v = entry.find("constant_value")) sweep.data.constant_value = v->number();
+  if (const auto v = entry.find("token_value")) sweep.data.token_value = v->integer();
+  if (const auto v = entry.find("seed")) sweep.data.seed = static_cast<uint64_t>(v->integer(0));
+  if (const auto v = entry.find("grad_mode")) sweep.data.grad_mode = parse_grad_mode(v->where(), v->sentence());
+  if (const auto v = entry.find("grad_seed")) sweep.data.grad_seed = static_cast<uint64_t>(v->integer(0));
+  expand(sweep, cases);
+}
+
+}  // namespace
+
+std::vector<Case> load_cases(const std::string& path, std::string_view suite) {
+  std::vector<std::string> files{path};
+  if (std::filesystem::is_directory(path)) {
+    files.clear();
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+      if (entry.path().extension() == ".json") files.push_back(entry.path().string());
+    }
+    std::sort(files.begin(), files.end());
+    if (files.empty()) throw InputError(path, "holds no *.json", "give a case file or a folder of them");
+  }
+  std::vector<Case> cases;
+  for (const std::string& file : files) {
+    const JsonValue root = JsonValue::load(file, "a case file");
+    root.allow_keys({"format", "why", "cases"});
+    root.at("format").one_of("format", {"check_operator/cases-1"});
+    for (const JsonValue& entry : root.at("cases").items()) append_entry(entry, suite, cases);
+  }
+  return cases;
+}
+
+}  // namespace checkop

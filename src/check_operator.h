@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * check_operator.h: the C ABI between check_operator and a kernel plugin. C11, no dependency.
+ *
+ * A plugin is a shared library that exports check_operator_plugin(). The host owns all memory and the stream; a kernel
+ * enqueues its work on `stream` and returns. No exception may cross. Structs grow only at their end: read `struct_size`
+ * before using a member that was added after version 1. */
+#ifndef CHECK_OPERATOR_H
+#define CHECK_OPERATOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CHECKOP_ABI_VERSION 1u
+
+#if defined(__cplusplus)
+#define CHECKOP_EXPORT extern "C" __attribute__((visibility("default")))
+#else
+#define CHECKOP_EXPORT __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  CHECKOP_F64,
+  CHECKOP_F32,
+  CHECKOP_F16,
+  CHECKOP_BF16,
+  CHECKOP_I64,
+  CHECKOP_I32,
+  CHECKOP_U8
+};                                  /* checkop_tensor.dtype */
+enum { CHECKOP_CPU, CHECKOP_CUDA }; /* checkop_kernel.device */
+
+typedef struct {
+  void* data;             /* device memory for CUDA kernels; NULL for an optional tensor that is absent */
+  int32_t dtype;          /* CHECKOP_F64 ... */
+  int32_t rank;           /* 0 for a scalar and for an absent tensor */
+  const int64_t* shape;   /* [rank] */
+  const int64_t* strides; /* [rank], in elements */
+} checkop_tensor;
+
+typedef struct {
+  const char* name;
+  double value;
+} checkop_attr;
+
+typedef struct {
+  uint32_t struct_size;
+  int32_t n_inputs, n_outputs, n_attrs;
+  const checkop_tensor* inputs;  /* in the order that `check_operator show OP` prints, optional ones included */
+  const checkop_tensor* outputs; /* likewise */
+  const checkop_attr* attrs;     /* likewise */
+  void* workspace;               /* as many bytes as workspace_bytes() asked for, 256-byte aligned; content undefined */
+  size_t workspace_bytes;
+  void* stream;             /* cudaStream_t; NULL on the CPU */
+  int32_t rank, world_size; /* tensor-parallel operators; 0 and 1 otherwise */
+  void* comm;               /* ncclComm_t; NULL otherwise */
+  char* message;            /* out, [message_bytes], NUL-terminated: why not OK, or which variant ran */
+  size_t message_bytes;
+} checkop_call;
+
+typedef enum {
+  CHECKOP_OK = 0,
+  CHECKOP_UNSUPPORTED = 1, /* this kernel does not do these shapes, dtypes or attributes; nothing was touched */
+  CHECKOP_FAILED = 2       /* bad input such as an id out of range, or a launch error; `message` says which */
+} checkop_status;
+
+typedef struct {
+  uint32_t struct_size;
+  const char* name;                               /* the candidate: "native", "cuda", "cublas", ... */
+  const char* op;                                 /* "logp", ... */
+  const char* pass;                               /* "forward" or "backward" */
+  int32_t device;                                 /* CHECKOP_CPU or CHECKOP_CUDA */
+  int32_t min_arch;                               /* compute capability times 10, inclusive: 80, 90; 0 for no limit */
+  int32_t max_arch;                               /* likewise */
+  size_t (*workspace_bytes)(const checkop_call*); /* NULL when none is needed; tensors' data may be NULL in this call */
+  checkop_status (*launch)(const checkop_call*);
+} checkop_kernel;
+
+typedef struct {
+  uint32_t abi_version; /* CHECKOP_ABI_VERSION that the plugin was compiled with */
+  int32_t n_kernels;
+  const checkop_kernel* kernels;
+} checkop_plugin;
+
+/* The one symbol of a plugin. Its result lives as long as the library is loaded. */
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

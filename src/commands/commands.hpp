@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The subcommands; each returns the process's exit code.
+#pragma once
+
+#include "options.hpp"
+
+namespace checkop {
+
+int run_command(const Options& options);
+int replay_command(const Options& options);
+int list_command(const Options& options);
+int show_command(const Options& options);
+
+}  // namespace checkop

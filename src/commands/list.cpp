@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// check_operator list and show: what there is to check, and what an operator's tensors are.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "commands/commands.hpp"
+#include "commands/selection.hpp"
+#include "sweep.hpp"
+
+namespace checkop {
+namespace {
+
+/// Candidates of an operator with what they can do: "native (cpu: forward, backward)".
+std::string candidates_of(const WorkerInfo& known, std::string_view op) {
+  std::map<std::string, std::vector<std::string>> passes;
+  for (size_t i = 0; i < known.candidates.size(); ++i) {
+    const Candidate& candidate = known.candidates[i];
+    if (candidate.op != op) continue;
+    const char* device = known.candidate_device[i] == CHECKOP_CPU ? "cpu" : "cuda";
+    passes[fmt::format("{} ({}", candidate.name, device)].push_back(candidate.pass);
+  }
+  std::vector<std::string> words;
+  for (const auto& [name, list] : passes) words.push_back(fmt::format("{}: {})", name, fmt::join(list, ", ")));
+  return words.empty() ? "none" : fmt::format("{}", fmt::join(words, "; "));
+}
+
+void print_tensor(const char* kind, const TensorSpec& spec, const std::string& more) {
+  std::string dims(spec.dims);
+  std::replace(dims.begin(), dims.end(), ' ', ',');
+  fmt::print("    {:<7} {:<18} [{}]  {}{}{}\n", kind, spec.name, dims,
+             spec.dtype ? info(*spec.dtype).name : "dtype of the case", spec.optional ? "  optional" : "", more);
+}
+
+}  // namespace
+
+int list_command(const Options& options) {
+  const WorkerInfo known = probe_candidates({}, options.run.plugins);
+  for (const Operator* op : operators()) {
+    fmt::print("{:<14} {}\n{:<14} candidates: {}\n", op->name, op->formula, "", candidates_of(known, op->name));
+  }
+  return 0;
+}
+
+int show_command(const Options& options) {
+  const Operator& op = *parse_operators("show", {options.show_op}).front();
+  const WorkerInfo known = probe_candidates({std::string(op.name)}, options.run.plugins);
+  fmt::print("{}: {}\n  class: {}; rows: {}\n", op.name, op.formula, op.op_class, op.row_dims);
+  for (const AttrSpec& attr : op.attrs)
+    fmt::print("  attribute {} (default {}): {}\n", attr.name, attr.fallback, attr.meaning);
+  for (const Pass& pass : op.passes) {
+    fmt::print("  {}\n", pass.name);
+    for (const TensorSpec& spec : pass.inputs) print_tensor("input", spec, "");
+    for (const OutputSpec& spec : pass.outputs) {
+      print_tensor("output", spec.tensor,
+                   fmt::format("  {}{}", to_string(spec.numerics), is_per_row(op, spec.tensor) ? ", row-wise" : ""));
+    }
+  }
+  fmt::print("  candidates: {}\n", candidates_of(known, op.name));
+  return 0;
+}
+
+}  // namespace checkop

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options -> the checks to make.
+#include "commands/selection.hpp"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "error.hpp"
+#include "paths.hpp"
+#include "sweep.hpp"
+#include "text.hpp"
+
+namespace checkop {
+namespace {
+
+struct DeviceChoice {
+  bool cpu = false, cuda = false;  ///< kinds that candidates may run on
+  int index = 0;
+};
+
+/// "auto", "cpu", "cuda", "cuda:N".
+DeviceChoice parse_device(const std::string& name) {
+  if (name == "auto") return {true, true, 0};
+  if (name == "cpu") return {true, false, 0};
+  if (name == "cuda") return {false, true, 0};
+  int index = -1;
+  if (name.starts_with("cuda:")) {
+    const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
+    if (error == std::errc{} && end == name.data() + name.size() && index >= 0) return {false, true, index};
+  }
+  throw InputError("--device", fmt::format("unknown device '{}'", name), "use auto, cpu, cuda or cuda:N");
+}
+
+/// A GPU that was asked for must be there before anything else is looked at.
+void require_devices(const RunOptions& options, const DeviceChoice& choice, int cuda_devices) {
+  if (choice.cpu || cuda_devices > choice.index) return;
+  if (!built_with_cuda()) {
+    throw EnvironmentError(fmt::format(
+        "--device {}: this program was built without CUDA; configure with 'cmake --preset cuda'", options.device));
+  }
+  throw EnvironmentError(fmt::format(
+      "--device {}: {} CUDA device{} found; run on a machine with a GPU and its driver, or use --device cpu",
+      options.device, cuda_devices, cuda_devices == 1 ? "" : "s"));
+}
+
+std::vector<Case> cases_of_flags(const RunOptions& options) {
+  const auto ops = parse_operators("--op", options.ops);
+  std::set<std::string_view> used;
+  std::vector<Case> cases;
+  for (const Operator* op : ops) {
+    Sweep sweep;
+    sweep.op = op;
+    sweep.passes = parse_passes("--pass", *op, options.passes);
+    sweep.dtypes = parse_dtypes("--dtype", options.dtypes);
+    sweep.optionals = parse_optionals(*op, options.with);
+    for (const std::string_view dim : dims_of(*op)) {
+      const auto given = options.dims.find(dim);
+      if (given == options.dims.end()) continue;
+      std::string flag = fmt::format("--{}", dim);
+      std::replace(flag.begin(), flag.end(), '_', '-');
+      sweep.dims[std::string(dim)] = parse_sizes(flag, given->second);
+      used.insert(dim);
+    }
+    for (const AttrSpec& attr : op->attrs) {
+      const auto given = options.attrs.find(attr.name);
+      sweep.attrs.push_back(given == options.attrs.end() ? attr.fallback : given->second);
+      used.insert(attr.name);
+    }
+    sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
+    sweep.data.constant_value = options.constant_value;
+    sweep.data.token_value = options.token_value;
+    sweep.data.seed = options.seed;
+    sweep.data.grad_mode = parse_grad_mode("--grad-mode", options.grad_mode);
+    sweep.data.grad_seed = options.grad_seed;
+    expand(sweep, cases);
+  }
+  for (const auto& [name, value] : options.dims) {
+    if (!used.contains(name))
+      throw InputError(fmt::format("size '{}'", name), fmt::format("no selected operator has it (value {})", value),
+                       "see 'check_operator show OP'");
+  }
+  for (const std::string& setting : options.with) {
+    if (setting == "none") continue;
+    const bool known = std::any_of(
+        ops.begin(), ops.end(), [&](const Operator* op) { return !parse_optionals(*op, {setting}).front().empty(); });
+    if (!known)
+      throw InputError("--with", fmt::format("no selected operator has an optional input '{}'", setting),
+                       "see 'check_operator show OP'");
+  }
+  return cases;
+}
+
+std::vector<Case> cases_of(const RunOptions& options) {
+  if (options.cases.empty() && options.suite.empty()) return cases_of_flags(options);
+  std::vector<std::string> paths = options.cases;
+  if (paths.empty()) paths.push_back(find_shipped("cases"));
+  std::vector<Case> cases;
+  for (const std::string& path : paths) {
+    auto found = load_cases(path, options.suite);
+    std::move(found.begin(), found.end(), std::back_inserter(cases));
+  }
+  if (cases.empty() && !options.suite.empty())
+    throw InputError("--suite", fmt::format("no case belongs to '{}'", options.suite), "known: smoke, ci");
+  return cases;
+}
+
+bool takes_all(const RunOptions& options) {
+  return options.candidates.size() == 1 && options.candidates.front() == "all";
+}
+
+/// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device.
+std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
+                                         const std::set<std::string>& ops) {
+  std::vector<std::string> available, usable;
+  for (size_t i = 0; i < known.candidates.size(); ++i) {
+    const Candidate& candidate = known.candidates[i];
+    if (!ops.contains(candidate.op)) continue;
+    if (std::find(available.begin(), available.end(), candidate.name) == available.end())
+      available.push_back(candidate.name);
+    const bool runs =
+        known.candidate_device[i] == CHECKOP_CPU ? choice.cpu : choice.cuda && known.cuda_devices > choice.index;
+    if (runs && std::find(usable.begin(), usable.end(), candidate.name) == usable.end())
+      usable.push_back(candidate.name);
+  }
+  if (takes_all(options)) return usable;
+  for (const std::string& name : options.candidates) {
+    if (std::find(available.begin(), available.end(), name) != available.end()) continue;
+    const std::string nearest = did_you_mean(name, available);
+    throw InputError("--candidate", fmt::format("no candidate '{}' for {}", name, fmt::join(ops, ", ")),
+                     fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(available, ", ")));
+  }
+  return options.candidates;
+}
+
+/// Finds `name`'s kernel for the case's operator and pass, and the device it will run on.
+ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
+                       const std::string& name, const Case& c) {
+  ChosenCandidate chosen;
+  chosen.name = name;
+  chosen.device = choice.cpu ? "cpu" : fmt::format("cuda:{}", choice.index);
+  for (size_t i = 0; i < known.candidates.size(); ++i) {
+    const Candidate& candidate = known.candidates[i];
+    if (candidate.name != name || candidate.op != c.op->name || candidate.pass != c.pass->name) continue;
+    chosen.plugin_path = candidate.path;
+    chosen.plugin_digest = candidate.digest;
+    chosen.has_kernel = true;
+    if (options.device == "auto" && known.candidate_device[i] == CHECKOP_CUDA) {
+      if (known.cuda_devices == 0) {
+        throw EnvironmentError(fmt::format(
+            "--candidate {}: needs a CUDA device and none was found; run on a machine with a GPU and its driver",
+            name));
+      }
+      chosen.device = "cuda:0";
+    }
+  }
+  return chosen;
+}
+
+}  // namespace
+
+std::vector<std::string> Selection::plugins_of(const ChosenCandidate& candidate) const {
+  std::vector<std::string> paths;
+  for (const Check& check : checks) {
+    const ChosenCandidate& other = check.candidate;
+    if (other.name != candidate.name || other.device != candidate.device || other.plugin_path.empty()) continue;
+    if (std::find(paths.begin(), paths.end(), other.plugin_path) == paths.end()) paths.push_back(other.plugin_path);
+  }
+  return paths;
+}
+
+size_t Selection::candidate_count() const {
+  std::set<std::string> names;
+  for (const Check& check : checks) names.insert(check.candidate.name);
+  return names.size();
+}
+
+Contract load_contract(const RunOptions& options) {
+  if (options.arch_key != "auto" && options.arch_key != "none" && !is_known_arch(options.arch_key)) {
+    throw InputError("--arch-key", fmt::format("unknown architecture '{}'", options.arch_key),
+                     fmt::format("use auto, none or one of {}", known_archs()));
+  }
+  return Contract::load(options.contract.empty() ? find_shipped("contracts/default.json") : options.contract);
+}
+
+std::string check_name(const Check& check) {
+  return fmt::format("{}/{}/{}/{}", check.c.op->name, check.c.pass->name, check.candidate.name, case_name(check.c));
+}
+
+WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vector<std::string>& plugins) {
+  std::vector<std::string> paths = shipped_plugins(ops);
+  paths.insert(paths.end(), plugins.begin(), plugins.end());
+  return Worker({paths, "cpu"}).info();
+}
+
+Selection select_checks(const RunOptions& options) {
+  const DeviceChoice choice = parse_device(options.device);
+  const std::vector<Case> cases = cases_of(options);
+  std::set<std::string> ops;
+  for (const Case& c : cases) ops.emplace(c.op->name);
+  const WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins);
+  require_devices(options, choice, known.cuda_devices);
+  const bool all = takes_all(options);
+  Selection selection;
+  for (const std::string& name : candidate_names(options, known, choice, ops)) {
+    for (const Case& c : cases) {
+      Check check{c, choose(options, known, choice, name, c)};
+      // Of `all` candidates those are meant that exist; one that was named and does not exist must not go unnoticed.
+      if (all && !check.candidate.has_kernel) continue;
+      if (options.filter.empty() || fnmatch(options.filter.c_str(), check_name(check).c_str(), 0) == 0) {
+        selection.checks.push_back(std::move(check));
+      }
+    }
+  }
+  return selection;
+}
+
+}  // namespace checkop

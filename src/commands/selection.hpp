@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options -> the checks to make: which cases, by which candidates, on which device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "case.hpp"
+#include "contract.hpp"
+#include "isolate.hpp"
+#include "options.hpp"
+
+namespace checkop {
+
+/// A candidate for one operator and pass, on the device it will run on.
+struct ChosenCandidate {
+  std::string name, plugin_path, plugin_digest;
+  std::string device;      ///< "cpu" or "cuda:N"
+  bool has_kernel = false;  ///< false: it was asked for by name but has none for this operator and pass
+};
+
+struct Check {
+  Case c;
+  ChosenCandidate candidate;
+};
+
+struct Selection {
+  std::vector<Check> checks;  ///< candidate by candidate, so that each needs one worker
+
+  /// Plugins that hold any check of the same candidate on the same device.
+  std::vector<std::string> plugins_of(const ChosenCandidate& candidate) const;
+  size_t candidate_count() const;
+};
+
+Contract load_contract(const RunOptions& options);
+
+/// Throws InputError for unknown names, sizes and candidates, EnvironmentError for a device that is not there.
+Selection select_checks(const RunOptions& options);
+
+/// "logp/forward/native/logp-fp32-2x16x257": what --filter matches and --list prints.
+std::string check_name(const Check& check);
+
+/// The candidates of the shipped plugins for `ops` (all when empty) and of `plugins`, found out in a child process.
+WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vector<std::string>& plugins);
+
+}  // namespace checkop

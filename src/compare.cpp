@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element by element: error, bound, gates; and the summary that does not depend on the order of rows or threads.
+#include "compare.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+
+namespace checkop {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kRelFloor = 1e-3;  // of the gold's root mean square: below it a relative error says nothing
+constexpr int kBinades = 2048;      // exponents of a double
+
+/// Unit roundoff and underflow threshold of the arithmetic behind an output: fp32, or fp64 for fp64 outputs.
+struct Arithmetic {
+  double unit, tiny;
+};
+Arithmetic arithmetic_of(DType out) {
+  const DTypeInfo& type = info(out == DType::f64 ? DType::f64 : DType::f32);
+  // The smallest normal number, not the smallest subnormal: GPUs may flush subnormal intermediates to zero.
+  return {unit_roundoff(type.dtype), std::ldexp(1.0, type.min_exponent)};
+}
+
+double chain_length(const Gate& gate, int64_t terms) {
+  auto chain = (terms + gate.step - 1) / gate.step;
+  if (gate.max_chain > 0) chain = std::min(chain, gate.max_chain);
+  return static_cast<double>(std::max<int64_t>(chain, 1));
+}
+
+/// A gate with everything that is the same for all elements worked out.
+struct PreparedGate {
+  PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(gate), out(out), arithmetic(arithmetic_of(out)) {
+    growth = sum_growth(gate, terms, arithmetic.unit);
+    bias = gate.bias_ulps * chain_length(gate, terms) * arithmetic.unit;
+  }
+
+  /// The largest error that passes; negative where only equal bits do.
+  double allowed(double value, double magnitude, double rounding) const {
+    const double size = std::abs(value);
+    switch (gate.metric) {
+      case Metric::bound_ratio:
+        return gate.limit * bound(size, magnitude, rounding);
+      case Metric::atol_rtol:
+        return gate.atol + gate.rtol * size;
+      case Metric::bits:
+        return -1;
+    }
+    return -1;
+  }
+
+  double bound(double size, double magnitude, double rounding) const {
+    const double error = growth * magnitude + arithmetic.unit * rounding + bias * size + arithmetic.tiny;
+    return error + half_ulp(out, size + error);
+  }
+
+  Gate gate;
+  DType out;
+  Arithmetic arithmetic;
+  double growth, bias;
+};
+
+struct GateTally {
+  double worst = 0;  ///< largest error over what is allowed; infinite for bits that differ
+  int64_t out_of_bound = 0;
+};
+
+/// What one block of rows contributes; merging two tallies is commutative.
+struct Tally {
+  int64_t count = 0, out_of_bound = 0, nonfinite = 0;
+  bool zero_fails = false, gold_is_zero = true;
+  std::optional<ElementReport> first, worst;
+  double max_abs = 0;
+  uint64_t max_ulp = 0;
+  std::vector<GateTally> gates;
+
+  void take_first(const ElementReport& e) {
+    if (!first || e.index < first->index) first = e;
+  }
+  void take_worst(const ElementReport& e) {
+    if (!worst || e.ratio > worst->ratio || (e.ratio == worst->ratio && e.index < worst->index)) worst = e;
+  }
+};
+
+int binade(double x) { return static_cast<int>((std::bit_cast<uint64_t>(x) >> 52) & 0x7ff); }
+
+bool same_class(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
+
+}  // namespace
+
+double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding) {
+  return PreparedGate(gate, out, terms).bound(std::abs(value), magnitude, rounding);
+}
+
+/// Sums per row, so that the total can be taken in row order whatever the order of arrival.
+struct OutputComparison::RowSums {
+  double abs_error = 0, squared_error = 0, squared_gold = 0;
+  int64_t finite = 0;
+  bool seen = false;
+};
+
+struct OutputComparison::State {
+  DType dtype;
+  const std::byte* got;
+  MatrixView view;
+  Gates gates;
+  std::vector<PreparedGate> prepared;
+  std::vector<RowSums> rows;
+  std::mutex mutex;
+  Tally total;                             // under mutex
+  std::array<double, kBinades> max_rel{};  // under mutex: largest relative error by binade of the gold
+
+  void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
+};
+
+OutputComparison::OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms)
+    : state_(std::make_unique<State>()) {
+  state_->dtype = dtype;
+  state_->got = got;
+  state_->view = view;
+  state_->gates = std::move(gates);
+  for (const Gate& gate : state_->gates.all) state_->prepared.emplace_back(gate, dtype, terms);
+  state_->rows.resize(static_cast<size_t>(view.rows));
+  state_->total.gates.resize(state_->prepared.size());
+}
+OutputComparison::~OutputComparison() = default;
+OutputComparison::OutputComparison(OutputComparison&&) noexcept = default;
+
+void OutputComparison::add(const GoldRows& block) {
+  for (int64_t r = 0; r < block.n_rows; ++r) {
+    const int64_t at = r * block.columns;
+    state_->compare_row(block.first_row + r, block.value + at, block.magnitude + at, block.rounding + at);
+  }
+}
+
+void OutputComparison::State::compare_row(int64_t row, const double* value, const double* magnitude,
+                                          const double* rounding) {
+  static thread_local std::vector<double> decoded;
+  static thread_local std::vector<std::byte> expected;
+  static thread_local std::array<double, kBinades> row_rel{};
+  const auto n = static_cast<size_t>(view.columns);
+  const DTypeInfo& type = info(dtype);
+  const std::byte* stored = got + static_cast<size_t>(row) * n * type.bytes;
+  decoded.resize(n);
+  expected.resize(n * type.bytes);
+  type.decode(stored, decoded.data(), n);
+  type.encode(value, expected.data(), n);
+
+  Tally tally;
+  tally.gates.resize(prepared.size());
+  tally.count = view.columns;
+  RowSums sums;
+  int low = kBinades, high = -1;
+  for (size_t i = 0; i < n; ++i) {
+    const double g = value[i], c = decoded[i];
+    const bool equal_bits = std::memcmp(stored + i * type.bytes, &expected[i * type.bytes], type.bytes) == 0;
+    const bool finite = std::isfinite(g) && std::isfinite(c);
+    // A finite gold beyond the output's range is infinity once rounded: then infinity is right.
+    const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
+    const double error = finite ? std::abs(c - g) : (match ? 0 : kInfinity);
+    ElementReport worst_here{static_cast<int64_t>(i) + row * view.columns, c, g, error, 0, -1, ""};
+    bool passes = true;
+    for (size_t k = 0; k < prepared.size(); ++k) {
+      const bool by_bits = prepared[k].gate.metric == Metric::bits;
+      const double allowed = prepared[k].allowed(g, magnitude[i], rounding[i]);
+      const bool within = by_bits ? equal_bits || (match && !finite) : match && (!finite || error <= allowed);
+      double ratio = by_bits ? (within ? 0 : kInfinity) : error / allowed;
+      if (!(ratio >= 0)) ratio = error == 0 ? 0 : kInfinity;  // 0/0, or an error over a bound that is NaN
+      tally.gates[k].worst = std::max(tally.gates[k].worst, ratio);
+      if (!within) {
+        ++tally.gates[k].out_of_bound;
+        passes = false;
+      }
+      if (ratio > worst_here.ratio) {
+        worst_here.ratio = ratio;
+        worst_here.bound = by_bits ? 0 : allowed;
+        worst_here.gate = to_string(prepared[k].gate.metric);
+      }
+      if (!(std::abs(g) <= allowed) && g != 0) tally.zero_fails = true;
+    }
+    if (g != 0) tally.gold_is_zero = false;
+    if (!passes) {
+      ++tally.out_of_bound;
+      tally.take_first(worst_here);
+    }
+    if (!match) ++tally.nonfinite;
+    if (!tally.worst || worst_here.ratio > tally.worst->ratio) tally.worst = worst_here;
+    if (!equal_bits) {
+      const auto distance = ulp_distance(dtype, load_bits(dtype, stored, static_cast<int64_t>(i)),
+                                         load_bits(dtype, expected.data(), static_cast<int64_t>(i)));
+      tally.max_ulp = std::max(tally.max_ulp, distance.value_or(std::numeric_limits<uint64_t>::max()));
+    }
+    if (!finite) continue;
+    tally.max_abs = std::max(tally.max_abs, error);
+    sums.abs_error += error;
+    sums.squared_error += error * error;
+    sums.squared_gold += g * g;
+    ++sums.finite;
+    if (g == 0 || error == 0) continue;
+    const int b = binade(g);
+    row_rel[static_cast<size_t>(b)] = std::max(row_rel[static_cast<size_t>(b)], error / std::abs(g));
+    low = std::min(low, b);
+    high = std::max(high, b);
+  }
+
+  const std::lock_guard lock(mutex);
+  RowSums& place = rows[static_cast<size_t>(row)];
+  if (place.seen) tally.count = 0;  // a row given twice counts once; the other one is missing then
+  sums.seen = true;
+  place = sums;
+  total.count += tally.count;
+  total.out_of_bound += tally.out_of_bound;
+  total.nonfinite += tally.nonfinite;
+  total.zero_fails |= tally.zero_fails;
+  total.gold_is_zero &= tally.gold_is_zero;
+  total.max_abs = std::max(total.max_abs, tally.max_abs);
+  total.max_ulp = std::max(total.max_ulp, tally.max_ulp);
+  if (tally.first) total.take_first(*tally.first);
+  if (tally.worst) total.take_worst(*tally.worst);
+  for (size_t k = 0; k < prepared.size(); ++k) {
+    total.gates[k].worst = std::max(total.gates[k].worst, tally.gates[k].worst);
+    total.gates[k].out_of_bound += tally.gates[k].out_of_bound;
+  }
+  for (int b = low; b <= high; ++b) {
+    auto& slot = row_rel[static_cast<size_t>(b)];
+    max_rel[static_cast<size_t>(b)] = std::max(max_rel[static_cast<size_t>(b)], slot);
+    slot = 0;
+  }
+}
+
+Comparison OutputComparison::finish() const {
+  const Tally& total = state_->total;
+  Comparison result;
+  result.count = total.count;
+  result.expected = state_->view.rows * state_->view.columns;
+  result.out_of_bound = total.out_of_bound;
+  result.nonfinite = total.nonfinite;
+  result.zeros_would_pass = !total.zero_fails && !total.gold_is_zero;
+  result.first = total.first;
+  result.worst = total.worst;
+  result.max_abs = total.nonfinite > 0 ? kInfinity : total.max_abs;
+  result.max_ulp = total.max_ulp;
+  RowSums sum;
+  for (const RowSums& row : state_->rows) {
+    sum.abs_error += row.abs_error;
+    sum.squared_error += row.squared_error;
+    sum.squared_gold += row.squared_gold;
+    sum.finite += row.finite;
+  }
+  const auto finite = static_cast<double>(std::max<int64_t>(sum.finite, 1));
+  result.mean_abs = total.nonfinite > 0 ? kInfinity : sum.abs_error / finite;
+  result.rel_l2 =
+      sum.squared_gold > 0 ? std::sqrt(sum.squared_error / sum.squared_gold) : (sum.squared_error > 0 ? kInfinity : 0);
+  if (total.nonfinite > 0) result.rel_l2 = kInfinity;
+  result.rel_floor = std::exp2(std::ceil(std::log2(kRelFloor * std::sqrt(sum.squared_gold / finite))));
+  if (sum.squared_gold > 0) {
+    for (int b = binade(result.rel_floor); b < kBinades; ++b) {
+      result.max_rel = std::max(result.max_rel, state_->max_rel[static_cast<size_t>(b)]);
+    }
+  }
+  if (total.nonfinite > 0) result.max_rel = kInfinity;
+  for (size_t k = 0; k < state_->prepared.size(); ++k) {
+    const Gate& gate = state_->prepared[k].gate;
+    GateResult verdict;
+    verdict.metric = gate.metric;
+    verdict.source = gate.source;
+    verdict.atol = gate.atol;
+    verdict.rtol = gate.rtol;
+    verdict.out_of_bound = total.gates[k].out_of_bound;
+    // allowed() holds the limit already: a ratio of 1 stands for an error at the limit.
+    verdict.limit = gate.metric == Metric::bound_ratio ? gate.limit : (gate.metric == Metric::bits ? 0 : 1);
+    verdict.achieved = total.gates[k].worst * (gate.metric == Metric::bound_ratio ? gate.limit : 1);
+    verdict.headroom = verdict.achieved > 0 ? verdict.limit / verdict.achieved : kInfinity;
+    result.gates.push_back(verdict);
+  }
+  return result;
+}
+
+BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count) {
+  BitDifference result;
+  result.compared = count;
+  const size_t width = info(dtype).bytes;
+  if (std::memcmp(a, b, static_cast<size_t>(count) * width) == 0) return result;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t x = load_bits(dtype, a, i), y = load_bits(dtype, b, i);
+    if (x == y) continue;
+    if (result.different++ == 0) result.first_index = i, result.a_bits = x, result.b_bits = y;
+  }
+  return result;
+}
+
+}  // namespace checkop

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// JSON -> Contract: which gates judge an output of a case, and where each number came from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "case.hpp"
+
+namespace checkop {
+
+enum class Metric : uint8_t {
+  bound_ratio,  ///< |error| over the element's own bound, at most `limit`; see element_bound()
+  atol_rtol,    ///< |error| <= atol + rtol*|gold|
+  bits,         ///< stored bits equal those of the gold, encoded with one rounding
+};
+std::string_view to_string(Metric metric);
+
+/// One condition that every element must meet.
+struct Gate {
+  Metric metric = Metric::bound_ratio;
+  double limit = 1.0;     ///< bound_ratio
+  double lambda = 6.0;    ///< bound_ratio: standard deviations allowed to a sum of independent roundings
+  int64_t step = 1;       ///< bound_ratio: terms added per rounding (16 for a tensor core block)
+  int64_t max_chain = 0;  ///< bound_ratio: longest chain of additions allowed however long the sum; 0 = no cap
+  double bias_ulps = 0;   ///< bound_ratio: signed error per step in units of u|value| (tensor cores truncate)
+  double atol = 0, rtol = 0;
+  std::string
+      source;  ///< "contracts/default.json: rules[3].gates[0]", with "+ arch_overrides.sm90[0]" where one applied
+};
+
+struct Gates {
+  std::vector<Gate> all;             ///< never empty
+  bool nonfinite_may_match = false;  ///< a non-finite gold may be answered by the same kind of non-finite
+  std::string source;                ///< the rule that was chosen
+};
+
+/// Bitwise conditions on repetition and on the batch.
+struct Demands {
+  bool determinism = true;       ///< two runs give the same bits
+  bool batch_invariance = true;  ///< a per-row output's bits do not depend on the other rows
+};
+
+/// For the growth of a sum of `terms` terms in arithmetic of unit roundoff `u` under `gate`:
+///   h = ceil(terms/step), at most max_chain;   growth = lambda*sqrt(h)*u
+/// Probabilistic rounding error bound: Higham & Mary, SIAM J. Sci. Comput. 41 (2019) A2815; Ipsen & Zhou, arXiv
+/// 1906.10465.
+double sum_growth(const Gate& gate, int64_t terms, double u);
+
+struct RuleTable;  // contract.cpp
+
+/// Rules, of which exactly one judges an output: the most specific that matches. Order, from what weighs most: output,
+/// op, dtype, pass, numerics; a rule that names the output beats all rules that do not, whatever else they name. Two
+/// rules that name the same keys and match the same output are a tie, and an error. On an architecture the most
+/// specific override of that architecture, in the same order, replaces the numbers that it sets and inherits the rest.
+/// Files of the seed's format have one rule per op_class and dtype of the *case*, for both passes.
+class Contract {
+ public:
+  /// Reads contract-2 files and files of the seed's format. Throws InputError with file and JSON path for an unknown
+  /// key, a negative or non-finite number, an unknown architecture, an empty contract or a rule that matches no
+  /// operator's output.
+  static Contract load(const std::string& path);
+  static Contract parse(std::string_view text, const std::string& path);
+
+  /// The gates for `output` of `c` on `arch_key` ("sm90"; "" for none).
+  /// Throws InputError when no rule matches or when two rules match equally well.
+  Gates gates_for(const Case& c, const OutputSpec& output, std::string_view arch_key) const;
+  Demands demands_for(const Case& c, const OutputSpec& output) const;
+
+  const std::string& path() const { return path_; }
+  const std::string& hash() const { return hash_; }  ///< FNV-1a 64 of the text, 16 hex digits
+
+ private:
+  std::string path_, hash_;
+  std::shared_ptr<const RuleTable> table_;
+  Demands demands_;
+};
+
+/// "sm80" ... that contracts and --arch-key may name.
+bool is_known_arch(std::string_view key);
+std::string known_archs();  ///< "sm80, sm86, ..." for messages
+
+}  // namespace checkop

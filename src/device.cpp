@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU device, and what stands in for the CUDA device in a build without CUDA.
+#include "device.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <string_view>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+/// "AMD EPYC 9654 96-Core Processor"; "cpu" where /proc/cpuinfo names none, as on many ARM machines.
+std::string processor_name() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (!line.starts_with("model name")) continue;
+    const size_t value = line.find_first_not_of(" \t", line.find(':') + 1);
+    if (line.find(':') != std::string::npos && value != std::string::npos) return line.substr(value);
+  }
+  return "cpu";
+}
+
+uint64_t physical_memory() {
+  const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page_bytes > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes) : 0;
+}
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice() {
+    info_.kind = "cpu";
+    info_.name = processor_name();
+    info_.multiprocessors = static_cast<int>(std::max(1l, sysconf(_SC_NPROCESSORS_ONLN)));
+    info_.memory_bytes = physical_memory();
+  }
+
+  DeviceInfo info() const override { return info_; }
+
+  void* stream() override { return nullptr; }
+
+  std::byte* allocate(size_t bytes, const std::string& what) override {
+    const auto fail = [&](std::string_view why) {
+      throw DeviceError(fmt::format("allocate {} ({:.1f} MiB): {}", what, static_cast<double>(bytes) / 1048576.0, why),
+                        /*sticky=*/false);
+    };
+    // The system would grant more than there is, and kill the process that uses it.
+    if (bytes > info_.memory_bytes) fail("the machine has not so much memory");
+    void* memory = ::operator new (std::max(bytes, kAlignment), std::align_val_t{kAlignment}, std::nothrow);
+    if (memory == nullptr) fail("out of memory");
+    return static_cast<std::byte*>(memory);
+  }
+
+  void free(std::byte* memory) noexcept override { ::operator delete (memory, std::align_val_t{kAlignment}); }
+
+  void upload(std::byte* device, const std::byte* host, size_t bytes) override { copy(device, host, bytes); }
+  void download(std::byte* host, const std::byte* device, size_t bytes) override { copy(host, device, bytes); }
+
+  void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) override {
+    // One block of repetitions, then copies of it: as fast as memset for every width.
+    std::byte block[4096];
+    for (size_t at = 0; at < sizeof(block); at += pattern_bytes) std::memcpy(block + at, &pattern, pattern_bytes);
+    for (size_t at = 0; at < bytes; at += sizeof(block)) copy(device + at, block, std::min(sizeof(block), bytes - at));
+  }
+
+  void synchronize(const std::string&) override {}
+
+ private:
+  static void copy(std::byte* to, const std::byte* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);  // null pointers are not allowed even for zero bytes
+  }
+
+  DeviceInfo info_;  // read once: /proc/cpuinfo takes a millisecond
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_cpu_device() { return std::make_unique<CpuDevice>(); }
+
+#ifdef CHECK_OPERATOR_CUDA
+bool built_with_cuda() { return true; }
+#else
+bool built_with_cuda() { return false; }
+
+std::unique_ptr<Device> open_cuda_device(int) {
+  throw EnvironmentError("device 'cuda': built without CUDA; reconfigure with 'cmake --preset cuda'");
+}
+
+int cuda_device_count() { return 0; }
+#endif
+
+}  // namespace checkop

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device: where a candidate's memory lives and its work runs. The CPU device and the factory are in device.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace checkop {
+
+struct DeviceInfo {
+  std::string kind;  ///< "cpu" or "cuda"
+  int index = 0;
+  std::string name;      ///< "NVIDIA H200"; the processor's name on the CPU
+  std::string arch_key;  ///< "sm90"; "" on the CPU
+  int arch = 0;          ///< 90; 0 on the CPU
+  int multiprocessors = 0;
+  uint64_t memory_bytes = 0;
+  std::string driver, runtime;  ///< "13.0"; "" on the CPU
+};
+
+/// Every member throws DeviceError with what was being done and the driver's own words; a CUDA error is cleared first.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceInfo info() const = 0;
+  virtual void* stream() = 0;  ///< a stream of our own, not the default stream; nullptr on the CPU
+  virtual std::byte* allocate(size_t bytes, const std::string& what) = 0;  ///< 256-byte aligned
+  virtual void free(std::byte* memory) noexcept = 0;
+  virtual void upload(std::byte* device, const std::byte* host, size_t bytes) = 0;
+  virtual void download(std::byte* host, const std::byte* device, size_t bytes) = 0;
+  /// Fills [device, device + bytes) with repetitions of `pattern_bytes` (1, 2, 4 or 8) low bytes of `pattern`.
+  virtual void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) = 0;
+  /// Waits for all work of the device, whatever its stream, and reports asynchronous errors.
+  virtual void synchronize(const std::string& what) = 0;
+};
+
+/// Failure of a device call while a candidate runs. `sticky` errors leave the process without a usable device.
+class DeviceError : public std::exception {
+ public:
+  DeviceError(std::string message, bool sticky) : message_(std::move(message)), sticky_(sticky) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+  bool sticky() const { return sticky_; }
+
+ private:
+  std::string message_;
+  bool sticky_;
+};
+
+std::unique_ptr<Device> open_cpu_device();
+/// Throws EnvironmentError when this build has no CUDA or the machine no such device.
+std::unique_ptr<Device> open_cuda_device(int index);
+/// CUDA devices that can be used; 0 without a driver or in a build without CUDA. Never throws.
+int cuda_device_count();
+bool built_with_cuda();
+
+}  // namespace checkop

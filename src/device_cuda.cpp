@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA device. The only file in src/ that includes the CUDA runtime.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+#include <memory>
+#include <source_location>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "device.hpp"
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+std::string format_bytes(size_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " B";
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+/// "13.0" for 13000.
+std::string format_version(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// "upload (16.0 MiB): cudaErrorMemoryAllocation: out of memory [device_cuda.cpp:41]"
+std::string describe(cudaError_t status, std::string_view doing, const std::source_location& at) {
+  const std::string_view path = at.file_name();
+  std::string text(doing);
+  text += std::string(": ") + cudaGetErrorName(status) + ": " + cudaGetErrorString(status) + " [";
+  text += path.substr(path.find_last_of('/') + 1);  // npos + 1 is 0
+  return text + ":" + std::to_string(at.line()) + "]";
+}
+
+/// Throws DeviceError unless `status` is cudaSuccess; the runtime's last error is cleared first.
+void check(cudaError_t status, std::string_view doing,
+           const std::source_location& at = std::source_location::current()) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  // After an illegal address, an assert, an ECC error and their like, every later call fails too, and there is no list
+  // of them that a new driver could not make incomplete: ask for something harmless instead.
+  const bool sticky = cudaDeviceSynchronize() != cudaSuccess;
+  (void)cudaGetLastError();
+  throw DeviceError(describe(status, doing, at), sticky);
+}
+
+struct StreamDelete {
+  using pointer = cudaStream_t;
+  void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
+};
+using Stream = std::unique_ptr<cudaStream_t, StreamDelete>;
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) : index_(index) {
+    check(cudaSetDevice(index), "select device cuda:" + std::to_string(index));
+    check(cudaGetDeviceProperties(&properties_, index), "read the properties of cuda:" + std::to_string(index));
+    cudaStream_t stream = nullptr;
+    // Non-blocking: no implicit order with the default stream, so a kernel that was launched there by mistake shows.
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
+    stream_.reset(stream);
+    int driver = 0, runtime = 0;
+    check(cudaDriverGetVersion(&driver), "read the driver's version");
+    check(cudaRuntimeGetVersion(&runtime), "read the runtime's version");
+    driver_ = format_version(driver);
+    runtime_ = format_version(runtime);
+  }
+
+  DeviceInfo info() const override {
+    const int arch = properties_.major * 10 + properties_.minor;
+    DeviceInfo info;
+    info.kind = "cuda";
+    info.index = index_;
+    info.name = properties_.name;
+    info.arch_key = "sm" + std::to_string(arch);
+    info.arch = arch;
+    info.multiprocessors = properties_.multiProcessorCount;
+    info.memory_bytes = properties_.totalGlobalMem;
+    info.driver = driver_;
+    info.runtime = runtime_;
+    return info;
+  }
+
+  void* stream() override { return stream_.get(); }
+
+  std::byte* allocate(size_t bytes, const std::string& what) override {
+    void* memory = nullptr;
+    // At least one byte: an empty tensor still gets an address of its own. cudaMalloc aligns to 256 bytes.
+    check(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "allocate " + what + " (" + format_bytes(bytes) + ")");
+    return static_cast<std::byte*>(memory);
+  }
+
+  void free(std::byte* memory) noexcept override {
+    (void)cudaFree(memory);  // may run after a sticky error
+    (void)cudaGetLastError();
+  }
+
+  void upload(std::byte* device, const std::byte* host, size_t bytes) override {
+    copy(device, host, bytes, cudaMemcpyHostToDevice, "upload");
+  }
+
+  void download(std::byte* host, const std::byte* device, size_t bytes) override {
+    copy(host, device, bytes, cudaMemcpyDeviceToHost, "download");
+  }
+
+  // Without a kernel, since this file is compiled by the C++ compiler: a block of the pattern goes up once, and then
+  // what is filled doubles.
+  void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) override {
+    if (bytes == 0) return;
+    constexpr size_t kBlockBytes = size_t{4} << 20;  // a multiple of every pattern's size
+    const std::string doing = "fill (" + format_bytes(bytes) + ")";
+    std::vector<std::byte> block(std::min(bytes, kBlockBytes));
+    // The low bytes come first in memory: every host of a CUDA device is little-endian.
+    for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(pattern >> (i % pattern_bytes * 8));
+    check(cudaMemcpyAsync(device, block.data(), block.size(), cudaMemcpyHostToDevice, stream_.get()), doing);
+    for (size_t filled = block.size(); filled < bytes;) {
+      const size_t next = std::min(filled, bytes - filled);
+      check(cudaMemcpyAsync(device + filled, device, next, cudaMemcpyDeviceToDevice, stream_.get()), doing);
+      filled += next;
+    }
+    check(cudaStreamSynchronize(stream_.get()), doing);
+  }
+
+  void synchronize(const std::string& what) override {
+    check(cudaDeviceSynchronize(), what);
+    check(cudaGetLastError(), what);  // a launch error that a candidate did not report
+  }
+
+ private:
+  void copy(std::byte* to, const std::byte* from, size_t bytes, cudaMemcpyKind kind, std::string_view verb) {
+    if (bytes == 0) return;
+    const std::string doing = std::string(verb) + " (" + format_bytes(bytes) + ")";
+    check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), doing);
+    check(cudaStreamSynchronize(stream_.get()), doing);
+  }
+
+  int index_;
+  cudaDeviceProp properties_{};
+  Stream stream_;
+  std::string driver_, runtime_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_cuda_device(int index) {
+  const std::string device = "device 'cuda:" + std::to_string(index) + "'";
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw EnvironmentError(describe(status, device, std::source_location::current()) +
+                           "; check the driver with 'nvidia-smi'");
+  }
+  if (index < 0 || index >= count) {
+    throw EnvironmentError(device + ": this machine has " + std::to_string(count) +
+                           (count == 1 ? " CUDA device" : " CUDA devices") + "; see 'check_operator doctor'");
+  }
+  try {
+    return std::make_unique<CudaDevice>(index);
+  } catch (const DeviceError& error) {
+    throw EnvironmentError(device + ": " + error.what());
+  }
+}
+
+int cuda_device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  (void)cudaGetLastError();
+  return 0;
+}
+
+}  // namespace checkop

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The element types: a table row each, exact decode to double and int64, encode with one rounding to nearest, ties to
+// even.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace checkop {
+
+/// Values equal CHECKOP_F64 ... of the ABI.
+enum class DType : uint8_t { f64, f32, f16, bf16, i64, i32, u8 };
+
+struct DTypeInfo {
+  DType dtype;
+  std::string_view name;         ///< on the command line and in reports: fp64 fp32 fp16 bf16 int64 int32 uint8
+  std::string_view safetensors;  ///< F64 F32 F16 BF16 I64 I32 U8
+  size_t bytes;
+  bool is_float;
+  int precision;     ///< significand bits with the implicit one: 53 24 11 8; 0 for integers
+  int min_exponent;  ///< of the smallest normal 2^min_exponent: -1022 -126 -14 -126; 0 for integers
+  /// Exact for every float type. Integers beyond 2^53 are not: use decode_int.
+  void (*decode)(const std::byte* from, double* to, size_t n);
+  /// One rounding to nearest, ties to even; overflow gives infinity, NaN stays NaN. Integers: round to nearest,
+  /// saturate.
+  void (*encode)(const double* from, std::byte* to, size_t n);
+};
+
+const DTypeInfo& info(DType dtype);
+std::optional<DType> parse_dtype(std::string_view name);  ///< "fp32", "bf16", ...
+
+void decode_int(DType dtype, const std::byte* from, int64_t* to, size_t n);  ///< i64, i32, u8; exact
+void encode_int(DType dtype, const int64_t* from, std::byte* to, size_t n);  ///< values must fit
+
+/// Unit roundoff u = 2^-precision: the largest relative error of one rounding to nearest.
+double unit_roundoff(DType dtype);
+
+/// Half the spacing of `dtype`'s numbers at |x|: the largest error of one rounding to nearest there. Constant below the
+/// smallest normal; 0 for integers. x must be finite.
+double half_ulp(DType dtype, double x);
+
+/// How many representable numbers lie between two stored values (raw bits in the low bytes); 0 for +0 and -0.
+/// nullopt when either is NaN. Integers: |a - b|.
+std::optional<uint64_t> ulp_distance(DType dtype, uint64_t a_bits, uint64_t b_bits);
+
+/// The raw bits of element `index`, zero-extended.
+uint64_t load_bits(DType dtype, const std::byte* base, int64_t index);
+
+}  // namespace checkop

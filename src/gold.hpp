@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the FP64 gold of a case and judges a candidate's outputs against it, row block by row block.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "case.hpp"
+#include "compare.hpp"
+#include "contract.hpp"
+
+namespace checkop {
+
+/// Runs c.pass's gold on `inputs` (as make_inputs gives them) and hands its rows to `sink`.
+void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink);
+
+/// The longest sum behind one element of `output`, from OutputSpec::reduced; 1 when there is none.
+int64_t sum_terms(const Case& c, const OutputSpec& output);
+
+struct GoldTimes {
+  double wall_ms = 0;     ///< gold and comparison together
+  double compare_ms = 0;  ///< the comparison's share: its thread time over the number of threads
+};
+
+/// Compares `outputs` (in the order of the pass, absent ones with an empty name) with the gold under `contract`.
+/// The gold is streamed: no output is ever held in FP64. One Comparison per output; an absent output's is empty.
+std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
+                                      const std::vector<Tensor>& outputs, const Contract& contract,
+                                      std::string_view arch_key, unsigned threads, GoldTimes* times = nullptr);
+
+}  // namespace checkop

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker process per candidate: the parent never loads a plugin and never touches CUDA.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runner.hpp"
+
+namespace checkop {
+
+struct WorkerConfig {
+  std::vector<std::string> plugins;  ///< paths to load
+  std::string device = "cpu";        ///< "cpu", "cuda" or "cuda:N"
+};
+
+/// What a worker says of itself once it is up.
+struct WorkerInfo {
+  std::vector<Candidate> candidates;  ///< kernel pointers are null on this side
+  std::vector<int> candidate_device;  ///< CHECKOP_CPU or CHECKOP_CUDA, parallel to candidates
+  int cuda_devices = 0;
+  std::optional<DeviceInfo> device;  ///< absent when the config names no usable device
+};
+
+/// A child process that loads plugins and runs cases. Killed when destroyed.
+class Worker {
+ public:
+  /// Forks. Throws InputError for a bad plugin, EnvironmentError for a missing device.
+  explicit Worker(WorkerConfig config);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  const WorkerInfo& info() const;
+  /// Runs `candidate` of this worker's plugins. A crash or a time-out is a status of the result; the next call starts a
+  /// fresh process.
+  RunResult run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
+                std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
+
+ private:
+  struct Process;
+  void start();
+  WorkerConfig config_;
+  WorkerInfo info_;
+  std::unique_ptr<Process> process_;
+};
+
+}  // namespace checkop

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Typed reader over nlohmann/json. A value knows its file and path, so every error names them:
+//   contracts/x.json: rules[3].gates[0].lambda: expected a finite number >= 0, got -1
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace checkop {
+
+/// One value of a JSON document, read only; cheap to copy, keeps the document alive. Every member that reads throws
+/// InputError with where() when the value is not of the kind asked for.
+class JsonValue {
+ public:
+  /// Strict JSON: a key that appears twice in an object is an error, as are comments, NaN and numbers beyond double.
+  /// Syntax errors give line and column. `file` is only for messages.
+  static JsonValue parse(std::string_view text, const std::string& file);
+  /// `what` names the file in the hint: "give the path of a contract".
+  static JsonValue load(const std::string& file, std::string_view what);
+
+  std::string where() const;  ///< "contracts/x.json: rules[3].gates[0]"; the file alone for the whole document
+  const std::string& file() const { return file_; }
+  const std::string& path() const { return path_; }  ///< "rules[3].gates[0]"
+
+  bool is_object() const;
+  bool is_array() const;
+  bool is_string() const;
+  bool is_number() const;
+
+  // Objects.
+  bool has(std::string_view key) const;
+  JsonValue at(std::string_view key) const;  ///< a missing key is an error
+  std::optional<JsonValue> find(std::string_view key) const;
+  std::vector<std::pair<std::string, JsonValue>> members() const;  ///< sorted by key
+  /// Throws for a key that is not in `known`, with the nearest that is.
+  void allow_keys(const std::vector<std::string>& known) const;
+
+  // Arrays.
+  std::vector<JsonValue> items() const;
+
+  // Scalars. Bounds are inclusive.
+  double number(double least = -std::numeric_limits<double>::max(),
+                double most = std::numeric_limits<double>::max()) const;  ///< finite
+  /// 3, not 3.0 and not 3e0.
+  int64_t integer(int64_t least = std::numeric_limits<int64_t>::min(),
+                  int64_t most = std::numeric_limits<int64_t>::max()) const;
+  std::string string() const;    ///< may be empty
+  std::string sentence() const;  ///< a string with something other than blanks in it
+  bool boolean() const;
+  /// A string out of `known`; `noun` names what it is in the error: "unknown metric 'atol'".
+  std::string one_of(std::string_view noun, const std::vector<std::string>& known) const;
+
+  /// Throws "where(): expected EXPECTED, got VALUE; HINT".
+  [[noreturn]] void fail(const std::string& expected, const std::string& hint = "") const;
+
+  const nlohmann::json& raw() const { return *value_; }
+
+ private:
+  JsonValue(std::shared_ptr<const nlohmann::json> value, std::string file, std::string path);
+  std::shared_ptr<const nlohmann::json> value_;  ///< shares the ownership of the document
+  std::string file_, path_;
+};
+
+/// The bytes of a file. Throws InputError "FILE: cannot be opened: REASON; give the path of WHAT".
+std::string read_text_file(const std::string& file, std::string_view what);
+
+}  // namespace checkop

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// argv -> Options -> command -> exit code; the only place that catches what ends a run.
+#include <cstdio>
+#include <exception>
+
+#include "commands/commands.hpp"
+#include "error.hpp"
+#include "options.hpp"
+
+int main(int argc, char** argv) {
+  using namespace checkop;
+  try {
+    const auto options = parse_options(argc, argv);
+    if (!options) return 0;
+    switch (options->command) {
+      case Command::run:
+        return options->run.replay.empty() ? run_command(*options) : replay_command(*options);
+      case Command::list:
+        return list_command(*options);
+      case Command::show:
+        return show_command(*options);
+    }
+  } catch (const EnvironmentError& e) {
+    std::fprintf(stderr, "check_operator: %s\n", e.what());
+    return 5;
+  } catch (const InputError& e) {
+    std::fprintf(stderr, "check_operator: %s\n", e.what());
+    return 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "check_operator: internal error: %s\n", e.what());
+    return 4;
+  }
+  return 2;
+}

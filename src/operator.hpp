@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an operator is: named tensors in and out, attributes, two passes, FP64 gold. Declares the table operators().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tensor.hpp"
+
+namespace checkop {
+
+/// Which error argument applies to an output.
+enum class Numerics : uint8_t { exact, pointwise, reduction, contraction, logprob, composite };
+std::string_view to_string(Numerics numerics);
+
+/// How an input is generated; inputs.cpp has the recipes.
+enum class Fill : uint8_t {
+  normal,    ///< standard normal
+  weight,    ///< standard normal over the square root of the extent `fan_in`
+  logits,    ///< standard normal; mode `peaked` plants the target
+  ids,       ///< integers in [0, extent of `fan_in`)
+  upstream,  ///< gradient of an output: standard normal or ones
+};
+
+/// A dimension list is a string of names, "batch seq vocab". Names that start an operator's `row_dims` make a tensor
+/// per-row.
+struct TensorSpec {
+  std::string_view name;
+  std::string_view dims;
+  Fill fill = Fill::normal;
+  std::string_view fan_in = "";     ///< the dimension that `weight` and `ids` refer to
+  std::optional<DType> dtype = {};  ///< nullopt: the dtype of the case
+  bool optional = false;            ///< present only with `--with NAME`; an optional output `dNAME` follows input NAME
+};
+
+/// One output of a pass. Outputs are judged as matrices: per-row outputs as [rows, rest], others as [first dim, rest].
+struct OutputSpec {
+  TensorSpec tensor;
+  Numerics numerics;
+  std::string_view reduced;  ///< sums behind an element, "hidden vocab batch*seq"; the longest sets the bound's chain
+};
+
+struct AttrSpec {
+  std::string_view name;
+  double fallback;
+  std::string_view meaning;
+};
+
+/// A block of gold rows of one output, seen as a matrix. Arrays are [n_rows, columns], row-major. For an element:
+///   value      the exact result, in FP64
+///   magnitude  coefficient of the growth of accumulated sums: the sum of |terms|, with the errors of terms folded in
+///   rounding   coefficient of one unit roundoff of the arithmetic: roundings that no sum amplifies
+/// so that a computation in precision u with sums of chain length h errs by about growth(h, u)*magnitude + u*rounding.
+struct GoldRows {
+  int output;
+  int64_t first_row, n_rows, columns;
+  const double *value, *magnitude, *rounding;
+};
+
+/// Takes gold rows in any order, from several threads at once, each row of each output exactly once.
+using GoldSink = std::function<void(const GoldRows&)>;
+
+/// What a gold function sees: the stored bytes that the candidate gets, decoded on demand.
+struct GoldArgs {
+  std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
+  std::span<const double> attrs;          ///< in the order of the operator
+  unsigned threads = 1;                   ///< results do not depend on it
+  GoldSink sink;
+
+  const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
+  bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
+  /// Runs body(i) for every i in [0, n) on `threads` threads; rethrows the first exception.
+  void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
+};
+
+struct Pass {
+  std::string_view name;  ///< "forward" or "backward"
+  std::span<const TensorSpec> inputs;
+  std::span<const OutputSpec> outputs;
+  /// Throws InputError for input values outside the operator's domain, such as an id out of range.
+  void (*gold)(const GoldArgs&);
+};
+
+struct Operator {
+  std::string_view name;
+  std::string_view op_class;  ///< class in contracts of the seed's format: elementwise, reduction, logprob
+  std::string_view formula;
+  std::string_view row_dims;  ///< leading dimensions that enumerate independent rows, "batch seq"
+  std::span<const AttrSpec> attrs;
+  std::span<const Pass> passes;
+};
+
+std::span<const Operator* const> operators();
+const Operator* find_operator(std::string_view name);  ///< nullptr when unknown
+const Pass* find_pass(const Operator& op, std::string_view name);
+
+std::vector<std::string_view> split_dims(std::string_view dims);
+bool is_per_row(const Operator& op, const TensorSpec& spec);
+
+/// Rows and columns of a tensor as a matrix: per-row tensors [rows, rest], others [first dim, rest].
+struct MatrixView {
+  int64_t rows, columns;
+};
+MatrixView matrix_view(const Operator& op, const TensorSpec& spec, const Shape& shape);
+
+}  // namespace checkop

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line.
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <set>
+
+#include "case.hpp"
+#include "error.hpp"
+#include "version.hpp"
+
+namespace checkop {
+namespace {
+
+std::string flag_of(std::string_view name) {
+  std::string flag = fmt::format("--{}", name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+/// A flag that takes names: a comma list, may be repeated.
+void add_names(CLI::App& app, const std::string& flag, std::vector<std::string>& names, const std::string& help) {
+  app.add_option(flag, names, help)->delimiter(',')->capture_default_str();
+}
+
+void add_sizes(CLI::App& app, RunOptions& run) {
+  std::set<std::string_view> known;
+  for (const Operator* op : operators()) {
+    for (const std::string_view dim : dims_of(*op)) known.insert(dim);
+  }
+  for (const std::string_view dim : known) {
+    // --normalized-dim is the seed's name for the hidden size.
+    const std::string flags = dim == "hidden" ? "--hidden,--normalized-dim" : flag_of(dim);
+    app.add_option_function<std::string>(
+           flags, [&run, dim](const std::string& sizes) { run.dims[std::string(dim)] = sizes; },
+           fmt::format("size of {}: 7, a list 1,7,64 or a range 1:4096:x2", dim))
+        ->group("Sizes");
+  }
+  app.add_option_function<std::vector<std::string>>(
+         "--dim",
+         [&run](const std::vector<std::string>& settings) {
+           for (const std::string& setting : settings) {
+             const size_t equals = setting.find('=');
+             if (equals == std::string::npos) {
+               throw InputError("--dim", fmt::format("expected NAME=VALUES, got '{}'", setting),
+                                "write --dim vocab=257");
+             }
+             run.dims[setting.substr(0, equals)] = setting.substr(equals + 1);
+           }
+         },
+         "NAME=VALUES: any dimension by its name")
+      ->group("Sizes");
+}
+
+void add_attributes(CLI::App& app, RunOptions& run) {
+  std::set<std::string_view> seen;
+  for (const Operator* op : operators()) {
+    for (const AttrSpec& attr : op->attrs) {
+      if (!seen.insert(attr.name).second) continue;
+      app.add_option_function<double>(
+             flag_of(attr.name), [&run, &attr](double value) { run.attrs[std::string(attr.name)] = value; },
+             std::string(attr.meaning))
+          ->group("Attributes");
+    }
+  }
+}
+
+void add_run_options(CLI::App& app, RunOptions& run) {
+  add_names(app, "--op", run.ops, "operators, or all");
+  add_names(app, "--candidate", run.candidates, "candidates, or all that run on the device");
+  add_names(app, "--dtype", run.dtypes, "fp32, bf16, fp16, fp64, or all (the first three)");
+  add_names(app, "--pass", run.passes, "forward, backward, or all");
+  app.add_flag_callback(
+      "--check-grad",
+      [&run] {
+        run.passes = {"forward", "backward"};
+      },
+      "forward and backward");
+  app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--arch-key", run.arch_key, "contract overrides: auto (the device's), none, or a key such as sm90")
+      ->capture_default_str();
+  app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another");
+  app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  add_sizes(app, run);
+  add_attributes(app, run);
+  add_names(app, "--with", run.with, "optional inputs: none, or names joined by +; a list sweeps them");
+
+  app.add_option("--input-mode", run.input_mode, "random, constant, integer or peaked")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--constant-value", run.constant_value, "of --input-mode constant")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--token-value", run.token_value, "id of --input-mode constant")->capture_default_str()->group("Data");
+  app.add_option("--seed", run.seed, "of all inputs")->capture_default_str()->group("Data");
+  app.add_option("--grad-mode", run.grad_mode, "upstream gradients: random or ones")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--grad-seed", run.grad_seed, "of the upstream gradients")->capture_default_str()->group("Data");
+
+  app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Selection");
+  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci")->group("Selection");
+  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
+  app.add_flag("--list", run.list, "print the selected checks and stop")->group("Selection");
+
+  app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
+      ->group("Judging");
+  add_names(app, "--check", run.checks, "accuracy, invariance, determinism, memory; all otherwise");
+  app.get_option("--check")->group("Judging");
+  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str()->group("Judging");
+  app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")
+      ->capture_default_str()
+      ->group("Judging");
+
+  app.add_option_function<std::vector<std::string>>(
+         "--json",
+         [&run](const std::vector<std::string>& file) {
+           if (file.empty() || file.front().empty()) {
+             run.json_to_stdout = true;
+           } else {
+             run.json_file = file.front();
+           }
+         },
+         "the report as JSON to FILE, or in place of the text")
+      ->expected(0, 1)
+      ->type_name("[FILE]")
+      ->group("Reports");
+  app.add_option("--save-tensors", run.save_folder, "write cases as safetensors files")
+      ->type_name("DIR")
+      ->group("Reports");
+  app.add_option("--save", run.save_which, "which cases: incorrect or all")->capture_default_str()->group("Reports");
+  app.add_option("--replay", run.replay, "judge the outputs of a saved case again")
+      ->type_name("FILE")
+      ->group("Reports");
+}
+
+/// CLI11 takes "-1" for a flag: "--batch -1" becomes "--batch=-1", so that the value is judged as a value.
+std::vector<std::string> join_negative_values(int argc, const char* const* argv) {
+  std::vector<std::string> arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const bool negative = argument.size() > 1 && argument[0] == '-' &&
+                          (std::isdigit(static_cast<unsigned char>(argument[1])) != 0 || argument[1] == '.');
+    if (negative && !arguments.empty() && arguments.back().starts_with("--") &&
+        arguments.back().find('=') == std::string::npos) {
+      arguments.back() += "=" + argument;
+    } else {
+      arguments.push_back(argument);
+    }
+  }
+  return arguments;
+}
+
+void require_one_of(const std::string& flag, const std::string& value, const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), value) == known.end()) {
+    throw InputError(flag, fmt::format("unknown value '{}'", value), fmt::format("known: {}", fmt::join(known, ", ")));
+  }
+}
+
+}  // namespace
+
+std::string quote_command(const std::vector<std::string>& arguments) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
+  std::string line;
+  for (const std::string& argument : arguments) {
+    if (!line.empty()) line += ' ';
+    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) {
+      line += argument;
+      continue;
+    }
+    line += '\'';
+    for (const char c : argument) line += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    line += '\'';
+  }
+  return line;
+}
+
+std::optional<Options> parse_options(int argc, const char* const* argv) {
+  Options options;
+  CLI::App app{
+      "check_operator tells whether a GPU operator can be trusted: it runs candidates on deterministic inputs, judges "
+      "every\n"
+      "element against an FP64 gold under a tolerance contract, and checks memory, determinism and batch invariance.\n"
+      "Exit codes: 0 pass, 1 a check failed, 2 bad input, 3 nothing checked, 4 a candidate crashed or hung, 5 no such "
+      "device.",
+      "check_operator"};
+  app.set_version_flag("--version", std::string(kVersion));
+  app.require_subcommand(0, 1);
+  add_run_options(app, options.run);
+  CLI::App* run = app.add_subcommand("run", "run checks (the default)");
+  add_run_options(*run, options.run);
+  CLI::App* list = app.add_subcommand("list", "operators, their passes and candidates");
+  list->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  CLI::App* show = app.add_subcommand("show", "an operator: formula, tensors, attributes, candidates");
+  show->add_option("op", options.show_op, "operator")->required();
+  show->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  app.footer(
+      "Examples:\n"
+      "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
+      "  check_operator --op all --dtype fp32,bf16,fp16 --check-grad --json report.json\n"
+      "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
+
+  std::vector<std::string> arguments = join_negative_values(argc, argv);
+  std::vector<std::string> quoted{"check_operator"};
+  for (int i = 1; i < argc; ++i) quoted.emplace_back(argv[i]);
+  options.command_line = quote_command(quoted);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants its vector
+  try {
+    app.parse(arguments);
+  } catch (const CLI::Success& e) {  // --help, --version
+    app.exit(e);
+    return {};
+  } catch (const CLI::ParseError& e) {
+    throw InputError("command line", e.what(), "see 'check_operator --help'");
+  }
+  if (list->parsed()) options.command = Command::list;
+  if (show->parsed()) options.command = Command::show;
+  require_one_of("--save", options.run.save_which, {"incorrect", "all"});
+  for (const std::string& check : options.run.checks) {
+    require_one_of("--check", check, {"accuracy", "invariance", "determinism", "memory"});
+  }
+  if (options.run.timeout_s < 1)
+    throw InputError("--timeout-s", fmt::format("expected an integer >= 1, got {}", options.run.timeout_s),
+                     "give a number of seconds");
+  return options;
+}
+
+}  // namespace checkop

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// argv -> Options. What can be wrong with a flag by itself is found here.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace checkop {
+
+/// Flags of `check_operator [run]`, as the user gave them.
+struct RunOptions {
+  std::vector<std::string> ops{"logp"}, candidates{"all"}, dtypes{"fp32"}, passes{"forward"};
+  std::string device = "auto", arch_key = "auto";
+  bool force_arch_key = false;
+  std::map<std::string, std::string, std::less<>> dims;  ///< dimension -> "7", "1,7,64", "1:4096:x2"
+  std::map<std::string, double, std::less<>> attrs;
+  std::vector<std::string> with{"none"};
+  std::vector<std::string> cases;  ///< files or folders; empty: the flags make the cases
+  std::string suite;               ///< of the shipped case files, or of --cases
+  std::string contract;            ///< empty: the shipped contracts/default.json
+  std::string input_mode = "random", grad_mode = "random";
+  double constant_value = 0.25;
+  int64_t token_value = 0;
+  uint64_t seed = 123, grad_seed = 123;
+  std::vector<std::string> checks;  ///< empty: all that the contract asks
+  bool json_to_stdout = false;
+  std::string json_file;
+  bool list = false;
+  std::string filter;
+  std::vector<std::string> plugins;
+  std::string save_folder, save_which = "incorrect";
+  std::string replay;
+  int64_t timeout_s = 300;
+  unsigned threads = 0;  ///< 0: one per core
+};
+
+enum class Command : uint8_t { run, list, show };
+
+struct Options {
+  Command command = Command::run;
+  RunOptions run;
+  std::string show_op;
+  std::string command_line;  ///< quoted for a shell
+};
+
+/// Returns the options, or nothing when help or the version was asked for and printed.
+/// Throws InputError naming the flag for anything else that does not parse.
+std::optional<Options> parse_options(int argc, const char* const* argv);
+
+/// Joins arguments so that a shell reads them back as they are.
+std::string quote_command(const std::vector<std::string>& arguments);
+
+}  // namespace checkop

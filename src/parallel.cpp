@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads over an index range.
+#include "parallel.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace checkop {
+
+void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)>& body) {
+  const auto workers = static_cast<int64_t>(std::max(1u, threads));
+  if (workers == 1 || n <= 1) {
+    for (int64_t i = 0; i < n; ++i) body(i);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  std::exception_ptr error;
+  std::mutex error_mutex;
+  {
+    std::vector<std::jthread> pool;
+    for (int64_t w = 0; w < std::min(workers, n); ++w) {
+      pool.emplace_back([&] {
+        try {
+          for (int64_t i = next++; i < n; i = next++) body(i);
+        } catch (...) {
+          const std::lock_guard lock(error_mutex);
+          if (!error) error = std::current_exception();
+          next = n;
+        }
+      });
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace checkop

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loads plugins and refuses whatever does not meet the ABI, with the file's name in every message.
+#include "plugin.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <tuple>
+
+#include "error.hpp"
+#include "operator.hpp"
+#include "text.hpp"
+
+namespace checkop {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kSymbol[] = "check_operator_plugin";
+
+using Key = std::tuple<std::string, std::string, std::string>;  // op, pass, candidate
+Key key_of(const Candidate& candidate) { return {candidate.op, candidate.pass, candidate.name}; }
+
+/// The table that the library at `path` exports.
+const checkop_plugin& open_library(const std::string& path) {
+  // An absolute path: dlopen looks up a name without a slash among the system's libraries.
+  void* library = dlopen(fs::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    throw InputError(path, fmt::format("not a loadable shared library: {}", why ? why : "no reason given"),
+                     "build it with '-shared -fPIC' and see that its own libraries are found");
+  }
+  auto* entry = reinterpret_cast<decltype(&check_operator_plugin)>(dlsym(library, kSymbol));
+  if (entry == nullptr) {
+    throw InputError(path, fmt::format("no symbol '{}'", kSymbol), "declare it with CHECKOP_EXPORT");
+  }
+  const checkop_plugin* plugin = nullptr;
+  try {
+    plugin = entry();
+  } catch (const std::exception& e) {
+    throw InputError(path, fmt::format("{}() threw: {}", kSymbol, e.what()), "return the table without doing work");
+  }
+  if (plugin == nullptr) throw InputError(path, fmt::format("{}() returned NULL", kSymbol), "return the table");
+  // Nothing but abi_version may be read before this test: the rest may lie elsewhere in another version.
+  if (plugin->abi_version != CHECKOP_ABI_VERSION) {
+    throw InputError(
+        path, fmt::format("built for ABI version {}, this program has {}", plugin->abi_version, CHECKOP_ABI_VERSION),
+        "compile it again with this program's check_operator.h");
+  }
+  if (plugin->n_kernels < 1 || plugin->kernels == nullptr) {
+    throw InputError(path,
+                     fmt::format("the table holds no kernels (n_kernels = {}, kernels {} NULL)", plugin->n_kernels,
+                                 plugin->kernels ? "not" : "is"),
+                     "list at least one checkop_kernel");
+  }
+  return *plugin;
+}
+
+bool is_blank(const char* text) { return text == nullptr || *text == '\0'; }
+
+void require_known_pass(const std::string& where, const checkop_kernel& kernel) {
+  if (is_blank(kernel.op)) throw InputError(where, "no operator", "set checkop_kernel.op");
+  if (is_blank(kernel.pass))
+    throw InputError(where, "no pass", "set checkop_kernel.pass to \"forward\" or \"backward\"");
+  const Operator* op = find_operator(kernel.op);
+  if (op == nullptr) {
+    std::vector<std::string> known;
+    for (const Operator* each : operators()) known.emplace_back(each->name);
+    const std::string guess = did_you_mean(kernel.op, known);
+    throw InputError(where, fmt::format("unknown operator '{}'", kernel.op),
+                     guess + (guess.empty() ? "see" : " See") + " 'check_operator list'");
+  }
+  if (find_pass(*op, kernel.pass) == nullptr) {
+    std::vector<std::string> known;
+    for (const Pass& each : op->passes) known.emplace_back(each.name);
+    throw InputError(where, fmt::format("operator '{}' has no pass '{}'", op->name, kernel.pass),
+                     did_you_mean(kernel.pass, known));
+  }
+}
+
+/// Throws unless every member that the runner will use makes sense.
+void require_valid(const std::string& path, int index, const checkop_kernel& kernel) {
+  const std::string place = fmt::format("{}: kernels[{}]", path, index);
+  if (is_blank(kernel.name)) throw InputError(place, "no name", "set checkop_kernel.name to the candidate's name");
+  const std::string where = fmt::format("{} '{}'", place, kernel.name);
+  require_known_pass(where, kernel);
+  if (kernel.launch == nullptr) throw InputError(where, "launch is NULL", "set checkop_kernel.launch");
+  if (kernel.device != CHECKOP_CPU && kernel.device != CHECKOP_CUDA) {
+    throw InputError(where, fmt::format("unknown device {}", kernel.device), "use CHECKOP_CPU or CHECKOP_CUDA");
+  }
+  if (kernel.min_arch > 0 && kernel.max_arch > 0 && kernel.min_arch > kernel.max_arch) {
+    throw InputError(where, fmt::format("min_arch {} is above max_arch {}", kernel.min_arch, kernel.max_arch),
+                     "swap them");
+  }
+}
+
+}  // namespace
+
+std::vector<Candidate> load_plugin(const std::string& path) {
+  if (!fs::exists(path)) throw InputError(path, "no such file", "give the path of a plugin's shared library");
+  const checkop_plugin& plugin = open_library(path);
+  const std::string digest = file_digest(path);
+
+  // A plugin built with a later header has longer entries: its own size is the distance from one to the next.
+  const uint32_t stride = plugin.kernels[0].struct_size;
+  if (stride < sizeof(checkop_kernel)) {
+    throw InputError(path + ": kernels[0]",
+                     fmt::format("struct_size is {}, expected at least {}", stride, sizeof(checkop_kernel)),
+                     "set it to sizeof(checkop_kernel)");
+  }
+  std::vector<Candidate> candidates;
+  std::map<Key, int> seen;
+  for (int i = 0; i < plugin.n_kernels; ++i) {
+    const auto* kernel = reinterpret_cast<const checkop_kernel*>(reinterpret_cast<const std::byte*>(plugin.kernels) +
+                                                                 static_cast<size_t>(i) * stride);
+    if (kernel->struct_size != stride) {
+      throw InputError(fmt::format("{}: kernels[{}]", path, i),
+                       fmt::format("struct_size is {}, but {} in kernels[0]", kernel->struct_size, stride),
+                       "set it to sizeof(checkop_kernel) in every entry");
+    }
+    require_valid(path, i, *kernel);
+    Candidate candidate{kernel->name, kernel->op, kernel->pass, path, digest, kernel};
+    if (const auto [first, added] = seen.emplace(key_of(candidate), i); !added) {
+      throw InputError(path,
+                       fmt::format("kernels[{}] and kernels[{}] are both {}/{} '{}'", first->second, i, candidate.op,
+                                   candidate.pass, candidate.name),
+                       "give each its own name");
+    }
+    candidates.push_back(std::move(candidate));
+  }
+  return candidates;
+}
+
+std::vector<Candidate> load_plugins(const std::vector<std::string>& paths) {
+  std::vector<Candidate> all;
+  std::map<Key, std::string> seen;
+  for (const std::string& path : paths) {
+    for (Candidate& candidate : load_plugin(path)) {
+      if (const auto [first, added] = seen.emplace(key_of(candidate), path); !added) {
+        throw InputError(path,
+                         fmt::format("brings {}/{} '{}', which {} brings too", candidate.op, candidate.pass,
+                                     candidate.name, first->second),
+                         "rename one or load only one");
+      }
+      all.push_back(std::move(candidate));
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops) {
+  std::error_code error;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path() / "kernels";
+  std::vector<std::string> paths;
+  if (error) return paths;
+  for (const fs::directory_entry& op : fs::directory_iterator(folder, error)) {
+    const bool wanted = ops.empty() || std::find(ops.begin(), ops.end(), op.path().filename().string()) != ops.end();
+    if (!wanted || !op.is_directory()) continue;
+    for (const fs::directory_entry& file : fs::directory_iterator(op.path(), error)) {
+      if (file.path().extension() == ".so") paths.push_back(file.path().string());
+    }
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+std::string file_digest(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw InputError(path, "cannot be read", "check the path and its permissions");
+  std::array<char, 65536> block;
+  uint64_t state = fnv1a("");
+  while (file.read(block.data(), block.size()), file.gcount() > 0) {
+    state = fnv1a({block.data(), static_cast<size_t>(file.gcount())}, state);
+  }
+  return fmt::format("{:016x}", state);
+}
+
+}  // namespace checkop

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared library -> candidates. ABI version, names and signatures are checked before anything is called.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "check_operator.h"
+
+namespace checkop {
+
+struct Candidate {
+  std::string name, op, pass;
+  std::string path;    ///< of the shared library
+  std::string digest;  ///< of the file's bytes: FNV-1a 64, 16 hex digits
+  const checkop_kernel* kernel = nullptr;
+};
+
+/// Loads a plugin and keeps it loaded. Throws InputError: not a shared library, no symbol check_operator_plugin,
+/// another ABI version, a kernel without name or launch, an operator or pass that is unknown, the same kernel twice.
+std::vector<Candidate> load_plugin(const std::string& path);
+
+/// Loads every path; throws InputError when two plugins bring the same candidate for the same operator and pass.
+std::vector<Candidate> load_plugins(const std::vector<std::string>& paths);
+
+/// kernels/<op>/*.so beside the executable for the given operators (all when empty), sorted.
+std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops);
+
+std::string file_digest(const std::string& path);
+
+}  // namespace checkop

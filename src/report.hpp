@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run found, and its writers: text for people, JSON for machines.
+#pragma once
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "case.hpp"
+#include "compare.hpp"
+#include "device.hpp"
+#include "runner.hpp"
+#include "verdict.hpp"
+
+namespace checkop {
+
+struct Timings {
+  double generate_ms = 0, gold_ms = 0, compare_ms = 0, run_ms = 0, transfer_ms = 0, total_ms = 0;
+};
+
+/// One candidate on one case.
+struct CaseRecord {
+  Case c;
+  std::string candidate, plugin_path, plugin_digest;
+  Judgment judgment;
+  RunResult run;
+  std::vector<Comparison> comparisons;  ///< in the order of the pass; empty when accuracy was not asked for
+  std::vector<Demands> demands;         ///< likewise
+  RunChecks checks;
+  std::string data_hash;
+  std::string repeat;  ///< the command that repeats this case alone
+  Timings times;
+};
+
+struct Report {
+  std::string suite_name, command;
+  std::string contract_path, contract_hash;
+  DeviceInfo device;
+  std::vector<CaseRecord> records;
+  std::string started, host;
+  double wall_ms = 0;
+};
+
+std::vector<Verdict> verdicts_of(const Report& report);
+
+/// The report as JSON (contracts/report.schema.json), keys sorted, two spaces; what differs from run to run is under
+/// "volatile".
+std::string to_json(const Report& report);
+
+/// Writes `text` to `path` so that a reader always finds a complete file: a temporary file beside it, then a rename.
+/// Throws InputError when that can't be done.
+void write_file(const std::string& path, const std::string& text);
+
+/// Terminal text, one part at a time: a header, a line or block per case, a summary.
+void print_header(std::FILE* out, const Report& report, size_t n_cases, size_t n_candidates);
+void print_record(std::FILE* out, const CaseRecord& record);
+void print_summary(std::FILE* out, const Report& report);
+
+}  // namespace checkop

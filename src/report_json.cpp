@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// The JSON report: the field names of the seed's report at every level, and what makes a verdict repeatable added to
+// them.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "error.hpp"
+#include "report.hpp"
+#include "version.hpp"
+
+namespace checkop {
+namespace {
+
+using Json = nlohmann::json;  // an ordered map: keys come out sorted
+
+/// JSON has no NaN and no infinities: they become strings.
+Json number(double x) {
+  if (std::isnan(x)) return "NaN";
+  if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
+  return x;
+}
+
+Json element(const std::optional<ElementReport>& e, const Shape& shape) {
+  if (!e) return nullptr;
+  return {{"index", e->index},         {"coordinates", unravel(shape, e->index)},
+          {"got", number(e->got)},     {"gold", number(e->gold)},
+          {"error", number(e->error)}, {"bound", number(e->bound)},
+          {"ratio", number(e->ratio)}, {"gate", e->gate}};
+}
+
+Json output(const CaseRecord& record, size_t index) {
+  const TensorSpec& spec = record.c.pass->outputs[index].tensor;
+  const Comparison& comparison = record.comparisons[index];
+  const Shape shape = shape_of(record.c, spec);
+  Json gates = Json::array();
+  for (const GateResult& gate : comparison.gates) {
+    gates.push_back({{"metric", to_string(gate.metric)},
+                     {"limit", number(gate.limit)},
+                     {"achieved", number(gate.achieved)},
+                     {"headroom", number(gate.headroom)},
+                     {"out_of_bound", gate.out_of_bound},
+                     {"source", gate.source}});
+  }
+  const auto classic = std::find_if(comparison.gates.begin(), comparison.gates.end(),
+                                    [](const GateResult& g) { return g.metric == Metric::atol_rtol; });
+  const bool has_tolerance = classic != comparison.gates.end();
+  // A gradient carries the seed's label "gradient:<input>".
+  const bool gradient = record.c.pass->name == "backward";
+  return {{"output_index", index},
+          {"name", spec.name},
+          {"shape", shape},
+          {"candidate_dtype", info(dtype_of(record.c, spec)).name},
+          {"gold_dtype", "fp64"},
+          {"atol", has_tolerance ? number(classic->atol) : Json(nullptr)},
+          {"rtol", has_tolerance ? number(classic->rtol) : Json(nullptr)},
+          {"max_abs_error", number(comparison.max_abs)},
+          {"mean_abs_error", number(comparison.mean_abs)},
+          {"max_rel_error", number(comparison.max_rel)},
+          {"rel_floor", number(comparison.rel_floor)},
+          {"rel_l2", number(comparison.rel_l2)},
+          {"max_ulp", comparison.max_ulp},
+          {"count", comparison.count},
+          {"out_of_bound", comparison.out_of_bound},
+          {"nonfinite", comparison.nonfinite},
+          {"zeros_would_pass", comparison.zeros_would_pass},
+          {"passed", comparison.passed()},
+          {"message", gradient ? fmt::format("gradient:{}", spec.name.substr(1)) : ""},
+          {"gates", gates},
+          {"first", element(comparison.first, shape)},
+          {"worst", element(comparison.worst, shape)}};
+}
+
+Json bits(const BitDifference& difference) {
+  return {{"compared", difference.compared},
+          {"different", difference.different},
+          {"first_index", difference.first_index},
+          {"bits", {fmt::format("{:#x}", difference.a_bits), fmt::format("{:#x}", difference.b_bits)}}};
+}
+
+/// What repetition and the batch did to each output's bits; kept also where the contract does not demand it.
+Json bit_checks(const CaseRecord& record) {
+  Json list = Json::array();
+  for (size_t i = 0; i < record.run.outputs.size(); ++i) {
+    const TensorSpec& spec = record.c.pass->outputs[i].tensor;
+    if (!is_present(record.c, spec)) continue;
+    const OutputRun& run = record.run.outputs[i];
+    Json subsets = Json::array();
+    for (const SubsetResult& subset : run.subsets) {
+      Json entry = bits(subset.bits);
+      entry["rows"] = {subset.begin, subset.end};
+      subsets.push_back(entry);
+    }
+    list.push_back({{"name", spec.name}, {"repeat", bits(run.repeat)}, {"row_subsets", subsets}});
+  }
+  return list;
+}
+
+std::string check_word(const CaseRecord& record, bool asked, bool ran, bool broken) {
+  if (!asked || !ran || record.run.status != RunStatus::ok) return "not run";
+  return broken ? "fail" : "pass";
+}
+
+Json checks(const CaseRecord& record) {
+  bool repeat_ran = false, repeat_broken = false, subset_ran = false, subset_broken = false, unwritten = false;
+  for (const OutputRun& output : record.run.outputs) {
+    repeat_ran |= output.repeat.compared > 0;
+    repeat_broken |= output.repeat.different > 0;
+    unwritten |= output.unwritten > 0;
+    for (const SubsetResult& subset : output.subsets) {
+      subset_ran |= subset.bits.compared > 0;
+      subset_broken |= subset.bits.different > 0;
+    }
+  }
+  const bool memory_broken = unwritten || !record.run.guard_violations.empty() || !record.run.modified_inputs.empty();
+  return {{"determinism", check_word(record, record.checks.determinism, repeat_ran, repeat_broken)},
+          {"invariance", check_word(record, record.checks.invariance, subset_ran, subset_broken)},
+          {"memory", check_word(record, record.checks.memory, true, memory_broken)}};
+}
+
+Json attributes(const Case& c) {
+  Json map = Json::object();
+  for (size_t i = 0; i < c.attrs.size(); ++i) map[std::string(c.op->attrs[i].name)] = number(c.attrs[i]);
+  return map;
+}
+
+Json case_json(const CaseRecord& record) {
+  Json outputs = Json::array();
+  for (size_t i = 0; i < record.comparisons.size(); ++i) {
+    if (is_present(record.c, record.c.pass->outputs[i].tensor)) outputs.push_back(output(record, i));
+  }
+  Json memory = Json::array();
+  for (const std::string& line : record.run.guard_violations) memory.push_back(line);
+  for (const std::string& line : record.run.modified_inputs) memory.push_back(line);
+  return {{"case_name", case_name(record.c)},
+          {"op", record.c.op->name},
+          {"pass", record.c.pass->name},
+          {"dtype", info(record.c.dtype).name},
+          {"op_class", record.c.op->op_class},
+          {"dims", record.c.dims},
+          {"attrs", attributes(record.c)},
+          {"seed", record.c.seed},
+          {"input_mode", to_string(record.c.input_mode)},
+          {"data_hash", record.data_hash},
+          {"verdict", to_string(record.judgment.verdict)},
+          {"kind", record.judgment.kind},
+          {"reason", record.judgment.reason},
+          {"repeat", record.repeat},
+          {"passed", record.judgment.verdict == Verdict::pass},
+          {"message", record.run.message},
+          {"checks", checks(record)},
+          {"bit_checks", bit_checks(record)},
+          {"memory_findings", memory},
+          {"outputs", outputs}};
+}
+
+double rate(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
+}
+
+/// The cases of one candidate on one operator.
+Json candidate_json(const std::vector<const CaseRecord*>& records) {
+  Json cases = Json::array();
+  int64_t outputs = 0, passed_outputs = 0;
+  bool passed = true;
+  for (const CaseRecord* record : records) {
+    cases.push_back(case_json(*record));
+    passed &= record->judgment.verdict == Verdict::pass;
+    for (const Json& entry : cases.back()["outputs"]) {
+      ++outputs;
+      passed_outputs += entry["passed"].get<bool>() ? 1 : 0;
+    }
+  }
+  const CaseRecord& first = *records.front();
+  return {{"candidate_name", fmt::format("{}-{}", first.candidate, first.c.op->name)},
+          {"backend", first.candidate},
+          {"op", first.c.op->name},
+          {"plugin", {{"path", first.plugin_path}, {"digest", first.plugin_digest}}},
+          {"total_outputs", outputs},
+          {"passed_outputs", passed_outputs},
+          {"pass_rate", rate(passed_outputs, outputs)},
+          {"passed", passed},
+          {"cases", cases}};
+}
+
+Json timings(const Report& report) {
+  Json list = Json::array();
+  for (const CaseRecord& record : report.records) {
+    list.push_back({{"case_name", case_name(record.c)},
+                    {"pass", record.c.pass->name},
+                    {"candidate", record.candidate},
+                    {"generate_ms", record.times.generate_ms},
+                    {"gold_ms", record.times.gold_ms},
+                    {"compare_ms", record.times.compare_ms},
+                    {"run_ms", record.times.run_ms},
+                    {"transfer_ms", record.times.transfer_ms},
+                    {"total_ms", record.times.total_ms}});
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<Verdict> verdicts_of(const Report& report) {
+  std::vector<Verdict> verdicts;
+  for (const CaseRecord& record : report.records) verdicts.push_back(record.judgment.verdict);
+  return verdicts;
+}
+
+std::string to_json(const Report& report) {
+  std::vector<std::vector<const CaseRecord*>> groups;
+  for (const CaseRecord& record : report.records) {
+    const auto same = [&](const auto& group) {
+      return group.front()->candidate == record.candidate && group.front()->c.op == record.c.op;
+    };
+    const auto found = std::find_if(groups.begin(), groups.end(), same);
+    if (found == groups.end()) {
+      groups.push_back({&record});
+    } else {
+      found->push_back(&record);
+    }
+  }
+  Json candidates = Json::array();
+  int64_t passed = 0;
+  for (const auto& group : groups) {
+    candidates.push_back(candidate_json(group));
+    passed += candidates.back()["passed"].get<bool>() ? 1 : 0;
+  }
+  const auto total = static_cast<int64_t>(groups.size());
+  const int code = exit_code(verdicts_of(report));
+  const DeviceInfo& device = report.device;
+  const Json root = {
+      {"format", "check_operator/report-1"},
+      {"suite_name", report.suite_name},
+      {"total_candidates", total},
+      {"passed_candidates", passed},
+      {"pass_rate", rate(passed, total)},
+      {"passed", code == 0},
+      {"exit_code", code},
+      {"contract", {{"path", report.contract_path}, {"hash", report.contract_hash}}},
+      {"device",
+       {{"kind", device.kind},
+        {"name", device.name},
+        {"arch_key", device.arch_key},
+        {"arch", device.arch},
+        {"multiprocessors", device.multiprocessors},
+        {"memory_bytes", device.memory_bytes},
+        {"driver", device.driver},
+        {"runtime", device.runtime}}},
+      {"environment",
+       {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
+      {"command", report.command},
+      {"candidates", candidates},
+      {"volatile",
+       {{"started", report.started},
+        {"host", report.host},
+        {"wall_ms", report.wall_ms},
+        {"timings", timings(report)}}}};
+  // A message may hold any bytes that a plugin wrote: what is not UTF-8 is replaced, never an exception.
+  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  const std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
+  const auto fail = [&](const char* doing) {
+    const std::string why = std::strerror(errno);
+    unlink(temporary.c_str());
+    throw InputError(path, fmt::format("{}: {}", doing, why), "give a path that can be written");
+  };
+  std::FILE* file = std::fopen(temporary.c_str(), "wb");
+  if (file == nullptr) fail("cannot be opened");
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = std::fclose(file) == 0;
+  if (!written || !closed) fail("cannot be written");
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) fail("cannot be replaced");
+}
+
+}  // namespace checkop

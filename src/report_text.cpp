@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The report for people: a line per case, a block with the repeat line per failure, a summary.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "report.hpp"
+
+namespace checkop {
+namespace {
+
+std::string tag(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::pass:
+      return "[       OK ]";
+    case Verdict::fail:
+      return "[  FAILED  ]";
+    case Verdict::vacuous:
+      return "[ VACUOUS  ]";
+    case Verdict::error:
+      return "[  ERROR   ]";
+    case Verdict::timeout:
+      return "[ TIMEOUT  ]";
+    case Verdict::unsupported:
+      return "[   UNSUP. ]";
+    case Verdict::skipped:
+      return "[  SKIPPED ]";
+    case Verdict::xfail:
+      return "[    XFAIL ]";
+    case Verdict::xpass:
+      return "[    XPASS ]";
+  }
+  return "[    ?     ]";
+}
+
+/// "logp/forward  native  bf16  batch=2 seq=16 vocab=257 seed=123"
+std::string title(const CaseRecord& record) {
+  const Case& c = record.c;
+  std::string text = fmt::format("{}/{}  {}  {} ", c.op->name, c.pass->name, record.candidate, info(c.dtype).name);
+  for (const std::string_view dim : dims_of(*c.op)) text += fmt::format(" {}={}", dim, c.dims.find(dim)->second);
+  for (const std::string& optional : c.optionals) text += " +" + optional;
+  if (c.input_mode != InputMode::random) text += fmt::format(" {}", to_string(c.input_mode));
+  return text + fmt::format(" seed={}", c.seed);
+}
+
+/// "logp 12x under its limit": how far the worst element stays inside its tightest gate.
+std::string headroom(const CaseRecord& record) {
+  std::string text;
+  for (size_t i = 0; i < record.comparisons.size(); ++i) {
+    if (!is_present(record.c, record.c.pass->outputs[i].tensor)) continue;
+    double least = INFINITY;
+    for (const GateResult& gate : record.comparisons[i].gates) least = std::min(least, gate.headroom);
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", record.c.pass->outputs[i].tensor.name,
+                        std::isinf(least) ? "exact" : fmt::format("{:.3g}x", least));
+  }
+  return text.empty() ? "" : "  headroom " + text;
+}
+
+}  // namespace
+
+void print_header(std::FILE* out, const Report& report, size_t n_cases, size_t n_candidates) {
+  fmt::print(out, "[==========] {} check{} of {} candidate{}; contract {} ({}); device {}{}\n", n_cases,
+             n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s", report.contract_path,
+             report.contract_hash, report.device.name,
+             report.device.arch_key.empty() ? "" : fmt::format(" ({})", report.device.arch_key));
+}
+
+void print_record(std::FILE* out, const CaseRecord& record) {
+  const Verdict verdict = record.judgment.verdict;
+  const bool pass = verdict == Verdict::pass;
+  fmt::print(out, "{} {}{} ({:.0f} ms)\n", tag(verdict), title(record), pass ? headroom(record) : "",
+             record.times.total_ms);
+  if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
+  if (!pass) fmt::print(out, "             {}\n             repeat: {}\n", record.judgment.reason, record.repeat);
+  std::fflush(out);
+}
+
+void print_summary(std::FILE* out, const Report& report) {
+  fmt::print(out, "[==========] {} check{} ran ({:.0f} ms)\n", report.records.size(),
+             report.records.size() == 1 ? "" : "s", report.wall_ms);
+  const auto verdicts = verdicts_of(report);
+  constexpr Verdict kAll[] = {Verdict::pass,    Verdict::fail,    Verdict::vacuous,
+                              Verdict::error,   Verdict::timeout, Verdict::unsupported,
+                              Verdict::skipped, Verdict::xfail,   Verdict::xpass};
+  for (const Verdict verdict : kAll) {
+    const auto count = std::count(verdicts.begin(), verdicts.end(), verdict);
+    if (count == 0) continue;
+    fmt::print(out, "{} {} {}\n", verdict == Verdict::pass ? "[  PASSED  ]" : tag(verdict), count, to_string(verdict));
+    if (verdict == Verdict::pass) continue;
+    for (const CaseRecord& record : report.records) {
+      if (record.judgment.verdict == verdict) fmt::print(out, "{}   {}\n", tag(verdict), title(record));
+    }
+  }
+  const int code = exit_code(verdicts);
+  if (code == 3) {
+    fmt::print(
+        out, "{} (exit code 3).\n",
+        verdicts.empty() ? "Nothing was checked, so nothing passed" : "Not all that was asked for could be checked");
+  }
+  std::fflush(out);
+}
+
+}  // namespace checkop

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// A case as one safetensors file: input/NAME, output/NAME as stored, gold/NAME and magnitude/NAME in F64; metadata op,
+// pass, case, candidate, attrs (a JSON object), seed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "case.hpp"
+
+namespace checkop {
+
+/// Writes FOLDER/<candidate>-<pass>-<case name>.safetensors and returns its path. The gold is computed once more,
+/// streamed.
+std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
+                      const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs, unsigned threads);
+
+struct SavedCase {
+  Case c;
+  std::string candidate;
+  std::vector<Tensor> inputs, outputs;  ///< in the order of the pass; absent optional ones with an empty name
+};
+
+/// Reads inputs and outputs back. Throws InputError: no such file, an operator, pass or tensor that does not belong,
+/// sizes that do not fit each other.
+SavedCase load_case(const std::string& path);
+
+}  // namespace checkop

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The call as a candidate sees it, and what its status means.
+#include "stage.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+namespace checkop {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMessageBytes = 512;
+/// The workspace differs in both runs, so that a candidate that counts on its content disagrees with itself.
+constexpr uint64_t kWorkspacePoison[2] = {0xff, 0x5a};
+
+/// The structs that a candidate sees. Made anew for every launch: whatever it does to shapes, strides or attributes
+/// changes nothing of ours.
+class Call {
+ public:
+  Call(const Case& c, Device& device, const std::vector<BufferPtr>& inputs, const std::vector<BufferPtr>& outputs,
+       GuardedBuffer* workspace) {
+    for (size_t i = 0; i < inputs.size(); ++i) add(inputs_, c, c.pass->inputs[i], inputs[i].get());
+    for (size_t i = 0; i < outputs.size(); ++i) add(outputs_, c, c.pass->outputs[i].tensor, outputs[i].get());
+    for (const AttrSpec& spec : c.op->attrs) names_.push_back(std::make_unique<std::string>(spec.name));
+    for (size_t i = 0; i < names_.size(); ++i) attrs_.push_back({names_[i]->c_str(), c.attrs[i]});
+    call_.struct_size = sizeof(call_);
+    call_.n_inputs = static_cast<int32_t>(inputs_.size());
+    call_.n_outputs = static_cast<int32_t>(outputs_.size());
+    call_.n_attrs = static_cast<int32_t>(attrs_.size());
+    call_.inputs = inputs_.data();
+    call_.outputs = outputs_.data();
+    call_.attrs = attrs_.data();
+    call_.workspace = workspace == nullptr ? nullptr : workspace->data();
+    call_.workspace_bytes = workspace == nullptr ? 0 : workspace->bytes();
+    call_.stream = device.stream();
+    call_.world_size = 1;
+    call_.message = message_;
+    call_.message_bytes = kMessageBytes;
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  const checkop_call* get() const { return &call_; }
+  /// message_ is one byte longer than the candidate knows: a text without a NUL ends all the same.
+  std::string message() const { return message_; }
+
+ private:
+  struct Extents {
+    Shape shape, strides;
+  };
+
+  void add(std::vector<checkop_tensor>& tensors, const Case& c, const TensorSpec& spec, GuardedBuffer* buffer) {
+    auto extents = std::make_unique<Extents>();
+    if (buffer != nullptr) {
+      extents->shape = shape_of(c, spec);
+      extents->strides.assign(extents->shape.size(), 1);
+      for (size_t i = extents->shape.size(); i-- > 1;) {
+        extents->strides[i - 1] = extents->strides[i] * extents->shape[i];
+      }
+    }
+    tensors.push_back({buffer == nullptr ? nullptr : buffer->data(), static_cast<int32_t>(dtype_of(c, spec)),
+                       static_cast<int32_t>(extents->shape.size()), extents->shape.data(), extents->strides.data()});
+    extents_.push_back(std::move(extents));
+  }
+
+  std::vector<std::unique_ptr<Extents>> extents_;
+  std::vector<std::unique_ptr<std::string>> names_;
+  std::vector<checkop_tensor> inputs_, outputs_;
+  std::vector<checkop_attr> attrs_;
+  char message_[kMessageBytes + 1] = {};
+  checkop_call call_{};
+};
+
+/// Calls into the candidate; an exception that escapes it is its failure.
+template <class Body>
+auto guarded_call(std::string_view what, const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& e) {
+    throw Stopped{RunStatus::failed, fmt::format("{} threw: {}", what, e.what())};
+  } catch (...) {
+    throw Stopped{RunStatus::failed, fmt::format("{} threw something that is no std::exception", what)};
+  }
+}
+
+std::optional<Stopped> judge_status(int status, const std::string& message) {
+  switch (status) {
+    case CHECKOP_OK:
+      return {};
+    case CHECKOP_UNSUPPORTED:
+      return Stopped{RunStatus::unsupported, message.empty() ? "returned CHECKOP_UNSUPPORTED, no reason" : message};
+    case CHECKOP_FAILED:
+      return Stopped{RunStatus::failed, message.empty() ? "returned CHECKOP_FAILED, no reason" : message};
+    default:
+      return Stopped{RunStatus::failed, fmt::format("launch returned {}, which is no checkop_status{}{}", status,
+                                                    message.empty() ? "" : ": ", message)};
+  }
+}
+
+}  // namespace
+
+BufferPtr Stage::make_buffer(std::string_view role, const TensorSpec& spec) {
+  if (!is_present(case_, spec)) return nullptr;
+  return std::make_shared<GuardedBuffer>(device_, dtype_of(case_, spec), element_count(shape_of(case_, spec)),
+                                         fmt::format("{} '{}'{}", role, spec.name, suffix_));
+}
+
+void Stage::make_outputs_and_workspace() {
+  for (const OutputSpec& spec : case_.pass->outputs) outputs.push_back(make_buffer("output", spec.tensor));
+  if (kernel_.workspace_bytes == nullptr) return;
+  Call call(case_, device_, inputs, outputs, nullptr);
+  const size_t bytes = guarded_call("workspace_bytes", [&] { return kernel_.workspace_bytes(call.get()); });
+  if (bytes > size_t{1} << 48) {
+    throw Stopped{RunStatus::failed, fmt::format("workspace_bytes asked for {} bytes", bytes)};
+  }
+  if (bytes == 0) return;
+  workspace =
+      std::make_unique<GuardedBuffer>(device_, DType::u8, static_cast<int64_t>(bytes), "workspace" + suffix_, "byte");
+}
+
+std::string Stage::launch(int run) {
+  for (const BufferPtr& output : outputs) {
+    if (output) output->poison_output(run);
+  }
+  if (workspace) workspace->poison(kWorkspacePoison[run]);
+  device_.synchronize("poison outputs" + suffix_);
+
+  Call call(case_, device_, inputs, outputs, workspace.get());
+  const auto start = Clock::now();
+  std::optional<Stopped> stopped;
+  int status = CHECKOP_FAILED;  // int: a candidate may return what is no checkop_status
+  try {
+    status = guarded_call("launch", [&] { return kernel_.launch(call.get()); });
+  } catch (Stopped& thrown) {
+    stopped = std::move(thrown);
+  }
+  const std::string message = call.message();
+  if (!stopped) stopped = judge_status(status, message);
+  // Also after a failure: work that was enqueued must end before its buffers go, and its errors belong to this case.
+  try {
+    device_.synchronize(fmt::format("run {} of '{}'{}", run + 1, kernel_.name, suffix_));
+  } catch (const DeviceError& e) {
+    const std::string said = stopped ? stopped->message : message;
+    throw DeviceError(said.empty() ? e.what() : fmt::format("{} ({})", e.what(), said), e.sticky());
+  }
+  elapsed_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  if (stopped) {
+    throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_)};
+  }
+  return message;
+}
+
+void Stage::check_guards(std::vector<std::string>& violations) {
+  std::vector<std::string> found;
+  for (const auto* buffers : {&inputs, &outputs}) {
+    for (const BufferPtr& buffer : *buffers) {
+      if (buffer) buffer->check_guards(found);
+    }
+  }
+  if (workspace) workspace->check_guards(found);
+  for (std::string& sentence : found) {
+    if (std::find(violations.begin(), violations.end(), sentence) == violations.end()) {
+      violations.push_back(std::move(sentence));
+    }
+  }
+}
+
+}  // namespace checkop

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stage: guarded buffers for one case, and the launch of a candidate on them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "buffers.hpp"
+#include "case.hpp"
+#include "check_operator.h"
+#include "runner.hpp"
+
+namespace checkop {
+
+using BufferPtr = std::shared_ptr<GuardedBuffer>;  // shared: subsets of rows use the full batch's weights
+
+/// Ends the run with anything but ok.
+struct Stopped {
+  RunStatus status;
+  std::string message;
+};
+
+/// One arrangement of buffers: the full batch or some of its rows.
+class Stage {
+ public:
+  /// `suffix` ends the names of buffers in messages: " (rows [0,1) alone)".
+  Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix)
+      : case_(std::move(c)), device_(device), kernel_(kernel), suffix_(std::move(suffix)) {}
+
+  /// A buffer for the tensor `spec` of this stage's case; nullptr when the tensor is absent.
+  BufferPtr make_buffer(std::string_view role, const TensorSpec& spec);
+
+  /// Call once `inputs` are complete.
+  void make_outputs_and_workspace();
+
+  /// Poisons with the patterns of `run` (0 or 1), launches and waits. Returns the candidate's message; throws Stopped
+  /// unless it succeeded, DeviceError when the device says so.
+  std::string launch(int run);
+
+  /// Appends a sentence for every guard band that was written to, unless it is there already: stages share buffers.
+  void check_guards(std::vector<std::string>& violations);
+
+  std::vector<BufferPtr> inputs, outputs;  ///< nullptr: absent
+  std::unique_ptr<GuardedBuffer> workspace;
+  double elapsed_ms = 0;  ///< of the latest launch
+
+ private:
+  Case case_;
+  Device& device_;
+  const checkop_kernel& kernel_;
+  std::string suffix_;
+};
+
+}  // namespace checkop

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists of names and sizes -> cases.
+#include "sweep.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "error.hpp"
+#include "text.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr size_t kMaxSizes = 100'000;  // of one list: more is a slip in a range
+
+int64_t parse_size(const std::string& where, std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 1) {
+    throw InputError(where, fmt::format("expected an integer >= 1, got {}", text.empty() ? "nothing" : text),
+                     "give a size, a list 1,7,64 or a range 1:4096:x2");
+  }
+  return value;
+}
+
+void append_range(const std::string& where, std::string_view text, std::vector<int64_t>& sizes) {
+  const size_t first = text.find(':'), second = text.find(':', first + 1);
+  const int64_t begin = parse_size(where, text.substr(0, first));
+  const int64_t end = parse_size(where, text.substr(first + 1, second - first - 1));
+  std::string_view step = second == std::string_view::npos ? "1" : text.substr(second + 1);
+  const bool times = step.starts_with('x');
+  if (times) step.remove_prefix(1);
+  const int64_t by = parse_size(where, step);
+  if (begin > end || (times && by == 1)) {
+    throw InputError(where, fmt::format("the range {} never ends or is empty", text),
+                     "give FIRST:LAST:STEP or FIRST:LAST:xFACTOR");
+  }
+  for (int64_t size = begin; size <= end;) {
+    if (sizes.size() >= kMaxSizes)
+      throw InputError(where, fmt::format("{} gives more than {} sizes", text, kMaxSizes), "choose a larger step");
+    sizes.push_back(size);
+    if (size > end / (times ? by : 1)) break;
+    size = times ? size * by : size + by;
+  }
+}
+
+template <typename Range, typename Name>
+std::vector<std::string> names_of(const Range& range, Name name) {
+  std::vector<std::string> names;
+  for (const auto& item : range) names.emplace_back(name(item));
+  return names;
+}
+
+[[noreturn]] void unknown(const std::string& where, std::string_view noun, const std::string& name,
+                          const std::vector<std::string>& known) {
+  const std::string nearest = did_you_mean(name, known);
+  throw InputError(where, fmt::format("unknown {} '{}'", noun, name),
+                   fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(known, ", ")));
+}
+
+bool is_all(const std::vector<std::string>& names) { return names.size() == 1 && names.front() == "all"; }
+
+}  // namespace
+
+int64_t default_size(std::string_view dim) {
+  if (dim == "batch") return 2;
+  if (dim == "seq") return 16;
+  if (dim == "vocab") return 257;
+  return 4096;
+}
+
+std::vector<int64_t> parse_sizes(const std::string& where, std::string_view text) {
+  std::vector<int64_t> sizes;
+  do {
+    const size_t end = std::min(text.find(','), text.size());
+    const std::string_view item = text.substr(0, end);
+    if (item.find(':') != std::string_view::npos) {
+      append_range(where, item, sizes);
+    } else {
+      sizes.push_back(parse_size(where, item));
+    }
+    if (end == text.size()) break;
+    text.remove_prefix(end + 1);
+  } while (true);
+  return sizes;
+}
+
+std::vector<const Operator*> parse_operators(const std::string& where, const std::vector<std::string>& names) {
+  if (is_all(names)) return {operators().begin(), operators().end()};
+  std::vector<const Operator*> found;
+  for (const std::string& name : names) {
+    const Operator* op = find_operator(name);
+    if (op == nullptr)
+      unknown(where, "operator", name, names_of(operators(), [](const Operator* o) { return o->name; }));
+    found.push_back(op);
+  }
+  return found;
+}
+
+std::vector<const Pass*> parse_passes(const std::string& where, const Operator& op,
+                                      const std::vector<std::string>& names) {
+  std::vector<const Pass*> found;
+  if (is_all(names)) {
+    for (const Pass& pass : op.passes) found.push_back(&pass);
+    return found;
+  }
+  for (const std::string& name : names) {
+    const Pass* pass = find_pass(op, name);
+    if (pass == nullptr)
+      unknown(where, fmt::format("pass of {}", op.name), name,
+              names_of(op.passes, [](const Pass& p) { return p.name; }));
+    found.push_back(pass);
+  }
+  return found;
+}
+
+std::vector<DType> parse_dtypes(const std::string& where, const std::vector<std::string>& names) {
+  if (is_all(names)) return {DType::f32, DType::bf16, DType::f16};
+  std::vector<DType> found;
+  for (const std::string& name : names) {
+    const auto dtype = parse_dtype(name);
+    if (!dtype || !info(*dtype).is_float)
+      unknown(where, "floating-point dtype", name, {"fp32", "bf16", "fp16", "fp64"});
+    found.push_back(*dtype);
+  }
+  return found;
+}
+
+InputMode parse_input_mode(const std::string& where, const std::string& name) {
+  std::vector<std::string> known;
+  for (const InputMode mode : {InputMode::random, InputMode::constant, InputMode::integer, InputMode::peaked}) {
+    if (name == to_string(mode)) return mode;
+    known.emplace_back(to_string(mode));
+  }
+  unknown(where, "input mode", name, known);
+}
+
+GradMode parse_grad_mode(const std::string& where, const std::string& name) {
+  if (name == "random") return GradMode::random;
+  if (name == "ones") return GradMode::ones;
+  unknown(where, "gradient mode", name, {"random", "ones"});
+}
+
+std::vector<std::set<std::string, std::less<>>> parse_optionals(const Operator& op,
+                                                                const std::vector<std::string>& settings) {
+  std::vector<std::set<std::string, std::less<>>> result;
+  for (const std::string& setting : settings) {
+    std::set<std::string, std::less<>> present;
+    for (size_t at = 0; setting != "none" && at <= setting.size();) {
+      const size_t end = std::min(setting.find('+', at), setting.size());
+      const std::string name = setting.substr(at, end - at);
+      for (const Pass& pass : op.passes) {
+        for (const TensorSpec& spec : pass.inputs) {
+          if (spec.optional && spec.name == name) present.insert(name);
+        }
+      }
+      at = end + 1;
+    }
+    if (std::find(result.begin(), result.end(), present) == result.end()) result.push_back(present);
+  }
+  if (result.empty()) result.emplace_back();
+  return result;
+}
+
+void expand(const Sweep& sweep, std::vector<Case>& cases) {
+  std::vector<Case> sized{sweep.data};
+  sized.front().op = sweep.op;
+  sized.front().attrs = sweep.attrs;
+  for (size_t i = sized.front().attrs.size(); i < sweep.op->attrs.size(); ++i) {
+    sized.front().attrs.push_back(sweep.op->attrs[i].fallback);
+  }
+  for (const std::string_view dim : dims_of(*sweep.op)) {
+    const auto given = sweep.dims.find(dim);
+    const std::vector<int64_t> sizes = given == sweep.dims.end() ? std::vector{default_size(dim)} : given->second;
+    std::vector<Case> next;
+    for (const Case& c : sized) {
+      for (const int64_t size : sizes) {
+        next.push_back(c);
+        next.back().dims[std::string(dim)] = size;
+      }
+    }
+    sized = std::move(next);
+  }
+  for (const Pass* pass : sweep.passes) {
+    for (const DType dtype : sweep.dtypes) {
+      for (const auto& optionals : sweep.optionals) {
+        for (Case c : sized) {
+          c.pass = pass;
+          c.dtype = dtype;
+          c.optionals = optionals;
+          validate(c);
+          cases.push_back(std::move(c));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace checkop

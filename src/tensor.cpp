@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory behind a file descriptor, and the tensors that lie in it.
+#include "tensor.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr int64_t kMaxElements = int64_t{1} << 62;
+
+/// Closes a descriptor unless its owner took it.
+struct Descriptor {
+  int fd;
+  ~Descriptor() {
+    if (fd >= 0) close(fd);
+  }
+  int release() { return std::exchange(fd, -1); }
+};
+
+[[noreturn]] void fail(size_t size, std::string_view doing, std::string_view why) {
+  throw InputError(fmt::format("memory of {} bytes ({:.1f} MiB)", size, static_cast<double>(size) / 1048576.0),
+                   fmt::format("{}: {}", doing, why), "use smaller dimensions or a machine with more memory");
+}
+
+std::byte* map_shared(int fd, size_t size, bool writable) {
+  void* address = mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) fail(size, "map", std::strerror(errno));
+  return static_cast<std::byte*>(address);
+}
+
+/// The kernel lets a shared file grow past the machine's memory and kills whoever touches it; refuse before.
+void require_physical_memory(size_t size) {
+  const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page_bytes <= 0) return;
+  const size_t physical = static_cast<size_t>(pages) * static_cast<size_t>(page_bytes);
+  if (size > physical) fail(size, "allocate", fmt::format("the machine has {} bytes", physical));
+}
+
+size_t byte_count(const Shape& shape, DType dtype) {
+  const auto count = static_cast<size_t>(element_count(shape));
+  size_t bytes;
+  if (__builtin_mul_overflow(count, info(dtype).bytes, &bytes)) {
+    throw InputError("shape " + to_string(shape), "more than 2^64 bytes", "use smaller dimensions");
+  }
+  return bytes;
+}
+
+}  // namespace
+
+int64_t element_count(const Shape& shape) {
+  for (const int64_t extent : shape) {
+    if (extent < 0) {
+      throw InputError("shape " + to_string(shape), fmt::format("expected extents ≥ 0, got {}", extent));
+    }
+  }
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  int64_t count = 1;
+  for (const int64_t extent : shape) {
+    if (extent > kMaxElements / count) {
+      throw InputError("shape " + to_string(shape), "more than 2^62 elements", "use smaller dimensions");
+    }
+    count *= extent;
+  }
+  return count;
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (const int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
+  return text + "]";
+}
+
+Bytes::Bytes(size_t size) {
+  if (size == 0) return;
+  require_physical_memory(size);
+  Descriptor file{memfd_create("checkop", MFD_CLOEXEC)};
+  if (file.fd < 0) fail(size, "create", std::strerror(errno));
+  if (ftruncate(file.fd, static_cast<off_t>(size)) != 0) fail(size, "allocate", std::strerror(errno));
+  data_ = map_shared(file.fd, size, /*writable=*/true);
+  size_ = size;
+  fd_ = file.release();
+}
+
+Bytes Bytes::map(int fd, size_t size, bool writable) {
+  Descriptor file{fd};
+  Bytes bytes;
+  if (size == 0) return bytes;
+  // Touching pages past the end of the file would raise SIGBUS instead of an error.
+  struct stat status {};
+  if (fstat(file.fd, &status) != 0) fail(size, "inspect descriptor", std::strerror(errno));
+  if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size) {
+    fail(size, "map", fmt::format("the other process made only {} bytes", status.st_size));
+  }
+  if (fcntl(file.fd, F_SETFD, FD_CLOEXEC) != 0) fail(size, "set close-on-exec", std::strerror(errno));
+  bytes.data_ = map_shared(file.fd, size, writable);
+  bytes.size_ = size;
+  bytes.fd_ = file.release();
+  return bytes;
+}
+
+Bytes::Bytes(Bytes&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+Bytes& Bytes::operator=(Bytes&& other) noexcept {
+  Bytes taken(std::move(other));  // first, so that moving an object into itself keeps its memory
+  std::swap(data_, taken.data_);
+  std::swap(size_, taken.size_);
+  std::swap(fd_, taken.fd_);
+  return *this;
+}
+
+Bytes::~Bytes() {
+  if (data_ != nullptr) munmap(data_, size_);
+  if (fd_ >= 0) close(fd_);
+}
+
+Tensor::Tensor(std::string tensor_name, DType type, Shape extents)
+    : name(std::move(tensor_name)), dtype(type), shape(std::move(extents)), bytes(byte_count(shape, type)) {}
+
+double Tensor::at(int64_t index) const {
+  if (index < 0 || index >= count()) {
+    throw std::out_of_range(fmt::format("{}{}: no element {}", name, to_string(shape), index));
+  }
+  double value;
+  info(dtype).decode(bytes.data() + static_cast<size_t>(index) * info(dtype).bytes, &value, 1);
+  return value;
+}
+
+void Tensor::set(int64_t index, double value) {
+  if (index < 0 || index >= count()) {
+    throw std::out_of_range(fmt::format("{}{}: no element {}", name, to_string(shape), index));
+  }
+  info(dtype).encode(&value, bytes.data() + static_cast<size_t>(index) * info(dtype).bytes, 1);
+}
+
+}  // namespace checkop

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shape, Bytes (memory that can be handed to another process) and Tensor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dtype.hpp"
+
+namespace checkop {
+
+using Shape = std::vector<int64_t>;
+
+/// Product of the extents; 1 for a scalar. Throws InputError for a negative extent or a product beyond 2^62.
+int64_t element_count(const Shape& shape);
+std::string to_string(const Shape& shape);  ///< "[8, 512, 151936]"
+
+/// Anonymous shared memory, zero-filled, page-aligned. A file descriptor stands behind it, so that a worker process can
+/// map the same pages: nothing is copied on the way to a candidate.
+class Bytes {
+ public:
+  Bytes() = default;
+  /// Throws InputError with the size when the memory can't be had.
+  explicit Bytes(size_t size);
+  /// Maps memory that another process made. Takes ownership of `fd`.
+  static Bytes map(int fd, size_t size, bool writable);
+  Bytes(Bytes&& other) noexcept;
+  Bytes& operator=(Bytes&& other) noexcept;
+  ~Bytes();
+
+  std::byte* data() { return data_; }
+  const std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  int fd() const { return fd_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  int fd_ = -1;
+};
+
+/// Row-major and contiguous. `shape` has no meaning beyond `element_count(shape) * info(dtype).bytes == bytes.size()`.
+struct Tensor {
+  Tensor() = default;
+  Tensor(std::string tensor_name, DType type, Shape extents);  ///< zero-filled
+
+  int64_t count() const { return element_count(shape); }
+  double at(int64_t index) const;         ///< decoded; for tests and messages
+  void set(int64_t index, double value);  ///< encoded with one rounding
+
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;
+  Bytes bytes;
+};
+
+}  // namespace checkop

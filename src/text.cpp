@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nearest name (Damerau-Levenshtein distance, case ignored) and FNV-1a.
+#include "text.hpp"
+
+#include <algorithm>
+
+namespace checkop {
+namespace {
+
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+/// Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::swap(before_last, last);
+    std::swap(last, row);
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const bool same = lower(a[i - 1]) == lower(b[j - 1]);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (same ? 0 : 1)});
+      const bool swapped = i > 1 && j > 1 && lower(a[i - 1]) == lower(b[j - 2]) && lower(a[i - 2]) == lower(b[j - 1]);
+      if (swapped) row[j] = std::min(row[j], before_last[j - 2] + 1);
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+  // A third of the letters may be wrong: beyond that a guess misleads more often than it helps.
+  size_t best = std::max<size_t>(1, name.size() / 3) + 1;
+  const std::string* nearest = nullptr;
+  for (const std::string& candidate : known) {
+    const size_t distance = edit_distance(name, candidate);
+    if (distance >= best || distance >= candidate.size()) continue;
+    best = distance;
+    nearest = &candidate;
+  }
+  return nearest ? "did you mean '" + *nearest + "'?" : "";
+}
+
+uint64_t fnv1a(std::string_view bytes, uint64_t state) {
+  for (const char c : bytes) {
+    state ^= static_cast<unsigned char>(c);
+    state *= 1099511628211ull;
+  }
+  return state;
+}
+
+std::string fnv1a_hex(std::string_view bytes) {
+  std::string hex(16, '0');
+  uint64_t digest = fnv1a(bytes);
+  for (auto digit = hex.rbegin(); digit != hex.rend(); ++digit, digest >>= 4) *digit = "0123456789abcdef"[digest & 15];
+  return hex;
+}
+
+}  // namespace checkop

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two small things about strings: the nearest known name, and the FNV-1a digest.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace checkop {
+
+/// "did you mean 'x'?" for the nearest of `known`; "" when none is near enough to be a slip of the hand.
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
+
+/// FNV-1a, 64 bits. Pass the result as `state` to go on with more bytes.
+uint64_t fnv1a(std::string_view bytes, uint64_t state = 14695981039346656037ull);
+
+/// The same as 16 hex digits.
+std::string fnv1a_hex(std::string_view bytes);
+
+}  // namespace checkop

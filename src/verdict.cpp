@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run and its comparisons amount to, in one word and one sentence.
+#include "verdict.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+namespace checkop {
+namespace {
+
+const OutputSpec& spec_of(const Case& c, size_t output) { return c.pass->outputs[output]; }
+
+Judgment fail(std::string kind, std::string reason) { return {Verdict::fail, std::move(kind), std::move(reason)}; }
+
+/// What the runner saw apart from numbers: writes where there must be none, and none where there must be some.
+std::optional<Judgment> judge_memory(const Case& c, const RunResult& run) {
+  if (!run.guard_violations.empty()) {
+    return fail("guard", fmt::format("wrote outside its buffers: {}", run.guard_violations.front()));
+  }
+  if (!run.modified_inputs.empty()) {
+    return fail("input", fmt::format("changed an input: {}", run.modified_inputs.front()));
+  }
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    const OutputRun& output = run.outputs[i];
+    if (output.unwritten == 0) continue;
+    const TensorSpec& spec = spec_of(c, i).tensor;
+    return fail("unwritten", fmt::format("{}{} and {} elements in all were never written", spec.name,
+                                         coordinates(shape_of(c, spec), output.first_unwritten), output.unwritten));
+  }
+  return {};
+}
+
+std::optional<Judgment> judge_numbers(const Case& c, size_t index, const Comparison& comparison) {
+  const TensorSpec& spec = spec_of(c, index).tensor;
+  if (comparison.count != comparison.expected) {
+    return Judgment{
+        Verdict::error, "gold",
+        fmt::format("{}: the gold gave {} of {} elements", spec.name, comparison.count, comparison.expected)};
+  }
+  if (comparison.count == 0) {
+    return Judgment{Verdict::vacuous, "empty", fmt::format("{} has no elements: nothing was compared", spec.name)};
+  }
+  if (comparison.out_of_bound > 0) {
+    // The gold has no bound that a NaN meets, so non-finite elements are out of bound too; they are named first.
+    const ElementReport& e = comparison.nonfinite > 0 ? *comparison.first : *comparison.worst;
+    const std::string where =
+        fmt::format("{}{} = {:.9g}, gold {:.9g}", spec.name, coordinates(shape_of(c, spec), e.index), e.got, e.gold);
+    const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
+    if (comparison.nonfinite > 0) {
+      return fail("nonfinite",
+                  fmt::format("{}: {} elements are NaN or infinite where the gold is not, or the other way round; {}",
+                              where, comparison.nonfinite, share));
+    }
+    if (e.gate == "bits") return fail("accuracy", fmt::format("{}: the bits must be equal; {}", where, share));
+    return fail("accuracy", fmt::format("{}: error {:.2e} is {:.3g}x the bound {:.2e} ({}/{}); {}", where, e.error,
+                                        e.bound > 0 ? e.error / e.bound : INFINITY, e.bound,
+                                        to_string(spec_of(c, index).numerics), info(dtype_of(c, spec)).name, share));
+  }
+  return {};
+}
+
+std::optional<Judgment> judge_bits(const Case& c, size_t index, const OutputRun& output, const Demands& demands,
+                                   const RunChecks& checks) {
+  const TensorSpec& spec = spec_of(c, index).tensor;
+  const auto difference = [&](const BitDifference& bits) {
+    return fmt::format("{} of {} elements differ, first {}{}: bits {:#x} and {:#x}", bits.different, bits.compared,
+                       spec.name, coordinates(shape_of(c, spec), bits.first_index), bits.a_bits, bits.b_bits);
+  };
+  if (checks.determinism && demands.determinism && output.repeat.different > 0) {
+    return fail("determinism", fmt::format("two runs on the same data disagree: {}", difference(output.repeat)));
+  }
+  if (!checks.invariance || !demands.batch_invariance) return {};
+  for (const SubsetResult& subset : output.subsets) {
+    if (subset.bits.different == 0) continue;
+    return fail("invariance", fmt::format("rows [{}, {}) alone and within the batch of {} rows disagree: {}",
+                                          subset.begin, subset.end, row_count(c), difference(subset.bits)));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view to_string(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::pass:
+      return "pass";
+    case Verdict::fail:
+      return "fail";
+    case Verdict::vacuous:
+      return "vacuous";
+    case Verdict::error:
+      return "error";
+    case Verdict::timeout:
+      return "timeout";
+    case Verdict::unsupported:
+      return "unsupported";
+    case Verdict::skipped:
+      return "skipped";
+    case Verdict::xfail:
+      return "xfail";
+    case Verdict::xpass:
+      return "xpass";
+  }
+  return "?";
+}
+
+Shape unravel(const Shape& shape, int64_t index) {
+  Shape at(shape.size());
+  for (size_t d = shape.size(); d-- > 0; index /= shape[d]) at[d] = index % shape[d];
+  return at;
+}
+
+std::string coordinates(const Shape& shape, int64_t index) {
+  return fmt::format("[{}]", fmt::join(unravel(shape, index), ","));
+}
+
+Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
+               const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy) {
+  switch (run.status) {
+    case RunStatus::ok:
+      break;
+    case RunStatus::unsupported:
+      return {Verdict::unsupported, "unsupported", run.message};
+    case RunStatus::timeout:
+      return {Verdict::timeout, "timeout", run.message};
+    case RunStatus::crashed:
+      return {Verdict::error, "crash", run.message};
+    case RunStatus::no_device:
+      return {Verdict::error, "device", run.message};
+    case RunStatus::failed:
+      if (run.device_lost) return {Verdict::error, "device", run.message};
+      return fail("candidate", fmt::format("the candidate failed: {}", run.message));
+  }
+  if (checks.memory) {
+    if (auto found = judge_memory(c, run)) return *found;
+  }
+  bool compared = false;
+  if (accuracy) {
+    for (size_t i = 0; i < comparisons.size(); ++i) {
+      if (!is_present(c, spec_of(c, i).tensor)) continue;
+      if (auto found = judge_numbers(c, i, comparisons[i])) return *found;
+      compared = true;
+    }
+  }
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    const OutputRun& output = run.outputs[i];
+    if (auto found = judge_bits(c, i, output, demands[i], checks)) return *found;
+    compared |= checks.determinism && output.repeat.compared > 0;
+    for (const SubsetResult& subset : output.subsets) compared |= checks.invariance && subset.bits.compared > 0;
+  }
+  if (!compared && !checks.memory) return {Verdict::vacuous, "empty", "nothing was compared"};
+  for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
+    if (!comparisons[i].zeros_would_pass) continue;
+    return {Verdict::vacuous, "zeros",
+            fmt::format("{}: an answer of all zeros would pass too, so this data proves nothing",
+                        spec_of(c, i).tensor.name)};
+  }
+  return {Verdict::pass, "", ""};
+}
+
+int exit_code(const std::vector<Verdict>& verdicts) {
+  const auto any = [&](std::initializer_list<Verdict> wanted) {
+    return std::any_of(verdicts.begin(), verdicts.end(),
+                       [&](Verdict v) { return std::find(wanted.begin(), wanted.end(), v) != wanted.end(); });
+  };
+  if (any({Verdict::error, Verdict::timeout})) return 4;
+  if (any({Verdict::fail, Verdict::vacuous, Verdict::xpass})) return 1;
+  // What was asked for and can't be done is not a pass: a gate on gradients must not turn green without a backward
+  // pass.
+  if (any({Verdict::unsupported})) return 3;
+  if (any({Verdict::pass, Verdict::xfail})) return 0;
+  return 3;
+}
+
+}  // namespace checkop

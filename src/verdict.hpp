@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// RunResult + Comparisons -> Verdict and a reason sentence. Pure.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compare.hpp"
+#include "runner.hpp"
+
+namespace checkop {
+
+enum class Verdict : uint8_t { pass, fail, vacuous, error, timeout, unsupported, skipped, xfail, xpass };
+std::string_view to_string(Verdict verdict);
+
+struct Judgment {
+  Verdict verdict = Verdict::error;
+  std::string
+      kind;  ///< what failed: accuracy, nonfinite, unwritten, guard, input, determinism, invariance, candidate, ...
+  std::string reason;  ///< one sentence with element, values and count; empty for pass
+};
+
+/// `comparisons` in the order of the pass's outputs; empty when accuracy was not asked for.
+/// What is wrong with memory comes before what is wrong with numbers: the numbers can't be trusted then.
+Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
+               const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy);
+
+/// Process exit code of a whole run, by the documented priority: 4, 1, 3, 0. 3: nothing ran, or a check was
+/// unsupported.
+int exit_code(const std::vector<Verdict>& verdicts);
+
+Shape unravel(const Shape& shape, int64_t index);            ///< the coordinates of a flat index
+std::string coordinates(const Shape& shape, int64_t index);  ///< "[12,513]"
+
+}  // namespace checkop

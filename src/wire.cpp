@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// Framing, descriptor passing, and the JSON of cases and results.
+#include "wire.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace checkop {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kMagic = 0x63686b6f;
+constexpr uint64_t kMaxBody = uint64_t{64} << 20;
+constexpr std::chrono::milliseconds kSlice{200};
+
+struct Header {
+  uint32_t magic;
+  uint32_t descriptors;
+  uint64_t body_bytes;
+};
+
+using ControlBuffer = std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))>;
+
+/// Waits until `socket` is ready for `events` or `until` has passed.
+bool wait_for(int socket, short events, Clock::time_point until) {
+  for (;;) {
+    // Rounded up: a wait of 0 ms before the deadline would spin.
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    pollfd entry{socket, events, 0};
+    const int ready = poll(&entry, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000)));
+    if (ready > 0) return true;
+    if (ready == 0 && Clock::now() >= until) return false;
+    if (ready < 0 && errno != EINTR) throw WireError(fmt::format("poll: {}", std::strerror(errno)));
+  }
+}
+
+/// Moves the descriptors of a received control message into `descriptors`.
+void take_descriptors(msghdr& message, std::vector<Descriptor>& descriptors) {
+  for (cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr; control = CMSG_NXTHDR(&message, control)) {
+    if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
+    const size_t n = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < n; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
+      descriptors.emplace_back(fd);
+    }
+  }
+}
+
+/// Fills [to, to + bytes) from the socket.
+Received receive_bytes(int socket, char* to, size_t bytes, std::vector<Descriptor>& descriptors,
+                       Clock::time_point deadline, const std::function<bool()>& is_alive) {
+  while (bytes > 0) {
+    if (!wait_for(socket, POLLIN, std::min(deadline, Clock::now() + kSlice))) {
+      if (Clock::now() >= deadline) return Received::late;
+      // A process that the candidate started may hold the socket open after the worker's end. What the worker sent
+      // before it died is in the socket by now, so look once more.
+      if (!is_alive() && !wait_for(socket, POLLIN, Clock::now())) return Received::end;
+      continue;
+    }
+    alignas(cmsghdr) ControlBuffer control{};
+    iovec part{to, bytes};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got == 0 || (got < 0 && errno == ECONNRESET)) return Received::end;
+    if (got < 0) throw WireError(fmt::format("receive: {}", std::strerror(errno)));
+    take_descriptors(message, descriptors);
+    to += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return Received::message;
+}
+
+json encode_bits(const BitDifference& bits) {
+  return {bits.compared, bits.different, bits.first_index, bits.a_bits, bits.b_bits};
+}
+
+BitDifference decode_bits(const json& json) {
+  return {json.at(0).get<int64_t>(), json.at(1).get<int64_t>(), json.at(2).get<int64_t>(), json.at(3).get<uint64_t>(),
+          json.at(4).get<uint64_t>()};
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::string dump(const json& json) { return json.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+void send_message(int socket, const json& body, const std::vector<int>& descriptors, Clock::time_point deadline) {
+  if (descriptors.size() > kMaxDescriptors) {
+    throw WireError(fmt::format("{} tensors in one message, at most {} fit", descriptors.size(), kMaxDescriptors));
+  }
+  const std::string text = dump(body);
+  const Header header{kMagic, static_cast<uint32_t>(descriptors.size()), text.size()};
+  std::string bytes(sizeof(header), '\0');
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  bytes += text;
+
+  for (size_t sent = 0; sent < bytes.size();) {
+    if (!wait_for(socket, POLLOUT, deadline)) throw WireError("send: the other side does not read");
+    iovec part{bytes.data() + sent, bytes.size() - sent};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) ControlBuffer control{};
+    if (sent == 0 && !descriptors.empty()) {  // descriptors travel with the first byte
+      const size_t size = descriptors.size() * sizeof(int);
+      message.msg_control = control.data();
+      message.msg_controllen = CMSG_SPACE(size);
+      cmsghdr* entry = CMSG_FIRSTHDR(&message);
+      entry->cmsg_level = SOL_SOCKET;
+      entry->cmsg_type = SCM_RIGHTS;
+      entry->cmsg_len = CMSG_LEN(size);
+      std::memcpy(CMSG_DATA(entry), descriptors.data(), size);
+    }
+    const ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (n < 0) throw WireError(fmt::format("send: {}", std::strerror(errno)));
+    sent += static_cast<size_t>(n);
+  }
+}
+
+Received receive_message(int socket, Message& message, Clock::time_point deadline,
+                         const std::function<bool()>& is_alive) {
+  message = {};
+  Header header{};
+  auto received =
+      receive_bytes(socket, reinterpret_cast<char*>(&header), sizeof(header), message.descriptors, deadline, is_alive);
+  if (received != Received::message) return received;
+  if (header.magic != kMagic || header.body_bytes > kMaxBody) throw WireError("the answer is no message of ours");
+  message.body.resize(header.body_bytes);
+  received = receive_bytes(socket, message.body.data(), message.body.size(), message.descriptors, deadline, is_alive);
+  if (received == Received::message && message.descriptors.size() != header.descriptors) {
+    throw WireError(fmt::format("{} descriptors arrived of {}", message.descriptors.size(), header.descriptors));
+  }
+  return received;
+}
+
+json encode(const Case& c) {
+  json attrs = json::array();
+  for (const double attr : c.attrs) attrs.push_back(std::bit_cast<uint64_t>(attr));  // JSON has no infinity or NaN
+  return {{"op", c.op->name},
+          {"pass", c.pass->name},
+          {"dtype", static_cast<int>(c.dtype)},
+          {"dims", c.dims},
+          {"attrs", attrs},
+          {"optionals", c.optionals},
+          {"input_mode", static_cast<int>(c.input_mode)},
+          {"constant_value", std::bit_cast<uint64_t>(c.constant_value)},
+          {"token_value", c.token_value},
+          {"grad_mode", static_cast<int>(c.grad_mode)},
+          {"seed", c.seed},
+          {"grad_seed", c.grad_seed}};
+}
+
+Case decode_case(const json& json) {
+  Case c;
+  c.op = find_operator(json.at("op").get<std::string>());
+  if (c.op != nullptr) c.pass = find_pass(*c.op, json.at("pass").get<std::string>());
+  if (c.pass == nullptr) throw WireError("a case of an unknown operator or pass: " + dump(json));
+  c.dtype = static_cast<DType>(json.at("dtype").get<int>());
+  for (const auto& [name, extent] : json.at("dims").items()) c.dims[name] = extent.get<int64_t>();
+  for (const auto& attr : json.at("attrs")) c.attrs.push_back(std::bit_cast<double>(attr.get<uint64_t>()));
+  for (const auto& name : json.at("optionals")) c.optionals.insert(name.get<std::string>());
+  c.input_mode = static_cast<InputMode>(json.at("input_mode").get<int>());
+  c.constant_value = std::bit_cast<double>(json.at("constant_value").get<uint64_t>());
+  c.token_value = json.at("token_value").get<int64_t>();
+  c.grad_mode = static_cast<GradMode>(json.at("grad_mode").get<int>());
+  c.seed = json.at("seed").get<uint64_t>();
+  c.grad_seed = json.at("grad_seed").get<uint64_t>();
+  return c;
+}
+
+json encode(const RunResult& result) {
+  json outputs = json::array();
+  for (const OutputRun& output : result.outputs) {
+    json subsets = json::array();
+    for (const SubsetResult& subset : output.subsets) {
+      subsets.push_back({subset.begin, subset.end, encode_bits(subset.bits)});
+    }
+    outputs.push_back({{"unwritten", output.unwritten},
+                       {"first_unwritten", output.first_unwritten},
+                       {"repeat", encode_bits(output.repeat)},
+                       {"subsets", subsets}});
+  }
+  return {{"status", static_cast<int>(result.status)},
+          {"message", result.message},
+          {"outputs", outputs},
+          {"guard_violations", result.guard_violations},
+          {"modified_inputs", result.modified_inputs},
+          {"device_lost", result.device_lost},
+          {"transfer_ms", result.transfer_ms},
+          {"run_ms", result.run_ms}};
+}
+
+RunResult decode_result(const json& json) {
+  RunResult result;
+  result.status = static_cast<RunStatus>(json.at("status").get<int>());
+  result.message = json.at("message").get<std::string>();
+  for (const auto& item : json.at("outputs")) {
+    OutputRun output;
+    output.unwritten = item.at("unwritten").get<int64_t>();
+    output.first_unwritten = item.at("first_unwritten").get<int64_t>();
+    output.repeat = decode_bits(item.at("repeat"));
+    for (const auto& subset : item.at("subsets")) {
+      output.subsets.push_back({subset.at(0).get<int64_t>(), subset.at(1).get<int64_t>(), decode_bits(subset.at(2))});
+    }
+    result.outputs.push_back(std::move(output));
+  }
+  result.guard_violations = json.at("guard_violations").get<std::vector<std::string>>();
+  result.modified_inputs = json.at("modified_inputs").get<std::vector<std::string>>();
+  result.device_lost = json.at("device_lost").get<bool>();
+  result.transfer_ms = json.at("transfer_ms").get<double>();
+  result.run_ms = json.at("run_ms").get<double>();
+  return result;
+}
+
+json encode(const DeviceInfo& info) {
+  return {{"kind", info.kind},
+          {"index", info.index},
+          {"name", info.name},
+          {"arch_key", info.arch_key},
+          {"arch", info.arch},
+          {"multiprocessors", info.multiprocessors},
+          {"memory_bytes", info.memory_bytes},
+          {"driver", info.driver},
+          {"runtime", info.runtime}};
+}
+
+DeviceInfo decode_device(const json& json) {
+  DeviceInfo info;
+  info.kind = json.at("kind").get<std::string>();
+  info.index = json.at("index").get<int>();
+  info.name = json.at("name").get<std::string>();
+  info.arch_key = json.at("arch_key").get<std::string>();
+  info.arch = json.at("arch").get<int>();
+  info.multiprocessors = json.at("multiprocessors").get<int>();
+  info.memory_bytes = json.at("memory_bytes").get<uint64_t>();
+  info.driver = json.at("driver").get<std::string>();
+  info.runtime = json.at("runtime").get<std::string>();
+  return info;
+}
+
+json encode(const std::vector<Tensor>& tensors, std::vector<int>& descriptors) {
+  json list = json::array();
+  for (const Tensor& tensor : tensors) {
+    list.push_back({{"name", tensor.name}, {"dtype", static_cast<int>(tensor.dtype)}, {"shape", tensor.shape}});
+    if (!tensor.name.empty()) descriptors.push_back(tensor.bytes.fd());
+  }
+  return list;
+}
+
+std::vector<Tensor> decode_tensors(const json& json, std::vector<Descriptor>& descriptors, size_t& next,
+                                   bool writable) {
+  std::vector<Tensor> tensors;
+  for (const auto& item : json) {
+    Tensor tensor;
+    tensor.name = item.at("name").get<std::string>();
+    tensor.dtype = static_cast<DType>(item.at("dtype").get<int>());
+    tensor.shape = item.at("shape").get<Shape>();
+    if (!tensor.name.empty()) {
+      if (next >= descriptors.size()) throw WireError("no descriptor for tensor '" + tensor.name + "'");
+      const size_t bytes = static_cast<size_t>(tensor.count()) * info(tensor.dtype).bytes;
+      tensor.bytes = Bytes::map(descriptors[next++].release(), bytes, writable);
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+}  // namespace checkop

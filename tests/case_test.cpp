@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cases: sizes, names, validation, slices.
+#include "case.hpp"
+
+#include <gtest/gtest.h>
+
+#include "error.hpp"
+#include "gold_helper.hpp"
+
+namespace checkop {
+namespace {
+
+Case small() {
+  return gold_case("linear_logp", "backward", DType::bf16, {{"batch", 2}, {"seq", 3}, {"hidden", 8}, {"vocab", 11}});
+}
+
+std::string error_of(const Case& c) {
+  try {
+    validate(c);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Case, NamesCarryOperatorDtypeAndSizes) {
+  Case c = small();
+  EXPECT_EQ(case_name(c), "linear_logp-bf16-2x3x8x11");
+  c.optionals = {"bias"};
+  c.input_mode = InputMode::peaked;
+  EXPECT_EQ(case_name(c), "linear_logp-bf16-2x3x8x11+bias~peaked");
+}
+
+TEST(Case, FlagsNameEverythingThatDiffersFromTheDefault) {
+  Case c = small();
+  c.optionals = {"bias"};
+  c.input_mode = InputMode::constant;
+  c.grad_mode = GradMode::ones;
+  c.seed = 7;
+  EXPECT_EQ(case_flags(c),
+            "--op linear_logp --pass backward --dtype bf16 --batch 2 --seq 3 --hidden 8 --vocab 11 --with bias "
+            "--input-mode constant --constant-value 0.25 --token-value 0 --grad-mode ones --seed 7 --grad-seed 123");
+}
+
+TEST(Case, OptionalTensorsArePresentWhenNamed) {
+  Case c = small();
+  EXPECT_FALSE(is_present(c, c.pass->inputs[3]));
+  EXPECT_FALSE(is_present(c, c.pass->outputs[2].tensor));
+  c.optionals = {"bias"};
+  EXPECT_TRUE(is_present(c, c.pass->inputs[3]));
+  EXPECT_TRUE(is_present(c, c.pass->outputs[2].tensor));
+}
+
+TEST(Case, ShapesFollowTheSpec) {
+  const Case c = small();
+  EXPECT_EQ(shape_of(c, c.pass->inputs[0]), (Shape{2, 3, 8}));
+  EXPECT_EQ(dtype_of(c, c.pass->inputs[0]), DType::bf16);
+  EXPECT_EQ(dtype_of(c, c.pass->inputs[2]), DType::i64);
+  EXPECT_EQ(row_count(c), 6);
+}
+
+TEST(Case, SizesBelowOneAreNamed) {
+  Case c = small();
+  c.dims["vocab"] = 0;
+  EXPECT_EQ(error_of(c), "--vocab: expected an integer >= 1, got 0; give a size of at least 1");
+  c.dims["vocab"] = -5;
+  EXPECT_NE(error_of(c).find("got -5"), std::string::npos);
+  c.dims.erase("vocab");
+  EXPECT_NE(error_of(c).find("--vocab"), std::string::npos);
+}
+
+TEST(Case, SizesBeyondMemoryAreNamedBeforeAnythingIsAllocated) {
+  Case c = small();
+  c.dims["vocab"] = int64_t{1} << 40;
+  c.dims["hidden"] = int64_t{1} << 30;
+  EXPECT_NE(error_of(c), "no error");
+  c.dims["hidden"] = 4096;
+  EXPECT_NE(error_of(c).find("lm_head_weight"), std::string::npos);
+}
+
+TEST(Case, SliceKeepsEverythingButTheRows) {
+  const Case slice = slice_rows(small(), 2, 5);
+  EXPECT_EQ(slice.dims.at("batch"), 1);
+  EXPECT_EQ(slice.dims.at("seq"), 3);
+  EXPECT_EQ(slice.dims.at("vocab"), 11);
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// The comparison: what passes, what fails, and what is reported about it.
+#include "compare.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <thread>
+
+namespace checkop {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+Gate bound_gate() {
+  Gate gate;
+  gate.lambda = 6;
+  gate.max_chain = 1024;
+  gate.source = "test";
+  return gate;
+}
+
+Gate tolerance(double atol, double rtol) {
+  Gate gate;
+  gate.metric = Metric::atol_rtol;
+  gate.atol = atol;
+  gate.rtol = rtol;
+  return gate;
+}
+
+Gate bits_gate() {
+  Gate gate;
+  gate.metric = Metric::bits;
+  return gate;
+}
+
+/// Compares `got` with `gold` as one row; magnitude and rounding are 1 for every element.
+Comparison compare(DType dtype, const std::vector<double>& got, const std::vector<double>& gold,
+                   std::vector<Gate> gates, bool nonfinite_may_match = false) {
+  Tensor tensor("y", dtype, {static_cast<int64_t>(got.size())});
+  for (size_t i = 0; i < got.size(); ++i) tensor.set(static_cast<int64_t>(i), got[i]);
+  const auto n = static_cast<int64_t>(gold.size());
+  OutputComparison comparison(dtype, tensor.bytes.data(), {1, n}, {std::move(gates), nonfinite_may_match, "test"}, 1);
+  const std::vector<double> ones(gold.size(), 1.0);
+  if (n > 0) comparison.add({0, 0, 1, n, gold.data(), ones.data(), ones.data()});
+  return comparison.finish();
+}
+
+TEST(Compare, EqualValuesPass) {
+  const Comparison c = compare(DType::f32, {1, -2}, {1, -2}, {bound_gate()});
+  EXPECT_TRUE(c.passed());
+  EXPECT_EQ(c.count, 2);
+  EXPECT_EQ(c.max_abs, 0);
+}
+
+TEST(Compare, NanInCandidateFailsWhenGoldIsFinite) {
+  for (const Gate& gate : {bound_gate(), tolerance(1e30, 1e30), bits_gate()}) {
+    const Comparison c = compare(DType::f32, {1, kNan}, {1, 2}, {gate});
+    EXPECT_FALSE(c.passed()) << to_string(gate.metric);
+    EXPECT_EQ(c.nonfinite, 1);
+    EXPECT_EQ(c.first->index, 1);
+    EXPECT_EQ(c.max_abs, kInf);
+    EXPECT_EQ(c.gates[0].headroom, 0);
+  }
+}
+
+TEST(Compare, InfinityInCandidateFailsWhenGoldIsFinite) {
+  EXPECT_FALSE(compare(DType::f32, {kInf}, {1}, {tolerance(1e30, 1)}).passed());
+}
+
+TEST(Compare, NonfiniteGoldFailsUnlessTheContractSaysSo) {
+  for (const double value : {kNan, kInf, -kInf}) {
+    EXPECT_FALSE(compare(DType::f32, {value, 1}, {value, 1}, {bound_gate()}).passed()) << value;
+    EXPECT_TRUE(compare(DType::f32, {value, 1}, {value, 1}, {bound_gate()}, true).passed()) << value;
+  }
+  EXPECT_FALSE(compare(DType::f32, {-kInf}, {kInf}, {bound_gate()}, true).passed());
+  EXPECT_FALSE(compare(DType::f32, {1}, {kNan}, {bound_gate()}, true).passed());
+}
+
+TEST(Compare, OverflowOfTheOutputTypeIsRight) {
+  EXPECT_TRUE(compare(DType::f16, {kInf}, {1e5}, {bound_gate()}).passed());
+  EXPECT_FALSE(compare(DType::f16, {kInf}, {6e4}, {bound_gate()}).passed());
+}
+
+TEST(Compare, EmptyOutputDoesNotPass) { EXPECT_FALSE(compare(DType::f32, {}, {}, {bound_gate()}).passed()); }
+
+TEST(Compare, MissingRowsDoNotPass) {
+  const Tensor tensor("y", DType::f32, {2, 1});
+  OutputComparison comparison(DType::f32, tensor.bytes.data(), {2, 1}, {{bound_gate()}, false, ""}, 1);
+  const double zero = 0;
+  comparison.add({0, 1, 1, 1, &zero, &zero, &zero});
+  EXPECT_FALSE(comparison.finish().passed());
+  comparison.add({0, 1, 1, 1, &zero, &zero, &zero});  // the same row again is not the missing one
+  EXPECT_EQ(comparison.finish().count, 1);
+  EXPECT_FALSE(comparison.finish().passed());
+}
+
+TEST(Compare, BoundIsWorkedByHand) {
+  const Gate gate = bound_gate();
+  const double u = std::exp2(-24), tiny = std::exp2(-126);
+  // 100 terms: growth = 6*sqrt(100)*u. E = 60u*3 + u*2 + tiny; at 1.5 + E half an ulp of bf16 is 2^-8.
+  const double error = 60 * u * 3 + 2 * u + tiny;
+  EXPECT_DOUBLE_EQ(element_bound(gate, DType::bf16, 100, 1.5, 3, 2), error + std::exp2(-8));
+  EXPECT_DOUBLE_EQ(element_bound(gate, DType::f32, 100, 1.5, 3, 2), error + std::exp2(-24));
+  // Just below 2 the error carries the value over the binade, where half an ulp is twice as large.
+  EXPECT_DOUBLE_EQ(element_bound(gate, DType::bf16, 100, 2 - 1e-9, 3, 2), error + std::exp2(-7));
+}
+
+TEST(Compare, BiasOfTruncationGrowsWithTheChainAndTheValue) {
+  Gate gate = bound_gate();
+  const double without = element_bound(gate, DType::f32, 1024, 1.5, 0, 0);
+  gate.bias_ulps = 2;
+  EXPECT_DOUBLE_EQ(element_bound(gate, DType::f32, 1024, 1.5, 0, 0), without + 2 * 1024 * std::exp2(-24) * 1.5);
+}
+
+TEST(Compare, Fp64OutputsAreHeldToFp64Arithmetic) {
+  const Gate gate = bound_gate();
+  EXPECT_LT(element_bound(gate, DType::f64, 100, 1.5, 3, 2), 1e-13);
+  EXPECT_TRUE(compare(DType::f64, {1 + 4e-16}, {1}, {gate}).passed());
+  EXPECT_FALSE(compare(DType::f64, {1 + 1e-9}, {1}, {gate}).passed());
+}
+
+TEST(Compare, OneRoundingPassesAndTruncationFails) {
+  // 1 + 0.75 ulp of bf16: rounded up it is 0.25 ulp off, truncated 0.75.
+  const double gold = 1 + 0.75 * std::exp2(-7);
+  EXPECT_TRUE(compare(DType::bf16, {1 + std::exp2(-7)}, {gold}, {bound_gate()}).passed());
+  EXPECT_FALSE(compare(DType::bf16, {1}, {gold}, {bound_gate()}).passed());
+}
+
+TEST(Compare, AllGatesMustHold) {
+  const Comparison c = compare(DType::f32, {1.001}, {1}, {tolerance(1, 0), tolerance(1e-6, 0)});
+  EXPECT_FALSE(c.passed());
+  EXPECT_EQ(c.gates[0].out_of_bound, 0);
+  EXPECT_EQ(c.gates[1].out_of_bound, 1);
+  EXPECT_NEAR(c.gates[1].achieved, 1000, 1);
+  EXPECT_EQ(c.out_of_bound, 1);
+}
+
+TEST(Compare, ZeroToleranceAcceptsEqualityOnly) {
+  EXPECT_TRUE(compare(DType::f32, {0.5}, {0.5}, {tolerance(0, 0)}).passed());
+  EXPECT_FALSE(compare(DType::f32, {0.5f + 6e-8f}, {0.5}, {tolerance(0, 0)}).passed());
+}
+
+TEST(Compare, BitsGateTellsZerosApart) {
+  EXPECT_TRUE(compare(DType::f32, {-0.0, 0.1}, {-0.0, 0.1}, {bits_gate()}).passed());
+  EXPECT_FALSE(compare(DType::f32, {-0.0}, {0.0}, {bits_gate()}).passed());
+}
+
+TEST(Compare, FirstAndWorstAreReported) {
+  const Comparison c = compare(DType::f32, {1, 2.5, 3, 9}, {1, 2, 3, 4}, {tolerance(0.1, 0)});
+  EXPECT_EQ(c.out_of_bound, 2);
+  EXPECT_EQ(c.first->index, 1);
+  EXPECT_EQ(c.worst->index, 3);
+  EXPECT_EQ(c.worst->got, 9);
+  EXPECT_EQ(c.worst->gold, 4);
+  EXPECT_NEAR(c.worst->ratio, 50, 1e-9);
+  EXPECT_EQ(c.max_abs, 5);
+  EXPECT_DOUBLE_EQ(c.mean_abs, 5.5 / 4);
+  EXPECT_DOUBLE_EQ(c.rel_l2, std::sqrt((0.25 + 25) / 30));
+}
+
+TEST(Compare, RelativeErrorIgnoresElementsBelowTheFloor) {
+  // 1e-9 of gold against 1e-3: nonsense as a relative error, so only the large elements count.
+  const Comparison c = compare(DType::f32, {1.5, 1e-3}, {1, 1e-9}, {tolerance(10, 0)});
+  EXPECT_DOUBLE_EQ(c.max_rel, 0.5);
+  EXPECT_GT(c.rel_floor, 1e-9);
+}
+
+TEST(Compare, UlpDistanceIsToTheGoldRoundedOnce) {
+  EXPECT_EQ(compare(DType::bf16, {1 + 3 * std::exp2(-7)}, {1.0001}, {tolerance(1, 0)}).max_ulp, 3u);
+  EXPECT_EQ(compare(DType::bf16, {1}, {1.0001}, {tolerance(1, 0)}).max_ulp, 0u);
+}
+
+TEST(Compare, ZerosThatWouldPassAreNoticed) {
+  EXPECT_TRUE(compare(DType::f32, {1e-9}, {1e-9}, {tolerance(1e-3, 0)}).zeros_would_pass);
+  EXPECT_FALSE(compare(DType::f32, {1e-9, 1}, {1e-9, 1}, {tolerance(1e-3, 0)}).zeros_would_pass);
+  // A gold of exact zeros is answered by zeros alone.
+  EXPECT_FALSE(compare(DType::f32, {0, 0}, {0, 0}, {tolerance(1e-3, 0)}).zeros_would_pass);
+}
+
+TEST(Compare, ResultDoesNotDependOnTheOrderOfRowsOrThreads) {
+  constexpr int64_t kRows = 64, kColumns = 33;
+  Tensor tensor("y", DType::f32, {kRows, kColumns});
+  std::vector<double> gold(kRows * kColumns), ones(kRows * kColumns, 1.0);
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    gold[static_cast<size_t>(i)] = std::sin(static_cast<double>(i));
+    tensor.set(i, gold[static_cast<size_t>(i)] + 1e-6 * std::cos(static_cast<double>(i * i)));
+  }
+  const auto run = [&](bool reversed, bool threaded) {
+    OutputComparison comparison(DType::f32, tensor.bytes.data(), {kRows, kColumns}, {{bound_gate()}, false, ""}, 1);
+    const auto add = [&](int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r) {
+        const int64_t row = reversed ? kRows - 1 - r : r, at = row * kColumns;
+        comparison.add({0, row, 1, kColumns, &gold[static_cast<size_t>(at)], &ones[static_cast<size_t>(at)],
+                        &ones[static_cast<size_t>(at)]});
+      }
+    };
+    if (threaded) {
+      std::jthread half([&] { add(0, kRows / 2); });
+      add(kRows / 2, kRows);
+    } else {
+      add(0, kRows);
+    }
+    return comparison.finish();
+  };
+  const Comparison a = run(false, false);
+  for (const Comparison& b : {run(true, false), run(false, true), run(true, true)}) {
+    EXPECT_EQ(a.mean_abs, b.mean_abs);
+    EXPECT_EQ(a.rel_l2, b.rel_l2);
+    EXPECT_EQ(a.max_rel, b.max_rel);
+    EXPECT_EQ(a.worst->index, b.worst->index);
+    EXPECT_EQ(a.out_of_bound, b.out_of_bound);
+  }
+  EXPECT_GT(a.max_rel, 0);
+}
+
+TEST(CompareBits, ComparesAsIntegers) {
+  Tensor a("a", DType::f32, {3}), b("b", DType::f32, {3});
+  a.set(0, kNan), b.set(0, kNan);
+  EXPECT_EQ(compare_bits(DType::f32, a.bytes.data(), b.bytes.data(), 3).different, 0);
+  b.set(2, -0.0);
+  const BitDifference difference = compare_bits(DType::f32, a.bytes.data(), b.bytes.data(), 3);
+  EXPECT_EQ(difference.different, 1);
+  EXPECT_EQ(difference.first_index, 2);
+  EXPECT_EQ(difference.b_bits, 0x80000000u);
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a contract of our own format is refused for, word for word.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "contract_helper.hpp"
+
+namespace checkop {
+namespace {
+
+using namespace contract_test;
+
+TEST(Contract, AnEmptyContractIsAnError) {
+  EXPECT_TRUE(parse_error("{}").starts_with("c.json: the contract is empty; write \"format\"")) << parse_error("{}");
+  EXPECT_TRUE(parse_error(R"({"rules": []})").starts_with("c.json: not a contract: no key 'format'"));
+  EXPECT_EQ(parse_error("[]"), "c.json: expected an object, got an empty array");
+  EXPECT_TRUE(parse_error("").starts_with("c.json: line 1, column 1: not valid JSON"));
+}
+
+TEST(Contract, AnUnknownFormatIsAnError) {
+  EXPECT_EQ(parse_error(R"({"format": "check_operator/contract-3"})"),
+            "c.json: format: unknown format 'check_operator/contract-3'; did you mean 'check_operator/contract-2'?");
+}
+
+TEST(Contract, RulesAreRequiredAndNotEmpty) {
+  EXPECT_EQ(rules_error({}), "c.json: rules: expected at least one rule, got an empty array");
+  EXPECT_EQ(parse_error(R"({"format": "check_operator/contract-2", "name": "n"})"),
+            "c.json: key 'rules' is missing; add it");
+}
+
+TEST(Contract, ARuleWithoutGatesIsAnError) {
+  EXPECT_EQ(rules_error({rule_with_gates("[]")}),
+            "c.json: rules[0].gates: expected at least one gate, got an empty array; a rule without gates would pass "
+            "everything");
+}
+
+TEST(Contract, ARuleWithoutAReasonIsAnError) {
+  const auto with_why = [](std::string_view why) {
+    return rules_error({fmt::format(R"({{"match": {{}}, "gates": [{}]{}}})", kGate, why)});
+  };
+  EXPECT_EQ(with_why(""), "c.json: rules[0]: key 'why' is missing; add it");
+  EXPECT_EQ(with_why(R"(, "why": " ")"), "c.json: rules[0].why: expected a sentence, got \" \"");
+}
+
+TEST(Contract, AnUnknownKeyIsAnErrorAtEveryLevel) {
+  EXPECT_NE(
+      rules_error({rule("{}")}, R"(, "demand": {})").find("c.json: unknown key 'demand'; did you mean 'demands'?"),
+      std::string::npos);
+  EXPECT_NE(rules_error({rule("{}")}, R"(, "demands": {"invariance": true})").find("c.json: demands: unknown key"),
+            std::string::npos);
+  EXPECT_NE(rules_error({rule(R"({"operator": "logp"})")}).find("c.json: rules[0].match: unknown key 'operator'"),
+            std::string::npos);
+  EXPECT_NE(gate_error(R"({"metric": "bits", "atol": 1})").find("c.json: rules[0].gates[0]: unknown key 'atol'"),
+            std::string::npos);
+  EXPECT_NE(rules_error({fmt::format(R"({{"match": {{}}, "gates": [{}], "why": "w", "limits": 1}})", kGate)})
+                .find("c.json: rules[0]: unknown key 'limits'"),
+            std::string::npos);
+}
+
+TEST(Contract, AKeyThatAppearsTwiceIsAnError) {
+  EXPECT_EQ(gate_error(R"({"metric": "atol_rtol", "atol": 1, "atol": 2, "rtol": 0})"),
+            "c.json: rules[0].gates[0]: key 'atol' appears twice; keep one of the two");
+}
+
+TEST(Contract, NumbersMustBeFiniteAndNotNegative) {
+  const auto gate = [](std::string_view numbers) { return fmt::format(R"({{"metric": "bound_ratio", {}}})", numbers); };
+  EXPECT_EQ(gate_error(gate(R"("limit": 1, "lambda": -1, "max_chain": 0)")),
+            "c.json: rules[0].gates[0].lambda: expected a finite number >= 0, got -1");
+  EXPECT_EQ(
+      gate_error(gate(R"("limit": "NaN", "lambda": 6, "max_chain": 0)")),
+      "c.json: rules[0].gates[0].limit: expected a finite number >= 0, got \"NaN\"; write a number without quotes");
+  EXPECT_EQ(gate_error(gate(R"("limit": 1, "lambda": 6, "max_chain": -1)")),
+            "c.json: rules[0].gates[0].max_chain: expected an integer >= 0, got -1");
+  EXPECT_EQ(gate_error(gate(R"("limit": 1, "lambda": 6, "max_chain": 0, "step": 0)")),
+            "c.json: rules[0].gates[0].step: expected an integer >= 1, got 0");
+  EXPECT_EQ(gate_error(gate(R"("limit": 1, "lambda": 6, "max_chain": 0, "bias_ulps": -0.5)")),
+            "c.json: rules[0].gates[0].bias_ulps: expected a finite number >= 0, got -0.5");
+  EXPECT_EQ(gate_error(R"({"metric": "atol_rtol", "atol": -1e-5, "rtol": 0})"),
+            "c.json: rules[0].gates[0].atol: expected a finite number >= 0, got -1e-05");
+  EXPECT_EQ(gate_error(R"({"metric": "atol_rtol", "atol": 0, "rtol": null})"),
+            "c.json: rules[0].gates[0].rtol: expected a finite number >= 0, got null");
+  EXPECT_NE(gate_error(R"({"metric": "atol_rtol", "atol": 1e999, "rtol": 0})").find("rules[0].gates[0].atol: "),
+            std::string::npos);
+}
+
+TEST(Contract, NumbersThatArePolicyMustBeStated) {
+  EXPECT_EQ(gate_error(R"({"metric": "bound_ratio", "limit": 1, "lambda": 6})"),
+            "c.json: rules[0].gates[0]: key 'max_chain' is missing; add it");
+  EXPECT_EQ(gate_error(R"({"metric": "atol_rtol", "atol": 1})"),
+            "c.json: rules[0].gates[0]: key 'rtol' is missing; add it");
+}
+
+TEST(Contract, AMetricAppearsOnceInARule) {
+  EXPECT_EQ(gate_error(fmt::format("{0}, {0}", kGate)),
+            "c.json: rules[0].gates[1]: a second gate of metric 'bound_ratio'; keep one");
+}
+
+TEST(Contract, UnknownNamesAreErrorsWithASuggestion) {
+  const auto match_error = [](std::string_view match) { return rules_error({rule(match)}); };
+  EXPECT_EQ(match_error(R"({"op": "lgop"})"),
+            "c.json: rules[0].match.op: unknown operator 'lgop'; did you mean 'logp'?");
+  EXPECT_EQ(match_error(R"({"pass": "backwards"})"),
+            "c.json: rules[0].match.pass: unknown pass 'backwards'; did you mean 'backward'?");
+  EXPECT_EQ(match_error(R"({"output": "dlogit"})"),
+            "c.json: rules[0].match.output: unknown output 'dlogit'; did you mean 'dlogits'?");
+  EXPECT_EQ(match_error(R"({"numerics": "logprobs"})"),
+            "c.json: rules[0].match.numerics: unknown numeric class 'logprobs'; did you mean 'logprob'?");
+  EXPECT_EQ(match_error(R"({"dtype": "bf17"})"),
+            "c.json: rules[0].match.dtype: unknown dtype 'bf17'; did you mean 'bf16'?");
+  EXPECT_EQ(match_error(R"({"dtype": ["fp32", "fp31"]})"),
+            "c.json: rules[0].match.dtype[1]: unknown dtype 'fp31'; did you mean 'fp32'?");
+  EXPECT_EQ(gate_error(R"({"metric": "bound_ration", "limit": 1})"),
+            "c.json: rules[0].gates[0].metric: unknown metric 'bound_ration'; did you mean 'bound_ratio'?");
+}
+
+TEST(Contract, ARuleThatMatchesNothingIsAnError) {
+  for (const char* match :
+       {R"({"op": "logp", "output": "db"})", R"({"op": "logp", "numerics": "contraction"})",
+        R"({"output": "logp", "pass": "backward"})", R"({"output": "logp", "dtype": "bf16"})", R"({"dtype": "int64"})"})
+    EXPECT_NE(rules_error({rule("{}"), rule(match)}).find("c.json: rules[1].match: matches no output of any operator"),
+              std::string::npos)
+        << match;
+}
+
+TEST(Contract, AnEmptyDtypeListIsAnError) {
+  EXPECT_NE(rules_error({rule(R"({"dtype": []})")}).find("rules[0].match.dtype: expected a dtype or a list of dtypes"),
+            std::string::npos);
+}
+
+TEST(Contract, AMissingFileIsNamed) {
+  EXPECT_EQ(error_of([] { Contract::load("/no/such/missing.json"); }),
+            "/no/such/missing.json: cannot be opened: No such file or directory; give the path of a contract");
+}
+
+TEST(Contract, OverrideErrorsNameFileAndPath) {
+  const auto error = [](std::string_view arch, std::string_view text) {
+    return rules_error({rule(R"({"op": "logp"})")}, overrides(arch, text));
+  };
+  EXPECT_EQ(error("sm91", ""), "c.json: arch_overrides: unknown architecture 'sm91'; did you mean 'sm90'?");
+  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"bound_ratio": {"lambda": 7}}})"),
+            "c.json: arch_overrides.sm90[0]: key 'reason' is missing; add it");
+  EXPECT_EQ(error("sm90", R"({"match": {"op": "logp", "output": "db"}, "set": {"bound_ratio": {"lambda": 7}},
+                              "reason": "r"})"),
+            "c.json: arch_overrides.sm90[0].match: matches no output of any operator; 'check_operator list' shows the "
+            "operators; their specs stand in reference/");
+  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"atol_rtol": {"atol": 7}}, "reason": "r"})"),
+            "c.json: arch_overrides.sm90[0].set.atol_rtol: no rule that judges these outputs has such a gate; name a "
+            "metric that a matching rule has");
+  EXPECT_NE(error("sm90", R"({"match": {"op": "matmul"}, "set": {"bound_ratio": {"lambda": 7}}, "reason": "r"})")
+                .find("no rule that judges these outputs"),
+            std::string::npos);
+  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"bound_ratio": {"lamda": 7}}, "reason": "r"})"),
+            "c.json: arch_overrides.sm90[0].set.bound_ratio: unknown key 'lamda'; did you mean 'lambda'?");
+  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"bound_ratio": {"lambda": -7}}, "reason": "r"})"),
+            "c.json: arch_overrides.sm90[0].set.bound_ratio.lambda: expected a finite number >= 0, got -7");
+  EXPECT_NE(error("sm90", R"({"match": {}, "set": {}, "reason": "r"})").find("at least one metric"), std::string::npos);
+  EXPECT_NE(error("sm90", R"({"match": {}, "set": {"bound_ratio": {}}, "reason": "r"})").find("a number to set"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU device, and the CUDA device of a build that has none.
+#include "device.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+TEST(CpuDevice, MemoryIsAlignedTo256Bytes) {
+  const auto device = open_cpu_device();
+  for (const size_t bytes : {1, 255, 257, 100000}) {
+    std::byte* memory = device->allocate(bytes, "test");
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 256, 0u) << bytes;
+    device->free(memory);
+  }
+}
+
+TEST(CpuDevice, FillRepeatsPatternsOfEveryWidth) {
+  const auto device = open_cpu_device();
+  const uint64_t pattern = 0x1122334455667788;
+  for (const size_t width : {1, 2, 4, 8}) {
+    const size_t bytes = 8 * 1024 + 3 * width;  // more than one block, and part of one
+    std::vector<std::byte> memory(bytes + 1, std::byte{0x99});
+    device->fill(memory.data(), pattern, width, bytes);
+    for (size_t at = 0; at < bytes; at += width) {
+      ASSERT_EQ(std::memcmp(memory.data() + at, &pattern, width), 0) << width << " at " << at;
+    }
+    EXPECT_EQ(memory[bytes], std::byte{0x99}) << "wrote past the end, width " << width;
+  }
+}
+
+TEST(CpuDevice, DownloadReturnsWhatWasUploaded) {
+  const auto device = open_cpu_device();
+  const char text[] = "bits";
+  char back[sizeof(text)] = {};
+  std::byte* memory = device->allocate(sizeof(text), "test");
+  device->upload(memory, reinterpret_cast<const std::byte*>(text), sizeof(text));
+  device->download(reinterpret_cast<std::byte*>(back), memory, sizeof(text));
+  device->free(memory);
+  EXPECT_STREQ(back, text);
+}
+
+TEST(CpuDevice, ImpossibleAllocationNamesWhatItWasFor) {
+  const auto device = open_cpu_device();
+  try {
+    device->allocate(std::numeric_limits<size_t>::max() / 4, "output 'c'");
+    FAIL() << "no exception";
+  } catch (const DeviceError& e) {
+    EXPECT_NE(std::string(e.what()).find("allocate output 'c'"), std::string::npos) << e.what();
+    EXPECT_FALSE(e.sticky());
+  }
+}
+
+TEST(CpuDevice, NamesTheProcessor) {
+  const DeviceInfo info = open_cpu_device()->info();
+  EXPECT_EQ(info.kind, "cpu");
+  EXPECT_FALSE(info.name.empty());
+  EXPECT_EQ(info.arch_key, "");
+  EXPECT_GE(info.multiprocessors, 1);
+  EXPECT_GT(info.memory_bytes, 0u);
+}
+
+TEST(CpuDevice, HasNoStream) { EXPECT_EQ(open_cpu_device()->stream(), nullptr); }
+
+TEST(CudaDevice, MissingDeviceIsAnEnvironmentError) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a CUDA device";
+  try {
+    open_cuda_device(0);
+    FAIL() << "no exception";
+  } catch (const EnvironmentError& e) {
+    EXPECT_NE(std::string(e.what()).find("cuda"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// For tests of the gold: small cases of any operator, inputs that depend on nothing else, and all gold rows in vectors.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "case.hpp"
+#include "gold.hpp"
+
+namespace checkop {
+
+/// Every element of one output, as a row-major matrix. Empty for an output that the case does not have.
+struct GoldOutput {
+  std::string name;
+  int64_t rows = 0, columns = 0;
+  std::vector<double> value, magnitude, rounding;
+};
+
+/// The gold of `c` in the order of the pass's outputs. Throws when a row comes twice or not at all.
+inline std::vector<GoldOutput> collect_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads) {
+  std::vector<GoldOutput> outputs;
+  std::vector<std::vector<char>> seen;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    GoldOutput output{std::string(spec.tensor.name), 0, 0, {}, {}, {}};
+    if (is_present(c, spec.tensor)) {
+      const MatrixView view = matrix_view(*c.op, spec.tensor, shape_of(c, spec.tensor));
+      const auto count = static_cast<size_t>(view.rows * view.columns);
+      output.rows = view.rows, output.columns = view.columns;
+      output.value.resize(count), output.magnitude.resize(count), output.rounding.resize(count);
+    }
+    seen.emplace_back(static_cast<size_t>(output.rows), 0);
+    outputs.push_back(std::move(output));
+  }
+  // Rows are disjoint, so the threads write to different elements and need no lock.
+  run_gold(c, inputs, threads, [&](const GoldRows& rows) {
+    GoldOutput& output = outputs.at(static_cast<size_t>(rows.output));
+    if (rows.columns != output.columns || rows.first_row < 0 || rows.first_row + rows.n_rows > output.rows) {
+      throw std::out_of_range("gold rows outside of output " + output.name);
+    }
+    for (int64_t r = rows.first_row; r < rows.first_row + rows.n_rows; ++r) {
+      if (seen[static_cast<size_t>(rows.output)][static_cast<size_t>(r)]++ != 0) {
+        throw std::logic_error("gold row " + std::to_string(r) + " of " + output.name + " came twice");
+      }
+    }
+    const auto count = static_cast<size_t>(rows.n_rows * rows.columns);
+    const auto at = rows.first_row * rows.columns;
+    std::copy_n(rows.value, count, output.value.begin() + at);
+    std::copy_n(rows.magnitude, count, output.magnitude.begin() + at);
+    std::copy_n(rows.rounding, count, output.rounding.begin() + at);
+  });
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (std::count(seen[i].begin(), seen[i].end(), 0) != 0) {
+      throw std::logic_error("the gold left out rows of " + outputs[i].name);
+    }
+  }
+  return outputs;
+}
+
+using Dims = std::map<std::string, int64_t, std::less<>>;
+
+/// A case with the operator's own attributes. `optionals` as Case::optionals.
+inline Case gold_case(std::string_view op, std::string_view pass, DType dtype, const Dims& dims,
+                      const std::set<std::string, std::less<>>& optionals = {}) {
+  Case c;
+  c.op = find_operator(op);
+  if (c.op == nullptr) throw std::logic_error("no operator " + std::string(op));
+  c.pass = find_pass(*c.op, pass);
+  if (c.pass == nullptr) throw std::logic_error("no pass " + std::string(pass));
+  c.dtype = dtype;
+  c.dims = dims;
+  c.optionals = optionals;
+  for (const AttrSpec& attr : c.op->attrs) c.attrs.push_back(attr.fallback);
+  return c;
+}
+
+/// The same question of the other pass.
+inline Case with_pass(Case c, std::string_view pass) {
+  c.pass = find_pass(*c.op, pass);
+  return c;
+}
+
+/// A present input of `c`, filled by element(index); an absent one has an empty name.
+template <class Element>
+Tensor gold_input(const Case& c, const TensorSpec& spec, Element element) {
+  if (!is_present(c, spec)) return {};
+  Tensor tensor(std::string(spec.name), dtype_of(c, spec), shape_of(c, spec));
+  for (int64_t i = 0; i < tensor.count(); ++i) tensor.set(i, element(i));
+  return tensor;
+}
+
+/// Ids in range, everything else multiples of 1/64 in [-2, 2]: every dtype holds them exactly.
+/// A tensor's values depend on its name and `seed` alone, so both passes get the same.
+inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
+  std::vector<Tensor> inputs;
+  for (const TensorSpec& spec : c.pass->inputs) {
+    uint32_t own_seed = seed;
+    for (const char letter : spec.name) own_seed = own_seed * 31 + static_cast<unsigned char>(letter);
+    std::mt19937 random(own_seed);
+    const int64_t range = spec.fill == Fill::ids ? c.dims.at(std::string(spec.fan_in)) : 257;
+    inputs.push_back(gold_input(c, spec, [&](int64_t) {
+      const auto drawn = static_cast<int64_t>(random() % static_cast<uint64_t>(range));
+      return spec.fill == Fill::ids ? static_cast<double>(drawn) : static_cast<double>(drawn - 128) / 64.0;
+    }));
+  }
+  return inputs;
+}
+
+/// The position of a name among the pass's inputs or outputs.
+inline size_t input_index(const Pass& pass, std::string_view name) {
+  for (size_t i = 0; i < pass.inputs.size(); ++i) {
+    if (pass.inputs[i].name == name) return i;
+  }
+  throw std::logic_error("no input " + std::string(name));
+}
+
+inline size_t output_index(const Pass& pass, std::string_view name) {
+  for (size_t i = 0; i < pass.outputs.size(); ++i) {
+    if (pass.outputs[i].tensor.name == name) return i;
+  }
+  throw std::logic_error("no output " + std::string(name));
+}
+
+}  // namespace checkop

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streaming the gold into comparisons.
+#include "gold.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "contract_helper.hpp"
+#include "error.hpp"
+#include "gold_helper.hpp"
+#include "runner.hpp"
+
+namespace checkop {
+namespace {
+
+const Dims kDims{{"batch", 2}, {"seq", 3}, {"hidden", 16}, {"vocab", 21}};
+
+/// Outputs that hold the gold, rounded once.
+std::vector<Tensor> rounded_gold(const Case& c, const std::vector<Tensor>& inputs) {
+  std::vector<Tensor> outputs = make_outputs(c);
+  const auto gold = collect_gold(c, inputs, 1);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t k = 0; k < gold[i].value.size(); ++k) outputs[i].set(static_cast<int64_t>(k), gold[i].value[k]);
+  }
+  return outputs;
+}
+
+Contract default_contract() { return Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json"); }
+
+TEST(Gold, RoundedGoldPassesItsOwnComparison) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    const Case c = gold_case("linear_logp", "backward", dtype, kDims, {"bias"});
+    const auto inputs = gold_inputs(c);
+    const auto outputs = rounded_gold(c, inputs);
+    for (const Comparison& comparison : judge_outputs(c, inputs, outputs, default_contract(), "", 2)) {
+      EXPECT_TRUE(comparison.passed()) << info(dtype).name;
+      EXPECT_EQ(comparison.max_ulp, 0u);
+    }
+  }
+}
+
+TEST(Gold, AnAbsentOutputIsNotCompared) {
+  const Case c = gold_case("linear_logp", "backward", DType::f32, kDims);
+  const auto inputs = gold_inputs(c);
+  const auto comparisons = judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), "", 2);
+  ASSERT_EQ(comparisons.size(), 3u);
+  EXPECT_GT(comparisons[1].count, 0);
+  EXPECT_EQ(comparisons[2].expected, 0);
+}
+
+TEST(Gold, LongestSumSetsTheChain) {
+  const Case c =
+      gold_case("linear_logp", "backward", DType::f32, {{"batch", 5}, {"seq", 7}, {"hidden", 16}, {"vocab", 21}});
+  EXPECT_EQ(sum_terms(c, c.pass->outputs[0]), 21);  // hidden vocab
+  EXPECT_EQ(sum_terms(c, c.pass->outputs[1]), 35);  // batch*seq is longer
+  const Case m = gold_case("matmul", "forward", DType::f32, {{"batch", 2}, {"seq", 3}, {"k_dim", 64}, {"n_dim", 4}});
+  EXPECT_EQ(sum_terms(m, m.pass->outputs[0]), 64);
+}
+
+TEST(Gold, IdsOutsideTheVocabularyAreAnInputError) {
+  for (const char* op : {"logp", "linear_logp"}) {
+    const Case c = gold_case(op, "forward", DType::f32, kDims);
+    auto inputs = gold_inputs(c);
+    for (const double id : {21.0, -1.0, -100.0}) {
+      Tensor& ids = inputs[op == std::string("logp") ? 1 : 2];
+      ids.set(4, id);
+      try {
+        run_gold(c, inputs, 1, [](const GoldRows&) {});
+        FAIL() << op << " accepted " << id;
+      } catch (const InputError& e) {
+        EXPECT_NE(std::string(e.what()).find("element 4 is"), std::string::npos) << e.what();
+      }
+    }
+  }
+}
+
+TEST(Gold, RowsOfMinusInfinityButOneAreCertain) {
+  const Case c = gold_case("logp", "backward", DType::f32, {{"batch", 1}, {"seq", 1}, {"vocab", 4}});
+  auto inputs = gold_inputs(c);
+  for (int64_t v = 0; v < 4; ++v) inputs[0].set(v, v == 2 ? 5 : -std::numeric_limits<double>::infinity());
+  inputs[1].set(0, 2);
+  inputs[2].set(0, 1);
+  const GoldOutput dlogits = collect_gold(c, inputs, 1)[0];
+  for (size_t v = 0; v < 4; ++v) {
+    EXPECT_EQ(dlogits.value[v], 0);
+    EXPECT_TRUE(std::isfinite(dlogits.magnitude[v]) && std::isfinite(dlogits.rounding[v]));
+  }
+}
+
+TEST(Gold, TimesAreMeasured) {
+  const Case c = gold_case("logp", "forward", DType::f32, kDims);
+  const auto inputs = gold_inputs(c);
+  GoldTimes times;
+  judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), "", 1, &times);
+  EXPECT_GT(times.wall_ms, 0);
+  EXPECT_LE(times.compare_ms, times.wall_ms);
+}
+
+}  // namespace
+}  // namespace checkop

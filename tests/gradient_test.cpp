@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every backward gold against central differences of its forward gold, in FP64. New operators are covered as they come.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "gold_helper.hpp"
+
+namespace checkop {
+namespace {
+
+// Five-point differences err by h^4/30 times the fifth derivative, 3e-14 here, and by 1e-16/h times the loss, 1e-13.
+constexpr double kStep = 1.0 / 1024;
+constexpr double kTolerance = 1e-10;
+
+struct Variant {
+  const Operator* op;
+  bool optionals;  ///< with all optional inputs, or with none
+};
+
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+  for (const Operator* op : operators()) {
+    all.push_back({op, false});
+    for (const TensorSpec& spec : op->passes[0].inputs) {
+      if (spec.optional && !all.back().optionals) all.push_back({op, true});
+    }
+  }
+  return all;
+}
+
+/// Extents `smallest`, `smallest` + 1, ... in the order of the operator's dimensions, so that no two are equal.
+Case variant_case(const Variant& variant, int64_t smallest) {
+  Dims dims;
+  for (const std::string_view dim : dims_of(*variant.op)) dims.emplace(dim, smallest++);
+  std::set<std::string, std::less<>> optionals;
+  for (const TensorSpec& spec : variant.op->passes[0].inputs) {
+    if (spec.optional && variant.optionals) optionals.emplace(spec.name);
+  }
+  return gold_case(variant.op->name, "backward", DType::f64, dims, optionals);
+}
+
+/// The inputs of the forward pass among those of the backward pass, copied, moved by step*direction[input][element].
+std::vector<Tensor> moved_inputs(const Case& forward, const Case& backward, const std::vector<Tensor>& inputs,
+                                 const std::vector<std::vector<double>>& direction, double step) {
+  std::vector<Tensor> moved;
+  for (size_t i = 0; i < forward.pass->inputs.size(); ++i) {
+    const TensorSpec& spec = forward.pass->inputs[i];
+    const Tensor& from = inputs[input_index(*backward.pass, spec.name)];
+    moved.push_back(gold_input(forward, spec, [&](int64_t e) {
+      return direction[i].empty() ? from.at(e) : from.at(e) + step * direction[i][static_cast<size_t>(e)];
+    }));
+  }
+  return moved;
+}
+
+/// sum over outputs of <upstream gradient, output>
+double loss(const Case& forward, const Case& backward, const std::vector<Tensor>& inputs,
+            const std::vector<Tensor>& forward_inputs) {
+  double sum = 0;
+  for (const GoldOutput& output : collect_gold(forward, forward_inputs, 1)) {
+    const Tensor& upstream = inputs[input_index(*backward.pass, fmt::format("grad_{}", output.name))];
+    for (size_t e = 0; e < output.value.size(); ++e) sum += upstream.at(static_cast<int64_t>(e)) * output.value[e];
+  }
+  return sum;
+}
+
+class Gradient : public testing::TestWithParam<Variant> {
+ protected:
+  void prepare(int64_t smallest) {
+    backward_ = variant_case(GetParam(), smallest);
+    forward_ = with_pass(backward_, "forward");
+    inputs_ = gold_inputs(backward_);
+    gradients_ = collect_gold(backward_, inputs_, 1);
+    direction_.assign(forward_.pass->inputs.size(), {});
+  }
+
+  /// The gradient of forward input `i`; nullptr when it has none.
+  const GoldOutput* gradient_of(size_t i) const {
+    const std::string name = fmt::format("d{}", forward_.pass->inputs[i].name);
+    for (const GoldOutput& gradient : gradients_) {
+      if (gradient.name == name && !gradient.value.empty()) return &gradient;
+    }
+    return nullptr;
+  }
+
+  double loss_at(double step) const {
+    return loss(forward_, backward_, inputs_, moved_inputs(forward_, backward_, inputs_, direction_, step));
+  }
+
+  double difference() const {
+    return (8 * (loss_at(kStep) - loss_at(-kStep)) - (loss_at(2 * kStep) - loss_at(-2 * kStep))) / (12 * kStep);
+  }
+
+  Case forward_, backward_;
+  std::vector<Tensor> inputs_;
+  std::vector<GoldOutput> gradients_;
+  std::vector<std::vector<double>> direction_;  ///< of each forward input; empty: it stays
+};
+
+TEST_P(Gradient, ExistsForEveryPresentFloatInput) {
+  prepare(2);
+  for (size_t i = 0; i < forward_.pass->inputs.size(); ++i) {
+    const TensorSpec& spec = forward_.pass->inputs[i];
+    const bool differentiable = is_present(forward_, spec) && info(dtype_of(forward_, spec)).is_float;
+    EXPECT_EQ(gradient_of(i) != nullptr, differentiable) << spec.name;
+  }
+}
+
+TEST_P(Gradient, EachElementEqualsItsDifference) {
+  prepare(2);
+  int64_t compared = 0;
+  for (size_t i = 0; i < direction_.size(); ++i) {
+    const GoldOutput* gradient = gradient_of(i);
+    if (gradient == nullptr) continue;
+    for (size_t e = 0; e < gradient->value.size(); ++e) {
+      direction_[i].assign(gradient->value.size(), 0.0);
+      direction_[i][e] = 1;
+      const double expected = difference(), got = gradient->value[e];
+      // Negated so that a NaN fails.
+      EXPECT_FALSE(!(std::abs(got - expected) <= kTolerance * std::max(1.0, std::abs(expected))))
+          << gradient->name << "[" << e << "] is " << got << ", differences give " << expected;
+      ++compared;
+    }
+    direction_[i].clear();
+  }
+  EXPECT_GT(compared, 0);
+}
+
+TEST_P(Gradient, AlongRandomDirectionsEqualsTheDifference) {
+  prepare(5);
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 5; ++trial) {
+    double expected = 0, size = 1;
+    for (size_t i = 0; i < direction_.size(); ++i) {
+      const GoldOutput* gradient = gradient_of(i);
+      if (gradient == nullptr) continue;
+      direction_[i].resize(gradient->value.size());
+      for (size_t e = 0; e < gradient->value.size(); ++e) {
+        // Small steps in many dimensions: the fifth derivative grows with the length of the direction.
+        direction_[i][e] = (static_cast<double>(random() % 257) - 128) / 1024;
+        expected += direction_[i][e] * gradient->value[e];
+        size += std::abs(direction_[i][e] * gradient->value[e]);
+      }
+    }
+    const double got = difference();
+    EXPECT_FALSE(!(std::abs(got - expected) <= kTolerance * size))
+        << "trial " << trial << ": differences give " << got << ", the gradient " << expected;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gold, Gradient, testing::ValuesIn(variants()), [](const auto& info) {
+  return std::string(info.param.op->name) + (info.param.optionals ? "_with_optionals" : "");
+});
+
+}  // namespace
+}  // namespace checkop

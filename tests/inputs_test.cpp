@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random numbers and the inputs made of them. The operators here have the shapes of logp, linear_logp and matmul but
+// stand alone, so that the golden hashes change only when inputs.cpp does.
+#include "inputs.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <string>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::array kLogpIn{TensorSpec{"logits", "batch seq vocab", Fill::logits, "vocab"},
+                             TensorSpec{"token_ids", "batch seq", Fill::ids, "vocab", DType::i64},
+                             TensorSpec{"grad_logp", "batch seq", Fill::upstream, "", DType::f32}};
+constexpr std::array kLinearIn{TensorSpec{"hidden", "batch seq hidden"},
+                               TensorSpec{"lm_head_weight", "vocab hidden", Fill::weight, "hidden"},
+                               TensorSpec{"target_ids", "batch seq", Fill::ids, "vocab", DType::i64},
+                               TensorSpec{"bias", "vocab", Fill::normal, "", {}, /*optional=*/true}};
+constexpr std::array kMatmulIn{TensorSpec{"a", "batch seq k_dim"}, TensorSpec{"b", "k_dim n_dim"},
+                               TensorSpec{"grad_c", "batch seq n_dim", Fill::upstream}};
+constexpr std::array kPasses{Pass{"backward", kLogpIn, {}, nullptr}, Pass{"forward", kLinearIn, {}, nullptr},
+                             Pass{"backward", kMatmulIn, {}, nullptr}};
+
+constexpr Operator operator_of(std::string_view name, const Pass& pass) {
+  return {name, "", "", "batch seq", {}, {&pass, 1}};
+}
+constexpr Operator kLogp = operator_of("test_logp", kPasses[0]), kLinear = operator_of("test_linear", kPasses[1]),
+                   kMatmul = operator_of("test_matmul", kPasses[2]);
+
+Case logp_case(int64_t rows, int64_t vocab, DType dtype = DType::f32) {
+  Case c;
+  c.op = &kLogp;
+  c.pass = &kLogp.passes[0];
+  c.dtype = dtype;
+  c.dims = {{"batch", 1}, {"seq", rows}, {"vocab", vocab}};
+  return c;
+}
+
+Case linear_case(int64_t rows, int64_t hidden, int64_t vocab, DType dtype = DType::f32) {
+  Case c = logp_case(rows, vocab, dtype);
+  c.op = &kLinear;
+  c.pass = &kLinear.passes[0];
+  c.dims["hidden"] = hidden;
+  return c;
+}
+
+Case matmul_case(int64_t rows, int64_t k_dim, int64_t n_dim, DType dtype = DType::f32) {
+  Case c;
+  c.op = &kMatmul;
+  c.pass = &kMatmul.passes[0];
+  c.dtype = dtype;
+  c.dims = {{"batch", 1}, {"seq", rows}, {"k_dim", k_dim}, {"n_dim", n_dim}};
+  return c;
+}
+
+uint64_t hash_of(const Tensor& tensor) {  // FNV-1a
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < tensor.bytes.size(); ++i) {
+    hash = (hash ^ static_cast<uint64_t>(tensor.bytes.data()[i])) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+std::vector<double> values_of(const Tensor& tensor) {
+  std::vector<double> values(static_cast<size_t>(tensor.count()));
+  info(tensor.dtype).decode(tensor.bytes.data(), values.data(), values.size());
+  return values;
+}
+
+bool share_a_value(const Tensor& a, const Tensor& b) {
+  const std::vector<double> first = values_of(a), second = values_of(b);
+  const std::set<double> known(first.begin(), first.end());
+  return std::any_of(second.begin(), second.end(), [&](double value) { return known.contains(value); });
+}
+
+// The known answers published with the authors' Random123 library.
+TEST(Philox, GivesThePublishedKnownAnswers) {
+  using Block = std::array<uint32_t, 4>;
+  constexpr uint32_t kOnes = 0xffffffff;
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}),
+            (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+struct Point {
+  double x, y;
+};
+
+// Expected values: mpmath at 60 digits, the erfc equation solved for the given double.
+TEST(NormalQuantile, AgreesWithSixtyDigits) {
+  constexpr Point kPoints[] = {
+      {0.25, -0.6744897501960817432},
+      {0.75, 0.6744897501960817432},
+      {0.500001, 2.5066282747057051991e-6},
+      {0.3, -0.52440051270804081597},
+      {0.6180339887498949, 0.3003213853899986574},
+      {0.1, -1.2815515655446004353},
+      {0.9, 1.2815515655446005935},
+      {0.075, -1.4395314709384559349},
+      {0.0749999, -1.4395321773759005864},
+      {0.925, 1.4395314709384562291},
+      {0.9250001, 1.4395321773759004884},
+      {0.01, -2.3263478740408410931},
+      {0.99, 2.3263478740408407676},
+      {1e-3, -3.0902323061678135354},
+      {1e-8, -5.6120012441747887279},
+      {1.3887943864964e-11, -6.6579046435011038061},
+      {1.3887943864965e-11, -6.6579046435010932197},
+      {1e-12, -7.0344838253011319326},
+      {0x1p-53, -8.2095361516013868556},
+      {1.0 - 0x1p-53, 8.2095361516013868556},
+      {1e-17, -8.4937932241095980661},
+      {1e-50, -14.933337534788488981},
+      {1e-100, -21.273453560965324294},
+      {1e-200, -30.205594179579643063},
+      {1e-300, -37.047096299361199237},
+      {0x1p-1022, -37.519379347144499821},
+  };
+  for (const auto& [p, z] : kPoints) EXPECT_LE(std::abs(normal_quantile(p) - z), 1e-15 * std::abs(z)) << p;
+}
+
+TEST(NormalQuantile, MiddleAndEndsAreExact) {
+  EXPECT_EQ(normal_quantile(0.5), 0.0);
+  EXPECT_EQ(normal_quantile(0.0), -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(normal_quantile(1.0), std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(normal_quantile(-0.1)));
+  EXPECT_TRUE(std::isnan(normal_quantile(std::nan(""))));
+}
+
+// Expected values: mpmath at 60 digits.
+TEST(NaturalLog, AgreesWithSixtyDigits) {
+  constexpr Point kPoints[] = {
+      {5e-324, -744.44007192138126231},
+      {0x1p-1022, -708.39641853226410622},
+      {1e-300, -690.77552789821370518},
+      {1e-17, -39.143946580898776557},
+      {0.01, -4.6051701859880913472},
+      {0.3, -1.2039728043259360296},
+      {0.5, -0.69314718055994530942},
+      {0.7071067811865475, -0.34657359027997274336},
+      {0.7071067811865476, -0.34657359027997258635},
+      {0.9, -0.10536051565782627656},
+      {0.999999, -1.0000005000290890269e-6},
+      {1.0 - 0x1p-53, -1.1102230246251566021e-16},
+      {1.0 + 0x1p-52, 2.2204460492503128343e-16},
+      {1.000001, 9.999994999180667774e-7},
+      {1.1, 0.095310179804324940787},
+      {1.4142135623730951, 0.34657359027997272307},
+      {1.5, 0.40546510810816438198},
+      {10.0, 2.302585092994045684},
+      {1367415.0, 14.128432654125226615},
+      {1e300, 690.77552789821370526},
+      {1.7976931348623157e308, 709.78271289338399673},
+  };
+  for (const auto& [x, y] : kPoints) EXPECT_LE(std::abs(natural_log(x) - y), 4.4e-16 * std::abs(y)) << x;
+  EXPECT_EQ(natural_log(1.0), 0.0);
+}
+
+TEST(Stream, UniformsLieInTheOpenIntervalAndAreOddMultiplesOfTwoToTheMinus53) {
+  const Stream stream = Stream::derive(1, "op", "x");
+  for (uint64_t i = 0; i < 10000; ++i) {
+    const double scaled = stream.uniform(i) * 0x1p53;
+    ASSERT_EQ(scaled, std::floor(scaled));
+    ASSERT_EQ(std::fmod(scaled, 2.0), 1.0);
+    ASSERT_GT(scaled, 0.0);
+    ASSERT_LT(scaled, 0x1p53);
+  }
+}
+
+TEST(Stream, BelowReachesEveryValueAndNeverTheBound) {
+  const Stream stream = Stream::derive(1, "op", "x");
+  std::array<int, 7> counts{};
+  for (uint64_t i = 0; i < 70000; ++i) ++counts.at(stream.below(i, 7));
+  for (const int count : counts) EXPECT_NEAR(count, 10000, 500);  // five standard deviations
+  EXPECT_EQ(stream.below(0, 1), 0u);
+}
+
+TEST(Stream, EveryPartOfTheNameAndSeedCounts) {
+  std::set<std::array<uint32_t, 4>> seen;
+  size_t n = 0;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    for (const auto& [op, tensor] : {std::pair{"ab", "c"}, {"a", "bc"}, {"ab", "d"}, {"abc", ""}, {"", "abc"}}) {
+      const Stream stream = Stream::derive(seed, op, tensor);
+      seen.insert({stream.key[0], stream.key[1], stream.counter_high[0], stream.counter_high[1]});
+      ++n;
+    }
+  }
+  EXPECT_EQ(seen.size(), n);
+}
+
+TEST(Inputs, NormalsHaveTheMomentsOfANormal) {
+  const Case c = matmul_case(1000, 1000, 1, DType::f64);
+  double sums[5] = {};
+  for (const double x : values_of(make_inputs(c, 2)[0])) {
+    for (int k = 1; k <= 4; ++k) sums[k] += std::pow(x, k);
+  }
+  const double n = 1e6;  // tolerances: five standard deviations of each mean
+  EXPECT_NEAR(sums[1] / n, 0.0, 5 * std::sqrt(1 / n));
+  EXPECT_NEAR(sums[2] / n, 1.0, 5 * std::sqrt(2 / n));
+  EXPECT_NEAR(sums[3] / n, 0.0, 5 * std::sqrt(15 / n));
+  EXPECT_NEAR(sums[4] / n, 3.0, 5 * std::sqrt(96 / n));
+}
+
+TEST(Inputs, WeightsAreScaledByTheSquareRootOfTheFanIn) {
+  double square = 0.0;
+  for (const double w : values_of(make_inputs(linear_case(1, 1024, 100), 2)[1])) square += w * w;
+  EXPECT_NEAR(square / 100, 1.0, 5 * std::sqrt(2.0 / 102400));
+}
+
+TEST(Inputs, ElementsAreTheStreamRoundedOnce) {
+  const Tensor a = std::move(make_inputs(matmul_case(3, 70001, 1, DType::bf16), 2)[0]);
+  const Stream stream = Stream::derive(123, "test_matmul", "a");
+  for (int64_t i = 0; i < a.count(); ++i) {
+    const double normal = stream.normal(static_cast<uint64_t>(i));
+    std::byte expected[2];
+    info(DType::bf16).encode(&normal, expected, 1);
+    ASSERT_EQ(load_bits(DType::bf16, a.bytes.data(), i), load_bits(DType::bf16, expected, 0)) << i;
+  }
+}
+
+// Fails on a machine or compiler that draws other bits, contracts a*b + c or rounds differently.
+TEST(Inputs, BytesAreTheSameOnEveryMachine) {
+  const auto hash = [](DType dtype) { return hash_of(make_inputs(matmul_case(7, 10007, 3, dtype), 2)[0]); };
+  EXPECT_EQ(hash(DType::f64), 0xd1990b0322ac0ea2u);
+  EXPECT_EQ(hash(DType::f32), 0xfcfb10a1ce090831u);
+  EXPECT_EQ(hash(DType::f16), 0x6074e18e8dfa9f98u);
+  EXPECT_EQ(hash(DType::bf16), 0x08c186562b9a5c4cu);
+  EXPECT_EQ(hash_of(make_inputs(logp_case(5000, 151936 / 64), 2)[1]), 0x48b674249bc01b5du);
+  Case peaked = linear_case(50, 128, 1000, DType::bf16);
+  peaked.input_mode = InputMode::peaked;
+  EXPECT_EQ(hash_of(make_inputs(peaked, 2)[0]), 0x52d0c6a279ce879du);
+}
+
+TEST(Inputs, SameBytesForAnyThreadCount) {
+  for (const InputMode mode : {InputMode::random, InputMode::constant, InputMode::integer, InputMode::peaked}) {
+    Case c = logp_case(301, 1009, DType::bf16);
+    c.input_mode = mode;
+    const std::vector<Tensor> expected = make_inputs(c, 1);
+    for (const unsigned threads : {0u, 2u, 3u, 16u}) {
+      const std::vector<Tensor> actual = make_inputs(c, threads);
+      for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(hash_of(actual[i]), hash_of(expected[i])) << threads;
+    }
+  }
+}
+
+TEST(Inputs, RowsDoNotDependOnTheNumberOfRows) {
+  for (const InputMode mode : {InputMode::random, InputMode::integer, InputMode::peaked}) {
+    Case one = linear_case(1, 33, 129, DType::bf16), many = linear_case(4096, 33, 129, DType::bf16);
+    one.input_mode = many.input_mode = mode;
+    const std::vector<Tensor> small = make_inputs(one, 1), large = make_inputs(many, 2);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(
+          std::equal(small[i].bytes.data(), small[i].bytes.data() + small[i].bytes.size(), large[i].bytes.data()))
+          << small[i].name;
+    }
+  }
+}
+
+TEST(Inputs, TensorsAndNeighbouringSeedsShareNoValues) {
+  Case c = matmul_case(40, 50, 60, DType::f64), next = c;
+  next.seed = c.seed + 1;
+  next.grad_seed = c.grad_seed + 1;
+  const std::vector<Tensor> inputs = make_inputs(c, 1), others = make_inputs(next, 1);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      EXPECT_EQ(share_a_value(inputs[i], inputs[k]), i == k) << inputs[i].name << " " << inputs[k].name;
+      EXPECT_FALSE(share_a_value(inputs[i], others[k])) << inputs[i].name << " " << others[k].name;
+    }
+  }
+}
+
+TEST(Inputs, GradSeedMovesTheUpstreamGradientAlone) {
+  Case c = matmul_case(4, 5, 6), other = c;
+  other.grad_seed = 7;
+  const std::vector<Tensor> inputs = make_inputs(c, 1), moved = make_inputs(other, 1);
+  EXPECT_EQ(hash_of(inputs[0]), hash_of(moved[0]));
+  EXPECT_EQ(hash_of(inputs[1]), hash_of(moved[1]));
+  EXPECT_FALSE(share_a_value(inputs[2], moved[2]));
+}
+
+TEST(Inputs, GradModeOnesMakesTheUpstreamGradientOneInEveryMode) {
+  for (const InputMode mode : {InputMode::random, InputMode::constant, InputMode::integer, InputMode::peaked}) {
+    Case c = matmul_case(4, 5, 6, DType::bf16);
+    c.grad_mode = GradMode::ones;
+    c.input_mode = mode;
+    for (const double value : values_of(make_inputs(c, 1)[2])) EXPECT_EQ(value, 1.0);
+  }
+}
+
+TEST(Inputs, ConstantModeTellsTensorsApartByPosition) {
+  Case c = linear_case(3, 4, 10);
+  c.optionals = {"bias"};
+  c.input_mode = InputMode::constant;
+  c.token_value = -3;
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (const double value : values_of(inputs[0])) EXPECT_EQ(value, 0.25);
+  for (const double value : values_of(inputs[1])) EXPECT_EQ(value, static_cast<double>(0.26f));
+  for (const double value : values_of(inputs[2])) EXPECT_EQ(value, 7.0);
+  for (const double value : values_of(inputs[3])) EXPECT_EQ(value, static_cast<double>(0.28f));
+  Case random = logp_case(3, 4), constant = random;
+  constant.input_mode = InputMode::constant;
+  EXPECT_EQ(hash_of(make_inputs(random, 1)[2]), hash_of(make_inputs(constant, 1)[2])) << "upstream follows grad_mode";
+}
+
+TEST(Inputs, IntegerModeDrawsEveryIntegerFromMinusFourToFourAndNothingElse) {
+  for (Case c : {matmul_case(20, 30, 40, DType::bf16), linear_case(20, 30, 40, DType::f16), logp_case(600, 9)}) {
+    c.input_mode = InputMode::integer;
+    for (const Tensor& tensor : make_inputs(c, 2)) {
+      if (tensor.name.empty() || tensor.dtype == DType::i64) continue;
+      const std::vector<double> values = values_of(tensor);
+      EXPECT_EQ(std::set<double>(values.begin(), values.end()), (std::set<double>{-4, -3, -2, -1, 0, 1, 2, 3, 4}))
+          << tensor.name;
+    }
+  }
+}
+
+TEST(Inputs, AbsentOptionalInputHasNoNameAndNoMemory) {
+  const std::vector<Tensor> inputs = make_inputs(linear_case(1, 2, 3), 1);
+  ASSERT_EQ(inputs.size(), 4u);
+  EXPECT_EQ(inputs[3].name, "");
+  EXPECT_EQ(inputs[3].bytes.size(), 0u);
+}
+
+TEST(Inputs, FirstIdsAreTheEndsOfTheVocabularyAndTileEdges) {
+  const std::vector<double> ids = values_of(make_inputs(logp_case(12, 5000), 1)[1]);
+  EXPECT_EQ(std::vector<double>(ids.begin(), ids.begin() + 10),
+            (std::vector<double>{4999, 0, 127, 128, 255, 256, 1023, 1024, 4095, 4096}));
+}
+
+TEST(Inputs, IdsStayBelowASmallVocabularyAndReachAllOfIt) {
+  const std::vector<double> ids = values_of(make_inputs(logp_case(500, 10), 1)[1]);
+  EXPECT_EQ(ids[0], 9.0);
+  EXPECT_EQ(ids[1], 0.0);
+  EXPECT_EQ(std::set<double>(ids.begin(), ids.end()).size(), 10u);
+  EXPECT_EQ(*std::max_element(ids.begin(), ids.end()), 9.0);
+  EXPECT_EQ(values_of(make_inputs(logp_case(5, 1), 1)[1]), std::vector<double>(5, 0.0));
+}
+
+/// Share of rows whose target has a probability near 0.9, from logits [rows, vocab].
+double peaked_share(const std::vector<double>& logits, const std::vector<double>& ids) {
+  const size_t vocab = logits.size() / ids.size();
+  size_t near = 0;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    double sum = 0.0;
+    for (size_t v = 0; v < vocab; ++v) sum += std::exp(logits[row * vocab + v]);
+    const double probability = std::exp(logits[row * vocab + static_cast<size_t>(ids[row])]) / sum;
+    near += probability > 0.85 && probability < 0.94 ? 1 : 0;
+  }
+  return static_cast<double>(near) / static_cast<double>(ids.size());
+}
+
+TEST(Inputs, PeakedLogitsGiveMostTargetsAProbabilityNearNineTenths) {
+  Case c = logp_case(400, 3000, DType::bf16);
+  c.input_mode = InputMode::peaked;
+  const std::vector<Tensor> inputs = make_inputs(c, 2);
+  EXPECT_NEAR(peaked_share(values_of(inputs[0]), values_of(inputs[1])), 0.7, 0.1);
+}
+
+TEST(Inputs, PeakedHiddenRowsGiveMostTargetsAProbabilityNearNineTenths) {
+  for (const bool bias : {false, true}) {
+    Case c = linear_case(400, 1024, 1500, DType::bf16);
+    if (bias) c.optionals = {"bias"};
+    c.input_mode = InputMode::peaked;
+    const std::vector<Tensor> inputs = make_inputs(c, 2);
+    const std::vector<double> h = values_of(inputs[0]), w = values_of(inputs[1]), ids = values_of(inputs[2]);
+    const std::vector<double> b = bias ? values_of(inputs[3]) : std::vector<double>(1500, 0.0);
+    std::vector<double> logits;
+    for (size_t row = 0; row < 400; ++row) {
+      for (size_t v = 0; v < 1500; ++v) {
+        double sum = b[v];
+        for (size_t k = 0; k < 1024; ++k) sum += h[row * 1024 + k] * w[v * 1024 + k];
+        logits.push_back(sum);
+      }
+    }
+    EXPECT_NEAR(peaked_share(logits, ids), 0.7, 0.1) << bias;
+  }
+}
+
+TEST(Inputs, PeakedModeWithoutTargetsIsRandom) {
+  Case c = matmul_case(4, 5, 6), peaked = c;
+  peaked.input_mode = InputMode::peaked;
+  const std::vector<Tensor> expected = make_inputs(c, 1), actual = make_inputs(peaked, 1);
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(hash_of(actual[i]), hash_of(expected[i]));
+  // With one token its probability is 1 whatever the logit.
+  Case single = logp_case(4, 1), peaked_single = single;
+  peaked_single.input_mode = InputMode::peaked;
+  EXPECT_EQ(hash_of(make_inputs(single, 1)[0]), hash_of(make_inputs(peaked_single, 1)[0]));
+}
+
+TEST(Inputs, SizesAreValidatedBeforeAnythingIsAllocated) {
+  EXPECT_THROW(make_inputs(logp_case(4, 0), 1), InputError);
+  EXPECT_THROW(make_inputs(logp_case(-1, 10), 1), InputError);
+  EXPECT_THROW(make_inputs(logp_case(0, 10), 1), InputError);
+  const Case c = matmul_case(1, int64_t{1} << 20, int64_t{1} << 28);  // 2^50 bytes in the second tensor
+  try {
+    make_inputs(c, 1);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_EQ(std::string(error.what()).find("memory of"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults of results and behaviour: the gold, then one thing done wrong. Nothing here knows an operator by name, except
+// where arithmetic faults set up the model.
+#include "faults.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+namespace checkop::test {
+namespace {
+
+size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+/// One call and its right answer.
+struct Site {
+  const Operator& op;
+  const Pass& pass;
+  const checkop_call& call;
+  Values values;
+
+  bool has(size_t output) const { return call.outputs[output].data != nullptr; }
+  DType dtype(size_t output) const { return static_cast<DType>(call.outputs[output].dtype); }
+  std::byte* data(size_t output) const { return static_cast<std::byte*>(call.outputs[output].data); }
+  MatrixView view(size_t output) const {
+    const checkop_tensor& t = call.outputs[output];
+    return matrix_view(op, pass.outputs[output].tensor, Shape(t.shape, t.shape + t.rank));
+  }
+  void store_all() const {
+    for (size_t i = 0; i < values.size(); ++i)
+      if (has(i)) store(call.outputs[i], values[i]);
+  }
+};
+
+Model model_with(Fault fault, const Operator& op) {
+  Model model;
+  if (fault == Fault::dropped_last_tile && op.name == "matmul") model.skip_terms = 32;
+  if (fault == Fault::dropped_last_tile && op.name != "matmul") model.skip_vocab = 128;
+  if (fault == Fault::last_k_dropped) model.skip_terms = 1;
+  if (fault == Fault::wrong_label) model.label_shift = 1;
+  if (fault == Fault::softmax_term_dropped) model.softmax_scale = 0;
+  if (fault == Fault::softmax_sign_flipped) model.softmax_scale = -1;
+  model.bf16_accumulator = fault == Fault::bf16_accumulator;
+  model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
+  return model;
+}
+
+bool is_arithmetic(Fault fault) { return fault <= Fault::exp_rounded_to_bf16; }
+
+// --- faults of results: values are changed before they are stored
+// -----------------------------------------------------
+
+void last_row_keeps_previous(Site& s) {
+  const MatrixView view = s.view(0);
+  if (view.rows < 2) return;
+  double* last = &s.values[0][size((view.rows - 1) * view.columns)];
+  std::copy_n(last - view.columns, view.columns, last);
+}
+
+void take_mean_everywhere(std::vector<double>& values) {
+  double sum = 0;
+  for (double x : values) sum += x;
+  std::fill(values.begin(), values.end(), sum / static_cast<double>(std::max<size_t>(values.size(), 1)));
+}
+
+/// The element of middle size: the largest would be too easy to find, and a tiny one may double within its bound.
+void double_one(std::vector<double>& values) {
+  std::vector<size_t> order(values.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  const auto middle = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
+  std::nth_element(order.begin(), middle, order.end(),
+                   [&](size_t a, size_t b) { return std::abs(values[a]) < std::abs(values[b]); });
+  values[*middle] *= 2;
+}
+
+void transpose_first_block(Site& s) {
+  constexpr int64_t kBlock = 8;
+  for (size_t i = 0; i < s.values.size(); ++i) {
+    const MatrixView view = s.view(i);
+    if (!s.has(i) || view.rows < kBlock || view.columns < kBlock) continue;
+    for (int64_t r = 0; r < kBlock; ++r)
+      for (int64_t c = r + 1; c < kBlock; ++c)
+        std::swap(s.values[i][size(r * view.columns + c)], s.values[i][size(c * view.columns + r)]);
+  }
+}
+
+// --- faults of bits: what was stored is changed ----------------------------------------------------------------------
+
+/// Moves a stored element by `steps` representable numbers away from zero.
+void move_away(std::byte* element, DType dtype, int steps) {
+  const size_t bytes = info(dtype).bytes;
+  uint64_t bits = 0;
+  std::memcpy(&bits, element, bytes);  // little-endian, as everywhere in the checker
+  bits += static_cast<uint64_t>(static_cast<int64_t>(steps));
+  std::memcpy(element, &bits, bytes);
+}
+
+double stored_value(const std::byte* element, DType dtype) {
+  double value = 0;
+  info(dtype).decode(element, &value, 1);
+  return value;
+}
+
+void truncate_all(const Site& s) {
+  for (size_t i = 0; i < s.values.size(); ++i) {
+    const size_t bytes = info(s.dtype(i)).bytes;
+    for (size_t e = 0; s.has(i) && e < s.values[i].size(); ++e) {
+      std::byte* element = s.data(i) + e * bytes;
+      if (std::abs(stored_value(element, s.dtype(i))) > std::abs(s.values[i][e])) move_away(element, s.dtype(i), -1);
+    }
+  }
+}
+
+/// Rounds the element of output 0 that lies closest to the middle between two numbers the other way: other bits, yet as
+/// accurate, so that only a comparison of bits can tell. Looks at the first `count` elements.
+void round_a_tie_the_other_way(const Site& s, int64_t count) {
+  const DType dtype = s.dtype(0);
+  const size_t bytes = info(dtype).bytes;
+  double closest = -1;
+  size_t found = 0;
+  for (size_t e = 0; e < size(count); ++e) {
+    const double value = s.values[0][e], stored = stored_value(s.data(0) + e * bytes, dtype);
+    const double off = std::abs(value - stored) / half_ulp(dtype, value);
+    if (stored != 0 && off > closest) closest = off, found = e;
+  }
+  std::byte* element = s.data(0) + found * bytes;
+  const bool rounded_up = std::abs(stored_value(element, dtype)) > std::abs(s.values[0][found]);
+  move_away(element, dtype, rounded_up ? -1 : 1);
+}
+
+// --- faults of behaviour
+// ----------------------------------------------------------------------------------------------
+
+void store_all_but_middle_row(Site& s) {
+  const MatrixView view = s.view(0);
+  const size_t bytes = info(s.dtype(0)).bytes;
+  for (int64_t r = 0; r < view.rows; ++r)
+    if (r != view.rows / 2)
+      info(s.dtype(0))
+          .encode(&s.values[0][size(r * view.columns)], s.data(0) + size(r * view.columns) * bytes, size(view.columns));
+  for (size_t i = 1; i < s.values.size(); ++i)
+    if (s.has(i)) store(s.call.outputs[i], s.values[i]);
+}
+
+void write_behind_end(const Site& s) {
+  const size_t bytes = info(s.dtype(0)).bytes;
+  std::memset(s.data(0) + s.values[0].size() * bytes, 0x3f, bytes);
+}
+
+void overwrite_input(const Site& s) {
+  std::memset(s.call.inputs[0].data, 0x3f, info(static_cast<DType>(s.call.inputs[0].dtype)).bytes);
+}
+
+bool is_odd_call() {
+  static std::atomic<unsigned> calls{0};
+  return (calls++ & 1u) != 0;
+}
+
+}  // namespace
+
+void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const checkop_call& call) {
+  Site s{op, pass, call, {}};
+  s.values = is_arithmetic(fault) ? model_with(fault, op).evaluate(op, pass, call) : gold_values(pass, call);
+  switch (fault) {
+    case Fault::none:
+    case Fault::dropped_last_tile:
+    case Fault::last_k_dropped:
+    case Fault::wrong_label:
+    case Fault::softmax_term_dropped:
+    case Fault::softmax_sign_flipped:
+    case Fault::bf16_accumulator:
+    case Fault::exp_rounded_to_bf16:
+      return s.store_all();
+    case Fault::gradient_scaled:
+      for (auto& values : s.values)
+        for (double& x : values) x *= 0.995;
+      return s.store_all();
+    case Fault::stale_row:
+      last_row_keeps_previous(s);
+      return s.store_all();
+    case Fault::nan:
+      s.values[0].back() = std::numeric_limits<double>::quiet_NaN();
+      return s.store_all();
+    case Fault::zeros:
+      for (auto& values : s.values) std::fill(values.begin(), values.end(), 0.0);
+      return s.store_all();
+    case Fault::constant_output:
+      for (auto& values : s.values) take_mean_everywhere(values);
+      return s.store_all();
+    case Fault::one_element_doubled:
+      double_one(s.values[0]);
+      return s.store_all();
+    case Fault::transposed_block:
+      transpose_first_block(s);
+      return s.store_all();
+    case Fault::truncation:
+      s.store_all();
+      return truncate_all(s);
+    case Fault::unwritten_row:
+      return store_all_but_middle_row(s);
+    case Fault::out_of_bounds_write:
+      s.store_all();
+      return write_behind_end(s);
+    case Fault::input_overwritten:
+      s.store_all();
+      return overwrite_input(s);
+    case Fault::nondeterministic:
+      s.store_all();
+      if (is_odd_call()) round_a_tie_the_other_way(s, s.view(0).rows * s.view(0).columns);
+      return;
+    case Fault::batch_dependent:
+      s.store_all();
+      if (s.view(0).rows == 1) round_a_tie_the_other_way(s, s.view(0).columns);
+      return;
+  }
+}
+
+}  // namespace checkop::test

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// The model that arithmetic mutants are made from. Three operators, written out as naively as can be.
+#include <algorithm>
+#include <cmath>
+
+#include "error.hpp"
+#include "faults.hpp"
+
+namespace checkop::test {
+namespace {
+
+double round_to_bf16(double x) {
+  std::byte stored[2];
+  const DTypeInfo& bf16 = info(DType::bf16);
+  bf16.encode(&x, stored, 1);
+  bf16.decode(stored, &x, 1);
+  return x;
+}
+
+struct Matrix {
+  std::vector<double> values;
+  int64_t columns = 1;
+  double operator()(int64_t row, int64_t column) const { return values[static_cast<size_t>(row * columns + column)]; }
+  double& operator()(int64_t row, int64_t column) { return values[static_cast<size_t>(row * columns + column)]; }
+  int64_t rows() const { return static_cast<int64_t>(values.size()) / columns; }
+};
+
+Matrix zeros(int64_t rows, int64_t columns) {
+  return {std::vector<double>(static_cast<size_t>(rows * columns)), columns};
+}
+
+/// All leading extents multiply into rows.
+Matrix matrix_of(const Tensor& t) {
+  Matrix m = zeros(t.count(), 1);
+  info(t.dtype).decode(t.bytes.data(), m.values.data(), m.values.size());
+  m.columns = t.shape.back();
+  return m;
+}
+
+std::vector<int64_t> ids_of(const Tensor& t) {
+  std::vector<int64_t> ids(static_cast<size_t>(t.count()));
+  decode_int(t.dtype, t.bytes.data(), ids.data(), ids.size());
+  return ids;
+}
+
+class Evaluation {
+ public:
+  explicit Evaluation(const Model& model) : model_(model) {}
+
+  template <class Term>
+  double sum(int64_t terms, Term term) const {
+    double total = 0;
+    for (int64_t i = 0; i < terms; ++i)
+      total = model_.bf16_accumulator ? round_to_bf16(total + term(i)) : total + term(i);
+    return total;
+  }
+
+  /// At least one term is left of every contraction.
+  template <class Term>
+  double contract(int64_t terms, Term term) const {
+    return sum(terms - std::min(model_.skip_terms, terms - 1), term);
+  }
+
+  template <class Term>
+  Matrix product(int64_t rows, int64_t columns, int64_t terms, Term term) const {
+    Matrix out = zeros(rows, columns);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) out(r, c) = contract(terms, [&](int64_t k) { return term(r, c, k); });
+    return out;
+  }
+
+  double exponential(double x) const { return model_.bf16_exp ? round_to_bf16(std::exp(x)) : std::exp(x); }
+
+  int64_t label(const std::vector<int64_t>& ids, int64_t row, int64_t vocab) const {
+    return (ids[static_cast<size_t>(row)] + model_.label_shift) % vocab;
+  }
+
+  struct RowState {
+    double max, sum;
+  };
+  RowState row_state(const Matrix& z, int64_t row) const {
+    double max = z(row, 0);
+    for (int64_t v = 1; v < z.columns; ++v) max = std::max(max, z(row, v));
+    const int64_t terms = z.columns - std::min(model_.skip_vocab, z.columns - 1);
+    return {max, sum(terms, [&](int64_t v) { return exponential(z(row, v) - max); })};
+  }
+
+  Matrix logp(const Matrix& z, const std::vector<int64_t>& ids) const {
+    Matrix out = zeros(z.rows(), 1);
+    for (int64_t r = 0; r < z.rows(); ++r) {
+      const RowState state = row_state(z, r);
+      out(r, 0) = z(r, label(ids, r, z.columns)) - state.max - std::log(state.sum);
+    }
+    return out;
+  }
+
+  Matrix dlogits(const Matrix& z, const std::vector<int64_t>& ids, const std::vector<double>& g) const {
+    Matrix out = zeros(z.rows(), z.columns);
+    for (int64_t r = 0; r < z.rows(); ++r) {
+      const RowState state = row_state(z, r);
+      for (int64_t v = 0; v < z.columns; ++v) {
+        const double probability = exponential(z(r, v) - state.max) / state.sum;
+        const double onehot = v == label(ids, r, z.columns) ? 1 : 0;
+        out(r, v) = g[static_cast<size_t>(r)] * (onehot - model_.softmax_scale * probability);
+      }
+    }
+    return out;
+  }
+
+ private:
+  const Model& model_;
+};
+
+}  // namespace
+
+Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call& call) const {
+  const std::vector<Tensor> in = inputs_of(pass, call);
+  const Evaluation e(*this);
+  const bool forward = pass.name == "forward";
+  if (op.name == "matmul") {
+    const Matrix a = matrix_of(in[0]), b = matrix_of(in[1]);
+    if (forward)
+      return {e.product(a.rows(), b.columns, b.rows(), [&](int64_t r, int64_t n, int64_t k) {
+                 return a(r, k) * b(k, n);
+               }).values};
+    const Matrix g = matrix_of(in[2]);
+    const Matrix da =
+        e.product(a.rows(), a.columns, b.columns, [&](auto r, auto k, auto n) { return g(r, n) * b(k, n); });
+    const Matrix db =
+        e.product(b.rows(), b.columns, a.rows(), [&](auto k, auto n, auto r) { return a(r, k) * g(r, n); });
+    return {da.values, db.values};
+  }
+  if (op.name == "logp") {
+    const Matrix z = matrix_of(in[0]);
+    if (forward) return {e.logp(z, ids_of(in[1])).values};
+    return {e.dlogits(z, ids_of(in[1]), matrix_of(in[2]).values).values};
+  }
+  if (op.name == "linear_logp") {
+    const Matrix hidden = matrix_of(in[0]), weight = matrix_of(in[1]);
+    Matrix z = e.product(hidden.rows(), weight.rows(), hidden.columns,
+                         [&](auto r, auto v, auto h) { return hidden(r, h) * weight(v, h); });
+    const bool has_bias = !in[3].name.empty();
+    if (has_bias) {
+      const Matrix bias = matrix_of(in[3]);
+      for (int64_t r = 0; r < z.rows(); ++r)
+        for (int64_t v = 0; v < z.columns; ++v) z(r, v) += bias(0, v);
+    }
+    if (forward) return {e.logp(z, ids_of(in[2])).values};
+    const Matrix dz = e.dlogits(z, ids_of(in[2]), matrix_of(in[4]).values);
+    const Matrix dhidden =
+        e.product(z.rows(), hidden.columns, z.columns, [&](auto r, auto h, auto v) { return dz(r, v) * weight(v, h); });
+    const Matrix dweight =
+        e.product(z.columns, hidden.columns, z.rows(), [&](auto v, auto h, auto r) { return dz(r, v) * hidden(r, h); });
+    Matrix dbias;
+    if (has_bias) dbias = e.product(1, z.columns, z.rows(), [&](auto, auto v, auto r) { return dz(r, v); });
+    return {dhidden.values, dweight.values, dbias.values};
+  }
+  throw InputError("mutants", "no model of operator '" + std::string(op.name) + "'");
+}
+
+}  // namespace checkop::test

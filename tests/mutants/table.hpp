@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mutants: what is wrong with each, where that can be seen, and what the verdict must say. Plugin and test read it.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "operator.hpp"
+
+namespace checkop::test {
+
+enum class Fault : uint8_t {
+  none,
+  // Arithmetic: model.cpp computes the operator with one thing wrong.
+  dropped_last_tile,
+  last_k_dropped,
+  wrong_label,
+  softmax_term_dropped,
+  softmax_sign_flipped,
+  bf16_accumulator,
+  exp_rounded_to_bf16,
+  // Results: faults.cpp spoils the gold.
+  gradient_scaled,
+  stale_row,
+  nan,
+  zeros,
+  constant_output,
+  one_element_doubled,
+  transposed_block,
+  truncation,
+  // Behaviour: faults.cpp writes where it must not, or not the same twice.
+  unwritten_row,
+  out_of_bounds_write,
+  input_overwritten,
+  nondeterministic,
+  batch_dependent,
+};
+
+struct Mutant {
+  Fault fault;
+  std::string_view name;
+  std::string_view kind;         ///< Judgment::kind that it must get; "" for the control, which must pass
+  std::string_view passes = "";  ///< "op/pass ..." where the fault exists; "" for all, those of new operators too
+  std::string_view dtypes = "";  ///< where the fault can be seen; "" for all
+};
+
+inline constexpr std::string_view kSoftmaxPasses =
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward";
+inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward";
+inline constexpr std::string_view kContractions =
+    "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
+inline constexpr std::string_view kModelled =
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
+inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward";
+
+inline constexpr auto kMutants = std::to_array<Mutant>({
+    // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
+    {Fault::none, "none", "", kModelled},
+    {Fault::dropped_last_tile, "dropped_last_tile", "accuracy", kModelled},
+    // A sum over the vocabulary that is short by one errs by one probability, about 1/vocab: within half an ulp of a
+    // 16-bit gradient. Only sums over a contracted dimension are cut.
+    {Fault::last_k_dropped, "last_k_dropped", "accuracy", kContractions},
+    {Fault::wrong_label, "wrong_label", "accuracy", kSoftmaxPasses},
+    {Fault::softmax_term_dropped, "softmax_term_dropped", "accuracy", kSoftmaxGradients},
+    {Fault::softmax_sign_flipped, "softmax_sign_flipped", "accuracy", kSoftmaxGradients},
+    {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
+    // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
+    // inner dimension is in the thousands.
+    {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kSoftmaxPasses},
+    {Fault::gradient_scaled, "gradient_scaled", "accuracy", kGradients},
+    {Fault::stale_row, "stale_row", "accuracy"},
+    {Fault::nan, "nan", "nonfinite"},
+    {Fault::zeros, "zeros", "accuracy"},
+    {Fault::constant_output, "constant_output", "accuracy"},
+    {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
+    // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
+    {Fault::transposed_block, "transposed_block", "accuracy",
+     "logp/backward linear_logp/backward matmul/forward matmul/backward"},
+    // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
+    {Fault::truncation, "truncation", "accuracy", "logp/backward linear_logp/backward matmul/forward matmul/backward",
+     "bf16 fp16"},
+    {Fault::unwritten_row, "unwritten_row", "unwritten"},
+    {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
+    {Fault::input_overwritten, "input_overwritten", "input"},
+    {Fault::nondeterministic, "nondeterministic", "determinism"},
+    {Fault::batch_dependent, "batch_dependent", "invariance"},
+});
+
+/// "mutant-zeros"; "control-none" for the control.
+inline std::string candidate_name(const Mutant& mutant) {
+  return (mutant.kind.empty() ? "control-" : "mutant-") + std::string(mutant.name);
+}
+
+inline bool contains_word(std::string_view list, std::string_view word) {
+  for (std::string_view entry : split_dims(list))
+    if (entry == word) return true;
+  return false;
+}
+
+inline bool applies(const Mutant& mutant, const Operator& op, const Pass& pass) {
+  return mutant.passes.empty() || contains_word(mutant.passes, std::string(op.name) + "/" + std::string(pass.name));
+}
+
+inline bool shows_in(const Mutant& mutant, DType dtype) {
+  return mutant.dtypes.empty() || contains_word(mutant.dtypes, info(dtype).name);
+}
+
+}  // namespace checkop::test

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkop_call answered with the gold: what the test plugins "perfect" and "mutants" share.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check_operator.h"
+#include "operator.hpp"
+
+namespace checkop::test {
+
+/// One vector per output of the pass, row-major and unrounded; empty for an absent output.
+using Values = std::vector<std::vector<double>>;
+
+/// A copy of a call's tensor, with an empty name when it is absent.
+inline Tensor copy_of(const checkop_tensor& t, std::string_view name) {
+  if (t.data == nullptr && t.rank == 0) return {};
+  Tensor copy(std::string(name), static_cast<DType>(t.dtype), Shape(t.shape, t.shape + t.rank));
+  std::memcpy(copy.bytes.data(), t.data, static_cast<size_t>(copy.count()) * info(copy.dtype).bytes);
+  return copy;
+}
+
+inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call) {
+  std::vector<Tensor> inputs;
+  for (size_t i = 0; i < pass.inputs.size(); ++i) inputs.push_back(copy_of(call.inputs[i], pass.inputs[i].name));
+  return inputs;
+}
+
+inline int64_t count_of(const checkop_tensor& t) { return element_count(Shape(t.shape, t.shape + t.rank)); }
+
+/// Runs the pass's gold on the call's inputs.
+inline Values gold_values(const Pass& pass, const checkop_call& call) {
+  const std::vector<Tensor> inputs = inputs_of(pass, call);
+  std::vector<const Tensor*> present;
+  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+  std::vector<double> attrs;
+  for (int32_t i = 0; i < call.n_attrs; ++i) attrs.push_back(call.attrs[i].value);
+  Values values(pass.outputs.size());
+  for (size_t i = 0; i < values.size(); ++i)
+    if (call.outputs[i].data != nullptr) values[i].resize(static_cast<size_t>(count_of(call.outputs[i])));
+  pass.gold({present, attrs, /*threads=*/1, [&](const GoldRows& rows) {
+               std::vector<double>& to = values[static_cast<size_t>(rows.output)];
+               if (!to.empty())
+                 std::copy_n(rows.value, rows.n_rows * rows.columns,
+                             &to[static_cast<size_t>(rows.first_row * rows.columns)]);
+             }});
+  return values;
+}
+
+/// Stores `values` with one rounding.
+inline void store(const checkop_tensor& t, const std::vector<double>& values) {
+  info(static_cast<DType>(t.dtype)).encode(values.data(), static_cast<std::byte*>(t.data), values.size());
+}
+
+/// Calls `body`; what it throws becomes the call's message.
+template <class Body>
+checkop_status answer(const checkop_call& call, Body body) {
+  try {
+    body();
+    return CHECKOP_OK;
+  } catch (const std::exception& error) {
+    std::snprintf(call.message, call.message_bytes, "%s", error.what());
+    return CHECKOP_FAILED;
+  }
+}
+
+using Launch = checkop_status (*)(const checkop_call*);
+
+template <checkop_status (*launch)(size_t, const checkop_call*), size_t index>
+checkop_status launch_at(const checkop_call* call) {
+  return launch(index, call);
+}
+template <checkop_status (*launch)(size_t, const checkop_call*), size_t... index>
+constexpr std::array<Launch, sizeof...(index)> numbered(std::index_sequence<index...>) {
+  return {&launch_at<launch, index>...};
+}
+
+/// Launch functions 0 ... n - 1 that call launch(number, call): the ABI does not tell a kernel which one it is.
+template <size_t n, checkop_status (*launch)(size_t, const checkop_call*)>
+constexpr std::array<Launch, n> numbered_launches() {
+  return numbered<launch>(std::make_index_sequence<n>{});
+}
+
+/// The plugin that holds `kernels`; nullptr, which no host accepts, when there were fewer launch functions than needed.
+inline const checkop_plugin* plugin_of(checkop_plugin& plugin, const std::vector<checkop_kernel>& kernels,
+                                       size_t room) {
+  if (kernels.size() > room) return nullptr;
+  plugin = {CHECKOP_ABI_VERSION, static_cast<int32_t>(kernels.size()), kernels.data()};
+  return &plugin;
+}
+
+}  // namespace checkop::test

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Candidates that take their process with them, or do not come back. Only for worker processes.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
+#include "matmul.hpp"
+
+namespace {
+
+using namespace test_plugin;
+
+checkop_status segfaults(const checkop_call*) {
+  raise(SIGSEGV);
+  return CHECKOP_OK;
+}
+
+checkop_status aborts(const checkop_call*) { std::abort(); }
+
+checkop_status exits(const checkop_call* call) {
+  multiply(call);
+  std::exit(0);
+}
+
+checkop_status sleeps(const checkop_call*) {
+  std::this_thread::sleep_for(std::chrono::hours(1));
+  return CHECKOP_OK;
+}
+
+/// Its child keeps the worker's socket open and sleeps on.
+checkop_status leaves_child_and_dies(const checkop_call*) {
+  if (fork() == 0) {
+    sleep(3600);
+    _exit(0);
+  }
+  raise(SIGSEGV);
+  return CHECKOP_OK;
+}
+
+/// The answer is right, and a thread that goes on afterwards is not.
+checkop_status crashes_later(const checkop_call* call) {
+  std::thread([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    raise(SIGSEGV);
+  }).detach();
+  return multiply(call);
+}
+
+checkop_status closes_everything(const checkop_call*) {
+  for (int fd = 3; fd < 64; ++fd) close(fd);
+  std::exit(3);
+}
+
+checkop_status prints(const checkop_call* call) {
+  std::printf("hello from the plugin\n");
+  return multiply(call);
+}
+
+constexpr checkop_kernel kKernels[] = {
+    kernel("segfaults", segfaults),
+    kernel("aborts", aborts),
+    kernel("exits", exits),
+    kernel("sleeps", sleeps),
+    kernel("leaves_child_and_dies", leaves_child_and_dies),
+    kernel("crashes_later", crashes_later),
+    kernel("closes_everything", closes_everything),
+    kernel("prints", prints),
+    kernel("honest", multiply),
+};
+constexpr checkop_plugin kPlugin = plugin(kKernels);
+
+}  // namespace
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &kPlugin; }

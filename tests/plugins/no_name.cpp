@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Defect: a kernel without a name.
+#include "matmul.hpp"
+
+namespace {
+
+using namespace test_plugin;
+
+constexpr checkop_kernel kKernels[] = {kernel("", multiply)};
+constexpr checkop_plugin kPlugin = plugin(kKernels);
+
+}  // namespace
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &kPlugin; }

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Defect: a kernel without launch.
+#include "matmul.hpp"
+
+namespace {
+
+using namespace test_plugin;
+
+constexpr checkop_kernel kKernels[] = {kernel("null_launch", nullptr)};
+constexpr checkop_plugin kPlugin = plugin(kKernels);
+
+}  // namespace
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &kPlugin; }

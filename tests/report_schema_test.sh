@@ -1,0 +1,42 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Reports of a pass, of failures of several kinds, of unsupported cases and of a non-finite output must match the schema.
+# Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tool=$1 plugins=$2 work=$3
+shift 3
+rm -rf "$work"
+mkdir -p "$work"
+
+report() {  # report NAME EXPECTED_EXIT MUST_CONTAIN FLAGS...
+  local name=$1 expected=$2 must_contain=$3 code=0
+  shift 3
+  "$tool" "$@" --device cpu --check-grad --json "$work/$name.json" >"$work/$name.txt" 2>&1 || code=$?
+  if [[ $code != "$expected" ]]; then
+    cat "$work/$name.txt"
+    echo "report_schema_test: $name: expected exit $expected, got $code" >&2
+    exit 1
+  fi
+  if ! grep -q "$must_contain" "$work/$name.json"; then
+    echo "report_schema_test: $name.json lacks $must_contain" >&2
+    exit 1
+  fi
+}
+
+small=(--op logp --batch 1 --seq 3 --vocab 17)
+report pass 0 '"verdict": "pass"' --op all --candidate native --dtype fp32,bf16,fp16 \
+  --batch 1 --seq 3 --vocab 17 --hidden 8 --k-dim 8 --n-dim 8
+faults=zeros,unwritten_row,out_of_bounds_write,input_overwritten,nondeterministic,batch_dependent
+report fail 1 '"verdict": "fail"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate "mutant-${faults//,/,mutant-}"
+report nonfinite 1 '"NaN"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate mutant-nan
+report unsupported 3 '"verdict": "unsupported"' "${small[@]}" --candidate native --dtype fp64
+
+"$@" contracts/report.schema.json "$work"/*.json
+
+# The schema must be able to fail: the same report with one number spelled wrong.
+sed 's/"max_abs_error": /"max_abs_eror": /' "$work/pass.json" >"$work/wrong.json.broken"
+if "$@" contracts/report.schema.json "$work/wrong.json.broken" >"$work/wrong.txt" 2>&1; then
+  echo "report_schema_test: the schema accepted a misspelt key" >&2
+  exit 1
+fi

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the runner sees of a candidate: memory it must not touch, bits that must not change, errors it must survive.
+#include "runner.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "buffers.hpp"
+#include "error.hpp"
+#include "run_helper.hpp"
+
+namespace checkop {
+namespace {
+
+using Ranges = std::vector<std::pair<int64_t, int64_t>>;
+
+struct Ran {
+  RunResult result;
+  std::vector<Tensor> inputs, outputs;
+};
+
+/// Runs a candidate of tests/plugins in this process.
+Ran run(std::string_view plugin, std::string_view candidate, const Case& c, const RunChecks& checks = {}) {
+  Ran ran;
+  ran.inputs = counting_inputs(c);
+  ran.outputs = make_outputs(c);
+  const auto device = open_cpu_device();
+  ran.result =
+      run_candidate(*device, find_candidate(plugin, candidate, c.pass->name), c, ran.inputs, ran.outputs, checks);
+  return ran;
+}
+
+/// Of a run with status ok: nothing but the numbers is left to judge.
+void expect_clean(const RunResult& result) {
+  EXPECT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_TRUE(result.guard_violations.empty()) << result.guard_violations.front();
+  EXPECT_TRUE(result.modified_inputs.empty()) << result.modified_inputs.front();
+  for (const OutputRun& output : result.outputs) {
+    EXPECT_EQ(output.unwritten, 0);
+    EXPECT_EQ(output.repeat.different, 0);
+    for (const SubsetResult& subset : output.subsets) EXPECT_EQ(subset.bits.different, 0) << subset.begin;
+  }
+}
+
+TEST(Runner, HonestCandidateIsCleanAndItsOutputIsReturned) {
+  const Ran ran = run("honest", "honest", matmul_case());
+  expect_clean(ran.result);
+  for (int64_t i = 0; i < ran.outputs[0].count(); ++i) {
+    EXPECT_EQ(ran.outputs[0].at(i), product(ran.inputs, i / 4, i % 4)) << i;
+  }
+  ASSERT_EQ(ran.result.outputs.size(), 1u);
+  EXPECT_EQ(ran.result.outputs[0].repeat.compared, 24);
+  EXPECT_GT(ran.result.run_ms, 0.0);
+}
+
+TEST(Runner, CallIsAsTheHeaderPromises) { expect_clean(run("honest", "inspects_call", matmul_case()).result); }
+
+TEST(Runner, WorkspaceHasTheSizeThatWasAskedFor) {
+  expect_clean(run("honest", "uses_workspace", matmul_case()).result);
+}
+
+TEST(Runner, MessageOfASuccessIsKept) {
+  EXPECT_EQ(run("honest", "names_variant", matmul_case()).result.message, "plain loops");
+}
+
+// --- memory
+// ------------------------------------------------------------------------------------------------------------
+
+class RunnerMemory : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(EveryFloat, RunnerMemory, testing::Values(DType::f64, DType::f32, DType::f16, DType::bf16),
+                         [](const auto& each) { return std::string(checkop::info(each.param).name); });
+
+TEST_P(RunnerMemory, WriteBehindAnOutputIsFound) {
+  const auto result = run("memory_faults", "writes_behind", matmul_case(2, 3, GetParam()), {true, false, true}).result;
+  ASSERT_EQ(result.guard_violations.size(), 1u);
+  EXPECT_EQ(result.guard_violations[0], "output 'c': 3 elements changed behind its end, first at +1");
+}
+
+TEST_P(RunnerMemory, WriteBeforeAnOutputIsFound) {
+  const auto result = run("memory_faults", "writes_before", matmul_case(2, 3, GetParam()), {true, false, true}).result;
+  ASSERT_EQ(result.guard_violations.size(), 1u);
+  EXPECT_EQ(result.guard_violations[0], "output 'c': 1 element changed before its start, nearest at -2");
+}
+
+TEST_P(RunnerMemory, UnwrittenElementsAreCountedAndAreNoRepeatDifference) {
+  const auto result = run("memory_faults", "leaves_unwritten", matmul_case(2, 3, GetParam())).result;
+  ASSERT_EQ(result.outputs.size(), 1u);
+  EXPECT_EQ(result.outputs[0].unwritten, 2);
+  EXPECT_EQ(result.outputs[0].first_unwritten, 3);
+  EXPECT_EQ(result.outputs[0].repeat.different, 0);
+}
+
+TEST_P(RunnerMemory, ChangedInputIsFoundAndTheHostsCopyIsNot) {
+  const Case c = matmul_case(2, 3, GetParam());
+  const Ran ran = run("memory_faults", "changes_input", c, {true, false, true});
+  ASSERT_EQ(ran.result.modified_inputs.size(), 1u);
+  EXPECT_EQ(ran.result.modified_inputs[0], "a: 2 elements changed, first at index 2");
+  EXPECT_EQ(std::memcmp(ran.inputs[0].bytes.data(), counting_inputs(c)[0].bytes.data(), ran.inputs[0].bytes.size()), 0);
+}
+
+TEST(Runner, WriteBehindAnInputIsFound) {
+  const auto result = run("memory_faults", "writes_behind_input", matmul_case(), {true, false, true}).result;
+  ASSERT_EQ(result.guard_violations.size(), 1u);
+  EXPECT_EQ(result.guard_violations[0], "input 'b': 1 element changed behind its end, first at +0");
+}
+
+TEST(Runner, WriteBehindTheWorkspaceIsFound) {
+  const auto result = run("memory_faults", "overruns_workspace", matmul_case(), {true, false, true}).result;
+  ASSERT_EQ(result.guard_violations.size(), 1u);
+  EXPECT_EQ(result.guard_violations[0], "workspace: 2 bytes changed behind its end, first at +0");
+}
+
+TEST(Runner, WriteThatHappensOnlyForASingleRowIsFound) {
+  const auto result = run("memory_faults", "single_row_overrun", matmul_case()).result;
+  ASSERT_EQ(result.guard_violations.size(), 2u);  // the first row alone and the last row alone
+  EXPECT_EQ(result.guard_violations[0],
+            "output 'c' (rows [0,1) alone): 4 elements changed behind its end, first at +0");
+}
+
+TEST(Runner, OneFaultOfASharedInputIsReportedOnce) {
+  const auto result = run("memory_faults", "writes_behind_input", matmul_case()).result;
+  EXPECT_EQ(result.guard_violations.size(), 1u);
+}
+
+TEST(Runner, CandidateCanNotAlterShapesOrStridesOfTheHost) {
+  expect_clean(run("memory_faults", "scribbles_on_call", matmul_case()).result);
+}
+
+TEST(Runner, MemoryIsNotJudgedWhenNotAskedFor) {
+  const auto result = run("memory_faults", "writes_behind", matmul_case(), {true, true, false}).result;
+  EXPECT_EQ(result.status, RunStatus::ok);
+  EXPECT_TRUE(result.guard_violations.empty());
+}
+
+TEST(Poison, PatternsOfATypeAllDiffer) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64, DType::i32, DType::u8}) {
+    const Poison& poison = poison_of(dtype);
+    EXPECT_NE(poison.output[0], poison.output[1]);
+    EXPECT_NE(poison.output[0], poison.guard);
+    EXPECT_NE(poison.output[1], poison.guard);
+  }
+}
+
+TEST(Poison, FloatPatternsAreNaN) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    for (const uint64_t bits : {poison_of(dtype).output[0], poison_of(dtype).output[1], poison_of(dtype).guard}) {
+      double value = 0;
+      info(dtype).decode(reinterpret_cast<const std::byte*>(&bits), &value, 1);
+      EXPECT_TRUE(value != value) << info(dtype).name << " " << bits;
+    }
+  }
+}
+
+// --- bits
+// --------------------------------------------------------------------------------------------------------------
+
+TEST(Runner, DifferenceBetweenTwoRunsIsFoundWithItsPlace) {
+  const auto result = run("changing_bits", "differs_each_run", matmul_case(), {true, false, true}).result;
+  EXPECT_EQ(result.outputs[0].repeat.different, 1);
+  EXPECT_EQ(result.outputs[0].repeat.first_index, 4);
+  EXPECT_NE(result.outputs[0].repeat.a_bits, result.outputs[0].repeat.b_bits);
+  EXPECT_EQ(result.outputs[0].unwritten, 0);
+}
+
+TEST(Runner, CandidateThatReadsItsWorkspaceDisagreesWithItself) {
+  EXPECT_EQ(run("changing_bits", "reads_workspace", matmul_case()).result.outputs[0].repeat.different, 1);
+}
+
+TEST(Runner, RowWhoseBitsDependOnTheBatchIsFoundWithItsPlace) {
+  const auto result = run("changing_bits", "depends_on_batch", matmul_case()).result;
+  EXPECT_EQ(result.outputs[0].repeat.different, 0);
+  const auto& subsets = result.outputs[0].subsets;
+  ASSERT_EQ(subsets.size(), 4u);
+  // Row 0 alone is also the last row of its batch, and gets 1; in the full batch it gets nothing.
+  EXPECT_EQ(subsets[0].bits.different, 1);
+  EXPECT_EQ(subsets[0].bits.first_index, 3);
+  EXPECT_EQ(subsets[0].bits.compared, 4);
+  EXPECT_EQ(subsets[1].begin, 5);
+  EXPECT_EQ(subsets[1].bits.first_index, 23);
+}
+
+TEST(Runner, SubsetThatACandidateDoesNotSupportIsNotCompared) {
+  const auto result = run("honest", "even_rows", matmul_case()).result;
+  ASSERT_EQ(result.status, RunStatus::ok);
+  const auto& subsets = result.outputs[0].subsets;
+  ASSERT_EQ(subsets.size(), 4u);
+  EXPECT_EQ(subsets[0].bits.compared, 0);   // [0,1)
+  EXPECT_EQ(subsets[2].bits.compared, 16);  // [2,6)
+}
+
+TEST(Runner, SubsetsAreSkippedWhenNotAskedFor) {
+  EXPECT_TRUE(run("honest", "honest", matmul_case(), {true, false, true}).result.outputs[0].subsets.empty());
+}
+
+TEST(Runner, OutputsThatAreNotPerRowHaveNoSubsets) {
+  const auto result = run("honest", "tells_bias", linear_logp_case("backward", true)).result;
+  ASSERT_EQ(result.outputs.size(), 3u);
+  EXPECT_FALSE(result.outputs[0].subsets.empty());  // dhidden
+  EXPECT_TRUE(result.outputs[1].subsets.empty());   // dlm_head_weight
+  EXPECT_TRUE(result.outputs[2].subsets.empty());   // dbias
+}
+
+TEST(SubsetRanges, CoverFirstRowLastRowInnerRowsAndHalf) {
+  EXPECT_EQ(subset_ranges(30), (Ranges{{0, 1}, {29, 30}, {10, 15}, {0, 15}}));
+}
+
+TEST(SubsetRanges, NeverHoldTheWholeBatchOrOneRangeTwice) {
+  for (int64_t rows = 1; rows < 40; ++rows) {
+    const Ranges ranges = subset_ranges(rows);
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      EXPECT_TRUE(0 <= ranges[i].first && ranges[i].first < ranges[i].second && ranges[i].second <= rows) << rows;
+      EXPECT_NE(ranges[i], (std::pair<int64_t, int64_t>{0, rows}));
+      for (size_t j = 0; j < i; ++j) EXPECT_NE(ranges[i], ranges[j]) << rows;
+    }
+  }
+  EXPECT_TRUE(subset_ranges(1).empty());
+  EXPECT_EQ(subset_ranges(2), (Ranges{{0, 1}, {1, 2}}));
+}
+
+// --- optional tensors
+// --------------------------------------------------------------------------------------------------
+
+TEST(Runner, AbsentInputIsNullAndPresentOneIsNot) {
+  const Ran without = run("honest", "tells_bias", linear_logp_case("forward", false));
+  expect_clean(without.result);
+  EXPECT_EQ(without.outputs[0].at(0), 0.0);
+  const Ran with = run("honest", "tells_bias", linear_logp_case("forward", true));
+  expect_clean(with.result);
+  EXPECT_EQ(with.outputs[0].at(0), 1.0);
+}
+
+TEST(Runner, OptionalGradientFollowsItsInput) {
+  const Ran without = run("honest", "tells_bias", linear_logp_case("backward", false));
+  expect_clean(without.result);
+  EXPECT_TRUE(without.outputs[2].name.empty());
+  EXPECT_EQ(without.result.outputs[2].repeat.compared, 0);
+  const Ran with = run("honest", "tells_bias", linear_logp_case("backward", true));
+  expect_clean(with.result);
+  EXPECT_EQ(with.outputs[2].at(4), 1.0);
+}
+
+// --- failures
+// ----------------------------------------------------------------------------------------------------------
+
+void expect_stopped(std::string_view plugin, std::string_view candidate, RunStatus status, const std::string& message) {
+  const RunResult result = run(plugin, candidate, matmul_case()).result;
+  EXPECT_EQ(to_string(result.status), to_string(status));
+  EXPECT_EQ(result.message, message);
+  EXPECT_TRUE(result.outputs.empty());
+  EXPECT_FALSE(result.device_lost);
+}
+
+TEST(Runner, ExceptionIsAFailureWithItsText) {
+  expect_stopped("failures", "throws_exception", RunStatus::failed, "launch threw: no such tile");
+}
+
+TEST(Runner, ThrownNumberIsAFailure) {
+  expect_stopped("failures", "throws_number", RunStatus::failed, "launch threw something that is no std::exception");
+}
+
+TEST(Runner, FailedStatusIsAFailureWithTheCandidatesWords) {
+  expect_stopped("failures", "fails", RunStatus::failed, "id 9 is out of range");
+}
+
+TEST(Runner, UnknownStatusIsAFailure) {
+  expect_stopped("failures", "unknown_status", RunStatus::failed, "launch returned 3, which is no checkop_status");
+}
+
+TEST(Runner, UnsupportedIsNoFailure) {
+  expect_stopped("honest", "unsupported", RunStatus::unsupported, "k_dim must be a multiple of 64");
+}
+
+TEST(Runner, MessageWithoutEndIsCutOff) {
+  expect_stopped("failures", "endless_message", RunStatus::failed, std::string(512, 'x'));
+}
+
+TEST(Runner, FailureOfTheSecondRunIsAFailure) {
+  expect_stopped("failures", "fails_second_time", RunStatus::failed, "second run: returned CHECKOP_FAILED, no reason");
+}
+
+TEST(Runner, ExceptionOfWorkspaceBytesIsAFailure) {
+  expect_stopped("failures", "throwing_workspace", RunStatus::failed, "workspace_bytes threw: no size");
+}
+
+TEST(Runner, AbsurdWorkspaceIsAFailure) {
+  expect_stopped("failures", "absurd_workspace", RunStatus::failed,
+                 "workspace_bytes asked for 18446744073709551610 bytes");
+}
+
+TEST(Runner, KernelForAnotherDeviceIsUnsupported) {
+  expect_stopped("honest", "for_gpus", RunStatus::unsupported,
+                 "runs on a CUDA device, not on 'cpu'; use --device cuda");
+}
+
+// --- devices
+// -----------------------------------------------------------------------------------------------------------
+
+/// The CPU device under another name, which fails as a GPU does: late, in synchronize().
+class FailingDevice : public Device {
+ public:
+  FailingDevice(int arch, int fail_at, bool sticky) : arch_(arch), fail_at_(fail_at), sticky_(sticky) {}
+  ~FailingDevice() override { EXPECT_EQ(blocks, 0) << "memory was not freed"; }
+
+  DeviceInfo info() const override {
+    DeviceInfo info = cpu_->info();
+    info.kind = "cuda";
+    info.arch = arch_;
+    return info;
+  }
+  void* stream() override { return nullptr; }
+  std::byte* allocate(size_t bytes, const std::string& what) override {
+    ++blocks;
+    return cpu_->allocate(bytes, what);
+  }
+  void free(std::byte* memory) noexcept override {
+    --blocks;
+    cpu_->free(memory);
+  }
+  void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
+  void download(std::byte* host, const std::byte* device, size_t bytes) override {
+    cpu_->download(host, device, bytes);
+  }
+  void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
+    cpu_->fill(device, pattern, width, bytes);
+  }
+  void synchronize(const std::string& what) override {
+    if (++synchronized == fail_at_) throw DeviceError(what + ": illegal memory access", sticky_);
+  }
+
+  int blocks = 0, synchronized = 0;
+
+ private:
+  std::unique_ptr<Device> cpu_ = open_cpu_device();
+  int arch_, fail_at_;
+  bool sticky_;
+};
+
+RunResult run_on(FailingDevice& device, std::string_view candidate) {
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  return run_candidate(device, find_candidate("honest", candidate), c, inputs, outputs, {});
+}
+
+TEST(Runner, KernelForAnotherArchitectureIsUnsupported) {
+  FailingDevice older(80, 0, false), newer(100, 0, false), fitting(90, 0, false);
+  EXPECT_EQ(run_on(older, "for_gpus").message, "needs sm_90, device is sm_80");
+  EXPECT_EQ(run_on(newer, "for_gpus").message, "runs up to sm_90, device is sm_100");
+  EXPECT_EQ(run_on(older, "for_gpus").status, RunStatus::unsupported);
+  EXPECT_EQ(run_on(fitting, "for_gpus").status, RunStatus::ok);
+  EXPECT_EQ(run_on(fitting, "honest").message, "runs on the CPU, not on 'cuda'; use --device cpu");
+}
+
+TEST(Runner, AsynchronousErrorBelongsToTheCaseThatCausedIt) {
+  FailingDevice device(90, /*fail_at=*/2, /*sticky=*/true);  // after the first launch
+  const RunResult result = run_on(device, "for_gpus");
+  EXPECT_EQ(result.status, RunStatus::failed);
+  EXPECT_EQ(result.message, "run 1 of 'for_gpus': illegal memory access");
+  EXPECT_TRUE(result.device_lost);
+  EXPECT_TRUE(result.outputs.empty());
+}
+
+TEST(Runner, ErrorThatIsNotStickyLeavesTheDevice) {
+  FailingDevice device(90, /*fail_at=*/4, /*sticky=*/false);  // after the second launch
+  const RunResult result = run_on(device, "for_gpus");
+  EXPECT_EQ(result.message, "run 2 of 'for_gpus': illegal memory access");
+  EXPECT_FALSE(result.device_lost);
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Safetensors files: what is written is read back, and broken files are refused.
+#include "safetensors.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "contract_helper.hpp"
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+using contract_test::error_of;
+
+std::string path() { return testing::TempDir() + "under_test.safetensors"; }
+
+void write_raw(uint64_t length, const std::string& header, const std::string& data) {
+  std::ofstream file(path(), std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&length), 8);
+  file << header << data;
+}
+
+TEST(Safetensors, ReadsBackWhatWasWritten) {
+  const std::vector<float> values{1, -2, 3.5};
+  const int64_t id = int64_t{1} << 60;
+  {
+    SafetensorsWriter file(
+        path(), {{"output/y", DType::f32, {3}}, {"input/ids", DType::i64, {1, 1}}, {"empty", DType::u8, {0}}},
+        {{"op", "logp"}});
+    file.write("output/y", 4, &values[1], 8);
+    file.write("output/y", 0, &values[0], 4);
+    file.write("input/ids", 0, &id, 8);
+  }
+  const SafetensorsFile file = read_safetensors(path());
+  EXPECT_EQ(file.metadata.at("op"), "logp");
+  ASSERT_EQ(file.tensors.size(), 3u);
+  const Tensor& y = *file.find("output/y");
+  EXPECT_EQ(y.dtype, DType::f32);
+  for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(y.at(i), values[static_cast<size_t>(i)]);
+  EXPECT_EQ(file.find("input/ids")->shape, (Shape{1, 1}));
+  EXPECT_EQ(load_bits(DType::i64, file.find("input/ids")->bytes.data(), 0), static_cast<uint64_t>(id));
+  EXPECT_EQ(read_safetensors(path(), {"input/"}).tensors.size(), 1u);
+  EXPECT_EQ(file.find("none"), nullptr);
+}
+
+TEST(Safetensors, BrokenFilesAreRefused) {
+  const auto error = [] { return error_of([] { read_safetensors(path()); }); };
+  std::ofstream(path()) << "abc";
+  EXPECT_NE(error().find("is no safetensors file"), std::string::npos);
+  write_raw(1000, "{}", "");
+  EXPECT_NE(error().find("is no safetensors file"), std::string::npos);
+  write_raw(~uint64_t{0}, "{}", "");
+  EXPECT_NE(error().find("is no safetensors file"), std::string::npos);
+  write_raw(2, "[]", "");
+  EXPECT_NE(error().find("no JSON object"), std::string::npos);
+  const auto entry = [](const std::string& text, const std::string& data) {
+    const std::string header = R"({"t": )" + text + "}";
+    write_raw(header.size(), header, data);
+  };
+  entry(R"({"dtype": "F8", "shape": [1], "data_offsets": [0, 1]})", "x");
+  EXPECT_NE(error().find("'F8'"), std::string::npos);
+  entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]})", "xxxx");
+  EXPECT_NE(error().find("needs 8"), std::string::npos);
+  entry(R"({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]})", "xxxx");
+  EXPECT_NE(error().find("offsets"), std::string::npos);
+  entry(R"({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]})", "xxxx");
+  EXPECT_NE(error(), "no error");
+  entry(R"({"dtype": "F32"})", "");
+  EXPECT_NE(error().find("tensor 't'"), std::string::npos);
+  EXPECT_NE(error_of([] { read_safetensors("missing.safetensors"); }).find("cannot be opened"), std::string::npos);
+}
+
+TEST(Safetensors, FolderThatIsNotThereIsAnError) {
+  EXPECT_NE(error_of([] { SafetensorsWriter("/nowhere/at/all.safetensors", {}, {}); }).find("cannot be created"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace checkop

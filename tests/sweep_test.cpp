@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists and ranges -> cases.
+#include "sweep.hpp"
+
+#include <gtest/gtest.h>
+
+#include "contract_helper.hpp"
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+using contract_test::error_of;
+using Sizes = std::vector<int64_t>;
+
+TEST(Sweep, SizesAreValuesListsAndRanges) {
+  EXPECT_EQ(parse_sizes("--seq", "7"), (Sizes{7}));
+  EXPECT_EQ(parse_sizes("--seq", "1,7,64"), (Sizes{1, 7, 64}));
+  EXPECT_EQ(parse_sizes("--seq", "1:10:3"), (Sizes{1, 4, 7, 10}));
+  EXPECT_EQ(parse_sizes("--seq", "1:100:x10"), (Sizes{1, 10, 100}));
+  EXPECT_EQ(parse_sizes("--seq", "2:4,9"), (Sizes{2, 3, 4, 9}));
+}
+
+TEST(Sweep, BadSizesNameTheFlagAndTheValue) {
+  for (const char* text : {"0", "-1", "x", "", "1,", "1.5", "3:1", "1:8:x1", "1:8:0", "1:9223372036854775807:1"}) {
+    const std::string message = error_of([&] { parse_sizes("--seq", text); });
+    EXPECT_EQ(message.rfind("--seq: ", 0), 0u) << text << " -> " << message;
+  }
+  EXPECT_EQ(error_of([] { parse_sizes("--vocab", "0"); }).substr(0, 45),
+            "--vocab: expected an integer >= 1, got 0; giv");
+}
+
+TEST(Sweep, UnknownNamesAreAnsweredWithTheNearest) {
+  EXPECT_NE(error_of([] { parse_operators("--op", {"lgp"}); }).find("did you mean 'logp'?"), std::string::npos);
+  EXPECT_NE(error_of([] { parse_dtypes("--dtype", {"bf61"}); }).find("--dtype"), std::string::npos);
+  EXPECT_NE(error_of([] { parse_dtypes("--dtype", {"int64"}); }).find("floating-point"), std::string::npos);
+  EXPECT_NE(error_of([] { parse_passes("--pass", *find_operator("logp"), {"foward"}); }).find("'forward'"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { parse_input_mode("--input-mode", "zeros"); }).find("known:"), std::string::npos);
+  EXPECT_NE(error_of([] { parse_grad_mode("--grad-mode", "zeros"); }).find("known:"), std::string::npos);
+}
+
+TEST(Sweep, ExpandsToTheCrossProduct) {
+  Sweep sweep;
+  sweep.op = find_operator("logp");
+  sweep.passes = parse_passes("", *sweep.op, {"all"});
+  sweep.dtypes = parse_dtypes("", {"all"});
+  sweep.optionals = parse_optionals(*sweep.op, {"none"});
+  sweep.dims = {{"vocab", {1, 2}}, {"batch", {3}}};
+  std::vector<Case> cases;
+  expand(sweep, cases);
+  EXPECT_EQ(cases.size(), 2u * 3u * 2u);
+  EXPECT_EQ(case_name(cases.front()), "logp-fp32-3x16x1");
+  EXPECT_EQ(cases.back().pass->name, "backward");
+}
+
+TEST(Sweep, OptionalInputsAreSweptOnAndOff) {
+  const Operator& op = *find_operator("linear_logp");
+  EXPECT_EQ(parse_optionals(op, {"none", "bias"}).size(), 2u);
+  EXPECT_TRUE(parse_optionals(op, {"bias"}).front().contains("bias"));
+  EXPECT_TRUE(parse_optionals(*find_operator("logp"), {"bias"}).front().empty());
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shapes, shared memory and element access.
+#include "tensor.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr int64_t kMaxElements = int64_t{1} << 62;
+
+TEST(Shape, ScalarHasOneElement) {
+  EXPECT_EQ(element_count({}), 1);
+  EXPECT_EQ(to_string(Shape{}), "[]");
+}
+
+TEST(Shape, CountIsTheProductOfTheExtents) {
+  EXPECT_EQ(element_count({8, 512, 151936}), int64_t{8} * 512 * 151936);
+  EXPECT_EQ(to_string(Shape{8, 512, 151936}), "[8, 512, 151936]");
+}
+
+TEST(Shape, NegativeExtentIsAnErrorThatNamesIt) {
+  try {
+    element_count({2, -4, 0});
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(), "shape [2, -4, 0]: expected extents ≥ 0, got -4");
+  }
+}
+
+TEST(Shape, CountBeyondTwoToThe62IsAnError) {
+  EXPECT_EQ(element_count({kMaxElements}), kMaxElements);
+  EXPECT_EQ(element_count({int64_t{1} << 31, int64_t{1} << 31}), kMaxElements);
+  EXPECT_THROW(element_count({kMaxElements + 1}), InputError);
+  EXPECT_THROW(element_count({int64_t{1} << 31, (int64_t{1} << 31) + 1}), InputError);
+  EXPECT_THROW(element_count({int64_t{1} << 32, int64_t{1} << 32, 4}), InputError);  // wraps to 0 in 64 bits
+  EXPECT_THROW(element_count({std::numeric_limits<int64_t>::max(), 2}), InputError);
+}
+
+TEST(Shape, ZeroExtentMakesZeroElementsHoweverLargeTheOthers) {
+  EXPECT_EQ(element_count({kMaxElements, kMaxElements, 0}), 0);
+}
+
+TEST(Bytes, NewMemoryIsZeroAndWritable) {
+  Bytes bytes(10000);
+  ASSERT_EQ(bytes.size(), 10000u);
+  for (size_t i = 0; i < bytes.size(); ++i) ASSERT_EQ(bytes.data()[i], std::byte{0});
+  bytes.data()[9999] = std::byte{7};
+  EXPECT_EQ(bytes.data()[9999], std::byte{7});
+}
+
+TEST(Bytes, AnotherMappingSeesTheSamePages) {
+  Bytes ours(4096);
+  Bytes theirs = Bytes::map(dup(ours.fd()), ours.size(), true);
+  ASSERT_NE(theirs.data(), ours.data());
+  ours.data()[17] = std::byte{42};
+  EXPECT_EQ(theirs.data()[17], std::byte{42});
+  theirs.data()[18] = std::byte{43};
+  EXPECT_EQ(ours.data()[18], std::byte{43});
+}
+
+TEST(Bytes, MappingOutlivesItsMaker) {
+  Bytes theirs;
+  {
+    Bytes ours(4096);
+    ours.data()[0] = std::byte{5};
+    theirs = Bytes::map(dup(ours.fd()), ours.size(), false);
+  }
+  EXPECT_EQ(theirs.data()[0], std::byte{5});
+}
+
+TEST(Bytes, DescriptorsCloseOnExec) {
+  Bytes ours(4096);
+  EXPECT_NE(fcntl(ours.fd(), F_GETFD) & FD_CLOEXEC, 0);
+  const Bytes theirs = Bytes::map(dup(ours.fd()), ours.size(), true);  // dup clears the flag
+  EXPECT_NE(fcntl(theirs.fd(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST(Bytes, SizeZeroNeedsNoDescriptor) {
+  const Bytes bytes(0);
+  EXPECT_EQ(bytes.size(), 0u);
+  EXPECT_EQ(bytes.fd(), -1);
+  EXPECT_EQ(Bytes::map(-1, 0, true).size(), 0u);
+}
+
+TEST(Bytes, MapTakesTheDescriptorEvenWhenItFails) {
+  const Bytes ours(4096);
+  const int copy = dup(ours.fd());
+  EXPECT_THROW(Bytes::map(copy, 4097, true), InputError);
+  EXPECT_EQ(fcntl(copy, F_GETFD), -1);
+  const int second = dup(ours.fd());
+  { const Bytes theirs = Bytes::map(second, 4096, true); }
+  EXPECT_EQ(fcntl(second, F_GETFD), -1);
+}
+
+TEST(Bytes, MemoryThatTheMachineLacksIsAnErrorThatGivesTheSize) {
+  try {
+    const Bytes bytes(size_t{1} << 60);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("1152921504606846976 bytes"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Bytes, MoveLeavesTheSourceEmpty) {
+  Bytes first(100);
+  std::byte* const data = first.data();
+  const int fd = first.fd();
+  Bytes second(std::move(first));
+  EXPECT_EQ(second.data(), data);
+  EXPECT_EQ(second.fd(), fd);
+  Bytes third(50);
+  const int dropped = third.fd();
+  third = std::move(second);
+  EXPECT_EQ(third.data(), data);
+  EXPECT_EQ(third.size(), 100u);
+  EXPECT_EQ(fcntl(dropped, F_GETFD), -1);
+  Bytes& same = third;
+  third = std::move(same);
+  EXPECT_EQ(third.data(), data);
+  EXPECT_EQ(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+
+TEST(Tensor, ElementsAreStoredWithOneRounding) {
+  Tensor tensor("x", DType::bf16, {2, 3});
+  EXPECT_EQ(tensor.count(), 6);
+  EXPECT_EQ(tensor.bytes.size(), 12u);
+  EXPECT_EQ(tensor.at(5), 0.0);
+  tensor.set(5, 1.2345678);
+  EXPECT_EQ(tensor.at(5), 1.234375);
+  EXPECT_EQ(tensor.at(4), 0.0);
+}
+
+TEST(Tensor, ElementOutOfRangeIsAnError) {
+  Tensor tensor("x", DType::f32, {2});
+  EXPECT_THROW(tensor.at(2), std::out_of_range);
+  EXPECT_THROW(tensor.at(-1), std::out_of_range);
+  EXPECT_THROW(tensor.set(2, 0.0), std::out_of_range);
+}
+
+TEST(Tensor, SizeInBytesMayNotWrapAround) {
+  EXPECT_THROW(Tensor("x", DType::f64, {kMaxElements}), InputError);  // 2^65 bytes
+  EXPECT_THROW(Tensor("x", DType::f32, {-1}), InputError);
+}
+
+TEST(Tensor, EmptyTensorHasNoMemory) {
+  const Tensor tensor("x", DType::f32, {0, 5});
+  EXPECT_EQ(tensor.count(), 0);
+  EXPECT_EQ(tensor.bytes.size(), 0u);
+}
+
+}  // namespace
+}  // namespace checkop

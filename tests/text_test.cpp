@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nearest names and digests.
+#include "text.hpp"
+
+#include <gtest/gtest.h>
+
+namespace checkop {
+namespace {
+
+const std::vector<std::string> kOps{"logp", "linear_logp", "matmul"};
+
+TEST(Text, SuggestsTheNameOneSlipAway) {
+  EXPECT_EQ(did_you_mean("lgop", kOps), "did you mean 'logp'?");      // two neighbours swapped
+  EXPECT_EQ(did_you_mean("matmu", kOps), "did you mean 'matmul'?");   // a letter missing
+  EXPECT_EQ(did_you_mean("llogp", kOps), "did you mean 'logp'?");     // a letter too many
+  EXPECT_EQ(did_you_mean("matnul", kOps), "did you mean 'matmul'?");  // a wrong letter
+}
+
+TEST(Text, SuggestsTheNearestOfSeveral) {
+  EXPECT_EQ(did_you_mean("sm91", {"sm70", "sm80", "sm90", "sm100"}), "did you mean 'sm90'?");
+  EXPECT_EQ(did_you_mean("backwards", {"backward", "backwork"}), "did you mean 'backward'?");
+}
+
+TEST(Text, IgnoresCase) { EXPECT_EQ(did_you_mean("MatMul", kOps), "did you mean 'matmul'?"); }
+
+TEST(Text, SuggestsNothingForANameThatIsFarFromAll) {
+  EXPECT_EQ(did_you_mean("softmax", kOps), "");
+  EXPECT_EQ(did_you_mean("x", kOps), "");
+  EXPECT_EQ(did_you_mean("", kOps), "");
+  EXPECT_EQ(did_you_mean("logp", {}), "");
+}
+
+TEST(Text, DoesNotSuggestAnUnrelatedShortName) { EXPECT_EQ(did_you_mean("a", {"b", "c"}), ""); }
+
+// Test vectors published with the algorithm (Noll).
+TEST(Text, Fnv1aGivesThePublishedDigests) {
+  EXPECT_EQ(fnv1a(""), 0xcbf29ce484222325ull);
+  EXPECT_EQ(fnv1a("a"), 0xaf63dc4c8601ec8cull);
+  EXPECT_EQ(fnv1a("foobar"), 0x85944171f73967e8ull);
+}
+
+TEST(Text, Fnv1aGoesOnFromAState) { EXPECT_EQ(fnv1a("bar", fnv1a("foo")), fnv1a("foobar")); }
+
+TEST(Text, Fnv1aReadsBytesBeyond127AsUnsigned) {
+  EXPECT_EQ(fnv1a("\xff"), (0xcbf29ce484222325ull ^ 0xffull) * 1099511628211ull);
+}
+
+TEST(Text, Fnv1aHexHasSixteenDigits) {
+  EXPECT_EQ(fnv1a_hex("foobar"), "85944171f73967e8");
+  for (int byte = 0; byte < 256; ++byte) EXPECT_EQ(fnv1a_hex(std::string(1, static_cast<char>(byte))).size(), 16u);
+}
+
+}  // namespace
+}  // namespace checkop

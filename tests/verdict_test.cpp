@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Verdicts: what outranks what, and that a sentence names the element.
+#include "verdict.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "gold_helper.hpp"
+
+namespace checkop {
+namespace {
+
+/// A clean result of logp forward with 2x3 rows, to be spoiled.
+struct Clean {
+  Case c = gold_case("logp", "forward", DType::f32, {{"batch", 2}, {"seq", 3}, {"vocab", 7}});
+  RunResult run;
+  std::vector<Comparison> comparisons{1};
+  std::vector<Demands> demands{1};
+  RunChecks checks;
+  bool accuracy = true;
+
+  Clean() {
+    run.status = RunStatus::ok;
+    run.outputs.resize(1);
+    run.outputs[0].repeat.compared = 6;
+    comparisons[0].count = comparisons[0].expected = 6;
+  }
+  Judgment judged() const { return judge(c, run, comparisons, demands, checks, accuracy); }
+};
+
+TEST(Verdict, CleanRunPasses) { EXPECT_EQ(Clean().judged().verdict, Verdict::pass); }
+
+TEST(Verdict, OutOfBoundFailsAndNamesTheElement) {
+  Clean r;
+  r.comparisons[0].out_of_bound = 2;
+  r.comparisons[0].worst = ElementReport{4, -1.5, -1.25, 0.25, 0.125, 2, "bound_ratio"};
+  const Judgment j = r.judged();
+  EXPECT_EQ(j.verdict, Verdict::fail);
+  EXPECT_EQ(j.kind, "accuracy");
+  EXPECT_EQ(
+      j.reason,
+      "logp[1,1] = -1.5, gold -1.25: error 2.50e-01 is 2x the bound 1.25e-01 (logprob/fp32); 2 of 6 out of bound");
+}
+
+TEST(Verdict, NonfiniteIsNamedBeforeAccuracy) {
+  Clean r;
+  r.comparisons[0].out_of_bound = r.comparisons[0].nonfinite = 1;
+  r.comparisons[0].first = r.comparisons[0].worst = ElementReport{0, NAN, 1, INFINITY, 0.1, INFINITY, "bound_ratio"};
+  EXPECT_EQ(r.judged().kind, "nonfinite");
+}
+
+TEST(Verdict, EmptyOutputIsVacuous) {
+  Clean r;
+  r.comparisons[0].count = r.comparisons[0].expected = 0;
+  EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+}
+
+TEST(Verdict, ZerosThatWouldPassAreVacuous) {
+  Clean r;
+  r.comparisons[0].zeros_would_pass = true;
+  EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+}
+
+TEST(Verdict, NothingComparedIsVacuous) {
+  Clean r;
+  r.accuracy = false;
+  r.comparisons.clear();
+  r.checks = {false, false, false};
+  EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+}
+
+TEST(Verdict, MissingGoldRowsAreAnError) {
+  Clean r;
+  r.comparisons[0].count = 5;
+  EXPECT_EQ(r.judged().verdict, Verdict::error);
+}
+
+TEST(Verdict, MemoryOutranksNumbers) {
+  Clean r;
+  r.comparisons[0].out_of_bound = 1;
+  r.comparisons[0].worst = ElementReport{};
+  r.run.outputs[0].unwritten = 2;
+  r.run.outputs[0].first_unwritten = 5;
+  EXPECT_EQ(r.judged().kind, "unwritten");
+  EXPECT_NE(r.judged().reason.find("logp[1,2]"), std::string::npos);
+  r.run.modified_inputs = {"logits: 1 element changed, first at index 0"};
+  EXPECT_EQ(r.judged().kind, "input");
+  r.run.guard_violations = {"output 'logp': 1 element changed behind its end, first at +0"};
+  EXPECT_EQ(r.judged().kind, "guard");
+  r.checks.memory = false;
+  EXPECT_EQ(r.judged().kind, "accuracy");
+}
+
+TEST(Verdict, BitDifferencesFailOnlyWhereDemanded) {
+  Clean r;
+  r.run.outputs[0].repeat = {6, 1, 3, 0x3f800000, 0x3f800001};
+  EXPECT_EQ(r.judged().kind, "determinism");
+  r.demands[0].determinism = false;
+  EXPECT_EQ(r.judged().verdict, Verdict::pass);
+  r.run.outputs[0].subsets = {{0, 1, {1, 1, 0, 1, 2}}};
+  EXPECT_EQ(r.judged().kind, "invariance");
+  r.checks.invariance = false;
+  EXPECT_EQ(r.judged().verdict, Verdict::pass);
+}
+
+TEST(Verdict, RunStatusDecidesFirst) {
+  const auto verdict = [](RunStatus status, bool device_lost = false) {
+    Clean r;
+    r.run.status = status;
+    r.run.device_lost = device_lost;
+    return r.judged().verdict;
+  };
+  EXPECT_EQ(verdict(RunStatus::unsupported), Verdict::unsupported);
+  EXPECT_EQ(verdict(RunStatus::timeout), Verdict::timeout);
+  EXPECT_EQ(verdict(RunStatus::crashed), Verdict::error);
+  EXPECT_EQ(verdict(RunStatus::failed), Verdict::fail);
+  EXPECT_EQ(verdict(RunStatus::failed, true), Verdict::error);
+}
+
+TEST(Verdict, ExitCodesFollowTheirPriority) {
+  using enum Verdict;
+  EXPECT_EQ(exit_code({}), 3);
+  EXPECT_EQ(exit_code({unsupported, skipped}), 3);
+  EXPECT_EQ(exit_code({pass, unsupported}), 3);
+  EXPECT_EQ(exit_code({pass, skipped}), 0);
+  EXPECT_EQ(exit_code({fail, unsupported}), 1);
+  EXPECT_EQ(exit_code({pass, xfail}), 0);
+  EXPECT_EQ(exit_code({pass, fail}), 1);
+  EXPECT_EQ(exit_code({pass, vacuous}), 1);
+  EXPECT_EQ(exit_code({pass, xpass}), 1);
+  EXPECT_EQ(exit_code({fail, error, pass}), 4);
+  EXPECT_EQ(exit_code({fail, timeout}), 4);
+}
+
+TEST(Verdict, CoordinatesAreRowMajor) {
+  EXPECT_EQ(coordinates({2, 3, 4}, 17), "[1,1,1]");
+  EXPECT_EQ(coordinates({}, 0), "[]");
+}
+
+}  // namespace
+}  // namespace checkop
