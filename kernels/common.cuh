@@ -257,7 +257,7 @@ checkop_status with_float_type(int32_t dtype, F&& f) {
 constexpr size_t kIdCheckBytes = 256;
 constexpr unsigned long long kNoBadRow = std::numeric_limits<unsigned long long>::max();
 
-// The smallest bad row: an integer minimum is the same in whatever order the threads come.
+// order-free: the smallest bad row is an integer minimum, the same in whatever order the threads come.
 static __global__ void find_bad_id(const int64_t* __restrict__ ids, int64_t rows, int64_t vocab,
                                    unsigned long long* __restrict__ first_bad_row) {
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;

@@ -41,7 +41,7 @@ void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Ca
     const auto names = strings(*suites);
     if (std::find(names.begin(), names.end(), suite) == names.end()) return;
   }
-  const auto names = [&](std::string_view key, std::vector<std::string> fallback) {
+  const auto names = [&](std::string_view key, const std::vector<std::string>& fallback) {
     const auto value = entry.find(key);
     return value ? strings(*value) : fallback;
   };

@@ -16,6 +16,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRelFloor = 1e-3;  // of the gold's root mean square: below it a relative error says nothing
 constexpr int kBinades = 2048;      // exponents of a double
+constexpr size_t kBlock = 256;      // elements of one vectorised step: their arrays stay in the first-level cache
+constexpr size_t kMaxFastGates = 4;
 
 /// Unit roundoff and underflow threshold of the arithmetic behind an output: fp32, or fp64 for fp64 outputs.
 struct Arithmetic {
@@ -85,6 +87,21 @@ struct Tally {
   void take_worst(const ElementReport& e) {
     if (!worst || e.ratio > worst->ratio || (e.ratio == worst->ratio && e.index < worst->index)) worst = e;
   }
+  void merge(const Tally& other) {
+    count += other.count;
+    out_of_bound += other.out_of_bound;
+    nonfinite += other.nonfinite;
+    zero_fails |= other.zero_fails;
+    gold_is_zero &= other.gold_is_zero;
+    max_abs = std::max(max_abs, other.max_abs);
+    max_ulp = std::max(max_ulp, other.max_ulp);
+    if (other.first) take_first(*other.first);
+    if (other.worst) take_worst(*other.worst);
+    for (size_t k = 0; k < gates.size(); ++k) {
+      gates[k].worst = std::max(gates[k].worst, other.gates[k].worst);
+      gates[k].out_of_bound += other.gates[k].out_of_bound;
+    }
+  }
 };
 
 int binade(double x) { return static_cast<int>((std::bit_cast<uint64_t>(x) >> 52) & 0x7ff); }
@@ -102,6 +119,13 @@ struct OutputComparison::RowSums {
   double abs_error = 0, squared_error = 0, squared_gold = 0;
   int64_t finite = 0;
   bool seen = false;
+
+  void add(double gold, double error) {
+    abs_error += error;
+    squared_error += error * error;
+    squared_gold += gold * gold;
+    ++finite;
+  }
 };
 
 struct OutputComparison::State {
@@ -115,7 +139,11 @@ struct OutputComparison::State {
   Tally total;                             // under mutex
   std::array<double, kBinades> max_rel{};  // under mutex: largest relative error by binade of the gold
 
+  struct Block;
+  struct RelativeErrors;
   void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
+  bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
+  void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
 };
 
 OutputComparison::OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms)
@@ -138,11 +166,121 @@ void OutputComparison::add(const GoldRows& block) {
   }
 }
 
+/// A block of one row's elements in the forms that the loops below need.
+struct OutputComparison::State::Block {
+  int64_t first_index;  ///< flat, of element 0
+  size_t count;
+  const double *got, *value, *magnitude, *rounding;
+  const std::byte *stored, *expected;  ///< as the candidate wrote it; the gold rounded once
+};
+
+/// Relative errors of one row by binade of the gold.
+struct OutputComparison::State::RelativeErrors {
+  std::array<double, kBinades> largest{};
+  int low = kBinades, high = -1;
+
+  void add(double gold, double error) {
+    if (gold == 0 || error == 0) return;
+    const int b = binade(gold);
+    double& place = largest[static_cast<size_t>(b)];
+    place = std::max(place, error / std::abs(gold));
+    low = std::min(low, b);
+    high = std::max(high, b);
+  }
+};
+
+/// The ordinary case: all finite, all within every gate, and none worse than what was seen. Loops without branches, so
+/// that compilers vectorise them. Returns false, with nothing changed, when the block is not ordinary.
+bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
+                                               RelativeErrors& relative) const {
+  std::array<double, kBlock> error, allowed;
+  std::array<double, kMaxFastGates> worst{};
+  bool zero_fails = false;
+  if (!tally.worst || prepared.size() > kMaxFastGates) return false;
+  double sum = 0;
+  for (size_t i = 0; i < block.count; ++i) {
+    error[i] = std::abs(block.got[i] - block.value[i]);
+    sum += error[i];
+  }
+  if (!std::isfinite(sum)) return false;
+  for (size_t k = 0; k < prepared.size(); ++k) {
+    const PreparedGate& gate = prepared[k];
+    if (gate.gate.metric == Metric::bits) return false;
+    for (size_t i = 0; i < block.count; ++i) {
+      allowed[i] = gate.allowed(block.value[i], block.magnitude[i], block.rounding[i]);
+    }
+    bool within = true;
+    double largest = 0;
+    for (size_t i = 0; i < block.count; ++i) {
+      const double ratio = error[i] / allowed[i];
+      within &= error[i] <= allowed[i] && ratio >= 0;
+      largest = std::max(largest, ratio);
+      zero_fails |= std::abs(block.value[i]) > allowed[i];
+    }
+    if (!within || largest > tally.worst->ratio) return false;
+    worst[k] = largest;
+  }
+  for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
+  tally.zero_fails |= zero_fails;
+  for (size_t i = 0; i < block.count; ++i) {
+    const double g = block.value[i];
+    tally.gold_is_zero &= g == 0;
+    tally.max_abs = std::max(tally.max_abs, error[i]);
+    sums.add(g, error[i]);
+    relative.add(g, error[i]);
+  }
+  return true;
+}
+
+/// Element by element, whatever they are.
+void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
+                                          RelativeErrors& relative) const {
+  const size_t width = info(dtype).bytes;
+  for (size_t i = 0; i < block.count; ++i) {
+    const double g = block.value[i], c = block.got[i];
+    const bool equal_bits = std::memcmp(block.stored + i * width, block.expected + i * width, width) == 0;
+    const bool finite = std::isfinite(g) && std::isfinite(c);
+    // A finite gold beyond the output's range is infinity once rounded: then infinity is right.
+    const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
+    const double error = finite ? std::abs(c - g) : (match ? 0 : kInfinity);
+    ElementReport element{block.first_index + static_cast<int64_t>(i), c, g, error, 0, -1, ""};
+    bool passes = true;
+    for (size_t k = 0; k < prepared.size(); ++k) {
+      const bool by_bits = prepared[k].gate.metric == Metric::bits;
+      const double allowed = prepared[k].allowed(g, block.magnitude[i], block.rounding[i]);
+      const bool within = by_bits ? equal_bits || (match && !finite) : match && (!finite || error <= allowed);
+      double ratio = by_bits ? (within ? 0 : kInfinity) : error / allowed;
+      if (!(ratio >= 0)) ratio = error == 0 ? 0 : kInfinity;  // 0/0, or an error over a bound that is NaN
+      tally.gates[k].worst = std::max(tally.gates[k].worst, ratio);
+      if (!within) {
+        ++tally.gates[k].out_of_bound;
+        passes = false;
+      }
+      if (ratio > element.ratio) {
+        element.ratio = ratio;
+        element.bound = by_bits ? 0 : allowed;
+        element.gate = to_string(prepared[k].gate.metric);
+      }
+      if (!(std::abs(g) <= allowed) && g != 0) tally.zero_fails = true;
+    }
+    if (g != 0) tally.gold_is_zero = false;
+    if (!passes) {
+      ++tally.out_of_bound;
+      tally.take_first(element);
+    }
+    if (!match) ++tally.nonfinite;
+    tally.take_worst(element);
+    if (!finite) continue;
+    tally.max_abs = std::max(tally.max_abs, error);
+    sums.add(g, error);
+    relative.add(g, error);
+  }
+}
+
 void OutputComparison::State::compare_row(int64_t row, const double* value, const double* magnitude,
                                           const double* rounding) {
   static thread_local std::vector<double> decoded;
   static thread_local std::vector<std::byte> expected;
-  static thread_local std::array<double, kBinades> row_rel{};
   const auto n = static_cast<size_t>(view.columns);
   const DTypeInfo& type = info(dtype);
   const std::byte* stored = got + static_cast<size_t>(row) * n * type.bytes;
@@ -153,83 +291,30 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
 
   Tally tally;
   tally.gates.resize(prepared.size());
-  tally.count = view.columns;
+  tally.max_ulp = max_ulp_distance(dtype, stored, expected.data(), n);
   RowSums sums;
-  int low = kBinades, high = -1;
-  for (size_t i = 0; i < n; ++i) {
-    const double g = value[i], c = decoded[i];
-    const bool equal_bits = std::memcmp(stored + i * type.bytes, &expected[i * type.bytes], type.bytes) == 0;
-    const bool finite = std::isfinite(g) && std::isfinite(c);
-    // A finite gold beyond the output's range is infinity once rounded: then infinity is right.
-    const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
-    const double error = finite ? std::abs(c - g) : (match ? 0 : kInfinity);
-    ElementReport worst_here{static_cast<int64_t>(i) + row * view.columns, c, g, error, 0, -1, ""};
-    bool passes = true;
-    for (size_t k = 0; k < prepared.size(); ++k) {
-      const bool by_bits = prepared[k].gate.metric == Metric::bits;
-      const double allowed = prepared[k].allowed(g, magnitude[i], rounding[i]);
-      const bool within = by_bits ? equal_bits || (match && !finite) : match && (!finite || error <= allowed);
-      double ratio = by_bits ? (within ? 0 : kInfinity) : error / allowed;
-      if (!(ratio >= 0)) ratio = error == 0 ? 0 : kInfinity;  // 0/0, or an error over a bound that is NaN
-      tally.gates[k].worst = std::max(tally.gates[k].worst, ratio);
-      if (!within) {
-        ++tally.gates[k].out_of_bound;
-        passes = false;
-      }
-      if (ratio > worst_here.ratio) {
-        worst_here.ratio = ratio;
-        worst_here.bound = by_bits ? 0 : allowed;
-        worst_here.gate = to_string(prepared[k].gate.metric);
-      }
-      if (!(std::abs(g) <= allowed) && g != 0) tally.zero_fails = true;
-    }
-    if (g != 0) tally.gold_is_zero = false;
-    if (!passes) {
-      ++tally.out_of_bound;
-      tally.take_first(worst_here);
-    }
-    if (!match) ++tally.nonfinite;
-    if (!tally.worst || worst_here.ratio > tally.worst->ratio) tally.worst = worst_here;
-    if (!equal_bits) {
-      const auto distance = ulp_distance(dtype, load_bits(dtype, stored, static_cast<int64_t>(i)),
-                                         load_bits(dtype, expected.data(), static_cast<int64_t>(i)));
-      tally.max_ulp = std::max(tally.max_ulp, distance.value_or(std::numeric_limits<uint64_t>::max()));
-    }
-    if (!finite) continue;
-    tally.max_abs = std::max(tally.max_abs, error);
-    sums.abs_error += error;
-    sums.squared_error += error * error;
-    sums.squared_gold += g * g;
-    ++sums.finite;
-    if (g == 0 || error == 0) continue;
-    const int b = binade(g);
-    row_rel[static_cast<size_t>(b)] = std::max(row_rel[static_cast<size_t>(b)], error / std::abs(g));
-    low = std::min(low, b);
-    high = std::max(high, b);
+  RelativeErrors relative;
+  for (size_t at = 0; at < n; at += kBlock) {
+    const Block block{row * view.columns + static_cast<int64_t>(at),
+                      std::min(kBlock, n - at),
+                      &decoded[at],
+                      value + at,
+                      magnitude + at,
+                      rounding + at,
+                      stored + at * type.bytes,
+                      &expected[at * type.bytes]};
+    if (!compare_ordinary(block, tally, sums, relative)) compare_any(block, tally, sums, relative);
   }
 
   const std::lock_guard lock(mutex);
   RowSums& place = rows[static_cast<size_t>(row)];
-  if (place.seen) tally.count = 0;  // a row given twice counts once; the other one is missing then
+  tally.count = place.seen ? 0 : view.columns;  // a row given twice counts once; the other one is missing then
   sums.seen = true;
   place = sums;
-  total.count += tally.count;
-  total.out_of_bound += tally.out_of_bound;
-  total.nonfinite += tally.nonfinite;
-  total.zero_fails |= tally.zero_fails;
-  total.gold_is_zero &= tally.gold_is_zero;
-  total.max_abs = std::max(total.max_abs, tally.max_abs);
-  total.max_ulp = std::max(total.max_ulp, tally.max_ulp);
-  if (tally.first) total.take_first(*tally.first);
-  if (tally.worst) total.take_worst(*tally.worst);
-  for (size_t k = 0; k < prepared.size(); ++k) {
-    total.gates[k].worst = std::max(total.gates[k].worst, tally.gates[k].worst);
-    total.gates[k].out_of_bound += tally.gates[k].out_of_bound;
-  }
-  for (int b = low; b <= high; ++b) {
-    auto& slot = row_rel[static_cast<size_t>(b)];
-    max_rel[static_cast<size_t>(b)] = std::max(max_rel[static_cast<size_t>(b)], slot);
-    slot = 0;
+  total.merge(tally);
+  for (int b = relative.low; b <= relative.high; ++b) {
+    double& largest = max_rel[static_cast<size_t>(b)];
+    largest = std::max(largest, relative.largest[static_cast<size_t>(b)]);
   }
 }
 

@@ -59,7 +59,7 @@ class OutputComparison {
   ~OutputComparison();
   OutputComparison(OutputComparison&&) noexcept;
 
-  void add(const GoldRows& rows);
+  void add(const GoldRows& block);
   Comparison finish() const;
 
  private:

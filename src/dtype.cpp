@@ -154,6 +154,23 @@ void narrow(const int64_t* from, std::byte* to, size_t n) {
   for (size_t i = 0; i < n; ++i) store(to, i, static_cast<T>(from[i]));
 }
 
+/// For the bits of a float type as unsigned integers; the loop has no branch that the data decide.
+template <typename Bits>
+uint64_t max_float_distance(const DTypeInfo& type, const std::byte* a, const std::byte* b, size_t n) {
+  const Bits sign = Bits{1} << (8 * sizeof(Bits) - 1), low = static_cast<Bits>(sign - 1);
+  const auto infinity = static_cast<Bits>(low & ~((Bits{1} << (type.precision - 1)) - 1));
+  Bits largest = 0;
+  bool is_nan = false;
+  for (size_t i = 0; i < n; ++i) {
+    const Bits x = load<Bits>(a, i), y = load<Bits>(b, i);
+    const auto p = static_cast<Bits>(x & low), q = static_cast<Bits>(y & low);
+    const auto apart = static_cast<Bits>(p > q ? p - q : q - p), across = static_cast<Bits>(p + q);
+    largest = std::max(largest, ((x ^ y) & sign) != 0 ? across : apart);  // p + q fits: both are below the sign bit
+    is_nan |= x != y && (p > infinity || q > infinity);
+  }
+  return is_nan ? std::numeric_limits<uint64_t>::max() : largest;
+}
+
 [[noreturn]] void not_an_integer(DType dtype) {
   throw std::logic_error(std::string(info(dtype).name) + " is not an integer type");
 }
@@ -232,6 +249,26 @@ std::optional<uint64_t> ulp_distance(DType dtype, uint64_t a_bits, uint64_t b_bi
   if (a > infinity || b > infinity) return std::nullopt;
   if (((a_bits ^ b_bits) & sign) != 0) return a + b;
   return a > b ? a - b : b - a;
+}
+
+uint64_t max_ulp_distance(DType dtype, const std::byte* a, const std::byte* b, size_t n) {
+  const DTypeInfo& type = info(dtype);
+  if (type.is_float) {
+    switch (type.bytes) {
+      case 2:
+        return max_float_distance<uint16_t>(type, a, b, n);
+      case 4:
+        return max_float_distance<uint32_t>(type, a, b, n);
+      default:
+        return max_float_distance<uint64_t>(type, a, b, n);
+    }
+  }
+  uint64_t largest = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const auto at = static_cast<int64_t>(i);
+    largest = std::max(largest, *ulp_distance(dtype, load_bits(dtype, a, at), load_bits(dtype, b, at)));
+  }
+  return largest;
 }
 
 uint64_t load_bits(DType dtype, const std::byte* base, int64_t index) {

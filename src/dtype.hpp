@@ -45,6 +45,10 @@ double half_ulp(DType dtype, double x);
 /// nullopt when either is NaN. Integers: |a - b|.
 std::optional<uint64_t> ulp_distance(DType dtype, uint64_t a_bits, uint64_t b_bits);
 
+/// The largest ulp_distance between elements of two stored arrays; the largest uint64_t where one of them is NaN and
+/// their bits differ.
+uint64_t max_ulp_distance(DType dtype, const std::byte* a, const std::byte* b, size_t n);
+
 /// The raw bits of element `index`, zero-extended.
 uint64_t load_bits(DType dtype, const std::byte* base, int64_t index);
 

@@ -79,7 +79,7 @@ std::unique_ptr<Device> open_device(const std::string& name) {
   return open_cuda_device(index);
 }
 
-json hello(const std::vector<Candidate>& candidates, const Device& device) {
+json hello(const std::vector<Candidate>& candidates, const Device& device, bool count_cuda_devices) {
   json list = json::array();
   for (const Candidate& candidate : candidates) {
     list.push_back({{"name", candidate.name},
@@ -89,7 +89,9 @@ json hello(const std::vector<Candidate>& candidates, const Device& device) {
                     {"digest", candidate.digest},
                     {"device", candidate.kernel->device}});
   }
-  return {{"candidates", list}, {"device", encode(device.info())}, {"cuda_devices", cuda_device_count()}};
+  return {{"candidates", list},
+          {"device", encode(device.info())},
+          {"cuda_devices", count_cuda_devices ? cuda_device_count() : 0}};
 }
 
 void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() + kStartLimit); }
@@ -121,7 +123,7 @@ void serve(Device& device, const std::vector<Candidate>& candidates) {
     try {
       const std::vector<Candidate> candidates = load_plugins(config.plugins);
       const std::unique_ptr<Device> device = open_device(config.device);
-      say(hello(candidates, *device));
+      say(hello(candidates, *device, config.count_cuda_devices));
       serve(*device, candidates);
     } catch (const InputError& e) {
       say({{"error", "input"}, {"text", e.what()}});

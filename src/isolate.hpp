@@ -15,14 +15,15 @@ namespace checkop {
 struct WorkerConfig {
   std::vector<std::string> plugins;  ///< paths to load
   std::string device = "cpu";        ///< "cpu", "cuda" or "cuda:N"
+  bool count_cuda_devices = false;   ///< starts the driver, which takes a quarter of a second
 };
 
 /// What a worker says of itself once it is up.
 struct WorkerInfo {
   std::vector<Candidate> candidates;  ///< kernel pointers are null on this side
   std::vector<int> candidate_device;  ///< CHECKOP_CPU or CHECKOP_CUDA, parallel to candidates
-  int cuda_devices = 0;
-  std::optional<DeviceInfo> device;  ///< absent when the config names no usable device
+  int cuda_devices = 0;               ///< 0 unless the config asked for them to be counted
+  std::optional<DeviceInfo> device;   ///< absent when the config names no usable device
 };
 
 /// A child process that loads plugins and runs cases. Killed when destroyed.

@@ -80,7 +80,7 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
   }
   nlohmann::json attrs = nlohmann::json::object();
   for (size_t i = 0; i < c.attrs.size(); ++i) attrs[std::string(c.op->attrs[i].name)] = c.attrs[i];
-  const std::string path = fmt::format("{}/{}-{}-{}.safetensors", folder, candidate, c.pass->name, case_name(c));
+  std::string path = fmt::format("{}/{}-{}-{}.safetensors", folder, candidate, c.pass->name, case_name(c));
   SafetensorsWriter file(path, entries,
                          {{"op", std::string(c.op->name)},
                           {"pass", std::string(c.pass->name)},

@@ -139,7 +139,7 @@ std::string Stage::launch(int run) {
   } catch (Stopped& thrown) {
     stopped = std::move(thrown);
   }
-  const std::string message = call.message();
+  std::string message = call.message();
   if (!stopped) stopped = judge_status(status, message);
   // Also after a failure: work that was enqueued must end before its buffers go, and its errors belong to this case.
   try {

@@ -90,6 +90,8 @@ Bytes::Bytes(size_t size) {
   if (file.fd < 0) fail(size, "create", std::strerror(errno));
   if (ftruncate(file.fd, static_cast<off_t>(size)) != 0) fail(size, "allocate", std::strerror(errno));
   data_ = map_shared(file.fd, size, /*writable=*/true);
+  // A worker that is started while tensors exist gets them as descriptors or not at all: a stray write finds nothing.
+  madvise(data_, size, MADV_DONTFORK);
   size_ = size;
   fd_ = file.release();
 }

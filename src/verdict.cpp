@@ -73,6 +73,13 @@ std::optional<Judgment> judge_bits(const Case& c, size_t index, const OutputRun&
     return fail("determinism", fmt::format("two runs on the same data disagree: {}", difference(output.repeat)));
   }
   if (!checks.invariance || !demands.batch_invariance) return {};
+  const auto said_nothing = [](const SubsetResult& subset) { return subset.bits.compared == 0; };
+  if (!output.subsets.empty() && std::all_of(output.subsets.begin(), output.subsets.end(), said_nothing)) {
+    return Judgment{
+        Verdict::vacuous, "invariance",
+        fmt::format("{}: the candidate supports no part of the batch alone, so its batch invariance was not seen",
+                    spec.name)};
+  }
   for (const SubsetResult& subset : output.subsets) {
     if (subset.bits.different == 0) continue;
     return fail("invariance", fmt::format("rows [{}, {}) alone and within the batch of {} rows disagree: {}",

@@ -2,62 +2,44 @@
 // The program as a user meets it: exit codes and the one sentence that goes with each.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "process.hpp"
+
 namespace checkop {
 namespace {
-
-struct Result {
-  int code;
-  std::string text;  ///< stdout and stderr
-};
-
-Result run(const std::string& arguments) {
-  const std::string command = fmt::format("cd '{}' && '{}' {} 2>&1", CHECKOP_SOURCE_DIR, CHECKOP_EXECUTABLE, arguments);
-  std::FILE* pipe = popen(command.c_str(), "r");
-  Result result{-1, ""};
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) result.text.append(buffer, n);
-  const int status = pclose(pipe);
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
-}
 
 const std::string kTiny = "--op logp --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17 ";
 
 std::string plugin(const std::string& stem) { return fmt::format("--plugin {}/{}.so ", CHECKOP_TEST_PLUGIN_DIR, stem); }
 
-void expect(const Result& result, int code, const std::string& part) {
-  EXPECT_EQ(result.code, code) << result.text;
-  EXPECT_NE(result.text.find(part), std::string::npos) << "no '" << part << "' in: " << result.text;
+TEST(Cli, PassExitsZero) {
+  expect_exit(run_program(kTiny + "--candidate native --check-grad"), 0, "[  PASSED  ] 2 pass");
 }
 
-TEST(Cli, PassExitsZero) { expect(run(kTiny + "--candidate native --check-grad"), 0, "[  PASSED  ] 2 pass"); }
-
 TEST(Cli, SeedsExampleCommandsRunAsTyped) {
-  EXPECT_EQ(run("--op logp --candidate native --dtype fp32 --device cpu --batch 1 --seq 2 --vocab 17").code, 0);
-  EXPECT_EQ(run("--op logp --candidate native --dtype fp32 --device cpu --batch 1 --seq 2 --vocab 17 --check-grad "
-                "--grad-mode random --json")
-                .code,
-            0);
-  EXPECT_EQ(run("--op linear_logp --candidate native --dtype fp32 --device cpu --batch 1 --seq 2 --normalized-dim 16 "
-                "--vocab 17")
-                .code,
-            0);
+  EXPECT_EQ(run_program("--op logp --candidate native --dtype fp32 --device cpu --batch 1 --seq 2 --vocab 17").code, 0);
+  EXPECT_EQ(
+      run_program("--op logp --candidate native --dtype fp32 --device cpu --batch 1 --seq 2 --vocab 17 --check-grad "
+                  "--grad-mode random --json")
+          .code,
+      0);
+  EXPECT_EQ(
+      run_program("--op linear_logp --candidate native --dtype fp32 --device cpu --batch 1 --seq 2 --normalized-dim 16 "
+                  "--vocab 17")
+          .code,
+      0);
 }
 
 TEST(Cli, NumericalFailureExitsOneWithARepeatLine) {
-  const Result result = run(kTiny + plugin("mutants") + "--candidate mutant-zeros");
-  expect(result, 1, "repeat: check_operator --op logp --pass forward");
+  const ProcessResult result = run_program(kTiny + plugin("mutants") + "--candidate mutant-zeros");
+  expect_exit(result, 1, "repeat: check_operator --op logp --pass forward");
   // The repeat line, as printed, gives the same verdict.
   const size_t at = result.text.find("repeat: check_operator ") + 23;
-  expect(run(result.text.substr(at, result.text.find('\n', at) - at)), 1, "[  FAILED  ] 1 fail");
+  expect_exit(run_program(result.text.substr(at, result.text.find('\n', at) - at)), 1, "[  FAILED  ] 1 fail");
 }
 
 TEST(Cli, BadInputExitsTwoWithOneSentence) {
@@ -85,77 +67,81 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {"--no-such-flag", "--no-such-flag"},
   };
   for (const auto& [arguments, part] : mistakes) {
-    const Result result = run(arguments);
-    expect(result, 2, part);
+    const ProcessResult result = run_program(arguments);
+    expect_exit(result, 2, part);
     EXPECT_EQ(result.text.find("terminate"), std::string::npos) << result.text;
   }
 }
 
 TEST(Cli, NothingCheckedExitsThree) {
-  expect(run(kTiny + "--filter 'none/*'"), 3, "Nothing was checked");
-  expect(run("--op logp --device cpu --dtype fp64 --candidate native --batch 1 --seq 2 --vocab 17"), 3,
-         "1 unsupported");
+  expect_exit(run_program(kTiny + "--filter 'none/*'"), 3, "Nothing was checked");
+  expect_exit(run_program("--op logp --device cpu --dtype fp64 --candidate native --batch 1 --seq 2 --vocab 17"), 3,
+              "1 unsupported");
 }
 
 TEST(Cli, CrashAndTimeLimitExitFourAndTheRestIsReported) {
   const std::string report = testing::TempDir() + "crash.json";
   std::filesystem::remove(report);
-  expect(run("--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 " + plugin("crashes") +
-             "--candidate segfaults,native --json " + report),
-         4, "Segmentation fault");
+  expect_exit(run_program("--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 " + plugin("crashes") +
+                          "--candidate segfaults,native --json " + report),
+              4, "Segmentation fault");
   const auto json = nlohmann::json::parse(std::ifstream(report));
   EXPECT_EQ(json["exit_code"], 4);
   EXPECT_EQ(json["candidates"].size(), 2u);
   EXPECT_EQ(json["candidates"][1]["passed"], true);
-  expect(run("--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 " + plugin("crashes") +
-             "--candidate sleeps --timeout-s 1"),
-         4, "1 timeout");
+  expect_exit(run_program("--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 " + plugin("crashes") +
+                          "--candidate sleeps --timeout-s 1"),
+              4, "1 timeout");
 }
 
 TEST(Cli, MissingDeviceExitsFive) {
-  const Result result = run("--op logp --candidate cuda --device cuda:9 --dtype bf16 --batch 1 --seq 1 --vocab 4096");
-  expect(result, 5, "--device cuda:9");
+  const ProcessResult result =
+      run_program("--op logp --candidate cuda --device cuda:9 --dtype bf16 --batch 1 --seq 1 --vocab 4096");
+  expect_exit(result, 5, "--device cuda:9");
 }
 
 TEST(Cli, JsonGoesToStandardOutputAlone) {
-  const Result result = run(kTiny + "--candidate native --json");
+  const ProcessResult result = run_program(kTiny + "--candidate native --json");
   const auto json = nlohmann::json::parse(result.text);
   EXPECT_EQ(json["passed"], true);
   EXPECT_EQ(json["candidates"][0]["cases"][0]["case_name"], "logp-fp32-1x2x17");
 }
 
 TEST(Cli, ListShowAndSelectionWork) {
-  expect(run("list"), 0, "linear_logp");
-  expect(run("show linear_logp"), 0, "lm_head_weight");
-  expect(run(kTiny + "--candidate native --list"), 0, "logp/forward/native/logp-fp32-1x2x17");
-  expect(run("--help"), 0, "Exit codes");
-  expect(run("--version"), 0, ".");
+  expect_exit(run_program("list"), 0, "linear_logp");
+  expect_exit(run_program("show linear_logp"), 0, "lm_head_weight");
+  expect_exit(run_program(kTiny + "--candidate native --list"), 0, "logp/forward/native/logp-fp32-1x2x17");
+  expect_exit(run_program("--help"), 0, "Exit codes");
+  expect_exit(run_program("--version"), 0, ".");
 }
 
 TEST(Cli, SavedCasesAreJudgedAgain) {
   const std::string folder = testing::TempDir() + "replayed";
   std::filesystem::remove_all(folder);
-  EXPECT_EQ(
-      run(kTiny + plugin("mutants") + "--candidate native,mutant-zeros --save-tensors " + folder + " --save all").code,
-      1);
-  expect(run(fmt::format("--replay {}/native-forward-logp-fp32-1x2x17.safetensors", folder)), 0, "1 pass");
-  expect(run(fmt::format("--replay {}/mutant-zeros-forward-logp-fp32-1x2x17.safetensors", folder)), 1, "1 fail");
+  EXPECT_EQ(run_program(kTiny + plugin("mutants") + "--candidate native,mutant-zeros --save-tensors " + folder +
+                        " --save all")
+                .code,
+            1);
+  expect_exit(run_program(fmt::format("--replay {}/native-forward-logp-fp32-1x2x17.safetensors", folder)), 0, "1 pass");
+  expect_exit(run_program(fmt::format("--replay {}/mutant-zeros-forward-logp-fp32-1x2x17.safetensors", folder)), 1,
+              "1 fail");
 }
 
 TEST(Cli, OnlyIncorrectCasesAreSavedUnlessAllAreAskedFor) {
   const std::string folder = testing::TempDir() + "incorrect";
   std::filesystem::remove_all(folder);
-  EXPECT_EQ(run(kTiny + plugin("mutants") + "--candidate native,mutant-zeros --save-tensors " + folder).code, 1);
+  EXPECT_EQ(run_program(kTiny + plugin("mutants") + "--candidate native,mutant-zeros --save-tensors " + folder).code,
+            1);
   EXPECT_TRUE(std::filesystem::exists(folder + "/mutant-zeros-forward-logp-fp32-1x2x17.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder + "/native-forward-logp-fp32-1x2x17.safetensors"));
 }
 
 TEST(Cli, SeedsContractLoadsAndJudges) {
-  expect(run(kTiny + "--candidate native --check-grad --contract contracts/rl_kernel.json"), 0, "2 pass");
+  expect_exit(run_program(kTiny + "--candidate native --check-grad --contract contracts/rl_kernel.json"), 0, "2 pass");
 }
 
 TEST(Cli, ForcedArchKeyIsTaken) {
-  expect(run(kTiny + "--candidate native --arch-key sm90 --force-arch-key"), 0, "1 pass");
+  expect_exit(run_program(kTiny + "--candidate native --arch-key sm90 --force-arch-key"), 0, "1 pass");
 }
 
 }  // namespace

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "tensor.hpp"
+
 namespace checkop {
 namespace {
 
@@ -346,6 +348,27 @@ TEST(DType, LoadBitsExtendsWithZeros) {
   EXPECT_EQ(load_bits(DType::bf16, bytes, 1), 0xfeffu);
   EXPECT_EQ(load_bits(DType::i32, bytes, 1), 0x08070605u);
   EXPECT_EQ(load_bits(DType::u8, bytes, 2), 0xffu);
+}
+
+TEST(DType, LargestUlpDistanceIsThatOfTheElements) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32}) {
+    Tensor a("a", dtype, {6}), b("b", dtype, {6});
+    for (int64_t i = 0; i < 6; ++i) {
+      a.set(i, static_cast<double>(i) - 2);
+      b.set(i, static_cast<double>((i * 5) % 7) - 3);
+    }
+    uint64_t largest = 0;
+    for (int64_t i = 0; i < 6; ++i) {
+      const auto distance =
+          ulp_distance(dtype, load_bits(dtype, a.bytes.data(), i), load_bits(dtype, b.bytes.data(), i));
+      largest = std::max(largest, *distance);
+    }
+    EXPECT_EQ(max_ulp_distance(dtype, a.bytes.data(), b.bytes.data(), 6), largest) << info(dtype).name;
+    EXPECT_EQ(max_ulp_distance(dtype, a.bytes.data(), a.bytes.data(), 6), 0u);
+    if (!info(dtype).is_float) continue;
+    a.set(4, std::numeric_limits<double>::quiet_NaN());
+    EXPECT_EQ(max_ulp_distance(dtype, a.bytes.data(), b.bytes.data(), 6), std::numeric_limits<uint64_t>::max());
+  }
 }
 
 }  // namespace

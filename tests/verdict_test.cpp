@@ -104,6 +104,14 @@ TEST(Verdict, BitDifferencesFailOnlyWhereDemanded) {
   EXPECT_EQ(r.judged().verdict, Verdict::pass);
 }
 
+TEST(Verdict, InvarianceThatCouldNotBeSeenIsVacuous) {
+  Clean r;
+  r.run.outputs[0].subsets = {{0, 1, {}}, {2, 3, {}}};
+  EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+  r.run.outputs[0].subsets[1].bits.compared = 1;
+  EXPECT_EQ(r.judged().verdict, Verdict::pass);
+}
+
 TEST(Verdict, RunStatusDecidesFirst) {
   const auto verdict = [](RunStatus status, bool device_lost = false) {
     Clean r;

@@ -190,10 +190,11 @@ std::string check_name(const Check& check) {
   return fmt::format("{}/{}/{}/{}", check.c.op->name, check.c.pass->name, check.candidate.name, case_name(check.c));
 }
 
-WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vector<std::string>& plugins) {
+WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vector<std::string>& plugins,
+                            bool count_cuda_devices) {
   std::vector<std::string> paths = shipped_plugins(ops);
   paths.insert(paths.end(), plugins.begin(), plugins.end());
-  return Worker({paths, "cpu"}).info();
+  return Worker({paths, "cpu", count_cuda_devices}).info();
 }
 
 Selection select_checks(const RunOptions& options) {
@@ -201,7 +202,7 @@ Selection select_checks(const RunOptions& options) {
   const std::vector<Case> cases = cases_of(options);
   std::set<std::string> ops;
   for (const Case& c : cases) ops.emplace(c.op->name);
-  const WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins);
+  const WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins, choice.cuda);
   require_devices(options, choice, known.cuda_devices);
   const bool all = takes_all(options);
   Selection selection;

@@ -41,6 +41,7 @@ Selection select_checks(const RunOptions& options);
 std::string check_name(const Check& check);
 
 /// The candidates of the shipped plugins for `ops` (all when empty) and of `plugins`, found out in a child process.
-WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vector<std::string>& plugins);
+WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vector<std::string>& plugins,
+                            bool count_cuda_devices = false);
 
 }  // namespace checkop

@@ -152,6 +152,9 @@ void overwrite_input(const Site& s) {
   std::memset(s.call.inputs[0].data, 0x3f, info(static_cast<DType>(s.call.inputs[0].dtype)).bytes);
 }
 
+/// The second run puts back what the first one changed.
+void toggle_input(const Site& s) { static_cast<unsigned char*>(s.call.inputs[0].data)[0] ^= 1u; }
+
 bool is_odd_call() {
   static std::atomic<unsigned> calls{0};
   return (calls++ & 1u) != 0;
@@ -205,6 +208,9 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::input_overwritten:
       s.store_all();
       return overwrite_input(s);
+    case Fault::input_toggled:
+      s.store_all();
+      return toggle_input(s);
     case Fault::nondeterministic:
       s.store_all();
       if (is_odd_call()) round_a_tie_the_other_way(s, s.view(0).rows * s.view(0).columns);

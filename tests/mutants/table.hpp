@@ -33,6 +33,7 @@ enum class Fault : uint8_t {
   unwritten_row,
   out_of_bounds_write,
   input_overwritten,
+  input_toggled,
   nondeterministic,
   batch_dependent,
 };
@@ -83,6 +84,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
+    {Fault::input_toggled, "input_toggled", "input"},
     {Fault::nondeterministic, "nondeterministic", "determinism"},
     {Fault::batch_dependent, "batch_dependent", "invariance"},
 });

@@ -27,14 +27,14 @@ checkop_status exits(const checkop_call* call) {
 }
 
 checkop_status sleeps(const checkop_call*) {
-  std::this_thread::sleep_for(std::chrono::hours(1));
+  std::this_thread::sleep_for(std::chrono::minutes(1));
   return CHECKOP_OK;
 }
 
 /// Its child keeps the worker's socket open and sleeps on.
 checkop_status leaves_child_and_dies(const checkop_call*) {
   if (fork() == 0) {
-    sleep(3600);
+    sleep(60);
     _exit(0);
   }
   raise(SIGSEGV);

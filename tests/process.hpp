@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs check_operator as a user does, for tests of the whole program.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <string>
+
+namespace checkop {
+
+struct ProcessResult {
+  int code;
+  std::string text;  ///< stdout and stderr
+};
+
+/// Runs the program in the source folder; `arguments` are read by a shell.
+inline ProcessResult run_program(const std::string& arguments) {
+  const std::string command = fmt::format("cd '{}' && '{}' {} 2>&1", CHECKOP_SOURCE_DIR, CHECKOP_EXECUTABLE, arguments);
+  std::FILE* pipe = popen(command.c_str(), "r");
+  ProcessResult result{-1, ""};
+  char buffer[4096];
+  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) result.text.append(buffer, n);
+  const int status = pclose(pipe);
+  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+inline void expect_exit(const ProcessResult& result, int code, const std::string& part) {
+  EXPECT_EQ(result.code, code) << result.text;
+  EXPECT_NE(result.text.find(part), std::string::npos) << "no '" << part << "' in: " << result.text;
+}
+
+}  // namespace checkop
