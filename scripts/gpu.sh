@@ -4,6 +4,9 @@
 #
 #   scripts/gpu.sh DIR       reports and logs go to DIR
 #
+# DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
+# whether they still are.
+#
 # A FAIL is a result: it stands in its report and in the table, and the script goes on. The exit status is 1 when an
 # answer is missing: a command ended with 2 (bad question), 3 (nothing checked), 4 (crash or time limit) or 5 (no
 # device, no sanitizer), ran out of time, or left no report.
@@ -80,12 +83,13 @@ sanitize() {
     result="no summary, exit $rc"
     trouble=1
   elif [[ $rc -eq 86 ]] || grep -Eq 'ERROR SUMMARY: [1-9]|RACECHECK SUMMARY: [1-9]' "$log"; then
-    result="FAIL: errors found"
+    result="ERRORS FOUND"
+    trouble=1
+    tail -n 15 "$log"
   else
-    result=$(meaning "$rc")
+    result="clean, verdict $(meaning "$rc")"
     ((rc <= 1)) || trouble=1
   fi
-  [[ $result == PASS ]] || tail -n 15 "$log"
   row "sanitizer-$name" "$result" $((SECONDS - start)) "$(basename "$log")"
 }
 
@@ -94,8 +98,18 @@ sanitize() {
   nvidia-smi || true
   nvcc --version || true
 } >"$out/environment.txt" 2>&1
+find kernels src/check_operator.h -type f | LC_ALL=C sort | xargs sha256sum >"$out/kernels.sha256"
 cmake --preset cuda
 cmake --build --preset cuda --parallel "$(nproc)"
+
+# --- what a GPU does wrong, through the whole program --------------------------------------------------------------------
+rc=0 start=$SECONDS
+timeout --kill-after=10 300 ctest --preset cuda -L gpu >"$out/gpu-tests.log" 2>&1 || rc=$?
+if ((rc != 0)); then
+  trouble=1
+  tail -n 40 "$out/gpu-tests.log"
+fi
+row gpu-tests "$(meaning "$rc"), $(grep -c ' Passed ' "$out/gpu-tests.log" || true) passed" $((SECONDS - start)) gpu-tests.log
 
 # --- sizes of use ------------------------------------------------------------------------------------------------------
 judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
@@ -122,6 +136,18 @@ judge matmul-small 600 --op matmul --candidate cublas --dtype $all --batch 2 --s
 # --- sanitizers, at sizes that they finish -----------------------------------------------------------------------------
 sanitizer=$(find_sanitizer || true)
 readonly sanitizer
+# The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
+if [[ -n $sanitizer ]]; then
+  timeout --kill-after=10 120 "$sanitizer" --tool memcheck --target-processes all --error-exitcode 86 \
+    "$tool" --op matmul --device cuda --batch 1 --seq 2 --k-dim 4 --n-dim 4 --candidate illegal_address \
+    --plugin build/cuda/tests/plugins/gpu_faults.so >"$out/sanitizer-control.log" 2>&1 || true
+  if grep -q 'Invalid __global__ write' "$out/sanitizer-control.log"; then
+    row sanitizer-control "illegal write reported" 0 sanitizer-control.log
+  else
+    row sanitizer-control "BLIND: illegal write not seen" 0 sanitizer-control.log
+    trouble=1
+  fi
+fi
 for check in memcheck racecheck initcheck synccheck; do
   sanitize "$check" logp --op logp --candidate cuda --dtype fp32,bf16 --batch 2 --seq 3 --vocab 1,257,4104 --check-grad
   sanitize "$check" linear_logp --op linear_logp --candidate cuda --dtype fp32,bf16 --batch 1 --seq 130 --hidden 33 \

@@ -167,7 +167,8 @@ std::unique_ptr<Device> open_cuda_device(int index) {
   }
   if (index < 0 || index >= count) {
     throw EnvironmentError(device + ": this machine has " + std::to_string(count) +
-                           (count == 1 ? " CUDA device" : " CUDA devices") + "; see 'check_operator doctor'");
+                           (count == 1 ? " CUDA device" : " CUDA devices") +
+                           "; choose one of them with --device cuda:N");
   }
   try {
     return std::make_unique<CudaDevice>(index);

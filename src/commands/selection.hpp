@@ -15,7 +15,7 @@ namespace checkop {
 /// A candidate for one operator and pass, on the device it will run on.
 struct ChosenCandidate {
   std::string name, plugin_path, plugin_digest;
-  std::string device;      ///< "cpu" or "cuda:N"
+  std::string device;       ///< "cpu" or "cuda:N"
   bool has_kernel = false;  ///< false: it was asked for by name but has none for this operator and pass
 };
 
