@@ -132,6 +132,9 @@ void validate(const Case& c) {
   };
   for (const TensorSpec& spec : c.pass->inputs) count(spec);
   for (const OutputSpec& spec : c.pass->outputs) count(spec.tensor);
+  if (c.op->validate != nullptr) {
+    c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs});
+  }
   if (!info(c.dtype).is_float)
     throw InputError("--dtype", fmt::format("'{}' is no floating-point type", info(c.dtype).name),
                      "use fp32, bf16, fp16 or fp64");

@@ -9,183 +9,32 @@
 #include "inputs.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <bit>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "error.hpp"
+#include "parallel.hpp"
 
 namespace checkop {
 namespace {
 
-/// Elements drawn, scaled and rounded together: the doubles stay in the first-level cache. Even, for whole blocks.
-constexpr int64_t kBuffer = 1024;
 /// Elements that a thread takes at a time.
-constexpr int64_t kChunk = 64 * kBuffer;
+constexpr int64_t kChunk = 64 * kDrawBuffer;
+constexpr int64_t kRowsOfATask = 16;
 constexpr int kLargestInteger = 4;
 constexpr double kPeakedFraction = 0.7;
-
-/// Finaliser of SplitMix64 (Steele, Lea, Flood 2014; constants are Stafford's "Mix13"): a bijection.
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-/// Absorbs every byte of both names. For given names a bijection of `state`: two seeds never meet.
-uint64_t absorb(uint64_t state, std::string_view op, std::string_view tensor) {
-  const auto step = [&state](uint64_t byte) { state = mix(state + 0x9e3779b97f4a7c15u + byte); };
-  for (const char letter : op) step(static_cast<unsigned char>(letter));
-  step(256);  // no byte: ("ab", "c") and ("a", "bc") part here
-  for (const char letter : tensor) step(static_cast<unsigned char>(letter));
-  return state;
-}
-
-struct Pair {
-  uint64_t first, second;
-};
-
-/// Block `index` of a stream: the 64-bit words of elements 2*index and 2*index + 1.
-inline Pair block(const Stream& stream, uint64_t index) {
-  uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
-  uint32_t c2 = stream.counter_high[0], c3 = stream.counter_high[1];
-  uint32_t k0 = stream.key[0], k1 = stream.key[1];
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xd2511f53u} * c0, p1 = uint64_t{0xcd9e8d57u} * c2;
-    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(p1);
-    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(p0);
-    k0 += 0x9e3779b9u;
-    k1 += 0xbb67ae85u;
-  }
-  return {c0 | uint64_t{c1} << 32, c2 | uint64_t{c3} << 32};
-}
-
-uint64_t word(const Stream& stream, uint64_t index) {
-  const Pair pair = block(stream, index / 2);
-  return index % 2 == 0 ? pair.first : pair.second;
-}
-
-/// The centre of one of 2^52 equal cells of (0, 1): an odd multiple of 2^-53, so that u and 1 - u are both exact.
-inline double to_uniform(uint64_t bits) {
-  // 1.xxx with 52 random bits, minus (1 - 2^-53): the difference is exact.
-  return std::bit_cast<double>((uint64_t{1023} << 52) | (bits >> 12)) - (1.0 - 0x1p-53);
-}
-
-inline uint64_t scale_below(uint64_t bits, uint64_t bound) {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<uint64_t>((Wide{bits} * bound) >> 64);
-}
-
-double small_integer(uint64_t bits) {
-  return static_cast<double>(scale_below(bits, 2 * kLargestInteger + 1)) - kLargestInteger;
-}
-
-/// c[0] + c[1] x + ... + c[7] x^7
-inline double polynomial(const double (&c)[8], double x) {
-  return ((((((c[7] * x + c[6]) * x + c[5]) * x + c[4]) * x + c[3]) * x + c[2]) * x + c[1]) * x + c[0];
-}
-
-// Wichura, Algorithm AS 241 (PPND16), Applied Statistics 37 (1988): three rational approximations, good to 1e-16.
-constexpr double kSplit = 0.425;  // |p - 1/2| up to which the central one holds
-constexpr double kCentralTop[8] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
-                                   1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
-                                   3.3430575583588128105e+4, 2.5090809287301226727e+3};
-constexpr double kCentralBottom[8] = {1.0,
-                                      4.2313330701600911252e+1,
-                                      6.8718700749205790830e+2,
-                                      5.3941960214247511077e+3,
-                                      2.1213794301586595867e+4,
-                                      3.9307895800092710610e+4,
-                                      2.8729085735721942674e+4,
-                                      5.2264952788528545610e+3};
-constexpr double kNearTop[8] = {1.42343711074968357734e0,  4.63033784615654529590e0, 5.76949722146069140550e0,
-                                3.64784832476320460504e0,  1.27045825245236838258e0, 2.41780725177450611770e-1,
-                                2.27238449892691845833e-2, 7.74545014278341407640e-4};
-constexpr double kNearBottom[8] = {1.0,
-                                   2.05319162663775882187e0,
-                                   1.67638483018380384940e0,
-                                   6.89767334985100004550e-1,
-                                   1.48103976427480074590e-1,
-                                   1.51986665636164571966e-2,
-                                   5.47593808499534494600e-4,
-                                   1.05075007164441684324e-9};
-constexpr double kFarTop[8] = {6.65790464350110377720e0,  5.46378491116411436990e0,  1.78482653991729133580e0,
-                               2.96560571828504891230e-1, 2.65321895265761230930e-2, 1.24266094738807843860e-3,
-                               2.71155556874348757815e-5, 2.01033439929228813265e-7};
-constexpr double kFarBottom[8] = {1.0,
-                                  5.99832206555887937690e-1,
-                                  1.36929880922735805310e-1,
-                                  1.48753612908506148525e-2,
-                                  7.86869131145613259100e-4,
-                                  1.84631831751005468180e-5,
-                                  1.42151175831644588870e-7,
-                                  2.04426310338993978564e-15};
-
-inline double central_quantile(double q) {
-  const double r = kSplit * kSplit - q * q;
-  return q * polynomial(kCentralTop, r) / polynomial(kCentralBottom, r);
-}
-
-double tail_quantile(double p) {
-  const double r = std::sqrt(-natural_log(std::min(p, 1.0 - p)));
-  const double z = r <= 5.0 ? polynomial(kNearTop, r - 1.6) / polynomial(kNearBottom, r - 1.6)
-                            : polynomial(kFarTop, r - 5.0) / polynomial(kFarBottom, r - 5.0);
-  return std::copysign(z, p - 0.5);
-}
-
-/// out[i] = convert(word of element first + i) for i < n; `first` even, out of kBuffer elements.
-template <typename Convert>
-inline void fill_words(const Stream& stream, int64_t first, double* __restrict out, int64_t n, Convert convert) {
-  for (int64_t i = 0; i < (n + 1) / 2; ++i) {
-    const Pair pair = block(stream, static_cast<uint64_t>(first / 2 + i));
-    out[2 * i] = convert(pair.first);
-    out[2 * i + 1] = convert(pair.second);
-  }
-}
-
-/// Standard normals of elements [first, first + n); as fill_words.
-void fill_normals(const Stream& stream, int64_t first, double* __restrict out, int64_t n) {
-  double uniforms[kBuffer];
-  fill_words(stream, first, uniforms, n, to_uniform);
-  // The central formula for all, a loop of its own that vectorises; what it gets wrong, 15 %, is listed and done again.
-  for (int64_t i = 0; i < n; ++i) out[i] = central_quantile(uniforms[i] - 0.5);
-  int32_t tails[kBuffer];
-  size_t n_tails = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    tails[n_tails] = static_cast<int32_t>(i);
-    n_tails += std::abs(uniforms[i] - 0.5) > kSplit ? 1 : 0;
-  }
-  for (size_t i = 0; i < n_tails; ++i) out[tails[i]] = tail_quantile(uniforms[tails[i]]);
-}
-
-/// Runs body(begin, end) over [0, n) in pieces of `piece` on `threads` threads. body must not throw.
-template <typename Body>
-void parallel_pieces(int64_t n, int64_t piece, unsigned threads, const Body& body) {
-  std::atomic<int64_t> next = 0;
-  const auto work = [&] {
-    for (int64_t begin; (begin = next.fetch_add(piece)) < n;) body(begin, std::min(begin + piece, n));
-  };
-  const auto useful = static_cast<unsigned>(std::min<int64_t>(threads, (n + piece - 1) / piece));
-  std::vector<std::jthread> helpers;
-  for (unsigned i = 1; i < useful; ++i) helpers.emplace_back(work);
-  work();
-}
 
 /// Fills a tensor through draw(first, buffer, n), which sets buffer[i] to element first + i, and rounds once.
 template <typename Draw>
 void fill(Tensor& tensor, unsigned threads, const Draw& draw) {
   const DTypeInfo& type = info(tensor.dtype);
   std::byte* const to = tensor.bytes.data();
-  parallel_pieces(tensor.count(), kChunk, threads, [&](int64_t begin, int64_t end) {
-    double buffer[kBuffer];
-    for (int64_t first = begin; first < end; first += kBuffer) {
-      const int64_t n = std::min(kBuffer, end - first);
+  parallel_for(threads, (tensor.count() + kChunk - 1) / kChunk, [&](int64_t chunk) {
+    const int64_t begin = chunk * kChunk, end = std::min(begin + kChunk, tensor.count());
+    double buffer[kDrawBuffer + 1];
+    for (int64_t first = begin; first < end; first += kDrawBuffer) {
+      const int64_t n = std::min(kDrawBuffer, end - first);
       draw(first, buffer, n);
       type.encode(buffer, to + static_cast<size_t>(first) * type.bytes, static_cast<size_t>(n));
     }
@@ -211,6 +60,18 @@ void fill_ids(const Case& c, const Stream& stream, int64_t extent, Tensor& ids) 
   }
 }
 
+/// Element 0 of the tensor is kept, so that a mask of one element masks nothing; modes other than random keep all.
+void fill_mask(const Case& c, const Stream& stream, Tensor& mask) {
+  for (int64_t i = 0; i < mask.count(); ++i) {
+    const double drawn = stream.uniform(static_cast<uint64_t>(i));
+    mask.set(i, i == 0 || c.input_mode == InputMode::constant ? 1 : drawn < 0.25 ? 0 : drawn < 0.3 ? 2 : 1);
+  }
+}
+
+void fill_positions(Tensor& positions) {
+  for (int64_t i = 0; i < positions.count(); ++i) positions.set(i, static_cast<double>(i % positions.shape.back()));
+}
+
 int64_t extent_of(const Case& c, const TensorSpec& spec) {
   const auto found = c.dims.find(spec.fan_in);
   if (found == c.dims.end() || found->second < 1) {
@@ -223,17 +84,19 @@ void fill_tensor(const Case& c, const TensorSpec& spec, size_t position, unsigne
   const bool upstream = spec.fill == Fill::upstream;
   const Stream stream = Stream::derive(upstream ? c.grad_seed : c.seed, c.op->name, spec.name);
   if (spec.fill == Fill::ids) return fill_ids(c, stream, extent_of(c, spec), tensor);
+  if (spec.fill == Fill::mask) return fill_mask(c, stream, tensor);
+  if (spec.fill == Fill::positions) return fill_positions(tensor);
   if (upstream && c.grad_mode == GradMode::ones) return fill_constant(tensor, 1.0, threads);
   if (!upstream && c.input_mode == InputMode::constant) {
     return fill_constant(tensor, c.constant_value + 0.01 * static_cast<double>(position), threads);
   }
   if (c.input_mode == InputMode::integer) {
     return fill(tensor, threads,
-                [&](int64_t first, double* out, int64_t n) { fill_words(stream, first, out, n, small_integer); });
+                [&](int64_t first, double* out, int64_t n) { stream.integers(first, out, n, kLargestInteger); });
   }
   const double scale = spec.fill == Fill::weight ? 1.0 / std::sqrt(static_cast<double>(extent_of(c, spec))) : 1.0;
   fill(tensor, threads, [&](int64_t first, double* out, int64_t n) {
-    fill_normals(stream, first, out, n);
+    stream.normals(first, out, n);
     for (int64_t i = 0; i < n; ++i) out[i] *= scale;
   });
 }
@@ -298,8 +161,9 @@ void plant_targets(const Case& c, unsigned threads, std::vector<Tensor>& tensors
   const double level = natural_log(9.0 * static_cast<double>(vocab - 1));
   const Tensor& ids = tensors[*ids_at];
   const size_t id_bytes = info(ids.dtype).bytes;
-  parallel_pieces(ids.count(), 16, threads, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
+  parallel_for(threads, (ids.count() + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
+    const int64_t end = std::min((task + 1) * kRowsOfATask, ids.count());
+    for (int64_t row = task * kRowsOfATask; row < end; ++row) {
       if (!(chosen.uniform(static_cast<uint64_t>(row)) < kPeakedFraction)) continue;
       int64_t id;
       decode_int(ids.dtype, ids.bytes.data() + static_cast<size_t>(row) * id_bytes, &id, 1);
@@ -316,57 +180,6 @@ void plant_targets(const Case& c, unsigned threads, std::vector<Tensor>& tensors
 
 }  // namespace
 
-std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  const Pair pair = block({key, {counter[2], counter[3]}}, counter[0] | uint64_t{counter[1]} << 32);
-  return {static_cast<uint32_t>(pair.first), static_cast<uint32_t>(pair.first >> 32),
-          static_cast<uint32_t>(pair.second), static_cast<uint32_t>(pair.second >> 32)};
-}
-
-/// Key and upper counter are two hashes of the same text from different starting states: 128 bits of distance.
-Stream Stream::derive(uint64_t seed, std::string_view op, std::string_view tensor) {
-  const uint64_t key = absorb(mix(seed), op, tensor), high = absorb(mix(~seed), op, tensor);
-  return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)},
-          {static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)}};
-}
-
-double Stream::normal(uint64_t index) const { return normal_quantile(uniform(index)); }
-
-double Stream::uniform(uint64_t index) const { return to_uniform(word(*this, index)); }
-
-uint64_t Stream::below(uint64_t index, uint64_t bound) const { return scale_below(word(*this, index), bound); }
-
-double natural_log(double x) {
-  constexpr double kLn2High = 0x1.62e42fefa38p-1, kLn2Low = 0x1.ef35793c7673p-45;  // 42 bits: e * high is exact
-  int e = 0;
-  if (x < 0x1p-1022) {
-    x *= 0x1p54;
-    e = -54;
-  }
-  // x = m * 2^e with m in [sqrt(1/2), sqrt(2)); in integers, for a branch on random bits would be mispredicted.
-  constexpr int64_t kSqrtHalfBits = 0x3fe6a09e667f3bcd;
-  const int64_t bits = std::bit_cast<int64_t>(x), shift = (bits - kSqrtHalfBits) >> 52;
-  e += static_cast<int>(shift);
-  const double m = std::bit_cast<double>(bits - shift * (int64_t{1} << 52));
-  // With f = m - 1 and s = f / (2 + f): log m = 2 atanh s = f - s (f - 2 (s^2/3 + s^4/5 + ...)); |s| < 0.172, so that
-  // the first omitted term is below 2^-58 of the result.
-  const double f = m - 1.0, s = f / (2.0 + f), z = s * s;
-  // Two interleaved chains, in z^2, for speed.
-  const double zz = z * z;
-  const double odd = (((1 / 19.0 * zz + 1 / 15.0) * zz + 1 / 11.0) * zz + 1 / 7.0) * zz + 1 / 3.0;
-  const double even = (((1 / 21.0 * zz + 1 / 17.0) * zz + 1 / 13.0) * zz + 1 / 9.0) * zz + 1 / 5.0;
-  const double series = odd + z * even;
-  const double exponent = e;
-  return exponent * kLn2High + (f - (s * (f - 2.0 * z * series) - exponent * kLn2Low));
-}
-
-double normal_quantile(double p) {
-  const double q = p - 0.5;
-  if (std::abs(q) <= kSplit) return central_quantile(q);
-  if (p > 0.0 && p < 1.0) return tail_quantile(p);
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  return p == 0.0 ? -kInfinity : p == 1.0 ? kInfinity : std::numeric_limits<double>::quiet_NaN();
-}
-
 std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
   validate(c);
   std::vector<Tensor> tensors;
@@ -376,6 +189,11 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
     if (present) fill_tensor(c, spec, tensors.size() - 1, threads, tensors.back());
   }
   if (c.input_mode == InputMode::peaked) plant_targets(c, threads, tensors);
+  if (c.op->refine != nullptr) {
+    const auto stream = [&](std::string_view name) { return Stream::derive(c.seed, c.op->name, name); };
+    c.op->refine({tensors, c.attrs, [&](std::string_view name, uint64_t i) { return stream(name).normal(i); },
+                  [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }});
+  }
   return tensors;
 }
 

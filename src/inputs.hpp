@@ -2,34 +2,12 @@
 // Case -> input tensors. Every element is a function of (seed, operator, tensor name, index) alone.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "case.hpp"
+#include "random.hpp"
 
 namespace checkop {
-
-/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11).
-std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
-
-/// A stream of numbers, addressed by index. Streams of different (seed, operator, tensor) share no values.
-struct Stream {
-  std::array<uint32_t, 2> key;
-  std::array<uint32_t, 2> counter_high;
-
-  static Stream derive(uint64_t seed, std::string_view op, std::string_view tensor);
-  double normal(uint64_t index) const;                   ///< standard normal; the same bits on every IEEE machine
-  double uniform(uint64_t index) const;                  ///< in (0, 1), 53 bits
-  uint64_t below(uint64_t index, uint64_t bound) const;  ///< in [0, bound), bias under 2^-64 * bound
-};
-
-/// Natural logarithm of a positive finite x, within 2 ulp, from + - * / and the bits of x.
-double natural_log(double x);
-
-/// Quantile function of the standard normal, from + - * / and sqrt alone, so that no C library enters the bits.
-double normal_quantile(double p);
 
 /// The inputs of `c.pass` in its order; an absent optional input is a Tensor with an empty name.
 /// The bytes do not depend on `threads`; row r of a per-row tensor does not depend on the number of rows.

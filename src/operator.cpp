@@ -46,7 +46,7 @@ std::vector<std::string_view> split_dims(std::string_view dims) {
 }
 
 bool is_per_row(const Operator& op, const TensorSpec& spec) {
-  return spec.dims.starts_with(op.row_dims) &&
+  return !op.row_dims.empty() && spec.dims.starts_with(op.row_dims) &&
          (spec.dims.size() == op.row_dims.size() || spec.dims[op.row_dims.size()] == ' ');
 }
 
@@ -55,6 +55,11 @@ MatrixView matrix_view(const Operator& op, const TensorSpec& spec, const Shape& 
   const Shape rows(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(leading));
   const Shape columns(shape.begin() + static_cast<std::ptrdiff_t>(leading), shape.end());
   return {element_count(rows), element_count(columns)};
+}
+
+Tensor* FillArgs::find(std::string_view name) const {
+  const auto found = std::find_if(inputs.begin(), inputs.end(), [&](const Tensor& t) { return t.name == name; });
+  return found == inputs.end() ? nullptr : &*found;
 }
 
 }  // namespace checkop

@@ -19,11 +19,13 @@ std::string_view to_string(Numerics numerics);
 
 /// How an input is generated; inputs.cpp has the recipes.
 enum class Fill : uint8_t {
-  normal,    ///< standard normal
-  weight,    ///< standard normal over the square root of the extent `fan_in`
-  logits,    ///< standard normal; mode `peaked` plants the target
-  ids,       ///< integers in [0, extent of `fan_in`)
-  upstream,  ///< gradient of an output: standard normal or ones
+  normal,     ///< standard normal
+  weight,     ///< standard normal over the square root of the extent `fan_in`
+  logits,     ///< standard normal; mode `peaked` plants the target
+  ids,        ///< integers in [0, extent of `fan_in`)
+  upstream,   ///< gradient of an output: standard normal or ones
+  mask,       ///< 0 in about a quarter of the elements, else 1, now and then 2: whatever is not 0 keeps
+  positions,  ///< the index along the last dimension
 };
 
 /// A dimension list is a string of names, "batch seq vocab". Names that start an operator's `row_dims` make a tensor
@@ -35,6 +37,7 @@ struct TensorSpec {
   std::string_view fan_in = "";     ///< the dimension that `weight` and `ids` refer to
   std::optional<DType> dtype = {};  ///< nullopt: the dtype of the case
   bool optional = false;            ///< present only with `--with NAME`; an optional output `dNAME` follows input NAME
+  bool constant = false;            ///< a floating-point input that has no gradient
 };
 
 /// One output of a pass. Outputs are judged as matrices: per-row outputs as [rows, rest], others as [first dim, rest].
@@ -85,13 +88,31 @@ struct Pass {
   void (*gold)(const GoldArgs&);
 };
 
+/// Sizes and attributes of a case, for the rules that only the operator knows: an even head size, say.
+struct CaseSizes {
+  std::function<int64_t(std::string_view)> dim;
+  std::span<const double> attrs;
+};
+
+/// Generated inputs, for what only the operator knows: values that depend on each other, such as group boundaries.
+struct FillArgs {
+  std::span<Tensor> inputs;  ///< in the order of the pass; an absent one has an empty name
+  std::span<const double> attrs;
+  /// Standard normal and uniform (0, 1) numbers of a stream of that name, by index.
+  std::function<double(std::string_view, uint64_t)> normal, uniform;
+
+  Tensor* find(std::string_view name) const;  ///< nullptr when absent
+};
+
 struct Operator {
   std::string_view name;
   std::string_view op_class;  ///< class in contracts of the seed's format: elementwise, reduction, logprob
   std::string_view formula;
-  std::string_view row_dims;  ///< leading dimensions that enumerate independent rows, "batch seq"
+  std::string_view row_dims;  ///< leading dimensions that enumerate independent rows, "batch seq"; "" for none
   std::span<const AttrSpec> attrs;
   std::span<const Pass> passes;
+  void (*validate)(const CaseSizes&) = nullptr;  ///< throws InputError for sizes that do not go together
+  void (*refine)(const FillArgs&) = nullptr;     ///< called after the inputs were filled by their specs, in every mode
 };
 
 std::span<const Operator* const> operators();

@@ -104,11 +104,22 @@ inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
     uint32_t own_seed = seed;
     for (const char letter : spec.name) own_seed = own_seed * 31 + static_cast<unsigned char>(letter);
     std::mt19937 random(own_seed);
+    if (spec.fill == Fill::positions || spec.fill == Fill::mask) {
+      const int64_t last = spec.fill == Fill::mask ? 2 : shape_of(c, spec).back();
+      inputs.push_back(gold_input(c, spec, [&](int64_t i) { return static_cast<double>((i + 1) % last); }));
+      continue;
+    }
     const int64_t range = spec.fill == Fill::ids ? c.dims.at(std::string(spec.fan_in)) : 257;
     inputs.push_back(gold_input(c, spec, [&](int64_t) {
       const auto drawn = static_cast<int64_t>(random() % static_cast<uint64_t>(range));
       return spec.fill == Fill::ids ? static_cast<double>(drawn) : static_cast<double>(drawn - 128) / 64.0;
     }));
+  }
+  if (c.op->refine != nullptr) {
+    const auto number = [](std::string_view name, uint64_t i) {
+      return static_cast<double>((i * 5 + name.size()) % 7) / 8.0 - 0.375;
+    };
+    c.op->refine({inputs, c.attrs, number, [&](std::string_view name, uint64_t i) { return 0.5 + number(name, i); }});
   }
   return inputs;
 }

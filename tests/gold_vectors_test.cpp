@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gold against tests/data/gold_vectors.json, which scripts/gold_vectors.py computed with mpmath at 50 digits.
+// The gold against tests/data/gold/*.json, which scripts/gold_vectors computed with mpmath at 50 digits.
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -17,11 +18,16 @@ namespace {
 constexpr double kRelativeError = 1e-13;
 
 const nlohmann::json& vectors() {
-  static const nlohmann::json document = [] {
-    std::ifstream file(CHECKOP_SOURCE_DIR "/tests/data/gold_vectors.json");
-    return nlohmann::json::parse(file);
+  static const nlohmann::json all = [] {
+    nlohmann::json list = nlohmann::json::array();
+    for (const auto& entry : std::filesystem::directory_iterator(CHECKOP_SOURCE_DIR "/tests/data/gold")) {
+      std::ifstream file(entry.path());
+      const nlohmann::json document = nlohmann::json::parse(file);
+      for (const auto& vector : document.at("vectors")) list.push_back(vector);
+    }
+    return list;
   }();
-  return document.at("vectors");
+  return all;
 }
 
 double number(const nlohmann::json& value) {
@@ -29,7 +35,7 @@ double number(const nlohmann::json& value) {
   const auto& text = value.get_ref<const std::string&>();
   if (text == "inf") return std::numeric_limits<double>::infinity();
   if (text == "-inf") return -std::numeric_limits<double>::infinity();
-  throw std::logic_error("gold_vectors.json: no number: " + text);
+  throw std::logic_error("gold vectors: no number: " + text);
 }
 
 Case case_of(const nlohmann::json& vector, DType dtype) {

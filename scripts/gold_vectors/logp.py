@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of logp."""
+from common import (NEGATIVE_INFINITY, Stream, check_gradient, flat, logit_gradients, logp_forward, logsumexp, mpf,
+                    vector)
+
+
+def logp_vectors(name, rows, ids, upstream):
+    vocab = len(rows[0])
+    dims = {"batch": 1, "seq": len(rows), "vocab": vocab}
+    inputs = {"logits": flat(rows), "token_ids": ids}
+    yield vector(f"{name}/forward", "logp", "forward", dims, inputs, {"logp": logp_forward(rows, ids)})
+    gradients, scales = logit_gradients(rows, ids, upstream)
+    for z, t, g, row in zip(rows, ids, upstream, gradients):
+        check_gradient(name + "/dlogits", lambda x: g * (x[t] - logsumexp(x)), z, row)
+    yield vector(f"{name}/backward", "logp", "backward", dims, {**inputs, "grad_logp": upstream},
+                 {"dlogits": (flat(gradients), flat(scales))})
+
+
+def vectors():
+    for vocab in (1, 2, 7, 129):
+        random = Stream(vocab)
+        rows = [random.values(vocab) for _ in range(3)]
+        yield from logp_vectors(f"logp_v{vocab}", rows, random.ids(3, vocab), random.values(3))
+    random = Stream(1000)
+    equal = [[mpf("0.25")] * 7, [mpf(-80)] * 7, [mpf(9984)] * 7]
+    yield from logp_vectors("logp_equal", equal, [0, 3, 6], [mpf(1), mpf("-0.5"), mpf(2)])
+    for size in (80, 9984):  # 9984: the number of eight bits that is nearest to 1e4
+        rows = [random.values(7) for _ in range(4)]
+        rows[0][2] = mpf(size)                           # the target far above the rest
+        rows[1][5] = mpf(size)                           # another far above the target
+        rows[2] = [mpf(-size) if v != 4 else mpf(size) for v in range(7)]
+        rows[3] = [mpf(size) if v % 2 else mpf(-size) for v in range(7)]
+        yield from logp_vectors(f"logp_extreme_{size}", rows, [2, 0, 4, 1], random.values(4))
+    masked = [[NEGATIVE_INFINITY] * 7 for _ in range(3)]
+    masked[0][3] = mpf("1.5")                          # the only token, selected: probability one
+    masked[1][3] = mpf("1.5")                          # the only token, another selected: logp is -inf
+    masked[2][1], masked[2][6] = mpf(2), mpf("-0.75")  # two tokens left
+    yield from logp_vectors("logp_masked", masked, [3, 0, 6], [mpf(1), mpf("0.5"), mpf(-2)])
