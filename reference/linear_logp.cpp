@@ -46,13 +46,14 @@ class LinearLogp {
         vocab_(args.in(1).shape[0]),
         ids_(read_ids(args.in(2), vocab_)),
         h_(size(rows_, hidden_)),
-        abs_h_(size(rows_, hidden_)),
+        h_square_(size(rows_, hidden_)),
         w_(size(kChunk, hidden_)),
-        abs_w_(size(kChunk, hidden_)),
+        w_square_(size(kChunk, hidden_)),
         logits_(size(rows_, kChunk)),
         magnitude_(size(rows_, kChunk)) {
     args_.parallel_for(rows_, [&](int64_t r) {
-      decode_block({&args_.in(0), rows_, hidden_}, r, 1, 0, hidden_, &h_[size(r, hidden_)], &abs_h_[size(r, hidden_)]);
+      decode_block({&args_.in(0), rows_, hidden_}, r, 1, 0, hidden_, &h_[size(r, hidden_)],
+                   &h_square_[size(r, hidden_)]);
     });
   }
 
@@ -82,38 +83,47 @@ class LinearLogp {
   /// Recomputes the logits chunk by chunk, turns them into their gradients and multiplies those out:
   /// dhidden grows over the chunks, dlm_head_weight and dbias are final chunk by chunk.
   void emit_gradients(const Tensor& grad) {
-    std::vector<double> dh(size(rows_, hidden_)), dh_magnitude(size(rows_, hidden_));
-    std::vector<double> dw(size(kChunk, hidden_)), dw_magnitude(size(kChunk, hidden_));
-    const std::vector<double> rounding(size(hidden_, 1), 0.0);
+    const auto absolute = [](const std::vector<double>& values, std::vector<double>& result) {
+      std::transform(values.begin(), values.end(), result.begin(), [](double v) { return std::abs(v); });
+    };
+    Sums dh(size(rows_, hidden_)), dw(size(kChunk, hidden_));
+    std::vector<double> abs_h(h_.size()), abs_w(w_.size());
+    absolute(h_, abs_h);
+    dz_square_.resize(logits_.size());
     for (int64_t begin = 0; begin < vocab_; begin += kChunk) {
       const int64_t n = load_chunk(begin);
+      absolute(w_, abs_w);
       args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, begin, n, grad.at(r)); });
-      add_product(false, rows_, n, logits_, w_, 1.0, dh);
-      add_product(false, rows_, n, magnitude_, abs_w_, 1.0, dh_magnitude);
-      add_product(true, n, rows_, logits_, h_, 0.0, dw);
-      add_product(true, n, rows_, magnitude_, abs_h_, 0.0, dw_magnitude);
+      add_product(false, rows_, n, logits_, w_, 1.0, dh.value);
+      add_product(false, rows_, n, dz_square_, w_square_, 1.0, dh.square);
+      add_product(false, rows_, n, magnitude_, abs_w, 1.0, dh.error);
+      add_product(true, n, rows_, logits_, h_, 0.0, dw.value);
+      add_product(true, n, rows_, dz_square_, h_square_, 0.0, dw.square);
+      add_product(true, n, rows_, magnitude_, abs_h, 0.0, dw.error);
       args_.parallel_for(n, [&](int64_t v) {
-        const size_t at = size(v, hidden_);
-        args_.sink({1, begin + v, 1, hidden_, &dw[at], &dw_magnitude[at], rounding.data()});
+        emit_row(1, begin + v, v, dw);
         if (bias_ != nullptr) emit_bias_gradient(begin, v);
       });
     }
-    args_.parallel_for(rows_, [&](int64_t r) {
-      const size_t at = size(r, hidden_);
-      args_.sink({0, r, 1, hidden_, &dh[at], &dh_magnitude[at], rounding.data()});
-    });
+    args_.parallel_for(rows_, [&](int64_t r) { emit_row(0, r, r, dh); });
   }
 
  private:
+  /// What a gradient's element is made of: the sum, the sum of squared terms, and the sum of the terms' own errors.
+  struct Sums {
+    explicit Sums(size_t count) : value(count), square(count), error(count) {}
+    std::vector<double> value, square, error;
+  };
+
   static size_t size(int64_t a, int64_t b) { return static_cast<size_t>(a * b); }
 
-  /// logits_[rows, chunk] = hidden * weight[begin, begin + n)^T + bias, magnitude_ = |hidden| * |weight|^T + |bias|.
+  /// logits_[rows, chunk] = hidden * weight[begin, begin + n)^T + bias, magnitude_ as emit_product's plus |bias|.
   int64_t load_chunk(int64_t begin) {
     const int64_t n = std::min(kChunk, vocab_ - begin);
     args_.parallel_for(ceil_div(n, 16), [&](int64_t task) {
       const int64_t v = task * 16;
       decode_block({&args_.in(1), vocab_, hidden_}, begin + v, std::min<int64_t>(16, n - v), 0, hidden_,
-                   &w_[size(v, hidden_)], &abs_w_[size(v, hidden_)]);
+                   &w_[size(v, hidden_)], &w_square_[size(v, hidden_)]);
     });
     const int64_t column_tiles = ceil_div(n, kTileColumns);
     args_.parallel_for(ceil_div(rows_, kTileRows) * column_tiles, [&](int64_t task) {
@@ -122,30 +132,30 @@ class LinearLogp {
       const size_t h_at = size(r, hidden_), w_at = size(v, hidden_), out_at = size(r, kChunk) + size(v, 1);
       dense_product(false, true, m, columns, hidden_, &h_[h_at], hidden_, &w_[w_at], hidden_, 0.0, &logits_[out_at],
                     kChunk);
-      dense_product(false, true, m, columns, hidden_, &abs_h_[h_at], hidden_, &abs_w_[w_at], hidden_, 0.0,
+      dense_product(false, true, m, columns, hidden_, &h_square_[h_at], hidden_, &w_square_[w_at], hidden_, 0.0,
                     &magnitude_[out_at], kChunk);
-      if (bias_ == nullptr) return;
       for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < columns; ++j) {
-          const double b = bias_->at(begin + v + j);
-          logits_[out_at + size(i, kChunk) + size(j, 1)] += b;
-          magnitude_[out_at + size(i, kChunk) + size(j, 1)] += std::abs(b);
+          const size_t at = out_at + size(i, kChunk) + size(j, 1);
+          const double b = bias_ == nullptr ? 0 : bias_->at(begin + v + j);
+          magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
+          logits_[at] += b;
         }
       }
     });
     return n;
   }
 
-  /// Turns a row of the chunk's logits into dz, and its magnitudes into the error coefficients of dz as a factor: what
-  /// is summed next is |dz| for the sum's own growth plus everything that is wrong with dz, its roundings counted as if
-  /// grown.
+  /// Turns a row of the chunk's logits into dz and its squares, and the magnitudes into the errors of dz as a factor of
+  /// what is summed next. All errors of a row hang on the same log-sum-exp, so they add up with their sizes.
   void differentiate_row(int64_t r, int64_t begin, int64_t n, double g) {
     const LogitGradient gradient(softmax_[size(r, 1)], g);
-    double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)];
+    double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)], *square = &dz_square_[size(r, kChunk)];
     for (int64_t v = 0; v < n; ++v) {
       const GoldElement e = gradient(z[v], s[v], begin + v == ids_[size(r, 1)]);
       z[v] = e.value;
-      s[v] = std::abs(e.value) + e.magnitude + e.rounding;
+      square[v] = e.value * e.value;
+      s[v] = e.magnitude + e.rounding / kLeastGrowth;
     }
   }
 
@@ -161,21 +171,38 @@ class LinearLogp {
     });
   }
 
-  void emit_bias_gradient(int64_t begin, int64_t v) const {
-    double value = 0, magnitude = 0;
-    const double rounding = 0;
-    for (int64_t r = 0; r < rows_; ++r) {
-      value += logits_[size(r, kChunk) + size(v, 1)];
-      magnitude += magnitude_[size(r, kChunk) + size(v, 1)];
+  static GoldElement finish(double value, double square, double error) {
+    return {value, std::abs(value) + std::sqrt(square) + error, 0};
+  }
+
+  /// Emits row `row` of output `output` from row `from` of `sums`.
+  void emit_row(int output, int64_t row, int64_t from, Sums& sums) const {
+    static thread_local std::vector<double> rounding;
+    rounding.assign(size(hidden_, 1), 0);
+    const size_t at = size(from, hidden_);
+    for (size_t i = at; i < at + size(hidden_, 1); ++i) {
+      sums.error[i] = finish(sums.value[i], sums.square[i], sums.error[i]).magnitude;
     }
-    args_.sink({2, begin + v, 1, 1, &value, &magnitude, &rounding});
+    args_.sink({output, row, 1, hidden_, &sums.value[at], &sums.error[at], rounding.data()});
+  }
+
+  void emit_bias_gradient(int64_t begin, int64_t v) const {
+    double value = 0, square = 0, error = 0;
+    for (int64_t r = 0; r < rows_; ++r) {
+      const size_t at = size(r, kChunk) + size(v, 1);
+      value += logits_[at];
+      square += dz_square_[at];
+      error += magnitude_[at];
+    }
+    const GoldElement e = finish(value, square, error);
+    args_.sink({2, begin + v, 1, 1, &e.value, &e.magnitude, &e.rounding});
   }
 
   const GoldArgs& args_;
   const Tensor* bias_;
   int64_t rows_, hidden_, vocab_;
   std::vector<int64_t> ids_;
-  std::vector<double> h_, abs_h_, w_, abs_w_, logits_, magnitude_;
+  std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
   std::vector<SoftmaxRow> softmax_;
   std::vector<GoldElement> target_;
 };

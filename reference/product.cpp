@@ -16,9 +16,9 @@ constexpr int64_t kTileRows = 128, kTileColumns = 256;  // of one task: large en
 /// Extent of a block whose other extent is `other`, at most `most`.
 int64_t block_extent(int64_t other, int64_t most) { return std::clamp<int64_t>(kBlockElements / other, 16, most); }
 
-/// A decoded block of a factor with its absolute values; `leading` is the leading dimension as stored.
+/// A decoded block of a factor with its squares; `leading` is the leading dimension as stored.
 struct Block {
-  std::vector<double> value, magnitude;
+  std::vector<double> value, square;
   int64_t leading = 0;
 };
 
@@ -27,28 +27,27 @@ struct Block {
 void decode_rows(const GoldArgs& args, const Factor& f, int64_t begin, int64_t n, Block& block) {
   const int64_t inner = f.transposed ? f.rows : f.columns;
   block.value.resize(static_cast<size_t>(n * inner));
-  block.magnitude.resize(static_cast<size_t>(n * inner));
+  block.square.resize(static_cast<size_t>(n * inner));
   block.leading = f.transposed ? n : inner;
   const int64_t stored_rows = f.transposed ? f.rows : n;
   args.parallel_for((stored_rows + kTileRows - 1) / kTileRows, [&](int64_t task) {
     const int64_t first = task * kTileRows, count = std::min(kTileRows, stored_rows - first);
     const int64_t at = first * block.leading;
     decode_block(f, f.transposed ? first : begin + first, count, f.transposed ? begin : 0, block.leading,
-                 &block.value[static_cast<size_t>(at)], &block.magnitude[static_cast<size_t>(at)]);
+                 &block.value[static_cast<size_t>(at)], &block.square[static_cast<size_t>(at)]);
   });
 }
 
 }  // namespace
 
 void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns, double* value,
-                  double* magnitude) {
+                  double* square) {
   const DTypeInfo& type = info(matrix.tensor->dtype);
   for (int64_t r = 0; r < rows; ++r) {
     const auto offset = static_cast<size_t>((row + r) * matrix.columns + column) * type.bytes;
     type.decode(matrix.tensor->bytes.data() + offset, value + r * columns, static_cast<size_t>(columns));
   }
-  if (magnitude == nullptr) return;
-  std::transform(value, value + rows * columns, magnitude, [](double v) { return std::abs(v); });
+  std::transform(value, value + rows * columns, square, [](double v) { return v * v; });
 }
 
 void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
@@ -89,13 +88,16 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
         const auto out_at = static_cast<size_t>(r * n + column + c);
         dense_product(x.transposed, y.transposed, tile_rows, tile_columns, k, &xs.value[static_cast<size_t>(x_at)],
                       xs.leading, &ys.value[static_cast<size_t>(y_at)], ys.leading, 0.0, &value[out_at], n);
-        dense_product(x.transposed, y.transposed, tile_rows, tile_columns, k, &xs.magnitude[static_cast<size_t>(x_at)],
-                      xs.leading, &ys.magnitude[static_cast<size_t>(y_at)], ys.leading, 0.0, &magnitude[out_at], n);
+        dense_product(x.transposed, y.transposed, tile_rows, tile_columns, k, &xs.square[static_cast<size_t>(x_at)],
+                      xs.leading, &ys.square[static_cast<size_t>(y_at)], ys.leading, 0.0, &magnitude[out_at], n);
       });
     }
     const std::vector<double> rounding(static_cast<size_t>(n), 0.0);
     args.parallel_for(rows, [&](int64_t r) {
       const auto at = static_cast<size_t>(r * n);
+      for (size_t i = at; i < at + static_cast<size_t>(n); ++i) {
+        magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]);  // it held the sum of squares
+      }
       args.sink({index, row + r, 1, n, &value[at], &magnitude[at], rounding.data()});
     });
   }

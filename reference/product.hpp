@@ -16,8 +16,11 @@ struct Factor {
   bool transposed = false;
 };
 
-/// Emits output `index` = x * y with magnitude |x| * |y| and no further rounding:
-///   out[i, j] = sum_k x[i, k] y[k, j]
+/// Emits output `index` = x * y without further rounding:
+///   value[i, j] = sum_k x[i, k] y[k, j],  magnitude = |value| + sqrt(sum_k (x[i, k] y[k, j])^2)
+/// The magnitude is what the partial sums reach of terms whose order has nothing to do with their values: they run from
+/// 0 to the value and stray from that line by about the root of the sum of squares. The sum of |terms|, which bounds
+/// partial sums in any order, is sqrt(k) times larger for terms of both signs, and would hide factors rounded to TF32.
 /// Blocks depend on the sizes alone and one thread computes each, so the bits do not depend on args.threads.
 void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y);
 
@@ -26,9 +29,9 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
 void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
                    const double* y, int64_t ldy, double alpha, double* out, int64_t ldout);
 
-/// Decodes block [row, row + rows) x [column, column + columns) of a stored row-major matrix into `value`, and its
-/// absolute values into `magnitude` when that is not null; both dense [rows, columns].
+/// Decodes block [row, row + rows) x [column, column + columns) of a stored row-major matrix into `value` and its
+/// squares into `square`; both dense [rows, columns].
 void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns, double* value,
-                  double* magnitude);
+                  double* square);
 
 }  // namespace checkop

@@ -10,8 +10,16 @@
 
 namespace checkop {
 
-/// Errors of one exponential in units of its precision; CUDA's expf and glibc's err by at most 1 and 2.
-inline constexpr double kExpUlps = 2;
+/// Error of one exponential in units of u = half an ulp of 1: at most 2 ulp, which is 4u just below a power of two.
+/// CUDA's expf errs by 1 ulp, its exp2f by 2, glibc's expf by less than 1.
+inline constexpr double kExpUnits = 4;
+/// Error of the argument of exp2(x*log2(e)) relative to x: the difference, the product and the constant are rounded.
+inline constexpr double kArgumentUnits = 2.25;
+/// What flushing a subnormal exponential to zero loses, in units of u = 2^-24: 2^-126/u.
+inline constexpr double kFlushUnits = 0x1p-102;
+/// The least growth, in units of u, that a contract gives to a sum: lambda 6 and one addition. A rounding that can only
+/// be passed on as part of a magnitude (see linear_logp.cpp) counts as 1/6 of a growth.
+inline constexpr double kLeastGrowth = 6;
 
 /// Softmax statistics of a row of logits z[0..V), grown term by term in a fixed order.
 ///   max = max z;  sum = sum exp(z - max);  spread = sum exp(z - max)*|z - max|;  weighted = sum exp(z - max)*magnitude
@@ -25,12 +33,11 @@ struct SoftmaxRow {
   double lse() const { return max + log_sum(); }
   double mean_spread() const { return spread / sum; }
   double mean_magnitude() const { return weighted / sum; }
-  /// Coefficient of u in the error of a computed log-sum-exp, its chain of additions apart: each argument z - max is
-  /// rounded (twice where z and max are scaled by log2(e) first), each exponential errs, log errs, and max is added
-  /// back. After Blanchard, Higham & Higham, "Accurately computing the log-sum-exp and softmax functions", IMA J.
-  /// Numer. Anal. 2021.
+  /// Coefficient of u in the error of a computed log-sum-exp, its chain of additions apart: each argument is rounded,
+  /// each exponential errs, log errs, and max is added back. After Blanchard, Higham & Higham, "Accurately computing
+  /// the log-sum-exp and softmax functions", IMA J. Numer. Anal. 2021.
   double lse_rounding() const {
-    return 2 * mean_spread() + kExpUlps + 2 * std::abs(log_sum()) + std::abs(max) + std::abs(lse());
+    return kArgumentUnits * mean_spread() + kExpUnits + 2 * std::abs(log_sum()) + std::abs(max) + std::abs(lse());
   }
 };
 
@@ -47,21 +54,24 @@ inline GoldElement selected_logp(const SoftmaxRow& row, double z, double z_magni
 }
 
 /// dz = g*(selected - p), p = exp(z - lse): the upstream gradient g times the derivative of logp by the logit z.
-/// The error of p is p times that of its exponent; 1 - p and the product with g round once each.
+/// The error of p is p times that of its exponent, however that is formed: z - lse, or z - max scaled and exp divided
+/// by the sum. 1 - p and the product with g round once each; a p that is flushed to zero is missing whole.
 class LogitGradient {
  public:
   LogitGradient(const SoftmaxRow& row, double g)
       : max_(row.max), sum_(row.sum), log_sum_(row.log_sum()), g_(g), abs_g_(std::abs(g)) {
     chain_ = 1 + row.mean_magnitude();
-    fixed_ = row.lse_rounding() + kExpUlps + 2;
+    fixed_ = row.lse_rounding() + kExpUnits + 2;
   }
 
   GoldElement operator()(double z, double z_magnitude, bool selected) const {
     const double p = std::exp(z - max_) / sum_;
     const double value = g_ * ((selected ? 1.0 : 0.0) - p);
-    if (p == 0) return {value, 0, 2 * std::abs(value)};  // p*|exponent| tends to 0; computed it would be 0*inf
-    const double share = abs_g_ * p, exponent = z - max_ - log_sum_;
-    return {value, share * (z_magnitude + chain_), share * (fixed_ + std::abs(exponent)) + 2 * std::abs(value)};
+    const double last = 2 * std::abs(value) + kFlushUnits * abs_g_;
+    if (p == 0) return {value, 0, last};  // p*|exponent| tends to 0; computed it would be 0*inf
+    const double share = abs_g_ * p, below = max_ - z, exponent = below + log_sum_;
+    const double argument = kArgumentUnits * below + std::abs(exponent);
+    return {value, share * (z_magnitude + chain_), share * (fixed_ + argument) + last};
   }
 
  private:

@@ -55,7 +55,7 @@ struct AttrSpec {
 
 /// A block of gold rows of one output, seen as a matrix. Arrays are [n_rows, columns], row-major. For an element:
 ///   value      the exact result, in FP64
-///   magnitude  coefficient of the growth of accumulated sums: the sum of |terms|, with the errors of terms folded in
+///   magnitude  coefficient of the growth of accumulated sums: how large partial sums get, plus the terms' own errors
 ///   rounding   coefficient of one unit roundoff of the arithmetic: roundings that no sum amplifies
 /// so that a computation in precision u with sums of chain length h errs by about growth(h, u)*magnitude + u*rounding.
 struct GoldRows {

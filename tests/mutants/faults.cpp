@@ -43,10 +43,11 @@ Model model_with(Fault fault, const Operator& op) {
   if (fault == Fault::softmax_sign_flipped) model.softmax_scale = -1;
   model.bf16_accumulator = fault == Fault::bf16_accumulator;
   model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
+  model.tf32_factors = fault == Fault::tf32_factors;
   return model;
 }
 
-bool is_arithmetic(Fault fault) { return fault <= Fault::exp_rounded_to_bf16; }
+bool is_arithmetic(Fault fault) { return fault <= Fault::tf32_factors; }
 
 // --- faults of results: values are changed before they are stored
 // -----------------------------------------------------
@@ -174,6 +175,7 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::softmax_sign_flipped:
     case Fault::bf16_accumulator:
     case Fault::exp_rounded_to_bf16:
+    case Fault::tf32_factors:
       return s.store_all();
     case Fault::gradient_scaled:
       for (auto& values : s.values)

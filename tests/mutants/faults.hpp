@@ -18,6 +18,7 @@ struct Model {
   double softmax_scale = 1;       ///< of the softmax in the gradient
   bool bf16_accumulator = false;  ///< every addition is rounded to bf16
   bool bf16_exp = false;          ///< every exponential is rounded to bf16
+  bool tf32_factors = false;      ///< the factors of products are rounded to the 11 bits of TF32
 
   Values evaluate(const Operator& op, const Pass& pass, const checkop_call& call) const;
 };

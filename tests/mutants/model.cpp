@@ -17,6 +17,14 @@ double round_to_bf16(double x) {
   return x;
 }
 
+/// 11 significant bits, to nearest, with the exponent range of fp32.
+double round_to_tf32(double x) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  int exponent = 0;
+  const double fraction = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11);
+}
+
 struct Matrix {
   std::vector<double> values;
   int64_t columns = 1;
@@ -69,6 +77,12 @@ class Evaluation {
     return out;
   }
 
+  /// A factor of a product, as the multiplying unit takes it.
+  Matrix factor(Matrix m) const {
+    if (model_.tf32_factors) std::transform(m.values.begin(), m.values.end(), m.values.begin(), round_to_tf32);
+    return m;
+  }
+
   double exponential(double x) const { return model_.bf16_exp ? round_to_bf16(std::exp(x)) : std::exp(x); }
 
   int64_t label(const std::vector<int64_t>& ids, int64_t row, int64_t vocab) const {
@@ -118,12 +132,12 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
   const Evaluation e(*this);
   const bool forward = pass.name == "forward";
   if (op.name == "matmul") {
-    const Matrix a = matrix_of(in[0]), b = matrix_of(in[1]);
+    const Matrix a = e.factor(matrix_of(in[0])), b = e.factor(matrix_of(in[1]));
     if (forward)
       return {e.product(a.rows(), b.columns, b.rows(), [&](int64_t r, int64_t n, int64_t k) {
                  return a(r, k) * b(k, n);
                }).values};
-    const Matrix g = matrix_of(in[2]);
+    const Matrix g = e.factor(matrix_of(in[2]));
     const Matrix da =
         e.product(a.rows(), a.columns, b.columns, [&](auto r, auto k, auto n) { return g(r, n) * b(k, n); });
     const Matrix db =
@@ -136,7 +150,7 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     return {e.dlogits(z, ids_of(in[1]), matrix_of(in[2]).values).values};
   }
   if (op.name == "linear_logp") {
-    const Matrix hidden = matrix_of(in[0]), weight = matrix_of(in[1]);
+    const Matrix hidden = e.factor(matrix_of(in[0])), weight = e.factor(matrix_of(in[1]));
     Matrix z = e.product(hidden.rows(), weight.rows(), hidden.columns,
                          [&](auto r, auto v, auto h) { return hidden(r, h) * weight(v, h); });
     const bool has_bias = !in[3].name.empty();

@@ -20,6 +20,7 @@ enum class Fault : uint8_t {
   softmax_sign_flipped,
   bf16_accumulator,
   exp_rounded_to_bf16,
+  tf32_factors,
   // Results: faults.cpp spoils the gold.
   gradient_scaled,
   stale_row,
@@ -69,6 +70,8 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kSoftmaxPasses},
+    // Factors rounded to 11 bits, as matrix units do with fp32 data unless told otherwise; 16-bit factors have no more.
+    {Fault::tf32_factors, "tf32_factors", "accuracy", "matmul/forward matmul/backward linear_logp/forward", "fp32"},
     {Fault::gradient_scaled, "gradient_scaled", "accuracy", kGradients},
     {Fault::stale_row, "stale_row", "accuracy"},
     {Fault::nan, "nan", "nonfinite"},
