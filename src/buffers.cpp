@@ -35,10 +35,10 @@ GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::st
       count_(count),
       what_(std::move(what)),
       unit_(std::move(unit)),
-      guard_bytes_(static_cast<size_t>(kGuardElements) * info(dtype).bytes),
+      guard_bytes_(std::max(static_cast<size_t>(kGuardElements) * info(dtype).bytes, kLeastGuardBytes)),
       bytes_(static_cast<size_t>(count) * info(dtype).bytes),
       memory_(device.allocate(bytes_ + 2 * guard_bytes_, what_)) {
-  static_assert(kGuardElements % 256 == 0, "the payload of an 8-bit type would not be 256-byte aligned");
+  static_assert(kGuardElements % 256 == 0 && kLeastGuardBytes % 256 == 0, "the payload would not be 256-byte aligned");
   try {
     device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
     device_.fill(memory_ + guard_bytes_ + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
@@ -58,10 +58,11 @@ void GuardedBuffer::poison(uint64_t pattern) { device_.fill(data(), pattern, inf
 
 void GuardedBuffer::check_guards(std::vector<std::string>& violations) {
   std::vector<std::byte> band(guard_bytes_);
+  const auto guard_elements = static_cast<int64_t>(guard_bytes_ / info(dtype_).bytes);
   const auto changed_in_band = [&](const std::byte* from) {
     device_.download(band.data(), from, guard_bytes_);
     std::vector<int64_t> changed;
-    for (int64_t i = 0; i < kGuardElements; ++i) {
+    for (int64_t i = 0; i < guard_elements; ++i) {
       if (load_bits(dtype_, band.data(), i) != poison_of(dtype_).guard) changed.push_back(i);
     }
     return changed;
@@ -70,7 +71,7 @@ void GuardedBuffer::check_guards(std::vector<std::string>& violations) {
 
   if (const auto before = changed_in_band(memory_); !before.empty()) {
     violations.push_back(fmt::format("{}: {} changed before its start, nearest at {}", what_, plural(before.size()),
-                                     before.back() - kGuardElements));
+                                     before.back() - guard_elements));
   }
   if (const auto behind = changed_in_band(memory_ + guard_bytes_ + bytes_); !behind.empty()) {
     violations.push_back(

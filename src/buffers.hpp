@@ -20,7 +20,10 @@ struct Poison {
 };
 const Poison& poison_of(DType dtype);
 
-/// kGuardElements of poison, `count` elements 256-byte aligned, kGuardElements of poison.
+/// 4096 one-byte elements are a short step for a kernel that thinks in floats.
+inline constexpr size_t kLeastGuardBytes = 65536;
+
+/// A guard band of at least kGuardElements and kLeastGuardBytes, `count` elements 256-byte aligned, another guard band.
 class GuardedBuffer {
  public:
   /// `what` begins every message: "output 'dlogits'". `unit` is what an element is called there.

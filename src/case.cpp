@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "error.hpp"
 
@@ -57,6 +58,14 @@ std::string case_name(const Case& c) {
   }
   for (const std::string& optional : c.optionals) name += "+" + optional;
   if (c.input_mode != InputMode::random) name += fmt::format("~{}", to_string(c.input_mode));
+  const Case usual;
+  if (c.input_mode == InputMode::constant) name += fmt::format("{}t{}", c.constant_value, c.token_value);
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    if (c.attrs[i] != c.op->attrs[i].fallback) name += fmt::format("+{}={}", c.op->attrs[i].name, c.attrs[i]);
+  }
+  if (c.grad_mode != usual.grad_mode) name += "~ones";
+  if (c.seed != usual.seed) name += fmt::format("#{}", c.seed);
+  if (c.grad_seed != usual.grad_seed) name += fmt::format("g{}", c.grad_seed);
   return name;
 }
 
@@ -70,14 +79,14 @@ std::string case_flags(const Case& c) {
       flags += fmt::format(" --{} {}", flag_name(c.op->attrs[i].name), c.attrs[i]);
     }
   }
-  for (const std::string& optional : c.optionals) flags += " --with " + optional;
+  if (!c.optionals.empty()) flags += fmt::format(" --with {}", fmt::join(c.optionals, "+"));
   if (c.input_mode != InputMode::random) flags += fmt::format(" --input-mode {}", to_string(c.input_mode));
   if (c.input_mode == InputMode::constant) {
     flags += fmt::format(" --constant-value {} --token-value {}", c.constant_value, c.token_value);
   }
   if (c.grad_mode == GradMode::ones) flags += " --grad-mode ones";
   flags += fmt::format(" --seed {}", c.seed);
-  if (c.grad_seed != c.seed) flags += fmt::format(" --grad-seed {}", c.grad_seed);
+  if (c.pass->name == "backward") flags += fmt::format(" --grad-seed {}", c.grad_seed);
   return flags;
 }
 
@@ -132,6 +141,16 @@ void validate(const Case& c) {
   };
   for (const TensorSpec& spec : c.pass->inputs) count(spec);
   for (const OutputSpec& spec : c.pass->outputs) count(spec.tensor);
+  if (c.input_mode == InputMode::constant) {
+    std::byte stored[8];
+    double value = c.constant_value + 0.01 * static_cast<double>(c.pass->inputs.size());
+    info(c.dtype).encode(&value, stored, 1);
+    info(c.dtype).decode(stored, &value, 1);
+    if (!std::isfinite(value)) {
+      throw InputError("--constant-value", fmt::format("{} is not finite in {}", c.constant_value, info(c.dtype).name),
+                       "give a smaller number");
+    }
+  }
   if (c.op->validate != nullptr) {
     c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs});
   }

@@ -32,7 +32,7 @@ struct Case {
 };
 
 /// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use; then what differs
-/// from the default ("+bias", "~peaked"). Unique within a run together with the pass.
+/// from the default ("+bias", "~peaked", "#7" for another seed). Together with the pass it names the data.
 std::string case_name(const Case& c);
 
 /// The command line flags that make this case: the `repeat:` line without the candidate.

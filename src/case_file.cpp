@@ -37,41 +37,46 @@ std::vector<int64_t> sizes(const JsonValue& value) {
 void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Case>& cases) {
   entry.allow_keys({"op", "pass", "dtype", "dims", "attrs", "with", "input_mode", "constant_value", "token_value",
                     "seed", "grad_mode", "grad_seed", "suites", "why"});
-  if (const auto suites = entry.find("suites"); suites && !suite.empty()) {
-    const auto names = strings(*suites);
-    if (std::find(names.begin(), names.end(), suite) == names.end()) return;
+  if (!suite.empty()) {
+    const auto suites = entry.find("suites");
+    if (!suites) return;
+    const auto listed = strings(*suites);
+    if (std::find(listed.begin(), listed.end(), suite) == listed.end()) return;
   }
   const auto names = [&](std::string_view key, const std::vector<std::string>& fallback) {
     const auto value = entry.find(key);
     return value ? strings(*value) : fallback;
   };
   const auto where = [&](std::string_view key) { return fmt::format("{}.{}", entry.where(), key); };
-  Sweep sweep;
-  sweep.op = parse_operators(where("op"), {entry.at("op").sentence()}).front();
-  sweep.passes = parse_passes(where("pass"), *sweep.op, names("pass", {"all"}));
-  sweep.dtypes = parse_dtypes(where("dtype"), names("dtype", {"all"}));
-  sweep.optionals = parse_optionals(*sweep.op, names("with", {"none"}));
-  if (const auto dims = entry.find("dims")) {
-    const auto known = dims_of(*sweep.op);
-    dims->allow_keys({known.begin(), known.end()});
-    for (const auto& [name, value] : dims->members()) sweep.dims[name] = sizes(value);
-  }
-  for (const AttrSpec& attr : sweep.op->attrs) sweep.attrs.push_back(attr.fallback);
-  if (const auto attrs = entry.find("attrs")) {
-    std::vector<std::string> known;
-    for (const AttrSpec& attr : sweep.op->attrs) known.emplace_back(attr.name);
-    attrs->allow_keys(known);
-    for (size_t i = 0; i < known.size(); ++i) {
-      if (const auto value = attrs->find(known[i])) sweep.attrs[i] = value->number();
+  const auto ops = parse_operators(where("op"), strings(entry.at("op")));
+  for (const Operator* op : ops) {
+    Sweep sweep;
+    sweep.op = op;
+    sweep.passes = parse_passes(where("pass"), *sweep.op, names("pass", {"all"}));
+    sweep.dtypes = parse_dtypes(where("dtype"), names("dtype", {"all"}));
+    sweep.optionals = parse_optionals(where("with"), *sweep.op, ops, names("with", {"none"}));
+    if (const auto dims = entry.find("dims")) {
+      const auto known = dims_of(*sweep.op);
+      dims->allow_keys({known.begin(), known.end()});
+      for (const auto& [name, value] : dims->members()) sweep.dims[name] = sizes(value);
     }
+    for (const AttrSpec& attr : sweep.op->attrs) sweep.attrs.push_back(attr.fallback);
+    if (const auto attrs = entry.find("attrs")) {
+      std::vector<std::string> known;
+      for (const AttrSpec& attr : sweep.op->attrs) known.emplace_back(attr.name);
+      attrs->allow_keys(known);
+      for (size_t i = 0; i < known.size(); ++i) {
+        if (const auto value = attrs->find(known[i])) sweep.attrs[i] = value->number();
+      }
+    }
+    if (const auto v = entry.find("input_mode")) sweep.data.input_mode = parse_input_mode(v->where(), v->sentence());
+    if (const auto v = entry.find("constant_value")) sweep.data.constant_value = v->number();
+    if (const auto v = entry.find("token_value")) sweep.data.token_value = v->integer();
+    if (const auto v = entry.find("seed")) sweep.data.seed = static_cast<uint64_t>(v->integer(0));
+    if (const auto v = entry.find("grad_mode")) sweep.data.grad_mode = parse_grad_mode(v->where(), v->sentence());
+    if (const auto v = entry.find("grad_seed")) sweep.data.grad_seed = static_cast<uint64_t>(v->integer(0));
+    expand(sweep, cases);
   }
-  if (const auto v = entry.find("input_mode")) sweep.data.input_mode = parse_input_mode(v->where(), v->sentence());
-  if (const auto v = entry.find("constant_value")) sweep.data.constant_value = v->number();
-  if (const auto v = entry.find("token_value")) sweep.data.token_value = v->integer();
-  if (const auto v = entry.find("seed")) sweep.data.seed = static_cast<uint64_t>(v->integer(0));
-  if (const auto v = entry.find("grad_mode")) sweep.data.grad_mode = parse_grad_mode(v->where(), v->sentence());
-  if (const auto v = entry.find("grad_seed")) sweep.data.grad_seed = static_cast<uint64_t>(v->integer(0));
-  expand(sweep, cases);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ typedef struct {
   void* comm;               /* ncclComm_t; NULL otherwise */
   char* message;            /* out, [message_bytes], NUL-terminated: why not OK, or which variant ran */
   size_t message_bytes;
-} checkop_call;
+} checkop_call; /* it and what it points to end when launch returns; the buffers and the stream live on */
 
 typedef enum {
   CHECKOP_OK = 0,

@@ -76,14 +76,13 @@ struct GateTally {
 struct Tally {
   int64_t count = 0, out_of_bound = 0, nonfinite = 0;
   bool zero_fails = false, gold_is_zero = true;
-  std::optional<ElementReport> first, worst;
+  std::optional<ElementReport> first, worst, first_nonfinite;
   double max_abs = 0;
   uint64_t max_ulp = 0;
   std::vector<GateTally> gates;
 
-  void take_first(const ElementReport& e) {
-    if (!first || e.index < first->index) first = e;
-  }
+  void take_first(const ElementReport& e) { take_lower(e, first); }
+  void take_nonfinite(const ElementReport& e) { take_lower(e, first_nonfinite); }
   void take_worst(const ElementReport& e) {
     if (!worst || e.ratio > worst->ratio || (e.ratio == worst->ratio && e.index < worst->index)) worst = e;
   }
@@ -96,11 +95,17 @@ struct Tally {
     max_abs = std::max(max_abs, other.max_abs);
     max_ulp = std::max(max_ulp, other.max_ulp);
     if (other.first) take_first(*other.first);
+    if (other.first_nonfinite) take_nonfinite(*other.first_nonfinite);
     if (other.worst) take_worst(*other.worst);
     for (size_t k = 0; k < gates.size(); ++k) {
       gates[k].worst = std::max(gates[k].worst, other.gates[k].worst);
       gates[k].out_of_bound += other.gates[k].out_of_bound;
     }
+  }
+
+ private:
+  static void take_lower(const ElementReport& e, std::optional<ElementReport>& place) {
+    if (!place || e.index < place->index) place = e;
   }
 };
 
@@ -268,7 +273,10 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
       ++tally.out_of_bound;
       tally.take_first(element);
     }
-    if (!match) ++tally.nonfinite;
+    if (!match) {
+      ++tally.nonfinite;
+      tally.take_nonfinite(element);
+    }
     tally.take_worst(element);
     if (!finite) continue;
     tally.max_abs = std::max(tally.max_abs, error);
@@ -325,6 +333,8 @@ Comparison OutputComparison::finish() const {
   result.expected = state_->view.rows * state_->view.columns;
   result.out_of_bound = total.out_of_bound;
   result.nonfinite = total.nonfinite;
+  result.first_nonfinite = total.first_nonfinite;
+  result.gold_is_zero = total.count > 0 && total.gold_is_zero;
   result.zeros_would_pass = !total.zero_fails && !total.gold_is_zero;
   result.first = total.first;
   result.worst = total.worst;

@@ -35,8 +35,10 @@ struct Comparison {
   int64_t expected = 0;           ///< elements that the output has
   int64_t out_of_bound = 0;       ///< elements that failed at least one gate
   int64_t nonfinite = 0;          ///< NaN or infinity in the candidate where the gold has none, or the other way round
+  bool gold_is_zero = false;      ///< every gold element is 0: only a wrong answer could tell anything
   bool zeros_would_pass = false;  ///< an answer of all zeros meets every gate although the gold is not all zero
   std::optional<ElementReport> first, worst;  ///< of those out of bound; worst also when all pass
+  std::optional<ElementReport> first_nonfinite;
   double max_abs = 0, mean_abs = 0;
   double max_rel = 0;    ///< over elements with |gold| > rel_floor
   double rel_floor = 0;  ///< power of two next above 1e-3 of the root mean square of the gold

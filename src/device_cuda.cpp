@@ -70,7 +70,7 @@ class CudaDevice final : public Device {
     check(cudaSetDevice(index), "select device cuda:" + std::to_string(index));
     check(cudaGetDeviceProperties(&properties_, index), "read the properties of cuda:" + std::to_string(index));
     cudaStream_t stream = nullptr;
-    // Non-blocking: no implicit order with the default stream, so a kernel that was launched there by mistake shows.
+    // Non-blocking: no implicit order with the default stream, as in the programs that kernels end up in.
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
     stream_.reset(stream);
     int driver = 0, runtime = 0;

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -99,6 +100,7 @@ void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() +
 /// Answers requests until the parent closes its end.
 void serve(Device& device, const std::vector<Candidate>& candidates) {
   Message message;
+  const pid_t own_pid = getpid();
   const auto never = Clock::now() + std::chrono::hours(24 * 365);
   while (receive_message(kChildSocket, message, never, kAlwaysAlive) == Received::message) {
     const json request = json::parse(message.body);
@@ -111,7 +113,11 @@ void serve(Device& device, const std::vector<Candidate>& candidates) {
         run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), decode_case(request.at("case")),
                       inputs, outputs, {checks.at(0).get<bool>(), checks.at(1).get<bool>(), checks.at(2).get<bool>()});
     fflush(stdout);  // what the plugin printed belongs to this case
-    say(encode(result));
+    // A candidate that forked came back twice; only the worker itself may answer.
+    if (getpid() != own_pid) _exit(0);
+    json answer = encode(result);
+    answer["request"] = request.at("request");
+    say(answer);
   }
 }
 
@@ -259,6 +265,39 @@ void Worker::start() {
   process_ = std::move(process);
 }
 
+namespace {
+
+/// A number that a candidate can't guess, so that no earlier or made-up answer is taken for this request's.
+std::string request_number() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+/// Throws WireError unless the result speaks of everything that was asked for.
+void require_complete(const Case& c, const RunChecks& checks, const RunResult& result) {
+  if (result.status != RunStatus::ok) return;
+  bool complete = result.outputs.size() == c.pass->outputs.size();
+  for (size_t i = 0; complete && i < result.outputs.size(); ++i) {
+    const TensorSpec& spec = c.pass->outputs[i].tensor;
+    if (!is_present(c, spec)) continue;
+    const OutputRun& run = result.outputs[i];
+    const int64_t count = element_count(shape_of(c, spec));
+    if (checks.determinism) complete &= run.repeat.compared == count;
+    if (!checks.invariance || !is_per_row(*c.op, spec)) continue;
+    const auto ranges = subset_ranges(row_count(c));
+    complete &= run.subsets.size() == ranges.size();
+    for (size_t k = 0; complete && k < ranges.size(); ++k) {
+      const SubsetResult& subset = run.subsets[k];
+      const int64_t expected = count / row_count(c) * (ranges[k].second - ranges[k].first);
+      complete &= std::pair(subset.begin, subset.end) == ranges[k];
+      complete &= subset.bits.compared == expected || subset.bits.compared == 0;  // 0: unsupported for so few rows
+    }
+  }
+  if (!complete) throw WireError("its answer leaves out checks that were asked for");
+}
+
+}  // namespace
+
 RunResult Worker::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                       std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
   const auto found = std::find_if(info_.candidates.begin(), info_.candidates.end(), [&](const Candidate& each) {
@@ -285,7 +324,9 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
     if (!process_) start();
     const auto deadline = Clock::now() + limit;
     std::vector<int> descriptors;
-    json request{{"candidate", index},
+    const std::string number = request_number();
+    json request{{"request", number},
+                 {"candidate", index},
                  {"case", encode(c)},
                  {"inputs", encode(inputs, descriptors)},
                  {"outputs", encode(outputs, descriptors)},
@@ -301,7 +342,9 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
       case Received::message:
         answer = json::parse(message.body);
         if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
+        if (answer.at("request") != number) throw WireError("its answer is not to this request");
         result = decode_result(answer);
+        require_complete(c, checks, result);
         if (result.device_lost) process_.reset();
         break;
       case Received::end:

@@ -87,6 +87,7 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   add_sizes(app, run);
   add_attributes(app, run);
   add_names(app, "--with", run.with, "optional inputs: none, or names joined by +; a list sweeps them");
+  app.get_option("--with")->group("Data");
 
   app.add_option("--input-mode", run.input_mode, "random, constant, integer or peaked")
       ->capture_default_str()
@@ -95,11 +96,17 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->capture_default_str()
       ->group("Data");
   app.add_option("--token-value", run.token_value, "id of --input-mode constant")->capture_default_str()->group("Data");
-  app.add_option("--seed", run.seed, "of all inputs")->capture_default_str()->group("Data");
+  app.add_option("--seed", run.seed, "of all inputs")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Data");
   app.add_option("--grad-mode", run.grad_mode, "upstream gradients: random or ones")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--grad-seed", run.grad_seed, "of the upstream gradients")->capture_default_str()->group("Data");
+  app.add_option("--grad-seed", run.grad_seed, "of the upstream gradients")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Data");
 
   app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Selection");
   app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci")->group("Selection");
@@ -152,6 +159,41 @@ std::vector<std::string> join_negative_values(int argc, const char* const* argv)
     }
   }
   return arguments;
+}
+
+/// Notes which flags were given, for a flag that has no effect must not be passed over in silence.
+void note_given(const CLI::App& app, RunOptions& run) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() == 0) continue;
+    const std::string name = "--" + option->get_single_name();
+    run.given.insert(name);
+    const std::string& group = option->get_group();
+    if (group == "Sizes" || group == "Attributes" || group == "Data") run.given_case_flags.push_back(name);
+  }
+}
+
+/// Flags that say nothing without another one, or that another one makes void.
+void refuse_idle_flags(const RunOptions& run) {
+  const auto refuse = [](const std::string& flag, const std::string& why, const std::string& hint) {
+    throw InputError(flag, why, hint);
+  };
+  const bool files = run.has("--cases") || run.has("--suite");
+  if (files && !run.given_case_flags.empty()) {
+    refuse(run.given_case_flags.front(), "has no effect on cases that come from files",
+           "leave it out, or leave out --cases and --suite");
+  }
+  for (const char* flag : {"--constant-value", "--token-value"}) {
+    if (run.has(flag) && run.input_mode != "constant") {
+      refuse(flag, "has no effect without --input-mode constant", "add it, or leave the value out");
+    }
+  }
+  if (run.has("--save") && !run.has("--save-tensors"))
+    refuse("--save", "has no effect alone", "add --save-tensors DIR");
+  if (!run.has("--replay")) return;
+  const std::set<std::string> useful{"--replay", "--contract", "--arch-key", "--force-arch-key", "--json", "--threads"};
+  for (const std::string& flag : run.given) {
+    if (!useful.contains(flag)) refuse(flag, "has no effect with --replay, which runs nothing", "leave it out");
+  }
 }
 
 void require_one_of(const std::string& flag, const std::string& value, const std::vector<std::string>& known) {
@@ -218,12 +260,15 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
+  note_given(run->parsed() ? *run : app, options.run);
+  refuse_idle_flags(options.run);
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});
   for (const std::string& check : options.run.checks) {
     require_one_of("--check", check, {"accuracy", "invariance", "determinism", "memory"});
   }
-  if (options.run.timeout_s < 1)
-    throw InputError("--timeout-s", fmt::format("expected an integer >= 1, got {}", options.run.timeout_s),
+  constexpr int64_t kLongest = 30 * 24 * 3600;
+  if (options.run.timeout_s < 1 || options.run.timeout_s > kLongest)
+    throw InputError("--timeout-s", fmt::format("expected 1 to {} seconds, got {}", kLongest, options.run.timeout_s),
                      "give a number of seconds");
   return options;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,11 @@ struct RunOptions {
   std::string save_folder, save_which = "incorrect";
   std::string replay;
   int64_t timeout_s = 300;
-  unsigned threads = 0;  ///< 0: one per core
+  unsigned threads = 0;                       ///< 0: one per core
+  std::set<std::string> given;                ///< every flag that was given, "--vocab"
+  std::vector<std::string> given_case_flags;  ///< those of them that make cases: sizes, attributes, data, --with
+
+  bool has(const std::string& flag) const { return given.contains(flag); }
 };
 
 enum class Command : uint8_t { run, list, show };

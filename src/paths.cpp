@@ -17,10 +17,12 @@ std::string executable_folder() {
 
 std::string find_shipped(const std::string& relative) {
   const fs::path here = executable_folder();
-  for (const fs::path& folder : {fs::path(), here, here / "../..", here / "../share/check_operator"}) {
+  for (const fs::path& folder : {here, here / "../..", here / "../share/check_operator", fs::path()}) {
     const fs::path path = folder / relative;
     std::error_code error;
-    if (fs::exists(path, error)) return path.lexically_normal().string();
+    if (!fs::exists(path, error)) continue;
+    const fs::path normal = path.lexically_normal(), below = normal.lexically_proximate(fs::current_path(error));
+    return below.empty() || *below.begin() == ".." ? normal.string() : below.string();
   }
   throw InputError(relative, "is neither in the working directory nor beside the program", "run from the source tree");
 }

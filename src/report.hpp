@@ -22,6 +22,7 @@ struct Timings {
 struct CaseRecord {
   Case c;
   std::string candidate, plugin_path, plugin_digest;
+  DeviceInfo device;  ///< that the candidate ran on
   Judgment judgment;
   RunResult run;
   std::vector<Comparison> comparisons;  ///< in the order of the pass; empty when accuracy was not asked for
@@ -35,24 +36,28 @@ struct CaseRecord {
 struct Report {
   std::string suite_name, command;
   std::string contract_path, contract_hash;
-  DeviceInfo device;
   std::vector<CaseRecord> records;
+  bool complete = false;  ///< false in the report of a run that is not, or never came, to its end
   std::string started, host;
   double wall_ms = 0;
 };
 
 std::vector<Verdict> verdicts_of(const Report& report);
 
+/// A run whose every gold was zero throughout has shown nothing: its passes become vacuous.
+void refuse_zero_gold(Report& report);
+
 /// The report as JSON (contracts/report.schema.json), keys sorted, two spaces; what differs from run to run is under
 /// "volatile".
 std::string to_json(const Report& report);
 
 /// Writes `text` to `path` so that a reader always finds a complete file: a temporary file beside it, then a rename.
-/// Throws InputError when that can't be done.
+/// What is there and no regular file (a pipe, /dev/stdout) is written to directly; a symbolic link keeps pointing where
+/// it did. Throws InputError when that can't be done.
 void write_file(const std::string& path, const std::string& text);
 
 /// Terminal text, one part at a time: a header, a line or block per case, a summary.
-void print_header(std::FILE* out, const Report& report, size_t n_cases, size_t n_candidates);
+void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates);
 void print_record(std::FILE* out, const CaseRecord& record);
 void print_summary(std::FILE* out, const Report& report);
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "error.hpp"
@@ -69,11 +70,13 @@ Json output(const CaseRecord& record, size_t index) {
           {"count", comparison.count},
           {"out_of_bound", comparison.out_of_bound},
           {"nonfinite", comparison.nonfinite},
+          {"gold_is_zero", comparison.gold_is_zero},
           {"zeros_would_pass", comparison.zeros_would_pass},
           {"passed", comparison.passed()},
           {"message", gradient ? fmt::format("gradient:{}", spec.name.substr(1)) : ""},
           {"gates", gates},
           {"first", element(comparison.first, shape)},
+          {"first_nonfinite", element(comparison.first_nonfinite, shape)},
           {"worst", element(comparison.worst, shape)}};
 }
 
@@ -164,6 +167,27 @@ double rate(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
 }
 
+Json device_json(const DeviceInfo& device) {
+  return {{"kind", device.kind},
+          {"name", device.name},
+          {"arch_key", device.arch_key},
+          {"arch", device.arch},
+          {"multiprocessors", device.multiprocessors},
+          {"memory_bytes", device.memory_bytes},
+          {"driver", device.driver},
+          {"runtime", device.runtime}};
+}
+
+/// The device that a reader asks for first: the GPU if one was used.
+DeviceInfo main_device(const Report& report) {
+  DeviceInfo none;
+  none.kind = none.name = "none";
+  if (report.records.empty()) return none;
+  const auto gpu = std::find_if(report.records.begin(), report.records.end(),
+                                [](const CaseRecord& record) { return record.device.kind == "cuda"; });
+  return (gpu == report.records.end() ? report.records.front() : *gpu).device;
+}
+
 /// The cases of one candidate on one operator.
 Json candidate_json(const std::vector<const CaseRecord*>& records) {
   Json cases = Json::array();
@@ -181,6 +205,7 @@ Json candidate_json(const std::vector<const CaseRecord*>& records) {
   return {{"candidate_name", fmt::format("{}-{}", first.candidate, first.c.op->name)},
           {"backend", first.candidate},
           {"op", first.c.op->name},
+          {"device", device_json(first.device)},
           {"plugin", {{"path", first.plugin_path}, {"digest", first.plugin_digest}}},
           {"total_outputs", outputs},
           {"passed_outputs", passed_outputs},
@@ -234,25 +259,17 @@ std::string to_json(const Report& report) {
   }
   const auto total = static_cast<int64_t>(groups.size());
   const int code = exit_code(verdicts_of(report));
-  const DeviceInfo& device = report.device;
   const Json root = {
       {"format", "check_operator/report-1"},
       {"suite_name", report.suite_name},
       {"total_candidates", total},
       {"passed_candidates", passed},
       {"pass_rate", rate(passed, total)},
-      {"passed", code == 0},
-      {"exit_code", code},
+      {"complete", report.complete},
+      {"passed", report.complete && code == 0},
+      {"exit_code", report.complete ? code : std::max(code, 4)},
+      {"device", device_json(main_device(report))},
       {"contract", {{"path", report.contract_path}, {"hash", report.contract_hash}}},
-      {"device",
-       {{"kind", device.kind},
-        {"name", device.name},
-        {"arch_key", device.arch_key},
-        {"arch", device.arch},
-        {"multiprocessors", device.multiprocessors},
-        {"memory_bytes", device.memory_bytes},
-        {"driver", device.driver},
-        {"runtime", device.runtime}}},
       {"environment",
        {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
       {"command", report.command},
@@ -266,19 +283,38 @@ std::string to_json(const Report& report) {
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+void refuse_zero_gold(Report& report) {
+  const auto told_something = [](const CaseRecord& record) {
+    return record.comparisons.empty() ||
+           std::any_of(record.comparisons.begin(), record.comparisons.end(),
+                       [](const Comparison& c) { return c.count > 0 && !c.gold_is_zero; });
+  };
+  if (std::any_of(report.records.begin(), report.records.end(), told_something)) return;
+  for (CaseRecord& record : report.records) {
+    if (record.judgment.verdict != Verdict::pass) continue;
+    record.judgment = {Verdict::vacuous, "zeros",
+                       "every gold of this run is zero throughout: zeros are all that was asked for"};
+  }
+}
+
 void write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const fs::path resolved = fs::weakly_canonical(path, ignored);
+  const std::string target = resolved.empty() ? path : resolved.string();
+  const bool in_place = fs::exists(target, ignored) && !fs::is_regular_file(target, ignored);
+  const std::string written_to = in_place ? target : fmt::format("{}.{}.tmp", target, getpid());
   const auto fail = [&](const char* doing) {
     const std::string why = std::strerror(errno);
-    unlink(temporary.c_str());
+    if (!in_place) unlink(written_to.c_str());
     throw InputError(path, fmt::format("{}: {}", doing, why), "give a path that can be written");
   };
-  std::FILE* file = std::fopen(temporary.c_str(), "wb");
+  std::FILE* file = std::fopen(written_to.c_str(), "wb");
   if (file == nullptr) fail("cannot be opened");
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const bool closed = std::fclose(file) == 0;
   if (!written || !closed) fail("cannot be written");
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) fail("cannot be replaced");
+  if (!in_place && std::rename(written_to.c_str(), target.c_str()) != 0) fail("cannot be replaced");
 }
 
 }  // namespace checkop

@@ -59,11 +59,10 @@ std::string headroom(const CaseRecord& record) {
 
 }  // namespace
 
-void print_header(std::FILE* out, const Report& report, size_t n_cases, size_t n_candidates) {
+void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates) {
   fmt::print(out, "[==========] {} check{} of {} candidate{}; contract {} ({}); device {}{}\n", n_cases,
              n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s", report.contract_path,
-             report.contract_hash, report.device.name,
-             report.device.arch_key.empty() ? "" : fmt::format(" ({})", report.device.arch_key));
+             report.contract_hash, device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key));
 }
 
 void print_record(std::FILE* out, const CaseRecord& record) {

@@ -53,7 +53,7 @@ OutputRun compare_runs(GuardedBuffer& second, const Tensor& first) {
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t a = load_bits(dtype, expected, i), b = load_bits(dtype, block, i);
       if (a == b) continue;
-      if (a == poison.output[0] && b == poison.output[1]) {
+      if (a == poison.output[0] || b == poison.output[1]) {
         if (result.unwritten++ == 0) result.first_unwritten = begin + i;
       } else if (result.repeat.different++ == 0) {
         result.repeat.first_index = begin + i;
@@ -66,18 +66,25 @@ OutputRun compare_runs(GuardedBuffer& second, const Tensor& first) {
 }
 
 /// Adds a sentence for every input whose bytes are no longer the host's, unless one says so of it already.
-void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<Tensor>& host,
-                          std::vector<std::string>& modified) {
+/// `rows[i]` is where buffer i's content begins on the host; nullptr for one that is not to be looked at.
+void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& rows,
+                          const std::vector<Tensor>& host, std::vector<std::string>& modified) {
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i]) continue;
+    if (!buffers[i] || rows[i] == nullptr) continue;
     const std::string prefix = host[i].name + ": ";
     const auto known = [&](const std::string& line) { return line.starts_with(prefix); };
     if (std::any_of(modified.begin(), modified.end(), known)) continue;
-    const BitDifference bits = buffers[i]->difference_from(host[i].bytes.data());
+    const BitDifference bits = buffers[i]->difference_from(rows[i]);
     if (bits.different == 0) continue;
     modified.push_back(fmt::format("{}{} element{} changed, first at index {}", prefix, bits.different,
                                    bits.different == 1 ? "" : "s", bits.first_index));
   }
+}
+
+std::vector<const std::byte*> whole_tensors(const std::vector<Tensor>& host) {
+  std::vector<const std::byte*> rows;
+  for (const Tensor& tensor : host) rows.push_back(tensor.bytes.data());
+  return rows;
 }
 
 /// Rows [begin, end) alone, against what the full batch left in `outputs`. `whole` holds the full batch's buffers of
@@ -86,6 +93,7 @@ void run_subset(Device& device, const checkop_kernel& kernel, const Case& c, con
                 const std::vector<BufferPtr>& whole, int64_t begin, int64_t end, const std::vector<Tensor>& outputs,
                 const RunChecks& checks, RunResult& result) {
   Stage stage(device, kernel, slice_rows(c, begin, end), fmt::format(" (rows [{},{}) alone)", begin, end));
+  std::vector<const std::byte*> host_rows(whole.size(), nullptr);  // whole tensors are compared once, at the end
   for (size_t i = 0; i < whole.size(); ++i) {
     const TensorSpec& spec = c.pass->inputs[i];
     if (!is_per_row(*c.op, spec) || !is_present(c, spec)) {
@@ -93,9 +101,9 @@ void run_subset(Device& device, const checkop_kernel& kernel, const Case& c, con
       continue;
     }
     const auto first = begin * matrix_view(*c.op, spec, host_inputs[i].shape).columns;
+    host_rows[i] = host_inputs[i].bytes.data() + static_cast<size_t>(first) * info(host_inputs[i].dtype).bytes;
     stage.inputs.push_back(stage.make_buffer("input", spec));
-    stage.inputs.back()->upload(host_inputs[i].bytes.data() +
-                                static_cast<size_t>(first) * info(host_inputs[i].dtype).bytes);
+    stage.inputs.back()->upload(host_rows[i]);
   }
   stage.make_outputs_and_workspace();
   bool supported = true;
@@ -105,7 +113,10 @@ void run_subset(Device& device, const checkop_kernel& kernel, const Case& c, con
     if (stopped.status != RunStatus::unsupported) throw;
     supported = false;  // a candidate may demand a multiple of so many rows: then these say nothing
   }
-  if (checks.memory) stage.check_guards(result.guard_violations);
+  if (checks.memory) {
+    stage.check_guards(result.guard_violations);
+    note_modified_inputs(stage.inputs, host_rows, host_inputs, result.modified_inputs);
+  }
   for (size_t i = 0; i < outputs.size(); ++i) {
     const TensorSpec& spec = c.pass->outputs[i].tensor;
     if (!is_per_row(*c.op, spec) || !stage.outputs[i]) continue;
@@ -124,12 +135,17 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
              std::vector<Tensor>& outputs, const RunChecks& checks, RunResult& result) {
   Stage stage(device, kernel, c, "");
   auto start = Clock::now();
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    stage.inputs.push_back(stage.make_buffer("input", c.pass->inputs[i]));
-    if (stage.inputs[i]) stage.inputs[i]->upload(inputs[i].bytes.data());
+  try {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      stage.inputs.push_back(stage.make_buffer("input", c.pass->inputs[i]));
+      if (stage.inputs[i]) stage.inputs[i]->upload(inputs[i].bytes.data());
+    }
+    result.transfer_ms = ms_since(start);
+    stage.make_outputs_and_workspace();
+  } catch (const DeviceError& e) {
+    // The candidate has not run yet: the machine is too small for the case, or its device is gone.
+    throw Stopped{RunStatus::no_device, fmt::format("could not be prepared: {}", e.what())};
   }
-  result.transfer_ms = ms_since(start);
-  stage.make_outputs_and_workspace();
 
   result.message = stage.launch(0);
   result.run_ms = stage.elapsed_ms;
@@ -141,7 +157,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
 
   result.outputs.resize(outputs.size());
   // After each run: a second run may undo what the first one did to an input.
-  if (checks.memory) note_modified_inputs(stage.inputs, inputs, result.modified_inputs);
+  if (checks.memory) note_modified_inputs(stage.inputs, whole_tensors(inputs), inputs, result.modified_inputs);
   if (checks.determinism || checks.memory) {
     stage.launch(1);
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -150,7 +166,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   }
   if (checks.memory) {
     stage.check_guards(result.guard_violations);
-    note_modified_inputs(stage.inputs, inputs, result.modified_inputs);
+    note_modified_inputs(stage.inputs, whole_tensors(inputs), inputs, result.modified_inputs);
   }
 
   const auto per_row = [&](const OutputSpec& spec) { return is_per_row(*c.op, spec.tensor); };
@@ -165,7 +181,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   for (const auto& [begin, end] : subset_ranges(row_count(c))) {
     run_subset(device, kernel, c, inputs, whole, begin, end, outputs, checks, result);
   }
-  if (checks.memory) note_modified_inputs(whole, inputs, result.modified_inputs);
+  if (checks.memory) note_modified_inputs(whole, whole_tensors(inputs), inputs, result.modified_inputs);
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct SubsetResult {
 };
 
 struct OutputRun {
-  int64_t unwritten = 0, first_unwritten = -1;  ///< elements that still held the poison of both runs
+  int64_t unwritten = 0, first_unwritten = -1;  ///< elements that still held the poison of a run that was to write them
   BitDifference repeat;                         ///< first run against second
   std::vector<SubsetResult> subsets;            ///< per-row outputs only
 };

@@ -61,13 +61,19 @@ void require_types(const std::string& path, const Case& c, const TensorSpec& spe
 
 }  // namespace
 
-std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
-                      const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs, unsigned threads) {
+void make_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error)
+  if (error) {
     throw InputError(folder, fmt::format("cannot be created: {}", error.message()),
                      "give a folder that can be written");
+  }
+}
+
+std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
+                      const std::string& arch_key, const std::vector<Tensor>& inputs,
+                      const std::vector<Tensor>& outputs, unsigned threads) {
+  make_folder(folder);
   std::vector<SafetensorsEntry> entries;
   const auto add = [&](const std::string& group, const Tensor& tensor, DType dtype) {
     if (!tensor.name.empty()) entries.push_back({group + "/" + tensor.name, dtype, tensor.shape});
@@ -87,7 +93,9 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"case", case_name(c)},
                           {"candidate", candidate},
                           {"attrs", attrs.dump()},
-                          {"seed", std::to_string(c.seed)}});
+                          {"seed", std::to_string(c.seed)},
+                          {"grad_seed", std::to_string(c.grad_seed)},
+                          {"arch_key", arch_key}});
   for (const Tensor& tensor : inputs) {
     if (!tensor.name.empty()) file.write("input/" + tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
   }
@@ -123,7 +131,13 @@ SavedCase load_case(const std::string& path) {
     const auto value = attrs.find(attr.name);
     c.attrs.push_back(value ? value->number() : attr.fallback);
   }
-  c.seed = c.grad_seed = std::strtoull(meta("seed").c_str(), nullptr, 10);
+  c.seed = std::strtoull(meta("seed").c_str(), nullptr, 10);
+  // Files from elsewhere may lack these two.
+  const auto optional_meta = [&](const std::string& key, const std::string& fallback) {
+    return file.metadata.contains(key) ? file.metadata.at(key) : fallback;
+  };
+  c.grad_seed = std::strtoull(optional_meta("grad_seed", meta("seed")).c_str(), nullptr, 10);
+  saved.arch_key = optional_meta("arch_key", "");
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));
   for (size_t i = 0; i < saved.inputs.size(); ++i) require_types(path, c, c.pass->inputs[i], saved.inputs[i]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A case as one safetensors file: input/NAME, output/NAME as stored, gold/NAME and magnitude/NAME in F64; metadata op,
-// pass, case, candidate, attrs (a JSON object), seed.
+// pass, case, candidate, attrs (a JSON object), seed, grad_seed, arch_key.
 #pragma once
 
 #include <string>
@@ -13,11 +13,15 @@ namespace checkop {
 /// Writes FOLDER/<candidate>-<pass>-<case name>.safetensors and returns its path. The gold is computed once more,
 /// streamed.
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
-                      const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs, unsigned threads);
+                      const std::string& arch_key, const std::vector<Tensor>& inputs,
+                      const std::vector<Tensor>& outputs, unsigned threads);
+
+/// Makes the folder and its parents. Throws InputError when that can't be done.
+void make_folder(const std::string& folder);
 
 struct SavedCase {
   Case c;
-  std::string candidate;
+  std::string candidate, arch_key;
   std::vector<Tensor> inputs, outputs;  ///< in the order of the pass; absent optional ones with an empty name
 };
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <stdexcept>
 
 #include "error.hpp"
 #include "text.hpp"
@@ -14,6 +15,7 @@ namespace checkop {
 namespace {
 
 constexpr size_t kMaxSizes = 100'000;  // of one list: more is a slip in a range
+constexpr size_t kMaxCases = 1'000'000;
 
 int64_t parse_size(const std::string& where, std::string_view text) {
   int64_t value = 0;
@@ -41,7 +43,7 @@ void append_range(const std::string& where, std::string_view text, std::vector<i
     if (sizes.size() >= kMaxSizes)
       throw InputError(where, fmt::format("{} gives more than {} sizes", text, kMaxSizes), "choose a larger step");
     sizes.push_back(size);
-    if (size > end / (times ? by : 1)) break;
+    if (times ? size > end / by : size > end - by) break;
     size = times ? size * by : size + by;
   }
 }
@@ -143,24 +145,36 @@ GradMode parse_grad_mode(const std::string& where, const std::string& name) {
   unknown(where, "gradient mode", name, {"random", "ones"});
 }
 
-std::vector<std::set<std::string, std::less<>>> parse_optionals(const Operator& op,
+std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::string& where, const Operator& op,
+                                                                const std::vector<const Operator*>& known,
                                                                 const std::vector<std::string>& settings) {
+  const auto optionals_of = [](const Operator& each) {
+    std::set<std::string, std::less<>> names;
+    for (const Pass& pass : each.passes) {
+      for (const TensorSpec& spec : pass.inputs) {
+        if (spec.optional) names.emplace(spec.name);
+      }
+    }
+    return names;
+  };
+  std::set<std::string, std::less<>> all;
+  for (const Operator* each : known) all.merge(optionals_of(*each));
+  const auto own = optionals_of(op);
   std::vector<std::set<std::string, std::less<>>> result;
   for (const std::string& setting : settings) {
     std::set<std::string, std::less<>> present;
     for (size_t at = 0; setting != "none" && at <= setting.size();) {
       const size_t end = std::min(setting.find('+', at), setting.size());
       const std::string name = setting.substr(at, end - at);
-      for (const Pass& pass : op.passes) {
-        for (const TensorSpec& spec : pass.inputs) {
-          if (spec.optional && spec.name == name) present.insert(name);
-        }
+      if (!all.contains(name)) {
+        throw InputError(where, fmt::format("no selected operator has an optional input '{}'", name),
+                         all.empty() ? "use none" : fmt::format("known: none, {}", fmt::join(all, ", ")));
       }
+      if (own.contains(name)) present.insert(name);
       at = end + 1;
     }
     if (std::find(result.begin(), result.end(), present) == result.end()) result.push_back(present);
   }
-  if (result.empty()) result.emplace_back();
   return result;
 }
 
@@ -171,12 +185,16 @@ void expand(const Sweep& sweep, std::vector<Case>& cases) {
   for (size_t i = sized.front().attrs.size(); i < sweep.op->attrs.size(); ++i) {
     sized.front().attrs.push_back(sweep.op->attrs[i].fallback);
   }
+  if (sweep.optionals.empty()) throw std::invalid_argument("a sweep needs at least one set of optional inputs");
   for (const std::string_view dim : dims_of(*sweep.op)) {
     const auto given = sweep.dims.find(dim);
     const std::vector<int64_t> sizes = given == sweep.dims.end() ? std::vector{default_size(dim)} : given->second;
     std::vector<Case> next;
     for (const Case& c : sized) {
       for (const int64_t size : sizes) {
+        if (next.size() >= kMaxCases) {
+          throw InputError("sizes", fmt::format("the lists make more than {} cases", kMaxCases), "give shorter lists");
+        }
         next.push_back(c);
         next.back().dims[std::string(dim)] = size;
       }
@@ -191,6 +209,9 @@ void expand(const Sweep& sweep, std::vector<Case>& cases) {
           c.dtype = dtype;
           c.optionals = optionals;
           validate(c);
+          if (cases.size() >= kMaxCases) {
+            throw InputError("cases", fmt::format("the lists make more than {}", kMaxCases), "give shorter lists");
+          }
           cases.push_back(std::move(c));
         }
       }

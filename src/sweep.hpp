@@ -18,7 +18,7 @@ struct Sweep {
   std::vector<DType> dtypes;
   std::map<std::string, std::vector<int64_t>, std::less<>> dims;  ///< what is missing takes default_size()
   std::vector<double> attrs;                                      ///< empty: the operator's own
-  std::vector<std::set<std::string, std::less<>>> optionals;      ///< empty: none present
+  std::vector<std::set<std::string, std::less<>>> optionals;      ///< at least one; {} for none present
   Case data;                                                      ///< input mode, seeds and the like
 };
 
@@ -40,8 +40,10 @@ std::vector<const Pass*> parse_passes(const std::string& where, const Operator& 
 std::vector<DType> parse_dtypes(const std::string& where, const std::vector<std::string>& names);
 InputMode parse_input_mode(const std::string& where, const std::string& name);
 GradMode parse_grad_mode(const std::string& where, const std::string& name);
-/// "none" or optional inputs joined by '+', "bias". Settings that name nothing of `op` are left out.
-std::vector<std::set<std::string, std::less<>>> parse_optionals(const Operator& op,
+/// "none" or optional inputs joined by '+', "bias". Throws InputError for a name that none of `known` has; what only
+/// other operators than `op` have is left out.
+std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::string& where, const Operator& op,
+                                                                const std::vector<const Operator*>& known,
                                                                 const std::vector<std::string>& settings);
 
 /// Reads a case file, or every *.json of a folder in the order of their names, and expands it. An entry with "suites"

@@ -27,8 +27,9 @@ std::optional<Judgment> judge_memory(const Case& c, const RunResult& run) {
     const OutputRun& output = run.outputs[i];
     if (output.unwritten == 0) continue;
     const TensorSpec& spec = spec_of(c, i).tensor;
-    return fail("unwritten", fmt::format("{}{} and {} elements in all were never written", spec.name,
-                                         coordinates(shape_of(c, spec), output.first_unwritten), output.unwritten));
+    return fail("unwritten", fmt::format("{}{}: {} element{} never written, this one first", spec.name,
+                                         coordinates(shape_of(c, spec), output.first_unwritten), output.unwritten,
+                                         output.unwritten == 1 ? " was" : "s were"));
   }
   return {};
 }
@@ -44,15 +45,17 @@ std::optional<Judgment> judge_numbers(const Case& c, size_t index, const Compari
     return Judgment{Verdict::vacuous, "empty", fmt::format("{} has no elements: nothing was compared", spec.name)};
   }
   if (comparison.out_of_bound > 0) {
-    // The gold has no bound that a NaN meets, so non-finite elements are out of bound too; they are named first.
-    const ElementReport& e = comparison.nonfinite > 0 ? *comparison.first : *comparison.worst;
+    // No bound is met by a NaN, so non-finite elements are out of bound too; they are named first.
+    const ElementReport& e = comparison.nonfinite > 0 ? *comparison.first_nonfinite : *comparison.worst;
     const std::string where =
         fmt::format("{}{} = {:.9g}, gold {:.9g}", spec.name, coordinates(shape_of(c, spec), e.index), e.got, e.gold);
     const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
     if (comparison.nonfinite > 0) {
-      return fail("nonfinite",
-                  fmt::format("{}: {} elements are NaN or infinite where the gold is not, or the other way round; {}",
-                              where, comparison.nonfinite, share));
+      const char* what = std::isfinite(e.gold)  ? "not finite where the gold is"
+                         : std::isfinite(e.got) ? "finite where the gold is not"
+                                                : "not finite, as the gold, which the contract accepts nowhere";
+      return fail("nonfinite", fmt::format("{}: {}; {} such element{}; {}", where, what, comparison.nonfinite,
+                                           comparison.nonfinite == 1 ? "" : "s", share));
     }
     if (e.gate == "bits") return fail("accuracy", fmt::format("{}: the bits must be equal; {}", where, share));
     return fail("accuracy", fmt::format("{}: error {:.2e} is {:.3g}x the bound {:.2e} ({}/{}); {}", where, e.error,

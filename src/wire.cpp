@@ -219,7 +219,9 @@ json encode(const RunResult& result) {
 
 RunResult decode_result(const json& json) {
   RunResult result;
-  result.status = static_cast<RunStatus>(json.at("status").get<int>());
+  const int status = json.at("status").get<int>();
+  if (status < 0 || status > static_cast<int>(RunStatus::no_device)) throw WireError("an answer with no known status");
+  result.status = static_cast<RunStatus>(status);
   result.message = json.at("message").get<std::string>();
   for (const auto& item : json.at("outputs")) {
     OutputRun output;
@@ -280,7 +282,9 @@ std::vector<Tensor> decode_tensors(const json& json, std::vector<Descriptor>& de
   for (const auto& item : json) {
     Tensor tensor;
     tensor.name = item.at("name").get<std::string>();
-    tensor.dtype = static_cast<DType>(item.at("dtype").get<int>());
+    const int dtype = item.at("dtype").get<int>();
+    if (dtype < 0 || dtype > static_cast<int>(DType::u8)) throw WireError("a tensor of no known dtype");
+    tensor.dtype = static_cast<DType>(dtype);
     tensor.shape = item.at("shape").get<Shape>();
     if (!tensor.name.empty()) {
       if (next >= descriptors.size()) throw WireError("no descriptor for tensor '" + tensor.name + "'");

@@ -29,6 +29,8 @@ TEST(Case, NamesCarryOperatorDtypeAndSizes) {
   c.optionals = {"bias"};
   c.input_mode = InputMode::peaked;
   EXPECT_EQ(case_name(c), "linear_logp-bf16-2x3x8x11+bias~peaked");
+  c.seed = 7;
+  EXPECT_EQ(case_name(c), "linear_logp-bf16-2x3x8x11+bias~peaked#7");
 }
 
 TEST(Case, FlagsNameEverythingThatDiffersFromTheDefault) {

@@ -60,8 +60,16 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {kTiny + "--hidden 8", "no selected operator has it"},
       {kTiny + "--with bias", "no selected operator has an optional input 'bias'"},
       {kTiny + "--plugin missing.so", "missing.so"},
-      {kTiny + "--suite none", "--suite"},
-      {kTiny + "--replay missing.safetensors", "missing.safetensors: cannot be opened"},
+      {"--suite none --device cpu", "--suite"},
+      {"--suite smoke --device cpu --vocab 5", "has no effect on cases that come from files"},
+      {"--suite smoke --device cpu --op lgp", "did you mean 'logp'?"},
+      {kTiny + "--token-value 3", "--input-mode constant"},
+      {kTiny + "--save all", "--save-tensors"},
+      {kTiny + "--seed -1", "--seed"},
+      {kTiny + "--timeout-s 9300000000", "--timeout-s"},
+      {kTiny + "--input-mode constant --constant-value 1e60", "--constant-value"},
+      {"--replay x.safetensors --op logp", "has no effect with --replay"},
+      {"--replay missing.safetensors", "missing.safetensors: cannot be opened"},
       {kTiny + "--json /nowhere/report.json --candidate native", "/nowhere/report.json"},
       {"show lgp", "did you mean 'logp'?"},
       {"--no-such-flag", "--no-such-flag"},
@@ -138,6 +146,25 @@ TEST(Cli, OnlyIncorrectCasesAreSavedUnlessAllAreAskedFor) {
 
 TEST(Cli, SeedsContractLoadsAndJudges) {
   expect_exit(run_program(kTiny + "--candidate native --check-grad --contract contracts/rl_kernel.json"), 0, "2 pass");
+}
+
+TEST(Cli, SuitesAreNarrowedByOperatorDtypeAndPass) {
+  const ProcessResult result =
+      run_program("--suite smoke --device cpu --candidate native --op matmul --dtype bf16 --pass forward --list");
+  expect_exit(result, 0, "matmul/forward/native/matmul-bf16-");
+  EXPECT_EQ(result.text.find("logp"), std::string::npos) << result.text;
+  EXPECT_EQ(result.text.find("fp32"), std::string::npos) << result.text;
+}
+
+TEST(Cli, ZerosAloneProveNothing) {
+  expect_exit(run_program("--op logp --device cpu --candidate native --batch 1 --seq 2 --vocab 1"), 1, "vacuous");
+}
+
+TEST(Cli, CandidateWithoutABackwardPassFailsAGateOnGradientsEvenAmongAll) {
+  expect_exit(
+      run_program("--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --check-grad --filter '*/honest/*' " +
+                  plugin("honest")),
+      3, "there is no backward 'honest' of matmul");
 }
 
 TEST(Cli, ForcedArchKeyIsTaken) {

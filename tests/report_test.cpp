@@ -21,12 +21,12 @@ namespace {
 Report sample() {
   Report report;
   report.suite_name = "test";
-  report.device.kind = "cpu";
-  report.device.name = "a processor";
+  report.complete = true;
   for (const bool passes : {true, false}) {
     CaseRecord record;
     record.c = gold_case("logp", "backward", DType::bf16, {{"batch", 1}, {"seq", 2}, {"vocab", 3}});
     record.candidate = "mine";
+    record.device.kind = "cpu";
     record.repeat = "check_operator --op logp";
     record.run.status = RunStatus::ok;
     record.run.outputs.resize(1);
@@ -37,7 +37,7 @@ Report sample() {
     comparison.nonfinite = comparison.out_of_bound;
     comparison.worst = ElementReport{
         5, passes ? 1 : std::nan(""), 1, passes ? 0 : INFINITY, 0.5, passes ? 0 : INFINITY, "bound_ratio"};
-    comparison.first = comparison.worst;
+    comparison.first = comparison.first_nonfinite = comparison.worst;
     comparison.max_abs = comparison.worst->error;
     GateResult gate;
     gate.limit = 1;
@@ -55,7 +55,7 @@ std::string text_of(const Report& report) {
   char* buffer = nullptr;
   size_t size = 0;
   std::FILE* file = open_memstream(&buffer, &size);
-  print_header(file, report, report.records.size(), 1);
+  print_header(file, report, DeviceInfo{}, report.records.size(), 1);
   for (const CaseRecord& record : report.records) print_record(file, record);
   print_summary(file, report);
   std::fclose(file);
@@ -87,8 +87,32 @@ TEST(ReportJson, NonfiniteNumbersAreStrings) {
   EXPECT_EQ(output["worst"]["coordinates"], (std::vector<int>{0, 1, 2}));
 }
 
+TEST(ReportJson, UnfinishedRunDidNotPass) {
+  Report report = sample();
+  report.records.pop_back();
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["passed"], true);
+  report.complete = false;
+  const auto json = nlohmann::json::parse(to_json(report));
+  EXPECT_EQ(json["passed"], false);
+  EXPECT_EQ(json["exit_code"], 4);
+}
+
+TEST(ReportJson, RunOfZeroGoldsIsVacuous) {
+  Report report = sample();
+  report.records.pop_back();
+  report.records[0].comparisons[0].gold_is_zero = true;
+  refuse_zero_gold(report);
+  EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
+  report = sample();
+  report.records[0].comparisons[0].gold_is_zero = true;  // the other one tells something
+  refuse_zero_gold(report);
+  EXPECT_EQ(report.records[0].judgment.verdict, Verdict::pass);
+}
+
 TEST(ReportJson, EmptyRunDidNotPass) {
-  const auto json = nlohmann::json::parse(to_json(Report{}));
+  Report empty;
+  empty.complete = true;
+  const auto json = nlohmann::json::parse(to_json(empty));
   EXPECT_EQ(json["passed"], false);
   EXPECT_EQ(json["exit_code"], 3);
 }
@@ -128,6 +152,15 @@ TEST(WriteFile, ReplacesTheFileAsAWhole) {
   std::string text;
   std::getline(std::ifstream(path), text);
   EXPECT_EQ(text, "two");
+  const std::string link = path + ".link";
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink(path, link);
+  write_file(link, "three");
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  std::getline(std::ifstream(path), text);
+  EXPECT_EQ(text, "three");
+  write_file("/dev/null", "nothing");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
   EXPECT_NE(contract_test::error_of([] { write_file("/nowhere/at/all.json", "x"); }).find("/nowhere/at/all.json"),
             std::string::npos);
 }

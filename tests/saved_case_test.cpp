@@ -22,8 +22,9 @@ Case sample(bool bias) {
 
 TEST(SavedCase, HoldsInputsOutputsGoldAndMagnitude) {
   const Case c = sample(true);
-  const std::string path = save_case(testing::TempDir() + "saved", c, "mine", gold_inputs(c), make_outputs(c), 2);
-  EXPECT_NE(path.find("mine-backward-linear_logp-bf16-2x3x8x11+bias.safetensors"), std::string::npos);
+  const std::string path =
+      save_case(testing::TempDir() + "saved", c, "mine", "sm90", gold_inputs(c), make_outputs(c), 2);
+  EXPECT_NE(path.find("mine-backward-linear_logp-bf16-2x3x8x11+bias#99.safetensors"), std::string::npos);
   const SafetensorsFile file = read_safetensors(path);
   EXPECT_EQ(file.tensors.size(), 5u + 3u * 3u);
   EXPECT_EQ(file.metadata.at("op"), "linear_logp");
@@ -44,10 +45,14 @@ TEST(SavedCase, IsReadBackAsItWas) {
   for (const bool bias : {false, true}) {
     const Case c = sample(bias);
     const auto inputs = gold_inputs(c);
-    const SavedCase saved = load_case(save_case(testing::TempDir() + "saved", c, "mine", inputs, make_outputs(c), 1));
+    const SavedCase saved =
+        load_case(save_case(testing::TempDir() + "saved", c, "mine", "sm90", inputs, make_outputs(c), 1));
     EXPECT_EQ(case_name(saved.c), case_name(c));
     EXPECT_EQ(saved.c.pass, c.pass);
     EXPECT_EQ(saved.candidate, "mine");
+    EXPECT_EQ(saved.arch_key, "sm90");
+    EXPECT_EQ(saved.c.seed, 99u);
+    EXPECT_EQ(saved.c.grad_seed, c.grad_seed);
     ASSERT_EQ(saved.inputs.size(), inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       EXPECT_EQ(saved.inputs[i].name, inputs[i].name);

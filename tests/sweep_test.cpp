@@ -45,7 +45,7 @@ TEST(Sweep, ExpandsToTheCrossProduct) {
   sweep.op = find_operator("logp");
   sweep.passes = parse_passes("", *sweep.op, {"all"});
   sweep.dtypes = parse_dtypes("", {"all"});
-  sweep.optionals = parse_optionals(*sweep.op, {"none"});
+  sweep.optionals = parse_optionals("", *sweep.op, {sweep.op}, {"none"});
   sweep.dims = {{"vocab", {1, 2}}, {"batch", {3}}};
   std::vector<Case> cases;
   expand(sweep, cases);
@@ -55,10 +55,17 @@ TEST(Sweep, ExpandsToTheCrossProduct) {
 }
 
 TEST(Sweep, OptionalInputsAreSweptOnAndOff) {
-  const Operator& op = *find_operator("linear_logp");
-  EXPECT_EQ(parse_optionals(op, {"none", "bias"}).size(), 2u);
-  EXPECT_TRUE(parse_optionals(op, {"bias"}).front().contains("bias"));
-  EXPECT_TRUE(parse_optionals(*find_operator("logp"), {"bias"}).front().empty());
+  const Operator *linear = find_operator("linear_logp"), *logp = find_operator("logp");
+  EXPECT_EQ(parse_optionals("--with", *linear, {linear}, {"none", "bias"}).size(), 2u);
+  EXPECT_TRUE(parse_optionals("--with", *linear, {linear}, {"bias"}).front().contains("bias"));
+  EXPECT_TRUE(parse_optionals("--with", *logp, {logp, linear}, {"bias"}).front().empty());
+  EXPECT_NE(error_of([&] { parse_optionals("--with", *linear, {linear}, {"bia+bias"}); }).find("'bia'"),
+            std::string::npos);
+}
+
+TEST(Sweep, RangesEndWhereIntegersDo) {
+  EXPECT_EQ(parse_sizes("--seq", "9223372036854775806:9223372036854775807:5").size(), 1u);
+  EXPECT_EQ(parse_sizes("--seq", "1:9223372036854775807:x4611686018427387904").size(), 2u);
 }
 
 }  // namespace

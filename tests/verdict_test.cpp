@@ -46,7 +46,8 @@ TEST(Verdict, OutOfBoundFailsAndNamesTheElement) {
 TEST(Verdict, NonfiniteIsNamedBeforeAccuracy) {
   Clean r;
   r.comparisons[0].out_of_bound = r.comparisons[0].nonfinite = 1;
-  r.comparisons[0].first = r.comparisons[0].worst = ElementReport{0, NAN, 1, INFINITY, 0.1, INFINITY, "bound_ratio"};
+  r.comparisons[0].first_nonfinite = r.comparisons[0].worst =
+      ElementReport{0, NAN, 1, INFINITY, 0.1, INFINITY, "bound_ratio"};
   EXPECT_EQ(r.judged().kind, "nonfinite");
 }
 

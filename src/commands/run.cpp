@@ -28,7 +28,7 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-/// The command that repeats one check alone.
+/// The command that repeats one check alone, from the same folder.
 std::string repeat_line(const RunOptions& options, const Check& check, const std::string& contract) {
   std::string line = fmt::format("check_operator {} --candidate {} --device {} --contract {}", case_flags(check.c),
                                  check.candidate.name, check.candidate.device, quote_command({contract}));
@@ -36,12 +36,14 @@ std::string repeat_line(const RunOptions& options, const Check& check, const std
   if (options.arch_key != "auto") line += " --arch-key " + options.arch_key;
   if (options.force_arch_key) line += " --force-arch-key";
   if (!options.checks.empty()) line += fmt::format(" --check {}", fmt::join(options.checks, ","));
+  if (options.has("--timeout-s")) line += fmt::format(" --timeout-s {}", options.timeout_s);
   return line;
 }
 
 /// The key whose overrides apply. Throws InputError when the user's key is not the device's.
 std::string resolve_arch_key(const RunOptions& options, const DeviceInfo& device) {
-  if (options.arch_key == "auto") return device.arch_key;
+  // A device newer than this program has no overrides, and is judged all the same.
+  if (options.arch_key == "auto") return is_known_arch(device.arch_key) ? device.arch_key : "";
   if (options.arch_key == "none") return "";
   if (options.arch_key != device.arch_key && !options.force_arch_key) {
     throw InputError("--arch-key",
@@ -64,6 +66,20 @@ struct Session {
     return checks.empty() || std::find(checks.begin(), checks.end(), check) != checks.end();
   }
   CaseRecord run(Worker& worker, const Check& check, const std::string& arch_key) const;
+
+  /// What the contract demands, and what was asked for by name on top of it.
+  std::vector<Demands> demands_for(const Case& c) const {
+    std::vector<Demands> all;
+    for (const OutputSpec& spec : c.pass->outputs) {
+      Demands demands = contract.demands_for(c, spec);
+      if (options.run.has("--check")) {
+        demands.determinism |= wants("determinism");
+        demands.batch_invariance |= wants("invariance");
+      }
+      all.push_back(demands);
+    }
+    return all;
+  }
 };
 
 CaseRecord Session::run(Worker& worker, const Check& check, const std::string& arch_key) const {
@@ -75,7 +91,8 @@ CaseRecord Session::run(Worker& worker, const Check& check, const std::string& a
   record.plugin_digest = check.candidate.plugin_digest;
   record.repeat = repeat_line(options.run, check, contract.path());
   record.checks = {wants("determinism"), wants("invariance"), wants("memory")};
-  for (const OutputSpec& spec : check.c.pass->outputs) record.demands.push_back(contract.demands_for(check.c, spec));
+  record.demands = demands_for(check.c);
+  record.device = worker.info().device.value();
   if (!check.candidate.has_kernel) {
     record.run.status = RunStatus::unsupported;
     record.run.message =
@@ -89,6 +106,10 @@ CaseRecord Session::run(Worker& worker, const Check& check, const std::string& a
   std::vector<Tensor> outputs = make_outputs(check.c);
   record.run = worker.run(check.candidate.name, check.c, inputs, outputs, record.checks,
                           std::chrono::seconds(options.run.timeout_s));
+  // The gold is about to be computed from these: a candidate that reached the host's copy must not choose them.
+  if (tensor_digest(inputs, threads) != record.data_hash) {
+    record.run.modified_inputs.insert(record.run.modified_inputs.begin(), "the host's own copy of the inputs");
+  }
   record.times.run_ms = record.run.run_ms;
   record.times.transfer_ms = record.run.transfer_ms;
   const bool accuracy = wants("accuracy") && record.run.status == RunStatus::ok;
@@ -101,7 +122,7 @@ CaseRecord Session::run(Worker& worker, const Check& check, const std::string& a
   record.judgment = judge(check.c, record.run, record.comparisons, record.demands, record.checks, accuracy);
   const bool save = !options.run.save_folder.empty() && record.run.status == RunStatus::ok &&
                     (options.run.save_which == "all" || record.judgment.verdict != Verdict::pass);
-  if (save) save_case(options.run.save_folder, check.c, check.candidate.name, inputs, outputs, threads);
+  if (save) save_case(options.run.save_folder, check.c, check.candidate.name, arch_key, inputs, outputs, threads);
   record.times.total_ms = ms_since(start);
   return record;
 }
@@ -119,18 +140,52 @@ Report new_report(const Options& options, const Contract& contract) {
   return report;
 }
 
+/// Finds what is wrong with the question before any answer is worked on.
+void check_questions(const Session& session, const RunOptions& options) {
+  for (const Check& check : session.selection.checks) {
+    for (const OutputSpec& spec : check.c.pass->outputs) {
+      if (is_present(check.c, spec.tensor)) session.contract.gates_for(check.c, spec, "");
+    }
+  }
+  if (!options.save_folder.empty()) make_folder(options.save_folder);
+}
+
+unsigned thread_count(const RunOptions& options) {
+  constexpr unsigned kMost = 64;  // OpenBLAS has room for so many callers at a time
+  return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));
+}
+
+/// Writes the report in the forms that were asked for and gives the exit code.
+int finish(Report& report, const RunOptions& options, Clock::time_point start) {
+  refuse_zero_gold(report);
+  report.complete = true;
+  report.wall_ms = ms_since(start);
+  if (options.json_to_stdout) {
+    fmt::print("{}", to_json(report));
+  } else {
+    print_summary(stdout, report);
+  }
+  if (!options.json_file.empty()) write_file(options.json_file, to_json(report));
+  return exit_code(verdicts_of(report));
+}
+
 }  // namespace
 
 int run_command(const Options& options) {
   const auto start = Clock::now();
   const Contract contract = load_contract(options.run);
-  Session session{options, contract, select_checks(options.run), options.run.threads};
-  if (session.threads == 0) session.threads = std::max(1u, std::thread::hardware_concurrency());
+  const Session session{options, contract, select_checks(options.run), thread_count(options.run)};
   if (options.run.list) {
     for (const Check& check : session.selection.checks) fmt::print("{}\n", check_name(check));
     return session.selection.checks.empty() ? 3 : 0;
   }
+  check_questions(session, options.run);
   Report report = new_report(options, contract);
+  const auto flush = [&] {
+    report.wall_ms = ms_since(start);
+    if (!options.run.json_file.empty()) write_file(options.run.json_file, to_json(report));
+  };
+  flush();  // a path that can't be written is found before the work
   std::FILE* text = options.run.json_to_stdout ? nullptr : stdout;
   std::optional<Worker> worker;
   std::string running, arch_key;
@@ -140,42 +195,44 @@ int run_command(const Options& options) {
       worker.reset();
       worker.emplace(WorkerConfig{session.selection.plugins_of(check.candidate), check.candidate.device});
       running = wanted;
-      report.device = worker->info().device.value();
-      arch_key = resolve_arch_key(options.run, report.device);
+      arch_key = resolve_arch_key(options.run, worker->info().device.value());
       if (text != nullptr && report.records.empty()) {
-        print_header(text, report, session.selection.checks.size(), session.selection.candidate_count());
+        print_header(text, report, *worker->info().device, session.selection.checks.size(),
+                     session.selection.candidate_count());
       }
     }
     report.records.push_back(session.run(*worker, check, arch_key));
-    report.wall_ms = ms_since(start);
     if (text != nullptr) print_record(text, report.records.back());
-    if (!options.run.json_file.empty()) write_file(options.run.json_file, to_json(report));
+    flush();
   }
-  report.wall_ms = ms_since(start);
-  if (text != nullptr) print_summary(text, report);
-  if (!options.run.json_file.empty()) write_file(options.run.json_file, to_json(report));
-  if (options.run.json_to_stdout) fmt::print("{}", to_json(report));
-  return exit_code(verdicts_of(report));
+  return finish(report, options.run, start);
 }
 
 int replay_command(const Options& options) {
   const auto start = Clock::now();
   const Contract contract = load_contract(options.run);
   SavedCase saved = load_case(options.run.replay);
-  const unsigned threads =
-      options.run.threads > 0 ? options.run.threads : std::max(1u, std::thread::hardware_concurrency());
+  const unsigned threads = thread_count(options.run);
   Report report = new_report(options, contract);
-  report.device.kind = "none";
-  report.device.name = "none: saved outputs";
-  const std::string arch_key =
-      options.run.arch_key == "auto" || options.run.arch_key == "none" ? "" : options.run.arch_key;
+  // Judged as on the device that made the outputs, unless told otherwise.
+  std::string arch_key = options.run.arch_key == "auto" ? saved.arch_key : options.run.arch_key;
+  if (arch_key == "none") arch_key.clear();
+  if (arch_key != saved.arch_key && options.run.arch_key != "none" && !options.run.force_arch_key) {
+    throw InputError("--arch-key",
+                     fmt::format("'{}' is not the architecture that made the outputs ({})", arch_key,
+                                 saved.arch_key.empty() ? "none" : saved.arch_key),
+                     "leave it out, or add --force-arch-key");
+  }
   CaseRecord record;
   record.c = saved.c;
   record.candidate = saved.candidate;
+  record.device.kind = "none";
+  record.device.name = "none: saved outputs";
+  record.device.arch_key = arch_key;
   record.plugin_path = options.run.replay;
   record.plugin_digest = tensor_digest(saved.outputs, threads);
-  record.repeat =
-      fmt::format("check_operator --replay {} --contract {}", quote_command({options.run.replay}), contract.path());
+  record.repeat = fmt::format("check_operator --replay {} --contract {}", quote_command({options.run.replay}),
+                              quote_command({contract.path()}));
   record.checks = {false, false, false};  // only numbers can be judged: nothing is run
   record.data_hash = tensor_digest(saved.inputs, threads);
   record.run.status = RunStatus::ok;
@@ -183,17 +240,13 @@ int replay_command(const Options& options) {
   for (const OutputSpec& spec : saved.c.pass->outputs) record.demands.push_back(contract.demands_for(saved.c, spec));
   record.comparisons = judge_outputs(saved.c, saved.inputs, saved.outputs, contract, arch_key, threads);
   record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true);
-  record.times.total_ms = report.wall_ms = ms_since(start);
+  record.times.total_ms = ms_since(start);
   report.records.push_back(std::move(record));
-  if (options.run.json_to_stdout) {
-    fmt::print("{}", to_json(report));
-  } else {
-    print_header(stdout, report, 1, 1);
+  if (!options.run.json_to_stdout) {
+    print_header(stdout, report, report.records.front().device, 1, 1);
     print_record(stdout, report.records.front());
-    print_summary(stdout, report);
   }
-  if (!options.run.json_file.empty()) write_file(options.run.json_file, to_json(report));
-  return exit_code(verdicts_of(report));
+  return finish(report, options.run, start);
 }
 
 }  // namespace checkop

@@ -47,8 +47,17 @@ void require_devices(const RunOptions& options, const DeviceChoice& choice, int 
       options.device, cuda_devices, cuda_devices == 1 ? "" : "s"));
 }
 
+bool has_ids(const Operator& op) {
+  const auto inputs = op.passes.front().inputs;
+  return std::any_of(inputs.begin(), inputs.end(), [](const TensorSpec& spec) { return spec.fill == Fill::ids; });
+}
+
 std::vector<Case> cases_of_flags(const RunOptions& options) {
   const auto ops = parse_operators("--op", options.ops);
+  if (options.input_mode == "peaked" &&
+      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_ids(*op); })) {
+    throw InputError("--input-mode", "peaked plants targets, and no selected operator has any", "use random");
+  }
   std::set<std::string_view> used;
   std::vector<Case> cases;
   for (const Operator* op : ops) {
@@ -56,7 +65,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     sweep.op = op;
     sweep.passes = parse_passes("--pass", *op, options.passes);
     sweep.dtypes = parse_dtypes("--dtype", options.dtypes);
-    sweep.optionals = parse_optionals(*op, options.with);
+    sweep.optionals = parse_optionals("--with", *op, ops, options.with);
     for (const std::string_view dim : dims_of(*op)) {
       const auto given = options.dims.find(dim);
       if (given == options.dims.end()) continue;
@@ -71,6 +80,8 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
+    // Without ids there is no target to plant: such an operator's data are random, and are called so.
+    if (sweep.data.input_mode == InputMode::peaked && !has_ids(*op)) sweep.data.input_mode = InputMode::random;
     sweep.data.constant_value = options.constant_value;
     sweep.data.token_value = options.token_value;
     sweep.data.seed = options.seed;
@@ -78,24 +89,22 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     sweep.data.grad_seed = options.grad_seed;
     expand(sweep, cases);
   }
+  for (const auto& [name, value] : options.attrs) {
+    if (!used.contains(name)) {
+      throw InputError(fmt::format("attribute '{}'", name),
+                       fmt::format("no selected operator has it (value {})", value), "see 'check_operator show OP'");
+    }
+  }
   for (const auto& [name, value] : options.dims) {
     if (!used.contains(name))
       throw InputError(fmt::format("size '{}'", name), fmt::format("no selected operator has it (value {})", value),
                        "see 'check_operator show OP'");
   }
-  for (const std::string& setting : options.with) {
-    if (setting == "none") continue;
-    const bool known = std::any_of(
-        ops.begin(), ops.end(), [&](const Operator* op) { return !parse_optionals(*op, {setting}).front().empty(); });
-    if (!known)
-      throw InputError("--with", fmt::format("no selected operator has an optional input '{}'", setting),
-                       "see 'check_operator show OP'");
-  }
   return cases;
 }
 
-std::vector<Case> cases_of(const RunOptions& options) {
-  if (options.cases.empty() && options.suite.empty()) return cases_of_flags(options);
+/// Cases of files; --op, --dtype and --pass keep those that they name.
+std::vector<Case> cases_of_files(const RunOptions& options) {
   std::vector<std::string> paths = options.cases;
   if (paths.empty()) paths.push_back(find_shipped("cases"));
   std::vector<Case> cases;
@@ -103,9 +112,25 @@ std::vector<Case> cases_of(const RunOptions& options) {
     auto found = load_cases(path, options.suite);
     std::move(found.begin(), found.end(), std::back_inserter(cases));
   }
-  if (cases.empty() && !options.suite.empty())
-    throw InputError("--suite", fmt::format("no case belongs to '{}'", options.suite), "known: smoke, ci");
+  if (cases.empty() && !options.suite.empty()) {
+    throw InputError("--suite", fmt::format("no case of {} belongs to '{}'", fmt::join(paths, ", "), options.suite),
+                     "name a suite that the case files list under \"suites\"");
+  }
+  const auto ops = parse_operators("--op", options.has("--op") ? options.ops : std::vector<std::string>{"all"});
+  const auto dtypes = parse_dtypes("--dtype", options.dtypes);
+  const bool any_pass = !options.has("--pass") && !options.has("--check-grad");
+  std::erase_if(cases, [&](const Case& c) {
+    if (std::find(ops.begin(), ops.end(), c.op) == ops.end()) return true;
+    if (options.has("--dtype") && std::find(dtypes.begin(), dtypes.end(), c.dtype) == dtypes.end()) return true;
+    if (any_pass) return false;
+    const auto passes = parse_passes("--pass", *c.op, options.passes);
+    return std::find(passes.begin(), passes.end(), c.pass) == passes.end();
+  });
   return cases;
+}
+
+std::vector<Case> cases_of(const RunOptions& options) {
+  return options.cases.empty() && options.suite.empty() ? cases_of_flags(options) : cases_of_files(options);
 }
 
 bool takes_all(const RunOptions& options) {
@@ -127,13 +152,22 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
       usable.push_back(candidate.name);
   }
   if (takes_all(options)) return usable;
+  std::vector<std::string> named;
   for (const std::string& name : options.candidates) {
-    if (std::find(available.begin(), available.end(), name) != available.end()) continue;
+    if (std::find(available.begin(), available.end(), name) != available.end()) {
+      if (std::find(named.begin(), named.end(), name) == named.end()) named.push_back(name);
+      continue;
+    }
     const std::string nearest = did_you_mean(name, available);
     throw InputError("--candidate", fmt::format("no candidate '{}' for {}", name, fmt::join(ops, ", ")),
                      fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(available, ", ")));
   }
-  return options.candidates;
+  return named;
+}
+
+bool knows_operator(const WorkerInfo& known, const std::string& name, const Operator& op) {
+  return std::any_of(known.candidates.begin(), known.candidates.end(),
+                     [&](const Candidate& each) { return each.name == name && each.op == op.name; });
 }
 
 /// Finds `name`'s kernel for the case's operator and pass, and the device it will run on.
@@ -148,14 +182,7 @@ ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const
     chosen.plugin_path = candidate.path;
     chosen.plugin_digest = candidate.digest;
     chosen.has_kernel = true;
-    if (options.device == "auto" && known.candidate_device[i] == CHECKOP_CUDA) {
-      if (known.cuda_devices == 0) {
-        throw EnvironmentError(fmt::format(
-            "--candidate {}: needs a CUDA device and none was found; run on a machine with a GPU and its driver",
-            name));
-      }
-      chosen.device = "cuda:0";
-    }
+    if (options.device == "auto" && known.candidate_device[i] == CHECKOP_CUDA) chosen.device = "cuda:0";
   }
   return chosen;
 }
@@ -209,9 +236,16 @@ Selection select_checks(const RunOptions& options) {
   for (const std::string& name : candidate_names(options, known, choice, ops)) {
     for (const Case& c : cases) {
       Check check{c, choose(options, known, choice, name, c)};
-      // Of `all` candidates those are meant that exist; one that was named and does not exist must not go unnoticed.
-      if (all && !check.candidate.has_kernel) continue;
+      // Of `all` candidates those are meant that know the operator. One that lacks a pass must not go unnoticed.
+      if (all && !knows_operator(known, name, *c.op)) continue;
+      const bool no_gpu = check.candidate.device != "cpu" && known.cuda_devices == 0;
+      if (all && no_gpu) continue;
       if (options.filter.empty() || fnmatch(options.filter.c_str(), check_name(check).c_str(), 0) == 0) {
+        if (no_gpu) {
+          throw EnvironmentError(fmt::format(
+              "--candidate {}: needs a CUDA device and none was found; run on a machine with a GPU and its driver",
+              name));
+        }
         selection.checks.push_back(std::move(check));
       }
     }

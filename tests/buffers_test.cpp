@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Guarded buffers: where the guards lie, what the poison is, and what is said of damage.
+#include "buffers.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "runner.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr size_t kBlockBytes = size_t{32} << 20;  // of for_each_block
+
+/// Element `index` of the payload; below 0 and from `count` on it lies in a guard band.
+std::byte* element(GuardedBuffer& buffer, DType dtype, int64_t index) {
+  return buffer.data() + index * static_cast<int64_t>(info(dtype).bytes);
+}
+
+/// Elements of one guard band.
+int64_t guard_elements(DType dtype) {
+  return std::max(kGuardElements, static_cast<int64_t>(kLeastGuardBytes / info(dtype).bytes));
+}
+
+/// Changes every bit of an element.
+void damage(GuardedBuffer& buffer, DType dtype, int64_t index) {
+  for (size_t i = 0; i < info(dtype).bytes; ++i) element(buffer, dtype, index)[i] ^= std::byte{0xff};
+}
+
+std::vector<std::string> violations_of(GuardedBuffer& buffer) {
+  std::vector<std::string> violations;
+  buffer.check_guards(violations);
+  return violations;
+}
+
+/// The CPU device, which counts its blocks and refuses to fill.
+class BrokenDevice : public Device {
+ public:
+  explicit BrokenDevice(int fills) : fills_(fills) {}
+  DeviceInfo info() const override { return cpu_->info(); }
+  void* stream() override { return nullptr; }
+  std::byte* allocate(size_t bytes, const std::string& what) override {
+    std::byte* memory = cpu_->allocate(bytes, what);
+    ++blocks;
+    return memory;
+  }
+  void free(std::byte* memory) noexcept override {
+    --blocks;
+    cpu_->free(memory);
+  }
+  void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
+  void download(std::byte* host, const std::byte* device, size_t bytes) override {
+    longest_download = std::max(longest_download, bytes);
+    cpu_->download(host, device, bytes);
+  }
+  void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
+    if (fills_-- == 0) throw DeviceError("fill: refused", false);
+    cpu_->fill(device, pattern, width, bytes);
+  }
+  void synchronize(const std::string&) override {}
+
+  int blocks = 0;
+  size_t longest_download = 0;
+
+ private:
+  std::unique_ptr<Device> cpu_ = open_cpu_device();
+  int fills_;
+};
+
+// --- every element type
+
+class BuffersOf : public testing::TestWithParam<DType> {
+ protected:
+  std::unique_ptr<Device> device_ = open_cpu_device();
+};
+INSTANTIATE_TEST_SUITE_P(EveryType, BuffersOf,
+                         testing::Values(DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64, DType::i32,
+                                         DType::u8),
+                         [](const auto& each) { return std::string(checkop::info(each.param).name); });
+
+TEST_P(BuffersOf, PoisonDiffersBetweenTheRunsAndFromTheGuards) {
+  const Poison& poison = poison_of(GetParam());
+  EXPECT_NE(poison.output[0], poison.output[1]);
+  EXPECT_NE(poison.output[0], poison.guard);
+  EXPECT_NE(poison.output[1], poison.guard);
+}
+
+TEST_P(BuffersOf, PoisonFitsTheElement) {
+  const size_t bits = 8 * info(GetParam()).bytes;
+  for (const uint64_t pattern :
+       {poison_of(GetParam()).output[0], poison_of(GetParam()).output[1], poison_of(GetParam()).guard}) {
+    EXPECT_TRUE(bits == 64 || pattern >> bits == 0) << pattern;
+    EXPECT_NE(pattern, 0u);
+  }
+}
+
+TEST_P(BuffersOf, PoisonIsNaNExactlyForFloats) {
+  for (const uint64_t pattern :
+       {poison_of(GetParam()).output[0], poison_of(GetParam()).output[1], poison_of(GetParam()).guard}) {
+    double value = 0;
+    info(GetParam()).decode(reinterpret_cast<const std::byte*>(&pattern), &value, 1);
+    EXPECT_EQ(std::isnan(value), info(GetParam()).is_float) << pattern;
+  }
+}
+
+TEST_P(BuffersOf, GuardBandsHoldTheGuardPatternToTheirEnds) {
+  GuardedBuffer buffer(*device_, GetParam(), 5, "x");
+  for (const int64_t index :
+       {-guard_elements(GetParam()), int64_t{-1}, int64_t{5}, 5 + guard_elements(GetParam()) - 1}) {
+    EXPECT_EQ(load_bits(GetParam(), element(buffer, GetParam(), index), 0), poison_of(GetParam()).guard) << index;
+  }
+}
+
+TEST_P(BuffersOf, PayloadIsAlignedTo256Bytes) {
+  GuardedBuffer buffer(*device_, GetParam(), 3, "x");
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 256, 0u);
+}
+
+TEST_P(BuffersOf, PoisonOfARunFillsThePayloadAndNoGuard) {
+  GuardedBuffer buffer(*device_, GetParam(), 7, "x");
+  for (const int run : {0, 1}) {
+    buffer.poison_output(run);
+    for (int64_t i = 0; i < 7; ++i) {
+      EXPECT_EQ(load_bits(GetParam(), buffer.data(), i), poison_of(GetParam()).output[run]) << run << " " << i;
+    }
+    EXPECT_TRUE(violations_of(buffer).empty()) << run;
+  }
+}
+
+TEST_P(BuffersOf, DamageBeforeIsCountedAndTheNearestPlaceNamed) {
+  GuardedBuffer buffer(*device_, GetParam(), 5, "output 'y'");
+  damage(buffer, GetParam(), -9);
+  damage(buffer, GetParam(), -3);
+  damage(buffer, GetParam(), -guard_elements(GetParam()));
+  EXPECT_EQ(violations_of(buffer),
+            std::vector<std::string>{"output 'y': 3 elements changed before its start, nearest at -3"});
+}
+
+TEST_P(BuffersOf, DamageBehindIsCountedAndTheFirstPlaceNamed) {
+  GuardedBuffer buffer(*device_, GetParam(), 5, "output 'y'");
+  damage(buffer, GetParam(), 5 + 2);
+  damage(buffer, GetParam(), 5 + guard_elements(GetParam()) - 1);
+  EXPECT_EQ(violations_of(buffer),
+            std::vector<std::string>{"output 'y': 2 elements changed behind its end, first at +2"});
+}
+
+TEST_P(BuffersOf, UploadAndDownloadMoveThePayloadAlone) {
+  GuardedBuffer buffer(*device_, GetParam(), 5, "x");
+  const size_t bytes = 5 * info(GetParam()).bytes;
+  std::vector<std::byte> sent(bytes), got(bytes);
+  for (size_t i = 0; i < bytes; ++i) sent[i] = static_cast<std::byte>(i + 1);
+  buffer.upload(sent.data());
+  buffer.download(got.data());
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(std::memcmp(buffer.data(), sent.data(), bytes), 0);
+  EXPECT_TRUE(violations_of(buffer).empty());
+}
+
+// --- guards
+
+class Buffers : public testing::Test {
+ protected:
+  std::unique_ptr<Device> device_ = open_cpu_device();
+};
+
+TEST_F(Buffers, GuardBandsAreOnBothSides) {
+  GuardedBuffer buffer(*device_, DType::f32, 4, "input 'x'");
+  damage(buffer, DType::f32, -1);
+  damage(buffer, DType::f32, 4);
+  EXPECT_EQ(violations_of(buffer),
+            (std::vector<std::string>{"input 'x': 1 element changed before its start, nearest at -1",
+                                      "input 'x': 1 element changed behind its end, first at +0"}));
+}
+
+TEST_F(Buffers, OneBitOfAGuardIsDamage) {
+  GuardedBuffer buffer(*device_, DType::f64, 4, "x");
+  *element(buffer, DType::f64, 4) ^= std::byte{1};
+  EXPECT_EQ(violations_of(buffer).size(), 1u);
+}
+
+TEST_F(Buffers, WritesToThePayloadAreNoDamage) {
+  GuardedBuffer buffer(*device_, DType::f32, 4, "x");
+  std::memset(buffer.data(), 0, buffer.bytes());
+  EXPECT_TRUE(violations_of(buffer).empty());
+}
+
+TEST_F(Buffers, ViolationsAreAppended) {
+  GuardedBuffer buffer(*device_, DType::f32, 4, "x");
+  damage(buffer, DType::f32, 4);
+  std::vector<std::string> violations{"earlier"};
+  buffer.check_guards(violations);
+  ASSERT_EQ(violations.size(), 2u);
+  EXPECT_EQ(violations[0], "earlier");
+}
+
+TEST_F(Buffers, UnitNamesWhatWasChanged) {
+  GuardedBuffer buffer(*device_, DType::u8, 10, "workspace", "byte");
+  damage(buffer, DType::u8, 10);
+  EXPECT_EQ(violations_of(buffer), std::vector<std::string>{"workspace: 1 byte changed behind its end, first at +0"});
+}
+
+TEST_F(Buffers, TellsItsNameAndItsBytesWithoutGuards) {
+  GuardedBuffer buffer(*device_, DType::bf16, 10, "input 'x'");
+  EXPECT_EQ(buffer.what(), "input 'x'");
+  EXPECT_EQ(buffer.bytes(), 20u);
+}
+
+TEST_F(Buffers, AnyPatternCanFillThePayload) {
+  GuardedBuffer buffer(*device_, DType::i32, 3, "x");
+  buffer.poison(0x01020304);
+  for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(load_bits(DType::i32, buffer.data(), i), 0x01020304u);
+}
+
+// --- memory
+
+TEST_F(Buffers, MemoryThatIsNotThereIsADeviceErrorWithTheName) {
+  try {
+    GuardedBuffer buffer(*device_, DType::u8, int64_t{1} << 50, "output 'huge'");
+    FAIL() << "no exception";
+  } catch (const DeviceError& e) {
+    EXPECT_EQ(std::string(e.what()).find("allocate output 'huge' ("), 0u) << e.what();
+    EXPECT_FALSE(e.sticky());
+  }
+}
+
+TEST_F(Buffers, MemoryIsFreedWhenTheGuardsCanNotBeWritten) {
+  for (const int fills : {0, 1}) {
+    BrokenDevice device(fills);
+    EXPECT_THROW(GuardedBuffer(device, DType::f32, 4, "x"), DeviceError) << fills;
+    EXPECT_EQ(device.blocks, 0) << fills;
+  }
+}
+
+TEST_F(Buffers, MemoryIsFreedAtTheEnd) {
+  BrokenDevice device(2);
+  {
+    const GuardedBuffer buffer(device, DType::f32, 4, "x");
+    EXPECT_EQ(device.blocks, 1);
+  }
+  EXPECT_EQ(device.blocks, 0);
+}
+
+// --- blocks and differences
+
+TEST_F(Buffers, BlocksCoverASizeThatIsNoMultipleOfTheBlock) {
+  const int64_t per_block = kBlockBytes / 4, count = 2 * per_block + 3;
+  GuardedBuffer buffer(*device_, DType::f32, count, "x");
+  std::vector<std::pair<int64_t, int64_t>> blocks;
+  buffer.for_each_block([&](const std::byte*, int64_t first, int64_t n) { blocks.emplace_back(first, n); });
+  EXPECT_EQ(blocks,
+            (std::vector<std::pair<int64_t, int64_t>>{{0, per_block}, {per_block, per_block}, {2 * per_block, 3}}));
+}
+
+TEST_F(Buffers, SizeThatIsAMultipleOfTheBlockHasNoEmptyBlock) {
+  GuardedBuffer buffer(*device_, DType::f64, kBlockBytes / 8, "x");
+  int64_t blocks = 0;
+  buffer.for_each_block([&](const std::byte*, int64_t, int64_t n) {
+    ++blocks;
+    EXPECT_EQ(n, static_cast<int64_t>(kBlockBytes / 8));
+  });
+  EXPECT_EQ(blocks, 1);
+}
+
+TEST_F(Buffers, BlocksHoldThePayloadInOrder) {
+  const int64_t count = kBlockBytes / 4 + 5;
+  GuardedBuffer buffer(*device_, DType::i32, count, "x");
+  std::vector<int32_t> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i);
+  buffer.upload(reinterpret_cast<const std::byte*>(values.data()));
+  int64_t next = 0;
+  buffer.for_each_block([&](const std::byte* block, int64_t first, int64_t n) {
+    ASSERT_EQ(first, next);
+    EXPECT_EQ(std::memcmp(block, &values[static_cast<size_t>(first)], static_cast<size_t>(n) * 4), 0) << first;
+    next = first + n;
+  });
+  EXPECT_EQ(next, count);
+}
+
+TEST_F(Buffers, NoBlockIsLongerThanSomeMiB) {
+  BrokenDevice device(-1);
+  GuardedBuffer buffer(device, DType::u8, kBlockBytes + 1, "x");
+  buffer.for_each_block([](const std::byte*, int64_t, int64_t) {});
+  EXPECT_EQ(device.longest_download, kBlockBytes);
+}
+
+TEST_F(Buffers, EqualPayloadHasNoDifference) {
+  GuardedBuffer buffer(*device_, DType::f32, 9, "x");
+  buffer.poison_output(0);  // NaN equals itself: bits are compared
+  const std::vector<std::byte> host(buffer.data(), buffer.data() + buffer.bytes());
+  const BitDifference difference = buffer.difference_from(host.data());
+  EXPECT_EQ(difference.compared, 9);
+  EXPECT_EQ(difference.different, 0);
+  EXPECT_EQ(difference.first_index, -1);
+}
+
+TEST_F(Buffers, DifferenceHasTheHostsSideAsA) {
+  GuardedBuffer buffer(*device_, DType::i32, 4, "x");
+  const std::vector<int32_t> host{1, 2, 3, 4};
+  buffer.upload(reinterpret_cast<const std::byte*>(host.data()));
+  reinterpret_cast<int32_t*>(buffer.data())[2] = 30;
+  const BitDifference difference = buffer.difference_from(reinterpret_cast<const std::byte*>(host.data()));
+  EXPECT_EQ(difference.different, 1);
+  EXPECT_EQ(difference.first_index, 2);
+  EXPECT_EQ(difference.a_bits, 3u);
+  EXPECT_EQ(difference.b_bits, 30u);
+}
+
+TEST_F(Buffers, DifferencesOfAllBlocksAreAddedAndTheFirstIsKept) {
+  const int64_t per_block = kBlockBytes, count = 2 * per_block + 10;
+  GuardedBuffer buffer(*device_, DType::u8, count, "x");
+  buffer.poison(0);
+  const std::vector<std::byte> host(static_cast<size_t>(count));
+  buffer.data()[per_block + 7] = std::byte{5};
+  buffer.data()[per_block + 8] = std::byte{6};
+  buffer.data()[2 * per_block + 9] = std::byte{7};
+  const BitDifference difference = buffer.difference_from(host.data());
+  EXPECT_EQ(difference.compared, count);
+  EXPECT_EQ(difference.different, 3);
+  EXPECT_EQ(difference.first_index, per_block + 7);
+  EXPECT_EQ(difference.b_bits, 5u);
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages between parent and worker: what arrives, and what is no message.
+#include "wire.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+const auto kAlive = [] { return true; };
+
+/// Two connected ends of a socket.
+struct WireSocket : testing::Test {
+  WireSocket() {
+    int fds[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    near = Descriptor(fds[0]);
+    far = Descriptor(fds[1]);
+  }
+
+  void send(const json& body, const std::vector<int>& descriptors = {}) {
+    send_message(near.get(), body, descriptors, Clock::now() + 10s);
+  }
+  Received receive(Clock::duration limit = 10s, const std::function<bool()>& is_alive = kAlive) {
+    return receive_message(far.get(), message, Clock::now() + limit, is_alive);
+  }
+  /// The bytes of a message that holds `body`.
+  std::string frame(const json& body) {
+    send(body);
+    std::string bytes(4096, '\0');
+    bytes.resize(static_cast<size_t>(read(far.get(), bytes.data(), bytes.size())));
+    return bytes;
+  }
+  /// Writes bytes as they are, `descriptors` beside them.
+  void send_raw(std::string bytes, const std::vector<int>& descriptors = {}) {
+    iovec part{bytes.data(), bytes.size()};
+    msghdr raw{};
+    raw.msg_iov = &part;
+    raw.msg_iovlen = 1;
+    alignas(cmsghdr) char control[1024] = {};
+    const size_t size = descriptors.size() * sizeof(int);
+    if (size > 0) {
+      raw.msg_control = control;
+      raw.msg_controllen = CMSG_SPACE(size);
+      cmsghdr* entry = CMSG_FIRSTHDR(&raw);
+      entry->cmsg_level = SOL_SOCKET;
+      entry->cmsg_type = SCM_RIGHTS;
+      entry->cmsg_len = CMSG_LEN(size);
+      std::memcpy(CMSG_DATA(entry), descriptors.data(), size);
+    }
+    ASSERT_EQ(sendmsg(near.get(), &raw, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+
+  Descriptor near, far;
+  Message message;
+};
+
+// The header as it travels: uint32 magic, uint32 descriptors, uint64 bytes of the body.
+constexpr size_t kDescriptorsAt = 4, kBodyBytesAt = 8, kHeaderBytes = 16;
+constexpr uint64_t kMaxBody = uint64_t{64} << 20;
+
+template <class T>
+std::string patched(std::string bytes, size_t at, T value) {
+  std::memcpy(bytes.data() + at, &value, sizeof(value));
+  return bytes;
+}
+
+bool is_open(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+
+/// The text of the WireError that `body` throws.
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+  } catch (const WireError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// --- messages
+
+TEST_F(WireSocket, MessageArrivesAsItWasSent) {
+  send({{"key", "value"}});
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_EQ(json::parse(message.body), (json{{"key", "value"}}));
+  EXPECT_TRUE(message.descriptors.empty());
+}
+
+TEST_F(WireSocket, MessageLargerThanTheSocketsBufferArrives) {
+  const std::string text(8 << 20, 'x');
+  std::thread sender([&] { send(text, {near.get()}); });
+  const Received received = receive();
+  sender.join();
+  ASSERT_EQ(received, Received::message);
+  EXPECT_EQ(message.body, '"' + text + '"');
+  EXPECT_EQ(message.descriptors.size(), 1u);  // with the first part alone
+}
+
+TEST(Wire, DumpIsOneLineOfUtf8) {
+  const std::string text = dump({{"a", "x\ny"}, {"b", "\xff"}});
+  EXPECT_EQ(text, "{\"a\":\"x\\ny\",\"b\":\"\xef\xbf\xbd\"}");
+}
+
+// --- what is no message
+
+TEST_F(WireSocket, BytesOfSomebodyElseAreNoMessage) {
+  send_raw(patched(frame({}), 0, uint32_t{0x12345678}));
+  EXPECT_EQ(error_of([&] { receive(); }), "the answer is no message of ours");
+}
+
+TEST_F(WireSocket, FrameBeyondTheLimitIsRefusedBeforeItsBodyIsRead) {
+  send_raw(patched(frame({}), kBodyBytesAt, kMaxBody + 1).substr(0, kHeaderBytes));
+  EXPECT_EQ(error_of([&] { receive(); }), "the answer is no message of ours");
+}
+
+TEST_F(WireSocket, FrameOfTheLimitIsAwaited) {
+  send_raw(patched(frame({}), kBodyBytesAt, kMaxBody).substr(0, kHeaderBytes));
+  EXPECT_EQ(receive(10ms), Received::late);
+}
+
+TEST_F(WireSocket, MalformedJsonIsHandedOnAsItCame) {  // whoever parses it knows whom to blame
+  send_raw(patched(frame("abc"), kHeaderBytes, '{'));
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_FALSE(json::accept(message.body));
+}
+
+// --- the other side goes
+
+class WireCutAt : public WireSocket, public testing::WithParamInterface<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Bytes, WireCutAt, testing::Values(0, 1, kHeaderBytes - 1, kHeaderBytes, kHeaderBytes + 1));
+
+TEST_P(WireCutAt, CloseBeforeTheLastByteIsTheEnd) {
+  if (GetParam() > 0) send_raw(frame("abc").substr(0, GetParam()));
+  near = Descriptor();
+  EXPECT_EQ(receive(), Received::end);
+}
+
+TEST_F(WireSocket, MessageBeforeTheCloseArrives) {
+  send("last words");
+  near = Descriptor();
+  EXPECT_EQ(receive(), Received::message);
+  EXPECT_EQ(receive(), Received::end);
+}
+
+TEST_F(WireSocket, DeathOfTheOtherSideIsTheEndAlthoughTheSocketIsOpen) {
+  const auto start = Clock::now();
+  EXPECT_EQ(receive(60s, [] { return false; }), Received::end);
+  EXPECT_LT(Clock::now() - start, 10s);
+}
+
+TEST_F(WireSocket, MessageSentBetweenTheWaitAndTheDeathArrives) {
+  const auto die = [&] {
+    send("last words");
+    return false;
+  };
+  EXPECT_EQ(receive(10s, die), Received::message);
+}
+
+TEST_F(WireSocket, SendingToAClosedSocketIsAnErrorAndNoSignal) {
+  far = Descriptor();
+  EXPECT_EQ(error_of([&] { send(1); }), "send: Broken pipe");
+}
+
+// --- deadlines
+
+TEST_F(WireSocket, SilenceIsLate) {
+  const auto start = Clock::now();
+  EXPECT_EQ(receive(50ms), Received::late);
+  EXPECT_GE(Clock::now() - start, 50ms);
+  EXPECT_LT(Clock::now() - start, 10s);
+}
+
+TEST_F(WireSocket, SendingToOneWhoDoesNotReadEndsAtTheDeadline) {
+  const auto start = Clock::now();
+  const json body(std::string(8 << 20, 'x'));
+  EXPECT_EQ(error_of([&] { send_message(near.get(), body, {}, Clock::now() + 50ms); }),
+            "send: the other side does not read");
+  EXPECT_LT(Clock::now() - start, 10s);
+}
+
+// --- descriptors
+
+TEST_F(WireSocket, DescriptorsLeadToTheSameFile) {
+  const Bytes bytes(16);
+  send({}, {bytes.fd()});
+  ASSERT_EQ(receive(), Received::message);
+  ASSERT_EQ(message.descriptors.size(), 1u);
+  EXPECT_NE(message.descriptors[0].get(), bytes.fd());
+  ASSERT_EQ(pwrite(message.descriptors[0].get(), "hello", 5, 3), 5);
+  EXPECT_EQ(std::memcmp(bytes.data() + 3, "hello", 5), 0);
+}
+
+TEST_F(WireSocket, DescriptorsKeepTheirOrder) {
+  const Bytes small(1), large(2);
+  send({}, {large.fd(), small.fd()});
+  ASSERT_EQ(receive(), Received::message);
+  ASSERT_EQ(message.descriptors.size(), 2u);
+  EXPECT_EQ(lseek(message.descriptors[0].get(), 0, SEEK_END), 2);
+  EXPECT_EQ(lseek(message.descriptors[1].get(), 0, SEEK_END), 1);
+}
+
+TEST_F(WireSocket, ReceivedDescriptorsCloseOnExec) {
+  send({}, {near.get()});
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_EQ(fcntl(message.descriptors.at(0).get(), F_GETFD), FD_CLOEXEC);
+}
+
+TEST_F(WireSocket, DescriptorsStayWithTheirMessage) {
+  send(1, {near.get()});
+  send(2);
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_EQ(message.descriptors.size(), 1u);
+  const int fd = message.descriptors.at(0).get();
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_TRUE(message.descriptors.empty());
+  EXPECT_FALSE(is_open(fd));
+}
+
+TEST_F(WireSocket, AsManyDescriptorsAsAllowedArrive) {
+  send({}, std::vector<int>(kMaxDescriptors, near.get()));
+  ASSERT_EQ(receive(), Received::message);
+  EXPECT_EQ(message.descriptors.size(), kMaxDescriptors);
+}
+
+TEST_F(WireSocket, MoreDescriptorsThanAllowedAreNotSent) {
+  EXPECT_EQ(error_of([&] { send({}, std::vector<int>(kMaxDescriptors + 1, near.get())); }),
+            "17 tensors in one message, at most 16 fit");
+  EXPECT_EQ(receive(10ms), Received::late);
+}
+
+TEST_F(WireSocket, MoreDescriptorsThanAllowedAreNotTaken) {
+  const std::string bytes = patched(frame({}), kDescriptorsAt, static_cast<uint32_t>(kMaxDescriptors + 1));
+  send_raw(bytes, std::vector<int>(kMaxDescriptors + 1, near.get()));
+  EXPECT_EQ(error_of([&] { receive(); }), "16 descriptors arrived of 17");
+}
+
+TEST_F(WireSocket, DescriptorsMustBeAsManyAsAnnounced) {
+  send_raw(frame({}), {near.get()});
+  EXPECT_EQ(error_of([&] { receive(); }), "1 descriptors arrived of 0");
+  send_raw(patched(frame({}), kDescriptorsAt, uint32_t{1}));
+  EXPECT_EQ(error_of([&] { receive(); }), "0 descriptors arrived of 1");
+}
+
+TEST_F(WireSocket, ClosedDescriptorIsNotSent) {
+  EXPECT_EQ(error_of([&] { send({}, {-1}); }), "send: Bad file descriptor");
+}
+
+TEST(WireDescriptor, ClosesAtItsEnd) {
+  const int fd = dup(STDERR_FILENO);
+  { const Descriptor owner(fd); }
+  EXPECT_FALSE(is_open(fd));
+}
+
+TEST(WireDescriptor, MoveLeavesOneOwner) {
+  Descriptor first(dup(STDERR_FILENO));
+  const int fd = first.get();
+  {
+    const Descriptor second(std::move(first));
+    EXPECT_EQ(second.get(), fd);
+    EXPECT_EQ(first.get(), -1);  // NOLINT(bugprone-use-after-move): this is the fact
+  }
+  EXPECT_FALSE(is_open(fd));
+}
+
+TEST(WireDescriptor, AssignmentClosesTheFormerFile) {
+  Descriptor owner(dup(STDERR_FILENO));
+  const int fd = owner.get();
+  owner = Descriptor();
+  EXPECT_FALSE(is_open(fd));
+}
+
+TEST(WireDescriptor, ReleasedFileStaysOpen) {
+  int fd = -1;
+  {
+    Descriptor owner(dup(STDERR_FILENO));
+    fd = owner.release();
+  }
+  EXPECT_TRUE(is_open(fd));
+  close(fd);
+}
+
+// --- what the messages say
+
+json sent_case() {
+  Case c;
+  c.op = find_operator("matmul");
+  c.pass = find_pass(*c.op, "forward");
+  return encode(c);
+}
+
+TEST(Wire, CaseOfAnUnknownOperatorOrPassIsAnError) {
+  for (const auto& [key, value] : {std::pair{"op", "matmull"}, {"pass", "sideways"}}) {
+    json sent = sent_case();
+    sent[key] = value;
+    const std::string error = error_of([&] { decode_case(sent); });
+    EXPECT_EQ(error.find("a case of an unknown operator or pass: {"), 0u) << error;
+  }
+}
+
+/// The keys of `whole` without which `decode` does not throw.
+template <class Decode>
+std::string needless_keys(const json& whole, const Decode& decode) {
+  std::string needless;
+  for (const auto& [key, value] : whole.items()) {
+    json part = whole;
+    part.erase(key);
+    try {
+      decode(part);
+      needless += key + " ";
+    } catch (const json::exception&) {
+    }
+  }
+  return needless;
+}
+
+TEST(Wire, EveryKeyOfACaseAndOfAResultIsNeeded) {
+  EXPECT_EQ(needless_keys(sent_case(), decode_case), "");
+  EXPECT_EQ(needless_keys(encode(RunResult{}), decode_result), "");
+}
+
+TEST(Wire, DeviceSurvivesTheWayThereAndBack) {
+  const DeviceInfo device{"cuda", 3, "NVIDIA \"X\"", "sm90", 90, 132, uint64_t{1} << 40, "13.0", "12.4"};
+  const DeviceInfo back = decode_device(json::parse(dump(encode(device))));
+  EXPECT_EQ(encode(back), encode(device));
+  EXPECT_EQ(back.name, "NVIDIA \"X\"");
+  EXPECT_EQ(back.memory_bytes, uint64_t{1} << 40);
+}
+
+/// An absent tensor, and `x` of int32 that holds 7, 8.
+std::vector<Tensor> two_tensors() {
+  std::vector<Tensor> tensors(1);
+  tensors.emplace_back("x", DType::i32, Shape{2});
+  tensors[1].set(0, 7);
+  tensors[1].set(1, 8);
+  return tensors;
+}
+
+/// What arrives of `tensors` in this process, where the descriptors are duplicated instead of sent.
+std::vector<Tensor> arrived(const std::vector<Tensor>& tensors, bool writable, size_t lost = 0) {
+  std::vector<int> fds;
+  const json sent = encode(tensors, fds);
+  std::vector<Descriptor> descriptors;
+  for (size_t i = 0; i + lost < fds.size(); ++i) descriptors.emplace_back(dup(fds[i]));
+  size_t next = 0;
+  return decode_tensors(json::parse(dump(sent)), descriptors, next, writable);
+}
+
+TEST(Wire, TensorsArriveWithNameTypeShapeAndContent) {
+  const auto back = arrived(two_tensors(), false);
+  ASSERT_EQ(back.size(), 2u);
+  EXPECT_EQ(back[1].name, "x");
+  EXPECT_EQ(back[1].dtype, DType::i32);
+  EXPECT_EQ(back[1].shape, Shape{2});
+  EXPECT_EQ(back[1].at(0), 7.0);
+  EXPECT_EQ(back[1].at(1), 8.0);
+}
+
+TEST(Wire, AbsentTensorStaysAbsentAndTakesNoDescriptor) {
+  const auto back = arrived(two_tensors(), false);
+  EXPECT_EQ(back.at(0).name, "");
+  EXPECT_EQ(back.at(0).bytes.data(), nullptr);
+}
+
+TEST(Wire, WritesToATensorAreSeenOnTheOtherSide) {
+  const auto tensors = two_tensors();
+  arrived(tensors, true)[1].set(1, 99);
+  EXPECT_EQ(tensors[1].at(1), 99.0);
+}
+
+TEST(WireDeathTest, InputsCanNotBeWritten) {
+  auto back = arrived(two_tensors(), false);
+  EXPECT_DEATH(back[1].set(0, 1), "");
+}
+
+TEST(Wire, TensorWithoutDescriptorIsAnError) {
+  EXPECT_EQ(error_of([] { arrived(two_tensors(), false, 1); }), "no descriptor for tensor 'x'");
+}
+
+TEST(Wire, TensorLargerThanItsMemoryIsAnError) {
+  auto tensors = two_tensors();
+  tensors[1].shape = {3};
+  EXPECT_THROW(arrived(tensors, false), InputError);
+}
+
+}  // namespace
+}  // namespace checkop
