@@ -16,10 +16,10 @@ struct Factor {
   bool transposed = false;
 };
 
-/// Emits output `index` = x * y with magnitude |x| * |y| and no further rounding:
-///   out[i, j] = sum_k x[i, k] y[k, j]
+/// Emits output `index` = x * y + bias with magnitude |x| * |y| + |bias| and no further rounding:
+///   out[i, j] = sum_k x[i, k] y[k, j] + bias[j]     bias may be nullptr
 /// Blocks depend on the sizes alone and one thread computes each, so the bits do not depend on args.threads.
-void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y);
+void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias = nullptr);
 
 /// out = alpha*out + x[m, k] * y, y stored as [n, k] (transposed) or [k, n]; all dense row-major with leading
 /// dimensions. One thread. Source of the FP64 product: OpenBLAS dgemm.
