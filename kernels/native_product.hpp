@@ -66,4 +66,41 @@ inline void multiply_transposed(const std::vector<float>& a, const std::vector<f
   });
 }
 
+// --- the passes of matmul and det_gemm
+
+/// c = a b, as matmul and det_gemm define it.
+inline checkop_status product_forward(const checkop_call* call) {
+  return run(call, [](const checkop_call& args) {
+    check_counts(args, 2, 1);
+    const checkop_tensor &a = args.inputs[0], &b = args.inputs[1], &c = args.outputs[0];
+    Extent rows{"rows"}, k_dim{"k_dim"}, n_dim{"n_dim"};
+    check_computed_dtype(a.dtype);
+    check_matrix(a, "a", a.dtype, rows, k_dim);
+    check_matrix(b, "b", a.dtype, k_dim, n_dim);
+    check_matrix(c, "c", a.dtype, rows, n_dim);
+    const std::vector<float> a32 = load_all(a, rows.value * k_dim.value);
+    multiply(a32, b, c, rows.value, k_dim.value, n_dim.value);
+  });
+}
+
+/// da = grad_c b^T, db = a^T grad_c
+inline checkop_status product_backward(const checkop_call* call) {
+  return run(call, [](const checkop_call& args) {
+    check_counts(args, 3, 2);
+    const checkop_tensor &a = args.inputs[0], &b = args.inputs[1], &grad_c = args.inputs[2];
+    const checkop_tensor &da = args.outputs[0], &db = args.outputs[1];
+    Extent rows{"rows"}, k_dim{"k_dim"}, n_dim{"n_dim"};
+    check_computed_dtype(a.dtype);
+    check_matrix(a, "a", a.dtype, rows, k_dim);
+    check_matrix(b, "b", a.dtype, k_dim, n_dim);
+    check_matrix(grad_c, "grad_c", a.dtype, rows, n_dim);
+    check_matrix(da, "da", a.dtype, rows, k_dim);
+    check_matrix(db, "db", a.dtype, k_dim, n_dim);
+    const std::vector<float> a32 = load_all(a, rows.value * k_dim.value);
+    const std::vector<float> g32 = load_all(grad_c, rows.value * n_dim.value);
+    multiply_by_transposed(g32, b, {}, da, rows.value, n_dim.value, k_dim.value);
+    multiply_transposed(a32, g32, db, rows.value, k_dim.value, n_dim.value);
+  });
+}
+
 }  // namespace native

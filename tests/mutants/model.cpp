@@ -117,7 +117,7 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
   const std::vector<Tensor> in = inputs_of(pass, call);
   const Evaluation e(*this);
   const bool forward = pass.name == "forward";
-  if (op.name == "matmul") {
+  if (op.name == "matmul" || op.name == "det_gemm") {
     const Matrix a = matrix_of(in[0]), b = matrix_of(in[1]);
     if (forward)
       return {e.product(a.rows(), b.columns, b.rows(), [&](int64_t r, int64_t n, int64_t k) {

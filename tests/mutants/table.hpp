@@ -50,14 +50,17 @@ inline constexpr std::string_view kSoftmaxPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward";
 inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward";
 inline constexpr std::string_view kContractions =
-    "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward";
+    "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
+    "det_gemm/forward det_gemm/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
-    "lm_head/forward lm_head/backward";
-inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward lm_head/backward";
+    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward";
+inline constexpr std::string_view kGradients =
+    "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward";
 // Outputs with 8 rows and 8 columns that are told apart, of the case's dtype: not log-probabilities.
 inline constexpr std::string_view kMatrices =
-    "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward";
+    "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
+    "det_gemm/forward det_gemm/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
