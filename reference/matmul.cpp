@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul: c = a * b, the product of a batch of rows with one matrix.
-#include <array>
+// matmul: c = a * b, the product of a batch of rows with one matrix; det_gemm.cpp shares its passes.
+#include "matmul.hpp"
 
-#include "operator.hpp"
 #include "product.hpp"
 
 namespace checkop {
@@ -41,12 +40,12 @@ void backward(const GoldArgs& args) {
   emit_product(args, 1, {&a, rows, a.shape.back(), true}, {&grad, rows, grad.shape.back()});
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
-
 }  // namespace
 
+constexpr std::array<Pass, 2> kMatmulPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                                            Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
 extern const Operator kMatmul;
-constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kPasses};
+constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kMatmulPasses};
 
 }  // namespace checkop

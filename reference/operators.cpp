@@ -9,9 +9,11 @@ namespace checkop {
 extern const Operator kLogp;        // logp.cpp
 extern const Operator kLinearLogp;  // linear_logp.cpp
 extern const Operator kMatmul;      // matmul.cpp
+extern const Operator kLmHead;      // lm_head.cpp
+extern const Operator kDetGemm;     // det_gemm.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array<const Operator*, 3> kTable{&kLogp, &kLinearLogp, &kMatmul};
+  static constexpr std::array<const Operator*, 5> kTable{&kLogp, &kLinearLogp, &kMatmul, &kLmHead, &kDetGemm};
   return kTable;
 }
 

@@ -63,14 +63,15 @@ void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int
               static_cast<int>(ldy), alpha, out, static_cast<int>(ldout));
 }
 
-void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y) {
+void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias) {
   const int64_t m = x.transposed ? x.columns : x.rows, k = x.transposed ? x.rows : x.columns;
   const int64_t n = y.transposed ? y.rows : y.columns;
   const int64_t row_block = block_extent(std::max(n, k), 512), column_block = block_extent(k, 2048);
   // y is used by columns: column j of y is row j of its transpose.
   const Factor columns_of_y{y.tensor, y.rows, y.columns, !y.transposed};
   Block xs, ys;
-  std::vector<double> value, magnitude;
+  std::vector<double> value, magnitude, b(static_cast<size_t>(n), 0.0);
+  if (bias != nullptr) info(bias->dtype).decode(bias->bytes.data(), b.data(), b.size());
   for (int64_t row = 0; row < m; row += row_block) {
     const int64_t rows = std::min(row_block, m - row);
     decode_rows(args, x, row, rows, xs);
@@ -96,7 +97,8 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
     args.parallel_for(rows, [&](int64_t r) {
       const auto at = static_cast<size_t>(r * n);
       for (size_t i = at; i < at + static_cast<size_t>(n); ++i) {
-        magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]);  // it held the sum of squares
+        magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]) + std::abs(b[i - at]);  // it held the squares' sum
+        value[i] += b[i - at];
       }
       args.sink({index, row + r, 1, n, &value[at], &magnitude[at], rounding.data()});
     });

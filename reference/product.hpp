@@ -16,13 +16,14 @@ struct Factor {
   bool transposed = false;
 };
 
-/// Emits output `index` = x * y without further rounding:
-///   value[i, j] = sum_k x[i, k] y[k, j],  magnitude = |value| + sqrt(sum_k (x[i, k] y[k, j])^2)
+/// Emits output `index` = x * y + bias without further rounding; bias may be nullptr:
+///   value[i, j] = sum_k x[i, k] y[k, j] + bias[j],  magnitude = |product| + sqrt(sum_k (x[i, k] y[k, j])^2) +
+///   |bias[j]|
 /// The magnitude is what the partial sums reach of terms whose order has nothing to do with their values: they run from
 /// 0 to the value and stray from that line by about the root of the sum of squares. The sum of |terms|, which bounds
 /// partial sums in any order, is sqrt(k) times larger for terms of both signs, and would hide factors rounded to TF32.
 /// Blocks depend on the sizes alone and one thread computes each, so the bits do not depend on args.threads.
-void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y);
+void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias = nullptr);
 
 /// out = alpha*out + x[m, k] * y, y stored as [n, k] (transposed) or [k, n]; all dense row-major with leading
 /// dimensions. One thread. Source of the FP64 product: OpenBLAS dgemm.

@@ -70,7 +70,7 @@ Contract Contract::parse(std::string_view text, const std::string& path) {
   contract.path_ = path;
   contract.hash_ = fnv1a_hex(text);
   RuleTable table;
-  read_contract(root, table, contract.demands_);
+  read_contract(root, table);
   contract.table_ = std::make_shared<const RuleTable>(std::move(table));
   return contract;
 }
@@ -96,7 +96,9 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, std::string_v
 }
 
 Demands Contract::demands_for(const Case& c, const OutputSpec& output) const {
-  return {demands_.determinism, demands_.batch_invariance && is_per_row(*c.op, output.tensor)};
+  const auto own = table_->operator_demands.find(c.op->name);
+  const Demands& demands = own == table_->operator_demands.end() ? table_->demands : own->second;
+  return {demands.determinism, demands.batch_invariance && is_per_row(*c.op, output.tensor)};
 }
 
 bool is_known_arch(std::string_view key) { return std::find(kArchs.begin(), kArchs.end(), key) != kArchs.end(); }

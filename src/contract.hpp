@@ -60,14 +60,15 @@ struct RuleTable;  // contract.cpp
 class Contract {
  public:
   /// Reads contract-2 files and files of the seed's format. Throws InputError with file and JSON path for an unknown
-  /// key, a negative or non-finite number, an unknown architecture, an empty contract or a rule that matches no
-  /// operator's output.
+  /// key, a negative or non-finite number, an unknown architecture or operator, an empty contract or a rule that
+  /// matches no operator's output.
   static Contract load(const std::string& path);
   static Contract parse(std::string_view text, const std::string& path);
 
   /// The gates for `output` of `c` on `arch_key` ("sm90"; "" for none).
   /// Throws InputError when no rule matches or when two rules match equally well.
   Gates gates_for(const Case& c, const OutputSpec& output, std::string_view arch_key) const;
+  /// What `demands` says, and of it what `demands.operators` says otherwise of the operator.
   Demands demands_for(const Case& c, const OutputSpec& output) const;
 
   const std::string& path() const { return path_; }
@@ -76,7 +77,6 @@ class Contract {
  private:
   std::string path_, hash_;
   std::shared_ptr<const RuleTable> table_;
-  Demands demands_;
 };
 
 /// "sm80" ... that contracts and --arch-key may name.

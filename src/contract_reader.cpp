@@ -35,17 +35,21 @@ DType read_dtype(const JsonValue& json) {
   return *parse_dtype(json.one_of("dtype", kNames));
 }
 
+std::vector<std::string> operator_names() {
+  std::vector<std::string> names;
+  for (const Operator* op : operators()) names.emplace_back(op->name);
+  return names;
+}
+
 RuleMatch read_match(const JsonValue& json) {
   json.allow_keys({"output", "op", "pass", "dtype", "numerics"});
   RuleMatch match;
-  std::vector<std::string> ops, outputs;
-  for (const Operator* op : operators()) {
-    ops.emplace_back(op->name);
+  std::vector<std::string> outputs;
+  for (const Operator* op : operators())
     for (const Pass& pass : op->passes)
       for (const OutputSpec& output : pass.outputs) outputs.emplace_back(output.tensor.name);
-  }
   if (const auto key = json.find("output")) match.output = key->one_of("output", outputs);
-  if (const auto key = json.find("op")) match.op = key->one_of("operator", ops);
+  if (const auto key = json.find("op")) match.op = key->one_of("operator", operator_names());
   if (const auto key = json.find("pass")) match.pass = key->one_of("pass", {"forward", "backward"});
   if (const auto key = json.find("numerics")) match.numerics = read_enum(*key, "numeric class", kNumerics);
   if (const auto key = json.find("dtype")) {
@@ -146,15 +150,35 @@ ArchOverride read_override(const JsonValue& json, const std::string& arch, const
   return override;
 }
 
-void read_contract_2(const JsonValue& root, RuleTable& table, Demands& demands) {
+/// What `json` leaves out stays as it is. Keys beside those of Demands are for the caller.
+void read_demands(const JsonValue& json, Demands& demands) {
+  if (const auto key = json.find("determinism")) demands.determinism = key->boolean();
+  if (const auto key = json.find("batch_invariance")) demands.batch_invariance = key->boolean();
+}
+
+void read_operator_demands(const JsonValue& json, RuleTable& table) {
+  const std::vector<std::string> known = operator_names();
+  for (const auto& [op, own] : json.members()) {
+    if (std::find(known.begin(), known.end(), op) == known.end()) {
+      const std::string hint = did_you_mean(op, known);
+      throw InputError(json.where(), fmt::format("unknown operator '{}'", op),
+                       hint.empty() ? fmt::format("known: {}", fmt::join(known, ", ")) : hint);
+    }
+    own.allow_keys({"determinism", "batch_invariance"});
+    if (own.members().empty()) own.fail("a demand", "remove the operator or say what is demanded of it");
+    read_demands(own, table.operator_demands.emplace(op, table.demands).first->second);
+  }
+}
+
+void read_contract_2(const JsonValue& root, RuleTable& table) {
   root.allow_keys({"$schema", "format", "name", "rules", "demands", "arch_overrides"});
   root.at("name").sentence();
   for (const JsonValue& item : root.at("rules").items()) table.rules.push_back(read_rule(item));
   if (table.rules.empty()) root.at("rules").fail("at least one rule");
   if (const auto json = root.find("demands")) {
-    json->allow_keys({"determinism", "batch_invariance"});
-    if (const auto key = json->find("determinism")) demands.determinism = key->boolean();
-    if (const auto key = json->find("batch_invariance")) demands.batch_invariance = key->boolean();
+    json->allow_keys({"determinism", "batch_invariance", "operators"});
+    read_demands(*json, table.demands);
+    if (const auto own = json->find("operators")) read_operator_demands(*own, table);
   }
   if (const auto overrides = root.find("arch_overrides"))
     for (const auto& [arch, list] : overrides->members()) {
@@ -226,7 +250,7 @@ void read_seed_invariance(const JsonValue& json, const std::vector<Rule>& rules)
                        R"(add {"atol": 0, "rtol": 0})");
 }
 
-void read_seed(const JsonValue& root, RuleTable& table, Demands& demands) {
+void read_seed(const JsonValue& root, RuleTable& table) {
   root.allow_keys({"batch_invariance", "accuracy"});
   const JsonValue accuracy = root.at("accuracy");
   accuracy.allow_keys({"default", "arch_overrides"});
@@ -242,7 +266,7 @@ void read_seed(const JsonValue& root, RuleTable& table, Demands& demands) {
   });
   if (table.rules.empty()) accuracy.at("default").fail("at least one op_class with a dtype");
   read_seed_invariance(root.at("batch_invariance"), table.rules);
-  demands.batch_invariance = true;
+  table.demands.batch_invariance = true;
   const auto overrides = accuracy.find("arch_overrides");
   if (!overrides) return;
   for (const auto& [arch, classes] : overrides->members()) {
@@ -260,12 +284,12 @@ void read_seed(const JsonValue& root, RuleTable& table, Demands& demands) {
 
 }  // namespace
 
-void read_contract(const JsonValue& root, RuleTable& table, Demands& demands) {
+void read_contract(const JsonValue& root, RuleTable& table) {
   if (const auto format = root.find("format")) {
     format->one_of("format", {std::string(kFormat)});
-    read_contract_2(root, table, demands);
+    read_contract_2(root, table);
   } else if (root.has("accuracy") || root.has("batch_invariance")) {
-    read_seed(root, table, demands);
+    read_seed(root, table);
   } else {
     throw InputError(
         root.where(), root.members().empty() ? "the contract is empty" : "not a contract: no key 'format'",

@@ -85,6 +85,8 @@ struct ArchOverride {
 struct RuleTable {
   std::vector<Rule> rules;
   std::map<std::string, std::vector<ArchOverride>, std::less<>> overrides;  ///< by architecture
+  Demands demands;                                               ///< of operators that have none of their own
+  std::map<std::string, Demands, std::less<>> operator_demands;  ///< complete, by operator
 };
 
 /// The most specific of `all` that fits; nullptr when none does. Throws InputError for a tie.
@@ -115,6 +117,6 @@ bool has_gate(const Rule& rule, Metric metric);
 void require_known_arch(const std::string& where, std::string_view key);
 
 /// Reads a contract of either format. Throws InputError with file and path for whatever is wrong with it.
-void read_contract(const JsonValue& root, RuleTable& table, Demands& demands);
+void read_contract(const JsonValue& root, RuleTable& table);
 
 }  // namespace checkop

@@ -57,6 +57,26 @@ TEST(Contract, AnUnknownKeyIsAnErrorAtEveryLevel) {
             std::string::npos);
 }
 
+TEST(Contract, DemandsOfAnOperatorAreCheckedLikeTheRest) {
+  const auto with = [](std::string_view operators) {
+    return rules_error({rule("{}")}, fmt::format(R"(, "demands": {{"operators": {}}})", operators));
+  };
+  EXPECT_EQ(with(R"({"matmull": {"determinism": true}})"),
+            "c.json: demands.operators: unknown operator 'matmull'; did you mean 'matmul'?");
+  EXPECT_TRUE(with(R"({"attention": {"determinism": true}})")
+                  .starts_with("c.json: demands.operators: unknown operator 'attention'; known: logp, "));
+  EXPECT_TRUE(with(R"({"matmul": {"invariance": true}})")
+                  .starts_with("c.json: demands.operators.matmul: unknown key 'invariance'"));
+  EXPECT_TRUE(with(R"({"matmul": {"operators": {}}})")
+                  .starts_with("c.json: demands.operators.matmul: unknown key 'operators'"));
+  EXPECT_EQ(with(R"({"matmul": {}})"),
+            "c.json: demands.operators.matmul: expected a demand, got an empty object; remove the operator or say what "
+            "is demanded of it");
+  EXPECT_EQ(with(R"({"matmul": {"batch_invariance": 0}})"),
+            "c.json: demands.operators.matmul.batch_invariance: expected true or false, got 0");
+  EXPECT_EQ(with("[]"), "c.json: demands.operators: expected an object, got an empty array");
+}
+
 TEST(Contract, AKeyThatAppearsTwiceIsAnError) {
   EXPECT_EQ(gate_error(R"({"metric": "atol_rtol", "atol": 1, "atol": 2, "rtol": 0})"),
             "c.json: rules[0].gates[0]: key 'atol' appears twice; keep one of the two");

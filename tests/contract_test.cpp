@@ -124,6 +124,31 @@ TEST(Contract, DemandsAreOnUnlessTurnedOff) {
   EXPECT_FALSE(off.demands_for(j.c, *j.output).batch_invariance);
 }
 
+TEST(Contract, AnOperatorsOwnDemandsReplaceThoseForAll) {
+  const Contract contract = parse({rule("{}")}, R"(, "demands": {"operators": {"matmul": {"batch_invariance": false},
+                                                    "logp": {"determinism": true}}, "determinism": false})");
+  const auto demands = [&](std::string_view op, std::string_view output) {
+    const Judged j = judged(op, "forward", output);
+    return contract.demands_for(j.c, *j.output);
+  };
+  EXPECT_FALSE(demands("matmul", "c").batch_invariance);
+  EXPECT_FALSE(demands("matmul", "c").determinism);  // inherited
+  EXPECT_TRUE(demands("det_gemm", "c").batch_invariance);
+  EXPECT_FALSE(demands("det_gemm", "c").determinism);
+  EXPECT_TRUE(demands("logp", "logp").determinism);
+  EXPECT_TRUE(demands("logp", "logp").batch_invariance);
+}
+
+// cuBLAS does not promise it; a contract that lets matmul off must be chosen, the default one does not.
+TEST(Contract, TheDefaultDemandsBatchInvarianceOfMatmulAndDetGemm) {
+  const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
+  for (const std::string_view op : {"matmul", "det_gemm"}) {
+    const Judged j = judged(op, "forward", "c");
+    EXPECT_TRUE(contract.demands_for(j.c, *j.output).batch_invariance) << op;
+    EXPECT_TRUE(contract.demands_for(j.c, *j.output).determinism) << op;
+  }
+}
+
 TEST(Contract, BatchInvarianceIsDemandedOfPerRowOutputsOnly) {
   const Contract contract = parse({rule("{}")});
   const Judged da = judged("matmul", "backward", "da"), db = judged("matmul", "backward", "db");

@@ -151,6 +151,39 @@ TEST(Identity, ABiasOfZeroChangesNothing) {
                1.0);
 }
 
+// Equal to the bit: the same blocks of the same product, and multiples of 2^-12 this small add exactly.
+TEST(Identity, LmHeadIsMatmulByTheTransposedWeightPlusBias) {
+  const Case c = gold_case("lm_head", "forward", DType::f64, kLinearDims, {"bias"});
+  const std::vector<Tensor> inputs = gold_inputs(c);
+  const Case product =
+      gold_case("matmul", "forward", DType::f64, {{"batch", 2}, {"seq", 5}, {"k_dim", kHidden}, {"n_dim", kVocab}});
+  std::vector<Tensor> factors = gold_inputs(product);
+  fill(factors[0], values_of(inputs[0]));
+  fill(factors[1], transposed(values_of(inputs[1]), kHidden));
+  GoldOutput expected = collect_gold(product, factors, 1).at(0);
+  for (size_t i = 0; i < expected.value.size(); ++i) {
+    const double b = inputs[2].at(static_cast<int64_t>(i) % kVocab);
+    expected.value[i] += b, expected.magnitude[i] += std::abs(b);
+  }
+  const GoldOutput logits = collect_gold(c, inputs, 1).at(0);
+  EXPECT_TRUE(logits.value == expected.value);
+  EXPECT_TRUE(logits.magnitude == expected.magnitude);
+}
+
+// The columns reach into a second block.
+TEST(Identity, DbiasOfLmHeadIsTheSumOfUpstreamRows) {
+  const Case c = gold_case("lm_head", "backward", DType::f64, kLinearDims, {"bias"});
+  const std::vector<Tensor> inputs = gold_inputs(c);
+  const GoldOutput dbias = collect_gold(c, inputs, 1).at(output_index(*c.pass, "dbias"));
+  const std::vector<double> grad = values_of(inputs[input_index(*c.pass, "grad_logits")]);
+  std::vector<double> sum(static_cast<size_t>(kVocab)), magnitude(sum.size());
+  for (size_t i = 0; i < grad.size(); ++i)
+    sum[i % sum.size()] += grad[i], magnitude[i % sum.size()] += grad[i] * grad[i];
+  for (size_t v = 0; v < sum.size(); ++v) magnitude[v] = std::abs(sum[v]) + std::sqrt(magnitude[v]);
+  EXPECT_TRUE(dbias.value == sum);
+  EXPECT_TRUE(dbias.magnitude == magnitude);
+}
+
 /// Sums of products of x[m, k] and y[k, n] term by term, and |sum| plus the root of the sum of squared products.
 struct SimpleProduct {
   SimpleProduct(const std::vector<double>& x, const std::vector<double>& y, size_t m, size_t k, size_t n)

@@ -38,6 +38,9 @@ const std::vector<Shapes>& shapes() {
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {}},
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {"bias"}},
       {"matmul", {{"batch", 2}, {"seq", 24}, {"k_dim", 256}, {"n_dim", 72}}, {}},
+      {"det_gemm", {{"batch", 2}, {"seq", 20}, {"k_dim", 272}, {"n_dim", 88}}, {}},
+      {"lm_head", {{"batch", 2}, {"seq", 24}, {"hidden", 256}, {"vocab", 140}}, {}},
+      {"lm_head", {{"batch", 2}, {"seq", 24}, {"hidden", 256}, {"vocab", 140}}, {"bias"}},
   };
   return all;
 }

@@ -10,7 +10,7 @@
 
 #include <mutex>
 
-#include "common.cuh"
+#include "matmul_call.cuh"
 
 namespace checkop::kernels {
 namespace {
@@ -87,37 +87,9 @@ checkop_status multiply(const checkop_call* call, cublasHandle_t handle, const M
       doing);
 }
 
-struct Sizes {
-  int64_t rows, k_dim, n_dim;
-};
-
-checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes) {
-  CallCheck check(call);
-  if (check.counts(backward ? 3 : 2, backward ? 2 : 1).failed()) return check.status();
-  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1];
-  if (check.rank_at_least(a, "a", 1).rank_at_least(b, "b", 2).failed()) return check.status();
-  sizes = {leading_count(a), last_extent(a), last_extent(b)};
-  const int32_t n_leading = a.rank - 1;
-  check.float_dtype(a, "a").contiguous(a, "a");
-  check.dtype(b, "b", a.dtype).shape(b, "b", a, 0, {sizes.k_dim, sizes.n_dim}).contiguous(b, "b");
-  const auto like_c = [&](const checkop_tensor& t, const char* name) {
-    check.dtype(t, name, a.dtype).shape(t, name, a, n_leading, {sizes.n_dim}).contiguous(t, name);
-  };
-  if (backward) {
-    const checkop_tensor &da = call->outputs[0], &db = call->outputs[1];
-    like_c(call->inputs[2], "grad_c");
-    check.dtype(da, "da", a.dtype).shape(da, "da", a, a.rank, {}).contiguous(da, "da");
-    check.dtype(db, "db", a.dtype).shape(db, "db", b, 2, {}).contiguous(db, "db");
-  } else {
-    like_c(call->outputs[0], "c");
-  }
-  return check.workspace(kWorkspaceBytes).status();
-}
-
 checkop_status launch(const checkop_call* call, bool backward) {
-  Sizes sizes;
-  if (auto status = check_call(call, backward, sizes)) return status;
-  const auto [rows, k_dim, n_dim] = sizes;
+  if (auto status = check_matmul(call, backward, kWorkspaceBytes)) return status;
+  const auto [rows, k_dim, n_dim] = matmul_sizes(call);
   const Math math = math_for(call->inputs[0].dtype);
   cublasHandle_t handle = nullptr;
   if (auto status = handle_of_device(call, handle)) return status;

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of matmul."""
+"""Vectors of matmul and of other names of the same product."""
 from common import Stream, absolute, check_gradient, dot, flat, product, rows_of, transposed, vector
 
 
-def matmul_vectors(rows, inner, columns):
-    name = f"matmul_{rows}x{inner}x{columns}"
+def product_vectors(op, rows, inner, columns):
+    name = f"{op}_{rows}x{inner}x{columns}"
     random = Stream(rows * 10000 + inner * 100 + columns)
     a, b = rows_of(random.values(rows * inner), inner), rows_of(random.values(inner * columns), columns)
     upstream = rows_of(random.values(rows * columns), columns)
@@ -14,7 +14,7 @@ def matmul_vectors(rows, inner, columns):
     def both(x, y):
         return flat(product(x, y)), flat(product(absolute(x), absolute(y)))
 
-    yield vector(f"{name}/forward", "matmul", "forward", dims, inputs, {"c": both(a, b)})
+    yield vector(f"{name}/forward", op, "forward", dims, inputs, {"c": both(a, b)})
     outputs = {"da": both(upstream, transposed(b)), "db": both(transposed(a), upstream)}
 
     def loss(x, y):
@@ -22,9 +22,9 @@ def matmul_vectors(rows, inner, columns):
 
     check_gradient(name + "/da", lambda x: loss(x, flat(b)), flat(a), outputs["da"][0])
     check_gradient(name + "/db", lambda x: loss(flat(a), x), flat(b), outputs["db"][0])
-    yield vector(f"{name}/backward", "matmul", "backward", dims, {**inputs, "grad_c": flat(upstream)}, outputs)
+    yield vector(f"{name}/backward", op, "backward", dims, {**inputs, "grad_c": flat(upstream)}, outputs)
 
 
 def vectors():
     for shape in ((1, 1, 1), (1, 7, 3), (4, 33, 6)):
-        yield from matmul_vectors(*shape)
+        yield from product_vectors("matmul", *shape)

@@ -35,8 +35,8 @@ struct Site {
 
 Model model_with(Fault fault, const Operator& op) {
   Model model;
-  if (fault == Fault::dropped_last_tile && op.name == "matmul") model.skip_terms = 32;
-  if (fault == Fault::dropped_last_tile && op.name != "matmul") model.skip_vocab = 128;
+  const bool has_softmax = op.name == "logp" || op.name == "linear_logp";
+  if (fault == Fault::dropped_last_tile) (has_softmax ? model.skip_vocab : model.skip_terms) = has_softmax ? 128 : 32;
   if (fault == Fault::last_k_dropped) model.skip_terms = 1;
   if (fault == Fault::wrong_label) model.label_shift = 1;
   if (fault == Fault::softmax_term_dropped) model.softmax_scale = 0;

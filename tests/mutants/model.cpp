@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model that arithmetic mutants are made from. Three operators, written out as naively as can be.
+// The model that arithmetic mutants are made from. Operators written out as naively as can be.
 #include <algorithm>
 #include <cmath>
 
@@ -131,7 +131,7 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
   const std::vector<Tensor> in = inputs_of(pass, call);
   const Evaluation e(*this);
   const bool forward = pass.name == "forward";
-  if (op.name == "matmul") {
+  if (op.name == "matmul" || op.name == "det_gemm") {
     const Matrix a = e.factor(matrix_of(in[0])), b = e.factor(matrix_of(in[1]));
     if (forward)
       return {e.product(a.rows(), b.columns, b.rows(), [&](int64_t r, int64_t n, int64_t k) {
@@ -143,6 +143,24 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     const Matrix db =
         e.product(b.rows(), b.columns, a.rows(), [&](auto k, auto n, auto r) { return a(r, k) * g(r, n); });
     return {da.values, db.values};
+  }
+  if (op.name == "lm_head") {
+    const Matrix hidden = e.factor(matrix_of(in[0])), weight = e.factor(matrix_of(in[1]));
+    const Matrix bias = in[2].name.empty() ? zeros(1, weight.rows()) : matrix_of(in[2]);
+    const auto logit = [&](auto r, auto v, auto h) { return hidden(r, h) * weight(v, h); };
+    if (forward) {
+      Matrix z = e.product(hidden.rows(), weight.rows(), hidden.columns, logit);
+      for (int64_t r = 0; r < z.rows(); ++r)
+        for (int64_t v = 0; v < z.columns; ++v) z(r, v) += bias(0, v);
+      return {z.values};
+    }
+    const Matrix g = e.factor(matrix_of(in[3]));
+    const Matrix dhidden =
+        e.product(g.rows(), hidden.columns, g.columns, [&](auto r, auto h, auto v) { return g(r, v) * weight(v, h); });
+    const Matrix dweight =
+        e.product(g.columns, hidden.columns, g.rows(), [&](auto v, auto h, auto r) { return g(r, v) * hidden(r, h); });
+    const Matrix dbias = e.product(1, g.columns, g.rows(), [&](auto, auto v, auto r) { return g(r, v); });
+    return {dhidden.values, dweight.values, dbias.values};
   }
   if (op.name == "logp") {
     const Matrix z = matrix_of(in[0]);

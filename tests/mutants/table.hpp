@@ -51,10 +51,17 @@ inline constexpr std::string_view kSoftmaxPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward";
 inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward";
 inline constexpr std::string_view kContractions =
-    "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
+    "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
+    "det_gemm/forward det_gemm/backward";
 inline constexpr std::string_view kModelled =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
-inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
+    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward";
+inline constexpr std::string_view kGradients =
+    "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward";
+// Outputs with 8 rows and 8 columns that are told apart, of the case's dtype: not log-probabilities.
+inline constexpr std::string_view kMatrices =
+    "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
+    "det_gemm/forward det_gemm/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -71,19 +78,19 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kSoftmaxPasses},
     // Factors rounded to 11 bits, as matrix units do with fp32 data unless told otherwise; 16-bit factors have no more.
-    {Fault::tf32_factors, "tf32_factors", "accuracy", "matmul/forward matmul/backward linear_logp/forward", "fp32"},
+    {Fault::tf32_factors, "tf32_factors", "accuracy",
+     "matmul/forward matmul/backward linear_logp/forward lm_head/forward lm_head/backward det_gemm/forward "
+     "det_gemm/backward",
+     "fp32"},
     {Fault::gradient_scaled, "gradient_scaled", "accuracy", kGradients},
     {Fault::stale_row, "stale_row", "accuracy"},
     {Fault::nan, "nan", "nonfinite"},
     {Fault::zeros, "zeros", "accuracy"},
     {Fault::constant_output, "constant_output", "accuracy"},
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
-    // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
-    {Fault::transposed_block, "transposed_block", "accuracy",
-     "logp/backward linear_logp/backward matmul/forward matmul/backward"},
+    {Fault::transposed_block, "transposed_block", "accuracy", kMatrices},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
-    {Fault::truncation, "truncation", "accuracy", "logp/backward linear_logp/backward matmul/forward matmul/backward",
-     "bf16 fp16"},
+    {Fault::truncation, "truncation", "accuracy", kMatrices, "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},

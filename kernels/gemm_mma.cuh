@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// c[m,n] = sum_k a(m,k) * b(n,k) + bias[n] on tensor cores: fp16 or bf16, any layout of a and b, any size, sm_80 and
+// up.
+//
+// What fixes the bits of an element: one fp32 accumulator from zero takes its products in blocks of 16 along k, from
+// k = 0 upward, one mma.sync each, the last block filled with zeros; then the bias is added in fp32 and the sum rounded
+// once. Nothing splits k, and an accumulator sees its own row and column only: the other rows and columns, the tile and
+// the way of loading change nothing. So they may be chosen by size.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm_tile.cuh"
+
+namespace checkop::kernels {
+namespace mma {
+
+// Elements move in chunks of 8: 16 bytes, what cp.async copies and ldmatrix reads at once.
+constexpr int kChunk = 8, kTileK = 32, kBlockK = 16, kStages = 3;
+
+/// m x n of c by warps_m x warps_n warps. kBlocks of them share a multiprocessor: registers for 128 a thread.
+template <int m, int n, int warps_m, int warps_n>
+struct Tile {
+  static constexpr int kM = m, kN = n, kWarpsN = warps_n, kThreads = warps_m * warps_n * kWarp;
+  static constexpr int kWarpM = m / warps_m, kWarpN = n / warps_n;  // of one warp
+  static constexpr int kBlocks = 512 / kThreads;
+  static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0);  // blocks that ldmatrix loads
+};
+// A stage takes 16 KiB, three of them the 48 KiB that need no opt-in; two blocks fit a multiprocessor of any sm_8x.
+using LargeTile = Tile<128, 128, 2, 4>;
+// For small products, which large tiles would spread over few multiprocessors, and for unaligned matrices.
+using SmallTile = Tile<64, 64, 2, 2>;
+
+/// A tile of `rows` rows by kTileK in shared memory, as it lies in memory: a line is what is contiguous there, kTileK
+/// elements of a row or `rows` elements of a k. Chunks of a line are permuted by the number of the line, so that the 8
+/// chunks of one column of lines, which ldmatrix reads together, lie in different banks: 8 chunks fill all 32 banks.
+/// Along k a line has 4 chunks, so a pair of lines fills the banks once and 4 pairs must differ.
+template <bool along_k, int rows>
+struct Layout {
+  static constexpr int kPerLine = (along_k ? kTileK : rows) / kChunk, kLines = along_k ? rows : kTileK;
+  static constexpr int kChunks = kPerLine * kLines;
+  static __device__ int slot(int line, int chunk) {
+    return line * kPerLine + (chunk ^ (along_k ? line / 2 % 4 : line % 8));
+  }
+};
+
+/// Copies 16 bytes without passing through registers; of the source the first `bytes` are read, the rest is zero.
+__device__ inline void copy_async(uint4* shared, const void* global, int bytes) {
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits for this thread's copies but those of the latest `pending` groups.
+template <int pending>
+__device__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/// Brings tiles of one factor to shared memory, one step of kTileK after the other. A thread has the same chunk of
+/// every kLinesAtOnce-th line. Zero outside the matrix, in both factors: 0 * 0 adds nothing, where 0 * NaN would.
+template <typename T, bool along_k, int rows, int threads, bool aligned>
+class Loader {
+ public:
+  using Slots = Layout<along_k, rows>;
+
+  __device__ Loader(const Factor<T, along_k>& f, int64_t first_row)
+      : line_(threadIdx.x / Slots::kPerLine), at_(threadIdx.x % Slots::kPerLine * kChunk) {
+    slot_ = Slots::slot(static_cast<int>(line_), static_cast<int>(at_) / kChunk);
+    (along_k ? line_ : at_) += first_row;
+    from_ = f.data + line_ * f.ld + at_;
+  }
+
+  /// The next step's tile; past the end, nothing is read.
+  __device__ void load(const Factor<T, along_k>& f, int64_t k_extent, uint4* __restrict__ tile) {
+    const int64_t line_end = along_k ? f.extent : k_extent;
+    const int64_t left = (along_k ? k_extent : f.extent) - at_;  // in the line, from this chunk on
+    const int inside = left >= kChunk ? kChunk : left > 0 ? static_cast<int>(left) : 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int valid = line_ + i * kLinesAtOnce < line_end ? inside : 0;
+      const T* from = from_ + i * kLinesAtOnce * f.ld;
+      uint4* to = tile + slot_ + i * kLinesAtOnce * Slots::kPerLine;
+      if constexpr (aligned) {
+        copy_async(to, from, valid * static_cast<int>(sizeof(T)));
+      } else {
+        Pack<T, kChunk> pack;
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) pack.at[j] = j < valid ? from[j] : from_float<T>(0.0f);
+        *to = bit_cast<uint4>(pack);
+      }
+    }
+    (along_k ? at_ : line_) += kTileK;
+    from_ += along_k ? kTileK : kTileK * f.ld;
+  }
+
+ private:
+  static constexpr int kLinesAtOnce = threads / Slots::kPerLine, kEach = Slots::kLines / kLinesAtOnce;
+  // A multiple of 8: the permutation of a thread's lines is that of its first.
+  static_assert(kLinesAtOnce % 8 == 0 && kEach * kLinesAtOnce == Slots::kLines);
+  int64_t line_, at_;  ///< in the matrix
+  const T* from_;      ///< may point outside the matrix, where nothing is read
+  int slot_;
+};
+
+/// 16 rows by 16 k of a tile as four 8x8 matrices, (row, k) = (0,0), (8,0), (0,8), (8,8): lane l gets of each the
+/// elements (l / 4, l % 4 * 2) and the next along k. That is the first operand of mma.m16n8k16; of the second it is
+/// two, matrices 0 and 2 for rows 0 .. 7, 1 and 3 for rows 8 .. 15. Lanes 8i .. 8i + 7 give the addresses of matrix i,
+/// a line each; tiles along rows hold it transposed, and ldmatrix turns it round.
+template <bool along_k, int rows>
+__device__ void load_block(const uint4* __restrict__ tile, int row, int k, unsigned (&x)[4]) {
+  const int lane = threadIdx.x % kWarp, matrix = lane / 8;
+  row += matrix % 2 * 8 + (along_k ? lane % 8 : 0);
+  k += matrix / 2 * 8 + (along_k ? 0 : lane % 8);
+  const int slot = Layout<along_k, rows>::slot(along_k ? row : k, (along_k ? k : row) / kChunk);
+  const auto from = static_cast<unsigned>(__cvta_generic_to_shared(tile + slot));
+  if constexpr (along_k) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+  }
+}
+
+/// sum += a * b over one block of 16 along k.
+template <typename T>
+__device__ void multiply_block(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  if constexpr (std::is_same_v<T, __half>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(std::is_same_v<T, __nv_bfloat16>);
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+template <typename T>
+struct alignas(2 * sizeof(T)) Pair {
+  T first, second;
+};
+
+/// Elements (m, n) and (m, n + 1) of c, each rounded once. `pairs`: both lie in one word.
+template <typename T>
+__device__ void store_pair(T* __restrict__ c, int64_t m, int64_t n, int64_t m_extent, int64_t n_extent,
+                           const T* __restrict__ bias, bool pairs, float first, float second) {
+  if (m >= m_extent || n >= n_extent) return;
+  const bool both = n + 1 < n_extent;
+  if (bias != nullptr) {
+    first += to_float(bias[n]);
+    if (both) second += to_float(bias[n + 1]);
+  }
+  T* place = c + m * n_extent + n;
+  if (pairs) {
+    *reinterpret_cast<Pair<T>*>(place) = {from_float<T>(first), from_float<T>(second)};
+    return;
+  }
+  place[0] = from_float<T>(first);
+  if (both) place[1] = from_float<T>(second);
+}
+
+/// Tile number -> (m, n) in tiles: in bands of 16 tiles of m, n outside, so that the blocks that run together share
+/// rows and columns in L2.
+__device__ inline void place_of(int64_t tile, int64_t tiles_m, int64_t tiles_n, int64_t& m, int64_t& n) {
+  constexpr int64_t kBand = 16;
+  const int64_t first = tile / (kBand * tiles_n) * kBand, within = tile % (kBand * tiles_n);
+  const int64_t height = tiles_m - first < kBand ? tiles_m - first : kBand;
+  m = first + within % height;
+  n = within / height;
+}
+
+/// c: [a.extent, b.extent], contiguous. bias: [b.extent] or null. Launch with launch_mma().
+template <typename T, bool a_along_k, bool b_along_k, typename Tile, bool aligned>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void kernel(Factor<T, a_along_k> a, Factor<T, b_along_k> b,
+                                                                        int64_t k_extent, const T* __restrict__ bias,
+                                                                        T* __restrict__ c) {
+  using LoaderA = Loader<T, a_along_k, Tile::kM, Tile::kThreads, aligned>;
+  using LoaderB = Loader<T, b_along_k, Tile::kN, Tile::kThreads, aligned>;
+  __shared__ __align__(128) uint4 a_tile[kStages][LoaderA::Slots::kChunks];
+  __shared__ __align__(128) uint4 b_tile[kStages][LoaderB::Slots::kChunks];
+  int64_t first_m, first_n;
+  place_of(blockIdx.x, ceil_div(a.extent, Tile::kM), ceil_div(b.extent, Tile::kN), first_m, first_n);
+  first_m *= Tile::kM, first_n *= Tile::kN;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int warp_m = warp / Tile::kWarpsN * Tile::kWarpM, warp_n = warp % Tile::kWarpsN * Tile::kWarpN;
+  constexpr int kBlocksM = Tile::kWarpM / 16, kBlocksN = Tile::kWarpN / 8;
+  float sum[kBlocksM][kBlocksN][4] = {};
+
+  LoaderA load_a(a, first_m);
+  LoaderB load_b(b, first_n);
+  const int64_t steps = ceil_div(k_extent, kTileK);
+  // Every condition on steps is the same for the whole block. A group is committed per step, an empty one at the end,
+  // so that the number of groups says which step has arrived.
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < steps) {
+      load_a.load(a, k_extent, a_tile[stage]);
+      load_b.load(b, k_extent, b_tile[stage]);
+    }
+    commit_copies();
+  }
+  int now = 0, free = kStages - 1;  // stages: computed now, and filled for the step kStages - 1 ahead
+  for (int64_t step = 0; step < steps; ++step) {
+    wait_for_copies<kStages - 2>();  // this thread's part of the step has arrived
+    __syncthreads();                 // everyone's has; and `free`, read in the step before, is read no more
+    if (step + kStages - 1 < steps) {
+      load_a.load(a, k_extent, a_tile[free]);
+      load_b.load(b, k_extent, b_tile[free]);
+    }
+    commit_copies();
+#pragma unroll
+    for (int k = 0; k < kTileK; k += kBlockK) {
+      unsigned x[kBlocksM][4], y[kBlocksN / 2][4];
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) load_block<a_along_k, Tile::kM>(a_tile[now], warp_m + i * 16, k, x[i]);
+#pragma unroll
+      for (int j = 0; j < kBlocksN / 2; ++j) load_block<b_along_k, Tile::kN>(b_tile[now], warp_n + j * 16, k, y[j]);
+#pragma unroll
+      for (int i = 0; i < kBlocksM; ++i) {
+#pragma unroll
+        for (int j = 0; j < kBlocksN; ++j) multiply_block<T>(sum[i][j], x[i], y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
+      }
+    }
+    now = now + 1 == kStages ? 0 : now + 1;
+    free = free + 1 == kStages ? 0 : free + 1;
+  }
+
+  // Lane l holds (l / 4, l % 4 * 2) of each 16x8 block and the next in n, and the same two 8 rows below.
+  const bool pairs = b.extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(Pair<T>) == 0;
+#pragma unroll
+  for (int i = 0; i < kBlocksM; ++i) {
+    const int64_t m = first_m + warp_m + i * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < kBlocksN; ++j) {
+      const int64_t n = first_n + warp_n + j * 8 + lane % 4 * 2;
+      store_pair(c, m, n, a.extent, b.extent, bias, pairs, sum[i][j][0], sum[i][j][1]);
+      store_pair(c, m + 8, n, a.extent, b.extent, bias, pairs, sum[i][j][2], sum[i][j][3]);
+    }
+  }
+}
+
+template <typename Tile>
+int64_t count_tiles(int64_t m, int64_t n) {
+  return ceil_div(m, Tile::kM) * ceil_div(n, Tile::kN);
+}
+
+}  // namespace mma
+
+/// Enqueues and says which variant; the caller asks for launch errors once, after its last kernel. A grid holds 2^31
+/// tiles, more than any memory holds of c.
+template <bool a_along_k, bool b_along_k, typename T>
+const char* launch_mma(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
+                       T* c, cudaStream_t stream) {
+  using namespace mma;
+  if (a.extent == 0 || b.extent == 0) return "nothing to do";
+  // About the multiprocessors of a large GPU: with fewer tiles some would idle. A constant, since a report should name
+  // the same kernel on any GPU.
+  constexpr int64_t kFewTiles = 128;
+  const auto launch = [&]<typename Tile, bool aligned>(std::type_identity<Tile>, std::bool_constant<aligned>) {
+    const auto blocks = static_cast<unsigned>(count_tiles<Tile>(a.extent, b.extent));
+    kernel<T, a_along_k, b_along_k, Tile, aligned><<<blocks, Tile::kThreads, 0, stream>>>(a, b, k_extent, bias, c);
+  };
+  if (!a.aligned || !b.aligned) {
+    launch(std::type_identity<SmallTile>{}, std::false_type{});
+    return "mma 64x64, element loads";
+  }
+  if (count_tiles<LargeTile>(a.extent, b.extent) < kFewTiles) {
+    launch(std::type_identity<SmallTile>{}, std::true_type{});
+    return "mma 64x64";
+  }
+  launch(std::type_identity<LargeTile>{}, std::true_type{});
+  return "mma 128x128";
+}
+
+}  // namespace checkop::kernels

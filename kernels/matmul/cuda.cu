@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// matmul / cuda: portable CUDA, one fp32 accumulator per element; fp16 and bf16 on tensor cores, fp32 on CUDA cores.
+//   forward   c = a * b     backward  da = grad_c * b^T, db = a^T * grad_c
+//   a, da: [rows, k_dim]   b, db: [k_dim, n_dim]   c, grad_c: [rows, n_dim]
+//   all of one dtype, f32|f16|bf16, row-major, contiguous
+//   Limits: fp32: k_dim and n_dim <= 65535 * 128, outputs at 16-byte boundaries.
+//   Expected error: contraction class; fp16 and bf16: a chain of k/16 blocks, fp32: chains of 512 + k/512, then one
+//   rounding. The bits of a row do not depend on the other rows: see gemm_mma.cuh and gemm_tile.cuh.
+#include "product.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "cuda", "matmul", "forward", CHECKOP_CUDA, 80, 0, matmul_forward_workspace,
+     launch_matmul_forward},
+    {sizeof(checkop_kernel), "cuda", "matmul", "backward", CHECKOP_CUDA, 80, 0, matmul_backward_workspace,
+     launch_matmul_backward},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }

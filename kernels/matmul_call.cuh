@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of a call of matmul or det_gemm: sizes, and what every CUDA candidate of theirs refuses.
+#pragma once
+
+#include "common.cuh"
+
+namespace checkop::kernels {
+
+struct MatmulSizes {
+  int64_t rows = 0, k_dim = 0, n_dim = 0;
+};
+
+/// Sizes as far as the shapes tell; zeros for shapes that check_matmul() will refuse.
+inline MatmulSizes matmul_sizes(const checkop_call* call) {
+  if (call->n_inputs < 2 || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
+  return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), last_extent(call->inputs[1])};
+}
+
+/// a, b, backward grad_c -> c or da, db: dtype, shape and strides.
+inline checkop_status check_matmul(const checkop_call* call, bool backward, size_t workspace_bytes) {
+  CallCheck check(call);
+  if (check.counts(backward ? 3 : 2, backward ? 2 : 1).failed()) return check.status();
+  const checkop_tensor &a = call->inputs[0], &b = call->inputs[1];
+  if (check.rank_at_least(a, "a", 1).rank_at_least(b, "b", 2).failed()) return check.status();
+  const int64_t k_dim = last_extent(a), n_dim = last_extent(b);
+  const int32_t n_leading = a.rank - 1;
+  check.float_dtype(a, "a").contiguous(a, "a");
+  check.dtype(b, "b", a.dtype).shape(b, "b", a, 0, {k_dim, n_dim}).contiguous(b, "b");
+  const auto like_c = [&](const checkop_tensor& t, const char* name) {
+    check.dtype(t, name, a.dtype).shape(t, name, a, n_leading, {n_dim}).contiguous(t, name);
+  };
+  if (backward) {
+    const checkop_tensor &da = call->outputs[0], &db = call->outputs[1];
+    like_c(call->inputs[2], "grad_c");
+    check.dtype(da, "da", a.dtype).shape(da, "da", a, a.rank, {}).contiguous(da, "da");
+    check.dtype(db, "db", a.dtype).shape(db, "db", b, 2, {}).contiguous(db, "db");
+  } else {
+    like_c(call->outputs[0], "c");
+  }
+  return check.workspace(workspace_bytes).status();
+}
+
+}  // namespace checkop::kernels

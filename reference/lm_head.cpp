@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// lm_head: logits = hidden * weight^T + bias, the last layer of a language model.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "operator.hpp"
+#include "product.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRowHidden = "batch seq hidden", kRowVocab = "batch seq vocab",
+                           kVocabHidden = "vocab hidden";
+constexpr TensorSpec kHidden{"hidden", kRowHidden};
+constexpr TensorSpec kWeight{"weight", kVocabHidden, Fill::weight, "hidden"};
+constexpr TensorSpec kBias{"bias", "vocab", Fill::normal, "", {}, /*optional=*/true};
+constexpr TensorSpec kGradLogits{"grad_logits", kRowVocab, Fill::upstream};
+
+constexpr std::array kForwardIn{kHidden, kWeight, kBias};
+constexpr std::array kForwardOut{OutputSpec{{"logits", kRowVocab}, Numerics::contraction, "hidden"}};
+constexpr std::array kBackwardIn{kHidden, kWeight, kBias, kGradLogits};
+constexpr std::array kBackwardOut{
+    OutputSpec{{"dhidden", kRowHidden}, Numerics::contraction, "vocab"},
+    OutputSpec{{"dweight", kVocabHidden}, Numerics::contraction, "batch*seq"},
+    OutputSpec{{"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true}, Numerics::reduction, "batch*seq"},
+};
+
+/// A tensor [batch, seq, x] as a matrix of rows.
+Factor rows_of(const Tensor& t, bool transposed = false) {
+  return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
+}
+
+/// Emits output `index` = sum of the rows of `matrix`, with a magnitude as emit_product's.
+void emit_column_sums(const GoldArgs& args, int index, const Factor& matrix) {
+  constexpr int64_t kBlock = 1024;  // columns of a task: each row's part is decoded at once
+  args.parallel_for((matrix.columns + kBlock - 1) / kBlock, [&](int64_t task) {
+    const int64_t first = task * kBlock, n = std::min(kBlock, matrix.columns - first);
+    const auto count = static_cast<size_t>(n);
+    std::vector<double> row(count), row_square(count), value(count), magnitude(count);
+    const std::vector<double> rounding(count, 0.0);
+    for (int64_t r = 0; r < matrix.rows; ++r) {
+      decode_block(matrix, r, 1, first, n, row.data(), row_square.data());
+      for (size_t i = 0; i < count; ++i) value[i] += row[i], magnitude[i] += row_square[i];
+    }
+    for (size_t i = 0; i < count; ++i) magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]);
+    args.sink({index, first, n, 1, value.data(), magnitude.data(), rounding.data()});
+  });
+}
+
+/// Gold of lm_head.
+///   in:  hidden[batch, seq, hidden], weight[vocab, hidden], bias[vocab] optional     out: logits[batch, seq, vocab]
+///   logits = hidden weight^T + bias
+void forward(const GoldArgs& args) {
+  const Tensor &hidden = args.in(0), &weight = args.in(1);
+  emit_product(args, 0, rows_of(hidden), rows_of(weight, true), args.inputs[2]);
+}
+
+/// Gold of lm_head's gradients.
+///   in:  as forward, then grad_logits[batch, seq, vocab]
+///   out: dhidden[batch, seq, hidden] = grad_logits weight,  dweight[vocab, hidden] = grad_logits^T hidden,
+///        dbias[vocab] = sum of grad_logits over rows
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  const Tensor &hidden = args.in(0), &weight = args.in(1), &grad = args.in(3);
+  emit_product(args, 0, rows_of(grad), rows_of(weight));
+  emit_product(args, 1, rows_of(grad, true), rows_of(hidden));
+  if (args.has(2)) emit_column_sums(args, 2, rows_of(grad));
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kLmHead;
+constexpr Operator kLmHead{"lm_head", "reduction", "logits = hidden weight^T + bias", "batch seq", {}, kPasses};
+
+}  // namespace checkop
