@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one call: builds, checks the CUDA candidates, runs them under compute-sanitizer.
 #
-#   scripts/gpu.sh DIR       reports and logs go to DIR
+#   scripts/gpu.sh DIR             everything; reports and logs go to DIR
+#   scripts/gpu.sh DIR judge       GPU tests and reports only
+#   scripts/gpu.sh DIR sanitize    compute-sanitizer only
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are.
@@ -12,8 +14,9 @@
 # device, no sanitizer), ran out of time, or left no report.
 set -euo pipefail
 
-if [[ $# -ne 1 ]]; then
-  echo "usage: scripts/gpu.sh DIR" >&2
+readonly stage=${2:-all}
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [judge|sanitize]" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -102,60 +105,61 @@ find kernels src/check_operator.h -type f | LC_ALL=C sort | xargs sha256sum >"$o
 cmake --preset cuda
 cmake --build --preset cuda --parallel "$(nproc)"
 
-# --- what a GPU does wrong, through the whole program --------------------------------------------------------------------
-rc=0 start=$SECONDS
-timeout --kill-after=10 300 ctest --preset cuda -L gpu >"$out/gpu-tests.log" 2>&1 || rc=$?
-if ((rc != 0)); then
-  trouble=1
-  tail -n 40 "$out/gpu-tests.log"
-fi
-row gpu-tests "$(meaning "$rc"), $(grep -c ' Passed ' "$out/gpu-tests.log" || true) passed" $((SECONDS - start)) gpu-tests.log
-
-# --- sizes of use ------------------------------------------------------------------------------------------------------
-judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
-judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 \
-  --check-grad
-judge matmul 600 --op matmul --candidate cublas --dtype bf16 --batch 1 --seq 4096 --k-dim 4096 --n-dim 4096 --check-grad
-judge matmul-64x14336x4096 600 --op matmul --candidate cublas --dtype bf16 --batch 1 --seq 64 --k-dim 14336 \
-  --n-dim 4096 --check-grad
-
-# --- edges of warps, vectors, tiles and blocks, in every dtype ---------------------------------------------------------
-readonly all=fp32,fp16,bf16
-judge logp-small 600 --op logp --candidate cuda --dtype $all --batch 2 --seq 1,5 --check-grad \
-  --vocab 1,2,31,32,33,127,128,129,255,256,257,1024,1025,4095,4096,4097,8192,8193,50257
-judge linear_logp-small 600 --op linear_logp --candidate cuda --dtype $all --batch 1 --seq 1,7,129 --hidden 1,40,513 \
-  --vocab 1,257,300,513 --check-grad
-judge linear_logp-bias 600 --op linear_logp --candidate cuda --dtype $all --batch 2 --seq 33 --hidden 80 \
-  --vocab 300,1000 --with bias --check-grad
-# More than one block of rows (1024) and of columns (16384).
-judge linear_logp-blocks 600 --op linear_logp --candidate cuda --dtype bf16 --batch 1 --seq 1030 --hidden 24 \
-  --vocab 16384,17001 --with bias --check-grad
-judge matmul-small 600 --op matmul --candidate cublas --dtype $all --batch 2 --seq 1,7,64 --k-dim 1,17,128 \
-  --n-dim 1,31,256 --check-grad
-
-# --- sanitizers, at sizes that they finish -----------------------------------------------------------------------------
-sanitizer=$(find_sanitizer || true)
-readonly sanitizer
-# The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
-if [[ -n $sanitizer ]]; then
-  timeout --kill-after=10 120 "$sanitizer" --tool memcheck --target-processes all --error-exitcode 86 \
-    "$tool" --op matmul --device cuda --batch 1 --seq 2 --k-dim 4 --n-dim 4 --candidate illegal_address \
-    --plugin build/cuda/tests/plugins/gpu_faults.so >"$out/sanitizer-control.log" 2>&1 || true
-  if grep -q 'Invalid __global__ write' "$out/sanitizer-control.log"; then
-    row sanitizer-control "illegal write reported" 0 sanitizer-control.log
-  else
-    row sanitizer-control "BLIND: illegal write not seen" 0 sanitizer-control.log
+run_checks() {
+  # --- what a GPU does wrong, through the whole program --------------------------------------------------------------------
+  local rc=0 start=$SECONDS
+  timeout --kill-after=10 300 ctest --preset cuda -L gpu >"$out/gpu-tests.log" 2>&1 || rc=$?
+  if ((rc != 0)); then
     trouble=1
+    tail -n 40 "$out/gpu-tests.log"
   fi
-fi
-for check in memcheck racecheck initcheck synccheck; do
-  sanitize "$check" logp --op logp --candidate cuda --dtype fp32,bf16 --batch 2 --seq 3 --vocab 1,257,4104 --check-grad
-  sanitize "$check" linear_logp --op linear_logp --candidate cuda --dtype fp32,bf16 --batch 1 --seq 130 --hidden 33 \
-    --vocab 700 --with bias --check-grad
-done
-sanitize memcheck matmul --op matmul --candidate cublas --dtype fp32,bf16 --batch 2 --seq 7 --k-dim 64 --n-dim 96 \
-  --check-grad
+  row gpu-tests "$(meaning "$rc"), $(grep -c ' Passed ' "$out/gpu-tests.log" || true) passed" $((SECONDS - start)) gpu-tests.log
 
+  # --- sizes of use ------------------------------------------------------------------------------------------------------
+  judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
+  judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 \
+    --check-grad
+  judge matmul 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 4096 --k-dim 4096 --n-dim 4096 --check-grad
+  judge matmul-64x14336x4096 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 64 --k-dim 14336 \
+    --n-dim 4096 --check-grad
+
+  # --- every operator, forward and backward, in every dtype ---------------------------------------------------------------
+  judge smoke 900 --suite smoke --candidate all
+  judge ci 900 --suite ci --candidate all
+
+  # --- edges of warps, vectors, tiles and blocks that the suites lack -----------------------------------------------------
+  local all=fp32,fp16,bf16
+  judge logp-edges 300 --op logp --candidate cuda --dtype $all --batch 2 --seq 1,5 --check-grad \
+    --vocab 2,255,256,1024,1025,4095,8192,8193
+  judge linear_logp-edges 300 --op linear_logp --candidate cuda --dtype $all --batch 1 --seq 1,129 --hidden 40,513 \
+    --vocab 257,513 --check-grad
+  # More than one block of rows (1024) and of columns (16384).
+  judge linear_logp-blocks 300 --op linear_logp --candidate cuda --dtype bf16 --batch 1 --seq 1030 --hidden 24 \
+    --vocab 16384,17001 --with bias --check-grad
+}
+
+run_sanitizers() {
+  # --- sanitizers, over the smoke suite in two dtypes -----------------------------------------------------------------------------
+  sanitizer=$(find_sanitizer || true)
+  # The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
+  if [[ -n $sanitizer ]]; then
+    timeout --kill-after=10 120 "$sanitizer" --tool memcheck --target-processes all --error-exitcode 86 \
+      "$tool" --op matmul --device cuda --batch 1 --seq 2 --k-dim 4 --n-dim 4 --candidate illegal_address \
+      --plugin build/cuda/tests/plugins/gpu_faults.so >"$out/sanitizer-control.log" 2>&1 || true
+    if grep -q 'Invalid __global__ write' "$out/sanitizer-control.log"; then
+      row sanitizer-control "illegal write reported" 0 sanitizer-control.log
+    else
+      row sanitizer-control "BLIND: illegal write not seen" 0 sanitizer-control.log
+      trouble=1
+    fi
+  fi
+  for check in memcheck initcheck synccheck racecheck; do
+    sanitize "$check" smoke --suite smoke --candidate all --dtype fp32,bf16
+  done
+}
+
+[[ $stage == sanitize ]] || run_checks
+[[ $stage == judge ]] || run_sanitizers
 printf '\n'
-printf '%s\n' "${table[@]}" | tee "$out/table.txt"
+printf '%s\n' "${table[@]}" | tee "$out/table-$stage.txt"
 exit $trouble

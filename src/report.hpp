@@ -47,7 +47,7 @@ std::vector<Verdict> verdicts_of(const Report& report);
 /// A run whose every gold was zero throughout has shown nothing: its passes become vacuous.
 void refuse_zero_gold(Report& report);
 
-/// The report as JSON (contracts/report.schema.json), keys sorted, two spaces; what differs from run to run is under
+/// The report as JSON (contracts/report.schema.json), keys sorted; what differs from run to run is under
 /// "volatile".
 std::string to_json(const Report& report);
 

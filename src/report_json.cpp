@@ -80,11 +80,13 @@ Json output(const CaseRecord& record, size_t index) {
           {"worst", element(comparison.worst, shape)}};
 }
 
+/// Where and what the bits were only stands there when they differ.
 Json bits(const BitDifference& difference) {
-  return {{"compared", difference.compared},
-          {"different", difference.different},
-          {"first_index", difference.first_index},
-          {"bits", {fmt::format("{:#x}", difference.a_bits), fmt::format("{:#x}", difference.b_bits)}}};
+  Json json = {{"compared", difference.compared}, {"different", difference.different}};
+  if (difference.different == 0) return json;
+  json["first_index"] = difference.first_index;
+  json["bits"] = {fmt::format("{:#x}", difference.a_bits), fmt::format("{:#x}", difference.b_bits)};
+  return json;
 }
 
 /// What repetition and the batch did to each output's bits; kept also where the contract does not demand it.
@@ -280,7 +282,7 @@ std::string to_json(const Report& report) {
         {"wall_ms", report.wall_ms},
         {"timings", timings(report)}}}};
   // A message may hold any bytes that a plugin wrote: what is not UTF-8 is replaced, never an exception.
-  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return root.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 void refuse_zero_gold(Report& report) {
