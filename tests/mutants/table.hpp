@@ -53,7 +53,10 @@ inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
-inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward";
+/// Results that are far from zero and rounded to the case's dtype, over 8 rows and 8 columns or more.
+inline constexpr std::string_view kMatrices =
+    "logp/backward linear_logp/backward matmul/forward matmul/backward rms_norm/forward rms_norm/backward";
+inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward rms_norm/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -76,11 +79,9 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::constant_output, "constant_output", "accuracy"},
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
     // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
-    {Fault::transposed_block, "transposed_block", "accuracy",
-     "logp/backward linear_logp/backward matmul/forward matmul/backward"},
+    {Fault::transposed_block, "transposed_block", "accuracy", kMatrices},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
-    {Fault::truncation, "truncation", "accuracy", "logp/backward linear_logp/backward matmul/forward matmul/backward",
-     "bf16 fp16"},
+    {Fault::truncation, "truncation", "accuracy", kMatrices, "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
