@@ -10,10 +10,11 @@ extern const Operator kLogp;        // logp.cpp
 extern const Operator kLinearLogp;  // linear_logp.cpp
 extern const Operator kMatmul;      // matmul.cpp
 extern const Operator kRmsNorm;     // rms_norm.cpp
+extern const Operator kSilu;        // silu.cpp
 extern const Operator kSwiglu;      // swiglu.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array<const Operator*, 5> kTable{&kLogp, &kLinearLogp, &kMatmul, &kRmsNorm, &kSwiglu};
+  static constexpr std::array<const Operator*, 6> kTable{&kLogp, &kLinearLogp, &kMatmul, &kRmsNorm, &kSilu, &kSwiglu};
   return kTable;
 }
 

@@ -56,9 +56,9 @@ inline constexpr std::string_view kModelled =
 /// Results that are far from zero and rounded to the case's dtype, over 8 rows and 8 columns or more.
 inline constexpr std::string_view kMatrices =
     "logp/backward linear_logp/backward matmul/forward matmul/backward rms_norm/forward rms_norm/backward "
-    "swiglu/forward swiglu/backward";
+    "silu/forward silu/backward swiglu/forward swiglu/backward";
 inline constexpr std::string_view kGradients =
-    "logp/backward linear_logp/backward matmul/backward rms_norm/backward swiglu/backward";
+    "logp/backward linear_logp/backward matmul/backward rms_norm/backward silu/backward swiglu/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
