@@ -12,9 +12,11 @@ extern const Operator kMatmul;      // matmul.cpp
 extern const Operator kRmsNorm;     // rms_norm.cpp
 extern const Operator kSilu;        // silu.cpp
 extern const Operator kSwiglu;      // swiglu.cpp
+extern const Operator kEmbedding;   // embedding.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array<const Operator*, 6> kTable{&kLogp, &kLinearLogp, &kMatmul, &kRmsNorm, &kSilu, &kSwiglu};
+  static constexpr std::array<const Operator*, 7> kTable{&kLogp, &kLinearLogp, &kMatmul,   &kRmsNorm,
+                                                         &kSilu, &kSwiglu,     &kEmbedding};
   return kTable;
 }
 

@@ -40,6 +40,7 @@ const std::vector<Shapes>& shapes() {
       {"matmul", {{"batch", 2}, {"seq", 24}, {"k_dim", 256}, {"n_dim", 72}}, {}},
       {"rms_norm", {{"batch", 2}, {"seq", 24}, {"hidden", 200}}, {}},
       {"rms_norm", {{"batch", 2}, {"seq", 24}, {"hidden", 200}}, {"mask"}},
+      {"embedding", {{"batch", 2}, {"seq", 24}, {"vocab", 23}, {"hidden", 40}}, {}},
       {"silu", {{"batch", 2}, {"seq", 24}, {"hidden", 200}}, {}},
       {"swiglu", {{"batch", 2}, {"seq", 24}, {"hidden", 200}}, {}},
   };
