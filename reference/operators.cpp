@@ -9,11 +9,16 @@ namespace checkop {
 extern const Operator kLogp;        // logp.cpp
 extern const Operator kLinearLogp;  // linear_logp.cpp
 extern const Operator kMatmul;      // matmul.cpp
-extern const Operator kLmHead;      // lm_head.cpp
 extern const Operator kDetGemm;     // det_gemm.cpp
+extern const Operator kLmHead;      // lm_head.cpp
+extern const Operator kRmsNorm;     // rms_norm.cpp
+extern const Operator kSilu;        // silu.cpp
+extern const Operator kSwiglu;      // swiglu.cpp
+extern const Operator kEmbedding;   // embedding.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array<const Operator*, 5> kTable{&kLogp, &kLinearLogp, &kMatmul, &kLmHead, &kDetGemm};
+  static constexpr std::array kTable{&kLogp,    &kLinearLogp, &kMatmul, &kDetGemm,  &kLmHead,
+                                     &kRmsNorm, &kSilu,       &kSwiglu, &kEmbedding};
   return kTable;
 }
 

@@ -18,7 +18,11 @@ void GoldArgs::parallel_for(int64_t n, const std::function<void(int64_t)>& body)
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink) {
   std::vector<const Tensor*> present;
   for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
-  c.pass->gold({present, c.attrs, threads, sink});
+  std::vector<Shape> output_shapes;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    output_shapes.push_back(is_present(c, spec.tensor) ? shape_of(c, spec.tensor) : Shape());
+  }
+  c.pass->gold({present, c.attrs, threads, sink, output_shapes});
 }
 
 int64_t sum_terms(const Case& c, const OutputSpec& output) {

@@ -73,6 +73,7 @@ struct GoldArgs {
   std::span<const double> attrs;          ///< in the order of the operator
   unsigned threads = 1;                   ///< results do not depend on it
   GoldSink sink;
+  std::vector<Shape> output_shapes = {};  ///< in the order of the pass; an absent output's is empty
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }

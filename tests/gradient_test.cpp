@@ -42,13 +42,16 @@ Case variant_case(const Variant& variant, int64_t smallest) {
   return gold_case(variant.op->name, "backward", DType::f64, dims, optionals);
 }
 
-/// The inputs of the forward pass among those of the backward pass, copied, moved by step*direction[input][element].
-std::vector<Tensor> moved_inputs(const Case& forward, const Case& backward, const std::vector<Tensor>& inputs,
+/// Copies of the forward pass's inputs, moved by step*direction[input][element]: of those that the backward pass has,
+/// and else of its own, such as a table that its gradient does not depend on.
+std::vector<Tensor> moved_inputs(const Case& forward, const std::vector<Tensor>& inputs,
                                  const std::vector<std::vector<double>>& direction, double step) {
+  const std::vector<Tensor> own = gold_inputs(forward);
   std::vector<Tensor> moved;
   for (size_t i = 0; i < forward.pass->inputs.size(); ++i) {
     const TensorSpec& spec = forward.pass->inputs[i];
-    const Tensor& from = inputs[input_index(*backward.pass, spec.name)];
+    const auto same = std::find_if(inputs.begin(), inputs.end(), [&](const Tensor& t) { return t.name == spec.name; });
+    const Tensor& from = same != inputs.end() ? *same : own[i];
     moved.push_back(gold_input(forward, spec, [&](int64_t e) {
       return direction[i].empty() ? from.at(e) : from.at(e) + step * direction[i][static_cast<size_t>(e)];
     }));
@@ -87,7 +90,7 @@ class Gradient : public testing::TestWithParam<Variant> {
   }
 
   double loss_at(double step) const {
-    return loss(forward_, backward_, inputs_, moved_inputs(forward_, backward_, inputs_, direction_, step));
+    return loss(forward_, backward_, inputs_, moved_inputs(forward_, inputs_, direction_, step));
   }
 
   double difference() const {
@@ -95,7 +98,7 @@ class Gradient : public testing::TestWithParam<Variant> {
   }
 
   Case forward_, backward_;
-  std::vector<Tensor> inputs_;
+  std::vector<Tensor> inputs_;  ///< of the backward pass
   std::vector<GoldOutput> gradients_;
   std::vector<std::vector<double>> direction_;  ///< of each forward input; empty: it stays
 };

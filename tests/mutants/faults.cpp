@@ -37,7 +37,7 @@ Model model_with(Fault fault, const Operator& op) {
   Model model;
   const bool has_softmax = op.name == "logp" || op.name == "linear_logp";
   if (fault == Fault::dropped_last_tile) (has_softmax ? model.skip_vocab : model.skip_terms) = has_softmax ? 128 : 32;
-  if (fault == Fault::last_k_dropped) model.skip_terms = 1;
+  if (fault == Fault::last_k_dropped || fault == Fault::last_token_lost) model.skip_terms = 1;
   if (fault == Fault::wrong_label) model.label_shift = 1;
   if (fault == Fault::softmax_term_dropped) model.softmax_scale = 0;
   if (fault == Fault::softmax_sign_flipped) model.softmax_scale = -1;
@@ -149,12 +149,20 @@ void write_behind_end(const Site& s) {
   std::memset(s.data(0) + s.values[0].size() * bytes, 0x3f, bytes);
 }
 
+/// The first input of floating-point numbers: other ids might be out of range, which a second run would refuse.
+const checkop_tensor& first_float_input(const Site& s) {
+  int32_t i = 0;
+  while (i + 1 < s.call.n_inputs && !info(static_cast<DType>(s.call.inputs[i].dtype)).is_float) ++i;
+  return s.call.inputs[i];
+}
+
 void overwrite_input(const Site& s) {
-  std::memset(s.call.inputs[0].data, 0x3f, info(static_cast<DType>(s.call.inputs[0].dtype)).bytes);
+  const checkop_tensor& input = first_float_input(s);
+  std::memset(input.data, 0x3f, info(static_cast<DType>(input.dtype)).bytes);
 }
 
 /// The second run puts back what the first one changed.
-void toggle_input(const Site& s) { static_cast<unsigned char*>(s.call.inputs[0].data)[0] ^= 1u; }
+void toggle_input(const Site& s) { static_cast<unsigned char*>(first_float_input(s).data)[0] ^= 1u; }
 
 bool is_odd_call() {
   static std::atomic<unsigned> calls{0};
@@ -170,6 +178,7 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::none:
     case Fault::dropped_last_tile:
     case Fault::last_k_dropped:
+    case Fault::last_token_lost:
     case Fault::wrong_label:
     case Fault::softmax_term_dropped:
     case Fault::softmax_sign_flipped:

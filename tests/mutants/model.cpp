@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model that arithmetic mutants are made from. Operators written out as naively as can be.
+// The model that arithmetic mutants are made from. A few operators, written out as naively as can be.
 #include <algorithm>
 #include <cmath>
 
@@ -161,6 +161,19 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
         e.product(g.columns, hidden.columns, g.rows(), [&](auto v, auto h, auto r) { return g(r, v) * hidden(r, h); });
     const Matrix dbias = e.product(1, g.columns, g.rows(), [&](auto, auto v, auto r) { return g(r, v); });
     return {dhidden.values, dweight.values, dbias.values};
+  }
+  if (op.name == "embedding") {
+    const std::vector<int64_t> ids = ids_of(in[0]);
+    const auto tokens = static_cast<int64_t>(ids.size()), vocab = forward ? in[1].shape[0] : call.outputs[0].shape[0];
+    const Matrix source = matrix_of(in[1]);  // the table, or its rows' gradients
+    Matrix out = zeros(forward ? tokens : vocab, source.columns);
+    for (int64_t t = 0; t < tokens - (forward ? 0 : skip_terms); ++t)
+      for (int64_t h = 0; h < source.columns; ++h) {
+        const int64_t id = e.label(ids, t, vocab);
+        if (forward) out(t, h) = source(id, h);
+        if (!forward) out(id, h) += source(t, h);
+      }
+    return {out.values};
   }
   if (op.name == "logp") {
     const Matrix z = matrix_of(in[0]);

@@ -15,6 +15,7 @@ enum class Fault : uint8_t {
   // Arithmetic: model.cpp computes the operator with one thing wrong.
   dropped_last_tile,
   last_k_dropped,
+  last_token_lost,
   wrong_label,
   softmax_term_dropped,
   softmax_sign_flipped,
@@ -49,6 +50,8 @@ struct Mutant {
 
 inline constexpr std::string_view kSoftmaxPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward";
+inline constexpr std::string_view kWithIds =
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward embedding/forward embedding/backward";
 inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward";
 inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
@@ -56,21 +59,27 @@ inline constexpr std::string_view kContractions =
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward";
-inline constexpr std::string_view kGradients =
-    "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward";
-// Outputs with 8 rows and 8 columns that are told apart, of the case's dtype: not log-probabilities.
+/// Results that are far from zero and rounded to the case's dtype, over 8 rows and 8 columns or more.
 inline constexpr std::string_view kMatrices =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
-    "det_gemm/forward det_gemm/backward";
+    "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward "
+    "silu/forward silu/backward swiglu/forward swiglu/backward embedding/forward embedding/backward";
+inline constexpr std::string_view kControlled =
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
+    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward";
+inline constexpr std::string_view kGradients =
+    "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward rms_norm/backward "
+    "silu/backward swiglu/backward embedding/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
-    {Fault::none, "none", "", kModelled},
+    {Fault::none, "none", "", kControlled},
     {Fault::dropped_last_tile, "dropped_last_tile", "accuracy", kModelled},
+    {Fault::last_token_lost, "last_token_lost", "accuracy", "embedding/backward"},
     // A sum over the vocabulary that is short by one errs by one probability, about 1/vocab: within half an ulp of a
     // 16-bit gradient. Only sums over a contracted dimension are cut.
     {Fault::last_k_dropped, "last_k_dropped", "accuracy", kContractions},
-    {Fault::wrong_label, "wrong_label", "accuracy", kSoftmaxPasses},
+    {Fault::wrong_label, "wrong_label", "accuracy", kWithIds},
     {Fault::softmax_term_dropped, "softmax_term_dropped", "accuracy", kSoftmaxGradients},
     {Fault::softmax_sign_flipped, "softmax_sign_flipped", "accuracy", kSoftmaxGradients},
     {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
@@ -88,6 +97,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::zeros, "zeros", "accuracy"},
     {Fault::constant_output, "constant_output", "accuracy"},
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
+    // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
     {Fault::transposed_block, "transposed_block", "accuracy", kMatrices},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
     {Fault::truncation, "truncation", "accuracy", kMatrices, "bf16 fp16"},
@@ -111,6 +121,10 @@ inline bool contains_word(std::string_view list, std::string_view word) {
 }
 
 inline bool applies(const Mutant& mutant, const Operator& op, const Pass& pass) {
+  // What has no rows of its own cannot depend on the batch in them, and a copy has nothing to truncate.
+  const OutputSpec& first = pass.outputs[0];
+  if (mutant.fault == Fault::batch_dependent && !is_per_row(op, first.tensor)) return false;
+  if (mutant.fault == Fault::truncation && first.numerics == Numerics::exact) return false;
   return mutant.passes.empty() || contains_word(mutant.passes, std::string(op.name) + "/" + std::string(pass.name));
 }
 

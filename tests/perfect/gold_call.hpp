@@ -45,12 +45,15 @@ inline Values gold_values(const Pass& pass, const checkop_call& call) {
   Values values(pass.outputs.size());
   for (size_t i = 0; i < values.size(); ++i)
     if (call.outputs[i].data != nullptr) values[i].resize(static_cast<size_t>(count_of(call.outputs[i])));
-  pass.gold({present, attrs, /*threads=*/1, [&](const GoldRows& rows) {
-               std::vector<double>& to = values[static_cast<size_t>(rows.output)];
-               if (!to.empty())
-                 std::copy_n(rows.value, rows.n_rows * rows.columns,
-                             &to[static_cast<size_t>(rows.first_row * rows.columns)]);
-             }});
+  std::vector<Shape> output_shapes;
+  for (int32_t i = 0; i < call.n_outputs; ++i)
+    output_shapes.emplace_back(call.outputs[i].shape, call.outputs[i].shape + call.outputs[i].rank);
+  const auto keep = [&](const GoldRows& rows) {
+    std::vector<double>& to = values[static_cast<size_t>(rows.output)];
+    if (!to.empty())
+      std::copy_n(rows.value, rows.n_rows * rows.columns, &to[static_cast<size_t>(rows.first_row * rows.columns)]);
+  };
+  pass.gold({present, attrs, /*threads=*/1, keep, output_shapes});
   return values;
 }
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements in groups of one 16-byte load: what the memory-bound kernels move. A tensor whose rows do not start at
+// 16-byte boundaries is read and written element by element, in the same groups, so that sums over them keep their
+// bits.
+#pragma once
+
+#include <type_traits>
+
+#include "common.cuh"
+
+namespace checkop::kernels {
+
+template <typename T>
+constexpr int kGroupColumns = 16 / static_cast<int>(sizeof(T));
+
+/// Stays packed until it is used: unpacked early, each element would pass through a register of its own.
+template <typename T>
+struct Group {
+  static constexpr int kColumns = kGroupColumns<T>;
+  uint4 bits;
+
+  __device__ void unpack(float (&values)[kColumns]) const {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {  // one instruction an element; the library's conversion takes two
+      const auto words = bit_cast<Pack<uint32_t, 4>>(bits);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        values[i] = __uint_as_float(i % 2 == 0 ? words.at[i / 2] << 16 : words.at[i / 2] & 0xffff0000u);
+      }
+    } else {
+      const auto pack = bit_cast<Pack<T, kColumns>>(bits);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) values[i] = to_float(pack.at[i]);
+    }
+  }
+  __device__ static Group packed(const float (&values)[kColumns]) {
+    Pack<T, kColumns> pack;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) pack.at[i] = from_float<T>(values[i]);
+    return {bit_cast<uint4>(pack)};
+  }
+};
+
+/// Elements [first, first + kGroupColumns) of `from`, zeros from `end` on. `aligned`: `from` lies at a 16-byte boundary
+/// and `end` is a multiple of kGroupColumns.
+template <typename T>
+__device__ Group<T> load_group(const T* __restrict__ from, int64_t first, int64_t end, bool aligned) {
+  constexpr int kColumns = kGroupColumns<T>;
+  if (first >= end) return {make_uint4(0, 0, 0, 0)};
+  if (aligned) return {*reinterpret_cast<const uint4*>(from + first)};
+  Pack<T, kColumns> pack;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) pack.at[i] = first + i < end ? from[first + i] : from_float<T>(0.0f);
+  return {bit_cast<uint4>(pack)};
+}
+
+/// The same elements of `to`, each rounded once; nothing is written from `end` on.
+template <typename T>
+__device__ void store_group(T* __restrict__ to, int64_t first, int64_t end, bool aligned,
+                            const float (&values)[kGroupColumns<T>]) {
+  if (first >= end) return;
+  if (aligned) {
+    *reinterpret_cast<uint4*>(to + first) = Group<T>::packed(values).bits;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kGroupColumns<T>; ++i) {
+    if (first + i < end) to[first + i] = from_float<T>(values[i]);
+  }
+}
+
+inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+/// Whether every row of `tensors` starts and ends at a 16-byte boundary, rows being `columns` elements of T.
+template <typename T>
+bool rows_are_aligned(std::initializer_list<const void*> tensors, int64_t columns) {
+  for (const void* p : tensors) {
+    if (!is_aligned(p)) return false;
+  }
+  return columns % kGroupColumns<T> == 0;
+}
+
+}  // namespace checkop::kernels

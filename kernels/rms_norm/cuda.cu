@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// rms_norm / cuda: a team of threads per row, rows in registers, fp32 throughout, portable CUDA.
+//   forward   y = x s w,  s = (sum_h x^2 / hidden + eps)^-1/2
+//   backward  dx = s (g w - x s^2 c),  c = sum_h(g w x) / hidden;   dweight[h] = sum of g x s over rows with mask != 0
+//   x, y, grad_y, dx: [rows, hidden]   weight, dweight: [hidden]   f32|f16|bf16, all the same   mask: [rows] u8 or none
+//   Limits: rows < 2^31, contiguous.   Workspace: backward, min(1024, rows) * hidden floats at most.
+//   Expected error: chains of about hidden / 2048 + 15 additions (one team has up to 512 threads), dweight's
+//   max(4, rows / 512) + 56; rsqrtf within 2 ulp; one output rounding.
+//
+// A row's bits depend on its own values alone: the team, and which of its threads takes which column, follow from
+// `hidden` and the dtype. dweight is summed in two stages without atomics: each block adds its rows in ascending order
+// and writes one partial row; a second kernel adds the partial rows. Which rows a block has follows from the shape.
+#include <algorithm>
+
+#include "team.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+/// y, a row per team. A row longer than team * n groups is read twice, the second time from its end.
+template <typename T, int team, int n>
+__global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward(const T* __restrict__ x, const T* __restrict__ w,
+                                                                    Sizes sizes, T* __restrict__ y) {
+  __shared__ float2 shared[kWarp];
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t row = int64_t{blockIdx.x} * kTeamsOf<team> + threadIdx.x / team;
+  const bool exists = row < sizes.rows;  // the others take part in the shuffles all the same
+  const int64_t offset = (exists ? row : 0) * sizes.hidden, step = int64_t{team} * n;
+  const int64_t n_groups = ceil_div(sizes.hidden, kColumns), last = (n_groups - 1) / step * step;
+  const int64_t thread = threadIdx.x % team;
+  Group<T> xs[n], ws[n];
+  float squares = 0.0f;
+  for (int64_t base = 0; base <= last; base += step) {
+    load_groups<T, team>(x + offset, base + thread, sizes, xs);
+    load_groups<T, team>(w, base + thread, sizes, ws);
+    add_squares<T>(xs, squares);
+  }
+  const float scale = inverse_rms(team_sum<team>(squares, 0.0f, shared).x, sizes);
+  if (!exists) return;
+  for (int64_t base = last; base >= 0; base -= step) {
+    if (base != last) {
+      load_groups<T, team>(x + offset, base + thread, sizes, xs);
+      load_groups<T, team>(w, base + thread, sizes, ws);
+    }
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      float value[kColumns], weight[kColumns];
+      xs[k].unpack(value), ws[k].unpack(weight);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) value[i] = value[i] * scale * weight[i];
+      store_group(y + offset, (base + thread + k * team) * kColumns, sizes.hidden, sizes.aligned, value);
+    }
+  }
+}
+
+template <typename T>
+struct BackwardTensors {
+  const T* __restrict__ x;
+  const T* __restrict__ w;
+  const T* __restrict__ g;
+  const uint8_t* __restrict__ mask;  ///< null when absent
+  T* __restrict__ dx;
+  float* __restrict__ partials;  ///< [blocks, hidden]
+};
+
+/// dx of one group and, in `term`, what its row adds to dweight.
+template <typename T>
+__device__ void gradient(const Group<T>& xs, const Group<T>& gs, const Group<T>& ws, float scale, float mean,
+                         float (&dx)[kGroupColumns<T>], float (&term)[kGroupColumns<T>]) {
+  float x[kGroupColumns<T>], g[kGroupColumns<T>], w[kGroupColumns<T>];
+  xs.unpack(x), gs.unpack(g), ws.unpack(w);
+  const float pull = mean * scale * scale;
+#pragma unroll
+  for (int i = 0; i < kGroupColumns<T>; ++i) {
+    dx[i] = scale * (g[i] * w[i] - x[i] * pull);
+    term[i] = g[i] * x[i] * scale;
+  }
+}
+
+/// dx and one partial row of dweight per block, for rows of at most team * n groups. Block b has rows
+/// [b, b + 1) * rows_per_team * teams, its teams taking turns. The next row is on its way while one is worked on.
+template <typename T, int team, int n>
+__global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTensors<T> t, Sizes sizes,
+                                                                     int64_t rows_per_team) {
+  constexpr int kColumns = kGroupColumns<T>, kTeams = kTeamsOf<team>;
+  __shared__ float2 shared[2][kWarp];
+  const int64_t thread = threadIdx.x % team, hidden = sizes.hidden;
+  const int64_t first_row = int64_t{blockIdx.x} * rows_per_team * kTeams + threadIdx.x / team;
+  Group<T> ws[n], xs[n], gs[n], next_xs[n], next_gs[n];
+  float sums[n][kColumns] = {};
+  const auto load_row = [&](int64_t row, Group<T>(&to_xs)[n], Group<T>(&to_gs)[n]) {
+    const int64_t offset = (row < sizes.rows ? row : 0) * hidden;
+    load_groups<T, team>(t.x + offset, thread, sizes, to_xs);
+    load_groups<T, team>(t.g + offset, thread, sizes, to_gs);
+  };
+  load_groups<T, team>(t.w, thread, sizes, ws);
+  load_row(first_row, next_xs, next_gs);
+  for (int64_t i = 0; i < rows_per_team; ++i) {
+    const int64_t row = first_row + i * kTeams;
+#pragma unroll
+    for (int k = 0; k < n; ++k) xs[k] = next_xs[k], gs[k] = next_gs[k];
+    if (i + 1 < rows_per_team) load_row(row + kTeams, next_xs, next_gs);
+    float squares = 0.0f, products = 0.0f;
+    add_squares<T>(xs, squares);
+    add_products<T>(xs, gs, ws, products);
+    const float2 total = team_sum<team>(squares, products, shared[i % 2]);
+    const float scale = inverse_rms(total.x, sizes), mean = total.y / static_cast<float>(hidden);
+    if (row >= sizes.rows) continue;
+    const bool counts = t.mask == nullptr || t.mask[row] != 0;
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      float dx[kColumns], term[kColumns];
+      gradient<T>(xs[k], gs[k], ws[k], scale, mean, dx, term);
+      store_group(t.dx + row * hidden, (thread + k * team) * kColumns, hidden, sizes.aligned, dx);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sums[k][c] += counts ? term[c] : 0.0f;  // a masked NaN adds nothing
+    }
+  }
+  __shared__ float of_team[kTeams > 1 ? kTeams : 1][kTeams > 1 ? team * n * kColumns : 1];
+  if constexpr (kTeams > 1) {
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) of_team[threadIdx.x / team][(thread + k * team) * kColumns + c] = sums[k][c];
+    }
+    __syncthreads();
+    for (int64_t h = threadIdx.x; h < hidden; h += blockDim.x) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kTeams; ++j) sum += of_team[j][h];
+      t.partials[int64_t{blockIdx.x} * hidden + h] = sum;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const int64_t h = (thread + k * team) * kColumns + c;
+        if (h < hidden) t.partials[int64_t{blockIdx.x} * hidden + h] = sums[k][c];
+      }
+    }
+  }
+}
+
+/// As rms_backward for rows of any length: a row is read twice, and the partial row of dweight grows in the workspace,
+/// each element of it touched by one thread alone.
+template <typename T, int team, int n>
+__global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, Sizes sizes, int64_t rows_per_team) {
+  static_assert(kTeamsOf<team> == 1);
+  constexpr int kColumns = kGroupColumns<T>;
+  __shared__ float2 shared[2][kWarp];
+  const int64_t hidden = sizes.hidden, step = int64_t{team} * n, n_groups = ceil_div(hidden, kColumns);
+  float* __restrict__ partial = t.partials + int64_t{blockIdx.x} * hidden;
+  Group<T> ws[n], xs[n], gs[n];
+  for (int64_t i = 0; i < rows_per_team; ++i) {
+    const int64_t row = int64_t{blockIdx.x} * rows_per_team + i;
+    if (row >= sizes.rows) return;  // the whole block; its first row exists
+    const int64_t offset = row * hidden;
+    const bool counts = t.mask == nullptr || t.mask[row] != 0;
+    const auto load = [&](int64_t base) {
+      load_groups<T, team>(t.x + offset, base + threadIdx.x, sizes, xs);
+      load_groups<T, team>(t.g + offset, base + threadIdx.x, sizes, gs);
+      load_groups<T, team>(t.w, base + threadIdx.x, sizes, ws);
+    };
+    float squares = 0.0f, products = 0.0f;
+    for (int64_t base = 0; base < n_groups; base += step) {
+      load(base);
+      add_squares<T>(xs, squares);
+      add_products<T>(xs, gs, ws, products);
+    }
+    const float2 total = team_sum<team>(squares, products, shared[i % 2]);
+    const float scale = inverse_rms(total.x, sizes), mean = total.y / static_cast<float>(hidden);
+    for (int64_t base = 0; base < n_groups; base += step) {
+      load(base);
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        float dx[kColumns], term[kColumns];
+        gradient<T>(xs[k], gs[k], ws[k], scale, mean, dx, term);
+        const int64_t first = (base + threadIdx.x + k * team) * kColumns;
+        store_group(t.dx + offset, first, hidden, sizes.aligned, dx);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const float added = counts ? term[c] : 0.0f;
+          if (first + c < hidden) partial[first + c] = i == 0 ? added : partial[first + c] + added;
+        }
+      }
+    }
+  }
+}
+
+constexpr int kFoldColumns = 32, kFoldLanes = 32;
+
+/// dweight[h] = sum of partials[:, h]: lane j adds rows j, j + 32, ... in ascending order, then the lanes are added.
+template <typename T>
+__global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const float* __restrict__ partials,
+                                                                          int64_t n_partials, int64_t hidden,
+                                                                          T* __restrict__ dweight) {
+  __shared__ float lanes[kFoldLanes][kFoldColumns];
+  const int64_t h = int64_t{blockIdx.x} * kFoldColumns + threadIdx.x;
+  float sum = 0.0f;
+  if (h < hidden) {
+#pragma unroll 4
+    for (int64_t b = threadIdx.y; b < n_partials; b += kFoldLanes) sum += partials[b * hidden + h];
+  }
+  lanes[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || h >= hidden) return;
+  for (int j = 1; j < kFoldLanes; ++j) sum += lanes[j][threadIdx.x];
+  dweight[h] = from_float<T>(sum);
+}
+
+/// How the backward pass splits the rows: enough blocks to fill a GPU, few enough for the second stage to be short.
+struct Split {
+  int64_t rows_per_team, blocks;
+};
+template <typename Map>
+Split split_rows(int64_t rows) {
+  constexpr int64_t kTeams = kTeamsOf<Map::team>;
+  constexpr int64_t kMaxBlocks = kTeams > 1 ? 1024 : 512;
+  constexpr int64_t kLeastRows = 4;  // a partial row costs as much traffic as two to four rows' elements
+  const int64_t rows_per_team = std::max(kLeastRows, ceil_div(rows, kTeams * kMaxBlocks));
+  return {rows_per_team, ceil_div(rows, rows_per_team * kTeams)};
+}
+
+template <typename T>
+Split split_of(const Sizes& sizes) {
+  return with_mapping<T>(sizes.hidden, [&]<typename Map>(Map) { return split_rows<Map>(sizes.rows); });
+}
+
+size_t backward_bytes(const checkop_call* call) {
+  if (call->n_inputs < 1 || call->inputs[0].rank < 1) return 0;  // launch says what is wrong
+  const checkop_tensor& x = call->inputs[0];
+  const Sizes sizes{leading_count(x), last_extent(x), 0.0f, false};
+  const Split split = x.dtype == CHECKOP_F32 ? split_of<float>(sizes) : split_of<__half>(sizes);
+  return static_cast<size_t>(split.blocks * sizes.hidden) * sizeof(float);
+}
+
+checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes) {
+  CallCheck check(call);
+  if (check.counts(backward ? 4 : 2, backward ? 2 : 1).failed()) return check.status();
+  const checkop_tensor &x = call->inputs[0], &weight = call->inputs[1];
+  if (check.rank_at_least(x, "x", 1).float_dtype(x, "x").contiguous(x, "x").failed()) return check.status();
+  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "got %d attributes, expected eps alone", call->n_attrs);
+  sizes = {leading_count(x), last_extent(x), static_cast<float>(call->attrs[0].value), false};
+  const auto matrix = [&](const checkop_tensor& t, const char* name) {
+    check.dtype(t, name, x.dtype).shape(t, name, x, x.rank, {}).contiguous(t, name);
+  };
+  const auto list = [&](const checkop_tensor& t, const char* name) {
+    check.dtype(t, name, x.dtype).shape(t, name, x, 0, {sizes.hidden}).contiguous(t, name);
+  };
+  list(weight, "weight");
+  if (backward) {
+    matrix(call->inputs[2], "grad_y"), matrix(call->outputs[0], "dx"), list(call->outputs[1], "dweight");
+    if (const checkop_tensor& mask = call->inputs[3]; mask.data != nullptr) {
+      check.dtype(mask, "mask", CHECKOP_U8).shape(mask, "mask", x, x.rank - 1, {}).contiguous(mask, "mask");
+    }
+  } else {
+    matrix(call->outputs[0], "y");
+  }
+  if (!check.failed() && sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row may be a block of the grid
+    return say(call, CHECKOP_UNSUPPORTED, "tensor 'x': %lld rows, at most 2147483647 are supported",
+               static_cast<long long>(sizes.rows));
+  }
+  return check.workspace(backward && !check.failed() ? backward_bytes(call) : 0).status();
+}
+
+checkop_status launch_forward(const checkop_call* call) {
+  Sizes sizes;
+  if (auto status = check_call(call, false, sizes)) return status;
+  if (sizes.rows == 0 || sizes.hidden == 0) return CHECKOP_OK;
+  return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    const auto *x = static_cast<const T*>(call->inputs[0].data), *w = static_cast<const T*>(call->inputs[1].data);
+    auto* y = static_cast<T*>(call->outputs[0].data);
+    sizes.aligned = rows_are_aligned<T>({x, w, y}, sizes.hidden);
+    with_mapping<T>(sizes.hidden, [&]<typename Map>(Map) {
+      constexpr int kTeams = kTeamsOf<Map::team>;
+      rms_forward<T, Map::team, Map::n><<<static_cast<unsigned>(ceil_div(sizes.rows, kTeams)), Map::team * kTeams, 0,
+                                          static_cast<cudaStream_t>(call->stream)>>>(x, w, sizes, y);
+    });
+    return launch_status(call, "launch rms_norm forward");
+  });
+}
+
+checkop_status launch_backward(const checkop_call* call) {
+  Sizes sizes;
+  if (auto status = check_call(call, true, sizes)) return status;
+  if (sizes.hidden == 0) return CHECKOP_OK;
+  auto* stream = static_cast<cudaStream_t>(call->stream);
+  return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    const BackwardTensors<T> t{
+        static_cast<const T*>(call->inputs[0].data), static_cast<const T*>(call->inputs[1].data),
+        static_cast<const T*>(call->inputs[2].data), static_cast<const uint8_t*>(call->inputs[3].data),
+        static_cast<T*>(call->outputs[0].data),      static_cast<float*>(call->workspace)};
+    sizes.aligned = rows_are_aligned<T>({t.x, t.w, t.g, t.dx}, sizes.hidden);
+    const Split split = split_of<T>(sizes);
+    if (sizes.rows > 0) {
+      with_mapping<T>(sizes.hidden, [&]<typename Map>(Map) {
+        constexpr int kThreads = Map::team * kTeamsOf<Map::team>;
+        const auto blocks = static_cast<unsigned>(split.blocks);
+        if constexpr (Map::is_long) {
+          rms_backward_long<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, sizes, split.rows_per_team);
+        } else {
+          rms_backward<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, sizes, split.rows_per_team);
+        }
+      });
+      if (auto status = launch_status(call, "launch rms_norm backward")) return status;
+    }
+    fold_partials<T>
+        <<<static_cast<unsigned>(ceil_div(sizes.hidden, kFoldColumns)), dim3(kFoldColumns, kFoldLanes), 0, stream>>>(
+            t.partials, split.blocks, sizes.hidden, static_cast<T*>(call->outputs[1].data));
+    return launch_status(call, "launch rms_norm fold of dweight");
+  });
+}
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "cuda", "rms_norm", "forward", CHECKOP_CUDA, 80, 0, nullptr, launch_forward},
+    {sizeof(checkop_kernel), "cuda", "rms_norm", "backward", CHECKOP_CUDA, 80, 0, backward_bytes, launch_backward},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of rms_norm: which threads work on a row, which columns are whose, and the sums over a row.
+#pragma once
+
+#include "../group.cuh"
+
+namespace checkop::kernels {
+
+constexpr int kLeastBlock = 128;  // threads: teams smaller than that share a block
+
+template <int team>
+constexpr int kTeamsOf = team < kLeastBlock ? kLeastBlock / team : 1;
+
+/// Sums over a team of a and b. Every thread of the block calls and gets its own team's sums. `shared` belongs to this
+/// call until the next call but one.
+template <int team>
+__device__ float2 team_sum(float a, float b, float2* __restrict__ shared) {
+  constexpr int kWidth = team < kWarp ? team : kWarp, kWarps = team / kWarp;
+#pragma unroll
+  for (int offset = kWidth / 2; offset > 0; offset /= 2) {
+    a += __shfl_xor_sync(kAllLanes, a, offset);
+    b += __shfl_xor_sync(kAllLanes, b, offset);
+  }
+  if constexpr (team > kWarp) {
+    static_assert(kTeamsOf<team> == 1);
+    const unsigned lane = threadIdx.x % kWarp;
+    if (lane == 0) shared[threadIdx.x / kWarp] = make_float2(a, b);
+    __syncthreads();
+    const float2 mine = lane < kWarps ? shared[lane] : make_float2(0.0f, 0.0f);
+    a = warp_sum(mine.x), b = warp_sum(mine.y);
+  }
+  return make_float2(a, b);
+}
+
+struct Sizes {
+  int64_t rows, hidden;
+  float eps;
+  bool aligned;  ///< rows of all tensors start and end at 16-byte boundaries
+};
+
+/// Groups `first`, `first` + team, ... of a row.
+template <typename T, int team, int n>
+__device__ void load_groups(const T* __restrict__ row, int64_t first, const Sizes& sizes, Group<T> (&groups)[n]) {
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    groups[k] = load_group(row, (first + k * team) * kGroupColumns<T>, sizes.hidden, sizes.aligned);
+  }
+}
+
+/// Adds the sums of x^2 and of g w x over the groups, two levels deep: within a group, then over groups.
+template <typename T, int n>
+__device__ void add_squares(const Group<T> (&groups)[n], float& squares) {
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    float x[kGroupColumns<T>], sum = 0.0f;
+    groups[k].unpack(x);
+#pragma unroll
+    for (int i = 0; i < kGroupColumns<T>; ++i) sum += x[i] * x[i];
+    squares += sum;
+  }
+}
+template <typename T, int n>
+__device__ void add_products(const Group<T> (&xs)[n], const Group<T> (&gs)[n], const Group<T> (&ws)[n],
+                             float& products) {
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    float x[kGroupColumns<T>], g[kGroupColumns<T>], w[kGroupColumns<T>], sum = 0.0f;
+    xs[k].unpack(x), gs[k].unpack(g), ws[k].unpack(w);
+#pragma unroll
+    for (int i = 0; i < kGroupColumns<T>; ++i) sum += g[i] * w[i] * x[i];
+    products += sum;
+  }
+}
+
+__device__ float inverse_rms(float squares, const Sizes& sizes) {
+  return rsqrtf(squares / static_cast<float>(sizes.hidden) + sizes.eps);
+}
+
+/// Threads of a row's team and groups that a thread holds; `is_long` when the row has more.
+template <int team_, int n_, bool is_long_ = false>
+struct Mapping {
+  static constexpr int team = team_, n = n_;
+  static constexpr bool is_long = is_long_;
+};
+
+/// Calls f(Mapping<...>{}) with the mapping for rows of `hidden` elements. Nothing else chooses it.
+template <typename T, typename F>
+auto with_mapping(int64_t hidden, F&& f) {
+  const int64_t n_groups = ceil_div(hidden, kGroupColumns<T>);
+  if (n_groups <= 16) return f(Mapping<16, 1>{});  // heads of 128 in 16 bits
+  if (n_groups <= 32) return f(Mapping<32, 1>{});
+  if (n_groups <= 64) return f(Mapping<32, 2>{});
+  if (n_groups <= 128) return f(Mapping<32, 4>{});
+  if (n_groups <= 256) return f(Mapping<128, 2>{});
+  if (n_groups <= 512) return f(Mapping<256, 2>{});
+  if (n_groups <= 1024) return f(Mapping<512, 2>{});
+  if constexpr (sizeof(T) == 4) {  // in 16 bits, the sums of twice as many columns would not fit the registers
+    if (n_groups <= 2048) return f(Mapping<512, 4>{});
+  }
+  return f(Mapping<512, 2, true>{});
+}
+
+}  // namespace checkop::kernels

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// embedding: one row of a table per token; backward, the gradients of all tokens of a row added up.
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "operator.hpp"
+#include "softmax.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kTable = "vocab hidden";
+constexpr TensorSpec kTokenIds{"token_ids", kRow, Fill::ids, "vocab", DType::i64}, kWeight{"weight", kTable};
+constexpr TensorSpec kGradY{"grad_y", kRowHidden, Fill::upstream};
+
+constexpr std::array kForwardIn{kTokenIds, kWeight};
+constexpr std::array kForwardOut{OutputSpec{{"y", kRowHidden}, Numerics::exact, ""}};
+// Not the weight: only the extents of its gradient matter.
+constexpr std::array kBackwardIn{kTokenIds, kGradY};
+constexpr std::array kBackwardOut{OutputSpec{{"dweight", kTable}, Numerics::reduction, "batch*seq"}};
+
+/// Decodes row `row` of a matrix as wide as `to`.
+void read_row(const Tensor& matrix, int64_t row, std::vector<double>& to) {
+  const DTypeInfo& type = info(matrix.dtype);
+  type.decode(matrix.bytes.data() + static_cast<size_t>(row) * to.size() * type.bytes, to.data(), to.size());
+}
+
+/// Gold of embedding.
+///   in:  token_ids[batch, seq], weight[vocab, hidden]     out: y[batch, seq, hidden] = weight[token_ids]
+/// Throws InputError for an id outside [0, vocab).
+void forward(const GoldArgs& args) {
+  const Tensor& weight = args.in(1);
+  const std::vector<int64_t> ids = read_ids(args.in(0), weight.shape.front());
+  const int64_t hidden = weight.shape.back();
+  const std::vector<double> none(static_cast<size_t>(hidden));
+  args.parallel_for(static_cast<int64_t>(ids.size()), [&](int64_t row) {
+    static thread_local std::vector<double> value;
+    value.resize(static_cast<size_t>(hidden));
+    read_row(weight, ids[static_cast<size_t>(row)], value);
+    args.sink({0, row, 1, hidden, value.data(), none.data(), none.data()});
+  });
+}
+
+/// Tokens by id: those of id v are order[start[v]], ..., order[start[v + 1] - 1], in ascending order.
+struct TokensById {
+  TokensById(const std::vector<int64_t>& ids, int64_t vocab)
+      : start(static_cast<size_t>(vocab) + 1), order(ids.size()) {
+    for (const int64_t id : ids) ++start[static_cast<size_t>(id) + 1];
+    for (size_t v = 1; v < start.size(); ++v) start[v] += start[v - 1];
+    std::vector<size_t> next(start.begin(), start.end() - 1);
+    for (size_t token = 0; token < ids.size(); ++token) order[next[static_cast<size_t>(ids[token])]++] = token;
+  }
+  std::vector<size_t> start, order;
+};
+
+/// Gold of embedding's gradient.
+///   in:  token_ids[batch, seq], grad_y[batch, seq, hidden]     out: dweight[vocab, hidden]
+///   dweight_v = sum of grad_y over the tokens with id v, in their order; zero where there is none
+/// One gradient alone is rounded once to the output and has no error of a sum.
+/// Throws InputError for an id outside [0, vocab).
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  const int64_t vocab = args.output_shapes[0].front(), hidden = args.output_shapes[0].back();
+  const TokensById tokens(read_ids(args.in(0), vocab), vocab);
+  const std::vector<double> none(static_cast<size_t>(hidden));
+  args.parallel_for(vocab, [&](int64_t v) {
+    static thread_local std::vector<double> row, value, magnitude;
+    for (auto* array : {&row, &value, &magnitude}) array->assign(static_cast<size_t>(hidden), 0.0);
+    const size_t begin = tokens.start[static_cast<size_t>(v)], end = tokens.start[static_cast<size_t>(v) + 1];
+    for (size_t i = begin; i < end; ++i) {
+      read_row(args.in(1), static_cast<int64_t>(tokens.order[i]), row);
+      for (size_t h = 0; h < row.size(); ++h) value[h] += row[h], magnitude[h] += std::abs(row[h]);
+    }
+    args.sink({0, v, 1, hidden, value.data(), end - begin > 1 ? magnitude.data() : none.data(), none.data()});
+  });
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kEmbedding;
+constexpr Operator kEmbedding{"embedding", "elementwise", "y = weight[token_ids]", kRow, {}, kPasses};
+
+}  // namespace checkop

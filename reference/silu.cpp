@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// silu: x times its logistic function, element by element.
+#include "sigmoid.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRowHidden = "batch seq hidden";
+constexpr TensorSpec kX{"x", kRowHidden}, kGradY{"grad_y", kRowHidden, Fill::upstream};
+
+constexpr std::array kForwardIn{kX};
+constexpr std::array kForwardOut{OutputSpec{{"y", kRowHidden}, Numerics::pointwise, ""}};
+constexpr std::array kBackwardIn{kX, kGradY};
+constexpr std::array kBackwardOut{OutputSpec{{"dx", kRowHidden}, Numerics::pointwise, ""}};
+
+/// Gold of silu.
+///   in:  x[batch, seq, hidden]     out: y[batch, seq, hidden] = x sigma(x)
+void forward(const GoldArgs& args) {
+  emit_elements<1>(args, 0, {0}, [](const auto& in, size_t i) { return scaled_silu(1, in[0][i], 1); });
+}
+
+/// Gold of silu's gradient.
+///   in:  x, grad_y [batch, seq, hidden]     out: dx[batch, seq, hidden] = g sigma(x) (1 + x (1 - sigma(x)))
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  emit_elements<2>(args, 0, {0, 1},
+                   [](const auto& in, size_t i) { return scaled_silu_derivative(in[1][i], in[0][i], 2); });
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kSilu;
+constexpr Operator kSilu{"silu", "elementwise", "y = x / (1 + exp(-x))", "batch seq", {}, kPasses};
+
+}  // namespace checkop
