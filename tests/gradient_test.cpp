@@ -31,24 +31,21 @@ std::vector<Variant> variants() {
   return all;
 }
 
-/// Extents `smallest`, `smallest` + 1, ... in the order of the operator's dimensions, so that no two are equal.
 Case variant_case(const Variant& variant, int64_t smallest) {
-  Dims dims;
-  for (const std::string_view dim : dims_of(*variant.op)) dims.emplace(dim, smallest++);
   std::set<std::string, std::less<>> optionals;
   for (const TensorSpec& spec : variant.op->passes[0].inputs) {
     if (spec.optional && variant.optionals) optionals.emplace(spec.name);
   }
-  return gold_case(variant.op->name, "backward", DType::f64, dims, optionals);
+  return gold_case(variant.op->name, "backward", DType::f64, test_dims(*variant.op, smallest), optionals);
 }
 
-/// The inputs of the forward pass among those of the backward pass, copied, moved by step*direction[input][element].
-std::vector<Tensor> moved_inputs(const Case& forward, const Case& backward, const std::vector<Tensor>& inputs,
+/// The inputs of the forward pass, moved by step*direction[input][element].
+std::vector<Tensor> moved_inputs(const Case& forward, const std::vector<Tensor>& inputs,
                                  const std::vector<std::vector<double>>& direction, double step) {
   std::vector<Tensor> moved;
   for (size_t i = 0; i < forward.pass->inputs.size(); ++i) {
     const TensorSpec& spec = forward.pass->inputs[i];
-    const Tensor& from = inputs[input_index(*backward.pass, spec.name)];
+    const Tensor& from = inputs[i];
     moved.push_back(gold_input(forward, spec, [&](int64_t e) {
       return direction[i].empty() ? from.at(e) : from.at(e) + step * direction[i][static_cast<size_t>(e)];
     }));
@@ -73,6 +70,7 @@ class Gradient : public testing::TestWithParam<Variant> {
     backward_ = variant_case(GetParam(), smallest);
     forward_ = with_pass(backward_, "forward");
     inputs_ = gold_inputs(backward_);
+    forward_inputs_ = gold_inputs(forward_);  // of the same values; the backward pass need not take them all
     gradients_ = collect_gold(backward_, inputs_, 1);
     direction_.assign(forward_.pass->inputs.size(), {});
   }
@@ -87,7 +85,7 @@ class Gradient : public testing::TestWithParam<Variant> {
   }
 
   double loss_at(double step) const {
-    return loss(forward_, backward_, inputs_, moved_inputs(forward_, backward_, inputs_, direction_, step));
+    return loss(forward_, backward_, inputs_, moved_inputs(forward_, forward_inputs_, direction_, step));
   }
 
   double difference() const {
@@ -95,7 +93,7 @@ class Gradient : public testing::TestWithParam<Variant> {
   }
 
   Case forward_, backward_;
-  std::vector<Tensor> inputs_;
+  std::vector<Tensor> inputs_, forward_inputs_;  ///< of the backward and of the forward pass
   std::vector<GoldOutput> gradients_;
   std::vector<std::vector<double>> direction_;  ///< of each forward input; empty: it stays
 };

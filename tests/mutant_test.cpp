@@ -38,6 +38,7 @@ const std::vector<Shapes>& shapes() {
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {}},
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {"bias"}},
       {"matmul", {{"batch", 2}, {"seq", 24}, {"k_dim", 256}, {"n_dim", 72}}, {}},
+      {"rope", {{"batch", 3}, {"heads", 3}, {"seq", 21}, {"head_dim", 40}}, {}},
   };
   return all;
 }
@@ -151,6 +152,7 @@ template <class CandidatesOf>
 void expect_all_pass(const std::string& name, CandidatesOf candidates_of) {
   Judge judge_candidate;
   for (const Case& c : cases()) {
+    if (name == candidate_name(kMutants.front()) && !applies(kMutants.front(), *c.op, *c.pass)) continue;  // no model
     const std::vector<Candidate>& candidates = candidates_of(*c.op);
     const Candidate* candidate = find(candidates, name, c);
     ASSERT_NE(candidate, nullptr) << name << " " << c.op->name << "/" << c.pass->name;

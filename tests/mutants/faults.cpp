@@ -46,6 +46,32 @@ Model model_with(Fault fault, const Operator& op) {
   return model;
 }
 
+/// Exchanges the halves of every row of `width` values.
+void swap_halves(std::vector<double>& values, int64_t width) {
+  for (auto row = values.begin(); row != values.end(); row += width)
+    std::swap_ranges(row, row + width / 2, row + width / 2);
+}
+void swap_halves(Tensor& t) {
+  std::vector<double> values(size(t.count()));
+  info(t.dtype).decode(t.bytes.data(), values.data(), values.size());
+  swap_halves(values, t.shape.back());
+  info(t.dtype).encode(values.data(), t.bytes.data(), values.size());
+}
+
+/// The gold of a question that was misunderstood.
+Values misunderstood(Fault fault, const Pass& pass, const checkop_call& call) {
+  return gold_values(pass, call, [&](std::vector<Tensor>& inputs, std::vector<double>& attrs) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      Tensor& input = inputs[i];
+      const bool positions = pass.inputs[i].fill == Fill::positions;
+      if (fault == Fault::turned_the_other_way && !positions) swap_halves(input);
+      for (int64_t e = 0; fault == Fault::shifted_positions && positions && e < input.count(); ++e)
+        input.set(e, input.at(e) + 1);
+    }
+    if (fault == Fault::wrong_base) attrs[0] = 10000;
+  });
+}
+
 bool is_arithmetic(Fault fault) { return fault <= Fault::exp_rounded_to_bf16; }
 
 // --- faults of results: values are changed before they are stored
@@ -190,6 +216,14 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
       return s.store_all();
     case Fault::constant_output:
       for (auto& values : s.values) take_mean_everywhere(values);
+      return s.store_all();
+    case Fault::wrong_base:
+    case Fault::shifted_positions:
+      s.values = misunderstood(fault, pass, call);
+      return s.store_all();
+    case Fault::turned_the_other_way:  // with the halves exchanged before and after, sines change their sign
+      s.values = misunderstood(fault, pass, call);
+      swap_halves(s.values[0], call.outputs[0].shape[call.outputs[0].rank - 1]);
       return s.store_all();
     case Fault::one_element_doubled:
       double_one(s.values[0]);

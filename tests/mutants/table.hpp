@@ -26,6 +26,9 @@ enum class Fault : uint8_t {
   nan,
   zeros,
   constant_output,
+  wrong_base,
+  shifted_positions,
+  turned_the_other_way,
   one_element_doubled,
   transposed_block,
   truncation,
@@ -53,7 +56,8 @@ inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
-inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward";
+inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward rope/backward";
+inline constexpr std::string_view kRope = "rope/forward rope/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -74,13 +78,16 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::nan, "nan", "nonfinite"},
     {Fault::zeros, "zeros", "accuracy"},
     {Fault::constant_output, "constant_output", "accuracy"},
+    {Fault::wrong_base, "wrong_base", "accuracy", kRope},
+    {Fault::shifted_positions, "shifted_positions", "accuracy", kRope},
+    {Fault::turned_the_other_way, "turned_the_other_way", "accuracy", kRope},
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
     // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
     {Fault::transposed_block, "transposed_block", "accuracy",
      "logp/backward linear_logp/backward matmul/forward matmul/backward"},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
-    {Fault::truncation, "truncation", "accuracy", "logp/backward linear_logp/backward matmul/forward matmul/backward",
-     "bf16 fp16"},
+    {Fault::truncation, "truncation", "accuracy",
+     "logp/backward linear_logp/backward matmul/forward matmul/backward rope/forward rope/backward", "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
