@@ -10,9 +10,10 @@ extern const Operator kLogp;        // logp.cpp
 extern const Operator kLinearLogp;  // linear_logp.cpp
 extern const Operator kMatmul;      // matmul.cpp
 extern const Operator kRope;        // rope.cpp
+extern const Operator kAttention;   // attention.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp, &kLinearLogp, &kMatmul, &kRope};
+  static constexpr std::array kTable{&kLogp, &kLinearLogp, &kMatmul, &kRope, &kAttention};
   return kTable;
 }
 

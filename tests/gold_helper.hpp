@@ -72,7 +72,9 @@ struct OwnExtent {
   int64_t extent;
 };
 inline constexpr OwnExtent kOwnExtents[] = {
-    {"rope", "head_dim", 6},  // even
+    {"rope", "head_dim", 6},      // even
+    {"attention", "q_heads", 6},  // a multiple of kv_heads
+    {"attention", "kv_heads", 2},
 };
 
 /// A size for every dimension of `op`: extent_of(dim), where the operator does not ask for one of its own.

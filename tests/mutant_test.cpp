@@ -39,6 +39,12 @@ const std::vector<Shapes>& shapes() {
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {"bias"}},
       {"matmul", {{"batch", 2}, {"seq", 24}, {"k_dim", 256}, {"n_dim", 72}}, {}},
       {"rope", {{"batch", 3}, {"heads", 3}, {"seq", 21}, {"head_dim", 40}}, {}},
+      {"attention",
+       {{"batch", 2}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 21}, {"kv_seq", 37}, {"head_dim", 24}},
+       {}},
+      {"attention",
+       {{"batch", 2}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 21}, {"kv_seq", 37}, {"head_dim", 24}},
+       {"key_padding_mask"}},
   };
   return all;
 }

@@ -58,6 +58,30 @@ void swap_halves(Tensor& t) {
   info(t.dtype).encode(values.data(), t.bytes.data(), values.size());
 }
 
+/// Masks the last kept key of every batch entry, in a mask made for it if there is none.
+void drop_last_key(const Tensor& k, Tensor& mask) {
+  const int64_t batch = k.shape[0], kv_seq = k.shape[2];
+  if (mask.name.empty()) {
+    mask = Tensor("key_padding_mask", DType::u8, {batch, kv_seq});
+    for (int64_t i = 0; i < mask.count(); ++i) mask.set(i, 1);
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t last = kv_seq - 1;
+    while (last > 0 && mask.at(b * kv_seq + last) == 0) --last;
+    mask.set(b * kv_seq + last, 0);
+  }
+}
+
+/// Moves the heads of every batch entry, dimension 1, on by one.
+void rotate_heads(Tensor& t) {
+  const int64_t heads = t.shape[1];
+  const auto head_bytes = static_cast<std::ptrdiff_t>(t.bytes.size()) / (t.shape[0] * heads);
+  for (int64_t b = 0; b < t.shape[0]; ++b) {
+    std::byte* first = t.bytes.data() + b * heads * head_bytes;
+    std::rotate(first, first + head_bytes, first + heads * head_bytes);
+  }
+}
+
 /// The gold of a question that was misunderstood.
 Values misunderstood(Fault fault, const Pass& pass, const checkop_call& call) {
   return gold_values(pass, call, [&](std::vector<Tensor>& inputs, std::vector<double>& attrs) {
@@ -69,6 +93,10 @@ Values misunderstood(Fault fault, const Pass& pass, const checkop_call& call) {
         input.set(e, input.at(e) + 1);
     }
     if (fault == Fault::wrong_base) attrs[0] = 10000;
+    if (fault == Fault::causal_mask_ignored) attrs[0] = 0;
+    if (fault == Fault::scale_ignored) attrs[1] = 1;
+    if (fault == Fault::last_key_dropped) drop_last_key(inputs[1], inputs[3]);
+    if (fault == Fault::next_group_read) rotate_heads(inputs[1]);
   });
 }
 
@@ -219,6 +247,10 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
       return s.store_all();
     case Fault::wrong_base:
     case Fault::shifted_positions:
+    case Fault::causal_mask_ignored:
+    case Fault::scale_ignored:
+    case Fault::last_key_dropped:
+    case Fault::next_group_read:
       s.values = misunderstood(fault, pass, call);
       return s.store_all();
     case Fault::turned_the_other_way:  // with the halves exchanged before and after, sines change their sign

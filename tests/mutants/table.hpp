@@ -29,6 +29,10 @@ enum class Fault : uint8_t {
   wrong_base,
   shifted_positions,
   turned_the_other_way,
+  causal_mask_ignored,
+  scale_ignored,
+  last_key_dropped,
+  next_group_read,
   one_element_doubled,
   transposed_block,
   truncation,
@@ -56,8 +60,10 @@ inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
-inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward rope/backward";
+inline constexpr std::string_view kGradients =
+    "logp/backward linear_logp/backward matmul/backward rope/backward attention/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
+inline constexpr std::string_view kAttention = "attention/forward attention/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -81,13 +87,19 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::wrong_base, "wrong_base", "accuracy", kRope},
     {Fault::shifted_positions, "shifted_positions", "accuracy", kRope},
     {Fault::turned_the_other_way, "turned_the_other_way", "accuracy", kRope},
+    {Fault::causal_mask_ignored, "causal_mask_ignored", "accuracy", kAttention},
+    {Fault::scale_ignored, "scale_ignored", "accuracy", kAttention},
+    {Fault::last_key_dropped, "last_key_dropped", "accuracy", kAttention},
+    {Fault::next_group_read, "next_group_read", "accuracy", kAttention},
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
     // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
     {Fault::transposed_block, "transposed_block", "accuracy",
      "logp/backward linear_logp/backward matmul/forward matmul/backward"},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
     {Fault::truncation, "truncation", "accuracy",
-     "logp/backward linear_logp/backward matmul/forward matmul/backward rope/forward rope/backward", "bf16 fp16"},
+     "logp/backward linear_logp/backward matmul/forward matmul/backward rope/forward rope/backward attention/forward "
+     "attention/backward",
+     "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
