@@ -36,7 +36,7 @@ struct Site {
 Model model_with(Fault fault, const Operator& op) {
   Model model;
   if (fault == Fault::dropped_last_tile && op.name == "matmul") model.skip_terms = 32;
-  if (fault == Fault::dropped_last_tile && op.name != "matmul") model.skip_vocab = 128;
+  if (fault == Fault::dropped_last_tile && op.name != "matmul") model.skip_vocab = op.name == "attention" ? 8 : 128;
   if (fault == Fault::last_k_dropped) model.skip_terms = 1;
   if (fault == Fault::wrong_label) model.label_shift = 1;
   if (fault == Fault::softmax_term_dropped) model.softmax_scale = 0;

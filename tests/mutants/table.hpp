@@ -55,11 +55,14 @@ struct Mutant {
 
 inline constexpr std::string_view kSoftmaxPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward";
-inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward";
+inline constexpr std::string_view kExponentialPasses =
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward attention/forward attention/backward";
+inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward attention/backward";
 inline constexpr std::string_view kContractions =
-    "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
+    "linear_logp/forward linear_logp/backward matmul/forward matmul/backward attention/forward attention/backward";
 inline constexpr std::string_view kModelled =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
+    "attention/forward attention/backward";
 inline constexpr std::string_view kGradients =
     "logp/backward linear_logp/backward matmul/backward rope/backward attention/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
@@ -78,7 +81,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
-    {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kSoftmaxPasses},
+    {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},
     {Fault::gradient_scaled, "gradient_scaled", "accuracy", kGradients},
     {Fault::stale_row, "stale_row", "accuracy"},
     {Fault::nan, "nan", "nonfinite"},
