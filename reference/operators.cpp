@@ -15,10 +15,12 @@ extern const Operator kRmsNorm;     // rms_norm.cpp
 extern const Operator kSilu;        // silu.cpp
 extern const Operator kSwiglu;      // swiglu.cpp
 extern const Operator kEmbedding;   // embedding.cpp
+extern const Operator kRope;        // rope.cpp
+extern const Operator kAttention;   // attention.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,    &kLinearLogp, &kMatmul, &kDetGemm,  &kLmHead,
-                                     &kRmsNorm, &kSilu,       &kSwiglu, &kEmbedding};
+  static constexpr std::array kTable{&kLogp, &kLinearLogp, &kMatmul,    &kDetGemm, &kLmHead,   &kRmsNorm,
+                                     &kSilu, &kSwiglu,     &kEmbedding, &kRope,    &kAttention};
   return kTable;
 }
 

@@ -63,8 +63,8 @@ TEST(Contract, DemandsOfAnOperatorAreCheckedLikeTheRest) {
   };
   EXPECT_EQ(with(R"({"matmull": {"determinism": true}})"),
             "c.json: demands.operators: unknown operator 'matmull'; did you mean 'matmul'?");
-  EXPECT_TRUE(with(R"({"attention": {"determinism": true}})")
-                  .starts_with("c.json: demands.operators: unknown operator 'attention'; known: logp, "));
+  EXPECT_TRUE(with(R"({"convolution": {"determinism": true}})")
+                  .starts_with("c.json: demands.operators: unknown operator 'convolution'; known: logp, "));
   EXPECT_TRUE(with(R"({"matmul": {"invariance": true}})")
                   .starts_with("c.json: demands.operators.matmul: unknown key 'invariance'"));
   EXPECT_TRUE(with(R"({"matmul": {"operators": {}}})")

@@ -66,6 +66,33 @@ inline std::vector<GoldOutput> collect_gold(const Case& c, const std::vector<Ten
 
 using Dims = std::map<std::string, int64_t, std::less<>>;
 
+/// Extents of dimensions that an operator does not take at any size, chosen for tests of every operator.
+struct OwnExtent {
+  std::string_view op, dim;
+  int64_t extent;
+};
+inline constexpr OwnExtent kOwnExtents[] = {
+    {"rope", "head_dim", 6},      // even
+    {"attention", "q_heads", 6},  // a multiple of kv_heads
+    {"attention", "kv_heads", 2},
+};
+
+/// A size for every dimension of `op`: extent_of(dim), where the operator does not ask for one of its own.
+template <class ExtentOf>
+Dims dims_with(const Operator& op, ExtentOf extent_of) {
+  Dims dims;
+  for (const std::string_view dim : dims_of(op)) dims.emplace(dim, extent_of(dim));
+  for (const OwnExtent& own : kOwnExtents) {
+    if (own.op == op.name) dims.at(std::string(own.dim)) = own.extent;
+  }
+  return dims;
+}
+
+/// Extents `smallest`, `smallest` + 1, ... in the order of the operator's dimensions, so that few are equal.
+inline Dims test_dims(const Operator& op, int64_t smallest) {
+  return dims_with(op, [&](std::string_view) { return smallest++; });
+}
+
 /// A case with the operator's own attributes. `optionals` as Case::optionals.
 inline Case gold_case(std::string_view op, std::string_view pass, DType dtype, const Dims& dims,
                       const std::set<std::string, std::less<>>& optionals = {}) {

@@ -31,28 +31,21 @@ std::vector<Variant> variants() {
   return all;
 }
 
-/// Extents `smallest`, `smallest` + 1, ... in the order of the operator's dimensions, so that no two are equal.
 Case variant_case(const Variant& variant, int64_t smallest) {
-  Dims dims;
-  for (const std::string_view dim : dims_of(*variant.op)) dims.emplace(dim, smallest++);
   std::set<std::string, std::less<>> optionals;
   for (const TensorSpec& spec : variant.op->passes[0].inputs) {
     if (spec.optional && variant.optionals) optionals.emplace(spec.name);
   }
-  return gold_case(variant.op->name, "backward", DType::f64, dims, optionals);
+  return gold_case(variant.op->name, "backward", DType::f64, test_dims(*variant.op, smallest), optionals);
 }
 
-/// Copies of the forward pass's inputs, moved by step*direction[input][element]: of those that the backward pass has,
-/// and else of its own, such as a table that its gradient does not depend on.
+/// The inputs of the forward pass, moved by step*direction[input][element].
 std::vector<Tensor> moved_inputs(const Case& forward, const std::vector<Tensor>& inputs,
                                  const std::vector<std::vector<double>>& direction, double step) {
-  const std::vector<Tensor> own = gold_inputs(forward);
   std::vector<Tensor> moved;
   for (size_t i = 0; i < forward.pass->inputs.size(); ++i) {
-    const TensorSpec& spec = forward.pass->inputs[i];
-    const auto same = std::find_if(inputs.begin(), inputs.end(), [&](const Tensor& t) { return t.name == spec.name; });
-    const Tensor& from = same != inputs.end() ? *same : own[i];
-    moved.push_back(gold_input(forward, spec, [&](int64_t e) {
+    const Tensor& from = inputs[i];
+    moved.push_back(gold_input(forward, forward.pass->inputs[i], [&](int64_t e) {
       return direction[i].empty() ? from.at(e) : from.at(e) + step * direction[i][static_cast<size_t>(e)];
     }));
   }
@@ -76,6 +69,7 @@ class Gradient : public testing::TestWithParam<Variant> {
     backward_ = variant_case(GetParam(), smallest);
     forward_ = with_pass(backward_, "forward");
     inputs_ = gold_inputs(backward_);
+    forward_inputs_ = gold_inputs(forward_);  // of the same values; the backward pass need not take them all
     gradients_ = collect_gold(backward_, inputs_, 1);
     direction_.assign(forward_.pass->inputs.size(), {});
   }
@@ -90,7 +84,7 @@ class Gradient : public testing::TestWithParam<Variant> {
   }
 
   double loss_at(double step) const {
-    return loss(forward_, backward_, inputs_, moved_inputs(forward_, inputs_, direction_, step));
+    return loss(forward_, backward_, inputs_, moved_inputs(forward_, forward_inputs_, direction_, step));
   }
 
   double difference() const {
@@ -98,7 +92,7 @@ class Gradient : public testing::TestWithParam<Variant> {
   }
 
   Case forward_, backward_;
-  std::vector<Tensor> inputs_;  ///< of the backward pass
+  std::vector<Tensor> inputs_, forward_inputs_;  ///< of the backward and of the forward pass
   std::vector<GoldOutput> gradients_;
   std::vector<std::vector<double>> direction_;  ///< of each forward input; empty: it stays
 };

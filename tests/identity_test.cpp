@@ -237,10 +237,8 @@ TEST(Identity, MatmulMagnitudeIsAtLeastTheValue) {
 
 TEST(Identity, ErrorCoefficientsAreFiniteAndNotNegative) {
   for (const Operator* op : operators()) {
-    Dims dims;
-    for (const std::string_view dim : dims_of(*op)) dims.emplace(dim, 3 + static_cast<int64_t>(dims.size()));
     for (const Pass& pass : op->passes) {
-      const Case c = gold_case(op->name, pass.name, DType::f64, dims);
+      const Case c = gold_case(op->name, pass.name, DType::f64, test_dims(*op, 3));
       for (const GoldOutput& output : collect_gold(c, gold_inputs(c), 1)) {
         for (size_t i = 0; i < output.value.size(); ++i) {
           EXPECT_TRUE(output.magnitude[i] >= 0 && std::isfinite(output.magnitude[i])) << op->name << " " << output.name;
@@ -259,11 +257,10 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
 TEST(Identity, GoldBitsDoNotDependOnTheNumberOfThreads) {
   const Dims extents{{"batch", 3}, {"seq", 43}, {"hidden", 70}, {"vocab", 1031}, {"k_dim", 301}, {"n_dim", 257}};
   for (const Operator* op : operators()) {
-    Dims dims;
-    for (const std::string_view dim : dims_of(*op)) {
+    const Dims dims = dims_with(*op, [&](std::string_view dim) {
       const auto known = extents.find(dim);
-      dims.emplace(dim, known == extents.end() ? 37 : known->second);
-    }
+      return known == extents.end() ? int64_t{37} : known->second;
+    });
     for (const Pass& pass : op->passes) {
       const Case c = gold_case(op->name, pass.name, DType::f32, dims);
       const std::vector<Tensor> inputs = gold_inputs(c);

@@ -46,6 +46,13 @@ const std::vector<Shapes>& shapes() {
       {"embedding", {{"batch", 2}, {"seq", 24}, {"vocab", 23}, {"hidden", 40}}, {}},
       {"silu", {{"batch", 2}, {"seq", 24}, {"hidden", 200}}, {}},
       {"swiglu", {{"batch", 2}, {"seq", 24}, {"hidden", 200}}, {}},
+      {"rope", {{"batch", 3}, {"heads", 3}, {"seq", 21}, {"head_dim", 40}}, {}},
+      {"attention",
+       {{"batch", 2}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 21}, {"kv_seq", 37}, {"head_dim", 24}},
+       {}},
+      {"attention",
+       {{"batch", 2}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 21}, {"kv_seq", 37}, {"head_dim", 24}},
+       {"key_padding_mask"}},
   };
   return all;
 }

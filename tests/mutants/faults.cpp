@@ -35,8 +35,9 @@ struct Site {
 
 Model model_with(Fault fault, const Operator& op) {
   Model model;
-  const bool has_softmax = op.name == "logp" || op.name == "linear_logp";
-  if (fault == Fault::dropped_last_tile) (has_softmax ? model.skip_vocab : model.skip_terms) = has_softmax ? 128 : 32;
+  const bool has_softmax = op.name == "logp" || op.name == "linear_logp" || op.name == "attention";
+  if (fault == Fault::dropped_last_tile)
+    (has_softmax ? model.skip_vocab : model.skip_terms) = op.name == "attention" ? 8 : has_softmax ? 128 : 32;
   if (fault == Fault::last_k_dropped || fault == Fault::last_token_lost) model.skip_terms = 1;
   if (fault == Fault::wrong_label) model.label_shift = 1;
   if (fault == Fault::softmax_term_dropped) model.softmax_scale = 0;
@@ -45,6 +46,60 @@ Model model_with(Fault fault, const Operator& op) {
   model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
   model.tf32_factors = fault == Fault::tf32_factors;
   return model;
+}
+
+/// Exchanges the halves of every row of `width` values.
+void swap_halves(std::vector<double>& values, int64_t width) {
+  for (auto row = values.begin(); row != values.end(); row += width)
+    std::swap_ranges(row, row + width / 2, row + width / 2);
+}
+void swap_halves(Tensor& t) {
+  std::vector<double> values(size(t.count()));
+  info(t.dtype).decode(t.bytes.data(), values.data(), values.size());
+  swap_halves(values, t.shape.back());
+  info(t.dtype).encode(values.data(), t.bytes.data(), values.size());
+}
+
+/// Masks the last kept key of every batch entry, in a mask made for it if there is none.
+void drop_last_key(const Tensor& k, Tensor& mask) {
+  const int64_t batch = k.shape[0], kv_seq = k.shape[2];
+  if (mask.name.empty()) {
+    mask = Tensor("key_padding_mask", DType::u8, {batch, kv_seq});
+    for (int64_t i = 0; i < mask.count(); ++i) mask.set(i, 1);
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    int64_t last = kv_seq - 1;
+    while (last > 0 && mask.at(b * kv_seq + last) == 0) --last;
+    mask.set(b * kv_seq + last, 0);
+  }
+}
+
+/// Moves the heads of every batch entry, dimension 1, on by one.
+void rotate_heads(Tensor& t) {
+  const int64_t heads = t.shape[1];
+  const auto head_bytes = static_cast<std::ptrdiff_t>(t.bytes.size()) / (t.shape[0] * heads);
+  for (int64_t b = 0; b < t.shape[0]; ++b) {
+    std::byte* first = t.bytes.data() + b * heads * head_bytes;
+    std::rotate(first, first + head_bytes, first + heads * head_bytes);
+  }
+}
+
+/// The gold of a question that was misunderstood.
+Values misunderstood(Fault fault, const Pass& pass, const checkop_call& call) {
+  return gold_values(pass, call, [&](std::vector<Tensor>& inputs, std::vector<double>& attrs) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      Tensor& input = inputs[i];
+      const bool positions = pass.inputs[i].fill == Fill::positions;
+      if (fault == Fault::turned_the_other_way && !positions) swap_halves(input);
+      for (int64_t e = 0; fault == Fault::shifted_positions && positions && e < input.count(); ++e)
+        input.set(e, input.at(e) + 1);
+    }
+    if (fault == Fault::wrong_base) attrs[0] = 10000;
+    if (fault == Fault::causal_mask_ignored) attrs[0] = 0;
+    if (fault == Fault::scale_ignored) attrs[1] = 1;
+    if (fault == Fault::last_key_dropped) drop_last_key(inputs[1], inputs[3]);
+    if (fault == Fault::next_group_read) rotate_heads(inputs[1]);
+  });
 }
 
 bool is_arithmetic(Fault fault) { return fault <= Fault::tf32_factors; }
@@ -201,6 +256,18 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
       return s.store_all();
     case Fault::constant_output:
       for (auto& values : s.values) take_mean_everywhere(values);
+      return s.store_all();
+    case Fault::wrong_base:
+    case Fault::shifted_positions:
+    case Fault::causal_mask_ignored:
+    case Fault::scale_ignored:
+    case Fault::last_key_dropped:
+    case Fault::next_group_read:
+      s.values = misunderstood(fault, pass, call);
+      return s.store_all();
+    case Fault::turned_the_other_way:  // with the halves exchanged before and after, sines change their sign
+      s.values = misunderstood(fault, pass, call);
+      swap_halves(s.values[0], call.outputs[0].shape[call.outputs[0].rank - 1]);
       return s.store_all();
     case Fault::one_element_doubled:
       double_one(s.values[0]);

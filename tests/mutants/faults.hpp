@@ -10,9 +10,9 @@ namespace checkop::test {
 /// Answers `call` with `fault` in it. Throws InputError for what the gold refuses.
 void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const checkop_call& call);
 
-/// A plain computation of logp, linear_logp, matmul, det_gemm and lm_head in FP64, and what can be wrong with it.
+/// A plain computation of some operators in FP64, and what can be wrong with it.
 struct Model {
-  int64_t skip_vocab = 0;         ///< last vocabulary columns left out of the sum of exponentials
+  int64_t skip_vocab = 0;         ///< last vocabulary columns, or keys, left out of the sum of exponentials
   int64_t skip_terms = 0;         ///< last terms left out of every contraction
   int64_t label_shift = 0;        ///< added to every id, modulo the vocabulary
   double softmax_scale = 1;       ///< of the softmax in the gradient

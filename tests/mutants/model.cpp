@@ -37,6 +37,16 @@ Matrix zeros(int64_t rows, int64_t columns) {
   return {std::vector<double>(static_cast<size_t>(rows * columns)), columns};
 }
 
+/// Rows [first, first + rows) of `m`.
+Matrix rows_of(const Matrix& m, int64_t first, int64_t rows) {
+  const auto begin = m.values.begin() + first * m.columns;
+  return {{begin, begin + rows * m.columns}, m.columns};
+}
+
+void put_rows(const Matrix& part, int64_t first, Matrix& m) {
+  std::copy(part.values.begin(), part.values.end(), m.values.begin() + first * m.columns);
+}
+
 /// All leading extents multiply into rows.
 Matrix matrix_of(const Tensor& t) {
   Matrix m = zeros(t.count(), 1);
@@ -121,9 +131,72 @@ class Evaluation {
     return out;
   }
 
+  /// Softmax of every row over the columns that keeps(row, column) leaves; 0 elsewhere.
+  template <class Keeps>
+  Matrix probabilities(const Matrix& scores, Keeps keeps) const {
+    Matrix p = zeros(scores.rows(), scores.columns);
+    for (int64_t r = 0; r < p.rows(); ++r) {
+      std::vector<int64_t> kept;
+      for (int64_t c = 0; c < p.columns; ++c)
+        if (keeps(r, c)) kept.push_back(c);
+      if (kept.empty()) continue;
+      Matrix z = zeros(1, static_cast<int64_t>(kept.size()));
+      for (int64_t i = 0; i < z.columns; ++i) z(0, i) = scores(r, kept[static_cast<size_t>(i)]);
+      const RowState state = row_state(z, 0);
+      for (int64_t i = 0; i < z.columns; ++i)
+        p(r, kept[static_cast<size_t>(i)]) = exponential(z(0, i) - state.max) / state.sum;
+    }
+    return p;
+  }
+
+  /// p * (dp - rowsum(p * dp))
+  Matrix dscores(const Matrix& p, const Matrix& dp) const {
+    Matrix ds = zeros(p.rows(), p.columns);
+    for (int64_t r = 0; r < p.rows(); ++r) {
+      const double mean = contract(p.columns, [&](int64_t c) { return p(r, c) * dp(r, c); });
+      for (int64_t c = 0; c < p.columns; ++c) ds(r, c) = p(r, c) * (dp(r, c) - model_.softmax_scale * mean);
+    }
+    return ds;
+  }
+
  private:
   const Model& model_;
 };
+
+/// Head by head; a group's heads add up in dk and dv.
+Values attention(const Evaluation& e, const std::vector<Tensor>& in, bool forward, bool causal, double scale) {
+  const Shape &qs = in[0].shape, &ks = in[1].shape;
+  const int64_t q_seq = qs[2], kv_seq = ks[2], width = qs[3], group = qs[1] / ks[1];
+  if (scale < 0) scale = 1 / std::sqrt(static_cast<double>(width));
+  const Matrix all_q = matrix_of(in[0]), all_k = matrix_of(in[1]), all_v = matrix_of(in[2]);
+  const Matrix all_g = forward ? all_q : matrix_of(in[4]);
+  Matrix dq = zeros(all_q.rows(), width), dk = zeros(all_k.rows(), width), dv = dk;
+  for (int64_t head = 0; head < qs[0] * qs[1]; ++head) {
+    const int64_t q_at = head * q_seq, k_at = head / group * kv_seq, mask_at = head / qs[1] * kv_seq;
+    const Matrix q = rows_of(all_q, q_at, q_seq), g = rows_of(all_g, q_at, q_seq);
+    const Matrix k = rows_of(all_k, k_at, kv_seq), v = rows_of(all_v, k_at, kv_seq);
+    const Matrix scores = e.product(q_seq, kv_seq, width, [&](auto i, auto j, auto d) { return q(i, d) * k(j, d); });
+    Matrix scaled = scores;
+    for (double& s : scaled.values) s *= scale;
+    const Matrix p = e.probabilities(scaled, [&](int64_t i, int64_t j) {
+      return (!causal || j <= i + kv_seq - q_seq) && (in[3].name.empty() || in[3].at(mask_at + j) != 0);
+    });
+    if (forward) {
+      put_rows(e.product(q_seq, width, kv_seq, [&](auto i, auto d, auto j) { return p(i, j) * v(j, d); }), q_at, dq);
+      continue;
+    }
+    const Matrix dp = e.product(q_seq, kv_seq, width, [&](auto i, auto j, auto d) { return g(i, d) * v(j, d); });
+    Matrix ds = e.dscores(p, dp);
+    for (double& s : ds.values) s *= scale;
+    put_rows(e.product(q_seq, width, kv_seq, [&](auto i, auto d, auto j) { return ds(i, j) * k(j, d); }), q_at, dq);
+    const Matrix own_dk = e.product(kv_seq, width, q_seq, [&](auto j, auto d, auto i) { return ds(i, j) * q(i, d); });
+    const Matrix own_dv = e.product(kv_seq, width, q_seq, [&](auto j, auto d, auto i) { return p(i, j) * g(i, d); });
+    for (int64_t j = 0; j < kv_seq; ++j)
+      for (int64_t d = 0; d < width; ++d) dk(k_at + j, d) += own_dk(j, d), dv(k_at + j, d) += own_dv(j, d);
+  }
+  if (forward) return {dq.values};
+  return {dq.values, dk.values, dv.values};
+}
 
 }  // namespace
 
@@ -200,6 +273,7 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     if (has_bias) dbias = e.product(1, z.columns, z.rows(), [&](auto, auto v, auto r) { return dz(r, v); });
     return {dhidden.values, dweight.values, dbias.values};
   }
+  if (op.name == "attention") return attention(e, in, forward, call.attrs[0].value != 0, call.attrs[1].value);
   throw InputError("mutants", "no model of operator '" + std::string(op.name) + "'");
 }
 

@@ -28,6 +28,13 @@ enum class Fault : uint8_t {
   nan,
   zeros,
   constant_output,
+  wrong_base,
+  shifted_positions,
+  turned_the_other_way,
+  causal_mask_ignored,
+  scale_ignored,
+  last_key_dropped,
+  next_group_read,
   one_element_doubled,
   transposed_block,
   truncation,
@@ -52,24 +59,34 @@ inline constexpr std::string_view kSoftmaxPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward";
 inline constexpr std::string_view kWithIds =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward embedding/forward embedding/backward";
-inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward";
+inline constexpr std::string_view kExponentialPasses =
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward attention/forward attention/backward";
+inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward attention/backward";
 inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
-    "det_gemm/forward det_gemm/backward";
+    "det_gemm/forward det_gemm/backward attention/forward attention/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
-    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward";
+    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward attention/forward attention/backward";
 /// Results that are far from zero and rounded to the case's dtype, over 8 rows and 8 columns or more.
 inline constexpr std::string_view kMatrices =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward "
     "silu/forward silu/backward swiglu/forward swiglu/backward embedding/forward embedding/backward";
+inline constexpr std::string_view kTruncated =
+    "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
+    "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward silu/forward silu/backward swiglu/forward "
+    "swiglu/backward embedding/forward embedding/backward rope/forward rope/backward attention/forward "
+    "attention/backward";
 inline constexpr std::string_view kControlled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
-    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward";
+    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward "
+    "attention/forward attention/backward";
 inline constexpr std::string_view kGradients =
     "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward rms_norm/backward "
-    "silu/backward swiglu/backward embedding/backward";
+    "silu/backward swiglu/backward embedding/backward rope/backward attention/backward";
+inline constexpr std::string_view kRope = "rope/forward rope/backward";
+inline constexpr std::string_view kAttention = "attention/forward attention/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -85,7 +102,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
-    {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kSoftmaxPasses},
+    {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},
     // Factors rounded to 11 bits, as matrix units do with fp32 data unless told otherwise; 16-bit factors have no more.
     {Fault::tf32_factors, "tf32_factors", "accuracy",
      "matmul/forward matmul/backward linear_logp/forward lm_head/forward lm_head/backward det_gemm/forward "
@@ -96,11 +113,18 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::nan, "nan", "nonfinite"},
     {Fault::zeros, "zeros", "accuracy"},
     {Fault::constant_output, "constant_output", "accuracy"},
+    {Fault::wrong_base, "wrong_base", "accuracy", kRope},
+    {Fault::shifted_positions, "shifted_positions", "accuracy", kRope},
+    {Fault::turned_the_other_way, "turned_the_other_way", "accuracy", kRope},
+    {Fault::causal_mask_ignored, "causal_mask_ignored", "accuracy", kAttention},
+    {Fault::scale_ignored, "scale_ignored", "accuracy", kAttention},
+    {Fault::last_key_dropped, "last_key_dropped", "accuracy", kAttention},
+    {Fault::next_group_read, "next_group_read", "accuracy", kAttention},
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
     // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
     {Fault::transposed_block, "transposed_block", "accuracy", kMatrices},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
-    {Fault::truncation, "truncation", "accuracy", kMatrices, "bf16 fp16"},
+    {Fault::truncation, "truncation", "accuracy", kTruncated, "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},

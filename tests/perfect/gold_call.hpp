@@ -35,13 +35,15 @@ inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call)
 
 inline int64_t count_of(const checkop_tensor& t) { return element_count(Shape(t.shape, t.shape + t.rank)); }
 
-/// Runs the pass's gold on the call's inputs.
-inline Values gold_values(const Pass& pass, const checkop_call& call) {
-  const std::vector<Tensor> inputs = inputs_of(pass, call);
-  std::vector<const Tensor*> present;
-  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+/// Runs the pass's gold on the call's inputs and attributes after edit(inputs, attrs).
+template <class Edit>
+Values gold_values(const Pass& pass, const checkop_call& call, Edit edit) {
+  std::vector<Tensor> inputs = inputs_of(pass, call);
   std::vector<double> attrs;
   for (int32_t i = 0; i < call.n_attrs; ++i) attrs.push_back(call.attrs[i].value);
+  edit(inputs, attrs);
+  std::vector<const Tensor*> present;
+  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
   Values values(pass.outputs.size());
   for (size_t i = 0; i < values.size(); ++i)
     if (call.outputs[i].data != nullptr) values[i].resize(static_cast<size_t>(count_of(call.outputs[i])));
@@ -55,6 +57,10 @@ inline Values gold_values(const Pass& pass, const checkop_call& call) {
   };
   pass.gold({present, attrs, /*threads=*/1, keep, output_shapes});
   return values;
+}
+
+inline Values gold_values(const Pass& pass, const checkop_call& call) {
+  return gold_values(pass, call, [](std::vector<Tensor>&, std::vector<double>&) {});
 }
 
 /// Stores `values` with one rounding.

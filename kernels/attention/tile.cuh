@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention: the problem's sizes, and what a block of 256 threads does with tiles of 32 rows in shared memory.
+//
+// Everywhere thread t belongs to row t / 8 of its block's tile. Of a 32 x 32 square it has the columns t % 8 + 8 c, of
+// a row of head_dim the columns 4 (t % 8) + 32 chunk + {0, 1, 2, 3}.
+#pragma once
+
+#include "common.cuh"
+
+namespace checkop::kernels {
+
+constexpr int kTile = 32;
+constexpr int kLanes = 8;  // threads of a row: a quarter of a warp, which reduces a row by three shuffles
+constexpr int kThreads = kTile * kLanes;
+constexpr int kPerThread = kTile / kLanes;
+constexpr int kSquareStride = kTile + 1;  // odd, so that a column's elements lie in different banks
+constexpr float kMasked = -1.0f;          // in place of a probability, which is never below 0
+
+struct Problem {
+  int64_t batch, q_heads, kv_heads, q_seq, kv_seq;
+  int width;  // head_dim
+  bool causal;
+  float scale;
+
+  __host__ __device__ int64_t heads() const { return batch * q_heads; }
+  __host__ __device__ int64_t group() const { return q_heads / kv_heads; }
+  /// Where the keys of a query head, counted over the batch, begin.
+  __device__ int64_t key_offset(int64_t head) const { return head / group() * kv_seq * width; }
+  /// Keys from here on are seen by no query up to `last`.
+  __device__ int64_t key_end(int64_t last) const {
+    const int64_t end = last + (kv_seq - q_seq) + 1;
+    return causal && end < kv_seq ? end : kv_seq;
+  }
+  /// The first tile of queries with one that sees a key from `key` on.
+  __device__ int64_t query_begin(int64_t key) const {
+    const int64_t first = key - (kv_seq - q_seq);
+    return causal && first > 0 ? first / kTile * kTile : 0;
+  }
+  __device__ bool keeps(const uint8_t* __restrict__ mask, int64_t row, int64_t key) const {
+    return row < q_seq && key < kv_seq && (!causal || key <= row + (kv_seq - q_seq)) &&
+           (mask == nullptr || mask[key] != 0);
+  }
+};
+
+/// Of one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp.
+struct Stats {
+  float shift, reciprocal, mean;
+};
+
+/// The layout of shared memory: tiles of 32 rows of 32 * kChunks columns, then squares. The four columns behind each
+/// row put the 16-byte words that a warp reads at once, of 8 rows, into different banks.
+template <int kChunks>
+struct Tiles {
+  static constexpr int kWidth = kTile * kChunks, kStride = kWidth + 4;
+  float* base;
+
+  __device__ explicit Tiles(float4* shared) : base(reinterpret_cast<float*>(shared)) {}
+  __device__ float* tile(int i) const { return base + i * kTile * kStride; }
+  __device__ float* square(int n_tiles, int i) const { return tile(n_tiles) + i * kTile * kSquareStride; }
+  static constexpr int bytes(int n_tiles, int n_squares) {
+    return static_cast<int>(sizeof(float)) * kTile * (n_tiles * kStride + n_squares * kSquareStride);
+  }
+};
+
+__device__ inline int column(int c) { return static_cast<int>(threadIdx.x % kLanes) + kLanes * c; }
+
+/// Over the 8 threads of a row, the same bits in each.
+__device__ inline float row_sum(float x) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
+  return x;
+}
+__device__ inline float row_max(float x) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, offset));
+  return x;
+}
+
+/// Rows [first, first + 32) of a [n_rows, width] array; zeros behind its rows and behind its columns.
+template <int kChunks, typename T>
+__device__ void load_tile(const T* __restrict__ from, int64_t first, int64_t n_rows, int width,
+                          float* __restrict__ to) {
+  constexpr int kWidth = Tiles<kChunks>::kWidth;
+  for (int i = threadIdx.x; i < kTile * kWidth; i += kThreads) {
+    const int row = i / kWidth, at = i % kWidth;
+    const bool inside = first + row < n_rows && at < width;
+    to[row * Tiles<kChunks>::kStride + at] = inside ? to_float(from[(first + row) * width + at]) : 0.0f;
+  }
+}
+
+/// out[c] = x[this thread's row] . y[column(c)]: four sums of a quarter of the columns each, added as a tree.
+template <int kChunks>
+__device__ void products(const float* __restrict__ x, const float* __restrict__ y, float (&out)[kPerThread]) {
+  constexpr int kStride = Tiles<kChunks>::kStride;
+  const float* __restrict__ row = x + threadIdx.x / kLanes * kStride;
+  float4 sum[kPerThread] = {};
+#pragma unroll 4
+  for (int d = 0; d < Tiles<kChunks>::kWidth; d += 4) {
+    const float4 a = *reinterpret_cast<const float4*>(row + d);
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      const float4 b = *reinterpret_cast<const float4*>(y + column(c) * kStride + d);
+      sum[c].x += a.x * b.x;
+      sum[c].y += a.y * b.y;
+      sum[c].z += a.z * b.z;
+      sum[c].w += a.w * b.w;
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kPerThread; ++c) out[c] = (sum[c].x + sum[c].y) + (sum[c].z + sum[c].w);
+}
+
+template <int kChunks>
+__device__ void scale_all(float (&sum)[kChunks][4], float factor) {
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[chunk][i] *= factor;
+  }
+}
+
+/// sum += weights[this thread's row, :] * tile, without the rows of the tile at which `flags` is kMasked: what a masked
+/// row holds, NaN for one, must not be multiplied, not even by 0.
+template <int kChunks>
+__device__ void add_rows(const float* weights, const float* flags, const float* __restrict__ tile,
+                         float (&sum)[kChunks][4]) {
+  const unsigned at = threadIdx.x / kLanes * kSquareStride;
+  for (int c = 0; c < kTile; ++c) {
+    if (flags[at + c] < 0.0f) continue;  // a NaN stays
+    const float weight = weights[at + c];
+    const float* __restrict__ row = tile + c * Tiles<kChunks>::kStride + threadIdx.x % kLanes * 4;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const float4 x = *reinterpret_cast<const float4*>(row + chunk * kTile);
+      sum[chunk][0] += weight * x.x;
+      sum[chunk][1] += weight * x.y;
+      sum[chunk][2] += weight * x.z;
+      sum[chunk][3] += weight * x.w;
+    }
+  }
+}
+
+/// Stores row `row` of a [n_rows, width] array.
+template <int kChunks, typename T>
+__device__ void store_row(const float (&sum)[kChunks][4], int64_t row, int64_t n_rows, int width, T* __restrict__ to) {
+  if (row >= n_rows) return;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = static_cast<int>(threadIdx.x % kLanes) * 4 + chunk * kTile + i;
+      if (at < width) to[row * width + at] = from_float<T>(sum[chunk][i]);
+    }
+  }
+}
+
+}  // namespace checkop::kernels

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention: softmax(scale q k^T) v, with groups of query heads, a causal mask and a mask of keys.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+#include "operator.hpp"
+#include "softmax.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kKeys = "batch kv_heads kv_seq head_dim";
+constexpr TensorSpec kQ{"q", kQueries}, kK{"k", kKeys}, kV{"v", kKeys};
+constexpr TensorSpec kMask{"key_padding_mask", "batch kv_seq", Fill::mask, "", DType::u8, /*optional=*/true};
+
+constexpr std::array kForwardIn{kQ, kK, kV, kMask};
+constexpr std::array kForwardOut{OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq"}};
+constexpr std::array kBackwardIn{kQ, kK, kV, kMask, TensorSpec{"grad_o", kQueries, Fill::upstream}};
+// A key's gradient sums over the queries of its group of heads; all heads are named, for a quotient can't be.
+constexpr std::array kBackwardOut{
+    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim kv_seq"},
+    OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
+    OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
+};
+constexpr std::array kAttrs{
+    AttrSpec{"causal", 1, "attention: 1 keeps key j <= i + (kv_seq - q_seq) of query i, 0 keeps all"},
+    AttrSpec{"scale", -1, "attention: factor of the scores, 0 included; below 0: 1/sqrt(head_dim)"},
+};
+
+constexpr int64_t kRowsOfATask = 16;
+constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) is rounded twice, the product with it once
+
+struct Sizes {
+  int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
+
+  int64_t queries() const { return q_heads * q_seq * head_dim; }  // elements of one batch entry
+  int64_t keys() const { return kv_heads * kv_seq * head_dim; }
+};
+
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+
+/// Elements [first, first + n) of a tensor.
+std::vector<double> decoded(const Tensor& t, int64_t first, int64_t n) {
+  std::vector<double> values(at(n));
+  info(t.dtype).decode(t.bytes.data() + at(first) * info(t.dtype).bytes, values.data(), values.size());
+  return values;
+}
+
+/// sum x*y and sum |x*y|, four sums each, for speed.
+struct Dot {
+  double value, magnitude;
+
+  Dot(const double* x, const double* y, int64_t n) {
+    std::array<double, 4> sum{}, size{};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+      for (int64_t j = 0; j < 4; ++j) {
+        const double term = x[i + j] * y[i + j];
+        sum[at(j)] += term, size[at(j)] += std::abs(term);
+      }
+    }
+    for (; i < n; ++i) sum[0] += x[i] * y[i], size[0] += std::abs(x[i] * y[i]);
+    value = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    magnitude = (size[0] + size[1]) + (size[2] + size[3]);
+  }
+};
+
+/// Values with both of their error coefficients; see GoldRows.
+struct Block {
+  std::vector<double> value, magnitude, rounding;
+  explicit Block(int64_t n) : value(at(n)), magnitude(at(n)), rounding(at(n)) {}
+
+  /// [first, first + n) += factor*x, whose factor errs by `magnitude` and `rounding`.
+  void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
+    double *to = &value[at(first)], *m = &magnitude[at(first)], *r = &rounding[at(first)];
+    for (int64_t d = 0; d < n; ++d) {
+      to[d] += factor * x[d];
+      m[d] += factor_magnitude * std::abs(x[d]);
+      r[d] += factor_rounding * std::abs(x[d]);
+    }
+  }
+  void sink(const GoldArgs& args, int output, int64_t row) const {
+    args.sink({output, row, 1, static_cast<int64_t>(value.size()), value.data(), magnitude.data(), rounding.data()});
+  }
+};
+
+/// The softmax of one query over the keys that it sees. `growth` and `rounding` are coefficients of the relative error
+/// of a probability p = exp(s - lse): with sums that grow by G, and u the unit roundoff, p errs by
+///   p*(G*growth + u*rounding),  growth = S_j + 1 + sum_j p_j S_j,  S = |scale| sum_d |q_d k_d|
+/// S_j is the score's own sum, the 1 the sum of exponentials, the last term what the scores' errors do to lse; the
+/// rounding is that of LogitGradient, and that of the scale in both places.
+struct QueryRow {
+  std::vector<int64_t> keys;
+  std::vector<double> score, size, p, growth, rounding;
+
+  void resize() {
+    for (auto* array : {&score, &size, &p, &growth, &rounding}) array->resize(keys.size());
+  }
+};
+
+/// One batch entry, decoded.
+class Entry {
+ public:
+  Entry(const GoldArgs& args, const Sizes& sizes, int64_t batch)
+      : s_(sizes),
+        q(decoded(args.in(0), batch * sizes.queries(), sizes.queries())),
+        k(decoded(args.in(1), batch * sizes.keys(), sizes.keys())),
+        v(decoded(args.in(2), batch * sizes.keys(), sizes.keys())),
+        causal_(args.attrs[0] != 0),
+        scale(args.attrs[1] < 0 ? 1 / std::sqrt(static_cast<double>(sizes.head_dim)) : args.attrs[1]) {
+    for (int64_t j = 0; j < s_.kv_seq; ++j) {
+      if (!args.has(3) || args.in(3).at(batch * s_.kv_seq + j) != 0) kept_.push_back(j);
+    }
+  }
+
+  int64_t query_at(int64_t head, int64_t i) const { return (head * s_.q_seq + i) * s_.head_dim; }
+  int64_t key_at(int64_t head, int64_t j) const {
+    return (head / (s_.q_heads / s_.kv_heads) * s_.kv_seq + j) * s_.head_dim;
+  }
+
+  void load(int64_t head, int64_t i, QueryRow& row) const {
+    const int64_t end = causal_ ? i + (s_.kv_seq - s_.q_seq) + 1 : s_.kv_seq;
+    row.keys.assign(kept_.begin(), std::lower_bound(kept_.begin(), kept_.end(), end));
+    row.resize();
+    const auto n = static_cast<int64_t>(row.keys.size());
+    for (size_t j = 0; j < row.keys.size(); ++j) {
+      const Dot dot(&q[at(query_at(head, i))], &k[at(key_at(head, row.keys[j]))], s_.head_dim);
+      row.score[j] = scale * dot.value;
+      row.size[j] = std::abs(scale) * dot.magnitude;
+    }
+    SoftmaxRow softmax;
+    softmax.add(row.score.data(), row.size.data(), n);
+    const double fixed = softmax.lse_rounding() + kExpUnits + 2 + kScaleRounding * softmax.mean_magnitude();
+    for (size_t j = 0; j < row.keys.size(); ++j) {
+      const double below = row.score[j] - softmax.max;
+      row.p[j] = std::exp(below) / softmax.sum;
+      row.growth[j] = row.size[j] + 1 + softmax.mean_magnitude();
+      row.rounding[j] =
+          fixed + kArgumentUnits * std::abs(below) + std::abs(below - softmax.log_sum()) + kScaleRounding * row.size[j];
+    }
+  }
+
+ private:
+  const Sizes& s_;
+  std::vector<int64_t> kept_;  ///< keys that the padding mask keeps, ascending
+
+ public:
+  const std::vector<double> q, k, v;
+
+ private:
+  const bool causal_;
+
+ public:
+  const double scale;
+};
+
+Sizes sizes_of(const GoldArgs& args) {
+  const Shape &q = args.in(0).shape, &k = args.in(1).shape;
+  return {q[0], q[1], k[1], q[2], k[2], q[3]};
+}
+
+/// Gold of attention.
+///   in:  q[batch, q_heads, q_seq, head_dim], k, v[batch, kv_heads, kv_seq, head_dim],
+///        key_padding_mask[batch, kv_seq] optional, not 0 keeps; query head h reads key head h / (q_heads/kv_heads)
+///   out: o[batch, q_heads, q_seq, head_dim]
+///   o_i = sum_j p_ij v_j,  p_i = softmax over the keys that query i keeps of scale q_i k_j;  0 where it keeps none
+/// Keys that are not kept are not read, whatever they hold.
+void forward(const GoldArgs& args) {
+  const Sizes s = sizes_of(args);
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const Entry entry(args, s, b);
+    Block o(s.queries());
+    const int64_t rows = s.q_heads * s.q_seq;
+    args.parallel_for((rows + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
+      QueryRow row;
+      for (int64_t r = task * kRowsOfATask; r < std::min(rows, (task + 1) * kRowsOfATask); ++r) {
+        entry.load(r / s.q_seq, r % s.q_seq, row);
+        const int64_t to = r * s.head_dim;
+        for (size_t j = 0; j < row.keys.size(); ++j) {
+          const double p = row.p[j];
+          o.add(to, s.head_dim, p, p * (1 + row.growth[j]), p * row.rounding[j],
+                &entry.v[at(entry.key_at(r / s.q_seq, row.keys[j]))]);
+        }
+      }
+    });
+    o.sink(args, 0, b);
+  }
+}
+
+/// Adds what query i of `head` contributes to the gradients; `grad` is the entry's upstream gradient.
+///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j, or grad.o, which is no worse;  ds_j = p_j (dp_j - D)
+/// with errors, E_j = sum_d |grad v_j|:
+///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j;
+///   ds_j: p_j (E_j + that of D + |dp_j - D| growth_j), rounding p_j (that of D + |dp_j - D| (rounding_j + 2))
+void differentiate_row(const Entry& entry, const Sizes& s, const std::vector<double>& grad, int64_t head, int64_t i,
+                       QueryRow& row, Block& dq, Block& dk, Block& dv) {
+  entry.load(head, i, row);
+  const int64_t query = entry.query_at(head, i), n = s.head_dim;
+  std::vector<Dot> dp;
+  dp.reserve(row.keys.size());
+  double d = 0, d_magnitude = 0, d_rounding = 0;
+  for (size_t j = 0; j < row.keys.size(); ++j) {
+    dp.emplace_back(&grad[at(query)], &entry.v[at(entry.key_at(head, row.keys[j]))], n);
+    d += row.p[j] * dp[j].value;
+    d_magnitude += row.p[j] * dp[j].magnitude * (2 + row.growth[j]);
+    d_rounding += row.p[j] * dp[j].magnitude * row.rounding[j];
+  }
+  d_rounding += std::abs(d);
+  for (size_t j = 0; j < row.keys.size(); ++j) {
+    const int64_t key = entry.key_at(head, row.keys[j]);
+    const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d;
+    const double ds = entry.scale * p * off, weight = std::abs(entry.scale) * p;
+    const double ds_magnitude = std::abs(ds) + weight * (dp[j].magnitude + d_magnitude + std::abs(off) * growth);
+    const double ds_rounding = weight * (d_rounding + std::abs(off) * (rounding + 2 + kScaleRounding));
+    dq.add(query, n, ds, ds_magnitude, ds_rounding, &entry.k[at(key)]);
+    dk.add(key, n, ds, ds_magnitude, ds_rounding, &entry.q[at(query)]);
+    dv.add(key, n, p, p * (1 + growth), p * rounding, &grad[at(query)]);
+  }
+}
+
+/// Gold of attention's gradients.
+///   in:  as forward, then grad_o[batch, q_heads, q_seq, head_dim]     out: dq, dk, dv, shaped as q, k, v
+///   dv = p^T grad,  ds = p*(grad v^T - rowsum(grad*o)),  dq = scale ds k,  dk = scale ds^T q, summed over the heads of
+///   a group
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  const Sizes s = sizes_of(args);
+  const int64_t group = s.q_heads / s.kv_heads;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const Entry entry(args, s, b);
+    const std::vector<double> grad = decoded(args.in(4), b * s.queries(), s.queries());
+    Block dq(s.queries()), dk(s.keys()), dv(s.keys());
+    args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
+      QueryRow row;
+      for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        for (int64_t i = 0; i < s.q_seq; ++i) differentiate_row(entry, s, grad, head, i, row, dq, dk, dv);
+      }
+    });
+    dq.sink(args, 0, b);
+    dk.sink(args, 1, b);
+    dv.sink(args, 2, b);
+  }
+}
+
+void check_sizes(const CaseSizes& sizes) {
+  const int64_t q_heads = sizes.dim("q_heads"), kv_heads = sizes.dim("kv_heads");
+  if (q_heads % kv_heads != 0) {
+    throw InputError(
+        "--q-heads",
+        std::to_string(q_heads) + " query heads on " + std::to_string(kv_heads) + " key heads leave a group uneven",
+        "give a multiple of --kv-heads");
+  }
+  if (sizes.attrs[0] != 0 && sizes.attrs[0] != 1) {
+    throw InputError("--causal", "expected 0 or 1, got " + std::to_string(sizes.attrs[0]));
+  }
+  if (!std::isfinite(sizes.attrs[1])) {
+    throw InputError("--scale", "expected a finite number, got " + std::to_string(sizes.attrs[1]),
+                     "leave it out for 1/sqrt(head_dim)");
+  }
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kAttention;
+constexpr Operator kAttention{"attention", "reduction", "o = softmax(scale q k^T, over the keys that the masks keep) v",
+                              "batch",     kAttrs,      kPasses,
+                              check_sizes};
+
+}  // namespace checkop

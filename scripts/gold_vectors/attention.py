@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of attention, causal and scaled by 1/sqrt(head_dim)."""
+from common import Stream, check_gradient, dot, flat, mp, mpf, rows_of, softmax, vector
+
+
+class Problem:
+    """One batch entry a list entry; heads, then rows, then columns within."""
+
+    def __init__(self, batch, q_heads, kv_heads, q_seq, kv_seq, size, mask):
+        self.batch, self.q_heads, self.kv_heads = batch, q_heads, kv_heads
+        self.q_seq, self.kv_seq, self.size, self.mask = q_seq, kv_seq, size, mask
+        self.scale = 1 / mp.sqrt(size)
+
+    def query(self, b, h, i):
+        return ((b * self.q_heads + h) * self.q_seq + i)
+
+    def key(self, b, h, j):
+        return ((b * self.kv_heads + h // (self.q_heads // self.kv_heads)) * self.kv_seq + j)
+
+    def rows(self):
+        """(query row, key rows that it sees) of every query."""
+        for b in range(self.batch):
+            for h in range(self.q_heads):
+                for i in range(self.q_seq):
+                    end = min(self.kv_seq, i + self.kv_seq - self.q_seq + 1)
+                    kept = [j for j in range(end) if self.mask is None or self.mask[b * self.kv_seq + j] != 0]
+                    yield self.query(b, h, i), [self.key(b, h, j) for j in kept]
+
+    def scores(self, q, k, keys):
+        return [self.scale * dot(q, k[j]) for j in keys]
+
+    def sizes(self, q, k, keys):
+        """What rounding of the scores in FP64 is amplified by: 1 and twice the largest sum of magnitudes."""
+        terms = [self.scale * dot([abs(x) for x in q], [abs(x) for x in k[j]]) for j in keys]
+        return 1 + 2 * max(terms, default=0)
+
+    def forward(self, q, k, v):
+        zero = [mpf(0)] * self.size
+        values, scales = [zero] * len(q), [zero] * len(q)
+        for i, keys in self.rows():
+            p = softmax(self.scores(q[i], k, keys))
+            values[i] = [mp.fsum(a * v[j][d] for a, j in zip(p, keys)) for d in range(self.size)]
+            factor = self.sizes(q[i], k, keys)
+            scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.size)]
+        return values, scales
+
+    def backward(self, q, k, v, grad):
+        """(dq, dk, dv) and their scales, term by term from the definitions."""
+        def zeros(rows):
+            return [[mpf(0)] * self.size for _ in rows]
+
+        results, scales = (zeros(q), zeros(k), zeros(v)), (zeros(q), zeros(k), zeros(v))
+
+        def add(which, row, weight, weight_scale, values):
+            for d, x in enumerate(values):
+                results[which][row][d] += weight * x
+                scales[which][row][d] += weight_scale * abs(x)
+
+        for i, keys in self.rows():
+            p, factor = softmax(self.scores(q[i], k, keys)), self.sizes(q[i], k, keys)
+            dp = [dot(grad[i], v[j]) for j in keys]
+            dp_size = [dot([abs(x) for x in grad[i]], [abs(x) for x in v[j]]) for j in keys]
+            mean, mean_size = dot(p, dp), dot(p, dp_size)
+            for a, d, s, j in zip(p, dp, dp_size, keys):
+                ds, ds_size = self.scale * a * (d - mean), 2 * self.scale * a * (s + mean_size) * factor
+                add(0, i, ds, ds_size, k[j])
+                add(1, j, ds, ds_size, q[i])
+                add(2, j, a, a * factor, grad[i])
+        return results, scales
+
+
+def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None):
+    name = f"attention_{batch}x{q_heads}x{kv_heads}x{q_seq}x{kv_seq}x{size}" + ("_mask" if mask else "")
+    random = Stream(batch + 10 * q_heads + 100 * q_seq + 1000 * kv_seq + 10000 * size)
+    queries, keys = batch * q_heads * q_seq, batch * kv_heads * kv_seq
+    q, grad = (rows_of(random.values(queries * size), size) for _ in range(2))
+    k, v = (rows_of(random.values(keys * size), size) for _ in range(2))
+    problem = Problem(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask)
+    dims = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_seq": q_seq, "kv_seq": kv_seq,
+            "head_dim": size}
+    inputs = {"q": flat(q), "k": flat(k), "v": flat(v)}
+    optionals = []
+    if mask is not None:
+        inputs["key_padding_mask"], optionals = mask, ["key_padding_mask"]
+    value, scale = problem.forward(q, k, v)
+    yield vector(f"{name}/forward", "attention", "forward", dims, inputs, {"o": (flat(value), flat(scale))}, optionals)
+
+    values, scales = problem.backward(q, k, v, grad)
+    for which, (label, at) in enumerate((("dq", q), ("dk", k), ("dv", v))):
+        def loss(x, which=which):
+            moved = [q, k, v]
+            moved[which] = rows_of(x, size)
+            return dot(flat(grad), flat(problem.forward(*moved)[0]))
+
+        check_gradient(f"{name}/{label}", loss, flat(at), flat(values[which]))
+    outputs = {label: (flat(values[i]), flat(scales[i])) for i, label in enumerate(("dq", "dk", "dv"))}
+    yield vector(f"{name}/backward", "attention", "backward", dims, {**inputs, "grad_o": flat(grad)}, outputs,
+                 optionals)
+
+
+def vectors():
+    yield from attention_vectors(1, 1, 1, 1, 1, 1)
+    yield from attention_vectors(1, 2, 1, 3, 3, 4)
+    yield from attention_vectors(1, 4, 2, 2, 5, 3)               # decoding: more keys than queries
+    yield from attention_vectors(1, 1, 1, 5, 3, 2)               # more queries than keys: two of them see none
+    yield from attention_vectors(2, 2, 2, 3, 4, 3, [1, 0, 2, 1, 0, 0, 1, 1])  # the second entry's first query sees none

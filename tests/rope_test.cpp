@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// rope: what the gold keeps, what it refuses, and how far an fp32 angle may be off.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "error.hpp"
+#include "gold_helper.hpp"
+
+namespace checkop {
+namespace {
+
+const Dims kDims{{"batch", 2}, {"heads", 3}, {"seq", 5}, {"head_dim", 8}};
+
+GoldOutput rotated(const std::vector<Tensor>& inputs, std::string_view pass = "forward", double theta = 1e6) {
+  Case c = gold_case("rope", pass, DType::f64, kDims);
+  c.attrs[0] = theta;
+  return collect_gold(c, inputs, 1).at(0);
+}
+
+TEST(Rope, PositionZeroChangesNothing) {
+  std::vector<Tensor> inputs = gold_inputs(gold_case("rope", "forward", DType::f64, kDims));
+  for (int64_t s = 0; s < 5; ++s) inputs[1].set(s, 0);
+  const GoldOutput y = rotated(inputs);
+  for (size_t i = 0; i < y.value.size(); ++i) EXPECT_EQ(y.value[i], inputs[0].at(static_cast<int64_t>(i)));
+}
+
+TEST(Rope, BackwardUndoesForward) {
+  const std::vector<Tensor> inputs = gold_inputs(gold_case("rope", "forward", DType::f64, kDims));
+  std::vector<Tensor> back = gold_inputs(gold_case("rope", "backward", DType::f64, kDims));
+  const GoldOutput y = rotated(inputs);
+  for (size_t i = 0; i < y.value.size(); ++i) back[1].set(static_cast<int64_t>(i), y.value[i]);
+  const GoldOutput x = rotated(back, "backward");
+  for (size_t i = 0; i < x.value.size(); ++i) EXPECT_NEAR(x.value[i], inputs[0].at(static_cast<int64_t>(i)), 1e-14);
+}
+
+// The first pair turns by the position itself, whatever theta; the second by the position over theta^(1/4).
+TEST(Rope, PairsAreHalvesAndFrequenciesFall) {
+  std::vector<Tensor> inputs = gold_inputs(gold_case("rope", "forward", DType::f64, kDims));
+  for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, i % 8 < 4 ? 1 : 0);
+  for (int64_t s = 0; s < 5; ++s) inputs[1].set(s, 3);
+  const GoldOutput y = rotated(inputs, "forward", 10000);
+  EXPECT_NEAR(y.value[0], std::cos(3.0), 1e-15);
+  EXPECT_NEAR(y.value[4], std::sin(3.0), 1e-15);
+  EXPECT_NEAR(y.value[1], std::cos(0.3), 1e-15);
+  EXPECT_NEAR(y.value[5], std::sin(0.3), 1e-15);
+}
+
+TEST(Rope, NegativePositionsAreRefused) {
+  std::vector<Tensor> inputs = gold_inputs(gold_case("rope", "forward", DType::f64, kDims));
+  inputs[1].set(2, -1);
+  try {
+    rotated(inputs);
+    FAIL() << "no error";
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("'positions': element 2 is -1"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Rope, OddHeadSizesAndBadBasesAreRefused) {
+  Dims odd = kDims;
+  odd["head_dim"] = 7;
+  EXPECT_THROW(validate(gold_case("rope", "forward", DType::f32, odd)), InputError);
+  Case c = gold_case("rope", "backward", DType::f32, kDims);
+  EXPECT_NO_THROW(validate(c));
+  for (const double theta : {0.0, -1.0, std::nan(""), HUGE_VAL}) {
+    c.attrs[0] = theta;
+    EXPECT_THROW(validate(c), InputError) << theta;
+  }
+}
+
+// The error of a rotation whose angles are computed in fp32 stays within the rounding that the gold allows, and grows
+// so large that a bound without the angle's error would fail it.
+TEST(Rope, RoundingCoversAnAngleInFp32) {
+  std::vector<Tensor> inputs = gold_inputs(gold_case("rope", "forward", DType::f64, kDims));
+  for (int64_t s = 0; s < 5; ++s) inputs[1].set(s, static_cast<double>(130000 + 257 * s));
+  const GoldOutput y = rotated(inputs);
+  const double u = 0x1p-24;
+  double largest = 0;
+  for (int64_t row = 0; row < 30; ++row) {
+    for (int64_t i = 0; i < 4; ++i) {
+      const float frequency = 1.0f / std::pow(1e6f, static_cast<float>(i) / 4.0f);
+      const float angle = static_cast<float>(inputs[1].at(row % 5)) * frequency;
+      const double low = inputs[0].at(row * 8 + i), high = inputs[0].at(row * 8 + i + 4);
+      const double got = low * std::cos(static_cast<double>(angle)) - high * std::sin(static_cast<double>(angle));
+      const auto at = static_cast<size_t>(row * 8 + i);
+      const double error = std::abs(got - y.value[at]);
+      EXPECT_TRUE(error <= u * y.rounding[at]) << error << " " << u * y.rounding[at];
+      largest = std::max(largest, error);
+    }
+  }
+  EXPECT_GT(largest, 1000 * u);
+}
+
+}  // namespace
+}  // namespace checkop
