@@ -206,7 +206,7 @@ TEST(Identity, ErrorCoefficientsAreFiniteAndNotNegative) {
     Dims dims;
     for (const std::string_view dim : dims_of(*op)) dims.emplace(dim, 3 + static_cast<int64_t>(dims.size()));
     for (const Pass& pass : op->passes) {
-      const Case c = gold_case(op->name, pass.name, DType::f64, dims);
+      const Case c = fitted(gold_case(op->name, pass.name, DType::f64, dims));
       for (const GoldOutput& output : collect_gold(c, gold_inputs(c), 1)) {
         for (size_t i = 0; i < output.value.size(); ++i) {
           EXPECT_TRUE(output.magnitude[i] >= 0 && std::isfinite(output.magnitude[i])) << op->name << " " << output.name;
@@ -231,7 +231,7 @@ TEST(Identity, GoldBitsDoNotDependOnTheNumberOfThreads) {
       dims.emplace(dim, known == extents.end() ? 37 : known->second);
     }
     for (const Pass& pass : op->passes) {
-      const Case c = gold_case(op->name, pass.name, DType::f32, dims);
+      const Case c = fitted(gold_case(op->name, pass.name, DType::f32, dims));
       const std::vector<Tensor> inputs = gold_inputs(c);
       const std::vector<GoldOutput> one = collect_gold(c, inputs, 1);
       for (const unsigned threads : {2u, 5u}) {
