@@ -9,9 +9,10 @@ namespace checkop {
 extern const Operator kLogp;        // logp.cpp
 extern const Operator kLinearLogp;  // linear_logp.cpp
 extern const Operator kMatmul;      // matmul.cpp
+extern const Operator kRatioKl;     // ratio_kl.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array<const Operator*, 3> kTable{&kLogp, &kLinearLogp, &kMatmul};
+  static constexpr std::array<const Operator*, 4> kTable{&kLogp, &kLinearLogp, &kMatmul, &kRatioKl};
   return kTable;
 }
 

@@ -38,6 +38,7 @@ const std::vector<Shapes>& shapes() {
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {}},
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {"bias"}},
       {"matmul", {{"batch", 2}, {"seq", 24}, {"k_dim", 256}, {"n_dim", 72}}, {}},
+      {"ratio_kl", {{"batch", 2}, {"seq", 6}, {"vocab", 1031}}, {}},
   };
   return all;
 }

@@ -42,6 +42,7 @@ Model model_with(Fault fault, const Operator& op) {
   if (fault == Fault::softmax_term_dropped) model.softmax_scale = 0;
   if (fault == Fault::softmax_sign_flipped) model.softmax_scale = -1;
   model.bf16_accumulator = fault == Fault::bf16_accumulator;
+  model.ignore_mask = fault == Fault::mask_ignored;
   model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
   return model;
 }
@@ -173,6 +174,7 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::softmax_term_dropped:
     case Fault::softmax_sign_flipped:
     case Fault::bf16_accumulator:
+    case Fault::mask_ignored:
     case Fault::exp_rounded_to_bf16:
       return s.store_all();
     case Fault::gradient_scaled:

@@ -10,13 +10,14 @@ namespace checkop::test {
 /// Answers `call` with `fault` in it. Throws InputError for what the gold refuses.
 void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const checkop_call& call);
 
-/// A plain computation of logp, linear_logp and matmul in FP64, and what can be wrong with it.
+/// A plain computation of logp, linear_logp, matmul and ratio_kl in FP64, and what can be wrong with it.
 struct Model {
   int64_t skip_vocab = 0;         ///< last vocabulary columns left out of the sum of exponentials
   int64_t skip_terms = 0;         ///< last terms left out of every contraction
   int64_t label_shift = 0;        ///< added to every id, modulo the vocabulary
   double softmax_scale = 1;       ///< of the softmax in the gradient
   bool bf16_accumulator = false;  ///< every addition is rounded to bf16
+  bool ignore_mask = false;       ///< masked tokens count like the others
   bool bf16_exp = false;          ///< every exponential is rounded to bf16
 
   Values evaluate(const Operator& op, const Pass& pass, const checkop_call& call) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model that arithmetic mutants are made from. Three operators, written out as naively as can be.
+// The model that arithmetic mutants are made from. The operators, written out as naively as can be.
 #include <algorithm>
 #include <cmath>
 
@@ -134,6 +134,24 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     const Matrix z = matrix_of(in[0]);
     if (forward) return {e.logp(z, ids_of(in[1])).values};
     return {e.dlogits(z, ids_of(in[1]), matrix_of(in[2]).values).values};
+  }
+  if (op.name == "ratio_kl") {
+    const Matrix policy = matrix_of(in[0]), old = matrix_of(in[4]);
+    const std::vector<int64_t> ids = ids_of(in[2]);
+    const std::vector<double> lp = e.logp(policy, ids).values, lr = e.logp(matrix_of(in[1]), ids).values;
+    std::vector<double> ratio(lp.size(), 1), kl(lp.size()), factor(lp.size());
+    for (size_t r = 0; r < lp.size(); ++r) {
+      if (in[3].at(static_cast<int64_t>(r)) == 0 && !ignore_mask) continue;
+      const double d = lr[r] - lp[r];
+      ratio[r] = std::exp(lp[r] - old.values[r]);
+      kl[r] = std::exp(d) - d - 1;
+      if (!forward) {
+        const auto row = static_cast<int64_t>(r);
+        factor[r] = in[5].at(row) * ratio[r] + in[6].at(row) * (1 - std::exp(d));
+      }
+    }
+    if (forward) return {ratio, kl};
+    return {e.dlogits(policy, ids, factor).values};
   }
   if (op.name == "linear_logp") {
     const Matrix hidden = matrix_of(in[0]), weight = matrix_of(in[1]);

@@ -19,6 +19,7 @@ enum class Fault : uint8_t {
   softmax_term_dropped,
   softmax_sign_flipped,
   bf16_accumulator,
+  mask_ignored,
   exp_rounded_to_bf16,
   // Results: faults.cpp spoils the gold.
   gradient_scaled,
@@ -47,13 +48,15 @@ struct Mutant {
 };
 
 inline constexpr std::string_view kSoftmaxPasses =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward";
-inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward ratio_kl/forward ratio_kl/backward";
+inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward ratio_kl/backward";
 inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
 inline constexpr std::string_view kModelled =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
-inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
+    "ratio_kl/forward ratio_kl/backward";
+inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward ratio_kl/backward";
+inline constexpr std::string_view kMasked = "ratio_kl/forward ratio_kl/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -66,6 +69,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::softmax_term_dropped, "softmax_term_dropped", "accuracy", kSoftmaxGradients},
     {Fault::softmax_sign_flipped, "softmax_sign_flipped", "accuracy", kSoftmaxGradients},
     {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
+    {Fault::mask_ignored, "mask_ignored", "accuracy", kMasked},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kSoftmaxPasses},
@@ -77,10 +81,10 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
     // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
     {Fault::transposed_block, "transposed_block", "accuracy",
-     "logp/backward linear_logp/backward matmul/forward matmul/backward"},
+     "logp/backward linear_logp/backward matmul/forward matmul/backward ratio_kl/backward"},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
-    {Fault::truncation, "truncation", "accuracy", "logp/backward linear_logp/backward matmul/forward matmul/backward",
-     "bf16 fp16"},
+    {Fault::truncation, "truncation", "accuracy",
+     "logp/backward linear_logp/backward matmul/forward matmul/backward ratio_kl/backward", "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
