@@ -68,6 +68,7 @@ int64_t default_size(std::string_view dim) {
   if (dim == "batch") return 2;
   if (dim == "seq") return 16;
   if (dim == "vocab") return 257;
+  if (dim == "group_bounds") return 2;
   return 4096;
 }
 

@@ -39,6 +39,7 @@ const std::vector<Shapes>& shapes() {
       {"linear_logp", {{"batch", 2}, {"seq", 6}, {"hidden", 192}, {"vocab", 389}}, {"bias"}},
       {"matmul", {{"batch", 2}, {"seq", 24}, {"k_dim", 256}, {"n_dim", 72}}, {}},
       {"ratio_kl", {{"batch", 2}, {"seq", 6}, {"vocab", 1031}}, {}},
+      {"grpo_loss", {{"batch", 8}, {"seq", 3}, {"vocab", 389}, {"group_bounds", 2}}, {}},
   };
   return all;
 }

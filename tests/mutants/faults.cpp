@@ -67,8 +67,9 @@ void take_mean_everywhere(std::vector<double>& values) {
 
 /// The element of middle size: the largest would be too easy to find, and a tiny one may double within its bound.
 void double_one(std::vector<double>& values) {
-  std::vector<size_t> order(values.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::vector<size_t> order;  // without the zeros of masked rows
+  for (size_t i = 0; i < values.size(); ++i)
+    if (values[i] != 0) order.push_back(i);
   const auto middle = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
   std::nth_element(order.begin(), middle, order.end(),
                    [&](size_t a, size_t b) { return std::abs(values[a]) < std::abs(values[b]); });

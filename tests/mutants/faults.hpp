@@ -10,7 +10,7 @@ namespace checkop::test {
 /// Answers `call` with `fault` in it. Throws InputError for what the gold refuses.
 void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const checkop_call& call);
 
-/// A plain computation of logp, linear_logp, matmul and ratio_kl in FP64, and what can be wrong with it.
+/// A plain computation of logp, linear_logp, matmul, ratio_kl and grpo_loss in FP64, and what can be wrong with it.
 struct Model {
   int64_t skip_vocab = 0;         ///< last vocabulary columns left out of the sum of exponentials
   int64_t skip_terms = 0;         ///< last terms left out of every contraction

@@ -48,15 +48,21 @@ struct Mutant {
 };
 
 inline constexpr std::string_view kSoftmaxPasses =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward ratio_kl/forward ratio_kl/backward";
-inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward ratio_kl/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward ratio_kl/forward ratio_kl/backward "
+    "grpo_loss/forward grpo_loss/backward";
+inline constexpr std::string_view kSoftmaxGradients =
+    "logp/backward linear_logp/backward ratio_kl/backward grpo_loss/backward";
 inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
-    "ratio_kl/forward ratio_kl/backward";
-inline constexpr std::string_view kGradients = "logp/backward linear_logp/backward matmul/backward ratio_kl/backward";
-inline constexpr std::string_view kMasked = "ratio_kl/forward ratio_kl/backward";
+    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+inline constexpr std::string_view kGradients =
+    "logp/backward linear_logp/backward matmul/backward ratio_kl/backward grpo_loss/backward";
+inline constexpr std::string_view kMasked = "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+/// Outputs with 8 rows and 8 columns that are told apart, in the dtype of the case.
+inline constexpr std::string_view kMatrices =
+    "logp/backward linear_logp/backward matmul/forward matmul/backward ratio_kl/backward grpo_loss/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -80,11 +86,9 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::constant_output, "constant_output", "accuracy"},
     {Fault::one_element_doubled, "one_element_doubled", "accuracy"},
     // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
-    {Fault::transposed_block, "transposed_block", "accuracy",
-     "logp/backward linear_logp/backward matmul/forward matmul/backward ratio_kl/backward"},
+    {Fault::transposed_block, "transposed_block", "accuracy", kMatrices},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
-    {Fault::truncation, "truncation", "accuracy",
-     "logp/backward linear_logp/backward matmul/forward matmul/backward ratio_kl/backward", "bf16 fp16"},
+    {Fault::truncation, "truncation", "accuracy", kMatrices, "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
@@ -104,7 +108,11 @@ inline bool contains_word(std::string_view list, std::string_view word) {
   return false;
 }
 
+/// Mutants of a row need rows: an output of one number has no other row to take, and no mean that is not itself.
 inline bool applies(const Mutant& mutant, const Operator& op, const Pass& pass) {
+  const bool needs_rows = mutant.fault == Fault::stale_row || mutant.fault == Fault::constant_output;
+  if (needs_rows && pass.outputs[0].tensor.dims.empty()) return false;
+  if (mutant.fault == Fault::batch_dependent && op.row_dims.empty()) return false;
   return mutant.passes.empty() || contains_word(mutant.passes, std::string(op.name) + "/" + std::string(pass.name));
 }
 
