@@ -20,12 +20,6 @@ constexpr std::array kForwardOut{OutputSpec{{"y", kRowHidden}, Numerics::exact, 
 constexpr std::array kBackwardIn{kTokenIds, kGradY};
 constexpr std::array kBackwardOut{OutputSpec{{"dweight", kTable}, Numerics::reduction, "batch*seq"}};
 
-/// Decodes row `row` of a matrix as wide as `to`.
-void read_row(const Tensor& matrix, int64_t row, std::vector<double>& to) {
-  const DTypeInfo& type = info(matrix.dtype);
-  type.decode(matrix.bytes.data() + static_cast<size_t>(row) * to.size() * type.bytes, to.data(), to.size());
-}
-
 /// Gold of embedding.
 ///   in:  token_ids[batch, seq], weight[vocab, hidden]     out: y[batch, seq, hidden] = weight[token_ids]
 /// Throws InputError for an id outside [0, vocab).
@@ -37,7 +31,7 @@ void forward(const GoldArgs& args) {
   args.parallel_for(static_cast<int64_t>(ids.size()), [&](int64_t row) {
     static thread_local std::vector<double> value;
     value.resize(static_cast<size_t>(hidden));
-    read_row(weight, ids[static_cast<size_t>(row)], value);
+    decode_row(weight, ids[static_cast<size_t>(row)], value);
     args.sink({0, row, 1, hidden, value.data(), none.data(), none.data()});
   });
 }
@@ -69,7 +63,7 @@ void backward(const GoldArgs& args) {
     for (auto* array : {&row, &value, &magnitude}) array->assign(static_cast<size_t>(hidden), 0.0);
     const size_t begin = tokens.start[static_cast<size_t>(v)], end = tokens.start[static_cast<size_t>(v) + 1];
     for (size_t i = begin; i < end; ++i) {
-      read_row(args.in(1), static_cast<int64_t>(tokens.order[i]), row);
+      decode_row(args.in(1), static_cast<int64_t>(tokens.order[i]), row);
       for (size_t h = 0; h < row.size(); ++h) value[h] += row[h], magnitude[h] += std::abs(row[h]);
     }
     args.sink({0, v, 1, hidden, value.data(), end - begin > 1 ? magnitude.data() : none.data(), none.data()});

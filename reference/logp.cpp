@@ -34,15 +34,6 @@ Scratch& scratch(int64_t vocab) {
   return buffers;
 }
 
-/// Decodes row `row` of logits[rows, vocab] into `z` and reduces it.
-SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z) {
-  const DTypeInfo& type = info(logits.dtype);
-  type.decode(logits.bytes.data() + static_cast<size_t>(row) * z.size() * type.bytes, z.data(), z.size());
-  SoftmaxRow softmax;
-  softmax.add(z.data(), nullptr, static_cast<int64_t>(z.size()));
-  return softmax;
-}
-
 /// Gold of logp.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
 ///   logp = z_t - lse(z),  lse(z) = m + log sum_v exp(z_v - m),  m = max_v z_v

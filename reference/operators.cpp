@@ -17,10 +17,12 @@ extern const Operator kSwiglu;      // swiglu.cpp
 extern const Operator kEmbedding;   // embedding.cpp
 extern const Operator kRope;        // rope.cpp
 extern const Operator kAttention;   // attention.cpp
+extern const Operator kRatioKl;     // ratio_kl.cpp
+extern const Operator kGrpoLoss;    // grpo_loss.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp, &kLinearLogp, &kMatmul,    &kDetGemm, &kLmHead,   &kRmsNorm,
-                                     &kSilu, &kSwiglu,     &kEmbedding, &kRope,    &kAttention};
+  static constexpr std::array kTable{&kLogp,   &kLinearLogp, &kMatmul, &kDetGemm,   &kLmHead,  &kRmsNorm, &kSilu,
+                                     &kSwiglu, &kEmbedding,  &kRope,   &kAttention, &kRatioKl, &kGrpoLoss};
   return kTable;
 }
 

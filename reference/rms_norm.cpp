@@ -36,15 +36,9 @@ constexpr int64_t kColumnBlock = 64;
 // root: 4, two ulps of CUDA's rsqrtf.
 constexpr double kRootUlps = 2.5 + 4;
 
-/// Decodes row `row` of a per-row matrix as wide as `to`.
-void read_row(const Tensor& matrix, int64_t row, std::vector<double>& to) {
-  const DTypeInfo& type = info(matrix.dtype);
-  type.decode(matrix.bytes.data() + static_cast<size_t>(row) * to.size() * type.bytes, to.data(), to.size());
-}
-
 std::vector<double> read_all(const Tensor& tensor) {
   std::vector<double> values(static_cast<size_t>(tensor.count()));
-  read_row(tensor, 0, values);
+  decode_row(tensor, 0, values);
   return values;
 }
 
@@ -75,7 +69,7 @@ void forward(const GoldArgs& args) {
   const std::vector<double> weight = read_all(args.in(1));
   args.parallel_for(rows, [&](int64_t row) {
     Scratch& s = scratch(hidden);
-    read_row(args.in(0), row, s.x);
+    decode_row(args.in(0), row, s.x);
     const double r = reciprocal_root(s.x, args.attrs[0]);
     for (size_t h = 0; h < weight.size(); ++h) {
       const double size = std::abs(s.value[h] = s.x[h] * r * weight[h]);
@@ -93,8 +87,8 @@ void emit_dx(const GoldArgs& args, const std::vector<double>& weight, std::vecto
   const auto hidden = static_cast<int64_t>(weight.size());
   args.parallel_for(static_cast<int64_t>(roots.size()), [&](int64_t row) {
     Scratch& s = scratch(hidden);
-    read_row(args.in(0), row, s.x);
-    read_row(args.in(2), row, s.g);
+    decode_row(args.in(0), row, s.x);
+    decode_row(args.in(2), row, s.g);
     const double r = roots[static_cast<size_t>(row)] = reciprocal_root(s.x, args.attrs[0]);
     double mean = 0, mean_size = 0;
     for (size_t h = 0; h < weight.size(); ++h) {

@@ -31,6 +31,13 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
   }
 }
 
+SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z) {
+  decode_row(logits, row, z);
+  SoftmaxRow softmax;
+  softmax.add(z.data(), nullptr, static_cast<int64_t>(z.size()));
+  return softmax;
+}
+
 std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab) {
   std::vector<int64_t> values(static_cast<size_t>(ids.count()));
   decode_int(ids.dtype, ids.bytes.data(), values.data(), values.size());

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "operator.hpp"
 
@@ -77,6 +78,9 @@ class LogitGradient {
  private:
   double max_, sum_, log_sum_, g_, abs_g_, chain_, fixed_;
 };
+
+/// Decodes row `row` of logits[rows, vocab] into `z`, which has the size of a row, and reduces it.
+SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z);
 
 /// Reads the ids of a per-row integer input. Throws InputError naming the first that is outside [0, vocab).
 std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab);

@@ -152,7 +152,8 @@ void validate(const Case& c) {
     }
   }
   if (c.op->validate != nullptr) {
-    c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs});
+    c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs,
+                    [&](std::string_view input) { return c.optionals.contains(input); }});
   }
   if (!info(c.dtype).is_float)
     throw InputError("--dtype", fmt::format("'{}' is no floating-point type", info(c.dtype).name),

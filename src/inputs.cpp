@@ -192,7 +192,7 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
   if (c.op->refine != nullptr) {
     const auto stream = [&](std::string_view name) { return Stream::derive(c.seed, c.op->name, name); };
     c.op->refine({tensors, c.attrs, [&](std::string_view name, uint64_t i) { return stream(name).normal(i); },
-                  [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }});
+                  [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }, threads});
   }
   return tensors;
 }

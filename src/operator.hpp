@@ -93,6 +93,7 @@ struct Pass {
 struct CaseSizes {
   std::function<int64_t(std::string_view)> dim;
   std::span<const double> attrs;
+  std::function<bool(std::string_view)> has;  ///< whether an optional input is present
 };
 
 /// Generated inputs, for what only the operator knows: values that depend on each other, such as group boundaries.
@@ -101,6 +102,7 @@ struct FillArgs {
   std::span<const double> attrs;
   /// Standard normal and uniform (0, 1) numbers of a stream of that name, by index.
   std::function<double(std::string_view, uint64_t)> normal, uniform;
+  unsigned threads = 1;  ///< results must not depend on it
 
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };

@@ -73,6 +73,7 @@ int64_t default_size(std::string_view dim) {
   if (dim == "kv_heads") return 8;
   if (dim == "head_dim") return 128;
   if (dim == "vocab") return 257;
+  if (dim == "group_bounds") return 2;
   return 4096;
 }
 

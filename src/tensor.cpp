@@ -150,4 +150,9 @@ void Tensor::set(int64_t index, double value) {
   info(dtype).encode(&value, bytes.data() + static_cast<size_t>(index) * info(dtype).bytes, 1);
 }
 
+void decode_row(const Tensor& matrix, int64_t row, std::vector<double>& to) {
+  const DTypeInfo& type = info(matrix.dtype);
+  type.decode(matrix.bytes.data() + static_cast<size_t>(row) * to.size() * type.bytes, to.data(), to.size());
+}
+
 }  // namespace checkop

@@ -56,4 +56,7 @@ struct Tensor {
   Bytes bytes;
 };
 
+/// Decodes row `row` of a tensor seen as a matrix of rows as wide as `to`.
+void decode_row(const Tensor& matrix, int64_t row, std::vector<double>& to);
+
 }  // namespace checkop

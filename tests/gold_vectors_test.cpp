@@ -39,8 +39,12 @@ double number(const nlohmann::json& value) {
 }
 
 Case case_of(const nlohmann::json& vector, DType dtype) {
-  return gold_case(vector.at("op").get<std::string>(), vector.at("pass").get<std::string>(), dtype,
-                   vector.at("dims").get<Dims>(), vector.at("optionals").get<std::set<std::string, std::less<>>>());
+  Case c = gold_case(vector.at("op").get<std::string>(), vector.at("pass").get<std::string>(), dtype,
+                     vector.at("dims").get<Dims>(), vector.at("optionals").get<std::set<std::string, std::less<>>>());
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    if (vector.contains("attrs")) c.attrs[i] = number(vector.at("attrs").at(std::string(c.op->attrs[i].name)));
+  }
+  return c;
 }
 
 std::vector<Tensor> inputs_of(const nlohmann::json& vector, const Case& c) {

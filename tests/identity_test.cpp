@@ -238,7 +238,7 @@ TEST(Identity, MatmulMagnitudeIsAtLeastTheValue) {
 TEST(Identity, ErrorCoefficientsAreFiniteAndNotNegative) {
   for (const Operator* op : operators()) {
     for (const Pass& pass : op->passes) {
-      const Case c = gold_case(op->name, pass.name, DType::f64, test_dims(*op, 3));
+      const Case c = fitted(gold_case(op->name, pass.name, DType::f64, test_dims(*op, 3)));
       for (const GoldOutput& output : collect_gold(c, gold_inputs(c), 1)) {
         for (size_t i = 0; i < output.value.size(); ++i) {
           EXPECT_TRUE(output.magnitude[i] >= 0 && std::isfinite(output.magnitude[i])) << op->name << " " << output.name;
@@ -262,7 +262,7 @@ TEST(Identity, GoldBitsDoNotDependOnTheNumberOfThreads) {
       return known == extents.end() ? int64_t{37} : known->second;
     });
     for (const Pass& pass : op->passes) {
-      const Case c = gold_case(op->name, pass.name, DType::f32, dims);
+      const Case c = fitted(gold_case(op->name, pass.name, DType::f32, dims));
       const std::vector<Tensor> inputs = gold_inputs(c);
       const std::vector<GoldOutput> one = collect_gold(c, inputs, 1);
       for (const unsigned threads : {2u, 5u}) {

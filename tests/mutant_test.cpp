@@ -53,6 +53,8 @@ const std::vector<Shapes>& shapes() {
       {"attention",
        {{"batch", 2}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 21}, {"kv_seq", 37}, {"head_dim", 24}},
        {"key_padding_mask"}},
+      {"ratio_kl", {{"batch", 2}, {"seq", 6}, {"vocab", 1031}}, {}},
+      {"grpo_loss", {{"batch", 8}, {"seq", 3}, {"vocab", 389}, {"group_bounds", 2}}, {}},
   };
   return all;
 }

@@ -157,5 +157,13 @@ TEST(Tensor, EmptyTensorHasNoMemory) {
   EXPECT_EQ(tensor.bytes.size(), 0u);
 }
 
+TEST(Tensor, RowsDecodeByTheWidthOfTheirTarget) {
+  Tensor tensor("x", DType::bf16, {2, 3, 4});
+  for (int64_t i = 0; i < 24; ++i) tensor.set(i, static_cast<double>(i));
+  std::vector<double> row(4);
+  decode_row(tensor, 5, row);
+  EXPECT_EQ(row, (std::vector<double>{20, 21, 22, 23}));
+}
+
 }  // namespace
 }  // namespace checkop

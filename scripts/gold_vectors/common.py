@@ -125,13 +125,15 @@ def check_gradient(name, function, at, gradient):
             sys.exit(f"gold_vectors: {name}[{i}]: the formula gives {gradient[i]}, differences give {numeric}")
 
 
-def vector(name, op, direction, dims, inputs, outputs, optionals=()):
+def vector(name, op, direction, dims, inputs, outputs, optionals=(), attrs=None):
     for tensor, values in inputs.items():
         if not all(isinstance(x, int) for x in values) and not all(stored_exactly(x) for x in values):
             sys.exit(f"gold_vectors: {name}: input {tensor} has values that bf16 or fp16 would round")
+    with_attrs = {} if attrs is None else {"attrs": attrs}
     return {
         "name": name, "op": op, "pass": direction, "dims": dims, "optionals": list(optionals),
         "inputs": {tensor: [to_double(x) for x in values] for tensor, values in inputs.items()},
         "outputs": {tensor: {"value": [to_double(x) for x in value], "scale": [to_double(x) for x in scale]}
                     for tensor, (value, scale) in outputs.items()},
+        **with_attrs,
     }

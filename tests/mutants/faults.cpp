@@ -35,14 +35,17 @@ struct Site {
 
 Model model_with(Fault fault, const Operator& op) {
   Model model;
-  const bool has_softmax = op.name == "logp" || op.name == "linear_logp" || op.name == "attention";
-  if (fault == Fault::dropped_last_tile)
-    (has_softmax ? model.skip_vocab : model.skip_terms) = op.name == "attention" ? 8 : has_softmax ? 128 : 32;
+  const bool sums_exponentials = op.name != "matmul" && op.name != "det_gemm" && op.name != "lm_head";
+  if (fault == Fault::dropped_last_tile) {
+    if (sums_exponentials) model.skip_vocab = op.name == "attention" ? 8 : 128;
+    if (!sums_exponentials) model.skip_terms = 32;
+  }
   if (fault == Fault::last_k_dropped || fault == Fault::last_token_lost) model.skip_terms = 1;
   if (fault == Fault::wrong_label) model.label_shift = 1;
   if (fault == Fault::softmax_term_dropped) model.softmax_scale = 0;
   if (fault == Fault::softmax_sign_flipped) model.softmax_scale = -1;
   model.bf16_accumulator = fault == Fault::bf16_accumulator;
+  model.ignore_mask = fault == Fault::mask_ignored;
   model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
   model.tf32_factors = fault == Fault::tf32_factors;
   return model;
@@ -122,8 +125,9 @@ void take_mean_everywhere(std::vector<double>& values) {
 
 /// The element of middle size: the largest would be too easy to find, and a tiny one may double within its bound.
 void double_one(std::vector<double>& values) {
-  std::vector<size_t> order(values.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::vector<size_t> order;  // without the zeros of masked rows
+  for (size_t i = 0; i < values.size(); ++i)
+    if (values[i] != 0) order.push_back(i);
   const auto middle = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
   std::nth_element(order.begin(), middle, order.end(),
                    [&](size_t a, size_t b) { return std::abs(values[a]) < std::abs(values[b]); });
@@ -238,6 +242,7 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::softmax_term_dropped:
     case Fault::softmax_sign_flipped:
     case Fault::bf16_accumulator:
+    case Fault::mask_ignored:
     case Fault::exp_rounded_to_bf16:
     case Fault::tf32_factors:
       return s.store_all();

@@ -17,6 +17,7 @@ struct Model {
   int64_t label_shift = 0;        ///< added to every id, modulo the vocabulary
   double softmax_scale = 1;       ///< of the softmax in the gradient
   bool bf16_accumulator = false;  ///< every addition is rounded to bf16
+  bool ignore_mask = false;       ///< masked tokens count like the others
   bool bf16_exp = false;          ///< every exponential is rounded to bf16
   bool tf32_factors = false;      ///< the factors of products are rounded to the 11 bits of TF32
 

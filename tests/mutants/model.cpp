@@ -61,6 +61,11 @@ std::vector<int64_t> ids_of(const Tensor& t) {
   return ids;
 }
 
+/// Per token: lp - old and lr - lp.
+struct PolicyLogs {
+  std::vector<double> delta, d;
+};
+
 class Evaluation {
  public:
   explicit Evaluation(const Model& model) : model_(model) {}
@@ -159,6 +164,43 @@ class Evaluation {
     return ds;
   }
 
+  PolicyLogs policy_logs(const std::vector<Tensor>& in) const {
+    const std::vector<int64_t> ids = ids_of(in[2]);
+    const std::vector<double> lp = logp(matrix_of(in[0]), ids).values, lr = logp(matrix_of(in[1]), ids).values;
+    PolicyLogs logs;
+    for (size_t r = 0; r < lp.size(); ++r) {
+      logs.delta.push_back(lp[r] - in[4].at(static_cast<int64_t>(r)));
+      logs.d.push_back(lr[r] - lp[r]);
+    }
+    return logs;
+  }
+
+  /// Groups by samples_per_prompt alone.
+  Values grpo_loss(const std::vector<Tensor>& in, const checkop_call& call, bool forward) const {
+    const PolicyLogs logs = policy_logs(in);
+    const auto samples = static_cast<int64_t>(call.attrs[0].value);
+    const double clip = call.attrs[1].value, beta = call.attrs[2].value, eps = call.attrs[3].value;
+    const int64_t rows = in[2].count(), seq = rows / in[5].count();
+    std::vector<double> factor(static_cast<size_t>(rows));
+    double policy_loss = 0, kl = 0, n = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      if ((in[3].at(r) == 0 || in[6].at(r) == 0) && !model_.ignore_mask) continue;
+      const int64_t first = r / seq / samples * samples;
+      double mean = 0, variance = 0;
+      for (int64_t i = first; i < first + samples; ++i) mean += in[5].at(i) / static_cast<double>(samples);
+      for (int64_t i = first; i < first + samples; ++i)
+        variance += (in[5].at(i) - mean) * (in[5].at(i) - mean) / static_cast<double>(samples);
+      const double a = (in[5].at(r / seq) - mean) / std::sqrt(std::max(variance, eps * eps));
+      const double ratio = std::exp(logs.delta[static_cast<size_t>(r)]), d = logs.d[static_cast<size_t>(r)];
+      const double plain = ratio * a, clipped = std::clamp(ratio, 1 - clip, 1 + clip) * a;
+      policy_loss -= std::min(plain, clipped), kl += std::exp(d) - d - 1, n += 1;
+      factor[static_cast<size_t>(r)] = (plain <= clipped ? -plain : 0) + beta * (1 - std::exp(d));
+    }
+    if (forward) return {{(policy_loss + beta * kl) / n}, {policy_loss / n}, {kl / n}};
+    for (double& f : factor) f *= in[8].at(0) / n;
+    return {dlogits(matrix_of(in[0]), ids_of(in[2]), factor).values};
+  }
+
  private:
   const Model& model_;
 };
@@ -253,6 +295,20 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     if (forward) return {e.logp(z, ids_of(in[1])).values};
     return {e.dlogits(z, ids_of(in[1]), matrix_of(in[2]).values).values};
   }
+  if (op.name == "ratio_kl") {
+    const PolicyLogs logs = e.policy_logs(in);
+    std::vector<double> ratio(logs.delta.size(), 1), kl(ratio.size()), factor(ratio.size());
+    for (size_t r = 0; r < ratio.size(); ++r) {
+      const auto row = static_cast<int64_t>(r);
+      if (in[3].at(row) == 0 && !ignore_mask) continue;
+      ratio[r] = std::exp(logs.delta[r]);
+      kl[r] = std::exp(logs.d[r]) - logs.d[r] - 1;
+      if (!forward) factor[r] = in[5].at(row) * ratio[r] + in[6].at(row) * (1 - std::exp(logs.d[r]));
+    }
+    if (forward) return {ratio, kl};
+    return {e.dlogits(matrix_of(in[0]), ids_of(in[2]), factor).values};
+  }
+  if (op.name == "grpo_loss") return e.grpo_loss(in, call, forward);
   if (op.name == "linear_logp") {
     const Matrix hidden = e.factor(matrix_of(in[0])), weight = e.factor(matrix_of(in[1]));
     Matrix z = e.product(hidden.rows(), weight.rows(), hidden.columns,

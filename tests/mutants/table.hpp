@@ -20,6 +20,7 @@ enum class Fault : uint8_t {
   softmax_term_dropped,
   softmax_sign_flipped,
   bf16_accumulator,
+  mask_ignored,
   exp_rounded_to_bf16,
   tf32_factors,
   // Results: faults.cpp spoils the gold.
@@ -56,37 +57,45 @@ struct Mutant {
 };
 
 inline constexpr std::string_view kSoftmaxPasses =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward ratio_kl/forward ratio_kl/backward "
+    "grpo_loss/forward grpo_loss/backward";
 inline constexpr std::string_view kWithIds =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward embedding/forward embedding/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward embedding/forward embedding/backward "
+    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 inline constexpr std::string_view kExponentialPasses =
-    "logp/forward logp/backward linear_logp/forward linear_logp/backward attention/forward attention/backward";
-inline constexpr std::string_view kSoftmaxGradients = "logp/backward linear_logp/backward attention/backward";
+    "logp/forward logp/backward linear_logp/forward linear_logp/backward attention/forward attention/backward "
+    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+inline constexpr std::string_view kSoftmaxGradients =
+    "logp/backward linear_logp/backward attention/backward ratio_kl/backward grpo_loss/backward";
 inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward attention/forward attention/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
-    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward attention/forward attention/backward";
+    "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward attention/forward attention/backward "
+    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 /// Results that are far from zero and rounded to the case's dtype, over 8 rows and 8 columns or more.
 inline constexpr std::string_view kMatrices =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward "
-    "silu/forward silu/backward swiglu/forward swiglu/backward embedding/forward embedding/backward";
+    "silu/forward silu/backward swiglu/forward swiglu/backward embedding/forward embedding/backward "
+    "ratio_kl/backward grpo_loss/backward";
 inline constexpr std::string_view kTruncated =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward silu/forward silu/backward swiglu/forward "
     "swiglu/backward embedding/forward embedding/backward rope/forward rope/backward attention/forward "
-    "attention/backward";
+    "attention/backward ratio_kl/backward grpo_loss/backward";
 inline constexpr std::string_view kControlled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward "
-    "attention/forward attention/backward";
+    "attention/forward attention/backward ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 inline constexpr std::string_view kGradients =
     "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward rms_norm/backward "
-    "silu/backward swiglu/backward embedding/backward rope/backward attention/backward";
+    "silu/backward swiglu/backward embedding/backward rope/backward attention/backward ratio_kl/backward "
+    "grpo_loss/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
 inline constexpr std::string_view kAttention = "attention/forward attention/backward";
+inline constexpr std::string_view kMasked = "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -100,6 +109,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::softmax_term_dropped, "softmax_term_dropped", "accuracy", kSoftmaxGradients},
     {Fault::softmax_sign_flipped, "softmax_sign_flipped", "accuracy", kSoftmaxGradients},
     {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
+    {Fault::mask_ignored, "mask_ignored", "accuracy", kMasked},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},
@@ -144,11 +154,14 @@ inline bool contains_word(std::string_view list, std::string_view word) {
   return false;
 }
 
+/// Mutants of a row need rows: an output of one number has no other row to take, and no mean that is not itself.
 inline bool applies(const Mutant& mutant, const Operator& op, const Pass& pass) {
   // What has no rows of its own cannot depend on the batch in them, and a copy has nothing to truncate.
   const OutputSpec& first = pass.outputs[0];
   if (mutant.fault == Fault::batch_dependent && !is_per_row(op, first.tensor)) return false;
   if (mutant.fault == Fault::truncation && first.numerics == Numerics::exact) return false;
+  const bool needs_rows = mutant.fault == Fault::stale_row || mutant.fault == Fault::constant_output;
+  if (needs_rows && pass.outputs[0].tensor.dims.empty()) return false;
   return mutant.passes.empty() || contains_word(mutant.passes, std::string(op.name) + "/" + std::string(pass.name));
 }
 

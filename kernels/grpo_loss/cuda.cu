@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// grpo_loss / cuda: one block per token, then fixed sums in one block; portable CUDA, no floating-point atomics.
+//   A = (r - mu)/sqrt(max(var, eps^2)) over each group of completions;  L = -min(ratio*A, clamp(ratio, 1-c, 1+c)*A)
+//   forward   policy_loss = sum of L/n over the n active tokens, kl likewise, loss = policy_loss + beta*kl; n = 0: 0
+//   backward  dpolicy_logits[r,v] = c*((v == t) - softmax(policy[r])[v]),  c = g/n*(-A*ratio*[unclipped] -
+//   beta*expm1(d)) a token is active where attention_mask and completion_mask are not 0; nothing of the others is read
+//   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] f32|f16|bf16, contiguous   action_ids: i64   masks:
+//   u8 old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: f32     group_boundaries: i64, may be absent
+//   Limits: batch*seq < 2^31. Active ids outside [0, vocab) and boundaries that do not cut the batch are
+//   CHECKOP_FAILED. Workspace: 512 bytes, a byte and two floats per token and a float per completion, each array
+//   rounded up to 256. Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
+//   Bits depend on the shape and the values alone, and the gradient of a token on its own row, A and n.
+#include "policy.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+constexpr int64_t kAlign = 256;
+constexpr int kSumThreads = 1024;  // one block takes all tokens: no second stage, and a chain of tokens/1024
+
+enum Attr : int { kSamplesPerPrompt, kClipEps, kBeta, kEps, kAttrs };
+enum Input : int { kRewards = 5, kCompletionMask, kGroupBoundaries, kGradLoss };
+
+struct Params {
+  float clip, beta;
+  int64_t seq;
+};
+
+/// Where things are in the workspace; the first 256 bytes belong to the checks.
+struct Layout {
+  int64_t active, advantages, losses, kls, divisor, bytes;
+
+  Layout(int64_t rows, int64_t batch) {
+    active = static_cast<int64_t>(kIdCheckBytes);
+    advantages = active + round_up(rows, kAlign);
+    losses = advantages + round_up(4 * batch, kAlign);
+    kls = losses + round_up(4 * rows, kAlign);
+    divisor = kls + round_up(4 * rows, kAlign);
+    bytes = divisor + kAlign;
+  }
+};
+
+/// active = attention_mask != 0 and completion_mask != 0, for every token.
+__global__ void mark_active(const uint8_t* __restrict__ attention, const uint8_t* __restrict__ completion, int64_t rows,
+                            uint8_t* __restrict__ active) {
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
+       row += int64_t{gridDim.x} * blockDim.x) {
+    active[row] = attention[row] != 0 && completion[row] != 0 ? 1 : 0;
+  }
+}
+
+// order-free: the smallest bad index is an integer minimum, the same in whatever order the threads come.
+__global__ void find_bad_boundary(const int64_t* __restrict__ bounds, int64_t count, int64_t batch,
+                                  unsigned long long* __restrict__ first_bad) {
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    const bool starts = i > 0 || bounds[0] == 0, ends = i + 1 < count || bounds[i] == batch;
+    const bool increases = i == 0 || bounds[i] > bounds[i - 1];
+    if (!(starts && ends && increases)) atomicMin(first_bad, static_cast<unsigned long long>(i));
+  }
+}
+
+/// Advantages of one group per warp. Relative to the first reward, so that equal rewards give exactly 0: their mean
+/// could be an ulp off.
+__global__ void group_advantages(const float* __restrict__ rewards, const int64_t* __restrict__ bounds, int64_t samples,
+                                 int64_t groups, float eps, float* __restrict__ advantages) {
+  const int64_t group = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
+  if (group >= groups) return;  // a whole warp
+  const int64_t begin = bounds != nullptr ? bounds[group] : group * samples;
+  const int64_t end = bounds != nullptr ? bounds[group + 1] : begin + samples;
+  const float first = rewards[begin], count = static_cast<float>(end - begin);
+  const int64_t lane = threadIdx.x % kWarp;
+  float sum = 0.0f, squares = 0.0f;
+  for (int64_t i = begin + lane; i < end; i += kWarp) sum += rewards[i] - first;
+  const float mean = warp_sum(sum) / count;
+  for (int64_t i = begin + lane; i < end; i += kWarp) {
+    const float away = (rewards[i] - first) - mean;
+    squares += away * away;
+  }
+  const float deviation = sqrtf(fmaxf(warp_sum(squares) / count, eps * eps));
+  for (int64_t i = begin + lane; i < end; i += kWarp) advantages[i] = ((rewards[i] - first) - mean) / deviation;
+}
+
+/// divisor = number of active tokens, at least 1: without any, every sum is 0.
+__global__ __launch_bounds__(kSumThreads) void count_active(const uint8_t* __restrict__ active, int64_t rows,
+                                                            float* __restrict__ divisor) {
+  __shared__ float shared[kWarp];
+  float mine = 0.0f;
+  for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) mine += static_cast<float>(active[row]);
+  const float total = block_sum(mine, shared);
+  if (threadIdx.x == 0) *divisor = fmaxf(total, 1.0f);
+}
+
+/// L and kl of one token per block; 0 where it is not active.
+template <typename T>
+__global__ __launch_bounds__(kMaxThreads,
+                             kBlocksPerMultiprocessor) void token_losses(PolicyInputs<T> in, Params params,
+                                                                         const float* __restrict__ advantages,
+                                                                         float* __restrict__ losses,
+                                                                         float* __restrict__ kls) {
+  const int64_t row = blockIdx.x;
+  if (in.active[row] == 0) {  // the same for the whole block
+    if (threadIdx.x == 0) losses[row] = 0.0f, kls[row] = 0.0f;
+    return;
+  }
+  const Token token = read_token<T, Reuse::once>(in, row);
+  if (threadIdx.x != 0) return;
+  const float a = advantages[row / params.seq], ratio = expf(token.delta);
+  // Not fminf(fmaxf()), which would turn a NaN into a loss.
+  const float clamped = ratio < 1.0f - params.clip   ? 1.0f - params.clip
+                        : ratio > 1.0f + params.clip ? 1.0f + params.clip
+                                                     : ratio;
+  const float plain = ratio * a, clipped = clamped * a;
+  losses[row] = -(clipped < plain ? clipped : plain);
+  kls[row] = k3(token.d);
+}
+
+/// Means over all tokens, in an order that follows from their number alone.
+__global__ __launch_bounds__(kSumThreads) void average(const float* __restrict__ losses, const float* __restrict__ kls,
+                                                       int64_t rows, const float* __restrict__ divisor, float beta,
+                                                       float* __restrict__ loss, float* __restrict__ policy_loss,
+                                                       float* __restrict__ kl) {
+  __shared__ float shared_loss[kWarp], shared_kl[kWarp];
+  float my_loss = 0.0f, my_kl = 0.0f;
+  for (int64_t row = threadIdx.x; row < rows; row += blockDim.x) my_loss += losses[row], my_kl += kls[row];
+  const float total_loss = block_sum(my_loss, shared_loss), total_kl = block_sum(my_kl, shared_kl);
+  if (threadIdx.x != 0) return;
+  const float mean_loss = total_loss / *divisor, mean_kl = total_kl / *divisor;
+  *policy_loss = mean_loss, *kl = mean_kl;
+  *loss = beta == 0.0f ? mean_loss : mean_loss + beta * mean_kl;
+}
+
+/// dpolicy_logits of one token per block.
+template <typename T>
+__global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInputs<T> in, Params params,
+                                                                     const float* __restrict__ advantages,
+                                                                     const float* __restrict__ divisor,
+                                                                     const float* __restrict__ grad_loss,
+                                                                     T* __restrict__ dpolicy) {
+  const int64_t row = blockIdx.x;
+  T* __restrict__ dz = dpolicy + row * in.vocab;
+  if (in.active[row] == 0) return write_zeros(dz, in.vocab);
+  const Token token = read_token<T, Reuse::again>(in, row);
+  const float a = advantages[row / params.seq], ratio = expf(token.delta);
+  const bool unclipped = a < 0.0f ? !(ratio < 1.0f - params.clip) : !(ratio > 1.0f + params.clip);
+  const float of_loss = unclipped ? -a * ratio : 0.0f;
+  const float of_kl = params.beta == 0.0f ? 0.0f : params.beta * expm1f(token.d);
+  const float c = *grad_loss / *divisor * (of_loss - of_kl);
+  write_gradient<T>(in.policy + row * in.vocab, in.vocab, token.policy, c, token.target, dz);
+}
+
+bool has_boundaries(const checkop_call* call) {
+  return call->inputs[kGroupBoundaries].data != nullptr || call->inputs[kGroupBoundaries].rank != 0;
+}
+
+checkop_status check_call(const checkop_call* call, bool backward, PolicySizes& sizes) {
+  CallCheck check(call);
+  if (check.counts(backward ? 9 : 8, backward ? 1 : 3).failed()) return check.status();
+  if (call->n_attrs != kAttrs) {
+    return say(call, CHECKOP_FAILED, "got %d attributes, expected %d", call->n_attrs, static_cast<int>(kAttrs));
+  }
+  sizes = check_policy_inputs(check, call);
+  const checkop_tensor &policy = call->inputs[0], &bounds = call->inputs[kGroupBoundaries];
+  if (check.rank_at_least(policy, "policy_logits", 2).failed()) return check.status();
+  const int32_t n_leading = policy.rank - 1;
+  const auto expect = [&](const checkop_tensor& t, const char* name, int32_t dtype, int32_t like_policy) {
+    check.dtype(t, name, dtype).shape(t, name, policy, like_policy, {}).contiguous(t, name);
+  };
+  expect(call->inputs[kRewards], "rewards", CHECKOP_F32, 1);
+  expect(call->inputs[kCompletionMask], "completion_mask", CHECKOP_U8, n_leading);
+  if (backward) {
+    expect(call->inputs[kGradLoss], "grad_loss", CHECKOP_F32, 0);
+    expect(call->outputs[0], "dpolicy_logits", policy.dtype, policy.rank);
+  } else {
+    expect(call->outputs[0], "loss", CHECKOP_F32, 0);
+    expect(call->outputs[1], "policy_loss", CHECKOP_F32, 0);
+    expect(call->outputs[2], "kl", CHECKOP_F32, 0);
+  }
+  if (has_boundaries(call)) check.dtype(bounds, "group_boundaries", CHECKOP_I64).contiguous(bounds, "group_boundaries");
+  if (check.failed()) return check.status();
+  if (has_boundaries(call) && (bounds.rank != 1 || bounds.shape[0] < 2)) {
+    return say(call, CHECKOP_FAILED, "tensor 'group_boundaries': expected a list of at least 2");
+  }
+  const double samples = call->attrs[kSamplesPerPrompt].value;
+  if (!has_boundaries(call) && (!(samples >= 2) || policy.shape[0] % static_cast<int64_t>(samples) != 0)) {
+    return say(call, CHECKOP_FAILED,
+               "samples_per_prompt is %g, expected a divisor of the batch %lld that is at least 2", samples,
+               static_cast<long long>(policy.shape[0]));
+  }
+  if (auto status = check_grid(call, sizes.rows)) return status;
+  return check.workspace(static_cast<size_t>(Layout(sizes.rows, policy.shape[0]).bytes)).status();
+}
+
+/// CHECKOP_FAILED when the boundaries do not start with 0, increase and end with the batch. Waits for the stream, as
+/// check_ids() does.
+checkop_status check_boundaries(const checkop_call* call, const int64_t* bounds, int64_t count, int64_t batch,
+                                cudaStream_t stream) {
+  const auto doing = "check group boundaries";
+  auto* first_bad = static_cast<unsigned long long*>(call->workspace);
+  unsigned long long bad = kNoBadRow;
+  if (auto s = cuda_status(call, cudaMemsetAsync(first_bad, 0xff, sizeof(bad), stream), doing)) return s;
+  find_bad_boundary<<<1, kSumThreads, 0, stream>>>(bounds, count, batch, first_bad);
+  if (auto s = launch_status(call, doing)) return s;
+  if (auto s =
+          cuda_status(call, cudaMemcpyAsync(&bad, first_bad, sizeof(bad), cudaMemcpyDeviceToHost, stream), doing)) {
+    return s;
+  }
+  if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
+  if (bad == kNoBadRow) return CHECKOP_OK;
+  return say(call, CHECKOP_FAILED,
+             "input 'group_boundaries': element %llu is wrong: they start with 0, increase and end with the batch %lld",
+             bad, static_cast<long long>(batch));
+}
+
+size_t workspace_bytes(const checkop_call* call) {
+  if (call->n_inputs < 1 || call->inputs[0].rank < 2) return kIdCheckBytes;  // launch() refuses such a call
+  return static_cast<size_t>(Layout(leading_count(call->inputs[0]), call->inputs[0].shape[0]).bytes);
+}
+
+checkop_status launch(const checkop_call* call, bool backward) {
+  constexpr int kThreads = 256;         // any: these kernels are small
+  constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
+  PolicySizes sizes;
+  if (auto status = check_call(call, backward, sizes)) return status;
+  if (sizes.rows == 0) return CHECKOP_OK;
+  auto* stream = static_cast<cudaStream_t>(call->stream);
+  const int64_t batch = call->inputs[0].shape[0];
+  const Layout layout(sizes.rows, batch);
+  auto* workspace = static_cast<char*>(call->workspace);
+  auto* active = reinterpret_cast<uint8_t*>(workspace + layout.active);
+  auto* advantages = reinterpret_cast<float*>(workspace + layout.advantages);
+  auto* losses = reinterpret_cast<float*>(workspace + layout.losses);
+  auto* kls = reinterpret_cast<float*>(workspace + layout.kls);
+  auto* divisor = reinterpret_cast<float*>(workspace + layout.divisor);
+
+  const int64_t* bounds = nullptr;
+  const auto samples = static_cast<int64_t>(call->attrs[kSamplesPerPrompt].value);
+  int64_t groups = has_boundaries(call) ? call->inputs[kGroupBoundaries].shape[0] - 1 : batch / samples;
+  if (has_boundaries(call)) {
+    bounds = static_cast<const int64_t*>(call->inputs[kGroupBoundaries].data);
+    if (auto status = check_boundaries(call, bounds, groups + 1, batch, stream)) return status;
+  }
+  const int64_t blocks = ceil_div(sizes.rows, kThreads);
+  mark_active<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(
+      static_cast<const uint8_t*>(call->inputs[3].data),
+      static_cast<const uint8_t*>(call->inputs[kCompletionMask].data), sizes.rows, active);
+  if (auto status = launch_status(call, "mark active tokens")) return status;
+  const auto* ids = static_cast<const int64_t*>(call->inputs[2].data);
+  if (auto s = check_ids(call, ids, sizes.rows, sizes.vocab, "action_ids", call->workspace, stream, active)) return s;
+  group_advantages<<<static_cast<unsigned>(ceil_div(groups * kWarp, kThreads)), kThreads, 0, stream>>>(
+      static_cast<const float*>(call->inputs[kRewards].data), bounds, samples, groups,
+      static_cast<float>(call->attrs[kEps].value), advantages);
+  count_active<<<1, kSumThreads, 0, stream>>>(active, sizes.rows, divisor);
+  if (auto status = launch_status(call, "launch grpo_loss group statistics")) return status;
+
+  const Params params{static_cast<float>(call->attrs[kClipEps].value), static_cast<float>(call->attrs[kBeta].value),
+                      sizes.rows / batch};
+  const auto rows = static_cast<unsigned>(sizes.rows);
+  return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    const PolicyInputs<T> in = policy_inputs<T>(call, active, sizes.vocab);
+    if (backward) {
+      grpo_backward<T><<<rows, backward_threads_for(sizes.vocab), 0, stream>>>(
+          in, params, advantages, divisor, static_cast<const float*>(call->inputs[kGradLoss].data),
+          static_cast<T*>(call->outputs[0].data));
+    } else {
+      token_losses<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(in, params, advantages, losses, kls);
+      average<<<1, kSumThreads, 0, stream>>>(
+          losses, kls, sizes.rows, divisor, params.beta, static_cast<float*>(call->outputs[0].data),
+          static_cast<float*>(call->outputs[1].data), static_cast<float*>(call->outputs[2].data));
+    }
+    return launch_status(call, backward ? "launch grpo_loss backward" : "launch grpo_loss forward");
+  });
+}
+
+checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }
+checkop_status launch_backward(const checkop_call* call) { return launch(call, true); }
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "cuda", "grpo_loss", "forward", CHECKOP_CUDA, 80, 0, workspace_bytes, launch_forward},
+    {sizeof(checkop_kernel), "cuda", "grpo_loss", "backward", CHECKOP_CUDA, 80, 0, workspace_bytes, launch_backward},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA candidates of ratio_kl and grpo_loss share: one token's ratio and KL estimate, one block per token.
+// Where a token is masked nothing of it is read: its id, its logits and its old log-probability may be anything.
+#pragma once
+
+#include "softmax.cuh"
+
+namespace checkop::kernels {
+
+/// exp(d) - d - 1 without cancellation: by its series up to |d| = 1, where the first term left out is 2^-31 of it.
+__device__ inline float k3(float d) {
+  if (!(fabsf(d) < 1.0f)) return expm1f(d) - d;
+  float series = 1.0f / 479001600.0f;
+  series = fmaf(series, d, 1.0f / 39916800.0f);
+  series = fmaf(series, d, 1.0f / 3628800.0f);
+  series = fmaf(series, d, 1.0f / 362880.0f);
+  series = fmaf(series, d, 1.0f / 40320.0f);
+  series = fmaf(series, d, 1.0f / 5040.0f);
+  series = fmaf(series, d, 1.0f / 720.0f);
+  series = fmaf(series, d, 1.0f / 120.0f);
+  series = fmaf(series, d, 1.0f / 24.0f);
+  series = fmaf(series, d, 1.0f / 6.0f);
+  series = fmaf(series, d, 0.5f);
+  return series * d * d;
+}
+
+/// The first inputs of both operators.
+template <typename T>
+struct PolicyInputs {
+  const T *policy, *ref;   ///< [rows, vocab]
+  const int64_t* ids;      ///< [rows]
+  const uint8_t* active;   ///< [rows]
+  const float* old_logps;  ///< [rows]
+  int64_t vocab;
+};
+
+/// One active token, in every thread of its block: delta = lp - old, d = lr - lp, and what the gradient needs.
+struct Token {
+  float delta, d;
+  Partial policy;
+  int64_t target;
+};
+
+/// Row `row`, all threads calling. The policy is read last, so that a second reading finds its end in L2.
+template <typename T, Reuse reuse>
+__device__ Token read_token(const PolicyInputs<T>& in, int64_t row) {
+  const T* __restrict__ policy = in.policy + row * in.vocab;
+  const T* __restrict__ ref = in.ref + row * in.vocab;
+  const Partial of_ref = reduce_row<T, Reuse::once>(ref, in.vocab);
+  __syncthreads();
+  const Partial of_policy = reduce_row<T, reuse>(policy, in.vocab);
+  int64_t target = in.ids[row];
+  if (target < 0 || target >= in.vocab) target = 0;  // check_ids() has refused it; never read outside all the same
+  // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
+  const float lr = (to_float(ref[target]) - of_ref.max) - logf(of_ref.sum);
+  const float lp = (to_float(policy[target]) - of_policy.max) - logf(of_policy.sum);
+  return {lp - in.old_logps[row], lr - lp, of_policy, target};
+}
+
+/// Zeros without reading anything.
+template <typename T>
+__device__ void write_zeros(T* __restrict__ row, int64_t vocab) {
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
+  for (int64_t group = threadIdx.x; group < n_whole; group += blockDim.x) {
+    __stcs(reinterpret_cast<uint4*>(row + group * kColumns), uint4{0, 0, 0, 0});
+  }
+  for (int64_t v = n_whole * kColumns + threadIdx.x; v < vocab; v += blockDim.x) row[v] = from_float<T>(0.0f);
+}
+
+struct PolicySizes {
+  int64_t rows, vocab;
+};
+
+/// Checks the inputs policy_logits, ref_logits, action_ids, attention_mask, old_logps, which come first in both
+/// operators. A case has at least one row of one logit; rows = 0 only when an extent is 0.
+inline PolicySizes check_policy_inputs(CallCheck& check, const checkop_call* call) {
+  const checkop_tensor &policy = call->inputs[0], &ref = call->inputs[1], &ids = call->inputs[2];
+  const checkop_tensor &mask = call->inputs[3], &old = call->inputs[4];
+  if (check.rank_at_least(policy, "policy_logits", 1).failed()) return {};
+  const int32_t n_leading = policy.rank - 1;
+  check.float_dtype(policy, "policy_logits").contiguous(policy, "policy_logits");
+  check.dtype(ref, "ref_logits", policy.dtype).shape(ref, "ref_logits", policy, policy.rank, {});
+  check.contiguous(ref, "ref_logits").dtype(ids, "action_ids", CHECKOP_I64);
+  check.shape(ids, "action_ids", policy, n_leading, {}).contiguous(ids, "action_ids");
+  check.dtype(mask, "attention_mask", CHECKOP_U8).shape(mask, "attention_mask", policy, n_leading, {});
+  check.contiguous(mask, "attention_mask").dtype(old, "old_logps", CHECKOP_F32);
+  check.shape(old, "old_logps", policy, n_leading, {}).contiguous(old, "old_logps");
+  return {leading_count(policy), last_extent(policy)};
+}
+
+/// A row is a block, and a grid has at most 2^31 - 1.
+inline checkop_status check_grid(const checkop_call* call, int64_t rows) {
+  if (rows <= std::numeric_limits<int32_t>::max()) return CHECKOP_OK;
+  return say(call, CHECKOP_UNSUPPORTED, "tensor 'policy_logits': %lld rows, at most 2147483647 are supported",
+             static_cast<long long>(rows));
+}
+
+template <typename T>
+PolicyInputs<T> policy_inputs(const checkop_call* call, const uint8_t* active, int64_t vocab) {
+  return {static_cast<const T*>(call->inputs[0].data),       static_cast<const T*>(call->inputs[1].data),
+          static_cast<const int64_t*>(call->inputs[2].data), active,
+          static_cast<const float*>(call->inputs[4].data),   vocab};
+}
+
+}  // namespace checkop::kernels

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA candidates of logp, ratio_kl and grpo_loss share: the log-sum-exp of a row of logits in one pass over
+// it, and the row's gradient in a second one. One block per row.
+//
+// A row's bits depend on its own values alone. Which thread takes which column, and in what order, follows from the
+// column and the vocabulary; the number of rows and the row's address choose only how wide the loads are.
+#pragma once
+
+#include <type_traits>
+
+#include "common.cuh"
+
+namespace checkop::kernels {
+
+// A group is the columns of one 16-byte load. A thread takes kGroups groups at a time: that many independent loads are
+// in flight before the first exp, and the running maximum is compared once for all of them.
+template <typename T>
+constexpr int kGroupColumns = 16 / static_cast<int>(sizeof(T));
+constexpr int kGroups = 4;
+
+// 512 threads keep a thread's chain of additions short at 150k columns, and two blocks of them on a multiprocessor
+// overlap one row's final reduction with the next one's loads. Short rows would leave most of them idle.
+constexpr int kMaxThreads = 512;
+constexpr int kBlocksPerMultiprocessor = 2;
+inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : vocab <= 8192 ? 256 : kMaxThreads; }
+
+// The backward reads a row twice. With one big block per multiprocessor few rows are under way, so that the second
+// reading, from the row's end to its start, finds much of the row in L2.
+constexpr int kMaxBackwardThreads = 1024;
+inline int backward_threads_for(int64_t vocab) { return vocab <= 8192 ? threads_for(vocab) : kMaxBackwardThreads; }
+
+/// Stays packed until it is used: unpacked early, each element would pass through a register of its own.
+template <typename T>
+struct Group {
+  static constexpr int kColumns = kGroupColumns<T>;
+  uint4 bits;
+
+  __device__ void unpack(float (&z)[kColumns]) const {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {  // one instruction an element; the library's conversion takes two
+      const auto words = bit_cast<Pack<uint32_t, 4>>(bits);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        z[i] = __uint_as_float(i % 2 == 0 ? words.at[i / 2] << 16 : words.at[i / 2] & 0xffff0000u);
+      }
+    } else {
+      const auto pack = bit_cast<Pack<T, kColumns>>(bits);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) z[i] = to_float(pack.at[i]);
+    }
+  }
+  __device__ static Group packed(const float (&z)[kColumns]) {
+    Pack<T, kColumns> pack;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) pack.at[i] = from_float<T>(z[i]);
+    return {bit_cast<uint4>(pack)};
+  }
+};
+
+template <typename T>
+__device__ bool is_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+enum class Reuse { once, again };
+
+/// A whole group at a 16-byte boundary.
+template <typename T, Reuse reuse>
+__device__ Group<T> load_group(const T* __restrict__ from) {
+  const auto* words = reinterpret_cast<const uint4*>(from);
+  return {reuse == Reuse::once ? __ldcs(words) : *words};
+}
+
+/// Any group, element by element; -inf behind the row's end, which adds exactly nothing to the sum of exps.
+template <typename T>
+__device__ Group<T> load_ragged(const T* __restrict__ row, int64_t first, int64_t vocab) {
+  Pack<T, kGroupColumns<T>> pack;
+#pragma unroll
+  for (int i = 0; i < kGroupColumns<T>; ++i) {
+    pack.at[i] = first + i < vocab ? row[first + i] : from_float<T>(-INFINITY);
+  }
+  return {bit_cast<uint4>(pack)};
+}
+
+/// The groups of this thread in the step that begins at group `base`. One branch for the block, so that the loads of a
+/// whole step are issued back to back.
+template <typename T, Reuse reuse>
+__device__ void load_step(const T* __restrict__ row, int64_t base, int64_t n_whole, int64_t vocab,
+                          Group<T> (&groups)[kGroups]) {
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t first = base + threadIdx.x, stride = blockDim.x;
+  if (base + stride * kGroups <= n_whole) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) groups[g] = load_group<T, reuse>(row + (first + g * stride) * kColumns);
+  } else {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t group = first + g * stride;
+      groups[g] =
+          group < n_whole ? load_group<T, reuse>(row + group * kColumns) : load_ragged<T>(row, group * kColumns, vocab);
+    }
+  }
+}
+
+/// The maximum of what a thread has seen, and the sum of exp(z - exp_shift(max)).
+struct Partial {
+  float max = -INFINITY, sum = 0.0f;
+
+  template <typename T>
+  __device__ void add(const Group<T> (&groups)[kGroups]) {
+    float z[kGroups][kGroupColumns<T>], new_max = max;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      groups[g].unpack(z[g]);
+#pragma unroll
+      for (int i = 0; i < kGroupColumns<T>; ++i) new_max = fmaxf(new_max, z[g][i]);
+    }
+    const float shift = exp_shift(new_max);
+    if (new_max > max) {  // rare after the first groups
+      sum *= expf(max - shift);
+      max = new_max;
+    }
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      float group_sum = 0.0f;  // two levels: the chain is one group plus the number of groups
+#pragma unroll
+      for (int i = 0; i < kGroupColumns<T>; ++i) group_sum += expf(z[g][i] - shift);
+      sum += group_sum;
+    }
+  }
+};
+
+/// Maximum and sum of exp(z - exp_shift(max)) of a row, in every thread. All threads of the block must call, with a
+/// barrier between two calls: the shared memory is the same.
+template <typename T, Reuse reuse>
+__device__ Partial reduce_row(const T* __restrict__ row, int64_t vocab) {
+  __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp];
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t n_groups = ceil_div(vocab, kColumns);
+  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
+  Partial mine;
+  Group<T> groups[kGroups];
+  for (int64_t base = 0; base < n_groups; base += int64_t{blockDim.x} * kGroups) {
+    load_step<T, reuse>(row, base, n_whole, vocab, groups);
+    mine.add<T>(groups);
+  }
+  const float max = block_max(mine.max, max_per_warp);
+  const float sum = block_sum(mine.sum * expf(mine.max - exp_shift(max)), sum_per_warp);
+  return {max, sum};
+}
+
+/// dz = grad*(onehot(target) - softmax(z)) of one row, `total` being what reduce_row() gave. Reads the row from its end
+/// to its start. p = exp(z - max)/sum, and not exp(z - lse): a large lse would be rounded.
+template <typename T>
+__device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Partial& total, float grad, int64_t target,
+                               T* __restrict__ dz) {
+  constexpr int kColumns = kGroupColumns<T>;
+  const float shift = exp_shift(total.max), scale = 1.0f / total.sum;
+  const int64_t n_groups = ceil_div(vocab, kColumns);
+  const int64_t n_whole = is_aligned(z) && is_aligned(dz) ? vocab / kColumns : 0;
+  const int64_t step = int64_t{blockDim.x} * kGroups;
+  Group<T> groups[kGroups];
+  for (int64_t base = (n_groups - 1) / step * step; base >= 0; base -= step) {
+    load_step<T, Reuse::once>(z, base, n_whole, vocab, groups);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t group = base + g * int64_t{blockDim.x} + threadIdx.x, first = group * kColumns;
+      float value[kColumns];
+      groups[g].unpack(value);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) value[i] = expf(value[i] - shift) * scale;
+      const int64_t place = target - first;  // asked once a group: a comparison a column would cost as much as the exp
+      if (place >= 0 && place < kColumns) {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          if (i == place) value[i] -= 1.0f;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) value[i] *= -grad;
+      if (group < n_whole) {  // nobody reads it here: leave L2 to the logits
+        __stcs(reinterpret_cast<uint4*>(dz + first), Group<T>::packed(value).bits);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          if (first + i < vocab) dz[first + i] = from_float<T>(value[i]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace checkop::kernels

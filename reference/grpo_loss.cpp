@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// grpo_loss: clipped policy-gradient loss of groups of completions, plus beta times a KL estimate.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+#include "operator.hpp"
+#include "policy.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
+constexpr TensorSpec kPolicy{"policy_logits", kRowVocab, Fill::logits, "vocab"};
+constexpr TensorSpec kRef{"ref_logits", kRowVocab, Fill::logits, "vocab", {}, false, true};
+constexpr TensorSpec kIds{"action_ids", kRow, Fill::ids, "vocab", DType::i64};
+constexpr TensorSpec kMask{"attention_mask", kRow, Fill::mask, "", DType::u8};
+constexpr TensorSpec kOld{"old_logps", kRow, Fill::normal, "", DType::f32, false, true};
+constexpr TensorSpec kReward{"rewards", "batch", Fill::normal, "", DType::f32, false, true};
+constexpr TensorSpec kCompletion{"completion_mask", kRow, Fill::mask, "", DType::u8};
+constexpr TensorSpec kBoundaries{"group_boundaries", "group_bounds", Fill::positions, "", DType::i64, true};
+constexpr TensorSpec kGradLoss{"grad_loss", "", Fill::upstream, "", DType::f32};
+enum Input : int { kRewards = kOldLogps + 1, kCompletionMask, kGroupBoundaries, kUpstream };
+
+constexpr std::array kForwardIn{kPolicy, kRef, kIds, kMask, kOld, kReward, kCompletion, kBoundaries};
+constexpr std::string_view kSums = "batch*seq vocab";
+constexpr std::array kForwardOut{
+    OutputSpec{{"loss", "", Fill::normal, "", DType::f32}, Numerics::composite, kSums},
+    OutputSpec{{"policy_loss", "", Fill::normal, "", DType::f32}, Numerics::composite, kSums},
+    OutputSpec{{"kl", "", Fill::normal, "", DType::f32}, Numerics::composite, kSums},
+};
+constexpr std::array kBackwardIn{kPolicy, kRef, kIds, kMask, kOld, kReward, kCompletion, kBoundaries, kGradLoss};
+constexpr std::array kBackwardOut{OutputSpec{{"dpolicy_logits", kRowVocab}, Numerics::composite, "batch vocab"}};
+
+enum Attr : size_t { kSamplesPerPrompt, kClipEps, kBeta, kEps };
+constexpr std::array kAttrs{
+    AttrSpec{"samples_per_prompt", 2, "completions a group, at least 2; not looked at with group_boundaries"},
+    AttrSpec{"clip_eps", 0.2, "the ratio is clipped to [1 - clip_eps, 1 + clip_eps]"},
+    AttrSpec{"beta", 0.0, "weight of the KL estimate in the loss"},
+    AttrSpec{"eps", 1e-6, "least standard deviation of a group's rewards"},
+};
+
+/// First completion of every group, and the number of completions behind the last.
+std::vector<int64_t> read_groups(const GoldArgs& args) {
+  const int64_t batch = args.in(kRewards).count();
+  std::vector<int64_t> bounds;
+  if (!args.has(kGroupBoundaries)) {
+    const auto samples = static_cast<int64_t>(args.attrs[kSamplesPerPrompt]);
+    for (int64_t i = 0; i <= batch; i += samples) bounds.push_back(i);
+    return bounds;
+  }
+  const Tensor& given = args.in(kGroupBoundaries);
+  bounds.resize(static_cast<size_t>(given.count()));
+  decode_int(given.dtype, given.bytes.data(), bounds.data(), bounds.size());
+  const auto refuse = [](size_t i, int64_t value, const std::string& rule) {
+    throw InputError("input 'group_boundaries'", "element " + std::to_string(i) + " is " + std::to_string(value) + rule,
+                     "give boundaries that start with 0, increase, and end with the batch");
+  };
+  if (bounds.front() != 0) refuse(0, bounds.front(), ", not 0");
+  if (bounds.back() != batch) {
+    refuse(bounds.size() - 1, bounds.back(), ", not the batch, which is " + std::to_string(batch));
+  }
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    if (bounds[i] <= bounds[i - 1]) refuse(i, bounds[i], ", not above the one before it");
+  }
+  return bounds;
+}
+
+/// A = (r - mu)/s, s = sqrt(max(var, eps^2)), of the rewards of one group; population variance.
+/// With E(mu) = growth*mean|r| + u|mu|, and E(var) = (growth + 4u)*var, mu's error not counting to first order:
+///   E(A) = (E(mu) + u|r - mu|)/s + |A|*(E(var)/(2 var) + 2u)
+/// Where all rewards are equal A is 0, exactly, and nothing else is right: such a group must not push the policy about.
+void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double eps, std::vector<GoldElement>& to) {
+  // From the first reward on: the mean of equal rewards could be an ulp off, which a floor of 1e-6 would magnify.
+  const double first = rewards.at(begin), n = static_cast<double>(end - begin);
+  double mean = 0, size = 0, variance = 0;
+  bool equal = true;
+  for (int64_t i = begin; i < end; ++i) {
+    mean += rewards.at(i) - first, size += std::abs(rewards.at(i));
+    equal = equal && rewards.at(i) == first;
+  }
+  mean /= n, size /= n;
+  for (int64_t i = begin; i < end; ++i) variance += std::pow(rewards.at(i) - first - mean, 2);
+  variance /= n;
+  const double s = std::sqrt(std::max(variance, eps * eps)), of_variance = variance > eps * eps ? 0.5 : 0.0;
+  for (int64_t i = begin; i < end; ++i) {
+    const double away = rewards.at(i) - first - mean, a = away / s;
+    if (equal) {
+      to.push_back({0, 0, 0});
+    } else {
+      to.push_back(
+          {a, size / s + of_variance * std::abs(a), (std::abs(first + mean) + std::abs(away)) / s + 4 * std::abs(a)});
+    }
+  }
+}
+
+/// What the tokens share.
+struct Batch {
+  std::vector<char> active;
+  std::vector<int64_t> ids;
+  std::vector<GoldElement> advantages;  ///< per completion
+  double n_active = 0;
+  double clip, beta;
+  int64_t seq, vocab;
+
+  explicit Batch(const GoldArgs& args)
+      : active(read_mask(args.in(kAttentionMask))),
+        clip(args.attrs[kClipEps]),
+        beta(args.attrs[kBeta]),
+        seq(args.in(kActionIds).shape.back()),
+        vocab(args.in(kPolicyLogits).shape.back()) {
+    const std::vector<char> completion = read_mask(args.in(kCompletionMask));
+    for (size_t i = 0; i < active.size(); ++i) {
+      active[i] = active[i] != 0 && completion[i] != 0;
+      n_active += active[i];
+    }
+    ids = read_active_ids(args.in(kActionIds), active, vocab);
+    const std::vector<int64_t> bounds = read_groups(args);
+    for (size_t g = 1; g < bounds.size(); ++g) {
+      add_advantages(args.in(kRewards), bounds[g - 1], bounds[g], args.attrs[kEps], advantages);
+    }
+  }
+
+  const GoldElement& advantage(int64_t row) const { return advantages[static_cast<size_t>(row / seq)]; }
+  double divisor() const { return std::max(n_active, 1e-8); }
+};
+
+/// Which branch of min(ratio*A, clamp(ratio)*A) holds, and whether a ratio as right as this one could take the other.
+/// The width of "could" is that of ratio's bound in fp32 with a chain of 1024 and lambda 6, plus two roundings of the
+/// edge itself.
+struct Branch {
+  double edge;  ///< 1 + clip, or 1 - clip where A < 0
+  bool clipped, either;
+
+  Branch(const PolicyToken& token, double advantage, double clip) : edge(advantage < 0 ? 1 - clip : 1 + clip) {
+    constexpr double kUnit = 0x1p-24, kGrowth = 192 * kUnit;
+    const GoldElement& r = token.ratio;
+    clipped = advantage < 0 ? r.value < edge : r.value > edge;
+    either = std::abs(r.value - edge) <= kGrowth * r.magnitude + kUnit * (r.rounding + 2 * edge);
+  }
+};
+
+/// L = -min(ratio*A, clamp(ratio)*A), which is continuous and moves at most as fast as ratio*A.
+GoldElement token_loss(const PolicyToken& token, const GoldElement& a, double clip) {
+  const Branch branch(token, a.value, clip);
+  const double factor = branch.clipped ? branch.edge : token.ratio.value, size = std::abs(a.value);
+  GoldElement loss{-factor * a.value, factor * a.magnitude, factor * a.rounding + 3 * size * factor};
+  if (!branch.clipped || branch.either) {
+    loss.magnitude += size * token.ratio.magnitude, loss.rounding += size * token.ratio.rounding;
+  }
+  return loss;
+}
+
+/// c of one token, `g` being the upstream gradient over n and `unit` the roundoff of the arithmetic. What does not
+/// enter, a clipped ratio or a kl without weight, may be infinite.
+GoldElement coefficient(PolicyToken& token, const Branch& branch, const GoldElement& a, double g, double beta,
+                        double unit) {
+  const double share = std::abs(g) * token.ratio.value;
+  const bool counts = !branch.clipped || branch.either;
+  if (!counts) token.ratio = {0, 0, 0};
+  if (beta == 0) token.slope = {0, 0, 0};
+  GoldElement c = policy_coefficient(token, -a.value * g, beta * g);
+  c.rounding += 4 * std::abs(beta * g * token.slope.value);  // beta itself, products, the division by n
+  if (!counts) return c;
+  c.magnitude += share * a.magnitude;
+  c.rounding += share * a.rounding + 3 * share * std::abs(a.value);
+  if (branch.clipped) c.value = beta * g * token.slope.value;
+  if (branch.either) c.rounding += share * std::abs(a.value) / unit;
+  return c;
+}
+
+/// Sum over the tokens, in order, over the divisor; the sum itself errs by its growth times the sum of |terms|.
+GoldElement mean_of(const std::vector<GoldElement>& terms, double divisor) {
+  GoldElement sum{0, 0, 0};
+  for (const GoldElement& e : terms) {
+    sum.value += e.value, sum.magnitude += e.magnitude + std::abs(e.value), sum.rounding += e.rounding;
+  }
+  return {sum.value / divisor, sum.magnitude / divisor, (sum.rounding + std::abs(sum.value)) / divisor};
+}
+
+/// Gold of grpo_loss. A token is active where attention_mask != 0 and completion_mask != 0.
+///   in:  policy_logits, ref_logits[batch, seq, vocab], action_ids, attention_mask, old_logps[batch, seq],
+///        rewards[batch], completion_mask[batch, seq], optional group_boundaries[group_bounds]
+///   out: loss, policy_loss, kl: scalars
+///   A = (r - mu)/sqrt(max(var, eps^2)) per group of completions,  L = -min(ratio*A, clamp(ratio, 1-c, 1+c)*A)
+///   policy_loss = sum of L/max(n, 1e-8) over the n active tokens, kl likewise,  loss = policy_loss + beta*kl
+/// ratio and the kl of a token are those of ratio_kl. Nothing is read of tokens that are not active; without any, all
+/// three are 0. Throws InputError for an active id outside [0, vocab) and for boundaries that do not cut the batch.
+void forward(const GoldArgs& args) {
+  const Batch batch(args);
+  std::vector<GoldElement> losses(batch.active.size()), kls(batch.active.size());
+  args.parallel_for(std::ssize(batch.active), [&](int64_t row) {
+    const auto i = static_cast<size_t>(row);
+    if (batch.active[i] == 0) return;
+    static thread_local std::vector<double> z;
+    z.resize(static_cast<size_t>(batch.vocab));
+    const PolicyToken token =
+        policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row, batch.ids[i], z);
+    losses[i] = token_loss(token, batch.advantage(row), batch.clip);
+    kls[i] = token.kl;
+  });
+  const GoldElement policy = mean_of(losses, batch.divisor()), kl = mean_of(kls, batch.divisor());
+  GoldElement loss = policy;
+  const double weight = std::abs(batch.beta);
+  if (weight != 0) {
+    loss.value += batch.beta * kl.value, loss.magnitude += weight * kl.magnitude;
+    loss.rounding += weight * kl.rounding + 2 * weight * std::abs(kl.value) + std::abs(loss.value);
+  }
+  int output = 0;
+  for (const GoldElement& e : {loss, policy, kl}) {
+    args.sink({output++, 0, 1, 1, &e.value, &e.magnitude, &e.rounding});
+  }
+}
+
+/// Gold of grpo_loss's gradient; policy_loss and kl carry none.
+///   in:  as forward, then grad_loss, a scalar     out: dpolicy_logits[batch, seq, vocab]
+///   dz_v = c*(1[v = t] - softmax(policy)_v),  c = g/n*(-A*ratio*[unclipped is the min] + beta*(1 - exp(lr - lp)))
+/// A token whose ratio is so near the clip edge that either branch may be taken has |A*ratio*g/n| in its bound, through
+/// `rounding` over the unit roundoff.
+/// Source: differentiated by hand; checked by gradient_test and grpo_loss_test.
+void backward(const GoldArgs& args) {
+  const Batch batch(args);
+  const double g = args.in(kUpstream).at(0) / batch.divisor();
+  const double unit = args.in(kPolicyLogits).dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+  const int64_t columns = batch.seq * batch.vocab;
+  args.parallel_for(args.in(kRewards).count(), [&](int64_t completion) {
+    static thread_local std::vector<double> z, value, magnitude, rounding;
+    z.resize(static_cast<size_t>(batch.vocab));
+    for (auto* array : {&value, &magnitude, &rounding}) array->assign(static_cast<size_t>(columns), 0.0);
+    const GoldElement& a = batch.advantages[static_cast<size_t>(completion)];
+    for (int64_t t = 0; t < batch.seq; ++t) {
+      const int64_t row = completion * batch.seq + t;
+      const int64_t id = batch.ids[static_cast<size_t>(row)];
+      if (batch.active[static_cast<size_t>(row)] == 0) continue;
+      PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row, id, z);
+      const Branch branch(token, a.value, batch.clip);
+      const PolicyGradient gradient(token.policy, coefficient(token, branch, a, g, batch.beta, unit));
+      for (int64_t v = 0; v < batch.vocab; ++v) {
+        const GoldElement e = gradient(z[static_cast<size_t>(v)], v == id);
+        const auto at = static_cast<size_t>(t * batch.vocab + v);
+        value[at] = e.value, magnitude[at] = e.magnitude, rounding[at] = e.rounding;
+      }
+    }
+    args.sink({0, completion, 1, columns, value.data(), magnitude.data(), rounding.data()});
+  });
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+void validate(const CaseSizes& sizes) {
+  const int64_t batch = sizes.dim("batch"), bounds = sizes.dim("group_bounds");
+  const double samples = sizes.attrs[kSamplesPerPrompt];
+  if (sizes.has("group_boundaries")) {
+    if (bounds < 2 || bounds > batch + 1) {
+      throw InputError("--group-bounds",
+                       std::to_string(bounds) + " boundaries cannot cut a batch of " + std::to_string(batch) +
+                           " into groups of one or more",
+                       "give 2 to batch + 1");
+    }
+  } else if (!(samples >= 2) || samples != std::floor(samples) || batch % static_cast<int64_t>(samples) != 0) {
+    throw InputError("--samples-per-prompt",
+                     "expected an integer >= 2 that divides the batch of " + std::to_string(batch) + ", got " +
+                         std::to_string(samples),
+                     "choose another batch, or give groups with --with group_boundaries");
+  }
+  if (!(sizes.attrs[kClipEps] >= 0 && sizes.attrs[kClipEps] < 1)) {
+    throw InputError("--clip-eps", "expected a number in [0, 1), got " + std::to_string(sizes.attrs[kClipEps]),
+                     "0.2 is usual");
+  }
+  if (!(sizes.attrs[kEps] > 0)) {
+    throw InputError("--eps", "expected a number above 0, got " + std::to_string(sizes.attrs[kEps]), "1e-6 is usual");
+  }
+}
+
+/// Groups that grow towards the end of the batch.
+void refine(const FillArgs& args) {
+  refine_old_logps(args);
+  Tensor* const boundaries = args.find("group_boundaries");
+  if (boundaries == nullptr) return;
+  const int64_t batch = args.find("rewards")->count(), groups = boundaries->count() - 1;
+  int64_t bound = 0;
+  for (int64_t i = 0; i <= groups; ++i) {
+    if (i > 0) bound = std::clamp(batch * i * i / (groups * groups), bound + 1, batch - (groups - i));
+    boundaries->set(i, static_cast<double>(bound));
+  }
+}
+
+}  // namespace
+
+extern const Operator kGrpoLoss;
+constexpr Operator kGrpoLoss{"grpo_loss",
+                             "logprob",
+                             "loss = mean of -min(ratio*A, clamp(ratio, 1-clip_eps, 1+clip_eps)*A) over active tokens "
+                             "+ beta * mean kl; A: rewards normalised per group; ratio, kl: ratio_kl",
+                             "",
+                             kAttrs,
+                             kPasses,
+                             validate,
+                             refine};
+
+}  // namespace checkop

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ratio, KL estimate and gradient of one token, and the old log-probabilities of generated inputs.
+#include "policy.hpp"
+
+#include <string>
+
+#include "error.hpp"
+
+namespace checkop {
+
+PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& old_logps, int64_t row, int64_t id,
+                         std::vector<double>& z) {
+  const auto target = static_cast<size_t>(id);
+  const SoftmaxRow ref_row = read_row(ref, row, z);
+  const GoldElement lr = selected_logp(ref_row, z[target], 0);
+  PolicyToken token;
+  token.policy = read_row(policy, row, z);
+  const GoldElement lp = selected_logp(token.policy, z[target], 0);
+
+  token.delta = lp.value - old_logps.at(row);
+  const double ratio = std::exp(token.delta);
+  token.ratio = {ratio, 0, 0};  // 0 stays 0: its error is ratio times what would be 0*inf
+  if (ratio != 0) {
+    token.ratio.magnitude = ratio * lp.magnitude;
+    token.ratio.rounding = ratio * (lp.rounding + std::abs(token.delta) + kExpUnits);
+  }
+
+  token.d = lr.value - lp.value;
+  const double e = std::exp(token.d), below = std::abs(std::expm1(token.d));
+  const double chain = lp.magnitude + lr.magnitude, fixed = lp.rounding + lr.rounding + std::abs(token.d);
+  // expm1(d) - d, not exp(d) - d - 1: FP64 too would lose all digits of a small kl.
+  token.kl = {std::expm1(token.d) - token.d, below * chain, 0};
+  token.kl.rounding = below * fixed + kExpUnits * e + std::abs(token.d) + 1;
+  token.slope = {-std::expm1(token.d), 0, below};
+  if (e != 0) token.slope.magnitude = e * chain, token.slope.rounding += e * (fixed + kExpUnits);
+  return token;
+}
+
+GoldElement PolicyGradient::operator()(double z, bool selected) const {
+  const GoldElement e = unit_(z, 0, selected);
+  const double size = std::abs(c_.value), share = std::abs(e.value);
+  return {c_.value * e.value, size * e.magnitude + share * c_.magnitude, size * e.rounding + share * c_.rounding};
+}
+
+GoldElement policy_coefficient(const PolicyToken& token, double g_ratio, double g_kl) {
+  const double of_ratio = g_ratio * token.ratio.value, of_kl = g_kl * token.slope.value;
+  const double a = std::abs(g_ratio), b = std::abs(g_kl);
+  return {of_ratio + of_kl, a * token.ratio.magnitude + b * token.slope.magnitude,
+          a * token.ratio.rounding + b * token.slope.rounding + 2 * (std::abs(of_ratio) + std::abs(of_kl))};
+}
+
+std::vector<int64_t> read_active_ids(const Tensor& ids, const std::vector<char>& active, int64_t vocab) {
+  std::vector<int64_t> values(static_cast<size_t>(ids.count()));
+  decode_int(ids.dtype, ids.bytes.data(), values.data(), values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (active[i] == 0) {
+      values[i] = 0;
+    } else if (values[i] < 0 || values[i] >= vocab) {
+      throw InputError("input '" + ids.name + "'",
+                       "element " + std::to_string(i) + " is " + std::to_string(values[i]) + ", outside [0, " +
+                           std::to_string(vocab) + "), and not masked",
+                       "give ids of existing tokens wherever the mask is not 0");
+    }
+  }
+  return values;
+}
+
+std::vector<char> read_mask(const Tensor& mask) {
+  std::vector<char> active(static_cast<size_t>(mask.count()));
+  for (size_t i = 0; i < active.size(); ++i) active[i] = mask.at(static_cast<int64_t>(i)) != 0;
+  return active;
+}
+
+void refine_old_logps(const FillArgs& args) {
+  constexpr double kDrift = 0.02, kOutlier = 5, kHalfOfOutliers = 0.0005;
+  const Tensor& logits = *args.find("policy_logits");
+  Tensor& old_logps = *args.find("old_logps");
+  const std::vector<int64_t> ids = read_ids(*args.find("action_ids"), logits.shape.back());
+  GoldArgs parallel;
+  parallel.threads = args.threads;
+  parallel.parallel_for(old_logps.count(), [&](int64_t row) {
+    static thread_local std::vector<double> z;
+    z.resize(static_cast<size_t>(logits.shape.back()));
+    const SoftmaxRow softmax = read_row(logits, row, z);
+    const auto i = static_cast<uint64_t>(row);
+    double old = selected_logp(softmax, z[static_cast<size_t>(ids[i])], 0).value + kDrift * args.normal("drift", i);
+    const double drawn = args.uniform("outliers", i);
+    if (drawn < 2 * kHalfOfOutliers) old += drawn < kHalfOfOutliers ? -kOutlier : kOutlier;
+    old_logps.set(row, old);
+  });
+}
+
+}  // namespace checkop

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// ratio_kl: probability ratio of policy to old policy, and the k3 estimate of KL to a reference, of one token per row.
+#include <array>
+#include <vector>
+
+#include "operator.hpp"
+#include "policy.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
+constexpr TensorSpec kPolicy{"policy_logits", kRowVocab, Fill::logits, "vocab"};
+constexpr TensorSpec kRef{"ref_logits", kRowVocab, Fill::logits, "vocab", {}, false, true};
+constexpr TensorSpec kIds{"action_ids", kRow, Fill::ids, "vocab", DType::i64};
+constexpr TensorSpec kMask{"attention_mask", kRow, Fill::mask, "", DType::u8};
+constexpr TensorSpec kOld{"old_logps", kRow, Fill::normal, "", DType::f32, false, true};
+constexpr TensorSpec kGradRatio{"grad_ratio", kRow, Fill::upstream, "", DType::f32};
+constexpr TensorSpec kGradKl{"grad_kl", kRow, Fill::upstream, "", DType::f32};
+
+constexpr std::array kForwardIn{kPolicy, kRef, kIds, kMask, kOld};
+constexpr std::array kForwardOut{
+    OutputSpec{{"ratio", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab"},
+    OutputSpec{{"kl", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab"},
+};
+constexpr std::array kBackwardIn{kPolicy, kRef, kIds, kMask, kOld, kGradRatio, kGradKl};
+constexpr std::array kBackwardOut{OutputSpec{{"dpolicy_logits", kRowVocab}, Numerics::logprob, "vocab"}};
+
+/// Scratch of one thread, kept from row to row.
+struct Scratch {
+  std::vector<double> z, value, magnitude, rounding;
+};
+
+Scratch& scratch(int64_t vocab) {
+  static thread_local Scratch buffers;
+  for (auto* array : {&buffers.z, &buffers.value, &buffers.magnitude, &buffers.rounding}) {
+    array->resize(static_cast<size_t>(vocab));
+  }
+  return buffers;
+}
+
+/// Gold of ratio_kl.
+///   in:  policy_logits, ref_logits[batch, seq, vocab], action_ids, attention_mask, old_logps[batch, seq]
+///   out: ratio, kl[batch, seq]
+///   ratio = exp(lp - old),  kl = exp(lr - lp) - (lr - lp) - 1;  lp, lr: log-probability of the action
+/// Where the mask is 0: ratio 1 and kl 0, and neither logits nor id nor old_logps are looked at.
+/// Throws InputError for an active id outside [0, vocab).
+void forward(const GoldArgs& args) {
+  const int64_t vocab = args.in(kPolicyLogits).shape.back();
+  const std::vector<char> active = read_mask(args.in(kAttentionMask));
+  const std::vector<int64_t> ids = read_active_ids(args.in(kActionIds), active, vocab);
+  args.parallel_for(args.in(kActionIds).count(), [&](int64_t row) {
+    GoldElement ratio{1, 0, 0}, kl{0, 0, 0};
+    if (active[static_cast<size_t>(row)] != 0) {
+      const PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row,
+                                             ids[static_cast<size_t>(row)], scratch(vocab).z);
+      ratio = token.ratio, kl = token.kl;
+    }
+    args.sink({0, row, 1, 1, &ratio.value, &ratio.magnitude, &ratio.rounding});
+    args.sink({1, row, 1, 1, &kl.value, &kl.magnitude, &kl.rounding});
+  });
+}
+
+/// Gold of ratio_kl's gradient.
+///   in:  as forward, then grad_ratio, grad_kl[batch, seq]     out: dpolicy_logits[batch, seq, vocab]
+///   c = g_ratio*ratio + g_kl*(1 - exp(lr - lp)),  dz_v = c*(1[v = t] - softmax(policy)_v);  0 where the mask is 0
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  const int64_t vocab = args.in(kPolicyLogits).shape.back();
+  const std::vector<char> active = read_mask(args.in(kAttentionMask));
+  const std::vector<int64_t> ids = read_active_ids(args.in(kActionIds), active, vocab);
+  args.parallel_for(args.in(kActionIds).count(), [&](int64_t row) {
+    Scratch& s = scratch(vocab);
+    if (active[static_cast<size_t>(row)] == 0) {
+      for (auto* array : {&s.value, &s.magnitude, &s.rounding}) array->assign(static_cast<size_t>(vocab), 0.0);
+    } else {
+      const auto target = static_cast<size_t>(ids[static_cast<size_t>(row)]);
+      const PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row,
+                                             ids[static_cast<size_t>(row)], s.z);
+      const PolicyGradient gradient(token.policy, policy_coefficient(token, args.in(5).at(row), args.in(6).at(row)));
+      for (size_t v = 0; v < s.z.size(); ++v) {
+        const GoldElement e = gradient(s.z[v], v == target);
+        s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
+      }
+    }
+    args.sink({0, row, 1, vocab, s.value.data(), s.magnitude.data(), s.rounding.data()});
+  });
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kRatioKl;
+constexpr Operator kRatioKl{"ratio_kl",
+                            "logprob",
+                            "ratio = exp(lp - old_logps), kl = exp(lr - lp) - (lr - lp) - 1, lp = policy logp of the "
+                            "action, lr = ref logp; masked: 1 and 0",
+                            kRow,
+                            {},
+                            kPasses,
+                            nullptr,
+                            refine_old_logps};
+
+}  // namespace checkop
