@@ -57,7 +57,7 @@ struct PreparedGate {
   }
 
   double bound(double size, double magnitude, double rounding) const {
-    const double error = growth * magnitude + arithmetic.unit * rounding + bias * size + arithmetic.tiny;
+    const double error = (growth + bias) * magnitude + arithmetic.unit * rounding + arithmetic.tiny;
     return error + half_ulp(out, size + error);
   }
 

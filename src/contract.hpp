@@ -26,7 +26,7 @@ struct Gate {
   double lambda = 6.0;    ///< bound_ratio: standard deviations allowed to a sum of independent roundings
   int64_t step = 1;       ///< bound_ratio: terms added per rounding (16 for a tensor core block)
   int64_t max_chain = 0;  ///< bound_ratio: longest chain of additions allowed however long the sum; 0 = no cap
-  double bias_ulps = 0;   ///< bound_ratio: signed error per step in units of u|value| (tensor cores truncate)
+  double bias_ulps = 0;   ///< bound_ratio: signed error per step in units of u*magnitude (tensor cores truncate)
   double atol = 0, rtol = 0;
   std::string
       source;  ///< "contracts/default.json: rules[3].gates[0]", with "+ arch_overrides.sm90[0]" where one applied

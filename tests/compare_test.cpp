@@ -108,11 +108,11 @@ TEST(Compare, BoundIsWorkedByHand) {
   EXPECT_DOUBLE_EQ(element_bound(gate, DType::bf16, 100, 2 - 1e-9, 3, 2), error + std::exp2(-7));
 }
 
-TEST(Compare, BiasOfTruncationGrowsWithTheChainAndTheValue) {
+TEST(Compare, BiasOfTruncationGrowsWithTheChainAndThePartialSums) {
   Gate gate = bound_gate();
-  const double without = element_bound(gate, DType::f32, 1024, 1.5, 0, 0);
+  const double without = element_bound(gate, DType::f32, 1024, 1.5, 3, 0);
   gate.bias_ulps = 2;
-  EXPECT_DOUBLE_EQ(element_bound(gate, DType::f32, 1024, 1.5, 0, 0), without + 2 * 1024 * std::exp2(-24) * 1.5);
+  EXPECT_DOUBLE_EQ(element_bound(gate, DType::f32, 1024, 1.5, 3, 0), without + 2 * 1024 * std::exp2(-24) * 3);
 }
 
 TEST(Compare, Fp64OutputsAreHeldToFp64Arithmetic) {
