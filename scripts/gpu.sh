@@ -68,19 +68,22 @@ find_sanitizer() {
     find "$cuda/bin" "$cuda/compute-sanitizer" -maxdepth 1 -name compute-sanitizer 2>/dev/null | head -n 1
 }
 
-# sanitize TOOL NAME ARGUMENTS...: candidates run in child processes, hence --target-processes all
+# sanitize TOOL NAME ARGUMENTS...: candidates run in child processes, hence --target-processes all. Leaves the log and
+# the exit status for sanitizer_row: several tools run at a time, since most of their work is on the host.
 sanitize() {
-  local check=$1 name=$2-$1 rc=0 start=$SECONDS result
+  local check=$1 name=$2-$1 rc=0
   shift 2
+  timeout --kill-after=10 520 "$sanitizer" --tool "$check" --target-processes all --error-exitcode 86 \
+    "$tool" "$@" --device cuda >"$out/sanitizer-$name.log" 2>&1 || rc=$?
+  echo "$rc" >"$out/sanitizer-$name.status"
+}
+
+# sanitizer_row TOOL NAME
+sanitizer_row() {
+  local name=$2-$1 rc result
   local log=$out/sanitizer-$name.log
-  if [[ -z $sanitizer ]]; then
-    row "sanitizer-$name" "5: no compute-sanitizer" 0 "-"
-    trouble=1
-    return
-  fi
-  echo "== $name under $check: check_operator $*"
-  timeout --kill-after=10 300 "$sanitizer" --tool "$check" --target-processes all --error-exitcode 86 \
-    "$tool" "$@" --device cuda >"$log" 2>&1 || rc=$?
+  rc=$(cat "$out/sanitizer-$name.status")
+  rm -f "$out/sanitizer-$name.status"
   # Without a summary the sanitizer never saw the process that launched the kernels. racecheck has words of its own.
   if ! grep -Eq '(ERROR|RACECHECK) SUMMARY: ' "$log"; then
     result="no summary, exit $rc"
@@ -88,12 +91,12 @@ sanitize() {
   elif [[ $rc -eq 86 ]] || grep -Eq 'ERROR SUMMARY: [1-9]|RACECHECK SUMMARY: [1-9]' "$log"; then
     result="ERRORS FOUND"
     trouble=1
-    tail -n 15 "$log"
+    grep -E '^=========' "$log" | head -n 15
   else
-    result="clean, verdict $(meaning "$rc")"
+    result="clean, verdict $(meaning "$rc"), $(grep -cE '^\[ +(OK|FAILED) +\] [a-z_]+/' "$log" || true) checks"
     ((rc <= 1)) || trouble=1
   fi
-  row "sanitizer-$name" "$result" $((SECONDS - start)) "$(basename "$log")"
+  row "sanitizer-$name" "$result" - "$(basename "$log")"
 }
 
 # --- build -------------------------------------------------------------------------------------------------------------
@@ -153,9 +156,17 @@ run_sanitizers() {
       trouble=1
     fi
   fi
+  if [[ -z $sanitizer ]]; then
+    row sanitizer "5: no compute-sanitizer" - -
+    trouble=1
+    return
+  fi
+  local check
   for check in memcheck initcheck synccheck racecheck; do
-    sanitize "$check" smoke --suite smoke --candidate all --dtype fp32,bf16
+    sanitize "$check" smoke --suite smoke --candidate all --dtype fp32,bf16 &
   done
+  wait
+  for check in memcheck initcheck synccheck racecheck; do sanitizer_row "$check" smoke; done
 }
 
 [[ $stage == sanitize ]] || run_checks

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables of tests/gpu/results into README.md, between the lines <!-- results --> and <!-- end of results -->.
 
-One row per report, operator, pass and candidate. With --check nothing is written and the exit code is 1 when the README
+One row per operator, pass and candidate over all reports of a device. With --check nothing is written and the exit code is 1 when the README
 does not hold what the reports say.
 Usage: results_table.py [--check]
 """
@@ -15,38 +15,28 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 
-def sizes(cases):
-    """The sizes of one case, or how many there are."""
-    names = sorted({case["case_name"].split("-", 2)[2] for case in cases})
-    if len(names) == 1:
-        return " ".join(f"{name}={size}" for name, size in cases[0]["dims"].items())
-    return f"{len(names)} sizes"
-
-
-def headroom(cases):
-    """How often the worst element of all would fit into its limit."""
-    values = [float(gate["headroom"]) for case in cases for output in case["outputs"] for gate in output["gates"]]
-    return f"{min(values):.3g}x" if values else "-"
+def headroom(cases, narrow):
+    """How often the worst element of all outputs of 16 bits, or of all wider ones, would fit into its limit."""
+    values = [float(gate["headroom"]) for case in cases for output in case["outputs"] for gate in output["gates"]
+              if (output["candidate_dtype"] in ("bf16", "fp16")) == narrow]
+    finite = [value for value in values if value != float("inf")]
+    return f"{min(finite):.3g}x" if finite else ("exact" if values else "-")
 
 
 def verdict(cases):
     failed = [case for case in cases if not case["passed"]]
-    if not failed:
-        return "pass" if len(cases) == 1 else f"{len(cases)} pass"
     kinds = sorted({case["kind"] for case in failed})
-    share = "" if len(cases) == 1 else f"{len(failed)} of {len(cases)} "
-    return f"**{share}fail: {', '.join(kinds)}**"
+    return f"**{len(failed)} fail: {', '.join(kinds)}**" if failed else "pass"
 
 
-def rows_of(report):
-    groups = {}
-    for candidate in report["candidates"]:
-        for case in candidate["cases"]:
-            key = (case["op"], case["pass"], candidate["backend"])
-            groups.setdefault(key, []).append(case)
-    for (op, direction, backend), cases in sorted(groups.items()):
-        dtypes = " ".join(sorted({case["dtype"] for case in cases}))
-        yield f"| {op} {direction} | {backend} | {sizes(cases)} | {dtypes} | {verdict(cases)} | {headroom(cases)} |"
+def largest(cases):
+    """The sizes of the case with the largest product of them."""
+    def product(case):
+        result = 1
+        for size in case["dims"].values():
+            result *= size
+        return result
+    return " ".join(f"{name}={size}" for name, size in max(cases, key=product)["dims"].items())
 
 
 def tables():
@@ -55,10 +45,21 @@ def tables():
         reports = [json.load(open(path, encoding="utf-8")) for path in sorted(glob.glob(folder + "/report-*.json"))]
         if not reports:
             continue
+        groups = {}
+        for candidate in (candidate for report in reports for candidate in report["candidates"]):
+            for case in candidate["cases"]:
+                groups.setdefault((case["op"], case["pass"], candidate["backend"]), []).append(case)
         device = reports[0]["device"]
-        text += f"On one {device['name']} ({device['arch_key']}, CUDA {device['runtime']}), from `{os.path.relpath(folder, ROOT)}`:\n\n"
-        text += "| operator, pass | candidate | sizes | dtypes | verdict | least headroom |\n|---|---|---|---|---|---|\n"
-        text += "\n".join(row for report in reports for row in rows_of(report)) + "\n"
+        text += (f"On one {device['name']} ({device['arch_key']}, CUDA {device['runtime']}), all of fp32, bf16 and fp16, "
+                 f"from `{os.path.relpath(folder, ROOT)}`:\n\n"
+                 "| operator, pass | candidate | checks | largest | verdict | least headroom, fp32 outputs | 16-bit outputs |\n"
+                 "|---|---|---|---|---|---|---|\n")
+        for (op, direction, backend), cases in sorted(groups.items()):
+            text += (f"| {op} {direction} | {backend} | {len(cases)} | {largest(cases)} | {verdict(cases)} | "
+                     f"{headroom(cases, False)} | {headroom(cases, True)} |\n")
+        sanitizers = os.path.join(folder, "table-sanitize.txt")
+        if os.path.exists(sanitizers):
+            text += "\n```\n" + open(sanitizers, encoding="utf-8").read() + "```\n"
     return text or "No results yet.\n"
 
 
