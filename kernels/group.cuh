@@ -68,7 +68,7 @@ __device__ void store_group(T* __restrict__ to, int64_t first, int64_t end, bool
   }
 }
 
-inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+__host__ __device__ inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 /// Whether every row of `tensors` starts and ends at a 16-byte boundary, rows being `columns` elements of T.
 template <typename T>

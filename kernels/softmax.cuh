@@ -6,16 +6,12 @@
 // column and the vocabulary; the number of rows and the row's address choose only how wide the loads are.
 #pragma once
 
-#include <type_traits>
-
-#include "common.cuh"
+#include "group.cuh"
 
 namespace checkop::kernels {
 
-// A group is the columns of one 16-byte load. A thread takes kGroups groups at a time: that many independent loads are
-// in flight before the first exp, and the running maximum is compared once for all of them.
-template <typename T>
-constexpr int kGroupColumns = 16 / static_cast<int>(sizeof(T));
+// A thread takes kGroups groups of columns at a time: that many independent loads are in flight before the first exp,
+// and the running maximum is compared once for all of them.
 constexpr int kGroups = 4;
 
 // 512 threads keep a thread's chain of additions short at 150k columns, and two blocks of them on a multiprocessor
@@ -29,43 +25,11 @@ inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : vocab <= 819
 constexpr int kMaxBackwardThreads = 1024;
 inline int backward_threads_for(int64_t vocab) { return vocab <= 8192 ? threads_for(vocab) : kMaxBackwardThreads; }
 
-/// Stays packed until it is used: unpacked early, each element would pass through a register of its own.
-template <typename T>
-struct Group {
-  static constexpr int kColumns = kGroupColumns<T>;
-  uint4 bits;
-
-  __device__ void unpack(float (&z)[kColumns]) const {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {  // one instruction an element; the library's conversion takes two
-      const auto words = bit_cast<Pack<uint32_t, 4>>(bits);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        z[i] = __uint_as_float(i % 2 == 0 ? words.at[i / 2] << 16 : words.at[i / 2] & 0xffff0000u);
-      }
-    } else {
-      const auto pack = bit_cast<Pack<T, kColumns>>(bits);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) z[i] = to_float(pack.at[i]);
-    }
-  }
-  __device__ static Group packed(const float (&z)[kColumns]) {
-    Pack<T, kColumns> pack;
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) pack.at[i] = from_float<T>(z[i]);
-    return {bit_cast<uint4>(pack)};
-  }
-};
-
-template <typename T>
-__device__ bool is_aligned(const T* p) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
-}
-
 enum class Reuse { once, again };
 
 /// A whole group at a 16-byte boundary.
 template <typename T, Reuse reuse>
-__device__ Group<T> load_group(const T* __restrict__ from) {
+__device__ Group<T> load_whole(const T* __restrict__ from) {
   const auto* words = reinterpret_cast<const uint4*>(from);
   return {reuse == Reuse::once ? __ldcs(words) : *words};
 }
@@ -90,13 +54,13 @@ __device__ void load_step(const T* __restrict__ row, int64_t base, int64_t n_who
   const int64_t first = base + threadIdx.x, stride = blockDim.x;
   if (base + stride * kGroups <= n_whole) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) groups[g] = load_group<T, reuse>(row + (first + g * stride) * kColumns);
+    for (int g = 0; g < kGroups; ++g) groups[g] = load_whole<T, reuse>(row + (first + g * stride) * kColumns);
   } else {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const int64_t group = first + g * stride;
       groups[g] =
-          group < n_whole ? load_group<T, reuse>(row + group * kColumns) : load_ragged<T>(row, group * kColumns, vocab);
+          group < n_whole ? load_whole<T, reuse>(row + group * kColumns) : load_ragged<T>(row, group * kColumns, vocab);
     }
   }
 }

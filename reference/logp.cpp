@@ -21,19 +21,6 @@ constexpr std::array kForwardOut{
 constexpr std::array kBackwardIn{kLogits, kTokenIds, kGradLogp};
 constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::logprob, "vocab"}};
 
-/// Scratch of one thread, kept from row to row: a row of 151936 logits is 1.2 MB per array, dear to map anew each time.
-struct Scratch {
-  std::vector<double> z, value, magnitude, rounding;
-};
-
-Scratch& scratch(int64_t vocab) {
-  static thread_local Scratch buffers;
-  for (auto* array : {&buffers.z, &buffers.value, &buffers.magnitude, &buffers.rounding}) {
-    array->resize(static_cast<size_t>(vocab));
-  }
-  return buffers;
-}
-
 /// Gold of logp.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
 ///   logp = z_t - lse(z),  lse(z) = m + log sum_v exp(z_v - m),  m = max_v z_v
@@ -42,7 +29,7 @@ void forward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
   args.parallel_for(rows, [&](int64_t row) {
-    Scratch& s = scratch(vocab);
+    RowScratch& s = row_scratch(vocab);
     const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
     const GoldElement e = selected_logp(softmax, s.z[static_cast<size_t>(ids[static_cast<size_t>(row)])], 0);
     args.sink({0, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
@@ -57,7 +44,7 @@ void backward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
   args.parallel_for(rows, [&](int64_t row) {
-    Scratch& s = scratch(vocab);
+    RowScratch& s = row_scratch(vocab);
     const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
     const double g = args.in(2).at(row);
     const auto target = static_cast<size_t>(ids[static_cast<size_t>(row)]);

@@ -26,19 +26,6 @@ constexpr std::array kForwardOut{
 constexpr std::array kBackwardIn{kPolicy, kRef, kIds, kMask, kOld, kGradRatio, kGradKl};
 constexpr std::array kBackwardOut{OutputSpec{{"dpolicy_logits", kRowVocab}, Numerics::logprob, "vocab"}};
 
-/// Scratch of one thread, kept from row to row.
-struct Scratch {
-  std::vector<double> z, value, magnitude, rounding;
-};
-
-Scratch& scratch(int64_t vocab) {
-  static thread_local Scratch buffers;
-  for (auto* array : {&buffers.z, &buffers.value, &buffers.magnitude, &buffers.rounding}) {
-    array->resize(static_cast<size_t>(vocab));
-  }
-  return buffers;
-}
-
 /// Gold of ratio_kl.
 ///   in:  policy_logits, ref_logits[batch, seq, vocab], action_ids, attention_mask, old_logps[batch, seq]
 ///   out: ratio, kl[batch, seq]
@@ -53,7 +40,7 @@ void forward(const GoldArgs& args) {
     GoldElement ratio{1, 0, 0}, kl{0, 0, 0};
     if (active[static_cast<size_t>(row)] != 0) {
       const PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row,
-                                             ids[static_cast<size_t>(row)], scratch(vocab).z);
+                                             ids[static_cast<size_t>(row)], row_scratch(vocab).z);
       ratio = token.ratio, kl = token.kl;
     }
     args.sink({0, row, 1, 1, &ratio.value, &ratio.magnitude, &ratio.rounding});
@@ -70,7 +57,7 @@ void backward(const GoldArgs& args) {
   const std::vector<char> active = read_mask(args.in(kAttentionMask));
   const std::vector<int64_t> ids = read_active_ids(args.in(kActionIds), active, vocab);
   args.parallel_for(args.in(kActionIds).count(), [&](int64_t row) {
-    Scratch& s = scratch(vocab);
+    RowScratch& s = row_scratch(vocab);
     if (active[static_cast<size_t>(row)] == 0) {
       for (auto* array : {&s.value, &s.magnitude, &s.rounding}) array->assign(static_cast<size_t>(vocab), 0.0);
     } else {

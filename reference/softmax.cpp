@@ -31,6 +31,14 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
   }
 }
 
+RowScratch& row_scratch(int64_t vocab) {
+  static thread_local RowScratch buffers;
+  for (auto* array : {&buffers.z, &buffers.value, &buffers.magnitude, &buffers.rounding}) {
+    array->resize(static_cast<size_t>(vocab));
+  }
+  return buffers;
+}
+
 SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z) {
   decode_row(logits, row, z);
   SoftmaxRow softmax;

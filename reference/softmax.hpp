@@ -82,6 +82,12 @@ class LogitGradient {
 /// Decodes row `row` of logits[rows, vocab] into `z`, which has the size of a row, and reduces it.
 SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z);
 
+/// Arrays of one thread, kept from row to row: a row of 151936 logits is 1.2 MB per array, dear to map anew each time.
+struct RowScratch {
+  std::vector<double> z, value, magnitude, rounding;
+};
+RowScratch& row_scratch(int64_t vocab);
+
 /// Reads the ids of a per-row integer input. Throws InputError naming the first that is outside [0, vocab).
 std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab);
 

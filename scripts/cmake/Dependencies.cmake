@@ -40,7 +40,8 @@ if(CHECK_OPERATOR_CUDA)
                         "and libcublas-dev), put its bin folder on PATH, or configure with 'cmake --preset cpu'.")
   endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
+    # PTX for cards newer than these, which the driver compiles at first use.
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
   endif()
   enable_language(CUDA)
   # CMake 3.25 knows no C++20 flag for nvcc.
