@@ -9,9 +9,13 @@ namespace checkop {
 /// Folder of the running executable.
 std::string executable_folder();
 
+/// A path relative to the working directory where it lies below that, else as it is: what reports and repeat lines
+/// show.
+std::string short_path(const std::string& path);
+
 /// Finds a file or folder that comes with the program, such as "contracts/default.json": beside the executable, in the
 /// source tree above a build folder, in share/check_operator of an installation, at last in the working directory.
-/// Relative to the working directory where it lies below that. Throws InputError when it is nowhere.
+/// As short_path gives it. Throws InputError when it is nowhere.
 std::string find_shipped(const std::string& relative);
 
 }  // namespace checkop

@@ -15,6 +15,7 @@
 
 #include "error.hpp"
 #include "operator.hpp"
+#include "paths.hpp"
 #include "text.hpp"
 
 namespace checkop {
@@ -163,14 +164,13 @@ std::vector<Candidate> load_plugins(const std::vector<std::string>& paths) {
 
 std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops) {
   std::error_code error;
-  const fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path() / "kernels";
+  const fs::path folder = fs::path(executable_folder()) / "kernels";
   std::vector<std::string> paths;
-  if (error) return paths;
   for (const fs::directory_entry& op : fs::directory_iterator(folder, error)) {
     const bool wanted = ops.empty() || std::find(ops.begin(), ops.end(), op.path().filename().string()) != ops.end();
     if (!wanted || !op.is_directory()) continue;
     for (const fs::directory_entry& file : fs::directory_iterator(op.path(), error)) {
-      if (file.path().extension() == ".so") paths.push_back(file.path().string());
+      if (file.path().extension() == ".so") paths.push_back(short_path(file.path().string()));
     }
   }
   std::sort(paths.begin(), paths.end());
