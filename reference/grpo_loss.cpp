@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "identity.hpp"
 #include "operator.hpp"
 #include "policy.hpp"
 
@@ -33,7 +34,8 @@ constexpr std::array kForwardOut{
     OutputSpec{{"kl", "", Fill::normal, "", DType::f32}, Numerics::composite, kSums},
 };
 constexpr std::array kBackwardIn{kPolicy, kRef, kIds, kMask, kOld, kReward, kCompletion, kBoundaries, kGradLoss};
-constexpr std::array kBackwardOut{OutputSpec{{"dpolicy_logits", kRowVocab}, Numerics::composite, "batch vocab"}};
+constexpr std::array kBackwardOut{
+    OutputSpec{{"dpolicy_logits", kRowVocab}, Numerics::composite, "batch vocab", /*sampled=*/true}};
 
 enum Attr : size_t { kSamplesPerPrompt, kClipEps, kBeta, kEps };
 constexpr std::array kAttrs{
@@ -225,31 +227,35 @@ void backward(const GoldArgs& args) {
   const Batch batch(args);
   const double g = args.in(kUpstream).at(0) / batch.divisor();
   const double unit = args.in(kPolicyLogits).dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
-  const int64_t columns = batch.seq * batch.vocab;
-  args.parallel_for(args.in(kRewards).count(), [&](int64_t completion) {
-    static thread_local std::vector<double> z, value, magnitude, rounding;
-    z.resize(static_cast<size_t>(batch.vocab));
-    for (auto* array : {&value, &magnitude, &rounding}) array->assign(static_cast<size_t>(columns), 0.0);
-    const GoldElement& a = batch.advantages[static_cast<size_t>(completion)];
-    for (int64_t t = 0; t < batch.seq; ++t) {
-      const int64_t row = completion * batch.seq + t;
+  args.for_rows(0, args.in(kActionIds).count(), [&](int64_t row) {
+    RowScratch& s = row_scratch(batch.vocab);
+    if (batch.active[static_cast<size_t>(row)] == 0) {
+      for (auto* array : {&s.value, &s.magnitude, &s.rounding}) array->assign(static_cast<size_t>(batch.vocab), 0.0);
+    } else {
       const int64_t id = batch.ids[static_cast<size_t>(row)];
-      if (batch.active[static_cast<size_t>(row)] == 0) continue;
-      PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row, id, z);
+      PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row, id, s.z);
+      const GoldElement& a = batch.advantage(row);
       const Branch branch(token, a.value, batch.clip);
       const PolicyGradient gradient(token.policy, coefficient(token, branch, a, g, batch.beta, unit));
       for (int64_t v = 0; v < batch.vocab; ++v) {
-        const GoldElement e = gradient(z[static_cast<size_t>(v)], v == id);
-        const auto at = static_cast<size_t>(t * batch.vocab + v);
-        value[at] = e.value, magnitude[at] = e.magnitude, rounding[at] = e.rounding;
+        const auto at = static_cast<size_t>(v);
+        const GoldElement e = gradient(s.z[at], v == id);
+        s.value[at] = e.value, s.magnitude[at] = e.magnitude, s.rounding[at] = e.rounding;
       }
     }
-    args.sink({0, completion, 1, columns, value.data(), magnitude.data(), rounding.data()});
+    args.sink({0, row, 1, batch.vocab, s.value.data(), s.magnitude.data(), s.rounding.data()});
   });
 }
 
+/// Nothing flows to a token that is not active.
+void check_masked(const IdentityArgs& args) {
+  std::vector<char> active = read_mask(args.in(kAttentionMask)), completion = read_mask(args.in(kCompletionMask));
+  for (size_t i = 0; i < active.size(); ++i) active[i] = active[i] != 0 && completion[i] != 0;
+  check_zero_rows(args, 0, active);
+}
+
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked}};
 
 void validate(const CaseSizes& sizes) {
   const int64_t batch = sizes.dim("batch"), bounds = sizes.dim("group_bounds");

@@ -20,14 +20,16 @@ constexpr TensorSpec kGradLogp{"grad_logp", kRow, Fill::upstream, "", DType::f32
 
 constexpr std::array kForwardIn{kHidden, kWeight, kTargetIds, kBias};
 constexpr std::array kForwardOut{
-    OutputSpec{{"logp", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "hidden vocab"},
+    OutputSpec{{"logp", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "hidden vocab", /*sampled=*/true},
 };
 constexpr std::array kBackwardIn{kHidden, kWeight, kTargetIds, kBias, kGradLogp};
 constexpr std::array kBackwardOut{
-    OutputSpec{{"dhidden", kRowHidden}, Numerics::contraction, "hidden vocab"},
-    OutputSpec{{"dlm_head_weight", kVocabHidden}, Numerics::contraction, "hidden vocab batch*seq"},
-    OutputSpec{
-        {"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true}, Numerics::reduction, "hidden vocab batch*seq"},
+    OutputSpec{{"dhidden", kRowHidden}, Numerics::contraction, "hidden vocab", /*sampled=*/true},
+    OutputSpec{{"dlm_head_weight", kVocabHidden}, Numerics::contraction, "hidden vocab batch*seq", /*sampled=*/true},
+    OutputSpec{{"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true},
+               Numerics::reduction,
+               "hidden vocab batch*seq",
+               /*sampled=*/true},
 };
 
 constexpr int64_t kChunk = 1024;  // vocabulary columns whose logits exist at one time; fixed, it orders the sums
@@ -35,13 +37,15 @@ constexpr int64_t kTileRows = 128, kTileColumns = 256;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The gold's state: FP64 copies of hidden, the decoded chunk of weights, and its logits with their error coefficients.
+/// The gold's state for a set of rows: FP64 copies of hidden, the decoded chunk of weights, and its logits with their
+/// error coefficients. Arrays have one row per row of the set.
 class LinearLogp {
  public:
-  LinearLogp(const GoldArgs& args, const Tensor* bias)
+  LinearLogp(const GoldArgs& args, const Tensor* bias, const RowSet& set)
       : args_(args),
         bias_(bias),
-        rows_(args.in(2).count()),
+        set_(set),
+        rows_(set.count(args.in(2).count())),
         hidden_(args.in(0).shape.back()),
         vocab_(args.in(1).shape[0]),
         ids_(read_ids(args.in(2), vocab_)),
@@ -52,7 +56,7 @@ class LinearLogp {
         logits_(size(rows_, kChunk)),
         magnitude_(size(rows_, kChunk)) {
     args_.parallel_for(rows_, [&](int64_t r) {
-      decode_block({&args_.in(0), rows_, hidden_}, r, 1, 0, hidden_, &h_[size(r, hidden_)],
+      decode_block({&args_.in(0), args_.in(2).count(), hidden_}, set_.at(r), 1, 0, hidden_, &h_[size(r, hidden_)],
                    &h_square_[size(r, hidden_)]);
     });
   }
@@ -62,11 +66,11 @@ class LinearLogp {
     softmax_.resize(size(rows_, 1));
     target_.resize(size(rows_, 1));
     for (int64_t begin = 0; begin < vocab_; begin += kChunk) {
-      const int64_t n = load_chunk(begin);
+      const int64_t n = load_chunk({}, begin);
       args_.parallel_for(rows_, [&](int64_t r) {
         const double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)];
         softmax_[size(r, 1)].add(z, s, n);
-        const int64_t column = ids_[size(r, 1)] - begin;
+        const int64_t column = target(r) - begin;
         if (column >= 0 && column < n) target_[size(r, 1)] = {z[column], s[column], 0};
       });
     }
@@ -74,38 +78,42 @@ class LinearLogp {
 
   void emit_logp() const {
     for (int64_t r = 0; r < rows_; ++r) {
-      const GoldElement target = target_[size(r, 1)];
-      const GoldElement e = selected_logp(softmax_[size(r, 1)], target.value, target.magnitude);
-      args_.sink({0, r, 1, 1, &e.value, &e.magnitude, &e.rounding});
+      const GoldElement selected = target_[size(r, 1)];
+      const GoldElement e = selected_logp(softmax_[size(r, 1)], selected.value, selected.magnitude);
+      args_.sink({0, set_.at(r), 1, 1, &e.value, &e.magnitude, &e.rounding});
     }
   }
 
-  /// Recomputes the logits chunk by chunk, turns them into their gradients and multiplies those out:
-  /// dhidden grows over the chunks, dlm_head_weight and dbias are final chunk by chunk.
-  void emit_gradients(const Tensor& grad) {
-    const auto absolute = [](const std::vector<double>& values, std::vector<double>& result) {
+  /// Recomputes the logits chunk by chunk, turns them into their gradients and multiplies those out: dhidden grows over
+  /// the chunks and needs every column, dlm_head_weight and dbias are final chunk by chunk and need every row.
+  void emit_gradients(const Tensor& grad, const RowSet& columns, bool wants_dh, bool wants_dw) {
+    const auto absolute = [](const std::vector<double>& values) {
+      std::vector<double> result(values.size());
       std::transform(values.begin(), values.end(), result.begin(), [](double v) { return std::abs(v); });
+      return result;
     };
-    Sums dh(size(rows_, hidden_)), dw(size(kChunk, hidden_));
-    std::vector<double> abs_h(h_.size()), abs_w(w_.size());
-    absolute(h_, abs_h);
+    Sums dh(wants_dh ? size(rows_, hidden_) : 0), dw(wants_dw ? size(kChunk, hidden_) : 0);
+    const std::vector<double> abs_h = wants_dw ? absolute(h_) : std::vector<double>();
     dz_square_.resize(logits_.size());
-    for (int64_t begin = 0; begin < vocab_; begin += kChunk) {
-      const int64_t n = load_chunk(begin);
-      absolute(w_, abs_w);
-      args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, begin, n, grad.at(r)); });
-      add_product(false, rows_, n, logits_, w_, 1.0, dh.value);
-      add_product(false, rows_, n, dz_square_, w_square_, 1.0, dh.square);
-      add_product(false, rows_, n, magnitude_, abs_w, 1.0, dh.error);
+    for (int64_t begin = 0; begin < columns.count(vocab_); begin += kChunk) {
+      const int64_t n = load_chunk(columns, begin);
+      args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, columns, begin, n, grad.at(set_.at(r))); });
+      if (wants_dh) {
+        const std::vector<double> abs_w = absolute(w_);
+        add_product(false, rows_, n, logits_, w_, 1.0, dh.value);
+        add_product(false, rows_, n, dz_square_, w_square_, 1.0, dh.square);
+        add_product(false, rows_, n, magnitude_, abs_w, 1.0, dh.error);
+      }
+      if (!wants_dw) continue;
       add_product(true, n, rows_, logits_, h_, 0.0, dw.value);
       add_product(true, n, rows_, dz_square_, h_square_, 0.0, dw.square);
       add_product(true, n, rows_, magnitude_, abs_h, 0.0, dw.error);
       args_.parallel_for(n, [&](int64_t v) {
-        emit_row(1, begin + v, v, dw);
-        if (bias_ != nullptr) emit_bias_gradient(begin, v);
+        emit_row(1, columns.at(begin + v), v, dw);
+        if (bias_ != nullptr) emit_bias_gradient(columns.at(begin + v), v);
       });
     }
-    args_.parallel_for(rows_, [&](int64_t r) { emit_row(0, r, r, dh); });
+    if (wants_dh) args_.parallel_for(rows_, [&](int64_t r) { emit_row(0, set_.at(r), r, dh); });
   }
 
  private:
@@ -117,27 +125,29 @@ class LinearLogp {
 
   static size_t size(int64_t a, int64_t b) { return static_cast<size_t>(a * b); }
 
-  /// logits_[rows, chunk] = hidden * weight[begin, begin + n)^T + bias, magnitude_ as emit_product's plus |bias|.
-  int64_t load_chunk(int64_t begin) {
-    const int64_t n = std::min(kChunk, vocab_ - begin);
-    args_.parallel_for(ceil_div(n, 16), [&](int64_t task) {
-      const int64_t v = task * 16;
-      decode_block({&args_.in(1), vocab_, hidden_}, begin + v, std::min<int64_t>(16, n - v), 0, hidden_,
-                   &w_[size(v, hidden_)], &w_square_[size(v, hidden_)]);
+  int64_t target(int64_t r) const { return ids_[size(set_.at(r), 1)]; }
+
+  /// logits_[rows, chunk] = hidden * weight^T + bias of the columns from the begin-th of the set on, as many as a chunk
+  /// holds; magnitude_ as emit_product's plus |bias|. Returns how many those are.
+  int64_t load_chunk(const RowSet& columns, int64_t begin) {
+    const int64_t n = std::min(kChunk, columns.count(vocab_) - begin);
+    args_.parallel_for(n, [&](int64_t v) {
+      decode_block({&args_.in(1), vocab_, hidden_}, columns.at(begin + v), 1, 0, hidden_, &w_[size(v, hidden_)],
+                   &w_square_[size(v, hidden_)]);
     });
     const int64_t column_tiles = ceil_div(n, kTileColumns);
     args_.parallel_for(ceil_div(rows_, kTileRows) * column_tiles, [&](int64_t task) {
       const int64_t r = task / column_tiles * kTileRows, v = task % column_tiles * kTileColumns;
-      const int64_t m = std::min(kTileRows, rows_ - r), columns = std::min(kTileColumns, n - v);
+      const int64_t m = std::min(kTileRows, rows_ - r), width = std::min(kTileColumns, n - v);
       const size_t h_at = size(r, hidden_), w_at = size(v, hidden_), out_at = size(r, kChunk) + size(v, 1);
-      dense_product(false, true, m, columns, hidden_, &h_[h_at], hidden_, &w_[w_at], hidden_, 0.0, &logits_[out_at],
+      dense_product(false, true, m, width, hidden_, &h_[h_at], hidden_, &w_[w_at], hidden_, 0.0, &logits_[out_at],
                     kChunk);
-      dense_product(false, true, m, columns, hidden_, &h_square_[h_at], hidden_, &w_square_[w_at], hidden_, 0.0,
+      dense_product(false, true, m, width, hidden_, &h_square_[h_at], hidden_, &w_square_[w_at], hidden_, 0.0,
                     &magnitude_[out_at], kChunk);
       for (int64_t i = 0; i < m; ++i) {
-        for (int64_t j = 0; j < columns; ++j) {
+        for (int64_t j = 0; j < width; ++j) {
           const size_t at = out_at + size(i, kChunk) + size(j, 1);
-          const double b = bias_ == nullptr ? 0 : bias_->at(begin + v + j);
+          const double b = bias_ == nullptr ? 0 : bias_->at(columns.at(begin + v + j));
           magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
           logits_[at] += b;
         }
@@ -148,11 +158,11 @@ class LinearLogp {
 
   /// Turns a row of the chunk's logits into dz and its squares, and the magnitudes into the errors of dz as a factor of
   /// what is summed next. All errors of a row hang on the same log-sum-exp, so they add up with their sizes.
-  void differentiate_row(int64_t r, int64_t begin, int64_t n, double g) {
+  void differentiate_row(int64_t r, const RowSet& columns, int64_t begin, int64_t n, double g) {
     const LogitGradient gradient(softmax_[size(r, 1)], g);
     double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)], *square = &dz_square_[size(r, kChunk)];
     for (int64_t v = 0; v < n; ++v) {
-      const GoldElement e = gradient(z[v], s[v], begin + v == ids_[size(r, 1)]);
+      const GoldElement e = gradient(z[v], s[v], columns.at(begin + v) == target(r));
       z[v] = e.value;
       square[v] = e.value * e.value;
       s[v] = e.magnitude + e.rounding / kLeastGrowth;
@@ -186,7 +196,8 @@ class LinearLogp {
     args_.sink({output, row, 1, hidden_, &sums.value[at], &sums.error[at], rounding.data()});
   }
 
-  void emit_bias_gradient(int64_t begin, int64_t v) const {
+  /// Emits row `row` of dbias from column v of the chunk.
+  void emit_bias_gradient(int64_t row, int64_t v) const {
     double value = 0, square = 0, error = 0;
     for (int64_t r = 0; r < rows_; ++r) {
       const size_t at = size(r, kChunk) + size(v, 1);
@@ -195,11 +206,12 @@ class LinearLogp {
       error += magnitude_[at];
     }
     const GoldElement e = finish(value, square, error);
-    args_.sink({2, begin + v, 1, 1, &e.value, &e.magnitude, &e.rounding});
+    args_.sink({2, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
   }
 
   const GoldArgs& args_;
   const Tensor* bias_;
+  const RowSet& set_;
   int64_t rows_, hidden_, vocab_;
   std::vector<int64_t> ids_;
   std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
@@ -213,7 +225,7 @@ class LinearLogp {
 ///   z = hidden W^T + bias,  logp = z_t - log sum_v exp(z_v)
 /// Throws InputError for an id outside [0, vocab).
 void forward(const GoldArgs& args) {
-  LinearLogp gold(args, args.inputs[3]);
+  LinearLogp gold(args, args.inputs[3], args.rows(0));
   gold.reduce();
   gold.emit_logp();
 }
@@ -224,9 +236,19 @@ void forward(const GoldArgs& args) {
 ///   over rows dz_v = g*(1[v = t] - softmax(z)_v)
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
-  LinearLogp gold(args, args.inputs[3]);
-  gold.reduce();
-  gold.emit_gradients(args.in(4));
+  static const RowSet kAll;
+  const RowSet &rows = args.rows(0), &columns = args.rows(1);
+  const auto emit = [&](const RowSet& of_hidden, const RowSet& of_weight, bool wants_dh, bool wants_dw) {
+    LinearLogp gold(args, args.inputs[3], of_hidden);
+    gold.reduce();
+    gold.emit_gradients(args.in(4), of_weight, wants_dh, wants_dw);
+  };
+  if (rows.all && columns.all) {
+    emit(kAll, kAll, true, true);
+  } else {
+    emit(rows, kAll, true, false);
+    emit(kAll, columns, false, true);
+  }
 }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},

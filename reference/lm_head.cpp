@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "identity.hpp"
 #include "operator.hpp"
 #include "product.hpp"
 
@@ -18,11 +19,11 @@ constexpr TensorSpec kBias{"bias", "vocab", Fill::normal, "", {}, /*optional=*/t
 constexpr TensorSpec kGradLogits{"grad_logits", kRowVocab, Fill::upstream};
 
 constexpr std::array kForwardIn{kHidden, kWeight, kBias};
-constexpr std::array kForwardOut{OutputSpec{{"logits", kRowVocab}, Numerics::contraction, "hidden"}};
+constexpr std::array kForwardOut{OutputSpec{{"logits", kRowVocab}, Numerics::contraction, "hidden", /*sampled=*/true}};
 constexpr std::array kBackwardIn{kHidden, kWeight, kBias, kGradLogits};
 constexpr std::array kBackwardOut{
-    OutputSpec{{"dhidden", kRowHidden}, Numerics::contraction, "vocab"},
-    OutputSpec{{"dweight", kVocabHidden}, Numerics::contraction, "batch*seq"},
+    OutputSpec{{"dhidden", kRowHidden}, Numerics::contraction, "vocab", /*sampled=*/true},
+    OutputSpec{{"dweight", kVocabHidden}, Numerics::contraction, "batch*seq", /*sampled=*/true},
     OutputSpec{{"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true}, Numerics::reduction, "batch*seq"},
 };
 
@@ -68,8 +69,18 @@ void backward(const GoldArgs& args) {
   if (args.has(2)) emit_column_sums(args, 2, rows_of(grad));
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+void check_logits(const IdentityArgs& args) {
+  check_product(args, 0, rows_of(args.in(0)), rows_of(args.in(1), true), args.inputs[2]);
+}
+
+void check_gradients(const IdentityArgs& args) {
+  const Tensor &hidden = args.in(0), &weight = args.in(1), &grad = args.in(3);
+  check_product(args, 0, rows_of(grad), rows_of(weight));
+  check_product(args, 1, rows_of(grad, true), rows_of(hidden));
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logits},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients}};
 
 }  // namespace
 

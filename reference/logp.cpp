@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "identity.hpp"
 #include "operator.hpp"
 #include "softmax.hpp"
 
@@ -16,10 +17,10 @@ constexpr TensorSpec kGradLogp{"grad_logp", kRow, Fill::upstream, "", DType::f32
 
 constexpr std::array kForwardIn{kLogits, kTokenIds};
 constexpr std::array kForwardOut{
-    OutputSpec{{"logp", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab"},
+    OutputSpec{{"logp", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab", /*sampled=*/true},
 };
 constexpr std::array kBackwardIn{kLogits, kTokenIds, kGradLogp};
-constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::logprob, "vocab"}};
+constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::logprob, "vocab", /*sampled=*/true}};
 
 /// Gold of logp.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
@@ -28,7 +29,7 @@ constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::l
 void forward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
-  args.parallel_for(rows, [&](int64_t row) {
+  args.for_rows(0, rows, [&](int64_t row) {
     RowScratch& s = row_scratch(vocab);
     const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
     const GoldElement e = selected_logp(softmax, s.z[static_cast<size_t>(ids[static_cast<size_t>(row)])], 0);
@@ -43,7 +44,7 @@ void forward(const GoldArgs& args) {
 void backward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
-  args.parallel_for(rows, [&](int64_t row) {
+  args.for_rows(0, rows, [&](int64_t row) {
     RowScratch& s = row_scratch(vocab);
     const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
     const double g = args.in(2).at(row);
@@ -57,8 +58,13 @@ void backward(const GoldArgs& args) {
   });
 }
 
+/// A row's gradients sum to 0.
+void check_gradient(const IdentityArgs& args) {
+  check_row_sums(args, 0, 0, 2, std::vector<char>(static_cast<size_t>(args.in(1).count()), 1));
+}
+
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient}};
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 // matmul: c = a * b, the product of a batch of rows with one matrix; det_gemm.cpp shares its passes.
 #include "matmul.hpp"
 
+#include "identity.hpp"
 #include "product.hpp"
 
 namespace checkop {
@@ -11,23 +12,22 @@ constexpr std::string_view kRowK = "batch seq k_dim", kRowN = "batch seq n_dim",
 constexpr TensorSpec kA{"a", kRowK}, kB{"b", kKN}, kGradC{"grad_c", kRowN, Fill::upstream};
 
 constexpr std::array kForwardIn{kA, kB};
-constexpr std::array kForwardOut{OutputSpec{{"c", kRowN}, Numerics::contraction, "k_dim"}};
+constexpr std::array kForwardOut{OutputSpec{{"c", kRowN}, Numerics::contraction, "k_dim", /*sampled=*/true}};
 constexpr std::array kBackwardIn{kA, kB, kGradC};
 constexpr std::array kBackwardOut{
-    OutputSpec{{"da", kRowK}, Numerics::contraction, "n_dim"},
-    OutputSpec{{"db", kKN}, Numerics::contraction, "batch*seq"},
+    OutputSpec{{"da", kRowK}, Numerics::contraction, "n_dim", /*sampled=*/true},
+    OutputSpec{{"db", kKN}, Numerics::contraction, "batch*seq", /*sampled=*/true},
 };
 
-/// a, c and their gradients as matrices of rows.
-int64_t rows_of(const Tensor& per_row) { return per_row.count() / per_row.shape.back(); }
+/// A tensor [batch, seq, x], or a matrix, as a matrix of rows.
+Factor matrix(const Tensor& t, bool transposed = false) {
+  return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
+}
 
 /// Gold of matmul.
 ///   in:  a[batch, seq, k_dim], b[k_dim, n_dim]     out: c[batch, seq, n_dim]
 ///   c = a b
-void forward(const GoldArgs& args) {
-  const Tensor &a = args.in(0), &b = args.in(1);
-  emit_product(args, 0, {&a, rows_of(a), a.shape.back()}, {&b, b.shape[0], b.shape[1]});
-}
+void forward(const GoldArgs& args) { emit_product(args, 0, matrix(args.in(0)), matrix(args.in(1))); }
 
 /// Gold of matmul's gradients.
 ///   in:  a[batch, seq, k_dim], b[k_dim, n_dim], grad_c[batch, seq, n_dim]
@@ -35,15 +35,22 @@ void forward(const GoldArgs& args) {
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const Tensor &a = args.in(0), &b = args.in(1), &grad = args.in(2);
-  const int64_t rows = rows_of(a);
-  emit_product(args, 0, {&grad, rows, grad.shape.back()}, {&b, b.shape[0], b.shape[1], true});
-  emit_product(args, 1, {&a, rows, a.shape.back(), true}, {&grad, rows, grad.shape.back()});
+  emit_product(args, 0, matrix(grad), matrix(b, true));
+  emit_product(args, 1, matrix(a, true), matrix(grad));
+}
+
+void check_forward(const IdentityArgs& args) { check_product(args, 0, matrix(args.in(0)), matrix(args.in(1))); }
+
+void check_backward(const IdentityArgs& args) {
+  const Tensor &a = args.in(0), &b = args.in(1), &grad = args.in(2);
+  check_product(args, 0, matrix(grad), matrix(b, true));
+  check_product(args, 1, matrix(a, true), matrix(grad));
 }
 
 }  // namespace
 
-constexpr std::array<Pass, 2> kMatmulPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                                            Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+constexpr std::array<Pass, 2> kMatmulPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward},
+                                            Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward}};
 
 extern const Operator kMatmul;
 constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kMatmulPasses};

@@ -22,9 +22,22 @@ struct Block {
   int64_t leading = 0;
 };
 
-/// Decodes rows [begin, begin + n) of the factor as it is used (columns of the stored matrix when transposed), in
-/// parallel.
-void decode_rows(const GoldArgs& args, const Factor& f, int64_t begin, int64_t n, Block& block) {
+/// Stored rows [first, first + count) at the columns `columns`, from the begin-th on, that `block` has room for.
+void gather_columns(const Factor& f, const RowSet& columns, int64_t begin, int64_t first, int64_t count, Block& block) {
+  const auto width = static_cast<size_t>(f.columns);
+  std::vector<double> row(width), square(width);
+  for (int64_t r = first; r < first + count; ++r) {
+    decode_block(f, r, 1, 0, f.columns, row.data(), square.data());
+    for (int64_t i = 0; i < block.leading; ++i) {
+      const auto from = static_cast<size_t>(columns.at(begin + i)), to = static_cast<size_t>(r * block.leading + i);
+      block.value[to] = row[from], block.square[to] = square[from];
+    }
+  }
+}
+
+/// Decodes rows [begin, begin + n) of `rows` of the factor as it is used (columns of the stored matrix when
+/// transposed), in parallel.
+void decode_rows(const GoldArgs& args, const Factor& f, const RowSet& rows, int64_t begin, int64_t n, Block& block) {
   const int64_t inner = f.transposed ? f.rows : f.columns;
   block.value.resize(static_cast<size_t>(n * inner));
   block.square.resize(static_cast<size_t>(n * inner));
@@ -32,9 +45,18 @@ void decode_rows(const GoldArgs& args, const Factor& f, int64_t begin, int64_t n
   const int64_t stored_rows = f.transposed ? f.rows : n;
   args.parallel_for((stored_rows + kTileRows - 1) / kTileRows, [&](int64_t task) {
     const int64_t first = task * kTileRows, count = std::min(kTileRows, stored_rows - first);
-    const int64_t at = first * block.leading;
-    decode_block(f, f.transposed ? first : begin + first, count, f.transposed ? begin : 0, block.leading,
-                 &block.value[static_cast<size_t>(at)], &block.square[static_cast<size_t>(at)]);
+    const auto at = static_cast<size_t>(first * block.leading);
+    if (rows.all) {
+      decode_block(f, f.transposed ? first : begin + first, count, f.transposed ? begin : 0, block.leading,
+                   &block.value[at], &block.square[at]);
+    } else if (f.transposed) {
+      gather_columns(f, rows, begin, first, count, block);
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        const size_t to = at + static_cast<size_t>(i * inner);
+        decode_block(f, rows.at(begin + first + i), 1, 0, inner, &block.value[to], &block.square[to]);
+      }
+    }
   });
 }
 
@@ -64,7 +86,9 @@ void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int
 }
 
 void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias) {
-  const int64_t m = x.transposed ? x.columns : x.rows, k = x.transposed ? x.rows : x.columns;
+  static const RowSet kAll;
+  const RowSet& chosen = args.rows(index);
+  const int64_t m = chosen.count(x.transposed ? x.columns : x.rows), k = x.transposed ? x.rows : x.columns;
   const int64_t n = y.transposed ? y.rows : y.columns;
   const int64_t row_block = block_extent(std::max(n, k), 512), column_block = block_extent(k, 2048);
   // y is used by columns: column j of y is row j of its transpose.
@@ -74,12 +98,12 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
   if (bias != nullptr) info(bias->dtype).decode(bias->bytes.data(), b.data(), b.size());
   for (int64_t row = 0; row < m; row += row_block) {
     const int64_t rows = std::min(row_block, m - row);
-    decode_rows(args, x, row, rows, xs);
+    decode_rows(args, x, chosen, row, rows, xs);
     value.resize(static_cast<size_t>(rows * n));
     magnitude.resize(static_cast<size_t>(rows * n));
     for (int64_t column = 0; column < n; column += column_block) {
       const int64_t columns = std::min(column_block, n - column);
-      decode_rows(args, columns_of_y, column, columns, ys);
+      decode_rows(args, columns_of_y, kAll, column, columns, ys);
       const int64_t row_tiles = (rows + kTileRows - 1) / kTileRows;
       const int64_t column_tiles = (columns + kTileColumns - 1) / kTileColumns;
       args.parallel_for(row_tiles * column_tiles, [&](int64_t task) {
@@ -100,7 +124,7 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
         magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]) + std::abs(b[i - at]);  // it held the squares' sum
         value[i] += b[i - at];
       }
-      args.sink({index, row + r, 1, n, &value[at], &magnitude[at], rounding.data()});
+      args.sink({index, chosen.at(row + r), 1, n, &value[at], &magnitude[at], rounding.data()});
     });
   }
 }

@@ -16,7 +16,7 @@ struct Factor {
   bool transposed = false;
 };
 
-/// Emits output `index` = x * y + bias without further rounding; bias may be nullptr:
+/// Emits the args.rows(index) of output `index` = x * y + bias without further rounding; bias may be nullptr:
 ///   value[i, j] = sum_k x[i, k] y[k, j] + bias[j],  magnitude = |product| + sqrt(sum_k (x[i, k] y[k, j])^2) +
 ///   |bias[j]|
 /// The magnitude is what the partial sums reach of terms whose order has nothing to do with their values: they run from

@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "identity.hpp"
 #include "operator.hpp"
 #include "policy.hpp"
 
@@ -20,11 +21,12 @@ constexpr TensorSpec kGradKl{"grad_kl", kRow, Fill::upstream, "", DType::f32};
 
 constexpr std::array kForwardIn{kPolicy, kRef, kIds, kMask, kOld};
 constexpr std::array kForwardOut{
-    OutputSpec{{"ratio", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab"},
-    OutputSpec{{"kl", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab"},
+    OutputSpec{{"ratio", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab", /*sampled=*/true},
+    OutputSpec{{"kl", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "vocab", /*sampled=*/true},
 };
 constexpr std::array kBackwardIn{kPolicy, kRef, kIds, kMask, kOld, kGradRatio, kGradKl};
-constexpr std::array kBackwardOut{OutputSpec{{"dpolicy_logits", kRowVocab}, Numerics::logprob, "vocab"}};
+constexpr std::array kBackwardOut{
+    OutputSpec{{"dpolicy_logits", kRowVocab}, Numerics::logprob, "vocab", /*sampled=*/true}};
 
 /// Gold of ratio_kl.
 ///   in:  policy_logits, ref_logits[batch, seq, vocab], action_ids, attention_mask, old_logps[batch, seq]
@@ -36,7 +38,7 @@ void forward(const GoldArgs& args) {
   const int64_t vocab = args.in(kPolicyLogits).shape.back();
   const std::vector<char> active = read_mask(args.in(kAttentionMask));
   const std::vector<int64_t> ids = read_active_ids(args.in(kActionIds), active, vocab);
-  args.parallel_for(args.in(kActionIds).count(), [&](int64_t row) {
+  args.for_rows(0, args.in(kActionIds).count(), [&](int64_t row) {
     GoldElement ratio{1, 0, 0}, kl{0, 0, 0};
     if (active[static_cast<size_t>(row)] != 0) {
       const PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row,
@@ -56,7 +58,7 @@ void backward(const GoldArgs& args) {
   const int64_t vocab = args.in(kPolicyLogits).shape.back();
   const std::vector<char> active = read_mask(args.in(kAttentionMask));
   const std::vector<int64_t> ids = read_active_ids(args.in(kActionIds), active, vocab);
-  args.parallel_for(args.in(kActionIds).count(), [&](int64_t row) {
+  args.for_rows(0, args.in(kActionIds).count(), [&](int64_t row) {
     RowScratch& s = row_scratch(vocab);
     if (active[static_cast<size_t>(row)] == 0) {
       for (auto* array : {&s.value, &s.magnitude, &s.rounding}) array->assign(static_cast<size_t>(vocab), 0.0);
@@ -74,8 +76,11 @@ void backward(const GoldArgs& args) {
   });
 }
 
+/// Nothing flows to a masked token.
+void check_masked(const IdentityArgs& args) { check_zero_rows(args, 0, read_mask(args.in(kAttentionMask))); }
+
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked}};
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "compare.hpp"
+#include "bits.hpp"
 #include "device.hpp"
 #include "dtype.hpp"
 

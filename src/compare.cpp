@@ -56,8 +56,12 @@ struct PreparedGate {
     return -1;
   }
 
+  /// Of the computation, before it is stored.
+  double computed(double magnitude, double rounding) const {
+    return (growth + bias) * magnitude + arithmetic.unit * rounding + arithmetic.tiny;
+  }
   double bound(double size, double magnitude, double rounding) const {
-    const double error = (growth + bias) * magnitude + arithmetic.unit * rounding + arithmetic.tiny;
+    const double error = computed(magnitude, rounding);
     return error + half_ulp(out, size + error);
   }
 
@@ -119,6 +123,11 @@ double element_bound(const Gate& gate, DType out, int64_t terms, double value, d
   return PreparedGate(gate, out, terms).bound(std::abs(value), magnitude, rounding);
 }
 
+double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& r) {
+  const PreparedGate prepared(gate, out, terms);
+  return gate.limit * (prepared.computed(r.magnitude, r.rounding) + unit_roundoff(out) * r.stored);
+}
+
 /// Sums per row, so that the total can be taken in row order whatever the order of arrival.
 struct OutputComparison::RowSums {
   double abs_error = 0, squared_error = 0, squared_gold = 0;
@@ -137,6 +146,7 @@ struct OutputComparison::State {
   DType dtype;
   const std::byte* got;
   MatrixView view;
+  RowSet wanted;
   Gates gates;
   std::vector<PreparedGate> prepared;
   std::vector<RowSums> rows;
@@ -151,11 +161,13 @@ struct OutputComparison::State {
   void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
 };
 
-OutputComparison::OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms)
+OutputComparison::OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms,
+                                   RowSet rows)
     : state_(std::make_unique<State>()) {
   state_->dtype = dtype;
   state_->got = got;
   state_->view = view;
+  state_->wanted = std::move(rows);
   state_->gates = std::move(gates);
   for (const Gate& gate : state_->gates.all) state_->prepared.emplace_back(gate, dtype, terms);
   state_->rows.resize(static_cast<size_t>(view.rows));
@@ -165,9 +177,10 @@ OutputComparison::~OutputComparison() = default;
 OutputComparison::OutputComparison(OutputComparison&&) noexcept = default;
 
 void OutputComparison::add(const GoldRows& block) {
-  for (int64_t r = 0; r < block.n_rows; ++r) {
-    const int64_t at = r * block.columns;
-    state_->compare_row(block.first_row + r, block.value + at, block.magnitude + at, block.rounding + at);
+  const int64_t columns = state_->view.columns, cut = columns > 0 ? block.columns / columns : 1;
+  for (int64_t r = 0; r < block.n_rows * cut; ++r) {
+    const int64_t at = r * columns;
+    state_->compare_row(block.first_row * cut + r, block.value + at, block.magnitude + at, block.rounding + at);
   }
 }
 
@@ -330,7 +343,9 @@ Comparison OutputComparison::finish() const {
   const Tally& total = state_->total;
   Comparison result;
   result.count = total.count;
-  result.expected = state_->view.rows * state_->view.columns;
+  result.total_rows = state_->view.rows;
+  result.expected = state_->wanted.count(state_->view.rows) * state_->view.columns;
+  result.rows = state_->wanted;
   result.out_of_bound = total.out_of_bound;
   result.nonfinite = total.nonfinite;
   result.first_nonfinite = total.first_nonfinite;
@@ -372,19 +387,6 @@ Comparison OutputComparison::finish() const {
     verdict.achieved = total.gates[k].worst * (gate.metric == Metric::bound_ratio ? gate.limit : 1);
     verdict.headroom = verdict.achieved > 0 ? verdict.limit / verdict.achieved : kInfinity;
     result.gates.push_back(verdict);
-  }
-  return result;
-}
-
-BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count) {
-  BitDifference result;
-  result.compared = count;
-  const size_t width = info(dtype).bytes;
-  if (std::memcmp(a, b, static_cast<size_t>(count) * width) == 0) return result;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint64_t x = load_bits(dtype, a, i), y = load_bits(dtype, b, i);
-    if (x == y) continue;
-    if (result.different++ == 0) result.first_index = i, result.a_bits = x, result.b_bits = y;
   }
   return result;
 }

@@ -2,6 +2,7 @@
 // Gold x got x gates -> Comparison. Pure: nothing is run and nothing is printed here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,10 +31,22 @@ struct GateResult {
   std::string source;
 };
 
+/// What an identity said of the rows of one output; see Residual.
+struct IdentityResult {
+  std::string identity;
+  int64_t rows = 0, out_of_bound = 0;  ///< rows looked at, and those beyond their bound
+  double achieved = 0;                 ///< largest |value| over its bound
+  int64_t worst_row = -1;
+  double value = 0, bound = 0;  ///< of the worst row
+};
+
 struct Comparison {
-  int64_t count = 0;              ///< elements compared
-  int64_t expected = 0;           ///< elements that the output has
-  int64_t out_of_bound = 0;       ///< elements that failed at least one gate
+  int64_t count = 0;                       ///< elements compared
+  int64_t expected = 0;                    ///< elements that were to be compared: of all rows, or of the sampled ones
+  int64_t total_rows = 0;                  ///< rows of the output as it is judged
+  RowSet rows;                             ///< those that the gold computed
+  std::vector<IdentityResult> identities;  ///< on all rows; only where the gold did not compute all
+  int64_t out_of_bound = 0;                ///< elements that failed at least one gate
   int64_t nonfinite = 0;          ///< NaN or infinity in the candidate where the gold has none, or the other way round
   bool gold_is_zero = false;      ///< every gold element is 0: only a wrong answer could tell anything
   bool zeros_would_pass = false;  ///< an answer of all zeros meets every gate although the gold is not all zero
@@ -45,7 +58,10 @@ struct Comparison {
   uint64_t max_ulp = 0;  ///< distance in the output's dtype to the gold rounded once
   double rel_l2 = 0;     ///< |got - gold| / |gold| in the 2-norm; infinity for a zero gold that is missed
   std::vector<GateResult> gates;
-  bool passed() const { return count > 0 && count == expected && out_of_bound == 0; }
+  bool identities_hold() const {
+    return std::none_of(identities.begin(), identities.end(), [](const auto& i) { return i.out_of_bound > 0; });
+  }
+  bool passed() const { return count > 0 && count == expected && out_of_bound == 0 && identities_hold(); }
 };
 
 /// The bound of one element under a bound_ratio gate, before `limit`:
@@ -53,11 +69,15 @@ struct Comparison {
 /// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs.
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);
 
+/// What a residual may reach under a bound_ratio gate of an output of dtype `out` with sums of `terms` terms.
+double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& residual);
+
 /// Compares one output, fed by gold rows in any order from any thread; the result does not depend on either.
 class OutputComparison {
  public:
   /// `got` is the output's stored elements, `terms` the longest sum that leads to one element.
-  OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms);
+  /// Rows that are not in `rows` need not be given.
+  OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms, RowSet rows = {});
   ~OutputComparison();
   OutputComparison(OutputComparison&&) noexcept;
 
@@ -69,13 +89,5 @@ class OutputComparison {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-/// Bits of two runs or of a row in two batches.
-struct BitDifference {
-  int64_t compared = 0, different = 0;
-  int64_t first_index = -1;  ///< flat, in `a`
-  uint64_t a_bits = 0, b_bits = 0;
-};
-BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count);
 
 }  // namespace checkop

@@ -101,6 +101,8 @@ Demands Contract::demands_for(const Case& c, const OutputSpec& output) const {
   return {demands.determinism, demands.batch_invariance && is_per_row(*c.op, output.tensor)};
 }
 
+const Sampling& Contract::sampling() const { return table_->sampling; }
+
 bool is_known_arch(std::string_view key) { return std::find(kArchs.begin(), kArchs.end(), key) != kArchs.end(); }
 
 std::string known_archs() { return fmt::format("{}", fmt::join(kArchs, ", ")); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -44,6 +45,14 @@ struct Demands {
   bool batch_invariance = true;  ///< a per-row output's bits do not depend on the other rows
 };
 
+/// When the gold is computed for a sample of rows only.
+struct Sampling {
+  double above = std::numeric_limits<double>::infinity();  ///< of gold_work()
+  int64_t rows = 0;                                        ///< of each output; see sample_rows()
+
+  int64_t rows_for(double work) const { return work > above ? rows : 0; }  ///< 0: all
+};
+
 /// For the growth of a sum of `terms` terms in arithmetic of unit roundoff `u` under `gate`:
 ///   h = ceil(terms/step), at most max_chain;   growth = lambda*sqrt(h)*u
 /// Probabilistic rounding error bound: Higham & Mary, SIAM J. Sci. Comput. 41 (2019) A2815; Ipsen & Zhou, arXiv
@@ -70,6 +79,9 @@ class Contract {
   Gates gates_for(const Case& c, const OutputSpec& output, std::string_view arch_key) const;
   /// What `demands` says, and of it what `demands.operators` says otherwise of the operator.
   Demands demands_for(const Case& c, const OutputSpec& output) const;
+
+  /// From the key `gold`; without it every row is computed.
+  const Sampling& sampling() const;
 
   const std::string& path() const { return path_; }
   const std::string& hash() const { return hash_; }  ///< FNV-1a 64 of the text, 16 hex digits

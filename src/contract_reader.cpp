@@ -171,7 +171,7 @@ void read_operator_demands(const JsonValue& json, RuleTable& table) {
 }
 
 void read_contract_2(const JsonValue& root, RuleTable& table) {
-  root.allow_keys({"$schema", "format", "name", "rules", "demands", "arch_overrides"});
+  root.allow_keys({"$schema", "format", "name", "rules", "demands", "gold", "arch_overrides"});
   root.at("name").sentence();
   for (const JsonValue& item : root.at("rules").items()) table.rules.push_back(read_rule(item));
   if (table.rules.empty()) root.at("rules").fail("at least one rule");
@@ -179,6 +179,11 @@ void read_contract_2(const JsonValue& root, RuleTable& table) {
     json->allow_keys({"determinism", "batch_invariance", "operators"});
     read_demands(*json, table.demands);
     if (const auto own = json->find("operators")) read_operator_demands(*own, table);
+  }
+  if (const auto json = root.find("gold")) {
+    json->allow_keys({"sample_above", "rows", "why"});
+    table.sampling = {json->at("sample_above").number(0), json->at("rows").integer(1)};
+    json->at("why").sentence();
   }
   if (const auto overrides = root.find("arch_overrides"))
     for (const auto& [arch, list] : overrides->members()) {

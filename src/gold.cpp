@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "parallel.hpp"
+#include "residuals.hpp"
 
 namespace checkop {
 
@@ -15,14 +16,29 @@ void GoldArgs::parallel_for(int64_t n, const std::function<void(int64_t)>& body)
   checkop::parallel_for(threads, n, body);
 }
 
-void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink) {
+void IdentityArgs::parallel_for(int64_t n, const std::function<void(int64_t)>& body) const {
+  checkop::parallel_for(threads, n, body);
+}
+
+const RowSet& GoldArgs::rows(int output) const {
+  static const RowSet kAll;
+  return row_sets.empty() ? kAll : row_sets[static_cast<size_t>(output)];
+}
+
+void GoldArgs::for_rows(int output, int64_t total, const std::function<void(int64_t)>& body) const {
+  const RowSet& set = rows(output);
+  parallel_for(set.count(total), [&](int64_t i) { body(set.at(i)); });
+}
+
+void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
+              const std::vector<RowSet>& rows) {
   std::vector<const Tensor*> present;
   for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
   std::vector<Shape> output_shapes;
   for (const OutputSpec& spec : c.pass->outputs) {
     output_shapes.push_back(is_present(c, spec.tensor) ? shape_of(c, spec.tensor) : Shape());
   }
-  c.pass->gold({present, c.attrs, threads, sink, output_shapes});
+  c.pass->gold({present, c.attrs, threads, sink, output_shapes, rows});
 }
 
 int64_t sum_terms(const Case& c, const OutputSpec& output) {
@@ -41,28 +57,40 @@ int64_t sum_terms(const Case& c, const OutputSpec& output) {
 
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
-                                      std::string_view arch_key, unsigned threads, GoldTimes* times) {
+                                      std::string_view arch_key, unsigned threads, const std::vector<RowSet>& rows,
+                                      GoldTimes* times) {
   using Clock = std::chrono::steady_clock;
+  const std::vector<RowSet> sets = rows.empty() ? std::vector<RowSet>(outputs.size()) : rows;
   std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
+  std::vector<Gates> gates(outputs.size());
+  std::vector<int64_t> terms(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].name.empty()) continue;
     const OutputSpec& spec = c.pass->outputs[i];
-    comparisons[i].emplace(outputs[i].dtype, outputs[i].bytes.data(), matrix_view(*c.op, spec.tensor, outputs[i].shape),
-                           contract.gates_for(c, spec, arch_key), sum_terms(c, spec));
+    gates[i] = contract.gates_for(c, spec, arch_key);
+    terms[i] = sum_terms(c, spec);
+    comparisons[i].emplace(outputs[i].dtype, outputs[i].bytes.data(), judged_view(*c.op, spec.tensor, outputs[i].shape),
+                           gates[i], terms[i], sets[i]);
   }
   std::atomic<int64_t> compare_ns{0};
   const auto start = Clock::now();
-  run_gold(c, inputs, threads, [&](const GoldRows& rows) {
+  const auto ms_since = [](Clock::time_point from) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - from).count();
+  };
+  const auto compare = [&](const GoldRows& block) {
     const auto before = Clock::now();
-    if (auto& comparison = comparisons[static_cast<size_t>(rows.output)]) comparison->add(rows);
+    if (auto& comparison = comparisons[static_cast<size_t>(block.output)]) comparison->add(block);
     compare_ns += std::chrono::nanoseconds(Clock::now() - before).count();
-  });
-  if (times != nullptr) {
-    times->wall_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-    times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads);
-  }
+  };
+  run_gold(c, inputs, threads, compare, rows);
+  const auto identities_start = Clock::now();
   std::vector<Comparison> results;
   for (const auto& comparison : comparisons) results.push_back(comparison ? comparison->finish() : Comparison{});
+  check_identities(c, inputs, outputs, gates, terms, sets, threads, results);
+  if (times != nullptr) {
+    times->wall_ms = ms_since(start);
+    times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads) + ms_since(identities_start);
+  }
   return results;
 }
 

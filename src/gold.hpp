@@ -11,8 +11,10 @@
 
 namespace checkop {
 
-/// Runs c.pass's gold on `inputs` (as make_inputs gives them) and hands its rows to `sink`.
-void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink);
+/// Runs c.pass's gold on `inputs` (as make_inputs gives them) and hands its rows to `sink`: those of sample_rows(), or
+/// every one where `rows` is empty.
+void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
+              const std::vector<RowSet>& rows = {});
 
 /// The longest sum behind one element of `output`, from OutputSpec::reduced; 1 when there is none.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
@@ -24,8 +26,10 @@ struct GoldTimes {
 
 /// Compares `outputs` (in the order of the pass, absent ones with an empty name) with the gold under `contract`.
 /// The gold is streamed: no output is ever held in FP64. One Comparison per output; an absent output's is empty.
+/// `rows` are those of sample_rows(): what the gold leaves out is held to the operator's identities.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
-                                      std::string_view arch_key, unsigned threads, GoldTimes* times = nullptr);
+                                      std::string_view arch_key, unsigned threads, const std::vector<RowSet>& rows = {},
+                                      GoldTimes* times = nullptr);
 
 }  // namespace checkop

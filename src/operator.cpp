@@ -57,6 +57,12 @@ MatrixView matrix_view(const Operator& op, const TensorSpec& spec, const Shape& 
   return {element_count(rows), element_count(columns)};
 }
 
+MatrixView judged_view(const Operator& op, const TensorSpec& spec, const Shape& shape) {
+  const bool single = shape.size() < 2 || (is_per_row(op, spec) && spec.dims == op.row_dims);
+  const int64_t columns = single || shape.back() == 0 ? 1 : shape.back();
+  return {element_count(shape) / columns, columns};
+}
+
 Tensor* FillArgs::find(std::string_view name) const {
   const auto found = std::find_if(inputs.begin(), inputs.end(), [&](const Tensor& t) { return t.name == name; });
   return found == inputs.end() ? nullptr : &*found;

@@ -2,6 +2,7 @@
 // What an operator is: named tensors in and out, attributes, two passes, FP64 gold. Declares the table operators().
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -40,11 +41,12 @@ struct TensorSpec {
   bool constant = false;            ///< a floating-point input that has no gradient
 };
 
-/// One output of a pass. Outputs are judged as matrices: per-row outputs as [rows, rest], others as [first dim, rest].
+/// One output of a pass. Outputs are judged as matrices; see judged_view().
 struct OutputSpec {
   TensorSpec tensor;
   Numerics numerics;
   std::string_view reduced;  ///< sums behind an element, "hidden vocab batch*seq"; the longest sets the bound's chain
+  bool sampled = false;      ///< the gold heeds GoldArgs::rows(); where not, it gives every row
 };
 
 struct AttrSpec {
@@ -53,7 +55,8 @@ struct AttrSpec {
   std::string_view meaning;
 };
 
-/// A block of gold rows of one output, seen as a matrix. Arrays are [n_rows, columns], row-major. For an element:
+/// A block of gold rows of one output, seen as a matrix of `columns` columns: those of judged_view(), or a multiple of
+/// them. Arrays are [n_rows, columns], row-major. For an element:
 ///   value      the exact result, in FP64
 ///   magnitude  coefficient of the growth of accumulated sums: how large partial sums get, plus the terms' own errors
 ///   rounding   coefficient of one unit roundoff of the arithmetic: roundings that no sum amplifies
@@ -67,6 +70,16 @@ struct GoldRows {
 /// Takes gold rows in any order, from several threads at once, each row of each output exactly once.
 using GoldSink = std::function<void(const GoldRows&)>;
 
+/// Rows of an output, seen as a matrix, that the gold computes.
+struct RowSet {
+  bool all = true;
+  std::vector<int64_t> chosen = {};  ///< ascending; used when not all
+
+  int64_t count(int64_t total) const { return all ? total : static_cast<int64_t>(chosen.size()); }
+  int64_t at(int64_t i) const { return all ? i : chosen[static_cast<size_t>(i)]; }
+  bool has(int64_t row) const { return all || std::binary_search(chosen.begin(), chosen.end(), row); }
+};
+
 /// What a gold function sees: the stored bytes that the candidate gets, decoded on demand.
 struct GoldArgs {
   std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
@@ -74,10 +87,39 @@ struct GoldArgs {
   unsigned threads = 1;                   ///< results do not depend on it
   GoldSink sink;
   std::vector<Shape> output_shapes = {};  ///< in the order of the pass; an absent output's is empty
+  std::span<const RowSet> row_sets = {};  ///< in the order of the pass; none: every row. See rows().
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
+  /// The rows to compute of an output whose spec says `sampled`. All per-row outputs of a pass have the same rows, and
+  /// so have all other outputs with the same first dimension.
+  const RowSet& rows(int output) const;
+  /// Runs body(row) for each of the rows(output), of `total`, as parallel_for.
+  void for_rows(int output, int64_t total, const std::function<void(int64_t)>& body) const;
   /// Runs body(i) for every i in [0, n) on `threads` threads; rethrows the first exception.
+  void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
+};
+
+/// Something that is 0 in exact arithmetic for right outputs, whatever the gold: |value| may reach
+///   growth(h, u)*magnitude + u*rounding + u_out*stored,  u_out the unit roundoff of the output's dtype
+/// under the output's bound_ratio gate, and nothing where all three are 0.
+struct Residual {
+  std::string_view identity;  ///< "row_sum", "freivalds", "masked_zero"
+  int output;
+  int64_t row;  ///< of the output as a matrix
+  double value, magnitude, rounding, stored;
+};
+
+/// What an identity looks at: inputs and a candidate's outputs, all of them.
+struct IdentityArgs {
+  std::span<const Tensor*const> inputs, outputs;  ///< in the order of the pass; nullptr: absent
+  std::span<const double> attrs;
+  unsigned threads = 1;
+  std::function<double(std::string_view, uint64_t)> sign;  ///< random, 1 or -1, of a stream of that name, by index
+  std::function<void(const Residual&)> sink;               ///< called from several threads at once
+
+  const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
+  const Tensor* out(int index) const { return outputs[static_cast<size_t>(index)]; }
   void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
 };
 
@@ -87,6 +129,8 @@ struct Pass {
   std::span<const OutputSpec> outputs;
   /// Throws InputError for input values outside the operator's domain, such as an id out of range.
   void (*gold)(const GoldArgs&);
+  /// Emits residuals for every row of the outputs that can have them, in time and memory of the order of the tensors.
+  void (*identities)(const IdentityArgs&) = nullptr;
 };
 
 /// Sizes and attributes of a case, for the rules that only the operator knows: an even head size, say.
@@ -125,10 +169,13 @@ const Pass* find_pass(const Operator& op, std::string_view name);
 std::vector<std::string_view> split_dims(std::string_view dims);
 bool is_per_row(const Operator& op, const TensorSpec& spec);
 
-/// Rows and columns of a tensor as a matrix: per-row tensors [rows, rest], others [first dim, rest].
+/// Rows and columns of a tensor as a matrix.
 struct MatrixView {
   int64_t rows, columns;
 };
+/// By the rows of the batch: per-row tensors [rows, rest], others [first dim, rest].
 MatrixView matrix_view(const Operator& op, const TensorSpec& spec, const Shape& shape);
+/// As outputs are judged: one row per last dimension, or per element where a tensor has one element a row.
+MatrixView judged_view(const Operator& op, const TensorSpec& spec, const Shape& shape);
 
 }  // namespace checkop

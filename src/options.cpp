@@ -117,6 +117,11 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->group("Judging");
   add_names(app, "--check", run.checks, "accuracy, invariance, determinism, memory; all otherwise");
   app.get_option("--check")->group("Judging");
+  app.add_option("--gold-rows", run.gold_rows,
+                 "rows of each output that the gold computes: all, or a number; as the "
+                 "contract says otherwise")
+      ->type_name("all|N")
+      ->group("Judging");
   app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str()->group("Judging");
   app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")
       ->capture_default_str()

@@ -27,6 +27,7 @@ struct RunOptions {
   int64_t token_value = 0;
   uint64_t seed = 123, grad_seed = 123;
   std::vector<std::string> checks;  ///< empty: all that the contract asks
+  std::string gold_rows;            ///< "all" or a number; empty: as the contract says
   bool json_to_stdout = false;
   std::string json_file;
   bool list = false;

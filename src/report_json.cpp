@@ -49,6 +49,16 @@ Json output(const CaseRecord& record, size_t index) {
                      {"out_of_bound", gate.out_of_bound},
                      {"source", gate.source}});
   }
+  Json identities = Json::array();
+  for (const IdentityResult& identity : comparison.identities) {
+    identities.push_back({{"identity", identity.identity},
+                          {"rows", identity.rows},
+                          {"out_of_bound", identity.out_of_bound},
+                          {"achieved", number(identity.achieved)},
+                          {"worst_row", identity.worst_row},
+                          {"value", number(identity.value)},
+                          {"bound", number(identity.bound)}});
+  }
   const auto classic = std::find_if(comparison.gates.begin(), comparison.gates.end(),
                                     [](const GateResult& g) { return g.metric == Metric::atol_rtol; });
   const bool has_tolerance = classic != comparison.gates.end();
@@ -75,6 +85,9 @@ Json output(const CaseRecord& record, size_t index) {
           {"passed", comparison.passed()},
           {"message", gradient ? fmt::format("gradient:{}", spec.name.substr(1)) : ""},
           {"gates", gates},
+          {"gold_rows", comparison.rows.all ? Json("all") : Json(comparison.rows.chosen)},
+          {"total_rows", comparison.total_rows},
+          {"identities", identities},
           {"first", element(comparison.first, shape)},
           {"first_nonfinite", element(comparison.first_nonfinite, shape)},
           {"worst", element(comparison.worst, shape)}};

@@ -44,6 +44,21 @@ std::string title(const CaseRecord& record) {
   return text + fmt::format(" seed={}", c.seed);
 }
 
+/// "; gold of 256 of 4096 rows of dlogits, row_sum and finite on all": how much of the outputs the gold computed.
+std::string coverage(const CaseRecord& record) {
+  std::string text;
+  for (size_t i = 0; i < record.comparisons.size(); ++i) {
+    const Comparison& comparison = record.comparisons[i];
+    if (comparison.rows.all || comparison.total_rows == 0) continue;
+    std::vector<std::string> names;
+    for (const IdentityResult& identity : comparison.identities) names.push_back(identity.identity);
+    text +=
+        fmt::format("; gold of {} of {} rows of {}{}{}", comparison.rows.chosen.size(), comparison.total_rows,
+                    record.c.pass->outputs[i].tensor.name, names.empty() ? "" : ", on all: ", fmt::join(names, ", "));
+  }
+  return text;
+}
+
 /// "logp 12x under its limit": how far the worst element stays inside its tightest gate.
 std::string headroom(const CaseRecord& record) {
   std::string text;
@@ -68,7 +83,7 @@ void print_header(std::FILE* out, const Report& report, const DeviceInfo& device
 void print_record(std::FILE* out, const CaseRecord& record) {
   const Verdict verdict = record.judgment.verdict;
   const bool pass = verdict == Verdict::pass;
-  fmt::print(out, "{} {}{} ({:.0f} ms)\n", tag(verdict), title(record), pass ? headroom(record) : "",
+  fmt::print(out, "{} {}{} ({:.0f} ms)\n", tag(verdict), title(record), pass ? headroom(record) + coverage(record) : "",
              record.times.total_ms);
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
   if (!pass) fmt::print(out, "             {}\n             repeat: {}\n", record.judgment.reason, record.repeat);

@@ -85,6 +85,7 @@ struct ArchOverride {
 struct RuleTable {
   std::vector<Rule> rules;
   std::map<std::string, std::vector<ArchOverride>, std::less<>> overrides;  ///< by architecture
+  Sampling sampling;
   Demands demands;                                               ///< of operators that have none of their own
   std::map<std::string, Demands, std::less<>> operator_demands;  ///< complete, by operator
 };

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "bits.hpp"
 #include "case.hpp"
-#include "compare.hpp"
 #include "device.hpp"
 #include "plugin.hpp"
 

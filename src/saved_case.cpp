@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -59,6 +60,26 @@ void require_types(const std::string& path, const Case& c, const TensorSpec& spe
                    "save the case again");
 }
 
+/// {"dlogits": [0, 7, 4095]}: rows by output; those that are not named have all.
+std::vector<RowSet> read_rows(const std::string& path, const std::string& text, const Case& c) {
+  const JsonValue json = JsonValue::parse(text, path + ": rows");
+  std::vector<RowSet> sets(c.pass->outputs.size());
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const OutputSpec& spec = c.pass->outputs[i];
+    const auto list = json.find(spec.tensor.name);
+    if (!list || !spec.sampled || !is_present(c, spec.tensor)) continue;
+    const int64_t total = judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor)).rows;
+    sets[i].all = false;
+    for (const JsonValue& item : list->items()) {
+      const int64_t row = item.integer(sets[i].chosen.empty() ? 0 : sets[i].chosen.back() + 1);
+      if (row >= total) item.fail(fmt::format("a row below {}", total), "save the case again");
+      sets[i].chosen.push_back(row);
+    }
+    if (sets[i].chosen.empty()) list->fail("at least one row", "save the case again");
+  }
+  return sets;
+}
+
 }  // namespace
 
 void make_folder(const std::string& folder) {
@@ -72,17 +93,25 @@ void make_folder(const std::string& folder) {
 
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
                       const std::string& arch_key, const std::vector<Tensor>& inputs,
-                      const std::vector<Tensor>& outputs, unsigned threads) {
+                      const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& sampled_rows) {
+  const std::vector<RowSet> rows = sampled_rows.empty() ? std::vector<RowSet>(outputs.size()) : sampled_rows;
   make_folder(folder);
   std::vector<SafetensorsEntry> entries;
   const auto add = [&](const std::string& group, const Tensor& tensor, DType dtype) {
     if (!tensor.name.empty()) entries.push_back({group + "/" + tensor.name, dtype, tensor.shape});
   };
   for (const Tensor& tensor : inputs) add("input", tensor, tensor.dtype);
-  for (const Tensor& tensor : outputs) {
+  nlohmann::json sampled = nlohmann::json::object();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor& tensor = outputs[i];
+    if (tensor.name.empty()) continue;
     add("output", tensor, tensor.dtype);
-    add("gold", tensor, DType::f64);
-    add("magnitude", tensor, DType::f64);
+    Shape shape = tensor.shape;
+    if (!rows[i].all) {
+      shape = {rows[i].count(0), judged_view(*c.op, c.pass->outputs[i].tensor, tensor.shape).columns};
+      sampled[tensor.name] = rows[i].chosen;
+    }
+    for (const char* group : {"gold/", "magnitude/"}) entries.push_back({group + tensor.name, DType::f64, shape});
   }
   nlohmann::json attrs = nlohmann::json::object();
   for (size_t i = 0; i < c.attrs.size(); ++i) attrs[std::string(c.op->attrs[i].name)] = c.attrs[i];
@@ -95,21 +124,27 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"attrs", attrs.dump()},
                           {"seed", std::to_string(c.seed)},
                           {"grad_seed", std::to_string(c.grad_seed)},
-                          {"arch_key", arch_key}});
+                          {"arch_key", arch_key},
+                          {"rows", sampled.dump()}});
   for (const Tensor& tensor : inputs) {
     if (!tensor.name.empty()) file.write("input/" + tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
   }
   for (const Tensor& tensor : outputs) {
     if (!tensor.name.empty()) file.write("output/" + tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
   }
-  run_gold(c, inputs, threads, [&](const GoldRows& rows) {
-    const Tensor& tensor = outputs[static_cast<size_t>(rows.output)];
-    if (tensor.name.empty()) return;
-    const auto offset = static_cast<uint64_t>(rows.first_row * rows.columns) * sizeof(double);
-    const auto bytes = static_cast<size_t>(rows.n_rows * rows.columns) * sizeof(double);
-    file.write("gold/" + tensor.name, offset, rows.value, bytes);
-    file.write("magnitude/" + tensor.name, offset, rows.magnitude, bytes);
-  });
+  const auto write_gold = [&](const GoldRows& block) {
+    const auto output = static_cast<size_t>(block.output);
+    if (outputs[output].name.empty()) return;
+    const std::vector<int64_t>& chosen = rows[output].chosen;  // a block of sampled rows is one row
+    const int64_t row = rows[output].all
+                            ? block.first_row
+                            : std::lower_bound(chosen.begin(), chosen.end(), block.first_row) - chosen.begin();
+    const auto offset = static_cast<uint64_t>(row * block.columns) * sizeof(double);
+    const auto bytes = static_cast<size_t>(block.n_rows * block.columns) * sizeof(double);
+    file.write("gold/" + outputs[output].name, offset, block.value, bytes);
+    file.write("magnitude/" + outputs[output].name, offset, block.magnitude, bytes);
+  };
+  run_gold(c, inputs, threads, write_gold, rows);
   return path;
 }
 
@@ -143,6 +178,7 @@ SavedCase load_case(const std::string& path) {
   for (size_t i = 0; i < saved.inputs.size(); ++i) require_types(path, c, c.pass->inputs[i], saved.inputs[i]);
   for (size_t i = 0; i < saved.outputs.size(); ++i) require_types(path, c, c.pass->outputs[i].tensor, saved.outputs[i]);
   validate(c);
+  saved.rows = read_rows(path, optional_meta("rows", "{}"), c);
   return saved;
 }
 

@@ -14,7 +14,7 @@ namespace checkop {
 /// streamed.
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
                       const std::string& arch_key, const std::vector<Tensor>& inputs,
-                      const std::vector<Tensor>& outputs, unsigned threads);
+                      const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& rows = {});
 
 /// Makes the folder and its parents. Throws InputError when that can't be done.
 void make_folder(const std::string& folder);
@@ -23,6 +23,7 @@ struct SavedCase {
   Case c;
   std::string candidate, arch_key;
   std::vector<Tensor> inputs, outputs;  ///< in the order of the pass; absent optional ones with an empty name
+  std::vector<RowSet> rows;             ///< that the gold computed, in the order of the outputs
 };
 
 /// Reads inputs and outputs back. Throws InputError: no such file, an operator, pass or tensor that does not belong,

@@ -62,6 +62,12 @@ std::optional<Judgment> judge_numbers(const Case& c, size_t index, const Compari
                                         e.bound > 0 ? e.error / e.bound : INFINITY, e.bound,
                                         to_string(spec_of(c, index).numerics), info(dtype_of(c, spec)).name, share));
   }
+  for (const IdentityResult& identity : comparison.identities) {
+    if (identity.out_of_bound == 0) continue;
+    return fail("identity", fmt::format("{} row {}: {} is {:.9g}, {:.3g}x the bound {:.2e}; {} of {} rows out of bound",
+                                        spec.name, identity.worst_row, identity.identity, identity.value,
+                                        identity.achieved, identity.bound, identity.out_of_bound, identity.rows));
+  }
   return {};
 }
 

@@ -246,6 +246,22 @@ TEST(Contract, SumGrowthByHand) {
   EXPECT_EQ(sum_growth(gate, 16, 0x1p-53), 5 * 0x1p-53);
 }
 
+// --- sampling --------------------------------------------------------------------------------------------------------
+
+TEST(Contract, SamplingIsAskedForByWork) {
+  const Contract contract = parse({rule("{}")}, R"(, "gold": {"sample_above": 1e6, "rows": 7, "why": "w"})");
+  EXPECT_EQ(contract.sampling().rows_for(1e6), 0);
+  EXPECT_EQ(contract.sampling().rows_for(1e6 + 1), 7);
+  EXPECT_EQ(parse({rule("{}")}).sampling().rows_for(1e300), 0);
+}
+
+TEST(Contract, SamplingOfNoRowsIsAnError) {
+  EXPECT_EQ(rules_error({rule("{}")}, R"(, "gold": {"sample_above": 1e6, "rows": 0, "why": "w"})"),
+            "c.json: gold.rows: expected an integer >= 1, got 0");
+  EXPECT_EQ(rules_error({rule("{}")}, R"(, "gold": {"sample_above": 1e6, "rows": 4})"),
+            "c.json: gold: key 'why' is missing; add it");
+}
+
 // --- the shipped files -----------------------------------------------------------------------------------------------
 
 TEST(Contract, ShippedContractsJudgeEveryOutputInEveryDtype) {

@@ -32,7 +32,7 @@ inline std::vector<GoldOutput> collect_gold(const Case& c, const std::vector<Ten
   for (const OutputSpec& spec : c.pass->outputs) {
     GoldOutput output{std::string(spec.tensor.name), 0, 0, {}, {}, {}};
     if (is_present(c, spec.tensor)) {
-      const MatrixView view = matrix_view(*c.op, spec.tensor, shape_of(c, spec.tensor));
+      const MatrixView view = judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor));
       const auto count = static_cast<size_t>(view.rows * view.columns);
       output.rows = view.rows, output.columns = view.columns;
       output.value.resize(count), output.magnitude.resize(count), output.rounding.resize(count);
@@ -43,10 +43,11 @@ inline std::vector<GoldOutput> collect_gold(const Case& c, const std::vector<Ten
   // Rows are disjoint, so the threads write to different elements and need no lock.
   run_gold(c, inputs, threads, [&](const GoldRows& rows) {
     GoldOutput& output = outputs.at(static_cast<size_t>(rows.output));
-    if (rows.columns != output.columns || rows.first_row < 0 || rows.first_row + rows.n_rows > output.rows) {
+    const int64_t cut = rows.columns / output.columns, first = rows.first_row * cut, end = first + rows.n_rows * cut;
+    if (rows.columns != output.columns * cut || first < 0 || end > output.rows) {
       throw std::out_of_range("gold rows outside of output " + output.name);
     }
-    for (int64_t r = rows.first_row; r < rows.first_row + rows.n_rows; ++r) {
+    for (int64_t r = first; r < end; ++r) {
       if (seen[static_cast<size_t>(rows.output)][static_cast<size_t>(r)]++ != 0) {
         throw std::logic_error("gold row " + std::to_string(r) + " of " + output.name + " came twice");
       }

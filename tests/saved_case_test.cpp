@@ -9,6 +9,7 @@
 #include "gold_helper.hpp"
 #include "runner.hpp"
 #include "safetensors.hpp"
+#include "sampling.hpp"
 
 namespace checkop {
 namespace {
@@ -39,6 +40,26 @@ TEST(SavedCase, HoldsInputsOutputsGoldAndMagnitude) {
       EXPECT_EQ(magnitude.at(static_cast<int64_t>(k)), gold[i].magnitude[k]);
     }
   }
+}
+
+TEST(SavedCase, SampledRowsAreKeptAndReadBack) {
+  const Case c = sample(true);
+  const auto inputs = gold_inputs(c);
+  const auto rows = sample_rows(c, inputs, 4);
+  const std::string path = save_case(testing::TempDir() + "saved", c, "mine", "", inputs, make_outputs(c), 2, rows);
+  const SafetensorsFile file = read_safetensors(path);
+  const auto gold = collect_gold(c, inputs, 1);
+  for (size_t i = 0; i < 3; ++i) {
+    const Tensor& value = *file.find("gold/" + gold[i].name);
+    ASSERT_EQ(value.shape, (Shape{4, gold[i].columns}));
+    for (int64_t r = 0; r < 4; ++r) {
+      const auto at = static_cast<size_t>(rows[i].at(r) * gold[i].columns);
+      EXPECT_NEAR(value.at(r * gold[i].columns), gold[i].value[at], 1e-14);
+    }
+  }
+  const SavedCase saved = load_case(path);
+  ASSERT_EQ(saved.rows.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(saved.rows[i].chosen, rows[i].chosen);
 }
 
 TEST(SavedCase, IsReadBackAsItWas) {

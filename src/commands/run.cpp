@@ -17,7 +17,9 @@
 #include "inputs.hpp"
 #include "isolate.hpp"
 #include "report.hpp"
+#include "sampling.hpp"
 #include "saved_case.hpp"
+#include "sweep.hpp"
 
 namespace checkop {
 namespace {
@@ -36,6 +38,7 @@ std::string repeat_line(const RunOptions& options, const Check& check, const std
   if (options.arch_key != "auto") line += " --arch-key " + options.arch_key;
   if (options.force_arch_key) line += " --force-arch-key";
   if (!options.checks.empty()) line += fmt::format(" --check {}", fmt::join(options.checks, ","));
+  if (!options.gold_rows.empty()) line += " --gold-rows " + options.gold_rows;
   if (options.has("--timeout-s")) line += fmt::format(" --timeout-s {}", options.timeout_s);
   return line;
 }
@@ -52,6 +55,12 @@ std::string resolve_arch_key(const RunOptions& options, const DeviceInfo& device
                      "leave it out, or add --force-arch-key");
   }
   return options.arch_key;
+}
+
+/// Rows of each output that the gold computes; 0: all.
+int64_t gold_rows(const RunOptions& options, const Contract& contract, const Case& c) {
+  if (options.gold_rows.empty()) return contract.sampling().rows_for(gold_work(c));
+  return options.gold_rows == "all" ? 0 : parse_sizes("--gold-rows", options.gold_rows).front();
 }
 
 /// Everything that one run of the program shares between its checks.
@@ -103,6 +112,7 @@ CaseRecord Session::run(Worker& worker, const Check& check, const std::string& a
   const std::vector<Tensor> inputs = make_inputs(check.c, threads);
   record.times.generate_ms = ms_since(start);
   record.data_hash = tensor_digest(inputs, threads);
+  const std::vector<RowSet> rows = sample_rows(check.c, inputs, gold_rows(options.run, contract, check.c));
   std::vector<Tensor> outputs = make_outputs(check.c);
   record.run = worker.run(check.candidate.name, check.c, inputs, outputs, record.checks,
                           std::chrono::seconds(options.run.timeout_s));
@@ -115,14 +125,14 @@ CaseRecord Session::run(Worker& worker, const Check& check, const std::string& a
   const bool accuracy = wants("accuracy") && record.run.status == RunStatus::ok;
   if (accuracy) {
     GoldTimes times;
-    record.comparisons = judge_outputs(check.c, inputs, outputs, contract, arch_key, threads, &times);
+    record.comparisons = judge_outputs(check.c, inputs, outputs, contract, arch_key, threads, rows, &times);
     record.times.compare_ms = times.compare_ms;
     record.times.gold_ms = times.wall_ms - times.compare_ms;
   }
   record.judgment = judge(check.c, record.run, record.comparisons, record.demands, record.checks, accuracy);
   const bool save = !options.run.save_folder.empty() && record.run.status == RunStatus::ok &&
                     (options.run.save_which == "all" || record.judgment.verdict != Verdict::pass);
-  if (save) save_case(options.run.save_folder, check.c, check.candidate.name, arch_key, inputs, outputs, threads);
+  if (save) save_case(options.run.save_folder, check.c, check.candidate.name, arch_key, inputs, outputs, threads, rows);
   record.times.total_ms = ms_since(start);
   return record;
 }
@@ -142,6 +152,11 @@ Report new_report(const Options& options, const Contract& contract) {
 
 /// Finds what is wrong with the question before any answer is worked on.
 void check_questions(const Session& session, const RunOptions& options) {
+  if (!options.gold_rows.empty() && options.gold_rows != "all" &&
+      parse_sizes("--gold-rows", options.gold_rows).size() != 1) {
+    throw InputError("--gold-rows", fmt::format("expected one number, got '{}'", options.gold_rows),
+                     "give all, or one number");
+  }
   for (const Check& check : session.selection.checks) {
     for (const OutputSpec& spec : check.c.pass->outputs) {
       if (is_present(check.c, spec.tensor)) session.contract.gates_for(check.c, spec, "");
@@ -238,7 +253,7 @@ int replay_command(const Options& options) {
   record.run.status = RunStatus::ok;
   record.run.outputs.resize(saved.outputs.size());
   for (const OutputSpec& spec : saved.c.pass->outputs) record.demands.push_back(contract.demands_for(saved.c, spec));
-  record.comparisons = judge_outputs(saved.c, saved.inputs, saved.outputs, contract, arch_key, threads);
+  record.comparisons = judge_outputs(saved.c, saved.inputs, saved.outputs, contract, arch_key, threads, saved.rows);
   record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true);
   record.times.total_ms = ms_since(start);
   report.records.push_back(std::move(record));

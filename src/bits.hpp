@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bit for bit: two runs of the same question.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dtype.hpp"
+
+namespace checkop {
+
+/// Bits of two runs or of a row in two batches.
+struct BitDifference {
+  int64_t compared = 0, different = 0;
+  int64_t first_index = -1;  ///< flat, in `a`
+  uint64_t a_bits = 0, b_bits = 0;
+};
+BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count);
+
+}  // namespace checkop

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finite elements and identities, over all rows of an output.
+#include "residuals.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "parallel.hpp"
+#include "random.hpp"
+
+namespace checkop {
+namespace {
+
+/// Results by identity; add() may be called from several threads.
+class Tallies {
+ public:
+  void add(std::string_view identity, int64_t row, double value, double bound) {
+    double ratio = std::abs(value) / bound;
+    if (!(ratio >= 0)) ratio = value == 0 ? 0 : std::numeric_limits<double>::infinity();  // 0/0, or NaN
+    const std::lock_guard lock(mutex_);
+    auto found =
+        std::find_if(all_.begin(), all_.end(), [&](const IdentityResult& r) { return r.identity == identity; });
+    if (found == all_.end()) found = all_.insert(all_.end(), {std::string(identity), 0, 0, -1, row, value, bound});
+    ++found->rows;
+    if (!(std::abs(value) <= bound)) ++found->out_of_bound;
+    if (ratio > found->achieved || (ratio == found->achieved && row < found->worst_row)) {
+      found->achieved = ratio, found->worst_row = row, found->value = value, found->bound = bound;
+    }
+  }
+
+  std::vector<IdentityResult> take() {
+    std::sort(all_.begin(), all_.end(), [](const auto& a, const auto& b) { return a.identity < b.identity; });
+    return std::move(all_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<IdentityResult> all_;
+};
+
+/// "finite": the number of elements of a row that are not, which must be 0.
+void check_finite(const Tensor& output, const MatrixView& view, unsigned threads, Tallies& tallies) {
+  parallel_for(threads, view.rows, [&](int64_t r) {
+    static thread_local std::vector<double> row;
+    row.resize(static_cast<size_t>(view.columns));
+    const DTypeInfo& type = info(output.dtype);
+    type.decode(output.bytes.data() + static_cast<size_t>(r * view.columns) * type.bytes, row.data(), row.size());
+    const auto bad = std::count_if(row.begin(), row.end(), [](double x) { return !std::isfinite(x); });
+    tallies.add("finite", r, static_cast<double>(bad), 0);
+  });
+}
+
+}  // namespace
+
+void check_identities(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+                      const std::vector<Gates>& gates, const std::vector<int64_t>& terms,
+                      const std::vector<RowSet>& rows, unsigned threads, std::vector<Comparison>& comparisons) {
+  std::vector<Tallies> tallies(outputs.size());
+  std::vector<const Tensor*> in, out;
+  for (const Tensor& tensor : inputs) in.push_back(tensor.name.empty() ? nullptr : &tensor);
+  for (const Tensor& tensor : outputs) out.push_back(tensor.name.empty() ? nullptr : &tensor);
+  const auto sampled = [&](size_t i) { return out[i] != nullptr && !rows[i].all; };
+  bool any = false;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!sampled(i)) continue;
+    any = true;
+    const MatrixView view = judged_view(*c.op, c.pass->outputs[i].tensor, outputs[i].shape);
+    if (!gates[i].nonfinite_may_match) check_finite(outputs[i], view, threads, tallies[i]);
+  }
+  if (!any) return;
+  if (c.pass->identities != nullptr) {
+    IdentityArgs args{in, out, c.attrs, threads, {}, {}};
+    args.sign = [&](std::string_view stream, uint64_t index) {
+      return Stream::derive(c.seed, c.op->name, stream).below(index, 2) == 0 ? -1.0 : 1.0;
+    };
+    args.sink = [&](const Residual& r) {
+      const auto output = static_cast<size_t>(r.output);
+      if (!sampled(output)) return;
+      const bool exact = r.magnitude == 0 && r.rounding == 0 && r.stored == 0;
+      const auto gate = std::find_if(gates[output].all.begin(), gates[output].all.end(),
+                                     [](const Gate& g) { return g.metric == Metric::bound_ratio; });
+      if (!exact && gate == gates[output].all.end()) return;  // atol and rtol say nothing about sums
+      const double bound = exact ? 0 : residual_bound(*gate, outputs[output].dtype, terms[output], r);
+      tallies[output].add(r.identity, r.row, r.value, bound);
+    };
+    c.pass->identities(args);
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) comparisons[i].identities = tallies[i].take();
+}
+
+}  // namespace checkop

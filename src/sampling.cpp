@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows for the gold: those where kernels go wrong first, then random ones.
+#include "sampling.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+#include "random.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr int64_t kTiles[] = {256, 128, 64, 16};
+
+/// Collects rows in [0, total) until there are `most`.
+class Chosen {
+ public:
+  Chosen(int64_t total, int64_t most) : total_(total), most_(most) {}
+
+  bool full() const { return std::ssize(rows_) >= most_; }
+  void add(int64_t row) {
+    if (!full() && row >= 0 && row < total_) rows_.insert(row);
+  }
+  void add_pair(int64_t edge) { add(edge - 1), add(edge); }
+  /// Some of `rows`, evenly spread, for at most a quarter of what is wanted.
+  void add_some(const std::vector<int64_t>& rows) {
+    const int64_t quarter = std::max<int64_t>(1, most_ / 4), n = std::min(quarter, std::ssize(rows));
+    for (int64_t i = 0; i < n; ++i) add(rows[static_cast<size_t>(i * std::ssize(rows) / n)]);
+  }
+  RowSet finish() const { return {false, {rows_.begin(), rows_.end()}}; }
+
+ private:
+  int64_t total_, most_;
+  std::set<int64_t> rows_;
+};
+
+void add_tile_edges(int64_t total, Chosen& chosen) {
+  for (const int64_t tile : kTiles) chosen.add_pair(tile), chosen.add_pair((total - 1) / tile * tile);
+  for (int64_t edge = 2; edge < total; edge *= 2) chosen.add_pair(edge);
+}
+
+bool selects_nothing(const Case& c, const TensorSpec& spec, int64_t id) {
+  const auto extent = c.dims.find(spec.fan_in);
+  if (id < 0 || (extent != c.dims.end() && id >= extent->second)) return true;
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    if (c.op->attrs[i].name == "ignore_index" && static_cast<double>(id) == c.attrs[i]) return true;
+  }
+  return false;
+}
+
+/// Rows next to a row of another kind: masked and not masked, ignored and not ignored. `spec` is an input with one
+/// element per row of an output.
+std::vector<int64_t> edges_of_kind(const Case& c, const TensorSpec& spec, const Tensor& tensor) {
+  std::vector<int64_t> edges;
+  bool before = false;
+  for (int64_t r = 0; r < tensor.count(); ++r) {
+    const double value = tensor.at(r);
+    const bool masked = spec.fill == Fill::mask ? value == 0 : selects_nothing(c, spec, static_cast<int64_t>(value));
+    if (r > 0 && masked != before) edges.push_back(r - 1), edges.push_back(r);
+    before = masked;
+  }
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+  return edges;
+}
+
+RowSet choose(const Case& c, const std::vector<Tensor>& inputs, const OutputSpec& output, const std::string& key,
+              int64_t total, int64_t most) {
+  Chosen chosen(total, most);
+  chosen.add(0), chosen.add(total - 1);
+  const std::string_view first_dim = split_dims(output.tensor.dims).front();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const TensorSpec& spec = c.pass->inputs[i];
+    if (inputs[i].name.empty() || (spec.fill != Fill::mask && spec.fill != Fill::ids)) continue;
+    if (inputs[i].count() == total && output.tensor.dims.starts_with(spec.dims)) {
+      chosen.add_some(edges_of_kind(c, spec, inputs[i]));
+    } else if (spec.fill == Fill::ids && spec.fan_in == first_dim) {
+      std::vector<int64_t> selected;
+      for (int64_t r = 0; r < inputs[i].count(); ++r) selected.push_back(static_cast<int64_t>(inputs[i].at(r)));
+      chosen.add_some(selected);
+    }
+  }
+  add_tile_edges(total, chosen);
+  const Stream stream = Stream::derive(c.seed, c.op->name, "gold rows of " + key);
+  for (uint64_t i = 0; !chosen.full(); ++i) {
+    chosen.add(static_cast<int64_t>(stream.below(i, static_cast<uint64_t>(total))));
+  }
+  return chosen.finish();
+}
+
+}  // namespace
+
+double gold_work(const Case& c) {
+  std::set<std::string_view> names;
+  const auto take = [&](const TensorSpec& spec) {
+    if (!is_present(c, spec)) return;
+    for (const std::string_view dim : split_dims(spec.dims)) names.insert(dim);
+  };
+  for (const TensorSpec& spec : c.pass->inputs) take(spec);
+  for (const OutputSpec& spec : c.pass->outputs) take(spec.tensor);
+  double work = 1;
+  for (const std::string_view name : names) work *= static_cast<double>(c.dims.find(name)->second);
+  return work;
+}
+
+std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows) {
+  std::vector<RowSet> sets(c.pass->outputs.size());
+  std::map<std::string, RowSet> known;
+  for (size_t i = 0; i < sets.size() && rows > 0; ++i) {
+    const OutputSpec& spec = c.pass->outputs[i];
+    if (!spec.sampled || !is_present(c, spec.tensor)) continue;
+    const int64_t total = judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor)).rows;
+    if (total <= rows) continue;
+    // "+" can't stand in a dimension's name.
+    const bool per_row = is_per_row(*c.op, spec.tensor);
+    const std::string key = per_row ? "+rows" : std::string(split_dims(spec.tensor.dims).front());
+    const auto [place, is_new] = known.try_emplace(key);
+    if (is_new) place->second = choose(c, inputs, spec, key, total, rows);
+    sets[i] = place->second;
+  }
+  return sets;
+}
+
+}  // namespace checkop

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// For tests that judge outputs: right ones, and the shipped contract.
+#pragma once
+
+#include <vector>
+
+#include "contract.hpp"
+#include "gold_helper.hpp"
+#include "runner.hpp"
+
+namespace checkop {
+
+/// Outputs that hold the gold, rounded once.
+inline std::vector<Tensor> rounded_gold(const Case& c, const std::vector<Tensor>& inputs) {
+  std::vector<Tensor> outputs = make_outputs(c);
+  const auto gold = collect_gold(c, inputs, 1);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t k = 0; k < gold[i].value.size(); ++k) outputs[i].set(static_cast<int64_t>(k), gold[i].value[k]);
+  }
+  return outputs;
+}
+
+inline Contract default_contract() { return Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json"); }
+
+}  // namespace checkop

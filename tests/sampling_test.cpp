@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows are sampled, and that a gold of some rows gives what the gold of all rows gives there.
+#include "sampling.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "gold_helper.hpp"
+#include "inputs.hpp"
+
+namespace checkop {
+namespace {
+
+Case logp(const Dims& dims) { return gold_case("logp", "backward", DType::f32, dims); }
+
+TEST(Sampling, NothingIsLeftOutOfSmallOutputsNorWhenAllAreWanted) {
+  const Case c = logp({{"batch", 2}, {"seq", 8}, {"vocab", 5}});
+  const auto inputs = make_inputs(c, 1);
+  EXPECT_TRUE(sample_rows(c, inputs, 0)[0].all);
+  EXPECT_TRUE(sample_rows(c, inputs, 16)[0].all);
+  EXPECT_FALSE(sample_rows(c, inputs, 15)[0].all);
+}
+
+TEST(Sampling, HoldsBothEndsTileEdgesAndAsManyRowsAsWanted) {
+  const Case c = logp({{"batch", 4}, {"seq", 1000}, {"vocab", 3}});
+  const auto inputs = make_inputs(c, 1);
+  for (const int64_t rows : {2, 16, 256, 3999}) {
+    const RowSet set = sample_rows(c, inputs, rows)[0];
+    ASSERT_EQ(set.count(4000), rows);
+    EXPECT_TRUE(std::is_sorted(set.chosen.begin(), set.chosen.end()));
+    EXPECT_EQ(std::adjacent_find(set.chosen.begin(), set.chosen.end()), set.chosen.end());
+    EXPECT_TRUE(set.has(0) && set.has(3999)) << rows;
+  }
+  const RowSet set = sample_rows(c, inputs, 256)[0];
+  for (const int64_t edge : {15, 16, 63, 64, 127, 128, 255, 256, 511, 512, 1024, 2047, 2048, 3839, 3840, 3967, 3968}) {
+    EXPECT_TRUE(set.has(edge)) << edge;
+  }
+}
+
+TEST(Sampling, FollowsTheSeedAndNothingElse) {
+  Case c = logp({{"batch", 4}, {"seq", 1000}, {"vocab", 3}});
+  const auto rows = sample_rows(c, make_inputs(c, 1), 256)[0].chosen;
+  EXPECT_EQ(rows, sample_rows(c, make_inputs(c, 2), 256)[0].chosen);
+  c.seed = 124;
+  EXPECT_NE(rows, sample_rows(c, make_inputs(c, 1), 256)[0].chosen);
+}
+
+TEST(Sampling, HoldsRowsOnBothSidesOfAMaskEdge) {
+  const Case c = gold_case("ratio_kl", "backward", DType::f32, {{"batch", 1}, {"seq", 3000}, {"vocab", 3}});
+  auto inputs = make_inputs(c, 1);
+  Tensor& mask = inputs[input_index(*c.pass, "attention_mask")];
+  for (int64_t r = 0; r < 3000; ++r) mask.set(r, r >= 1234 && r < 1777 ? 0 : 1);
+  const RowSet set = sample_rows(c, inputs, 64)[0];
+  for (const int64_t row : {1233, 1234, 1776, 1777}) EXPECT_TRUE(set.has(row)) << row;
+}
+
+TEST(Sampling, WeightGradientsHoldRowsThatIdsSelect) {
+  const Case c = gold_case("linear_logp", "backward", DType::f32,
+                           {{"batch", 1}, {"seq", 3}, {"hidden", 4}, {"vocab", 30000}}, {"bias"});
+  auto inputs = make_inputs(c, 1);
+  const double ids[] = {7777, 12345, 23456};
+  for (int64_t r = 0; r < 3; ++r) inputs[input_index(*c.pass, "target_ids")].set(r, ids[r]);
+  const auto sets = sample_rows(c, inputs, 64);
+  EXPECT_TRUE(sets[0].all);  // three rows of dhidden
+  for (const double id : ids) EXPECT_TRUE(sets[1].has(static_cast<int64_t>(id))) << id;
+  EXPECT_EQ(sets[1].chosen, sets[2].chosen);
+}
+
+TEST(Sampling, WorkIsTheProductOfTheExtents) {
+  EXPECT_EQ(gold_work(gold_case("linear_logp", "forward", DType::bf16,
+                                {{"batch", 2}, {"seq", 3}, {"hidden", 5}, {"vocab", 7}})),
+            210);
+}
+
+/// Every operator and pass with sampled outputs, with and without its optional inputs.
+std::vector<Case> sampled_cases() {
+  std::vector<Case> cases;
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      if (std::none_of(pass.outputs.begin(), pass.outputs.end(), [](const OutputSpec& o) { return o.sampled; }))
+        continue;
+      cases.push_back(fitted(gold_case(op->name, pass.name, DType::f32, test_dims(*op, 4))));
+      for (const TensorSpec& spec : pass.inputs) {
+        if (!spec.optional) continue;
+        cases.push_back(cases.back());
+        cases.back().optionals = {std::string(spec.name)};
+        cases.back() = fitted(cases.back());
+      }
+    }
+  }
+  return cases;
+}
+
+TEST(Sampling, SampledGoldIsTheGoldOfThoseRows) {
+  const std::vector<Case> cases = sampled_cases();
+  EXPECT_GE(cases.size(), 12u);
+  for (const Case& c : cases) {
+    const auto inputs = gold_inputs(c);
+    const auto all = collect_gold(c, inputs, 1);
+    const auto sets = sample_rows(c, inputs, 5);
+    std::vector<std::vector<int64_t>> given(all.size());
+    run_gold(
+        c, inputs, 1,
+        [&](const GoldRows& block) {
+          const GoldOutput& whole = all[static_cast<size_t>(block.output)];
+          for (int64_t i = 0; i < block.n_rows * block.columns; ++i) {
+            const auto at = static_cast<size_t>(block.first_row * block.columns + i);
+            EXPECT_NEAR(block.value[i], whole.value[at], 1e-13 * (1 + std::abs(whole.value[at]))) << case_name(c);
+            EXPECT_NEAR(block.magnitude[i], whole.magnitude[at], 1e-12 * (1 + whole.magnitude[at])) << case_name(c);
+            EXPECT_NEAR(block.rounding[i], whole.rounding[at], 1e-12 * (1 + whole.rounding[at])) << case_name(c);
+          }
+          for (int64_t r = 0; r < block.n_rows; ++r)
+            given[static_cast<size_t>(block.output)].push_back(block.first_row + r);
+        },
+        sets);
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (sets[i].all) continue;
+      std::sort(given[i].begin(), given[i].end());
+      EXPECT_EQ(given[i], sets[i].chosen) << case_name(c) << " " << all[i].name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace checkop
