@@ -65,7 +65,8 @@ struct Comparison {
 };
 
 /// The bound of one element under a bound_ratio gate, before `limit`:
-///   E = (growth + bias_ulps*h*u)*magnitude + u*rounding;   bound = E + half an ulp of `out` at |value| + E
+///   E = (growth + bias_ulps*h*u)*magnitude + u*rounding + the smallest normal number of the arithmetic
+///   bound = E + half an ulp of `out` at |value| + E;   0 where value, magnitude and rounding are all 0
 /// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs.
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);
 

@@ -173,6 +173,24 @@ TEST(Compare, UlpDistanceIsToTheGoldRoundedOnce) {
   EXPECT_EQ(compare(DType::bf16, {1}, {1.0001}, {tolerance(1, 0)}).max_ulp, 0u);
 }
 
+// What masks leave: no term errs, so neither a subnormal nor the smallest normal number is as good as zero.
+TEST(Compare, ZeroOfNothingThatErrsMustBeZero) {
+  const std::vector<double> none(300, 0.0);
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    for (const double off : {0.0, -0.0, std::ldexp(1.0, info(dtype).min_exponent), half_ulp(dtype, 0.0) * 2, 1e-5}) {
+      Tensor tensor("y", dtype, {300});
+      tensor.set(299, off);
+      OutputComparison comparison(dtype, tensor.bytes.data(), {1, 300}, {{bound_gate()}, false, "test"}, 1);
+      comparison.add({0, 0, 1, 300, none.data(), none.data(), none.data()});
+      const Comparison c = comparison.finish();
+      EXPECT_EQ(c.passed(), off == 0) << info(dtype).name << " " << off;
+      EXPECT_EQ(c.gates.at(0).achieved, off == 0 ? 0 : kInf) << info(dtype).name << " " << off;
+    }
+  }
+  EXPECT_EQ(element_bound(bound_gate(), DType::f32, 100, 0, 0, 0), 0);
+  EXPECT_GT(element_bound(bound_gate(), DType::f32, 100, 0, 0, 1e-30), 0);
+}
+
 TEST(Compare, ZerosThatWouldPassAreNoticed) {
   EXPECT_TRUE(compare(DType::f32, {1e-9}, {1e-9}, {tolerance(1e-3, 0)}).zeros_would_pass);
   EXPECT_FALSE(compare(DType::f32, {1e-9, 1}, {1e-9, 1}, {tolerance(1e-3, 0)}).zeros_would_pass);
