@@ -111,10 +111,17 @@ inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype,
   length.bind(rows.value * columns.value, name);
 }
 
-inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, int64_t vocab) {
+/// The only attribute of logp and linear_logp: rows with this id are left out.
+inline int64_t ignore_index(const checkop_call& call) {
+  if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected one attribute, ignore_index");
+  return static_cast<int64_t>(call.attrs[0].value);
+}
+
+/// Refuses an id outside [0, vocab) that is not `except`; the default excepts none, for 0 is inside.
+inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, int64_t vocab, int64_t except = 0) {
   const auto* ids = static_cast<const int64_t*>(t.data);
   for (int64_t i = 0; i < count; ++i)
-    if (ids[i] < 0 || ids[i] >= vocab)
+    if ((ids[i] < 0 || ids[i] >= vocab) && ids[i] != except)
       throw Refusal(CHECKOP_FAILED, std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(ids[i]) +
                                         " is outside [0, " + std::to_string(vocab) + ")");
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "left_out.hpp"
 #include "operator.hpp"
 #include "softmax.hpp"
 
@@ -263,6 +264,23 @@ void check_sizes(const CaseSizes& sizes) {
   }
 }
 
+/// Keys and values that the padding mask drops hold what must not be read.
+void refine(const FillArgs& args) {
+  const Tensor* mask = args.find("key_padding_mask");
+  if (mask == nullptr) return;
+  for (const char* name : {"k", "v"}) {
+    Tensor& tensor = *args.find(name);
+    const int64_t heads = tensor.shape[1], keys = tensor.shape[2];
+    for (int64_t i = 0; i < mask->count(); ++i) {
+      if (mask->at(i) != 0) continue;
+      for (int64_t head = 0; head < heads; ++head) {
+        const int64_t row = (i / keys * heads + head) * keys + i % keys;
+        plant_payload(tensor, tensor.shape[3], row, payload_kind(args, static_cast<uint64_t>(i)));
+      }
+    }
+  }
+}
+
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward}};
 
@@ -271,6 +289,6 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
 extern const Operator kAttention;
 constexpr Operator kAttention{"attention", "reduction", "o = softmax(scale q k^T, over the keys that the masks keep) v",
                               "batch",     kAttrs,      kPasses,
-                              check_sizes};
+                              check_sizes, refine};
 
 }  // namespace checkop

@@ -99,6 +99,14 @@ void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double ep
   }
 }
 
+/// 1 where neither mask is 0.
+std::vector<char> active_tokens(const Tensor& attention, const Tensor& completion) {
+  std::vector<char> active = read_mask(attention);
+  const std::vector<char> completed = read_mask(completion);
+  for (size_t i = 0; i < active.size(); ++i) active[i] = active[i] != 0 && completed[i] != 0;
+  return active;
+}
+
 /// What the tokens share.
 struct Batch {
   std::vector<char> active;
@@ -109,16 +117,12 @@ struct Batch {
   int64_t seq, vocab;
 
   explicit Batch(const GoldArgs& args)
-      : active(read_mask(args.in(kAttentionMask))),
+      : active(active_tokens(args.in(kAttentionMask), args.in(kCompletionMask))),
         clip(args.attrs[kClipEps]),
         beta(args.attrs[kBeta]),
         seq(args.in(kActionIds).shape.back()),
         vocab(args.in(kPolicyLogits).shape.back()) {
-    const std::vector<char> completion = read_mask(args.in(kCompletionMask));
-    for (size_t i = 0; i < active.size(); ++i) {
-      active[i] = active[i] != 0 && completion[i] != 0;
-      n_active += active[i];
-    }
+    for (const char token : active) n_active += token;
     ids = read_active_ids(args.in(kActionIds), active, vocab);
     const std::vector<int64_t> bounds = read_groups(args);
     for (size_t g = 1; g < bounds.size(); ++g) {
@@ -285,6 +289,7 @@ void validate(const CaseSizes& sizes) {
 /// Groups that grow towards the end of the batch.
 void refine(const FillArgs& args) {
   refine_old_logps(args);
+  plant_masked_tokens(args, active_tokens(*args.find("attention_mask"), *args.find("completion_mask")));
   Tensor* const boundaries = args.find("group_boundaries");
   if (boundaries == nullptr) return;
   const int64_t batch = args.find("rewards")->count(), groups = boundaries->count() - 1;

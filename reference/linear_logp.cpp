@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "identity.hpp"
+#include "left_out.hpp"
 #include "operator.hpp"
 #include "product.hpp"
 #include "softmax.hpp"
@@ -32,6 +34,8 @@ constexpr std::array kBackwardOut{
                /*sampled=*/true},
 };
 
+constexpr std::array kAttrs{kIgnoreIndex};
+
 constexpr int64_t kChunk = 1024;  // vocabulary columns whose logits exist at one time; fixed, it orders the sums
 constexpr int64_t kTileRows = 128, kTileColumns = 256;
 
@@ -48,7 +52,7 @@ class LinearLogp {
         rows_(set.count(args.in(2).count())),
         hidden_(args.in(0).shape.back()),
         vocab_(args.in(1).shape[0]),
-        ids_(read_ids(args.in(2), vocab_)),
+        ids_(read_ids_to_use(args, args.in(2), vocab_)),
         h_(size(rows_, hidden_)),
         h_square_(size(rows_, hidden_)),
         w_(size(kChunk, hidden_)),
@@ -56,6 +60,7 @@ class LinearLogp {
         logits_(size(rows_, kChunk)),
         magnitude_(size(rows_, kChunk)) {
     args_.parallel_for(rows_, [&](int64_t r) {
+      if (left_out(r)) return;  // a row of zeros in place of what it holds, which may be NaN
       decode_block({&args_.in(0), args_.in(2).count(), hidden_}, set_.at(r), 1, 0, hidden_, &h_[size(r, hidden_)],
                    &h_square_[size(r, hidden_)]);
     });
@@ -79,7 +84,8 @@ class LinearLogp {
   void emit_logp() const {
     for (int64_t r = 0; r < rows_; ++r) {
       const GoldElement selected = target_[size(r, 1)];
-      const GoldElement e = selected_logp(softmax_[size(r, 1)], selected.value, selected.magnitude);
+      GoldElement e{0, 0, 0};
+      if (!left_out(r)) e = selected_logp(softmax_[size(r, 1)], selected.value, selected.magnitude);
       args_.sink({0, set_.at(r), 1, 1, &e.value, &e.magnitude, &e.rounding});
     }
   }
@@ -127,6 +133,8 @@ class LinearLogp {
 
   int64_t target(int64_t r) const { return ids_[size(set_.at(r), 1)]; }
 
+  bool left_out(int64_t r) const { return target(r) == kLeftOut; }
+
   /// logits_[rows, chunk] = hidden * weight^T + bias of the columns from the begin-th of the set on, as many as a chunk
   /// holds; magnitude_ as emit_product's plus |bias|. Returns how many those are.
   int64_t load_chunk(const RowSet& columns, int64_t begin) {
@@ -162,7 +170,8 @@ class LinearLogp {
     const LogitGradient gradient(softmax_[size(r, 1)], g);
     double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)], *square = &dz_square_[size(r, kChunk)];
     for (int64_t v = 0; v < n; ++v) {
-      const GoldElement e = gradient(z[v], s[v], columns.at(begin + v) == target(r));
+      GoldElement e{0, 0, 0};
+      if (!left_out(r)) e = gradient(z[v], s[v], columns.at(begin + v) == target(r));
       z[v] = e.value;
       square[v] = e.value * e.value;
       s[v] = e.magnitude + e.rounding / kLeastGrowth;
@@ -223,7 +232,8 @@ class LinearLogp {
 ///   in:  hidden[batch, seq, hidden], lm_head_weight[vocab, hidden], target_ids[batch, seq], bias[vocab] optional
 ///   out: logp[batch, seq]
 ///   z = hidden W^T + bias,  logp = z_t - log sum_v exp(z_v)
-/// Throws InputError for an id outside [0, vocab).
+/// Where the id is ignore_index: 0, and the row of hidden is not looked at.
+/// Throws InputError for any other id outside [0, vocab).
 void forward(const GoldArgs& args) {
   LinearLogp gold(args, args.inputs[3], args.rows(0));
   gold.reduce();
@@ -233,7 +243,7 @@ void forward(const GoldArgs& args) {
 /// Gold of linear_logp's gradients.
 ///   in:  as forward, then grad_logp[batch, seq]
 ///   out: dhidden[batch, seq, hidden] = dz W,  dlm_head_weight[vocab, hidden] = dz^T hidden,  dbias[vocab] = sum of dz
-///   over rows dz_v = g*(1[v = t] - softmax(z)_v)
+///   over rows dz_v = g*(1[v = t] - softmax(z)_v);  rows whose id is ignore_index are left out of all three
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   static const RowSet kAll;
@@ -251,13 +261,24 @@ void backward(const GoldArgs& args) {
   }
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+/// An ignored row is 0, in logp as in dhidden.
+void check_ignored(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(2), args.attrs)); }
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored}};
+
+void refine(const FillArgs& args) { plant_ignored_rows(args, "target_ids", "hidden"); }
 
 }  // namespace
 
 extern const Operator kLinearLogp;
-constexpr Operator kLinearLogp{"linear_logp", "logprob", "logp = z[t] - log(sum_v exp(z[v])), z = hidden W^T + bias",
-                               kRow,          {},        kPasses};
+constexpr Operator kLinearLogp{"linear_logp",
+                               "logprob",
+                               "logp = z[t] - log(sum_v exp(z[v])), z = hidden W^T + bias; 0 where t = ignore_index",
+                               kRow,
+                               kAttrs,
+                               kPasses,
+                               validate_ignore_index,
+                               refine};
 
 }  // namespace checkop

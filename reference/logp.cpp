@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "identity.hpp"
+#include "left_out.hpp"
 #include "operator.hpp"
 #include "softmax.hpp"
 
@@ -21,54 +22,77 @@ constexpr std::array kForwardOut{
 };
 constexpr std::array kBackwardIn{kLogits, kTokenIds, kGradLogp};
 constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::logprob, "vocab", /*sampled=*/true}};
+constexpr std::array kAttrs{kIgnoreIndex};
 
 /// Gold of logp.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
 ///   logp = z_t - lse(z),  lse(z) = m + log sum_v exp(z_v - m),  m = max_v z_v
-/// Throws InputError for an id outside [0, vocab).
+/// Where the id is ignore_index: 0, and the row's logits are not looked at.
+/// Throws InputError for any other id outside [0, vocab).
 void forward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
-  const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
+  const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
   args.for_rows(0, rows, [&](int64_t row) {
-    RowScratch& s = row_scratch(vocab);
-    const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
-    const GoldElement e = selected_logp(softmax, s.z[static_cast<size_t>(ids[static_cast<size_t>(row)])], 0);
+    const int64_t id = ids[static_cast<size_t>(row)];
+    GoldElement e{0, 0, 0};
+    if (id != kLeftOut) {
+      RowScratch& s = row_scratch(vocab);
+      const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
+      e = selected_logp(softmax, s.z[static_cast<size_t>(id)], 0);
+    }
     args.sink({0, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
   });
 }
 
 /// Gold of logp's gradient.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq], grad_logp[batch, seq]     out: dlogits[batch, seq, vocab]
-///   dz_v = g*(1[v = t] - softmax(z)_v)
+///   dz_v = g*(1[v = t] - softmax(z)_v);  0 where the id is ignore_index
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
-  const std::vector<int64_t> ids = read_ids(args.in(1), vocab);
+  const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
   args.for_rows(0, rows, [&](int64_t row) {
     RowScratch& s = row_scratch(vocab);
-    const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
-    const double g = args.in(2).at(row);
-    const auto target = static_cast<size_t>(ids[static_cast<size_t>(row)]);
-    const LogitGradient gradient(softmax, g);
-    for (size_t v = 0; v < s.z.size(); ++v) {
-      const GoldElement e = gradient(s.z[v], 0, v == target);
-      s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
+    const int64_t id = ids[static_cast<size_t>(row)];
+    if (id == kLeftOut) {
+      s.clear_results();
+    } else {
+      const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
+      const LogitGradient gradient(softmax, args.in(2).at(row));
+      for (size_t v = 0; v < s.z.size(); ++v) {
+        const GoldElement e = gradient(s.z[v], 0, v == static_cast<size_t>(id));
+        s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
+      }
     }
     args.sink({0, row, 1, vocab, s.value.data(), s.magnitude.data(), s.rounding.data()});
   });
 }
 
-/// A row's gradients sum to 0.
+/// An ignored row is 0.
+void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(1), args.attrs)); }
+
+/// A row's gradients sum to 0; an ignored row has none.
 void check_gradient(const IdentityArgs& args) {
-  check_row_sums(args, 0, 0, 2, std::vector<char>(static_cast<size_t>(args.in(1).count()), 1));
+  const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
+  check_row_sums(args, 0, 0, 2, used);
+  check_zero_rows(args, 0, used);
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logp},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient}};
+
+void refine(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
 
 }  // namespace
 
 extern const Operator kLogp;
-constexpr Operator kLogp{"logp", "logprob", "logp = logits[t] - log(sum_v exp(logits[v]))", kRow, {}, kPasses};
+constexpr Operator kLogp{"logp",
+                         "logprob",
+                         "logp = logits[t] - log(sum_v exp(logits[v])); 0 where t = ignore_index",
+                         kRow,
+                         kAttrs,
+                         kPasses,
+                         validate_ignore_index,
+                         refine};
 
 }  // namespace checkop

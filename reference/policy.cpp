@@ -5,6 +5,7 @@
 #include <string>
 
 #include "error.hpp"
+#include "left_out.hpp"
 
 namespace checkop {
 
@@ -69,6 +70,19 @@ std::vector<char> read_mask(const Tensor& mask) {
   std::vector<char> active(static_cast<size_t>(mask.count()));
   for (size_t i = 0; i < active.size(); ++i) active[i] = mask.at(static_cast<int64_t>(i)) != 0;
   return active;
+}
+
+void plant_masked_tokens(const FillArgs& args, const std::vector<char>& active) {
+  Tensor &ids = *args.find("action_ids"), &policy = *args.find("policy_logits");
+  const int64_t vocab = policy.shape.back();
+  for (int64_t row = 0; row < ids.count(); ++row) {
+    if (active[static_cast<size_t>(row)] != 0) continue;
+    const uint64_t kind = payload_kind(args, static_cast<uint64_t>(row));
+    plant_payload(policy, vocab, row, kind);
+    plant_payload(*args.find("ref_logits"), vocab, row, kind);
+    plant_payload(*args.find("old_logps"), 1, row, kind);
+    if (kind % 2 == 0) ids.set(row, kind == 0 ? -100 : static_cast<double>(vocab));
+  }
 }
 
 void refine_old_logps(const FillArgs& args) {

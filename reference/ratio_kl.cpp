@@ -61,7 +61,7 @@ void backward(const GoldArgs& args) {
   args.for_rows(0, args.in(kActionIds).count(), [&](int64_t row) {
     RowScratch& s = row_scratch(vocab);
     if (active[static_cast<size_t>(row)] == 0) {
-      for (auto* array : {&s.value, &s.magnitude, &s.rounding}) array->assign(static_cast<size_t>(vocab), 0.0);
+      s.clear_results();
     } else {
       const auto target = static_cast<size_t>(ids[static_cast<size_t>(row)]);
       const PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row,
@@ -82,6 +82,11 @@ void check_masked(const IdentityArgs& args) { check_zero_rows(args, 0, read_mask
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked}};
 
+void refine(const FillArgs& args) {
+  refine_old_logps(args);
+  plant_masked_tokens(args, read_mask(*args.find("attention_mask")));
+}
+
 }  // namespace
 
 extern const Operator kRatioKl;
@@ -93,6 +98,6 @@ constexpr Operator kRatioKl{"ratio_kl",
                             {},
                             kPasses,
                             nullptr,
-                            refine_old_logps};
+                            refine};
 
 }  // namespace checkop

@@ -46,15 +46,17 @@ SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z) {
   return softmax;
 }
 
-std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab) {
+std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab, std::optional<int64_t> except) {
   std::vector<int64_t> values(static_cast<size_t>(ids.count()));
   decode_int(ids.dtype, ids.bytes.data(), values.data(), values.size());
-  const auto bad = std::find_if(values.begin(), values.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
+  const auto bad =
+      std::find_if(values.begin(), values.end(), [&](int64_t id) { return (id < 0 || id >= vocab) && id != except; });
   if (bad != values.end()) {
-    throw InputError("input '" + ids.name + "'",
-                     "element " + std::to_string(bad - values.begin()) + " is " + std::to_string(*bad) +
-                         ", outside [0, " + std::to_string(vocab) + ")",
-                     "give ids of existing tokens");
+    throw InputError(
+        "input '" + ids.name + "'",
+        "element " + std::to_string(bad - values.begin()) + " is " + std::to_string(*bad) + ", outside [0, " +
+            std::to_string(vocab) + ")",
+        "give ids of existing tokens" + (except ? ", or the ignore_index " + std::to_string(*except) : ""));
   }
   return values;
 }

@@ -2,8 +2,10 @@
 // What the logprob operators share: softmax statistics of a row in FP64, and how errors of a row's computation add up.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,10 +87,16 @@ SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z);
 /// Arrays of one thread, kept from row to row: a row of 151936 logits is 1.2 MB per array, dear to map anew each time.
 struct RowScratch {
   std::vector<double> z, value, magnitude, rounding;
+
+  /// For a row that is left out: every result is 0, exactly.
+  void clear_results() {
+    for (auto* array : {&value, &magnitude, &rounding}) std::fill(array->begin(), array->end(), 0.0);
+  }
 };
 RowScratch& row_scratch(int64_t vocab);
 
-/// Reads the ids of a per-row integer input. Throws InputError naming the first that is outside [0, vocab).
-std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab);
+/// Reads the ids of a per-row integer input. Throws InputError naming the first that is outside [0, vocab) and not
+/// `except`.
+std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab, std::optional<int64_t> except = {});
 
 }  // namespace checkop

@@ -60,6 +60,9 @@ std::string case_name(const Case& c) {
   if (c.input_mode != InputMode::random) name += fmt::format("~{}", to_string(c.input_mode));
   const Case usual;
   if (c.input_mode == InputMode::constant) name += fmt::format("{}t{}", c.constant_value, c.token_value);
+  if (c.ignored_every != usual.ignored_every && has_attr(*c.op, "ignore_index")) {
+    name += fmt::format("~ignored{}", c.ignored_every);
+  }
   for (size_t i = 0; i < c.attrs.size(); ++i) {
     if (c.attrs[i] != c.op->attrs[i].fallback) name += fmt::format("+{}={}", c.op->attrs[i].name, c.attrs[i]);
   }
@@ -83,6 +86,9 @@ std::string case_flags(const Case& c) {
   if (c.input_mode != InputMode::random) flags += fmt::format(" --input-mode {}", to_string(c.input_mode));
   if (c.input_mode == InputMode::constant) {
     flags += fmt::format(" --constant-value {} --token-value {}", c.constant_value, c.token_value);
+  }
+  if (c.ignored_every != Case().ignored_every && has_attr(*c.op, "ignore_index")) {
+    flags += fmt::format(" --ignored-every {}", c.ignored_every);
   }
   if (c.grad_mode == GradMode::ones) flags += " --grad-mode ones";
   flags += fmt::format(" --seed {}", c.seed);
@@ -150,6 +156,10 @@ void validate(const Case& c) {
       throw InputError("--constant-value", fmt::format("{} is not finite in {}", c.constant_value, info(c.dtype).name),
                        "give a smaller number");
     }
+  }
+  if (c.ignored_every < 0) {
+    throw InputError("--ignored-every", fmt::format("expected an integer >= 0, got {}", c.ignored_every),
+                     "0 plants none, 1 ignores every row");
   }
   if (c.op->validate != nullptr) {
     c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs,

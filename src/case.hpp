@@ -26,6 +26,7 @@ struct Case {
   InputMode input_mode = InputMode::random;
   double constant_value = 0.25;
   int64_t token_value = 0;
+  int64_t ignored_every = 8;  ///< operators with ignore_index: one row in so many has it as its id; 0: none
   GradMode grad_mode = GradMode::random;
   uint64_t seed = 123;
   uint64_t grad_seed = 123;

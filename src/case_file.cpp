@@ -36,7 +36,7 @@ std::vector<int64_t> sizes(const JsonValue& value) {
 
 void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Case>& cases) {
   entry.allow_keys({"op", "pass", "dtype", "dims", "attrs", "with", "input_mode", "constant_value", "token_value",
-                    "seed", "grad_mode", "grad_seed", "suites", "why"});
+                    "ignored_every", "seed", "grad_mode", "grad_seed", "suites", "why"});
   if (!suite.empty()) {
     const auto suites = entry.find("suites");
     if (!suites) return;
@@ -72,6 +72,7 @@ void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Ca
     if (const auto v = entry.find("input_mode")) sweep.data.input_mode = parse_input_mode(v->where(), v->sentence());
     if (const auto v = entry.find("constant_value")) sweep.data.constant_value = v->number();
     if (const auto v = entry.find("token_value")) sweep.data.token_value = v->integer();
+    if (const auto v = entry.find("ignored_every")) sweep.data.ignored_every = v->integer(0);
     if (const auto v = entry.find("seed")) sweep.data.seed = static_cast<uint64_t>(v->integer(0));
     if (const auto v = entry.find("grad_mode")) sweep.data.grad_mode = parse_grad_mode(v->where(), v->sentence());
     if (const auto v = entry.find("grad_seed")) sweep.data.grad_seed = static_cast<uint64_t>(v->integer(0));

@@ -60,7 +60,7 @@ void fill_ids(const Case& c, const Stream& stream, int64_t extent, Tensor& ids) 
   }
 }
 
-/// Element 0 of the tensor is kept, so that a mask of one element masks nothing; modes other than random keep all.
+/// Element 0 of the tensor is kept, so that a mask of one element masks nothing; mode constant keeps all.
 void fill_mask(const Case& c, const Stream& stream, Tensor& mask) {
   for (int64_t i = 0; i < mask.count(); ++i) {
     const double drawn = stream.uniform(static_cast<uint64_t>(i));
@@ -192,7 +192,8 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
   if (c.op->refine != nullptr) {
     const auto stream = [&](std::string_view name) { return Stream::derive(c.seed, c.op->name, name); };
     c.op->refine({tensors, c.attrs, [&](std::string_view name, uint64_t i) { return stream(name).normal(i); },
-                  [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }, threads});
+                  [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }, threads,
+                  c.input_mode == InputMode::constant ? 0 : c.ignored_every});
   }
   return tensors;
 }

@@ -35,6 +35,10 @@ const Pass* find_pass(const Operator& op, std::string_view name) {
   return found == op.passes.end() ? nullptr : &*found;
 }
 
+bool has_attr(const Operator& op, std::string_view name) {
+  return std::any_of(op.attrs.begin(), op.attrs.end(), [&](const AttrSpec& attr) { return attr.name == name; });
+}
+
 std::vector<std::string_view> split_dims(std::string_view dims) {
   std::vector<std::string_view> names;
   while (!dims.empty()) {

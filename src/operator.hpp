@@ -146,7 +146,8 @@ struct FillArgs {
   std::span<const double> attrs;
   /// Standard normal and uniform (0, 1) numbers of a stream of that name, by index.
   std::function<double(std::string_view, uint64_t)> normal, uniform;
-  unsigned threads = 1;  ///< results must not depend on it
+  unsigned threads = 1;       ///< results must not depend on it
+  int64_t ignored_every = 0;  ///< one row in so many gets the operator's ignore_index as its id; 0: none
 
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };
@@ -165,6 +166,7 @@ struct Operator {
 std::span<const Operator* const> operators();
 const Operator* find_operator(std::string_view name);  ///< nullptr when unknown
 const Pass* find_pass(const Operator& op, std::string_view name);
+bool has_attr(const Operator& op, std::string_view name);
 
 std::vector<std::string_view> split_dims(std::string_view dims);
 bool is_per_row(const Operator& op, const TensorSpec& spec);

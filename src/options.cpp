@@ -96,6 +96,10 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->capture_default_str()
       ->group("Data");
   app.add_option("--token-value", run.token_value, "id of --input-mode constant")->capture_default_str()->group("Data");
+  app.add_option("--ignored-every", run.ignored_every,
+                 "operators with ignore_index: one row in so many has it as its id; 0: none, 1: all")
+      ->capture_default_str()
+      ->group("Data");
   app.add_option("--seed", run.seed, "of all inputs")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()

@@ -24,7 +24,7 @@ struct RunOptions {
   std::string contract;            ///< empty: the shipped contracts/default.json
   std::string input_mode = "random", grad_mode = "random";
   double constant_value = 0.25;
-  int64_t token_value = 0;
+  int64_t token_value = 0, ignored_every = 8;
   uint64_t seed = 123, grad_seed = 123;
   std::vector<std::string> checks;  ///< empty: all that the contract asks
   std::string gold_rows;            ///< "all" or a number; empty: as the contract says

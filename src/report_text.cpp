@@ -41,6 +41,9 @@ std::string title(const CaseRecord& record) {
   for (const std::string_view dim : dims_of(*c.op)) text += fmt::format(" {}={}", dim, c.dims.find(dim)->second);
   for (const std::string& optional : c.optionals) text += " +" + optional;
   if (c.input_mode != InputMode::random) text += fmt::format(" {}", to_string(c.input_mode));
+  if (c.ignored_every != Case().ignored_every && has_attr(*c.op, "ignore_index")) {
+    text += fmt::format(" ignored_every={}", c.ignored_every);
+  }
   return text + fmt::format(" seed={}", c.seed);
 }
 

@@ -172,6 +172,7 @@ json encode(const Case& c) {
           {"input_mode", static_cast<int>(c.input_mode)},
           {"constant_value", std::bit_cast<uint64_t>(c.constant_value)},
           {"token_value", c.token_value},
+          {"ignored_every", c.ignored_every},
           {"grad_mode", static_cast<int>(c.grad_mode)},
           {"seed", c.seed},
           {"grad_seed", c.grad_seed}};
@@ -189,6 +190,7 @@ Case decode_case(const json& json) {
   c.input_mode = static_cast<InputMode>(json.at("input_mode").get<int>());
   c.constant_value = std::bit_cast<double>(json.at("constant_value").get<uint64_t>());
   c.token_value = json.at("token_value").get<int64_t>();
+  c.ignored_every = json.at("ignored_every").get<int64_t>();
   c.grad_mode = static_cast<GradMode>(json.at("grad_mode").get<int>());
   c.seed = json.at("seed").get<uint64_t>();
   c.grad_seed = json.at("grad_seed").get<uint64_t>();

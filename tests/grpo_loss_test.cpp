@@ -7,7 +7,7 @@
 
 #include "device.hpp"
 #include "error.hpp"
-#include "policy_helper.hpp"
+#include "rows_helper.hpp"
 
 namespace checkop {
 namespace {
@@ -16,22 +16,12 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kBatch = 6, kSeq = 3, kVocab = 21, kRows = kBatch * kSeq;
 enum Attr : size_t { kSamples, kClip, kBeta, kEps };
 
-/// All tokens active, the old log-probabilities near the own ones.
 Case grpo_case(std::string_view pass, double samples = 3, double beta = 0, bool boundaries = false) {
   Case c = gold_case("grpo_loss", pass, DType::f32,
                      {{"batch", kBatch}, {"seq", kSeq}, {"vocab", kVocab}, {"group_bounds", 3}});
   if (boundaries) c.optionals = {"group_boundaries"};
   c.attrs[kSamples] = samples, c.attrs[kBeta] = beta;
   return c;
-}
-
-std::vector<Tensor> active_inputs(const Case& c) {
-  std::vector<Tensor> inputs = make_inputs(c, 1);
-  for (int64_t row = 0; row < kRows; ++row) {
-    input(c, inputs, "attention_mask").set(row, 1 + row % 2);
-    input(c, inputs, "completion_mask").set(row, 1 + row % 2);
-  }
-  return inputs;
 }
 
 void set_rewards(const Case& c, std::vector<Tensor>& inputs, const std::vector<double>& rewards) {
@@ -78,7 +68,7 @@ TEST(GrpoLoss, AGroupOfEqualRewardsCountsForExactlyNothing) {
 
 TEST(GrpoLoss, LargeRewardsKeepTheirSpread) {
   const Case c = grpo_case("forward", 2);
-  auto small = active_inputs(c), large = active_inputs(c);
+  auto small = active_policy_inputs(c), large = active_policy_inputs(c);
   set_rewards(c, small, {0, 1, 1, 0, 1, 0});
   set_rewards(c, large, {1e6, 1e6 + 1, 1e6 + 1, 1e6, 1e6 + 1, 1e6});
   const auto expected = both(c, small), got = both(c, large);
@@ -91,7 +81,7 @@ TEST(GrpoLoss, WithoutActiveTokensEverythingIsZero) {
   for (const char* mask : {"attention_mask", "completion_mask"}) {
     for (const char* pass : {"forward", "backward"}) {
       const Case c = grpo_case(pass, 3, 0.04);
-      auto inputs = active_inputs(c);
+      auto inputs = active_policy_inputs(c);
       for (int64_t row = 0; row < kRows; ++row) input(c, inputs, mask).set(row, 0);
       for (const auto& values : both(c, inputs)) EXPECT_TRUE(all_zero(values)) << mask << " " << pass;
     }
@@ -102,7 +92,7 @@ TEST(GrpoLoss, TokensThatAreNotActiveMayHoldAnything) {
   for (const char* mask : {"attention_mask", "completion_mask"}) {
     for (const char* pass : {"forward", "backward"}) {
       const Case c = grpo_case(pass, 3, 0.04);
-      auto clean = active_inputs(c), spoilt = active_inputs(c);
+      auto clean = active_policy_inputs(c), spoilt = active_policy_inputs(c);
       for (auto* inputs : {&clean, &spoilt}) input(c, *inputs, mask).set(4, 0);
       for (const char* name : {"policy_logits", "ref_logits", "old_logps"}) set_row(input(c, spoilt, name), 4, kNan);
       input(c, spoilt, "action_ids").set(4, -100);
@@ -113,7 +103,7 @@ TEST(GrpoLoss, TokensThatAreNotActiveMayHoldAnything) {
 
 TEST(GrpoLoss, ActiveIdsOutsideTheVocabularyAreRefused) {
   const Case c = grpo_case("forward");
-  auto inputs = active_inputs(c);
+  auto inputs = active_policy_inputs(c);
   input(c, inputs, "action_ids").set(7, kVocab);
   EXPECT_THROW(collect_gold(c, inputs, 1), InputError);
   EXPECT_EQ(run_native(c, inputs).result.status, RunStatus::failed);
@@ -122,7 +112,7 @@ TEST(GrpoLoss, ActiveIdsOutsideTheVocabularyAreRefused) {
 TEST(GrpoLoss, BoundariesThatDoNotCutTheBatchAreRefused) {
   const Case c = grpo_case("forward", 2, 0, true);
   for (const auto& bounds : std::vector<std::vector<double>>{{1, 3, 6}, {0, 3, 5}, {0, 0, 6}, {0, 7, 6}, {0, 6, 6}}) {
-    auto inputs = active_inputs(c);
+    auto inputs = active_policy_inputs(c);
     for (size_t i = 0; i < bounds.size(); ++i) {
       input(c, inputs, "group_boundaries").set(static_cast<int64_t>(i), bounds[i]);
     }
@@ -133,9 +123,9 @@ TEST(GrpoLoss, BoundariesThatDoNotCutTheBatchAreRefused) {
 
 TEST(GrpoLoss, BoundariesOfEqualGroupsAreSamplesPerPrompt) {
   const Case with = grpo_case("forward", 2, 0, true), without = grpo_case("forward", 3);
-  auto inputs = active_inputs(with);
+  auto inputs = active_policy_inputs(with);
   for (int64_t i = 0; i < 3; ++i) input(with, inputs, "group_boundaries").set(i, static_cast<double>(3 * i));
-  EXPECT_EQ(both(with, inputs), both(without, active_inputs(without)));
+  EXPECT_EQ(both(with, inputs), both(without, active_policy_inputs(without)));
 }
 
 TEST(GrpoLoss, SizesThatDoNotGoTogetherAreRefused) {
@@ -165,7 +155,7 @@ void set_ratio(const Case& c, std::vector<Tensor>& inputs, int64_t row, double l
 TEST(GrpoLoss, ClippedTokensHaveNoGradient) {
   const Case c = grpo_case("backward", 2);
   for (const double log_ratio : {-5.0, -0.3, 0.3, 5.0}) {
-    auto inputs = active_inputs(c);
+    auto inputs = active_policy_inputs(c);
     set_rewards(c, inputs, {0, 1, 0, 1, 0, 1});
     for (const int64_t row : {1, 4}) set_ratio(c, inputs, row, log_ratio);
     const auto values = both(c, inputs);
@@ -179,7 +169,7 @@ TEST(GrpoLoss, ClippedTokensHaveNoGradient) {
 
 TEST(GrpoLoss, AtTheClipEdgeEitherBranchIsInTheBound) {
   const Case c = grpo_case("backward", 2);
-  auto inputs = active_inputs(c), taken = active_inputs(c), other = active_inputs(c);
+  auto inputs = active_policy_inputs(c), taken = active_policy_inputs(c), other = active_policy_inputs(c);
   for (auto* each : {&inputs, &taken, &other}) set_rewards(c, *each, {0, 1, 0, 1, 0, 1});
   set_ratio(c, inputs, 4, std::log(1.2));
   set_ratio(c, taken, 4, std::log(1.19));
@@ -195,7 +185,7 @@ TEST(GrpoLoss, AtTheClipEdgeEitherBranchIsInTheBound) {
 
 TEST(GrpoLoss, GradientIsThatOfRatioKl) {
   const Case c = grpo_case("backward", 2, 0.04);
-  auto inputs = active_inputs(c);
+  auto inputs = active_policy_inputs(c);
   set_rewards(c, inputs, {0, 1, 0, 1, 0, 1});
   Case ratio = gold_case("ratio_kl", "backward", DType::f32, {{"batch", kBatch}, {"seq", kSeq}, {"vocab", kVocab}});
   std::vector<Tensor> own = make_inputs(ratio, 1);

@@ -7,7 +7,7 @@
 
 #include "device.hpp"
 #include "error.hpp"
-#include "policy_helper.hpp"
+#include "rows_helper.hpp"
 
 namespace checkop {
 namespace {
@@ -20,9 +20,8 @@ Case ratio_case(std::string_view pass) { return gold_case("ratio_kl", pass, DTyp
 
 /// Row 2 is masked and holds `logit` and `id`; the others are active.
 std::vector<Tensor> masked_inputs(const Case& c, double logit, double id) {
-  std::vector<Tensor> inputs = make_inputs(c, 1);
-  for (int64_t row = 0; row < 6; ++row)
-    input(c, inputs, "attention_mask").set(row, row == kMaskedRow ? 0 : 1 + row % 2);
+  std::vector<Tensor> inputs = active_policy_inputs(c);
+  input(c, inputs, "attention_mask").set(kMaskedRow, 0);
   for (const char* name : {"policy_logits", "ref_logits", "old_logps"}) {
     set_row(input(c, inputs, name), kMaskedRow, logit);
   }
@@ -117,7 +116,7 @@ TEST(RatioKl, KlKeepsItsDigitsNearZeroAndIsNeverNegative) {
 
 TEST(RatioKl, EqualPoliciesHaveNoKlAndNoKlGradient) {
   const Case c = ratio_case("backward");
-  auto inputs = make_inputs(c, 1);
+  auto inputs = active_policy_inputs(c);
   for (int64_t i = 0; i < input(c, inputs, "policy_logits").count(); ++i) {
     input(c, inputs, "ref_logits").set(i, input(c, inputs, "policy_logits").at(i));
   }

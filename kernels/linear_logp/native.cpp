@@ -3,8 +3,9 @@
 //   z[r,v] = sum_h hidden[r,h] W[v,h] + bias[v]     logp[r] = (z[r,t] - m) - log(s),  s = sum_v exp(z[r,v] - m)
 //   dz[r,v] = g[r] ([v = t] - exp(z[r,v] - m) / s)  dhidden = dz W    dW = dz^T hidden    dbias = sum_r dz
 //   hidden: [..., hidden]  W: [vocab, hidden]  bias: [vocab], fp32|bf16|fp16   target_ids: int64   logp, grad_logp:
-//   fp32 Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024
-//   terms.
+//   fp32
+//   where target_ids[r] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[r] holds
+//   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
 #include "native.hpp"
 
 namespace {
@@ -34,7 +35,9 @@ struct Problem {
   const int64_t* targets;
   const float* bias;  // nullptr when absent
   std::vector<float> hidden32, bias32;
-  int64_t rows, hidden, vocab;
+  int64_t rows, hidden, vocab, ignored;
+
+  bool left_out(int64_t row) const { return targets[row] == ignored; }
 };
 
 /// z[r * kChunk + v - first] for the `columns` vocabulary entries from `first` on.
@@ -84,6 +87,7 @@ void chunk_gradient(const Problem& p, const std::vector<SumExp>& sums, const flo
         float& element = z[r * kChunk + v];
         const float probability = std::exp(element - s.shift()) / s.sum;
         element = first + v == p.targets[r] ? g[r] * (1.0f - probability) : -g[r] * probability;
+        if (p.left_out(r)) element = 0.0f;
       }
     }
   });
@@ -139,9 +143,12 @@ void check_inputs(const checkop_call& c, Extent& rows, Extent& hidden, Extent& v
 
 /// Checks the ids, which only a call whose shapes were found right has, and converts what is read more than once.
 Problem load_problem(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab) {
-  native::check_ids(c.inputs[2], "target_ids", rows, vocab);
-  Problem p{c.inputs[1], static_cast<const int64_t*>(c.inputs[2].data), nullptr, {}, {}, rows, hidden, vocab};
+  const int64_t ignored = native::ignore_index(c);
+  native::check_ids(c.inputs[2], "target_ids", rows, vocab, ignored);
+  Problem p{c.inputs[1], static_cast<const int64_t*>(c.inputs[2].data), nullptr, {}, {}, rows, hidden, vocab, ignored};
   p.hidden32 = native::load_all(c.inputs[0], rows * hidden);
+  for (int64_t r = 0; r < rows; ++r)  // zeros in its place: 0 * NaN would reach the weight's gradient
+    if (p.left_out(r)) std::fill_n(&p.hidden32[size(r * hidden)], hidden, 0.0f);
   if (c.inputs[3].data != nullptr) {
     p.bias32 = native::load_all(c.inputs[3], vocab);
     p.bias = p.bias32.data();
@@ -162,7 +169,7 @@ checkop_status forward(const checkop_call* call) {
     auto* logp = static_cast<float*>(c.outputs[0].data);
     for (int64_t r = 0; r < p.rows; ++r) {
       const SumExp& s = states.sums[size(r)];
-      logp[r] = (states.target_logits[size(r)] - s.shift()) - std::log(s.sum);
+      logp[r] = p.left_out(r) ? 0.0f : (states.target_logits[size(r)] - s.shift()) - std::log(s.sum);
     }
   });
 }

@@ -3,6 +3,7 @@
 //   logp[r] = (z[r,t] - m) - log(s),  m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
 //   dlogits[r,v] = g[r] * ([v = t] - exp(z[r,v] - m) / s)
 //   logits, dlogits: [..., vocab] fp32|bf16|fp16    token_ids: [...] int64    logp, grad_logp: [...] fp32
+//   where token_ids[r] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.
 #include "native.hpp"
 
@@ -33,13 +34,16 @@ checkop_status forward(const checkop_call* call) {
     native::check_matrix(logits, "logits", logits.dtype, rows, vocab);
     native::check_list(token_ids, "token_ids", CHECKOP_I64, rows);
     native::check_list(logp, "logp", CHECKOP_F32, rows);
-    native::check_ids(token_ids, "token_ids", rows.value, vocab.value);
+    const int64_t ignored = native::ignore_index(c);
+    native::check_ids(token_ids, "token_ids", rows.value, vocab.value, ignored);
 
     const auto* tokens = static_cast<const int64_t*>(token_ids.data);
     auto* out = static_cast<float*>(logp.data);
     native::parallel_for(rows.value, 16 * rows.value * vocab.value, [&](int64_t begin, int64_t end) {
       std::vector<float> z(static_cast<size_t>(vocab.value));
       for (int64_t r = begin; r < end; ++r) {
+        out[r] = 0.0f;
+        if (tokens[r] == ignored) continue;
         native::load(logits, r * vocab.value, vocab.value, z.data());
         out[r] = row_logp(z.data(), vocab.value, tokens[r]);
       }
@@ -58,15 +62,20 @@ checkop_status backward(const checkop_call* call) {
     native::check_list(token_ids, "token_ids", CHECKOP_I64, rows);
     native::check_list(grad_logp, "grad_logp", CHECKOP_F32, rows);
     native::check_matrix(dlogits, "dlogits", logits.dtype, rows, vocab);
-    native::check_ids(token_ids, "token_ids", rows.value, vocab.value);
+    const int64_t ignored = native::ignore_index(c);
+    native::check_ids(token_ids, "token_ids", rows.value, vocab.value, ignored);
 
     const auto* tokens = static_cast<const int64_t*>(token_ids.data);
     const auto* g = static_cast<const float*>(grad_logp.data);
     native::parallel_for(rows.value, 32 * rows.value * vocab.value, [&](int64_t begin, int64_t end) {
       std::vector<float> z(static_cast<size_t>(vocab.value));
       for (int64_t r = begin; r < end; ++r) {
-        native::load(logits, r * vocab.value, vocab.value, z.data());
-        row_dlogits(z.data(), vocab.value, tokens[r], g[r]);
+        if (tokens[r] == ignored) {
+          std::fill(z.begin(), z.end(), 0.0f);
+        } else {
+          native::load(logits, r * vocab.value, vocab.value, z.data());
+          row_dlogits(z.data(), vocab.value, tokens[r], g[r]);
+        }
         native::store(dlogits, r * vocab.value, vocab.value, z.data());
       }
     });

@@ -10,6 +10,7 @@ mp.dps = 50
 NEGATIVE_INFINITY = mpf("-inf")
 DIFFERENCE_LIMIT = mpf(10) ** -18  # of mp.diff at 50 digits against the formula
 DIFFERENCES = 40                   # elements that are differentiated per tensor; spread evenly
+IGNORE_INDEX = -100                # the operators' default
 
 
 class Stream:
@@ -60,9 +61,13 @@ def softmax(z):
     return [mp.exp(v) / total for v in z]
 
 
-def logp_forward(rows, ids):
+def logp_forward(rows, ids, ignored=IGNORE_INDEX):
     values, scales = [], []
     for z, t in zip(rows, ids):
+        if t == ignored:
+            values.append(mpf(0))
+            scales.append(mpf(0))
+            continue
         y = z[t] - logsumexp(z)
         values.append(y)
         # The distance to the row's largest logit and the logarithm of the sum are what is added.
@@ -70,10 +75,14 @@ def logp_forward(rows, ids):
     return values, scales
 
 
-def logit_gradients(rows, ids, upstream):
+def logit_gradients(rows, ids, upstream, ignored=IGNORE_INDEX):
     """d(sum_i g_i*logp_i)/dz per row, and |g|*(1[v = t] + p) as scale."""
     values, scales = [], []
     for z, t, g in zip(rows, ids, upstream):
+        if t == ignored:
+            values.append([mpf(0)] * len(z))
+            scales.append([mpf(0)] * len(z))
+            continue
         p = softmax(z)
         # 1 - p_t as the sum of the others, which is how the exact value stays exact near p_t = 1.
         others = mp.fsum(q for v, q in enumerate(p) if v != t)

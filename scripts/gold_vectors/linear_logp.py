@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of linear_logp."""
-from common import (Stream, absolute, check_gradient, dot, flat, logit_gradients, logits_of, logp_forward, mp, mpf,
+from common import (IGNORE_INDEX, Stream, absolute, check_gradient, dot, flat, logit_gradients, logits_of, logp_forward, mp, mpf,
                     product, rows_of, softmax, transposed, vector)
 
 
-def linear_logp_vectors(tokens, hidden_size, vocab, with_bias):
+def linear_logp_vectors(tokens, hidden_size, vocab, with_bias, ignored=IGNORE_INDEX, ignored_tokens=()):
     name = f"linear_logp_{tokens}x{hidden_size}x{vocab}" + ("_bias" if with_bias else "")
+    name += f"_ignored_{ignored}" if ignored_tokens else ""
     random = Stream(tokens * 10000 + hidden_size * 100 + vocab + with_bias)
     hidden = rows_of(random.values(tokens * hidden_size), hidden_size)
     weight = rows_of(random.values(vocab * hidden_size, step=mpf(1) / 128), hidden_size)
     bias = random.values(vocab) if with_bias else [mpf(0)] * vocab
     ids, upstream = random.ids(tokens, vocab), random.values(tokens)
+    for token in ignored_tokens:
+        ids[token] = ignored
+    attrs = {"ignore_index": ignored}
     dims = {"batch": 1, "seq": tokens, "hidden": hidden_size, "vocab": vocab}
     inputs = {"hidden": flat(hidden), "lm_head_weight": flat(weight), "target_ids": ids}
     optionals = ["bias"] if with_bias else []
@@ -18,15 +22,15 @@ def linear_logp_vectors(tokens, hidden_size, vocab, with_bias):
         inputs["bias"] = bias
 
     logits = logits_of(hidden, weight, bias)
-    value, scale = logp_forward(logits, ids)
+    value, scale = logp_forward(logits, ids, ignored)
     # Each logit is itself a sum; its terms bound what FP64 loses in it.
     terms = logits_of(absolute(hidden), absolute(weight), [abs(b) for b in bias])
-    scale = [s + 2 * max(row) for s, row in zip(scale, terms)]
-    yield vector(f"{name}/forward", "linear_logp", "forward", dims, inputs, {"logp": (value, scale)}, optionals)
+    scale = [s + 2 * max(row) if t != ignored else s for s, t, row in zip(scale, ids, terms)]
+    yield vector(f"{name}/forward", "linear_logp", "forward", dims, inputs, {"logp": (value, scale)}, optionals, attrs)
 
-    dlogits, dscale = logit_gradients(logits, ids, upstream)
-    dscale = [[s + abs(g) * p * 2 * max(row) for s, p in zip(scales, softmax(z))]
-              for scales, g, z, row in zip(dscale, upstream, logits, terms)]
+    dlogits, dscale = logit_gradients(logits, ids, upstream, ignored)
+    dscale = [[s + abs(g) * p * 2 * max(row) if t != ignored else s for s, p in zip(scales, softmax(z))]
+              for scales, g, t, z, row in zip(dscale, upstream, ids, logits, terms)]
     dhidden, dhidden_scale = product(dlogits, weight), product(dscale, absolute(weight))
     dweight = product(transposed(dlogits), hidden)
     dweight_scale = product(transposed(dscale), absolute(hidden))
@@ -34,7 +38,8 @@ def linear_logp_vectors(tokens, hidden_size, vocab, with_bias):
     dbias_scale = [mp.fsum(column) for column in transposed(dscale)]
 
     def loss(h, w, b):
-        return dot(upstream, logp_forward(logits_of(rows_of(h, hidden_size), rows_of(w, hidden_size), b), ids)[0])
+        logits = logits_of(rows_of(h, hidden_size), rows_of(w, hidden_size), b)
+        return dot(upstream, logp_forward(logits, ids, ignored)[0])
 
     h, w = flat(hidden), flat(weight)
     check_gradient(name + "/dhidden", lambda x: loss(x, w, bias), h, flat(dhidden))
@@ -44,10 +49,12 @@ def linear_logp_vectors(tokens, hidden_size, vocab, with_bias):
     if with_bias:
         outputs["dbias"] = (dbias, dbias_scale)
     yield vector(f"{name}/backward", "linear_logp", "backward", dims, {**inputs, "grad_logp": upstream}, outputs,
-                 optionals)
+                 optionals, attrs)
 
 
 def vectors():
     for shape in ((1, 1, 1), (2, 3, 5), (5, 8, 17)):
         for with_bias in (False, True):
             yield from linear_logp_vectors(*shape, with_bias)
+    yield from linear_logp_vectors(5, 8, 17, True, -100, (0, 3))
+    yield from linear_logp_vectors(5, 8, 17, False, 4, (2,))

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of logp."""
-from common import (NEGATIVE_INFINITY, Stream, check_gradient, flat, logit_gradients, logp_forward, logsumexp, mpf,
+from common import (IGNORE_INDEX, NEGATIVE_INFINITY, Stream, check_gradient, flat, logit_gradients, logp_forward, logsumexp, mpf,
                     vector)
 
 
-def logp_vectors(name, rows, ids, upstream):
+def logp_vectors(name, rows, ids, upstream, ignored=IGNORE_INDEX):
     vocab = len(rows[0])
     dims = {"batch": 1, "seq": len(rows), "vocab": vocab}
     inputs = {"logits": flat(rows), "token_ids": ids}
-    yield vector(f"{name}/forward", "logp", "forward", dims, inputs, {"logp": logp_forward(rows, ids)})
-    gradients, scales = logit_gradients(rows, ids, upstream)
+    yield vector(f"{name}/forward", "logp", "forward", dims, inputs, {"logp": logp_forward(rows, ids, ignored)},
+                 attrs={"ignore_index": ignored})
+    gradients, scales = logit_gradients(rows, ids, upstream, ignored)
     for z, t, g, row in zip(rows, ids, upstream, gradients):
-        check_gradient(name + "/dlogits", lambda x: g * (x[t] - logsumexp(x)), z, row)
+        check_gradient(name + "/dlogits", lambda x: 0 if t == ignored else g * (x[t] - logsumexp(x)), z, row)
     yield vector(f"{name}/backward", "logp", "backward", dims, {**inputs, "grad_logp": upstream},
-                 {"dlogits": (flat(gradients), flat(scales))})
+                 {"dlogits": (flat(gradients), flat(scales))}, attrs={"ignore_index": ignored})
 
 
 def vectors():
@@ -36,3 +37,6 @@ def vectors():
     masked[1][3] = mpf("1.5")                          # the only token, another selected: logp is -inf
     masked[2][1], masked[2][6] = mpf(2), mpf("-0.75")  # two tokens left
     yield from logp_vectors("logp_masked", masked, [3, 0, 6], [mpf(1), mpf("0.5"), mpf(-2)])
+    for ignored, ids in ((-100, [2, -100, 0, -100]), (0, [0, 6, 3, 0]), (7, [7, 7, 7, 7])):
+        rows = [random.values(7) for _ in range(4)]
+        yield from logp_vectors(f"logp_ignored_{ignored}", rows, ids, random.values(4), ignored)

@@ -58,6 +58,10 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_ids(*op); })) {
     throw InputError("--input-mode", "peaked plants targets, and no selected operator has any", "use random");
   }
+  if (options.has("--ignored-every") &&
+      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_attr(*op, "ignore_index"); })) {
+    throw InputError("--ignored-every", "no selected operator has an attribute ignore_index", "leave it out");
+  }
   std::set<std::string_view> used;
   std::vector<Case> cases;
   for (const Operator* op : ops) {
@@ -84,6 +88,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     if (sweep.data.input_mode == InputMode::peaked && !has_ids(*op)) sweep.data.input_mode = InputMode::random;
     sweep.data.constant_value = options.constant_value;
     sweep.data.token_value = options.token_value;
+    sweep.data.ignored_every = options.ignored_every;
     sweep.data.seed = options.seed;
     sweep.data.grad_mode = parse_grad_mode("--grad-mode", options.grad_mode);
     sweep.data.grad_seed = options.grad_seed;

@@ -46,6 +46,10 @@ Model model_with(Fault fault, const Operator& op) {
   if (fault == Fault::softmax_sign_flipped) model.softmax_scale = -1;
   model.bf16_accumulator = fault == Fault::bf16_accumulator;
   model.ignore_mask = fault == Fault::mask_ignored;
+  if (fault == Fault::ignored_row_counted || fault == Fault::ignored_gradient_kept) model.left_out = LeftOut::counted;
+  if (fault == Fault::ignored_as_id_zero) model.left_out = LeftOut::as_id_zero;
+  if (fault == Fault::ignored_row_multiplied) model.left_out = LeftOut::multiplied;
+  if (fault == Fault::ignored_row_reaches_weight) model.left_out = LeftOut::reaches_weight;
   model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
   model.tf32_factors = fault == Fault::tf32_factors;
   return model;
@@ -128,6 +132,7 @@ void double_one(std::vector<double>& values) {
   std::vector<size_t> order;  // without the zeros of masked rows
   for (size_t i = 0; i < values.size(); ++i)
     if (values[i] != 0) order.push_back(i);
+  if (order.empty()) return;  // some rows alone: all of them left out
   const auto middle = order.begin() + static_cast<std::ptrdiff_t>(order.size() / 2);
   std::nth_element(order.begin(), middle, order.end(),
                    [&](size_t a, size_t b) { return std::abs(values[a]) < std::abs(values[b]); });
@@ -243,6 +248,11 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::softmax_sign_flipped:
     case Fault::bf16_accumulator:
     case Fault::mask_ignored:
+    case Fault::ignored_row_counted:
+    case Fault::ignored_gradient_kept:
+    case Fault::ignored_as_id_zero:
+    case Fault::ignored_row_multiplied:
+    case Fault::ignored_row_reaches_weight:
     case Fault::exp_rounded_to_bf16:
     case Fault::tf32_factors:
       return s.store_all();

@@ -10,6 +10,15 @@ namespace checkop::test {
 /// Answers `call` with `fault` in it. Throws InputError for what the gold refuses.
 void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const checkop_call& call);
 
+/// What becomes of rows that the operator leaves out.
+enum class LeftOut : uint8_t {
+  select,          ///< nothing of them is read, as it should be
+  counted,         ///< the id matches no column: logp = 0 - lse, and the softmax term stays in the gradient
+  as_id_zero,      ///< the id is clamped into the vocabulary
+  multiplied,      ///< computed with a clamped id, then multiplied by 0
+  reaches_weight,  ///< the logits' gradient is 0, and multiplied with what the row of hidden holds
+};
+
 /// A plain computation of some operators in FP64, and what can be wrong with it.
 struct Model {
   int64_t skip_vocab = 0;         ///< last vocabulary columns, or keys, left out of the sum of exponentials
@@ -18,8 +27,9 @@ struct Model {
   double softmax_scale = 1;       ///< of the softmax in the gradient
   bool bf16_accumulator = false;  ///< every addition is rounded to bf16
   bool ignore_mask = false;       ///< masked tokens count like the others
-  bool bf16_exp = false;          ///< every exponential is rounded to bf16
-  bool tf32_factors = false;      ///< the factors of products are rounded to the 11 bits of TF32
+  LeftOut left_out = LeftOut::select;
+  bool bf16_exp = false;      ///< every exponential is rounded to bf16
+  bool tf32_factors = false;  ///< the factors of products are rounded to the 11 bits of TF32
 
   Values evaluate(const Operator& op, const Pass& pass, const checkop_call& call) const;
 };

@@ -100,8 +100,10 @@ class Evaluation {
 
   double exponential(double x) const { return model_.bf16_exp ? round_to_bf16(std::exp(x)) : std::exp(x); }
 
+  /// An id that is not in the vocabulary, as rows that are left out may have, counts as 0.
   int64_t label(const std::vector<int64_t>& ids, int64_t row, int64_t vocab) const {
-    return (ids[static_cast<size_t>(row)] + model_.label_shift) % vocab;
+    const int64_t id = ids[static_cast<size_t>(row)];
+    return ((id < 0 || id >= vocab ? 0 : id) + model_.label_shift) % vocab;
   }
 
   struct RowState {
@@ -114,26 +116,54 @@ class Evaluation {
     return {max, sum(terms, [&](int64_t v) { return exponential(z(row, v) - max); })};
   }
 
-  Matrix logp(const Matrix& z, const std::vector<int64_t>& ids) const {
+  /// left_out[row]: the row is to be left out.
+  Matrix logp(const Matrix& z, const std::vector<int64_t>& ids, const std::vector<char>& left_out) const {
     Matrix out = zeros(z.rows(), 1);
     for (int64_t r = 0; r < z.rows(); ++r) {
+      const bool skip = left_out[static_cast<size_t>(r)] != 0;
+      if (skip && selects()) continue;
       const RowState state = row_state(z, r);
-      out(r, 0) = z(r, label(ids, r, z.columns)) - state.max - std::log(state.sum);
+      const bool no_target = skip && model_.left_out == LeftOut::counted;
+      out(r, 0) = (no_target ? 0 : z(r, label(ids, r, z.columns))) - state.max - std::log(state.sum);
+      if (skip && model_.left_out == LeftOut::multiplied) out(r, 0) *= 0;
     }
     return out;
   }
 
-  Matrix dlogits(const Matrix& z, const std::vector<int64_t>& ids, const std::vector<double>& g) const {
+  Matrix dlogits(const Matrix& z, const std::vector<int64_t>& ids, const std::vector<double>& g,
+                 const std::vector<char>& left_out) const {
     Matrix out = zeros(z.rows(), z.columns);
     for (int64_t r = 0; r < z.rows(); ++r) {
+      const bool skip = left_out[static_cast<size_t>(r)] != 0;
+      if (skip && selects()) continue;
       const RowState state = row_state(z, r);
+      const bool no_target = skip && model_.left_out == LeftOut::counted;
+      const double factor = skip && model_.left_out == LeftOut::multiplied ? 0 : g[static_cast<size_t>(r)];
       for (int64_t v = 0; v < z.columns; ++v) {
         const double probability = exponential(z(r, v) - state.max) / state.sum;
-        const double onehot = v == label(ids, r, z.columns) ? 1 : 0;
-        out(r, v) = g[static_cast<size_t>(r)] * (onehot - model_.softmax_scale * probability);
+        const double onehot = v == label(ids, r, z.columns) && !no_target ? 1 : 0;
+        out(r, v) = factor * (onehot - model_.softmax_scale * probability);
       }
     }
     return out;
+  }
+
+  bool selects() const { return model_.left_out == LeftOut::select || model_.left_out == LeftOut::reaches_weight; }
+
+  /// 1 where the id is the call's ignore_index.
+  static std::vector<char> ignored(const std::vector<int64_t>& ids, const checkop_call& call) {
+    std::vector<char> left_out;
+    for (const int64_t id : ids) left_out.push_back(id == static_cast<int64_t>(call.attrs[0].value));
+    return left_out;
+  }
+
+  /// 1 where one of the masks is 0.
+  std::vector<char> masked(const std::vector<const Tensor*>& masks) const {
+    std::vector<char> left_out(static_cast<size_t>(masks[0]->count()));
+    for (const Tensor* mask : masks)
+      for (size_t r = 0; r < left_out.size() && !model_.ignore_mask; ++r)
+        left_out[r] |= static_cast<char>(mask->at(static_cast<int64_t>(r)) == 0);
+    return left_out;
   }
 
   /// Softmax of every row over the columns that keeps(row, column) leaves; 0 elsewhere.
@@ -164,9 +194,10 @@ class Evaluation {
     return ds;
   }
 
-  PolicyLogs policy_logs(const std::vector<Tensor>& in) const {
+  PolicyLogs policy_logs(const std::vector<Tensor>& in, const std::vector<char>& left_out) const {
     const std::vector<int64_t> ids = ids_of(in[2]);
-    const std::vector<double> lp = logp(matrix_of(in[0]), ids).values, lr = logp(matrix_of(in[1]), ids).values;
+    const std::vector<double> lp = logp(matrix_of(in[0]), ids, left_out).values;
+    const std::vector<double> lr = logp(matrix_of(in[1]), ids, left_out).values;
     PolicyLogs logs;
     for (size_t r = 0; r < lp.size(); ++r) {
       logs.delta.push_back(lp[r] - in[4].at(static_cast<int64_t>(r)));
@@ -177,14 +208,15 @@ class Evaluation {
 
   /// Groups by samples_per_prompt alone.
   Values grpo_loss(const std::vector<Tensor>& in, const checkop_call& call, bool forward) const {
-    const PolicyLogs logs = policy_logs(in);
+    const std::vector<char> left_out = masked({&in[3], &in[6]});
+    const PolicyLogs logs = policy_logs(in, left_out);
     const auto samples = static_cast<int64_t>(call.attrs[0].value);
     const double clip = call.attrs[1].value, beta = call.attrs[2].value, eps = call.attrs[3].value;
     const int64_t rows = in[2].count(), seq = rows / in[5].count();
     std::vector<double> factor(static_cast<size_t>(rows));
     double policy_loss = 0, kl = 0, n = 0;
     for (int64_t r = 0; r < rows; ++r) {
-      if ((in[3].at(r) == 0 || in[6].at(r) == 0) && !model_.ignore_mask) continue;
+      if (left_out[static_cast<size_t>(r)] != 0) continue;
       const int64_t first = r / seq / samples * samples;
       double mean = 0, variance = 0;
       for (int64_t i = first; i < first + samples; ++i) mean += in[5].at(i) / static_cast<double>(samples);
@@ -198,7 +230,7 @@ class Evaluation {
     }
     if (forward) return {{(policy_loss + beta * kl) / n}, {policy_loss / n}, {kl / n}};
     for (double& f : factor) f *= in[8].at(0) / n;
-    return {dlogits(matrix_of(in[0]), ids_of(in[2]), factor).values};
+    return {dlogits(matrix_of(in[0]), ids_of(in[2]), factor, left_out).values};
   }
 
  private:
@@ -210,7 +242,12 @@ Values attention(const Evaluation& e, const std::vector<Tensor>& in, bool forwar
   const Shape &qs = in[0].shape, &ks = in[1].shape;
   const int64_t q_seq = qs[2], kv_seq = ks[2], width = qs[3], group = qs[1] / ks[1];
   if (scale < 0) scale = 1 / std::sqrt(static_cast<double>(width));
-  const Matrix all_q = matrix_of(in[0]), all_k = matrix_of(in[1]), all_v = matrix_of(in[2]);
+  const Matrix all_q = matrix_of(in[0]);
+  Matrix all_k = matrix_of(in[1]), all_v = matrix_of(in[2]);
+  for (int64_t row = 0; row < all_k.rows() && !in[3].name.empty(); ++row) {  // what a masked key holds is not read
+    if (in[3].at(row / (ks[1] * kv_seq) * kv_seq + row % kv_seq) != 0) continue;
+    for (int64_t d = 0; d < width; ++d) all_k(row, d) = all_v(row, d) = 0;
+  }
   const Matrix all_g = forward ? all_q : matrix_of(in[4]);
   Matrix dq = zeros(all_q.rows(), width), dk = zeros(all_k.rows(), width), dv = dk;
   for (int64_t head = 0; head < qs[0] * qs[1]; ++head) {
@@ -292,25 +329,33 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
   }
   if (op.name == "logp") {
     const Matrix z = matrix_of(in[0]);
-    if (forward) return {e.logp(z, ids_of(in[1])).values};
-    return {e.dlogits(z, ids_of(in[1]), matrix_of(in[2]).values).values};
+    const std::vector<int64_t> ids = ids_of(in[1]);
+    const std::vector<char> ignored = Evaluation::ignored(ids, call);
+    if (forward) return {e.logp(z, ids, ignored).values};
+    return {e.dlogits(z, ids, matrix_of(in[2]).values, ignored).values};
   }
   if (op.name == "ratio_kl") {
-    const PolicyLogs logs = e.policy_logs(in);
+    const std::vector<char> masked = e.masked({&in[3]});
+    const PolicyLogs logs = e.policy_logs(in, masked);
     std::vector<double> ratio(logs.delta.size(), 1), kl(ratio.size()), factor(ratio.size());
     for (size_t r = 0; r < ratio.size(); ++r) {
       const auto row = static_cast<int64_t>(r);
-      if (in[3].at(row) == 0 && !ignore_mask) continue;
+      if (masked[r] != 0) continue;
       ratio[r] = std::exp(logs.delta[r]);
       kl[r] = std::exp(logs.d[r]) - logs.d[r] - 1;
       if (!forward) factor[r] = in[5].at(row) * ratio[r] + in[6].at(row) * (1 - std::exp(logs.d[r]));
     }
     if (forward) return {ratio, kl};
-    return {e.dlogits(matrix_of(in[0]), ids_of(in[2]), factor).values};
+    return {e.dlogits(matrix_of(in[0]), ids_of(in[2]), factor, masked).values};
   }
   if (op.name == "grpo_loss") return e.grpo_loss(in, call, forward);
   if (op.name == "linear_logp") {
-    const Matrix hidden = e.factor(matrix_of(in[0])), weight = e.factor(matrix_of(in[1]));
+    const std::vector<int64_t> ids = ids_of(in[2]);
+    const std::vector<char> ignored = Evaluation::ignored(ids, call);
+    Matrix hidden = e.factor(matrix_of(in[0]));
+    const Matrix weight = e.factor(matrix_of(in[1]));
+    for (int64_t r = 0; r < hidden.rows() && left_out == LeftOut::select; ++r)
+      for (int64_t h = 0; h < hidden.columns && ignored[static_cast<size_t>(r)] != 0; ++h) hidden(r, h) = 0;
     Matrix z = e.product(hidden.rows(), weight.rows(), hidden.columns,
                          [&](auto r, auto v, auto h) { return hidden(r, h) * weight(v, h); });
     const bool has_bias = !in[3].name.empty();
@@ -319,8 +364,8 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
       for (int64_t r = 0; r < z.rows(); ++r)
         for (int64_t v = 0; v < z.columns; ++v) z(r, v) += bias(0, v);
     }
-    if (forward) return {e.logp(z, ids_of(in[2])).values};
-    const Matrix dz = e.dlogits(z, ids_of(in[2]), matrix_of(in[4]).values);
+    if (forward) return {e.logp(z, ids, ignored).values};
+    const Matrix dz = e.dlogits(z, ids, matrix_of(in[4]).values, ignored);
     const Matrix dhidden =
         e.product(z.rows(), hidden.columns, z.columns, [&](auto r, auto h, auto v) { return dz(r, v) * weight(v, h); });
     const Matrix dweight =

@@ -21,6 +21,11 @@ enum class Fault : uint8_t {
   softmax_sign_flipped,
   bf16_accumulator,
   mask_ignored,
+  ignored_row_counted,
+  ignored_gradient_kept,
+  ignored_as_id_zero,
+  ignored_row_multiplied,
+  ignored_row_reaches_weight,
   exp_rounded_to_bf16,
   tf32_factors,
   // Results: faults.cpp spoils the gold.
@@ -95,6 +100,7 @@ inline constexpr std::string_view kGradients =
     "grpo_loss/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
 inline constexpr std::string_view kAttention = "attention/forward attention/backward";
+inline constexpr std::string_view kIgnoring = "logp/forward logp/backward linear_logp/forward linear_logp/backward";
 inline constexpr std::string_view kMasked = "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
@@ -109,7 +115,13 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::softmax_term_dropped, "softmax_term_dropped", "accuracy", kSoftmaxGradients},
     {Fault::softmax_sign_flipped, "softmax_sign_flipped", "accuracy", kSoftmaxGradients},
     {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
-    {Fault::mask_ignored, "mask_ignored", "accuracy", kMasked},
+    // What is left out holds NaN in some rows: reading it shows as such.
+    {Fault::mask_ignored, "mask_ignored", "nonfinite", kMasked},
+    {Fault::ignored_row_counted, "ignored_row_counted", "nonfinite", "logp/forward linear_logp/forward"},
+    {Fault::ignored_gradient_kept, "ignored_gradient_kept", "nonfinite", "logp/backward linear_logp/backward"},
+    {Fault::ignored_as_id_zero, "ignored_as_id_zero", "nonfinite", kIgnoring},
+    {Fault::ignored_row_multiplied, "ignored_row_multiplied", "nonfinite", kIgnoring},
+    {Fault::ignored_row_reaches_weight, "ignored_row_reaches_weight", "nonfinite", "linear_logp/backward"},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests of ratio_kl and grpo_loss: generated inputs, and the native candidate's answer to them.
+// For tests of operators with rows to leave out: generated inputs, and the native candidate's answer to them.
 #pragma once
 
 #include "gold_helper.hpp"
@@ -17,6 +17,27 @@ inline Tensor& input(const Case& c, std::vector<Tensor>& inputs, std::string_vie
 inline void set_row(Tensor& tensor, int64_t row, double value) {
   const int64_t columns = tensor.shape.size() < 3 ? 1 : tensor.shape.back();
   for (int64_t i = row * columns; i < (row + 1) * columns; ++i) tensor.set(i, value);
+}
+
+/// Inputs of ratio_kl or grpo_loss with every token active, and the old log-probabilities those of the policy: no token
+/// holds what must not be read.
+inline std::vector<Tensor> active_policy_inputs(const Case& c) {
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  const int64_t vocab = input(c, inputs, "policy_logits").shape.back();
+  for (int64_t row = 0; row < input(c, inputs, "action_ids").count(); ++row) {
+    input(c, inputs, "action_ids").set(row, static_cast<double>(row * 5 % vocab));
+    for (Tensor& tensor : inputs) {
+      if (tensor.name.ends_with("_mask")) tensor.set(row, static_cast<double>(1 + row % 2));
+    }
+    for (int64_t v = 0; v < vocab; ++v) {
+      const int64_t at = row * vocab + v;
+      input(c, inputs, "policy_logits").set(at, static_cast<double>(at * 7 % 31) / 16 - 1);
+      input(c, inputs, "ref_logits").set(at, static_cast<double>(at * 11 % 29) / 16 - 1);
+    }
+  }
+  const auto middle = [](double value) { return [value](std::string_view, uint64_t) { return value; }; };
+  c.op->refine({inputs, c.attrs, middle(0), middle(0.5)});
+  return inputs;
 }
 
 struct NativeAnswer {

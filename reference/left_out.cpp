@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading and planting ids of rows to leave out.
+#include "left_out.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "error.hpp"
+#include "softmax.hpp"
+
+namespace checkop {
+
+void validate_ignore_index(const CaseSizes& sizes) {
+  constexpr double kLargest = 0x1p53;  // attributes are doubles: every integer up to here is one
+  const double index = sizes.attrs[0];
+  if (!(std::abs(index) <= kLargest) || index != std::floor(index)) {
+    throw InputError("--ignore-index", "expected an integer, got " + std::to_string(index), "-100 is usual");
+  }
+}
+
+std::vector<int64_t> read_ids_to_use(const GoldArgs& args, const Tensor& ids, int64_t vocab) {
+  const auto ignored = static_cast<int64_t>(args.attrs[0]);
+  std::vector<int64_t> values = read_ids(ids, vocab, ignored);
+  std::replace(values.begin(), values.end(), ignored, kLeftOut);
+  return values;
+}
+
+std::vector<char> rows_to_use(const Tensor& ids, std::span<const double> attrs) {
+  std::vector<char> used(static_cast<size_t>(ids.count()));
+  for (size_t r = 0; r < used.size(); ++r) used[r] = ids.at(static_cast<int64_t>(r)) != attrs[0];
+  return used;
+}
+
+void plant_payload(Tensor& tensor, int64_t columns, int64_t row, uint64_t kind) {
+  if (kind % 2 != 0) return;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> content(static_cast<size_t>(columns), kind % 4 == 0 ? nan : INFINITY);
+  for (size_t i = 1; kind % 4 != 0 && i < content.size(); i += 2) content[i] = -INFINITY;
+  const size_t row_bytes = content.size() * info(tensor.dtype).bytes;
+  info(tensor.dtype).encode(content.data(), tensor.bytes.data() + static_cast<size_t>(row) * row_bytes, content.size());
+}
+
+uint64_t payload_kind(const FillArgs& args, uint64_t i) {
+  return static_cast<uint64_t>(4 * args.uniform("payloads", i));
+}
+
+void plant_ignored_rows(const FillArgs& args, std::string_view ids, std::string_view features) {
+  if (args.ignored_every == 0) return;
+  Tensor &of_ids = *args.find(ids), &of_features = *args.find(features);
+  const int64_t rows = of_ids.count();
+  for (int64_t block = 0, first = 0; first < rows; ++block, first += args.ignored_every) {
+    const double drawn = args.uniform("ignored rows", static_cast<uint64_t>(block));
+    const auto offset = static_cast<int64_t>(drawn * static_cast<double>(args.ignored_every));
+    const int64_t row = first + (block == 0 ? args.ignored_every - 1 : std::min(offset, args.ignored_every - 1));
+    if (row >= rows) continue;
+    of_ids.set(row, args.attrs[0]);
+    plant_payload(of_features, of_features.shape.back(), row, static_cast<uint64_t>(block));
+  }
+}
+
+}  // namespace checkop
