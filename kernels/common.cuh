@@ -253,32 +253,40 @@ checkop_status with_float_type(int32_t dtype, F&& f) {
 // --- token ids
 // ---------------------------------------------------------------------------------------------------------
 
+/// The only attribute of logp and linear_logp: rows with this id are left out.
+inline checkop_status read_ignore_index(const checkop_call* call, int64_t& index) {
+  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected one attribute, ignore_index");
+  index = static_cast<int64_t>(call->attrs[0].value);
+  return CHECKOP_OK;
+}
+
 /// Bytes of workspace that check_ids() needs; a whole alignment unit, so that what follows stays aligned.
 constexpr size_t kIdCheckBytes = 256;
 constexpr unsigned long long kNoBadRow = std::numeric_limits<unsigned long long>::max();
 
 // order-free: the smallest bad row is an integer minimum, the same in whatever order the threads come.
-static __global__ void find_bad_id(const int64_t* __restrict__ ids, const uint8_t* __restrict__ mask, int64_t rows,
-                                   int64_t vocab, unsigned long long* __restrict__ first_bad_row) {
+static __global__ void find_bad_id(const int64_t* __restrict__ ids, const uint8_t* __restrict__ mask, int64_t except,
+                                   int64_t rows, int64_t vocab, unsigned long long* __restrict__ first_bad_row) {
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
        row += int64_t{gridDim.x} * blockDim.x) {
-    if (mask != nullptr && mask[row] == 0) continue;
+    if ((mask != nullptr && mask[row] == 0) || ids[row] == except) continue;
     if (ids[row] < 0 || ids[row] >= vocab) atomicMin(first_bad_row, static_cast<unsigned long long>(row));
   }
 }
 
-/// CHECKOP_FAILED with row and id when an id lies outside [0, vocab) where `mask`, if there is one, is not 0. Waits for
-/// the stream, alone among what launch does: the answer decides whether the kernel proper may run, and only the host
-/// can put it into the message.
+/// CHECKOP_FAILED with row and id when an id lies outside [0, vocab) where `mask`, if there is one, is not 0, and is
+/// not `except`, whose default excepts none, for 0 is inside. Waits for the stream, alone among what launch does: the
+/// answer decides whether the kernel proper may run, and only the host can put it into the message.
 inline checkop_status check_ids(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab,
-                                const char* name, void* flag, cudaStream_t stream, const uint8_t* mask = nullptr) {
+                                const char* name, void* flag, cudaStream_t stream, const uint8_t* mask = nullptr,
+                                int64_t except = 0) {
   constexpr int kThreads = 256;         // any: an id is read once
   constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
   auto* first_bad_row = static_cast<unsigned long long*>(flag);
   const auto doing = "check ids";
   if (auto s = cuda_status(call, cudaMemsetAsync(flag, 0xff, sizeof(kNoBadRow), stream), doing)) return s;
   const auto blocks = static_cast<unsigned>(rows < kMaxBlocks * kThreads ? ceil_div(rows, kThreads) : kMaxBlocks);
-  find_bad_id<<<blocks, kThreads, 0, stream>>>(ids, mask, rows, vocab, first_bad_row);
+  find_bad_id<<<blocks, kThreads, 0, stream>>>(ids, mask, except, rows, vocab, first_bad_row);
   if (auto s = launch_status(call, doing)) return s;
   unsigned long long bad_row = kNoBadRow;
   if (auto s = cuda_status(

@@ -57,17 +57,6 @@ __device__ Token read_token(const PolicyInputs<T>& in, int64_t row) {
   return {lp - in.old_logps[row], lr - lp, of_policy, target};
 }
 
-/// Zeros without reading anything.
-template <typename T>
-__device__ void write_zeros(T* __restrict__ row, int64_t vocab) {
-  constexpr int kColumns = kGroupColumns<T>;
-  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
-  for (int64_t group = threadIdx.x; group < n_whole; group += blockDim.x) {
-    __stcs(reinterpret_cast<uint4*>(row + group * kColumns), uint4{0, 0, 0, 0});
-  }
-  for (int64_t v = n_whole * kColumns + threadIdx.x; v < vocab; v += blockDim.x) row[v] = from_float<T>(0.0f);
-}
-
 struct PolicySizes {
   int64_t rows, vocab;
 };

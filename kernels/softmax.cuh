@@ -153,4 +153,15 @@ __device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Par
   }
 }
 
+/// Zeros for a row that is left out; nothing of it is read.
+template <typename T>
+__device__ void write_zeros(T* __restrict__ row, int64_t vocab) {
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
+  for (int64_t group = threadIdx.x; group < n_whole; group += blockDim.x) {
+    __stcs(reinterpret_cast<uint4*>(row + group * kColumns), uint4{0, 0, 0, 0});
+  }
+  for (int64_t v = n_whole * kColumns + threadIdx.x; v < vocab; v += blockDim.x) row[v] = from_float<T>(0.0f);
+}
+
 }  // namespace checkop::kernels

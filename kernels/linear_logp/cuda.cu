@@ -6,12 +6,14 @@
 //             dbias[c] = sum_row dz[row,c]
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [vocab, hidden]   bias, dbias: [vocab],
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
-//   Limits: hidden <= 65535 * 128. Ids outside [0, vocab) are CHECKOP_FAILED.
+//   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
+//   Limits: hidden <= 65535 * 128. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions; z and dz are never rounded below fp32.
 //
 // A row's bits, and those of every gradient, do not depend on how the blocks are cut: sums go by fixed units (512 terms
 // of a product, 256 columns of the softmax), the cuts are multiples of the units, and units are added in order.
 #include "gemm_tile.cuh"
+#include "segments.cuh"
 
 namespace checkop::kernels {
 namespace {
@@ -22,90 +24,37 @@ static_assert(kBlockRows % kSumUnit == 0 && kBlockColumns % kSumUnit == 0);
 // The fp32 sums of dlm_head_weight exist for one block of columns at a time, in about 256 MiB.
 constexpr int64_t kWeightSums = int64_t{64} << 20;
 
-// One warp reduces the logits of a row's segment; 8 columns per lane.
-constexpr int kSegment = 256;
-static_assert(kSumUnit % kSegment == 0);
-constexpr int kThreads = 256;  // of the elementwise kernels: full occupancy at any register count they reach
-constexpr int kWarpsPerBlock = kThreads / kWarp;
-
-/// Maximum and sum of exp(z - exp_shift(max)) of a segment or of a row.
-struct Partial {
-  float max, sum;
-};
-
+/// z becomes dz, in place; 0 in rows that are left out.
 template <typename T>
-__device__ float biased(float z, const T* __restrict__ bias, int64_t column) {
-  return bias == nullptr ? z : z + to_float(bias[column]);
-}
-
-/// partials[row, segment], and target_logit[row] where the target is in the block.
-///   z: [rows, ldz] f32, the columns first_column .. first_column + n_columns - 1 of the vocabulary
-template <typename T>
-__global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restrict__ z, int64_t ldz,
-                                                            const T* __restrict__ bias,
-                                                            const int64_t* __restrict__ target_ids,
-                                                            int64_t first_column, int64_t n_columns, int64_t n_segments,
-                                                            Partial* __restrict__ partials,
-                                                            float* __restrict__ target_logit) {
-  const int lane = threadIdx.x % kWarp;
-  const int64_t row = blockIdx.y;
-  const int64_t segment = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;  // within the block of columns
-  if (segment * kSegment >= n_columns) return;                                         // the whole warp
-  const int64_t target = target_ids[row] - first_column;
-  float value[kSegment / kWarp], max = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kSegment / kWarp; ++i) {
-    const int64_t column = segment * kSegment + i * kWarp + lane;
-    value[i] = -INFINITY;
-    if (column < n_columns) {
-      value[i] = biased(z[row * ldz + column], bias, first_column + column);
-      if (column == target) target_logit[row] = value[i];
-    }
-    max = fmaxf(max, value[i]);
-  }
-  max = warp_max(max);
-  const float shift = exp_shift(max);
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kSegment / kWarp; ++i) sum += expf(value[i] - shift);
-  sum = warp_sum(sum);
-  if (lane == 0) partials[row * n_segments + first_column / kSegment + segment] = {max, sum};
-}
-
-/// One warp merges the segments of a row; logp or totals is null. Lane l takes segments l, l + 32, ...
-__global__ __launch_bounds__(kThreads) void merge_segments(const Partial* __restrict__ partials,
-                                                           const float* __restrict__ target_logit, int64_t rows,
-                                                           int64_t n_segments, float* __restrict__ logp,
-                                                           Partial* __restrict__ totals) {
-  const int lane = threadIdx.x % kWarp;
-  const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
-  if (row >= rows) return;  // the whole warp
-  const Partial* __restrict__ of_row = partials + row * n_segments;
-  float max = -INFINITY;
-  for (int64_t i = lane; i < n_segments; i += kWarp) max = fmaxf(max, of_row[i].max);
-  max = warp_max(max);
-  const float shift = exp_shift(max);
-  float sum = 0.0f;
-  for (int64_t i = lane; i < n_segments; i += kWarp) sum += of_row[i].sum * expf(of_row[i].max - shift);
-  sum = warp_sum(sum);
-  if (lane != 0) return;
-  // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
-  if (logp != nullptr) logp[row] = (target_logit[row] - max) - logf(sum);
-  if (totals != nullptr) totals[row] = {max, sum};
-}
-
-/// z becomes dz, in place.
-template <typename T>
-__global__ __launch_bounds__(kThreads) void logits_to_gradient(
-    float* __restrict__ z, int64_t ldz, const T* __restrict__ bias, const int64_t* __restrict__ target_ids,
-    const float* __restrict__ grad_logp, const Partial* __restrict__ totals, int64_t first_column, int64_t n_columns) {
+__global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ z, int64_t ldz,
+                                                               const T* __restrict__ bias,
+                                                               const int64_t* __restrict__ target_ids, int64_t ignored,
+                                                               const float* __restrict__ grad_logp,
+                                                               const Partial* __restrict__ totals, int64_t first_column,
+                                                               int64_t n_columns) {
   const int64_t row = blockIdx.y;
   const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (column >= n_columns) return;
   const Partial total = totals[row];
+  const int64_t target = target_ids[row];
   float* __restrict__ place = z + row * ldz + column;
+  if (target == ignored) {
+    *place = 0.0f;
+    return;
+  }
   const float p = expf(biased(*place, bias, first_column + column) - exp_shift(total.max)) * (1.0f / total.sum);
-  *place = grad_logp[row] * ((first_column + column == target_ids[row] ? 1.0f : 0.0f) - p);
+  *place = grad_logp[row] * ((first_column + column == target ? 1.0f : 0.0f) - p);
+}
+
+/// The rows of hidden that count; zeros in place of the others, whose 0 * NaN would reach dlm_head_weight.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void keep_rows(const T* __restrict__ hidden,
+                                                      const int64_t* __restrict__ target_ids, int64_t ignored,
+                                                      int64_t rows, int64_t columns, T* __restrict__ kept) {
+  const int64_t count = rows * columns;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
+    kept[i] = target_ids[i / columns] == ignored ? from_float<T>(0.0f) : hidden[i];
+  }
 }
 
 /// sums[column] (+)= sum over rows of dz, by units of kSumUnit rows like the products.
@@ -134,24 +83,28 @@ __global__ __launch_bounds__(kThreads) void round_to(const float* __restrict__ f
   }
 }
 
+/// Blocks for `count` elements, at least one; the kernels stride over what several waves leave.
+unsigned blocks_for(int64_t count) {
+  constexpr int64_t kMaxBlocks = 4096;
+  const int64_t blocks = ceil_div(count, kThreads);
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
+}
+
 template <typename T>
 void launch_round_to(const float* from, int64_t ld, int64_t rows, int64_t columns, T* to, cudaStream_t stream) {
-  constexpr int64_t kMaxBlocks = 4096;  // several waves; the kernel strides over the rest
-  const int64_t blocks = ceil_div(rows * columns, kThreads);
-  if (blocks == 0) return;
-  round_to<T><<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(from, ld, rows,
-                                                                                                         columns, to);
+  round_to<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(from, ld, rows, columns, to);
 }
 
 struct Sizes {
   int64_t rows = 0, hidden = 0, vocab = 0;
+  size_t element_bytes = 0;
 };
 
 /// Byte offsets into the workspace, each a multiple of 256.
 struct Layout {
   int64_t block_rows, block_columns, n_segments;
   int64_t ld_sums;  ///< leading dimension of hidden_sums and weight_sums: a multiple of 4, as the products want
-  size_t target_logit, partials, totals, z, hidden_sums, weight_sums, bias_sums, bytes;
+  size_t target_logit, partials, totals, z, kept_hidden, hidden_sums, weight_sums, bias_sums, bytes;
 };
 
 Layout layout_of(const Sizes& sizes, bool backward) {
@@ -177,6 +130,7 @@ Layout layout_of(const Sizes& sizes, bool backward) {
   at.z = place(at.block_rows * at.block_columns, sizeof(float));
   if (backward) {
     at.totals = place(sizes.rows, sizeof(Partial));
+    at.kept_hidden = place(sizes.rows * sizes.hidden, sizes.element_bytes);
     at.hidden_sums = place(sizes.rows * at.ld_sums, sizeof(float));
     at.weight_sums = place(at.block_columns * at.ld_sums, sizeof(float));
     at.bias_sums = place(at.block_columns, sizeof(float));
@@ -192,6 +146,7 @@ struct Problem {
   Layout at;
   const T *hidden, *weight, *bias;  ///< bias is null when absent
   const int64_t* target_ids;
+  int64_t ignored;
   std::byte* workspace;
   cudaStream_t stream;
 
@@ -232,15 +187,19 @@ void launch_softmax(const Problem<T>& p, float* logp, Partial* totals) {
                                                           columns, p.at.n_segments, partials, target_logit);
     }
     merge_segments<<<static_cast<unsigned>(ceil_div(rows, kWarpsPerBlock)), kThreads, 0, p.stream>>>(
-        partials, target_logit, rows, p.at.n_segments, logp == nullptr ? nullptr : logp + row,
-        totals == nullptr ? nullptr : totals + row);
+        partials, target_logit, p.target_ids + row, p.ignored, rows, p.at.n_segments,
+        logp == nullptr ? nullptr : logp + row, totals == nullptr ? nullptr : totals + row);
   }
 }
 
 /// Column blocks outside, so that the sums of one block of dlm_head_weight are finished before the next begins; row
 /// blocks inside. The logits are computed a second time: stored, they would be [rows, vocab].
 template <typename T>
-void launch_gradients(const Problem<T>& p, const float* grad_logp, T* dhidden, T* dweight, T* dbias) {
+void launch_gradients(Problem<T> p, const float* grad_logp, T* dhidden, T* dweight, T* dbias) {
+  auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
+  keep_rows<T><<<blocks_for(p.sizes.rows * p.sizes.hidden), kThreads, 0, p.stream>>>(
+      p.hidden, p.target_ids, p.ignored, p.sizes.rows, p.sizes.hidden, kept);
+  p.hidden = kept;
   const int64_t hidden = p.sizes.hidden, ld = p.at.ld_sums, ldz = p.at.block_columns;
   auto* z = p.template in_workspace<float>(p.at.z);
   auto* totals = p.template in_workspace<Partial>(p.at.totals);
@@ -255,7 +214,7 @@ void launch_gradients(const Problem<T>& p, const float* grad_logp, T* dhidden, T
       const int64_t rows = p.rows_from(row);
       launch_logits(p, row, column);
       logits_to_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
-          z, ldz, p.bias, p.target_ids + row, grad_logp + row, totals + row, column, columns);
+          z, ldz, p.bias, p.target_ids + row, p.ignored, grad_logp + row, totals + row, column, columns);
       launch_gemm(make_factor<true>(z, ldz, rows), make_factor<false>(p.weight + column * hidden, hidden, hidden),
                   columns, hidden_sums + row * ld, ld, column > 0, p.stream);
       launch_gemm(make_factor<false>(z, ldz, columns), make_factor<false>(p.hidden + row * hidden, hidden, hidden),
@@ -275,7 +234,8 @@ constexpr int kForwardInputs = 4, kBackwardInputs = 5, kForwardOutputs = 1, kBac
 /// Sizes as far as the shapes tell; zeros for shapes that check_call() will refuse.
 Sizes sizes_of(const checkop_call* call) {
   if (call->n_inputs < kForwardInputs || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
-  return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), call->inputs[1].shape[0]};
+  const size_t element_bytes = call->inputs[0].dtype == CHECKOP_F32 ? 4 : 2;
+  return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), call->inputs[1].shape[0], element_bytes};
 }
 
 checkop_status check_call(const checkop_call* call, bool backward) {
@@ -332,7 +292,8 @@ checkop_status run(const checkop_call* call, const Problem<T>& p, bool backward)
     }
     return CHECKOP_OK;
   }
-  if (auto status = check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", p.workspace, p.stream)) {
+  if (auto status = check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", p.workspace, p.stream,
+                              nullptr, p.ignored)) {
     return status;
   }
   if (backward) {
@@ -347,6 +308,8 @@ checkop_status run(const checkop_call* call, const Problem<T>& p, bool backward)
 checkop_status launch(const checkop_call* call, bool backward) {
   if (auto status = check_call(call, backward)) return status;
   const Sizes sizes = sizes_of(call);
+  int64_t ignored = 0;
+  if (auto status = read_ignore_index(call, ignored)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const Problem<T> problem{sizes,
@@ -355,6 +318,7 @@ checkop_status launch(const checkop_call* call, bool backward) {
                              static_cast<const T*>(call->inputs[1].data),
                              static_cast<const T*>(call->inputs[3].data),
                              static_cast<const int64_t*>(call->inputs[2].data),
+                             ignored,
                              static_cast<std::byte*>(call->workspace),
                              static_cast<cudaStream_t>(call->stream)};
     return run<T>(call, problem, backward);

@@ -3,7 +3,8 @@
 //   forward   logp[row] = z[row,t] - lse(z[row,:]),  t = token_ids[row]
 //   backward  dlogits[row,c] = g[row] * ((c == t) - softmax(z[row,:])[c]),  g = grad_logp
 //   logits z, dlogits: [rows, vocab] f32|f16|bf16, contiguous     token_ids: [rows] i64     logp, grad_logp: [rows] f32
-//   Limits: rows < 2^31, vocab >= 1. Ids outside [0, vocab) are CHECKOP_FAILED.
+//   where token_ids[row] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
+//   Limits: rows < 2^31, vocab >= 1. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Expected error: a chain of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
 //   A row's bits depend on its own values alone: see softmax.cuh.
 #include "softmax.cuh"
@@ -16,12 +17,16 @@ template <typename T>
 __global__ __launch_bounds__(kMaxThreads,
                              kBlocksPerMultiprocessor) void logp_forward(const T* __restrict__ logits,
                                                                          const int64_t* __restrict__ token_ids,
-                                                                         int64_t vocab, float* __restrict__ logp) {
-  const int64_t row = blockIdx.x;
+                                                                         int64_t ignored, int64_t vocab,
+                                                                         float* __restrict__ logp) {
+  const int64_t row = blockIdx.x, target = token_ids[row];
+  if (target == ignored) {  // the same for the whole block
+    if (threadIdx.x == 0) logp[row] = 0.0f;
+    return;
+  }
   const T* __restrict__ z = logits + row * vocab;
   const Partial total = reduce_row<T, Reuse::once>(z, vocab);
   if (threadIdx.x != 0) return;
-  const int64_t target = token_ids[row];
   if (target < 0 || target >= vocab) return;  // check_ids() has refused it; never read outside all the same
   // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
   logp[row] = (to_float(z[target]) - total.max) - logf(total.sum);
@@ -31,16 +36,18 @@ __global__ __launch_bounds__(kMaxThreads,
 template <typename T>
 __global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(const T* __restrict__ logits,
                                                                      const int64_t* __restrict__ token_ids,
-                                                                     const float* __restrict__ grad_logp, int64_t vocab,
+                                                                     const float* __restrict__ grad_logp,
+                                                                     int64_t ignored, int64_t vocab,
                                                                      T* __restrict__ dlogits) {
   const int64_t row = blockIdx.x;
+  if (token_ids[row] == ignored) return write_zeros(dlogits + row * vocab, vocab);  // the whole block
   const T* __restrict__ z = logits + row * vocab;
   const Partial total = reduce_row<T, Reuse::again>(z, vocab);
   write_gradient<T>(z, vocab, total, grad_logp[row], token_ids[row], dlogits + row * vocab);
 }
 
 struct Sizes {
-  int64_t rows, vocab;
+  int64_t rows, vocab, ignored;
 };
 
 checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes) {
@@ -48,7 +55,8 @@ checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes)
   if (check.counts(backward ? 3 : 2, 1).failed()) return check.status();
   const checkop_tensor &logits = call->inputs[0], &ids = call->inputs[1];
   if (check.rank_at_least(logits, "logits", 1).failed()) return check.status();
-  sizes = {leading_count(logits), last_extent(logits)};
+  sizes = {leading_count(logits), last_extent(logits), 0};
+  if (auto status = read_ignore_index(call, sizes.ignored)) return status;
   const int32_t n_leading = logits.rank - 1;
   check.float_dtype(logits, "logits").contiguous(logits, "logits");
   check.dtype(ids, "token_ids", CHECKOP_I64)
@@ -79,17 +87,20 @@ checkop_status launch(const checkop_call* call, bool backward) {
   if (sizes.rows == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
-  if (auto status = check_ids(call, ids, sizes.rows, sizes.vocab, "token_ids", call->workspace, stream)) return status;
+  if (auto status =
+          check_ids(call, ids, sizes.rows, sizes.vocab, "token_ids", call->workspace, stream, nullptr, sizes.ignored)) {
+    return status;
+  }
   const auto rows = static_cast<unsigned>(sizes.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* logits = static_cast<const T*>(call->inputs[0].data);
     if (backward) {
       logp_backward<T><<<rows, backward_threads_for(sizes.vocab), 0, stream>>>(
-          logits, ids, static_cast<const float*>(call->inputs[2].data), sizes.vocab,
+          logits, ids, static_cast<const float*>(call->inputs[2].data), sizes.ignored, sizes.vocab,
           static_cast<T*>(call->outputs[0].data));
     } else {
-      logp_forward<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(logits, ids, sizes.vocab,
+      logp_forward<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(logits, ids, sizes.ignored, sizes.vocab,
                                                                      static_cast<float*>(call->outputs[0].data));
     }
     return launch_status(call, backward ? "launch logp backward" : "launch logp forward");

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear_logp: the log-sum-exp of rows whose logits exist a block of columns at a time. Segments of 256 columns are
+// reduced as they come and merged in a fixed order at the end.
+#pragma once
+
+#include "gemm_tile.cuh"
+
+namespace checkop::kernels {
+
+// One warp reduces the logits of a row's segment; 8 columns per lane.
+constexpr int kSegment = 256;
+static_assert(kSumUnit % kSegment == 0);
+constexpr int kThreads = 256;  // of the elementwise kernels: full occupancy at any register count they reach
+constexpr int kWarpsPerBlock = kThreads / kWarp;
+
+/// Maximum and sum of exp(z - exp_shift(max)) of a segment or of a row.
+struct Partial {
+  float max, sum;
+};
+
+template <typename T>
+__device__ float biased(float z, const T* __restrict__ bias, int64_t column) {
+  return bias == nullptr ? z : z + to_float(bias[column]);
+}
+
+/// partials[row, segment], and target_logit[row] where the target is in the block.
+///   z: [rows, ldz] f32, the columns first_column .. first_column + n_columns - 1 of the vocabulary
+template <typename T>
+__global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restrict__ z, int64_t ldz,
+                                                            const T* __restrict__ bias,
+                                                            const int64_t* __restrict__ target_ids,
+                                                            int64_t first_column, int64_t n_columns, int64_t n_segments,
+                                                            Partial* __restrict__ partials,
+                                                            float* __restrict__ target_logit) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t row = blockIdx.y;
+  const int64_t segment = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;  // within the block of columns
+  if (segment * kSegment >= n_columns) return;                                         // the whole warp
+  const int64_t target = target_ids[row] - first_column;
+  float value[kSegment / kWarp], max = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kSegment / kWarp; ++i) {
+    const int64_t column = segment * kSegment + i * kWarp + lane;
+    value[i] = -INFINITY;
+    if (column < n_columns) {
+      value[i] = biased(z[row * ldz + column], bias, first_column + column);
+      if (column == target) target_logit[row] = value[i];
+    }
+    max = fmaxf(max, value[i]);
+  }
+  max = warp_max(max);
+  const float shift = exp_shift(max);
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kSegment / kWarp; ++i) sum += expf(value[i] - shift);
+  sum = warp_sum(sum);
+  if (lane == 0) partials[row * n_segments + first_column / kSegment + segment] = {max, sum};
+}
+
+/// One warp merges the segments of a row; logp or totals is null. Lane l takes segments l, l + 32, ...
+static __global__ __launch_bounds__(kThreads) void merge_segments(const Partial* __restrict__ partials,
+                                                                  const float* __restrict__ target_logit,
+                                                                  const int64_t* __restrict__ target_ids,
+                                                                  int64_t ignored, int64_t rows, int64_t n_segments,
+                                                                  float* __restrict__ logp,
+                                                                  Partial* __restrict__ totals) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
+  if (row >= rows) return;  // the whole warp
+  const Partial* __restrict__ of_row = partials + row * n_segments;
+  float max = -INFINITY;
+  for (int64_t i = lane; i < n_segments; i += kWarp) max = fmaxf(max, of_row[i].max);
+  max = warp_max(max);
+  const float shift = exp_shift(max);
+  float sum = 0.0f;
+  for (int64_t i = lane; i < n_segments; i += kWarp) sum += of_row[i].sum * expf(of_row[i].max - shift);
+  sum = warp_sum(sum);
+  if (lane != 0) return;
+  // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
+  if (logp != nullptr) logp[row] = target_ids[row] == ignored ? 0.0f : (target_logit[row] - max) - logf(sum);
+  if (totals != nullptr) totals[row] = {max, sum};
+}
+
+}  // namespace checkop::kernels
