@@ -228,6 +228,13 @@ using VectorTree = Tree<std::vector<float>, decltype([](std::vector<float> a, co
                           return a;
                         })>;
 
+/// The total of a tree of vectors with `n` elements; zeros when nothing was added.
+inline std::vector<float> finish(VectorTree& tree, int64_t n) {
+  std::vector<float> total = tree.finish();
+  total.resize(static_cast<size_t>(n));
+  return total;
+}
+
 constexpr int64_t kLanes = 16;       // interleaved partial sums: what four SSE or two AVX registers hold
 constexpr int64_t kSumBlock = 1024;  // terms a block: a chain of 1024 / 16 + 4 additions, then the tree over blocks
 

@@ -61,7 +61,7 @@ inline void multiply_transposed(const std::vector<float>& a, const std::vector<f
                 partial.data());
         sum.add(std::move(partial));
       }
-      store(out, k * n_dim, n_dim, sum.finish().data());
+      store(out, k * n_dim, n_dim, finish(sum, n_dim).data());
     }
   });
 }

@@ -52,13 +52,14 @@ class LinearLogp {
         rows_(set.count(args.in(2).count())),
         hidden_(args.in(0).shape.back()),
         vocab_(args.in(1).shape[0]),
+        chunk_(std::min(kChunk, vocab_)),
         ids_(read_ids_to_use(args, args.in(2), vocab_)),
-        h_(size(rows_, hidden_)),
-        h_square_(size(rows_, hidden_)),
-        w_(size(kChunk, hidden_)),
-        w_square_(size(kChunk, hidden_)),
-        logits_(size(rows_, kChunk)),
-        magnitude_(size(rows_, kChunk)) {
+        h_(size(std::max<int64_t>(rows_, 1), hidden_)),  // without rows, one of zeros: it adds nothing to any sum
+        h_square_(h_.size()),
+        w_(size(chunk_, hidden_)),
+        w_square_(size(chunk_, hidden_)),
+        logits_(size(std::max<int64_t>(rows_, 1), chunk_)),
+        magnitude_(logits_.size()) {
     args_.parallel_for(rows_, [&](int64_t r) {
       if (left_out(r)) return;  // a row of zeros in place of what it holds, which may be NaN
       decode_block({&args_.in(0), args_.in(2).count(), hidden_}, set_.at(r), 1, 0, hidden_, &h_[size(r, hidden_)],
@@ -70,10 +71,10 @@ class LinearLogp {
   void reduce() {
     softmax_.resize(size(rows_, 1));
     target_.resize(size(rows_, 1));
-    for (int64_t begin = 0; begin < vocab_; begin += kChunk) {
+    for (int64_t begin = 0; begin < vocab_; begin += chunk_) {
       const int64_t n = load_chunk({}, begin);
       args_.parallel_for(rows_, [&](int64_t r) {
-        const double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)];
+        const double *z = &logits_[size(r, chunk_)], *s = &magnitude_[size(r, chunk_)];
         softmax_[size(r, 1)].add(z, s, n);
         const int64_t column = target(r) - begin;
         if (column >= 0 && column < n) target_[size(r, 1)] = {z[column], s[column], 0};
@@ -98,10 +99,10 @@ class LinearLogp {
       std::transform(values.begin(), values.end(), result.begin(), [](double v) { return std::abs(v); });
       return result;
     };
-    Sums dh(wants_dh ? size(rows_, hidden_) : 0), dw(wants_dw ? size(kChunk, hidden_) : 0);
+    Sums dh(wants_dh ? size(rows_, hidden_) : 0), dw(wants_dw ? size(chunk_, hidden_) : 0);
     const std::vector<double> abs_h = wants_dw ? absolute(h_) : std::vector<double>();
     dz_square_.resize(logits_.size());
-    for (int64_t begin = 0; begin < columns.count(vocab_); begin += kChunk) {
+    for (int64_t begin = 0; begin < columns.count(vocab_); begin += chunk_) {
       const int64_t n = load_chunk(columns, begin);
       args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, columns, begin, n, grad.at(set_.at(r))); });
       if (wants_dh) {
@@ -111,9 +112,10 @@ class LinearLogp {
         add_product(false, rows_, n, magnitude_, abs_w, 1.0, dh.error);
       }
       if (!wants_dw) continue;
-      add_product(true, n, rows_, logits_, h_, 0.0, dw.value);
-      add_product(true, n, rows_, dz_square_, h_square_, 0.0, dw.square);
-      add_product(true, n, rows_, magnitude_, abs_h, 0.0, dw.error);
+      const int64_t terms = std::max<int64_t>(rows_, 1);
+      add_product(true, n, terms, logits_, h_, 0.0, dw.value);
+      add_product(true, n, terms, dz_square_, h_square_, 0.0, dw.square);
+      add_product(true, n, terms, magnitude_, abs_h, 0.0, dw.error);
       args_.parallel_for(n, [&](int64_t v) {
         emit_row(1, columns.at(begin + v), v, dw);
         if (bias_ != nullptr) emit_bias_gradient(columns.at(begin + v), v);
@@ -138,7 +140,7 @@ class LinearLogp {
   /// logits_[rows, chunk] = hidden * weight^T + bias of the columns from the begin-th of the set on, as many as a chunk
   /// holds; magnitude_ as emit_product's plus |bias|. Returns how many those are.
   int64_t load_chunk(const RowSet& columns, int64_t begin) {
-    const int64_t n = std::min(kChunk, columns.count(vocab_) - begin);
+    const int64_t n = std::min(chunk_, columns.count(vocab_) - begin);
     args_.parallel_for(n, [&](int64_t v) {
       decode_block({&args_.in(1), vocab_, hidden_}, columns.at(begin + v), 1, 0, hidden_, &w_[size(v, hidden_)],
                    &w_square_[size(v, hidden_)]);
@@ -147,14 +149,14 @@ class LinearLogp {
     args_.parallel_for(ceil_div(rows_, kTileRows) * column_tiles, [&](int64_t task) {
       const int64_t r = task / column_tiles * kTileRows, v = task % column_tiles * kTileColumns;
       const int64_t m = std::min(kTileRows, rows_ - r), width = std::min(kTileColumns, n - v);
-      const size_t h_at = size(r, hidden_), w_at = size(v, hidden_), out_at = size(r, kChunk) + size(v, 1);
+      const size_t h_at = size(r, hidden_), w_at = size(v, hidden_), out_at = size(r, chunk_) + size(v, 1);
       dense_product(false, true, m, width, hidden_, &h_[h_at], hidden_, &w_[w_at], hidden_, 0.0, &logits_[out_at],
-                    kChunk);
+                    chunk_);
       dense_product(false, true, m, width, hidden_, &h_square_[h_at], hidden_, &w_square_[w_at], hidden_, 0.0,
-                    &magnitude_[out_at], kChunk);
+                    &magnitude_[out_at], chunk_);
       for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < width; ++j) {
-          const size_t at = out_at + size(i, kChunk) + size(j, 1);
+          const size_t at = out_at + size(i, chunk_) + size(j, 1);
           const double b = bias_ == nullptr ? 0 : bias_->at(columns.at(begin + v + j));
           magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
           logits_[at] += b;
@@ -168,7 +170,7 @@ class LinearLogp {
   /// what is summed next. All errors of a row hang on the same log-sum-exp, so they add up with their sizes.
   void differentiate_row(int64_t r, const RowSet& columns, int64_t begin, int64_t n, double g) {
     const LogitGradient gradient(softmax_[size(r, 1)], g);
-    double *z = &logits_[size(r, kChunk)], *s = &magnitude_[size(r, kChunk)], *square = &dz_square_[size(r, kChunk)];
+    double *z = &logits_[size(r, chunk_)], *s = &magnitude_[size(r, chunk_)], *square = &dz_square_[size(r, chunk_)];
     for (int64_t v = 0; v < n; ++v) {
       GoldElement e{0, 0, 0};
       if (!left_out(r)) e = gradient(z[v], s[v], columns.at(begin + v) == target(r));
@@ -185,7 +187,7 @@ class LinearLogp {
     args_.parallel_for(ceil_div(m, kTileRows) * column_tiles, [&](int64_t task) {
       const int64_t r = task / column_tiles * kTileRows, c = task % column_tiles * kTileColumns;
       dense_product(transpose, false, std::min(kTileRows, m - r), std::min(kTileColumns, hidden_ - c), k,
-                    &x[transpose ? size(r, 1) : size(r, kChunk)], kChunk, &y[size(c, 1)], hidden_, keep,
+                    &x[transpose ? size(r, 1) : size(r, chunk_)], chunk_, &y[size(c, 1)], hidden_, keep,
                     &out[size(r, hidden_) + size(c, 1)], hidden_);
     });
   }
@@ -209,7 +211,7 @@ class LinearLogp {
   void emit_bias_gradient(int64_t row, int64_t v) const {
     double value = 0, square = 0, error = 0;
     for (int64_t r = 0; r < rows_; ++r) {
-      const size_t at = size(r, kChunk) + size(v, 1);
+      const size_t at = size(r, chunk_) + size(v, 1);
       value += logits_[at];
       square += dz_square_[at];
       error += magnitude_[at];
@@ -221,7 +223,7 @@ class LinearLogp {
   const GoldArgs& args_;
   const Tensor* bias_;
   const RowSet& set_;
-  int64_t rows_, hidden_, vocab_;
+  int64_t rows_, hidden_, vocab_, chunk_;
   std::vector<int64_t> ids_;
   std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
   std::vector<SoftmaxRow> softmax_;

@@ -60,6 +60,14 @@ void decode_rows(const GoldArgs& args, const Factor& f, const RowSet& rows, int6
   });
 }
 
+/// Sums of nothing: the weight's gradient of a batch without rows.
+void emit_zeros(const GoldArgs& args, int index, int64_t rows, int64_t columns) {
+  const std::vector<double> zeros(static_cast<size_t>(columns), 0.0);
+  args.parallel_for(rows, [&](int64_t row) {
+    args.sink({index, row, 1, columns, zeros.data(), zeros.data(), zeros.data()});
+  });
+}
+
 }  // namespace
 
 void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns, double* value,
@@ -90,6 +98,7 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
   const RowSet& chosen = args.rows(index);
   const int64_t m = chosen.count(x.transposed ? x.columns : x.rows), k = x.transposed ? x.rows : x.columns;
   const int64_t n = y.transposed ? y.rows : y.columns;
+  if (k == 0) return emit_zeros(args, index, m, n);
   const int64_t row_block = block_extent(std::max(n, k), 512), column_block = block_extent(k, 2048);
   // y is used by columns: column j of y is row j of its transpose.
   const Factor columns_of_y{y.tensor, y.rows, y.columns, !y.transposed};

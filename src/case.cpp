@@ -36,6 +36,8 @@ std::string_view to_string(InputMode mode) {
       return "integer";
     case InputMode::peaked:
       return "peaked";
+    case InputMode::extreme:
+      return "extreme";
   }
   return "?";
 }
@@ -123,15 +125,19 @@ int64_t row_count(const Case& c) {
 }
 
 void validate(const Case& c) {
+  const auto of_rows = split_dims(c.op->row_dims);
   for (const std::string_view dim : dims_of(*c.op)) {
     const auto found = c.dims.find(dim);
     const std::string flag = "--" + flag_name(dim);
     if (found == c.dims.end())
       throw InputError(flag, fmt::format("operator {} needs it", c.op->name), "give a size of at least 1");
-    if (found->second < 1) {
-      throw InputError(flag, fmt::format("expected an integer >= 1, got {}", found->second),
-                       "give a size of at least 1");
-    }
+    const bool may_be_none = std::find(of_rows.begin(), of_rows.end(), dim) != of_rows.end();
+    if (found->second >= (may_be_none ? 0 : 1)) continue;
+    throw InputError(
+        flag, fmt::format("expected an integer >= {}, got {}", may_be_none ? 0 : 1, found->second),
+        of_rows.empty()
+            ? fmt::format("{} has one result for the whole batch: without rows there is none", c.op->name)
+            : fmt::format("give a size of at least 1; only {} may be 0, for no rows", fmt::join(of_rows, " and ")));
   }
   int64_t total = 0;
   const auto count = [&](const TensorSpec& spec) {

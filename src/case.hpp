@@ -12,7 +12,7 @@
 
 namespace checkop {
 
-enum class InputMode : uint8_t { random, constant, integer, peaked };
+enum class InputMode : uint8_t { random, constant, integer, peaked, extreme };
 enum class GradMode : uint8_t { random, ones };
 std::string_view to_string(InputMode mode);
 
@@ -47,7 +47,8 @@ DType dtype_of(const Case& c, const TensorSpec& spec);
 bool is_present(const Case& c, const TensorSpec& spec);
 int64_t row_count(const Case& c);  ///< product of the extents of op->row_dims
 
-/// Throws InputError, naming the dimension and its value, unless every extent is at least 1 and every tensor's size and
+/// Throws InputError, naming the dimension and its value, unless every extent is at least 1, or 0 where it counts rows,
+/// and every tensor's size and
 /// the sum of sizes fit in memory arithmetic. Nothing is allocated.
 void validate(const Case& c);
 

@@ -26,10 +26,10 @@ std::vector<std::string> strings(const JsonValue& value) {
 }
 
 std::vector<int64_t> sizes(const JsonValue& value) {
-  if (value.is_string()) return parse_sizes(value.where(), value.string());
-  if (!value.is_array()) return {value.integer(1)};
+  if (value.is_string()) return parse_sizes(value.where(), value.string(), 0);
+  if (!value.is_array()) return {value.integer(0)};
   std::vector<int64_t> list;
-  for (const JsonValue& item : value.items()) list.push_back(item.integer(1));
+  for (const JsonValue& item : value.items()) list.push_back(item.integer(0));
   if (list.empty()) value.fail("at least one size");
   return list;
 }

@@ -5,7 +5,8 @@
 // Modes. random: by Fill. constant: every floating input is constant_value + 0.01 * its position in the pass; ids are
 // token_value modulo the extent. integer: every floating input, weights included, is an integer in [-4, 4]; a product
 // sum of K terms then stays within 16 K, exact in an FP32 accumulator in any order up to K = 2^20. peaked: see
-// plant_targets. Upstream gradients are ones with GradMode::ones; otherwise integers in mode integer, else normals.
+// plant_targets. extreme: see plant_extremes. Upstream gradients are ones with GradMode::ones; otherwise integers in
+// mode integer, else normals.
 #include "inputs.hpp"
 
 #include <algorithm>
@@ -178,6 +179,36 @@ void plant_targets(const Case& c, unsigned threads, std::vector<Tensor>& tensors
   });
 }
 
+/// Mode extreme: logits as trained models and broken ones have them, six kinds in turn by the row:
+///   10^4 more; 10^4 less; all equal; -inf in about half of the columns, the same in every tensor, never the target's;
+///   the largest by far in the first column; in the last.
+void plant_extremes(const Case& c, unsigned threads, std::vector<Tensor>& tensors) {
+  constexpr double kOffset = 1e4, kFarAbove = 80;
+  const auto ids_at = find_input(c, [](const TensorSpec& spec) { return spec.fill == Fill::ids; });
+  const Stream dropped = Stream::derive(c.seed, c.op->name, "extreme");
+  for (size_t i = 0; ids_at && i < tensors.size(); ++i) {
+    if (tensors[i].name.empty() || c.pass->inputs[i].fill != Fill::logits) continue;
+    Tensor& logits = tensors[i];
+    const auto columns = static_cast<size_t>(logits.shape.back());
+    parallel_for(threads, tensors[*ids_at].count(), [&](int64_t row) {
+      std::vector<double> z(columns);
+      decode_row(logits, row, z);
+      const auto target = static_cast<size_t>(tensors[*ids_at].at(row));
+      const auto first = static_cast<uint64_t>(row) * columns;
+      for (size_t v = 0; v < columns; ++v) {
+        if (row % 6 == 0) z[v] += kOffset;
+        if (row % 6 == 1) z[v] -= kOffset;
+        if (row % 6 == 2) z[v] = z[0];
+        if (row % 6 == 3 && v != target && dropped.uniform(first + v) < 0.5) z[v] = -INFINITY;
+      }
+      if (row % 6 == 4) z.front() = kFarAbove;
+      if (row % 6 == 5) z.back() = kFarAbove;
+      const DTypeInfo& type = info(logits.dtype);
+      type.encode(z.data(), logits.bytes.data() + static_cast<size_t>(first) * type.bytes, columns);
+    });
+  }
+}
+
 }  // namespace
 
 std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
@@ -189,6 +220,7 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
     if (present) fill_tensor(c, spec, tensors.size() - 1, threads, tensors.back());
   }
   if (c.input_mode == InputMode::peaked) plant_targets(c, threads, tensors);
+  if (c.input_mode == InputMode::extreme) plant_extremes(c, threads, tensors);
   if (c.op->refine != nullptr) {
     const auto stream = [&](std::string_view name) { return Stream::derive(c.seed, c.op->name, name); };
     c.op->refine({tensors, c.attrs, [&](std::string_view name, uint64_t i) { return stream(name).normal(i); },

@@ -22,7 +22,7 @@ std::string_view to_string(Numerics numerics);
 enum class Fill : uint8_t {
   normal,     ///< standard normal
   weight,     ///< standard normal over the square root of the extent `fan_in`
-  logits,     ///< standard normal; mode `peaked` plants the target
+  logits,     ///< standard normal; mode `peaked` plants the target, mode `extreme` what plant_extremes says
   ids,        ///< integers in [0, extent of `fan_in`)
   upstream,   ///< gradient of an output: standard normal or ones
   mask,       ///< 0 in about a quarter of the elements, else 1, now and then 2: whatever is not 0 keeps

@@ -63,7 +63,7 @@ Json output(const CaseRecord& record, size_t index) {
                                     [](const GateResult& g) { return g.metric == Metric::atol_rtol; });
   const bool has_tolerance = classic != comparison.gates.end();
   // A gradient carries the seed's label "gradient:<input>".
-  const bool gradient = record.c.pass->name == "backward";
+  const bool gradient = record.c.pass->name == "backward", empty = comparison.expected == 0;
   return {{"output_index", index},
           {"name", spec.name},
           {"shape", shape},
@@ -83,7 +83,9 @@ Json output(const CaseRecord& record, size_t index) {
           {"gold_is_zero", comparison.gold_is_zero},
           {"zeros_would_pass", comparison.zeros_would_pass},
           {"passed", comparison.passed()},
-          {"message", gradient ? fmt::format("gradient:{}", spec.name.substr(1)) : ""},
+          {"message", empty      ? "empty: nothing to compare"
+                      : gradient ? fmt::format("gradient:{}", spec.name.substr(1))
+                                 : ""},
           {"gates", gates},
           {"gold_rows", comparison.rows.all ? Json("all") : Json(comparison.rows.chosen)},
           {"total_rows", comparison.total_rows},
@@ -212,6 +214,7 @@ Json candidate_json(const std::vector<const CaseRecord*>& records) {
     cases.push_back(case_json(*record));
     passed &= record->judgment.verdict == Verdict::pass;
     for (const Json& entry : cases.back()["outputs"]) {
+      if (record->judgment.verdict == Verdict::pass && entry["count"] == 0) continue;  // declared to be empty
       ++outputs;
       passed_outputs += entry["passed"].get<bool>() ? 1 : 0;
     }
@@ -306,7 +309,7 @@ void refuse_zero_gold(Report& report) {
   };
   if (std::any_of(report.records.begin(), report.records.end(), told_something)) return;
   for (CaseRecord& record : report.records) {
-    if (record.judgment.verdict != Verdict::pass) continue;
+    if (record.judgment.verdict != Verdict::pass || row_count(record.c) == 0) continue;
     record.judgment = {Verdict::vacuous, "zeros",
                        "every gold of this run is zero throughout: zeros are all that was asked for"};
   }

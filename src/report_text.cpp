@@ -69,8 +69,11 @@ std::string headroom(const CaseRecord& record) {
     if (!is_present(record.c, record.c.pass->outputs[i].tensor)) continue;
     double least = INFINITY;
     for (const GateResult& gate : record.comparisons[i].gates) least = std::min(least, gate.headroom);
+    const bool empty = record.comparisons[i].expected == 0;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", record.c.pass->outputs[i].tensor.name,
-                        std::isinf(least) ? "exact" : fmt::format("{:.3g}x", least));
+                        empty               ? "empty"
+                        : std::isinf(least) ? "exact"
+                                            : fmt::format("{:.3g}x", least));
   }
   return text.empty() ? "" : "  headroom " + text;
 }
@@ -88,6 +91,7 @@ void print_record(std::FILE* out, const CaseRecord& record) {
   const bool pass = verdict == Verdict::pass;
   fmt::print(out, "{} {}{} ({:.0f} ms)\n", tag(verdict), title(record), pass ? headroom(record) + coverage(record) : "",
              record.times.total_ms);
+  if (pass && !record.judgment.reason.empty()) fmt::print(out, "             {}\n", record.judgment.reason);
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
   if (!pass) fmt::print(out, "             {}\n             repeat: {}\n", record.judgment.reason, record.repeat);
   std::fflush(out);

@@ -17,25 +17,25 @@ namespace {
 constexpr size_t kMaxSizes = 100'000;  // of one list: more is a slip in a range
 constexpr size_t kMaxCases = 1'000'000;
 
-int64_t parse_size(const std::string& where, std::string_view text) {
+int64_t parse_size(const std::string& where, std::string_view text, int64_t least) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < 1) {
+  if (error != std::errc{} || end != text.data() + text.size() || value < least) {
     throw InputError(where, fmt::format("expected an integer >= 1, got {}", text.empty() ? "nothing" : text),
                      "give a size, a list 1,7,64 or a range 1:4096:x2");
   }
   return value;
 }
 
-void append_range(const std::string& where, std::string_view text, std::vector<int64_t>& sizes) {
+void append_range(const std::string& where, std::string_view text, int64_t least, std::vector<int64_t>& sizes) {
   const size_t first = text.find(':'), second = text.find(':', first + 1);
-  const int64_t begin = parse_size(where, text.substr(0, first));
-  const int64_t end = parse_size(where, text.substr(first + 1, second - first - 1));
+  const int64_t begin = parse_size(where, text.substr(0, first), least);
+  const int64_t end = parse_size(where, text.substr(first + 1, second - first - 1), least);
   std::string_view step = second == std::string_view::npos ? "1" : text.substr(second + 1);
   const bool times = step.starts_with('x');
   if (times) step.remove_prefix(1);
-  const int64_t by = parse_size(where, step);
-  if (begin > end || (times && by == 1)) {
+  const int64_t by = parse_size(where, step, 1);
+  if (begin > end || (times && (by == 1 || begin == 0))) {
     throw InputError(where, fmt::format("the range {} never ends or is empty", text),
                      "give FIRST:LAST:STEP or FIRST:LAST:xFACTOR");
   }
@@ -77,15 +77,15 @@ int64_t default_size(std::string_view dim) {
   return 4096;
 }
 
-std::vector<int64_t> parse_sizes(const std::string& where, std::string_view text) {
+std::vector<int64_t> parse_sizes(const std::string& where, std::string_view text, int64_t least) {
   std::vector<int64_t> sizes;
   do {
     const size_t end = std::min(text.find(','), text.size());
     const std::string_view item = text.substr(0, end);
     if (item.find(':') != std::string_view::npos) {
-      append_range(where, item, sizes);
+      append_range(where, item, least, sizes);
     } else {
-      sizes.push_back(parse_size(where, item));
+      sizes.push_back(parse_size(where, item, least));
     }
     if (end == text.size()) break;
     text.remove_prefix(end + 1);
@@ -136,7 +136,8 @@ std::vector<DType> parse_dtypes(const std::string& where, const std::vector<std:
 
 InputMode parse_input_mode(const std::string& where, const std::string& name) {
   std::vector<std::string> known;
-  for (const InputMode mode : {InputMode::random, InputMode::constant, InputMode::integer, InputMode::peaked}) {
+  for (const InputMode mode :
+       {InputMode::random, InputMode::constant, InputMode::integer, InputMode::peaked, InputMode::extreme}) {
     if (name == to_string(mode)) return mode;
     known.emplace_back(to_string(mode));
   }

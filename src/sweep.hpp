@@ -28,8 +28,9 @@ void expand(const Sweep& sweep, std::vector<Case>& cases);
 /// Size of a dimension that nobody gave: batch 2, seq 16, vocab 257, all others 4096.
 int64_t default_size(std::string_view dim);
 
-/// "7", "1,7,64", "1:4096:x2" (1, 2, 4, ... 4096), "1:10:3" (1, 4, 7, 10). `where` names the flag in errors.
-std::vector<int64_t> parse_sizes(const std::string& where, std::string_view text);
+/// "7", "1,7,64", "1:4096:x2" (1, 2, 4, ... 4096), "1:10:3" (1, 4, 7, 10). `where` names the flag in errors. `least` is
+/// 0 for extents: whether one may be 0 is the case's to say, for only rows may.
+std::vector<int64_t> parse_sizes(const std::string& where, std::string_view text, int64_t least = 1);
 
 /// Operators by name; "all" is every one. Throws InputError with a suggestion for an unknown name.
 std::vector<const Operator*> parse_operators(const std::string& where, const std::vector<std::string>& names);

@@ -18,7 +18,7 @@ struct Judgment {
   Verdict verdict = Verdict::error;
   std::string
       kind;  ///< what failed: accuracy, nonfinite, unwritten, guard, input, determinism, invariance, candidate, ...
-  std::string reason;  ///< one sentence with element, values and count; empty for pass
+  std::string reason;  ///< one sentence with element, values and count; of a pass empty, or what it is about
 };
 
 /// `comparisons` in the order of the pass's outputs; empty when accuracy was not asked for.

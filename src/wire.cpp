@@ -273,7 +273,7 @@ json encode(const std::vector<Tensor>& tensors, std::vector<int>& descriptors) {
   json list = json::array();
   for (const Tensor& tensor : tensors) {
     list.push_back({{"name", tensor.name}, {"dtype", static_cast<int>(tensor.dtype)}, {"shape", tensor.shape}});
-    if (!tensor.name.empty()) descriptors.push_back(tensor.bytes.fd());
+    if (tensor.bytes.size() > 0) descriptors.push_back(tensor.bytes.fd());  // no rows: no memory
   }
   return list;
 }
@@ -288,9 +288,9 @@ std::vector<Tensor> decode_tensors(const json& json, std::vector<Descriptor>& de
     if (dtype < 0 || dtype > static_cast<int>(DType::u8)) throw WireError("a tensor of no known dtype");
     tensor.dtype = static_cast<DType>(dtype);
     tensor.shape = item.at("shape").get<Shape>();
-    if (!tensor.name.empty()) {
+    const size_t bytes = static_cast<size_t>(tensor.count()) * info(tensor.dtype).bytes;
+    if (!tensor.name.empty() && bytes > 0) {
       if (next >= descriptors.size()) throw WireError("no descriptor for tensor '" + tensor.name + "'");
-      const size_t bytes = static_cast<size_t>(tensor.count()) * info(tensor.dtype).bytes;
       tensor.bytes = Bytes::map(descriptors[next++].release(), bytes, writable);
     }
     tensors.push_back(std::move(tensor));

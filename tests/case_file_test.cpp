@@ -55,6 +55,7 @@ TEST(CaseFile, MistakesNameFileAndPath) {
       {R"([{}])", "cases[0]"},
       {R"([{"op": "linear_logp", "with": ["bais"]}])", "no selected operator has an optional input 'bais'"},
       {R"([{"op": "logp", "dims": {"vocab": -4}}])", "cases[0].dims.vocab: expected an integer"},
+      {R"([{"op": "logp", "ignored_every": -1}])", "cases[0].ignored_every: expected an integer"},
       {R"([{"op": "logp", "dims": {"vocb": 4}}])", "vocb"},
       {R"([{"op": "logp", "dims": {"vocab": "4:1"}}])", "cases[0].dims.vocab"},
       {R"([{"op": "logp"}, {"op": "logp", "dtype": "int8"}])", "cases[1].dtype"},
@@ -76,6 +77,54 @@ TEST(CaseFile, MissingFilesAndEmptyFoldersAreErrors) {
   const std::string folder = testing::TempDir() + "no_cases_here";
   std::filesystem::create_directories(folder);
   EXPECT_NE(error_of([&] { load_cases(folder, ""); }).find("holds no *.json"), std::string::npos);
+}
+
+TEST(CaseFile, RowsMayBeNoneAndIgnored) {
+  const auto cases = load_cases(
+      write(R"([{"op": "logp", "pass": "forward", "dtype": "fp32", "dims": {"batch": [0, 2]}, "ignored_every": 3}])"),
+      "");
+  ASSERT_EQ(cases.size(), 2u);
+  EXPECT_EQ(case_name(cases[0]), "logp-fp32-0x16x257~ignored3");
+  EXPECT_EQ(error_in(R"([{"op": "logp", "dims": {"vocab": 0}}])").find("--vocab: expected an integer >= 1, got 0"), 0u);
+}
+
+/// Whether a shipped case of the pass in the smoke suite is one that `wanted` describes.
+template <class Wanted>
+bool smoke_has(const Operator& op, const Pass& pass, Wanted wanted) {
+  static const std::vector<Case> cases = load_cases(CHECKOP_SOURCE_DIR "/cases", "smoke");
+  return std::any_of(cases.begin(), cases.end(),
+                     [&](const Case& c) { return c.op == &op && c.pass == &pass && wanted(c); });
+}
+
+TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      const std::string name = std::string(op->name) + "/" + std::string(pass.name);
+      const auto all_rows = [](const Case& c) {
+        int64_t rows = c.dims.at("batch");
+        if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
+        return rows;
+      };
+      EXPECT_EQ(smoke_has(*op, pass, [&](const Case& c) { return all_rows(c) == 0; }), op->name != "grpo_loss") << name;
+      EXPECT_TRUE(smoke_has(*op, pass, [&](const Case& c) { return all_rows(c) > 65536; })) << name;
+      EXPECT_TRUE(smoke_has(*op, pass, [](const Case& c) { return c.input_mode == InputMode::integer; }) ||
+                  op->name == "linear_logp")
+          << name;
+      for (const TensorSpec& spec : pass.inputs) {
+        if (!spec.optional) continue;
+        for (const bool with : {false, true}) {
+          EXPECT_TRUE(smoke_has(*op, pass, [&](const Case& c) { return c.optionals.contains(spec.name) == with; }))
+              << name << " " << spec.name << " " << with;
+        }
+      }
+      if (!op->passes.front().inputs.empty() && find_pass(*op, "forward")->inputs[0].fill == Fill::logits) {
+        EXPECT_TRUE(smoke_has(*op, pass, [](const Case& c) { return c.input_mode == InputMode::extreme; })) << name;
+        for (const int64_t vocab : {1, 31, 32, 33, 127, 128, 129, 4097}) {
+          EXPECT_TRUE(smoke_has(*op, pass, [&](const Case& c) { return c.dims.at("vocab") == vocab; })) << name;
+        }
+      }
+    }
+  }
 }
 
 TEST(CaseFile, ShippedFilesLoadAndCoverEveryOperatorInTheSmokeSuite) {

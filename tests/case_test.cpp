@@ -64,11 +64,33 @@ TEST(Case, ShapesFollowTheSpec) {
 TEST(Case, SizesBelowOneAreNamed) {
   Case c = small();
   c.dims["vocab"] = 0;
-  EXPECT_EQ(error_of(c), "--vocab: expected an integer >= 1, got 0; give a size of at least 1");
+  EXPECT_EQ(error_of(c),
+            "--vocab: expected an integer >= 1, got 0; give a size of at least 1; only batch and seq may be 0, for no "
+            "rows");
   c.dims["vocab"] = -5;
   EXPECT_NE(error_of(c).find("got -5"), std::string::npos);
   c.dims.erase("vocab");
   EXPECT_NE(error_of(c).find("--vocab"), std::string::npos);
+}
+
+TEST(Case, RowsMayBeNone) {
+  Case c = small();
+  for (const char* dim : {"batch", "seq"}) {
+    c.dims[dim] = 0;
+    EXPECT_EQ(error_of(c), "no error");
+    EXPECT_EQ(row_count(c), 0);
+    c.dims[dim] = -1;
+    EXPECT_NE(error_of(c).find("expected an integer >= 0, got -1"), std::string::npos);
+    c.dims[dim] = 2;
+  }
+  const Case rope = gold_case("rope", "forward", DType::f32, {{"batch", 1}, {"heads", 1}, {"seq", 0}, {"head_dim", 2}});
+  EXPECT_NE(error_of(rope).find("--seq: expected an integer >= 1, got 0"), std::string::npos);
+  const Case loss =
+      gold_case("grpo_loss", "forward", DType::f32, {{"batch", 0}, {"seq", 2}, {"vocab", 5}, {"group_bounds", 2}});
+  EXPECT_EQ(
+      error_of(loss),
+      "--batch: expected an integer >= 1, got 0; grpo_loss has one result for the whole batch: without rows there "
+      "is none");
 }
 
 TEST(Case, SizesBeyondMemoryAreNamedBeforeAnythingIsAllocated) {

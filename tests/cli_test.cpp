@@ -42,6 +42,22 @@ TEST(Cli, NumericalFailureExitsOneWithARepeatLine) {
   expect_exit(run_program(result.text.substr(at, result.text.find('\n', at) - at)), 1, "[  FAILED  ] 1 fail");
 }
 
+TEST(Cli, ABatchWithoutRowsPassesAndSaysSo) {
+  const ProcessResult result = run_program(
+      "--op logp,lm_head --device cpu --candidate native --check-grad --batch 0 --seq 2 --vocab 17 --hidden 8");
+  expect_exit(result, 0, "[  PASSED  ] 4 pass");
+  EXPECT_NE(result.text.find("headroom logp empty"), std::string::npos) << result.text;
+  EXPECT_NE(result.text.find("no rows: launch and memory only"), std::string::npos);
+  EXPECT_NE(result.text.find("no rows: the launch, the memory and what sums over rows"), std::string::npos);
+}
+
+TEST(Cli, DataThatAnOperatorLacksAreCalledRandom) {
+  const ProcessResult result =
+      run_program("--op matmul,logp --device cpu --candidate native --input-mode extreme --list");
+  expect_exit(result, 0, "logp/forward/native/logp-fp32-2x16x257~extreme");
+  EXPECT_NE(result.text.find("matmul-fp32-2x16x4096x4096\n"), std::string::npos) << result.text;
+}
+
 TEST(Cli, BadInputExitsTwoWithOneSentence) {
   const std::string folder = testing::TempDir();
   std::ofstream(folder + "nan.json")
@@ -58,6 +74,12 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {"--op logp --device gpu", "unknown device 'gpu'"},
       {"--op logp --device cpu --dtype fp8", "fp8"},
       {kTiny + "--hidden 8", "no selected operator has it"},
+      {"--op matmul --device cpu --ignored-every 4",
+       "--ignored-every: no selected operator has an attribute ignore_index"},
+      {kTiny + "--ignored-every -2", "--ignored-every: expected an integer >= 0, got -2"},
+      {kTiny + "--ignore-index 0.5", "--ignore-index: expected an integer, got 0.5"},
+      {"--op silu --device cpu --input-mode extreme", "--input-mode: extreme is about logits"},
+      {"--op grpo_loss --device cpu --batch 0", "--batch: expected an integer >= 1, got 0; grpo_loss has one result"},
       {kTiny + "--with bias", "no selected operator has an optional input 'bias'"},
       {kTiny + "--plugin missing.so", "missing.so"},
       {"--suite none --device cpu", "--suite"},

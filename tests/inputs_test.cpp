@@ -277,10 +277,31 @@ TEST(Inputs, PeakedModeWithoutTargetsIsRandom) {
   EXPECT_EQ(hash_of(make_inputs(single, 1)[0]), hash_of(make_inputs(peaked_single, 1)[0]));
 }
 
+TEST(Inputs, ExtremeRowsAreOfSixKinds) {
+  Case c = logp_case(12, 64), random = c;
+  c.input_mode = InputMode::extreme;
+  const std::vector<double> z = values_of(make_inputs(c, 2)[0]), plain = values_of(make_inputs(random, 2)[0]);
+  const std::vector<double> ids = values_of(make_inputs(c, 2)[1]);
+  for (size_t row = 0; row < 12; ++row) {
+    const auto begin = z.begin() + static_cast<std::ptrdiff_t>(row * 64), end = begin + 64;
+    const auto dropped = std::count_if(begin, end, [](double x) { return std::isinf(x) && x < 0; });
+    const auto top = std::max_element(begin, end);
+    if (row % 6 < 2) {
+      EXPECT_NEAR(*begin - plain[row * 64], row % 6 == 0 ? 1e4 : -1e4, 1e-3) << row;
+    }
+    EXPECT_EQ(*top == *std::min_element(begin, end), row % 6 == 2) << row;
+    EXPECT_EQ(dropped > 16 && dropped < 48, row % 6 == 3) << row;
+    EXPECT_EQ(dropped == 0, row % 6 != 3) << row;
+    EXPECT_TRUE(std::isfinite(z[row * 64 + static_cast<size_t>(ids[row])])) << row;
+    EXPECT_EQ(top == begin && *top == 80, row % 6 == 4) << row;
+    EXPECT_EQ(top == end - 1 && *top == 80, row % 6 == 5) << row;
+  }
+}
+
 TEST(Inputs, SizesAreValidatedBeforeAnythingIsAllocated) {
   EXPECT_THROW(make_inputs(logp_case(4, 0), 1), InputError);
   EXPECT_THROW(make_inputs(logp_case(-1, 10), 1), InputError);
-  EXPECT_THROW(make_inputs(logp_case(0, 10), 1), InputError);
+  EXPECT_EQ(make_inputs(logp_case(0, 10), 1)[0].count(), 0);          // rows may be none
   const Case c = matmul_case(1, int64_t{1} << 20, int64_t{1} << 28);  // 2^50 bytes in the second tensor
   try {
     make_inputs(c, 1);

@@ -19,6 +19,7 @@ TEST(Sweep, SizesAreValuesListsAndRanges) {
   EXPECT_EQ(parse_sizes("--seq", "1:10:3"), (Sizes{1, 4, 7, 10}));
   EXPECT_EQ(parse_sizes("--seq", "1:100:x10"), (Sizes{1, 10, 100}));
   EXPECT_EQ(parse_sizes("--seq", "2:4,9"), (Sizes{2, 3, 4, 9}));
+  EXPECT_EQ(parse_sizes("--seq", "0,0:2", 0), (Sizes{0, 0, 1, 2}));
 }
 
 TEST(Sweep, BadSizesNameTheFlagAndTheValue) {
@@ -26,8 +27,9 @@ TEST(Sweep, BadSizesNameTheFlagAndTheValue) {
     const std::string message = error_of([&] { parse_sizes("--seq", text); });
     EXPECT_EQ(message.rfind("--seq: ", 0), 0u) << text << " -> " << message;
   }
-  EXPECT_EQ(error_of([] { parse_sizes("--vocab", "0"); }).substr(0, 45),
-            "--vocab: expected an integer >= 1, got 0; giv");
+  EXPECT_NE(error_of([] { parse_sizes("--seq", "0:8:x2", 0); }).find("never ends"), std::string::npos);
+  EXPECT_EQ(error_of([] { parse_sizes("--vocab", "-1"); }).substr(0, 46),
+            "--vocab: expected an integer >= 1, got -1; giv");
 }
 
 TEST(Sweep, UnknownNamesAreAnsweredWithTheNearest) {

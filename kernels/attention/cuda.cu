@@ -298,6 +298,7 @@ checkop_status launch_width(const checkop_call* call, bool backward, const Probl
 checkop_status launch(const checkop_call* call, bool backward) {
   Problem p;
   if (auto status = check_call(call, backward, p)) return status;
+  if (p.batch == 0) return CHECKOP_OK;
   if (p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {
     return say(call, CHECKOP_UNSUPPORTED, "an extent is 0");
   }

@@ -122,7 +122,7 @@ void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t column
                         std::min(native::kTerms, p.rows - r), p.hidden, partial.data());
         sum.add(std::move(partial));
       }
-      native::store(dweight, (first + v) * p.hidden, p.hidden, sum.finish().data());
+      native::store(dweight, (first + v) * p.hidden, p.hidden, native::finish(sum, p.hidden).data());
       if (dbias.data != nullptr) {
         const float total = native::blocked_sum(p.rows, [=](int64_t r) { return dz[r * kChunk + v]; });
         native::store(dbias, first + v, 1, &total);

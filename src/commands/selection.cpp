@@ -47,16 +47,20 @@ void require_devices(const RunOptions& options, const DeviceChoice& choice, int 
       options.device, cuda_devices, cuda_devices == 1 ? "" : "s"));
 }
 
-bool has_ids(const Operator& op) {
+bool has_input(const Operator& op, Fill fill) {
   const auto inputs = op.passes.front().inputs;
-  return std::any_of(inputs.begin(), inputs.end(), [](const TensorSpec& spec) { return spec.fill == Fill::ids; });
+  return std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) { return spec.fill == fill; });
 }
 
 std::vector<Case> cases_of_flags(const RunOptions& options) {
   const auto ops = parse_operators("--op", options.ops);
   if (options.input_mode == "peaked" &&
-      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_ids(*op); })) {
+      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::ids); })) {
     throw InputError("--input-mode", "peaked plants targets, and no selected operator has any", "use random");
+  }
+  if (options.input_mode == "extreme" &&
+      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::logits); })) {
+    throw InputError("--input-mode", "extreme is about logits, and no selected operator takes any", "use random");
   }
   if (options.has("--ignored-every") &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_attr(*op, "ignore_index"); })) {
@@ -75,7 +79,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       if (given == options.dims.end()) continue;
       std::string flag = fmt::format("--{}", dim);
       std::replace(flag.begin(), flag.end(), '_', '-');
-      sweep.dims[std::string(dim)] = parse_sizes(flag, given->second);
+      sweep.dims[std::string(dim)] = parse_sizes(flag, given->second, 0);
       used.insert(dim);
     }
     for (const AttrSpec& attr : op->attrs) {
@@ -84,8 +88,10 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // Without ids there is no target to plant: such an operator's data are random, and are called so.
-    if (sweep.data.input_mode == InputMode::peaked && !has_ids(*op)) sweep.data.input_mode = InputMode::random;
+    // Without ids there is no target to plant, without logits nothing extreme: such data are random, and called so.
+    const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
+    const bool no_logits = sweep.data.input_mode == InputMode::extreme && !has_input(*op, Fill::logits);
+    if (no_ids || no_logits) sweep.data.input_mode = InputMode::random;
     sweep.data.constant_value = options.constant_value;
     sweep.data.token_value = options.token_value;
     sweep.data.ignored_every = options.ignored_every;
