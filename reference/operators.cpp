@@ -19,10 +19,11 @@ extern const Operator kRope;        // rope.cpp
 extern const Operator kAttention;   // attention.cpp
 extern const Operator kRatioKl;     // ratio_kl.cpp
 extern const Operator kGrpoLoss;    // grpo_loss.cpp
+extern const Operator kPack;        // pack.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,   &kLinearLogp, &kMatmul, &kDetGemm,   &kLmHead,  &kRmsNorm, &kSilu,
-                                     &kSwiglu, &kEmbedding,  &kRope,   &kAttention, &kRatioKl, &kGrpoLoss};
+  static constexpr std::array kTable{&kLogp,   &kLinearLogp, &kMatmul, &kDetGemm,   &kLmHead,  &kRmsNorm,  &kSilu,
+                                     &kSwiglu, &kEmbedding,  &kRope,   &kAttention, &kRatioKl, &kGrpoLoss, &kPack};
   return kTable;
 }
 

@@ -54,6 +54,7 @@ const std::vector<Shapes>& shapes() {
        {{"batch", 2}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 21}, {"kv_seq", 37}, {"head_dim", 24}},
        {"key_padding_mask"}},
       {"ratio_kl", {{"batch", 2}, {"seq", 6}, {"vocab", 1031}}, {}},
+      {"pack", {{"batch", 9}, {"seq", 21}, {"hidden", 40}}, {}},
       {"grpo_loss", {{"batch", 8}, {"seq", 3}, {"vocab", 389}, {"group_bounds", 2}}, {}},
   };
   return all;

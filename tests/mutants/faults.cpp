@@ -46,6 +46,10 @@ Model model_with(Fault fault, const Operator& op) {
   if (fault == Fault::softmax_sign_flipped) model.softmax_scale = -1;
   model.bf16_accumulator = fault == Fault::bf16_accumulator;
   model.ignore_mask = fault == Fault::mask_ignored;
+  model.add_mask_values = fault == Fault::mask_values_added;
+  model.keep_ones_alone = fault == Fault::ones_alone_kept;
+  model.place_shift = fault == Fault::counted_with_own_row ? 1 : 0;
+  model.restart_count = fault == Fault::counted_per_sequence;
   model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
   model.tf32_factors = fault == Fault::tf32_factors;
   return model;
@@ -110,11 +114,15 @@ bool is_arithmetic(Fault fault) { return fault <= Fault::tf32_factors; }
 // --- faults of results: values are changed before they are stored
 // -----------------------------------------------------
 
+/// The last row that differs from the one before it: rows of zeros may follow.
 void last_row_keeps_previous(Site& s) {
   const MatrixView view = s.view(0);
-  if (view.rows < 2) return;
-  double* last = &s.values[0][size((view.rows - 1) * view.columns)];
-  std::copy_n(last - view.columns, view.columns, last);
+  for (int64_t r = view.rows - 1; r > 0; --r) {
+    double* row = &s.values[0][size(r * view.columns)];
+    if (std::equal(row, row + view.columns, row - view.columns)) continue;
+    std::copy_n(row - view.columns, view.columns, row);
+    return;
+  }
 }
 
 void take_mean_everywhere(std::vector<double>& values) {
@@ -203,6 +211,17 @@ void store_all_but_middle_row(Site& s) {
     if (s.has(i)) store(s.call.outputs[i], s.values[i]);
 }
 
+void store_all_but_zero_rows(Site& s) {
+  const int64_t width = s.call.outputs[0].shape[s.call.outputs[0].rank - 1];
+  const DTypeInfo& type = info(s.dtype(0));
+  for (size_t at = 0; at < s.values[0].size(); at += size(width)) {
+    const double* row = &s.values[0][at];
+    if (std::all_of(row, row + width, [](double x) { return x == 0; })) continue;
+    type.encode(row, s.data(0) + at * type.bytes, size(width));
+  }
+  for (size_t i = 1; i < s.values.size(); ++i) store(s.call.outputs[i], s.values[i]);
+}
+
 void write_behind_end(const Site& s) {
   const size_t bytes = info(s.dtype(0)).bytes;
   std::memset(s.data(0) + s.values[0].size() * bytes, 0x3f, bytes);
@@ -243,6 +262,10 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::softmax_sign_flipped:
     case Fault::bf16_accumulator:
     case Fault::mask_ignored:
+    case Fault::mask_values_added:
+    case Fault::ones_alone_kept:
+    case Fault::counted_with_own_row:
+    case Fault::counted_per_sequence:
     case Fault::exp_rounded_to_bf16:
     case Fault::tf32_factors:
       return s.store_all();
@@ -285,6 +308,8 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
       return truncate_all(s);
     case Fault::unwritten_row:
       return store_all_but_middle_row(s);
+    case Fault::unwritten_zeros:
+      return store_all_but_zero_rows(s);
     case Fault::out_of_bounds_write:
       s.store_all();
       return write_behind_end(s);

@@ -18,6 +18,10 @@ struct Model {
   double softmax_scale = 1;       ///< of the softmax in the gradient
   bool bf16_accumulator = false;  ///< every addition is rounded to bf16
   bool ignore_mask = false;       ///< masked tokens count like the others
+  bool add_mask_values = false;   ///< a kept row counts as many as its mask says
+  bool keep_ones_alone = false;   ///< a row is kept where its mask is 1
+  int64_t place_shift = 0;        ///< added to the place of every packed row
+  bool restart_count = false;     ///< every sequence is packed from row 0 on
   bool bf16_exp = false;          ///< every exponential is rounded to bf16
   bool tf32_factors = false;      ///< the factors of products are rounded to the 11 bits of TF32
 

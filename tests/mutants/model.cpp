@@ -240,6 +240,29 @@ Values attention(const Evaluation& e, const std::vector<Tensor>& in, bool forwar
   return {dq.values, dk.values, dv.values};
 }
 
+/// Row after row, each to the next place or from it.
+Values pack(const Model& model, const std::vector<Tensor>& in, bool forward) {
+  const Matrix source = matrix_of(in[forward ? 0 : 1]);
+  const Tensor& mask = in[forward ? 1 : 0];
+  const int64_t rows = mask.count(), seq = mask.shape.back();
+  Matrix out = zeros(rows, source.columns);
+  std::vector<double> ends{0};
+  int64_t place = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto value = static_cast<int64_t>(mask.at(r));
+    const bool keeps = model.ignore_mask || (model.keep_ones_alone ? value == 1 : value != 0);
+    if (model.restart_count && r % seq == 0) place = 0;
+    if (keeps) {
+      const int64_t at = std::min(place + model.place_shift, rows - 1);
+      put_rows(rows_of(source, forward ? r : at, 1), forward ? at : r, out);
+      place += model.add_mask_values ? value : 1;
+    }
+    if (r % seq == seq - 1) ends.push_back(static_cast<double>(place));
+  }
+  if (forward) return {out.values, ends};
+  return {out.values};
+}
+
 }  // namespace
 
 Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call& call) const {
@@ -329,6 +352,7 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     if (has_bias) dbias = e.product(1, z.columns, z.rows(), [&](auto, auto v, auto r) { return dz(r, v); });
     return {dhidden.values, dweight.values, dbias.values};
   }
+  if (op.name == "pack") return pack(*this, in, forward);
   if (op.name == "attention") return attention(e, in, forward, call.attrs[0].value != 0, call.attrs[1].value);
   throw InputError("mutants", "no model of operator '" + std::string(op.name) + "'");
 }

@@ -21,6 +21,10 @@ enum class Fault : uint8_t {
   softmax_sign_flipped,
   bf16_accumulator,
   mask_ignored,
+  mask_values_added,
+  ones_alone_kept,
+  counted_with_own_row,
+  counted_per_sequence,
   exp_rounded_to_bf16,
   tf32_factors,
   // Results: faults.cpp spoils the gold.
@@ -41,6 +45,7 @@ enum class Fault : uint8_t {
   truncation,
   // Behaviour: faults.cpp writes where it must not, or not the same twice.
   unwritten_row,
+  unwritten_zeros,
   out_of_bounds_write,
   input_overwritten,
   input_toggled,
@@ -79,7 +84,7 @@ inline constexpr std::string_view kMatrices =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward "
     "silu/forward silu/backward swiglu/forward swiglu/backward embedding/forward embedding/backward "
-    "ratio_kl/backward grpo_loss/backward";
+    "ratio_kl/backward grpo_loss/backward pack/forward pack/backward";
 inline constexpr std::string_view kTruncated =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward silu/forward silu/backward swiglu/forward "
@@ -88,14 +93,18 @@ inline constexpr std::string_view kTruncated =
 inline constexpr std::string_view kControlled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward "
-    "attention/forward attention/backward ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+    "attention/forward attention/backward ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward "
+    "pack/forward pack/backward";
 inline constexpr std::string_view kGradients =
     "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward rms_norm/backward "
     "silu/backward swiglu/backward embedding/backward rope/backward attention/backward ratio_kl/backward "
-    "grpo_loss/backward";
+    "grpo_loss/backward pack/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
 inline constexpr std::string_view kAttention = "attention/forward attention/backward";
-inline constexpr std::string_view kMasked = "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+inline constexpr std::string_view kPack = "pack/forward pack/backward";
+inline constexpr std::string_view kMasked =
+    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward "
+    "pack/forward pack/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -110,6 +119,13 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::softmax_sign_flipped, "softmax_sign_flipped", "accuracy", kSoftmaxGradients},
     {Fault::bf16_accumulator, "bf16_accumulator", "accuracy", kModelled},
     {Fault::mask_ignored, "mask_ignored", "accuracy", kMasked},
+    // A 2 in the mask counts as two rows.
+    {Fault::mask_values_added, "mask_values_added", "accuracy", kPack},
+    {Fault::ones_alone_kept, "ones_alone_kept", "accuracy", kPack},
+    // An inclusive sum where an exclusive one belongs: everything is one row late.
+    {Fault::counted_with_own_row, "counted_with_own_row", "accuracy", kPack},
+    // The carry from one sequence to the next is lost.
+    {Fault::counted_per_sequence, "counted_per_sequence", "accuracy", kPack},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},
@@ -136,6 +152,8 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
     {Fault::truncation, "truncation", "accuracy", kTruncated, "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
+    // Rows that hold nothing are taken to be zero already.
+    {Fault::unwritten_zeros, "unwritten_zeros", "unwritten", kPack},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
     {Fault::input_toggled, "input_toggled", "input"},
