@@ -164,6 +164,11 @@ class Evaluation {
     return ds;
   }
 
+  /// That a causal mask keeps of query i.
+  int64_t last_key(int64_t i, int64_t q_seq, int64_t kv_seq) const {
+    return i + (model_.ignore_causal_offset ? 0 : kv_seq - q_seq) + model_.causal_shift;
+  }
+
   PolicyLogs policy_logs(const std::vector<Tensor>& in) const {
     const std::vector<int64_t> ids = ids_of(in[2]);
     const std::vector<double> lp = logp(matrix_of(in[0]), ids).values, lr = logp(matrix_of(in[1]), ids).values;
@@ -221,7 +226,7 @@ Values attention(const Evaluation& e, const std::vector<Tensor>& in, bool forwar
     Matrix scaled = scores;
     for (double& s : scaled.values) s *= scale;
     const Matrix p = e.probabilities(scaled, [&](int64_t i, int64_t j) {
-      return (!causal || j <= i + kv_seq - q_seq) && (in[3].name.empty() || in[3].at(mask_at + j) != 0);
+      return (!causal || j <= e.last_key(i, q_seq, kv_seq)) && (in[3].name.empty() || in[3].at(mask_at + j) != 0);
     });
     if (forward) {
       put_rows(e.product(q_seq, width, kv_seq, [&](auto i, auto d, auto j) { return p(i, j) * v(j, d); }), q_at, dq);
@@ -238,29 +243,6 @@ Values attention(const Evaluation& e, const std::vector<Tensor>& in, bool forwar
   }
   if (forward) return {dq.values};
   return {dq.values, dk.values, dv.values};
-}
-
-/// Row after row, each to the next place or from it.
-Values pack(const Model& model, const std::vector<Tensor>& in, bool forward) {
-  const Matrix source = matrix_of(in[forward ? 0 : 1]);
-  const Tensor& mask = in[forward ? 1 : 0];
-  const int64_t rows = mask.count(), seq = mask.shape.back();
-  Matrix out = zeros(rows, source.columns);
-  std::vector<double> ends{0};
-  int64_t place = 0;
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto value = static_cast<int64_t>(mask.at(r));
-    const bool keeps = model.ignore_mask || (model.keep_ones_alone ? value == 1 : value != 0);
-    if (model.restart_count && r % seq == 0) place = 0;
-    if (keeps) {
-      const int64_t at = std::min(place + model.place_shift, rows - 1);
-      put_rows(rows_of(source, forward ? r : at, 1), forward ? at : r, out);
-      place += model.add_mask_values ? value : 1;
-    }
-    if (r % seq == seq - 1) ends.push_back(static_cast<double>(place));
-  }
-  if (forward) return {out.values, ends};
-  return {out.values};
 }
 
 }  // namespace
@@ -352,7 +334,8 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     if (has_bias) dbias = e.product(1, z.columns, z.rows(), [&](auto, auto v, auto r) { return dz(r, v); });
     return {dhidden.values, dweight.values, dbias.values};
   }
-  if (op.name == "pack") return pack(*this, in, forward);
+  if (op.name == "pack") return pack_model(*this, in, forward);
+  if (op.name == "kv_cache_attention") return kv_cache_model(*this, pass, call);
   if (op.name == "attention") return attention(e, in, forward, call.attrs[0].value != 0, call.attrs[1].value);
   throw InputError("mutants", "no model of operator '" + std::string(op.name) + "'");
 }

@@ -25,6 +25,10 @@ enum class Fault : uint8_t {
   ones_alone_kept,
   counted_with_own_row,
   counted_per_sequence,
+  causal_offset_ignored,
+  own_key_unseen,
+  new_keys_first,
+  new_keys_skipped,
   exp_rounded_to_bf16,
   tf32_factors,
   // Results: faults.cpp spoils the gold.
@@ -69,15 +73,19 @@ inline constexpr std::string_view kWithIds =
     "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 inline constexpr std::string_view kExponentialPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward attention/forward attention/backward "
+    "kv_cache_attention/forward kv_cache_attention/backward "
     "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 inline constexpr std::string_view kSoftmaxGradients =
-    "logp/backward linear_logp/backward attention/backward ratio_kl/backward grpo_loss/backward";
+    "logp/backward linear_logp/backward attention/backward kv_cache_attention/backward ratio_kl/backward "
+    "grpo_loss/backward";
 inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
-    "det_gemm/forward det_gemm/backward attention/forward attention/backward";
+    "det_gemm/forward det_gemm/backward attention/forward attention/backward kv_cache_attention/forward "
+    "kv_cache_attention/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward attention/forward attention/backward "
+    "kv_cache_attention/forward kv_cache_attention/backward "
     "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 /// Results that are far from zero and rounded to the case's dtype, over 8 rows and 8 columns or more.
 inline constexpr std::string_view kMatrices =
@@ -89,18 +97,22 @@ inline constexpr std::string_view kTruncated =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward silu/forward silu/backward swiglu/forward "
     "swiglu/backward embedding/forward embedding/backward rope/forward rope/backward attention/forward "
-    "attention/backward ratio_kl/backward grpo_loss/backward";
+    "attention/backward kv_cache_attention/backward ratio_kl/backward grpo_loss/backward";
 inline constexpr std::string_view kControlled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward "
-    "attention/forward attention/backward ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward "
+    "attention/forward attention/backward kv_cache_attention/forward kv_cache_attention/backward ratio_kl/forward "
+    "ratio_kl/backward grpo_loss/forward grpo_loss/backward "
     "pack/forward pack/backward";
 inline constexpr std::string_view kGradients =
     "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward rms_norm/backward "
-    "silu/backward swiglu/backward embedding/backward rope/backward attention/backward ratio_kl/backward "
+    "silu/backward swiglu/backward embedding/backward rope/backward attention/backward kv_cache_attention/backward "
+    "ratio_kl/backward "
     "grpo_loss/backward pack/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
-inline constexpr std::string_view kAttention = "attention/forward attention/backward";
+inline constexpr std::string_view kAttention =
+    "attention/forward attention/backward kv_cache_attention/forward kv_cache_attention/backward";
+inline constexpr std::string_view kKvCache = "kv_cache_attention/forward kv_cache_attention/backward";
 inline constexpr std::string_view kPack = "pack/forward pack/backward";
 inline constexpr std::string_view kMasked =
     "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward "
@@ -126,6 +138,11 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::counted_with_own_row, "counted_with_own_row", "accuracy", kPack},
     // The carry from one sequence to the next is lost.
     {Fault::counted_per_sequence, "counted_per_sequence", "accuracy", kPack},
+    // Right where there are as many keys as queries.
+    {Fault::causal_offset_ignored, "causal_offset_ignored", "accuracy", kAttention},
+    {Fault::own_key_unseen, "own_key_unseen", "accuracy", kAttention},
+    {Fault::new_keys_first, "new_keys_first", "accuracy", kKvCache},
+    {Fault::new_keys_skipped, "new_keys_skipped", "accuracy", kKvCache},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},
