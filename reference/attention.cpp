@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention: softmax(scale q k^T) v, with groups of query heads, a causal mask and a mask of keys.
+// attention: softmax(scale q k^T) v, with groups of query heads, a causal mask and a mask of keys; kv_cache_attention
+// shares its passes.
+#include "attention.hpp"
+
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "error.hpp"
 #include "left_out.hpp"
-#include "operator.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
@@ -27,13 +28,19 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
     OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
 };
-constexpr std::array kAttrs{
-    AttrSpec{"causal", 1, "attention: 1 keeps key j <= i + (kv_seq - q_seq) of query i, 0 keeps all"},
-    AttrSpec{"scale", -1, "attention: factor of the scores, 0 included; below 0: 1/sqrt(head_dim)"},
-};
 
 constexpr int64_t kRowsOfATask = 16;
 constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) is rounded twice, the product with it once
+
+/// Positions among the inputs of a pass, for keys in so many parts.
+struct Inputs {
+  int parts;
+
+  static int k(int part) { return 1 + 2 * part; }
+  static int v(int part) { return 2 + 2 * part; }
+  int mask() const { return 1 + 2 * parts; }
+  int grad() const { return 2 + 2 * parts; }
+};
 
 struct Sizes {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
@@ -44,10 +51,14 @@ struct Sizes {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
+void decode(const Tensor& t, int64_t first, int64_t n, double* to) {
+  info(t.dtype).decode(t.bytes.data() + at(first) * info(t.dtype).bytes, to, at(n));
+}
+
 /// Elements [first, first + n) of a tensor.
 std::vector<double> decoded(const Tensor& t, int64_t first, int64_t n) {
   std::vector<double> values(at(n));
-  info(t.dtype).decode(t.bytes.data() + at(first) * info(t.dtype).bytes, values.data(), values.size());
+  decode(t, first, n, values.data());
   return values;
 }
 
@@ -106,15 +117,15 @@ struct QueryRow {
 /// One batch entry, decoded.
 class Entry {
  public:
-  Entry(const GoldArgs& args, const Sizes& sizes, int64_t batch)
+  Entry(const GoldArgs& args, const Inputs& inputs, const Sizes& sizes, int64_t batch)
       : s_(sizes),
         q(decoded(args.in(0), batch * sizes.queries(), sizes.queries())),
-        k(decoded(args.in(1), batch * sizes.keys(), sizes.keys())),
-        v(decoded(args.in(2), batch * sizes.keys(), sizes.keys())),
+        k(joined(args, inputs.parts, Inputs::k, sizes, batch)),
+        v(joined(args, inputs.parts, Inputs::v, sizes, batch)),
         causal_(args.attrs[0] != 0),
         scale(args.attrs[1] < 0 ? 1 / std::sqrt(static_cast<double>(sizes.head_dim)) : args.attrs[1]) {
     for (int64_t j = 0; j < s_.kv_seq; ++j) {
-      if (!args.has(3) || args.in(3).at(batch * s_.kv_seq + j) != 0) kept_.push_back(j);
+      if (!args.has(inputs.mask()) || args.in(inputs.mask()).at(batch * s_.kv_seq + j) != 0) kept_.push_back(j);
     }
   }
 
@@ -146,6 +157,21 @@ class Entry {
   }
 
  private:
+  /// One array of what lies in parts: [kv_heads, kv_seq, head_dim] of this batch entry.
+  static std::vector<double> joined(const GoldArgs& args, int parts, int (*input)(int), const Sizes& s, int64_t batch) {
+    std::vector<double> all(at(s.keys()));
+    for (int64_t head = 0; head < s.kv_heads; ++head) {
+      double* to = &all[at(head * s.kv_seq * s.head_dim)];
+      for (int part = 0; part < parts; ++part) {
+        const Tensor& t = args.in(input(part));
+        const int64_t n = t.shape[2] * s.head_dim;
+        decode(t, (batch * s.kv_heads + head) * n, n, to);
+        to += n;
+      }
+    }
+    return all;
+  }
+
   const Sizes& s_;
   std::vector<int64_t> kept_;  ///< keys that the padding mask keeps, ascending
 
@@ -159,21 +185,19 @@ class Entry {
   const double scale;
 };
 
-Sizes sizes_of(const GoldArgs& args) {
+Sizes sizes_of(const GoldArgs& args, int parts) {
   const Shape &q = args.in(0).shape, &k = args.in(1).shape;
-  return {q[0], q[1], k[1], q[2], k[2], q[3]};
+  int64_t kv_seq = 0;
+  for (int part = 0; part < parts; ++part) kv_seq += args.in(Inputs::k(part)).shape[2];
+  return {q[0], q[1], k[1], q[2], kv_seq, q[3]};
 }
 
-/// Gold of attention.
-///   in:  q[batch, q_heads, q_seq, head_dim], k, v[batch, kv_heads, kv_seq, head_dim],
-///        key_padding_mask[batch, kv_seq] optional, not 0 keeps; query head h reads key head h / (q_heads/kv_heads)
-///   out: o[batch, q_heads, q_seq, head_dim]
-///   o_i = sum_j p_ij v_j,  p_i = softmax over the keys that query i keeps of scale q_i k_j;  0 where it keeps none
-/// Keys that are not kept are not read, whatever they hold.
-void forward(const GoldArgs& args) {
-  const Sizes s = sizes_of(args);
+}  // namespace
+
+void attention_forward(const GoldArgs& args, int parts) {
+  const Sizes s = sizes_of(args, parts);
   for (int64_t b = 0; b < s.batch; ++b) {
-    const Entry entry(args, s, b);
+    const Entry entry(args, {parts}, s, b);
     Block o(s.queries());
     const int64_t rows = s.q_heads * s.q_seq;
     args.parallel_for((rows + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
@@ -191,6 +215,8 @@ void forward(const GoldArgs& args) {
     o.sink(args, 0, b);
   }
 }
+
+namespace {
 
 /// Adds what query i of `head` contributes to the gradients; `grad` is the entry's upstream gradient.
 ///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j, or grad.o, which is no worse;  ds_j = p_j (dp_j - D)
@@ -223,17 +249,28 @@ void differentiate_row(const Entry& entry, const Sizes& s, const std::vector<dou
   }
 }
 
-/// Gold of attention's gradients.
-///   in:  as forward, then grad_o[batch, q_heads, q_seq, head_dim]     out: dq, dk, dv, shaped as q, k, v
-///   dv = p^T grad,  ds = p*(grad v^T - rowsum(grad*o)),  dq = scale ds k,  dk = scale ds^T q, summed over the heads of
-///   a group
-/// Source: differentiated by hand; checked by gradient_test.
-void backward(const GoldArgs& args) {
-  const Sizes s = sizes_of(args);
+/// Emits keys [first, first + n) of every head of `all` as row `row` of an output.
+void sink_keys(const GoldArgs& args, int output, int64_t row, const Block& all, const Sizes& s, int64_t first,
+               int64_t n) {
+  Block part(s.kv_heads * n * s.head_dim);
+  for (int64_t head = 0; head < s.kv_heads; ++head) {
+    const int64_t from = (head * s.kv_seq + first) * s.head_dim, to = head * n * s.head_dim;
+    std::copy_n(&all.value[at(from)], n * s.head_dim, &part.value[at(to)]);
+    std::copy_n(&all.magnitude[at(from)], n * s.head_dim, &part.magnitude[at(to)]);
+    std::copy_n(&all.rounding[at(from)], n * s.head_dim, &part.rounding[at(to)]);
+  }
+  part.sink(args, output, row);
+}
+
+}  // namespace
+
+void attention_backward(const GoldArgs& args, int parts) {
+  const Inputs inputs{parts};
+  const Sizes s = sizes_of(args, parts);
   const int64_t group = s.q_heads / s.kv_heads;
   for (int64_t b = 0; b < s.batch; ++b) {
-    const Entry entry(args, s, b);
-    const std::vector<double> grad = decoded(args.in(4), b * s.queries(), s.queries());
+    const Entry entry(args, inputs, s, b);
+    const std::vector<double> grad = decoded(args.in(inputs.grad()), b * s.queries(), s.queries());
     Block dq(s.queries()), dk(s.keys()), dv(s.keys());
     args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
       QueryRow row;
@@ -242,12 +279,17 @@ void backward(const GoldArgs& args) {
       }
     });
     dq.sink(args, 0, b);
-    dk.sink(args, 1, b);
-    dv.sink(args, 2, b);
+    int64_t first = 0;
+    for (int part = 0; part < parts; ++part) {  // outputs are ordered as the inputs that they follow
+      const int64_t n = args.in(Inputs::k(part)).shape[2];
+      sink_keys(args, Inputs::k(part), b, dk, s, first, n);
+      sink_keys(args, Inputs::v(part), b, dv, s, first, n);
+      first += n;
+    }
   }
 }
 
-void check_sizes(const CaseSizes& sizes) {
+void check_attention_sizes(const CaseSizes& sizes) {
   const int64_t q_heads = sizes.dim("q_heads"), kv_heads = sizes.dim("kv_heads");
   if (q_heads % kv_heads != 0) {
     throw InputError(
@@ -263,6 +305,16 @@ void check_sizes(const CaseSizes& sizes) {
                      "leave it out for 1/sqrt(head_dim)");
   }
 }
+
+constexpr std::array<AttrSpec, 2> kAttentionAttrs{
+    AttrSpec{"causal", 1, "attention: 1 keeps key j <= i + (kv_seq - q_seq) of query i, 0 keeps all"},
+    AttrSpec{"scale", -1, "attention: factor of the scores, 0 included; below 0: 1/sqrt(head_dim)"},
+};
+
+namespace {
+
+void forward(const GoldArgs& args) { attention_forward(args, 1); }
+void backward(const GoldArgs& args) { attention_backward(args, 1); }
 
 /// Keys and values that the padding mask drops hold what must not be read.
 void refine(const FillArgs& args) {
@@ -287,8 +339,13 @@ constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
 }  // namespace
 
 extern const Operator kAttention;
-constexpr Operator kAttention{"attention", "reduction", "o = softmax(scale q k^T, over the keys that the masks keep) v",
-                              "batch",     kAttrs,      kPasses,
-                              check_sizes, refine};
+constexpr Operator kAttention{"attention",
+                              "reduction",
+                              "o = softmax(scale q k^T, over the keys that the masks keep) v",
+                              "batch",
+                              kAttentionAttrs,
+                              kPasses,
+                              check_attention_sizes,
+                               refine};
 
 }  // namespace checkop

@@ -6,23 +6,26 @@
 
 namespace checkop {
 
-extern const Operator kLogp;        // logp.cpp
-extern const Operator kLinearLogp;  // linear_logp.cpp
-extern const Operator kMatmul;      // matmul.cpp
-extern const Operator kDetGemm;     // det_gemm.cpp
-extern const Operator kLmHead;      // lm_head.cpp
-extern const Operator kRmsNorm;     // rms_norm.cpp
-extern const Operator kSilu;        // silu.cpp
-extern const Operator kSwiglu;      // swiglu.cpp
-extern const Operator kEmbedding;   // embedding.cpp
-extern const Operator kRope;        // rope.cpp
-extern const Operator kAttention;   // attention.cpp
-extern const Operator kRatioKl;     // ratio_kl.cpp
-extern const Operator kGrpoLoss;    // grpo_loss.cpp
+extern const Operator kLogp;              // logp.cpp
+extern const Operator kLinearLogp;        // linear_logp.cpp
+extern const Operator kMatmul;            // matmul.cpp
+extern const Operator kDetGemm;           // det_gemm.cpp
+extern const Operator kLmHead;            // lm_head.cpp
+extern const Operator kRmsNorm;           // rms_norm.cpp
+extern const Operator kSilu;              // silu.cpp
+extern const Operator kSwiglu;            // swiglu.cpp
+extern const Operator kEmbedding;         // embedding.cpp
+extern const Operator kRope;              // rope.cpp
+extern const Operator kAttention;         // attention.cpp
+extern const Operator kKvCacheAttention;  // kv_cache_attention.cpp
+extern const Operator kRatioKl;           // ratio_kl.cpp
+extern const Operator kGrpoLoss;          // grpo_loss.cpp
+extern const Operator kPack;              // pack.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,   &kLinearLogp, &kMatmul, &kDetGemm,   &kLmHead,  &kRmsNorm, &kSilu,
-                                     &kSwiglu, &kEmbedding,  &kRope,   &kAttention, &kRatioKl, &kGrpoLoss};
+  static constexpr std::array kTable{&kLogp,    &kLinearLogp, &kMatmul,    &kDetGemm, &kLmHead,    &kRmsNorm,
+                                     &kSilu,    &kSwiglu,     &kEmbedding, &kRope,    &kAttention, &kKvCacheAttention,
+                                     &kRatioKl, &kGrpoLoss,   &kPack};
   return kTable;
 }
 

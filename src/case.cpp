@@ -13,7 +13,7 @@ namespace checkop {
 namespace {
 
 void append_new(std::vector<std::string_view>& names, std::string_view dims) {
-  for (const std::string_view name : split_dims(dims)) {
+  for (const std::string_view name : names_in(dims)) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
 }
@@ -98,15 +98,19 @@ std::string case_flags(const Case& c) {
   return flags;
 }
 
-Shape shape_of(const Case& c, const TensorSpec& spec) {
-  Shape shape;
-  for (const std::string_view dim : split_dims(spec.dims)) {
+int64_t extent_of(const Case& c, std::string_view extent) {
+  return evaluate_extent(extent, [&c](std::string_view dim) {
     const auto found = c.dims.find(dim);
     if (found == c.dims.end())
       throw InputError(fmt::format("operator {}", c.op->name), fmt::format("no size for dimension '{}'", dim),
                        fmt::format("give --{}", flag_name(dim)));
-    shape.push_back(found->second);
-  }
+    return found->second;
+  });
+}
+
+Shape shape_of(const Case& c, const TensorSpec& spec) {
+  Shape shape;
+  for (const std::string_view extent : split_dims(spec.dims)) shape.push_back(extent_of(c, extent));
   return shape;
 }
 

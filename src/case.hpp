@@ -42,6 +42,8 @@ std::string case_flags(const Case& c);
 /// Every dimension that the operator's passes use, in order of first use.
 std::vector<std::string_view> dims_of(const Operator& op);
 
+/// The value of an extent as dimension lists have them. Throws InputError when a name has no size.
+int64_t extent_of(const Case& c, std::string_view extent);
 Shape shape_of(const Case& c, const TensorSpec& spec);
 DType dtype_of(const Case& c, const TensorSpec& spec);
 bool is_present(const Case& c, const TensorSpec& spec);

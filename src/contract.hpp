@@ -65,7 +65,8 @@ struct RuleTable;  // contract.cpp
 /// op, dtype, pass, numerics; a rule that names the output beats all rules that do not, whatever else they name. Two
 /// rules that name the same keys and match the same output are a tie, and an error. On an architecture the most
 /// specific override of that architecture, in the same order, replaces the numbers that it sets and inherits the rest.
-/// Files of the seed's format have one rule per op_class and dtype of the *case*, for both passes.
+/// Files of the seed's format have one rule per op_class and dtype of the *case*, for both passes; they judge integers
+/// by their bits.
 class Contract {
  public:
   /// Reads contract-2 files and files of the seed's format. Throws InputError with file and JSON path for an unknown

@@ -255,6 +255,19 @@ void read_seed_invariance(const JsonValue& json, const std::vector<Rule>& rules)
                        R"(add {"atol": 0, "rtol": 0})");
 }
 
+/// The format chooses cells by the dtype of the case, whose tolerances are for floating-point numbers: a
+/// relative 1.6e-2 of an offset of 1000 is 16. Integers are counts and places, and only one is right.
+Rule integers_by_bits(const JsonValue& root) {
+  Rule rule;
+  rule.match.dtypes = {DType::i64, DType::i32, DType::u8};
+  Gate gate;
+  gate.metric = Metric::bits;
+  gate.source = root.where() + ": integers";
+  rule.gates.push_back(std::move(gate));
+  rule.path = "integers";
+  return rule;
+}
+
 void read_seed(const JsonValue& root, RuleTable& table) {
   root.allow_keys({"batch_invariance", "accuracy"});
   const JsonValue accuracy = root.at("accuracy");
@@ -271,6 +284,7 @@ void read_seed(const JsonValue& root, RuleTable& table) {
   });
   if (table.rules.empty()) accuracy.at("default").fail("at least one op_class with a dtype");
   read_seed_invariance(root.at("batch_invariance"), table.rules);
+  table.rules.push_back(integers_by_bits(root));
   table.demands.batch_invariance = true;
   const auto overrides = accuracy.find("arch_overrides");
   if (!overrides) return;

@@ -43,15 +43,7 @@ void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads
 
 int64_t sum_terms(const Case& c, const OutputSpec& output) {
   int64_t longest = 1;
-  for (std::string_view sum : split_dims(output.reduced)) {  // "hidden vocab batch*seq"
-    int64_t terms = 1;
-    while (!sum.empty()) {
-      const size_t end = std::min(sum.find('*'), sum.size());
-      terms *= c.dims.find(sum.substr(0, end))->second;
-      sum.remove_prefix(std::min(end + 1, sum.size()));
-    }
-    longest = std::max(longest, terms);
-  }
+  for (const std::string_view sum : split_dims(output.reduced)) longest = std::max(longest, extent_of(c, sum));
   return longest;
 }
 

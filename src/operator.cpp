@@ -5,6 +5,22 @@
 #include <algorithm>
 
 namespace checkop {
+namespace {
+
+/// The parts between single characters of `separators`; none of an empty text.
+std::vector<std::string_view> split(std::string_view text, std::string_view separators) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of(separators), text.size());
+    parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+bool is_number(std::string_view factor) { return factor.size() == 1 && factor[0] >= '0' && factor[0] <= '9'; }
+
+}  // namespace
 
 std::string_view to_string(Numerics numerics) {
   switch (numerics) {
@@ -39,14 +55,25 @@ bool has_attr(const Operator& op, std::string_view name) {
   return std::any_of(op.attrs.begin(), op.attrs.end(), [&](const AttrSpec& attr) { return attr.name == name; });
 }
 
-std::vector<std::string_view> split_dims(std::string_view dims) {
-  std::vector<std::string_view> names;
-  while (!dims.empty()) {
-    const size_t end = std::min(dims.find(' '), dims.size());
-    names.push_back(dims.substr(0, end));
-    dims.remove_prefix(std::min(end + 1, dims.size()));
-  }
+std::vector<std::string_view> split_dims(std::string_view dims) { return split(dims, " "); }
+
+std::vector<std::string_view> names_in(std::string_view dims) {
+  std::vector<std::string_view> names = split(dims, " *+");
+  std::erase_if(names, is_number);
   return names;
+}
+
+int64_t evaluate_extent(std::string_view extent, const std::function<int64_t(std::string_view)>& value_of) {
+  constexpr uint64_t kMost = uint64_t{1} << 62;
+  uint64_t sum = 0;
+  for (const std::string_view term : split(extent, "+")) {
+    Shape factors;
+    for (const std::string_view factor : split(term, "*")) {
+      factors.push_back(is_number(factor) ? factor[0] - '0' : value_of(factor));
+    }
+    sum = std::min(sum + static_cast<uint64_t>(element_count(factors)), kMost);
+  }
+  return static_cast<int64_t>(sum);
 }
 
 bool is_per_row(const Operator& op, const TensorSpec& spec) {

@@ -29,8 +29,8 @@ enum class Fill : uint8_t {
   positions,  ///< the index along the last dimension
 };
 
-/// A dimension list is a string of names, "batch seq vocab". Names that start an operator's `row_dims` make a tensor
-/// per-row.
+/// A dimension list is a string of extents, "batch seq vocab". An extent is a name, or a sum of products of names and
+/// digits: "batch*seq", "batch+1". Names that start an operator's `row_dims` make a tensor per-row.
 struct TensorSpec {
   std::string_view name;
   std::string_view dims;
@@ -169,6 +169,9 @@ const Pass* find_pass(const Operator& op, std::string_view name);
 bool has_attr(const Operator& op, std::string_view name);
 
 std::vector<std::string_view> split_dims(std::string_view dims);
+std::vector<std::string_view> names_in(std::string_view dims);  ///< names in its extents, "batch*seq batch+1" has three
+/// The value of one extent, given that of each name; 2^62 for all above. Throws InputError for a product above 2^62.
+int64_t evaluate_extent(std::string_view extent, const std::function<int64_t(std::string_view)>& value_of);
 bool is_per_row(const Operator& op, const TensorSpec& spec);
 
 /// Rows and columns of a tensor as a matrix.

@@ -95,7 +95,7 @@ double gold_work(const Case& c) {
   std::set<std::string_view> names;
   const auto take = [&](const TensorSpec& spec) {
     if (!is_present(c, spec)) return;
-    for (const std::string_view dim : split_dims(spec.dims)) names.insert(dim);
+    for (const std::string_view dim : names_in(spec.dims)) names.insert(dim);
   };
   for (const TensorSpec& spec : c.pass->inputs) take(spec);
   for (const OutputSpec& spec : c.pass->outputs) take(spec.tensor);

@@ -19,7 +19,8 @@
 namespace checkop {
 namespace {
 
-/// Infers the sizes from the shapes of stored tensors. Throws when two tensors disagree.
+/// Infers the sizes from the shapes of stored tensors. Throws when two tensors disagree. What an extent made of several
+/// dimensions must be is known only in the end: require_type_and_shape().
 void learn_dims(const std::string& path, const TensorSpec& spec, const Tensor& tensor, Case& c) {
   const auto names = split_dims(spec.dims);
   if (names.size() != tensor.shape.size()) {
@@ -28,6 +29,7 @@ void learn_dims(const std::string& path, const TensorSpec& spec, const Tensor& t
                      "save the case again");
   }
   for (size_t i = 0; i < names.size(); ++i) {
+    if (names_in(names[i]) != std::vector{names[i]}) continue;
     const auto [place, is_new] = c.dims.emplace(names[i], tensor.shape[i]);
     if (!is_new && place->second != tensor.shape[i]) {
       throw InputError(fmt::format("{}: tensor '{}'", path, tensor.name),
@@ -53,11 +55,17 @@ Tensor take(const std::string& path, SafetensorsFile& file, const std::string& g
   return {};
 }
 
-void require_types(const std::string& path, const Case& c, const TensorSpec& spec, const Tensor& tensor) {
-  if (tensor.name.empty() || tensor.dtype == dtype_of(c, spec)) return;
-  throw InputError(fmt::format("{}: tensor '{}'", path, tensor.name),
-                   fmt::format("is {}, expected {}", info(tensor.dtype).name, info(dtype_of(c, spec)).name),
-                   "save the case again");
+void require_type_and_shape(const std::string& path, const Case& c, const TensorSpec& spec, const Tensor& tensor) {
+  if (tensor.name.empty()) return;
+  const std::string where = fmt::format("{}: tensor '{}'", path, tensor.name);
+  if (tensor.dtype != dtype_of(c, spec)) {
+    throw InputError(where, fmt::format("is {}, expected {}", info(tensor.dtype).name, info(dtype_of(c, spec)).name),
+                     "save the case again");
+  }
+  if (const Shape expected = shape_of(c, spec); tensor.shape != expected) {
+    throw InputError(where, fmt::format("has shape {}, expected {}", to_string(tensor.shape), to_string(expected)),
+                     "save the case again");
+  }
 }
 
 /// {"dlogits": [0, 7, 4095]}: rows by output; those that are not named have all.
@@ -175,8 +183,12 @@ SavedCase load_case(const std::string& path) {
   saved.arch_key = optional_meta("arch_key", "");
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));
-  for (size_t i = 0; i < saved.inputs.size(); ++i) require_types(path, c, c.pass->inputs[i], saved.inputs[i]);
-  for (size_t i = 0; i < saved.outputs.size(); ++i) require_types(path, c, c.pass->outputs[i].tensor, saved.outputs[i]);
+  for (size_t i = 0; i < saved.inputs.size(); ++i) {
+    require_type_and_shape(path, c, c.pass->inputs[i], saved.inputs[i]);
+  }
+  for (size_t i = 0; i < saved.outputs.size(); ++i) {
+    require_type_and_shape(path, c, c.pass->outputs[i].tensor, saved.outputs[i]);
+  }
   validate(c);
   saved.rows = read_rows(path, optional_meta("rows", "{}"), c);
   return saved;

@@ -68,7 +68,7 @@ bool is_all(const std::vector<std::string>& names) { return names.size() == 1 &&
 
 int64_t default_size(std::string_view dim) {
   if (dim == "batch") return 2;
-  if (dim == "seq" || dim == "q_seq" || dim == "kv_seq") return 16;
+  if (dim == "seq" || dim.ends_with("_seq")) return 16;
   if (dim == "heads" || dim == "q_heads") return 32;
   if (dim == "kv_heads") return 8;
   if (dim == "head_dim") return 128;

@@ -148,6 +148,30 @@ TEST(Compare, BitsGateTellsZerosApart) {
   EXPECT_FALSE(compare(DType::f32, {-0.0}, {0.0}, {bits_gate()}).passed());
 }
 
+TEST(Compare, IntegersAreEqualToTheLastUnit) {
+  for (const DType dtype : {DType::i64, DType::i32, DType::u8}) {
+    EXPECT_TRUE(compare(dtype, {0, 3, 255}, {0, 3, 255}, {bits_gate()}).passed()) << info(dtype).name;
+    const Comparison off = compare(dtype, {0, 3, 255}, {0, 2, 255}, {bits_gate()});
+    EXPECT_EQ(off.out_of_bound, 1) << info(dtype).name;
+    EXPECT_EQ(off.first->index, 1);
+    EXPECT_EQ(off.max_ulp, 1u);
+    const Comparison zeros = compare(dtype, {0, 0}, {0, 2}, {bits_gate()});
+    EXPECT_FALSE(zeros.passed());
+    EXPECT_FALSE(zeros.zeros_would_pass);
+  }
+}
+
+// As doubles both are 2^53.
+TEST(Compare, IntegersBeyondDoublesAreToldApart) {
+  Tensor tensor("y", DType::i64, {1});
+  const int64_t got = (int64_t{1} << 53) + 1;
+  encode_int(DType::i64, &got, tensor.bytes.data(), 1);
+  OutputComparison comparison(DType::i64, tensor.bytes.data(), {1, 1}, {{bits_gate()}, false, "test"}, 1);
+  const double gold = 0x1p53, none = 0;
+  comparison.add({0, 0, 1, 1, &gold, &none, &none});
+  EXPECT_EQ(comparison.finish().out_of_bound, 1);
+}
+
 TEST(Compare, FirstAndWorstAreReported) {
   const Comparison c = compare(DType::f32, {1, 2.5, 3, 9}, {1, 2, 3, 4}, {tolerance(0.1, 0)});
   EXPECT_EQ(c.out_of_bound, 2);

@@ -76,6 +76,25 @@ TEST(SeedContract, TheCellIsChosenByTheDtypeOfTheCase) {
   EXPECT_EQ(gates(contract, j).all[0].atol, 5e-2);
 }
 
+// With the tolerance of bf16 an offset of 1000 could be off by 16.
+TEST(SeedContract, IntegersAreJudgedByTheirBits) {
+  const Contract contract = Contract::parse(document(R"({"logprob": {"bf16": {"atol": 5e-2, "rtol": 1.6e-2}}})",
+                                                     R"({"sm90": {"logprob": {"bf16": {"atol": 1}}}})"),
+                                            "c.json");
+  Judged j = judged("logp", "forward", DType::bf16);
+  for (const DType dtype : {DType::i64, DType::i32, DType::u8}) {
+    OutputSpec integers = *j.output;
+    integers.tensor.dtype = dtype;
+    j.output = &integers;
+    for (const std::string_view arch : {"", "sm90"}) {
+      const Gates got = gates(contract, j, arch);
+      ASSERT_EQ(got.all.size(), 1u);
+      EXPECT_EQ(got.all[0].metric, Metric::bits);
+      EXPECT_EQ(got.all[0].source, "c.json: integers");
+    }
+  }
+}
+
 TEST(SeedContract, GradientsHaveTheRowOfTheForwardPass) {
   const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json");
   EXPECT_EQ(gates(contract, judged("matmul", "backward", DType::bf16)).source,

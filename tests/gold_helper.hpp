@@ -77,6 +77,10 @@ inline constexpr OwnExtent kOwnExtents[] = {
     {"rope", "head_dim", 6},      // even
     {"attention", "q_heads", 6},  // a multiple of kv_heads
     {"attention", "kv_heads", 2},
+    {"kv_cache_attention", "q_heads", 6},
+    {"kv_cache_attention", "kv_heads", 2},
+    {"kv_cache_attention", "q_seq", 3},  // one new key per query
+    {"kv_cache_attention", "new_seq", 3},
 };
 
 /// A size for every dimension of `op`: extent_of(dim), where the operator does not ask for one of its own.

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "case.hpp"
+#include "error.hpp"
 #include "plugin.hpp"
 
 namespace checkop {
@@ -47,10 +48,49 @@ TEST(Operator, FanInAndReductionsNameDimensions) {
     for (const Pass& pass : op->passes) {
       for (const TensorSpec& spec : pass.inputs) EXPECT_TRUE(spec.fan_in.empty() || known(spec.fan_in)) << spec.name;
       for (const OutputSpec& spec : pass.outputs) {
-        for (const std::string_view sum : split_dims(spec.reduced)) {
-          EXPECT_TRUE(known(sum.substr(0, sum.find('*')))) << op->name << ' ' << spec.tensor.name;
+        for (const std::string_view name : names_in(spec.reduced)) {
+          EXPECT_TRUE(known(name)) << op->name << ' ' << spec.tensor.name;
         }
       }
+    }
+  }
+}
+
+/// batch = 2, seq = 3, anything else 5.
+int64_t sample_size(std::string_view name) { return name == "batch" ? 2 : name == "seq" ? 3 : 5; }
+
+TEST(Operator, ExtentsAreNamesAndSumsOfProducts) {
+  EXPECT_EQ(evaluate_extent("hidden", sample_size), 5);
+  EXPECT_EQ(evaluate_extent("batch*seq", sample_size), 6);
+  EXPECT_EQ(evaluate_extent("batch+1", sample_size), 3);
+  EXPECT_EQ(evaluate_extent("batch*seq+hidden+2*seq", sample_size), 17);
+  EXPECT_EQ(names_in("batch*seq hidden batch+1"), (std::vector<std::string_view>{"batch", "seq", "hidden", "batch"}));
+  EXPECT_TRUE(names_in("").empty());
+}
+
+TEST(Operator, ExtentsThatDoNotFitAreRefusedOrHeld) {
+  const auto huge = [](std::string_view) { return int64_t{1} << 62; };
+  EXPECT_EQ(evaluate_extent("batch+seq+hidden", huge), int64_t{1} << 62);
+  EXPECT_THROW(evaluate_extent("batch*2", huge), InputError);
+}
+
+TEST(Operator, DimensionListsAreWellFormed) {
+  const auto is_name = [](std::string_view name) {
+    return !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_") == std::string_view::npos;
+  };
+  const auto expect_sound = [&](const Operator& op, const TensorSpec& spec) {
+    for (const std::string_view extent : split_dims(spec.dims)) {
+      EXPECT_FALSE(names_in(extent).empty()) << op.name << ' ' << spec.name << ": '" << extent << "'";
+      EXPECT_GE(evaluate_extent(extent, sample_size), 1) << op.name << ' ' << spec.name;
+    }
+    for (const std::string_view name : names_in(spec.dims))
+      EXPECT_TRUE(is_name(name)) << op.name << " '" << name << "'";
+  };
+  for (const Operator* op : operators()) {
+    for (const std::string_view name : split_dims(op->row_dims)) EXPECT_TRUE(is_name(name)) << op->name;
+    for (const Pass& pass : op->passes) {
+      for (const TensorSpec& spec : pass.inputs) expect_sound(*op, spec);
+      for (const OutputSpec& spec : pass.outputs) expect_sound(*op, spec.tensor);
     }
   }
 }

@@ -10,7 +10,7 @@
 // No sort: a first kernel notes for each id its first token, its last and their number. A row whose id occurs more than
 // once looks for its tokens between first and last, in ascending order, and adds their gradients in that order. All of
 // dweight is written, each row by one block, so that nothing is cleared first.
-#include "../group.cuh"
+#include "../rows.cuh"
 
 namespace checkop::kernels {
 namespace {
@@ -19,21 +19,6 @@ constexpr int kThreads = 256;
 constexpr int kGroups = 2;        // of 16 bytes, that a thread sums at a time: 4096 columns of 16 bits a block
 constexpr int kIdsPerThread = 4;  // looked at between two barriers
 constexpr int kRun = 64;          // gradients added before their sum is added to the row's
-
-/// y, a warp per token. Word: 16 bytes where rows start at multiples of that, else an element.
-template <typename Word>
-__global__ __launch_bounds__(kThreads) void gather(const Word* __restrict__ weight,
-                                                   const int64_t* __restrict__ token_ids, int64_t tokens, int64_t vocab,
-                                                   int64_t words, Word* __restrict__ y) {
-  const int64_t token = int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
-  if (token >= tokens) return;
-  const int64_t id = token_ids[token];
-  if (id < 0 || id >= vocab) return;  // check_ids() has refused it; never read outside all the same
-  const Word* __restrict__ from = weight + id * words;
-  Word* __restrict__ to = y + token * words;
-#pragma unroll 4
-  for (int64_t i = threadIdx.x % kWarp; i < words; i += kWarp) to[i] = from[i];
-}
 
 /// For each id, [vocab] each: the first and the last token that has it, and how many have.
 struct Occurrences {
@@ -175,18 +160,7 @@ checkop_status launch_forward(const checkop_call* call) {
   if (auto status = check_ids(call, ids, sizes.tokens, sizes.vocab, "token_ids", call->workspace, stream)) {
     return status;
   }
-  const auto copy = [&]<typename Word>(TypeTag<Word>, int64_t words) {
-    gather<Word><<<static_cast<unsigned>(ceil_div(sizes.tokens, kThreads / kWarp)), kThreads, 0, stream>>>(
-        static_cast<const Word*>(weight.data), ids, sizes.tokens, sizes.vocab, words, static_cast<Word*>(y.data));
-  };
-  const int64_t row_bytes = sizes.hidden * (y.dtype == CHECKOP_F32 ? 4 : 2);
-  if (is_aligned(weight.data) && is_aligned(y.data) && row_bytes % 16 == 0) {
-    copy(TypeTag<uint4>{}, row_bytes / 16);
-  } else if (y.dtype == CHECKOP_F32) {
-    copy(TypeTag<uint32_t>{}, sizes.hidden);
-  } else {
-    copy(TypeTag<uint16_t>{}, sizes.hidden);
-  }
+  launch_copy_rows(y.dtype, weight.data, sizes.vocab, ids, sizes.tokens, sizes.hidden, y.data, stream);
   return launch_status(call, "launch embedding forward");
 }
 

@@ -38,7 +38,7 @@ void print_tensor(const char* kind, const TensorSpec& spec, const std::string& m
 int list_command(const Options& options) {
   const WorkerInfo known = probe_candidates({}, options.run.plugins);
   for (const Operator* op : operators()) {
-    fmt::print("{:<14} {}\n{:<14} candidates: {}\n", op->name, op->formula, "", candidates_of(known, op->name));
+    fmt::print("{:<18} {}\n{:<18} candidates: {}\n", op->name, op->formula, "", candidates_of(known, op->name));
   }
   return 0;
 }

@@ -37,7 +37,7 @@ Model model_with(Fault fault, const Operator& op) {
   Model model;
   const bool sums_exponentials = op.name != "matmul" && op.name != "det_gemm" && op.name != "lm_head";
   if (fault == Fault::dropped_last_tile) {
-    if (sums_exponentials) model.skip_vocab = op.name == "attention" ? 8 : 128;
+    if (sums_exponentials) model.skip_vocab = op.name.ends_with("attention") ? 8 : 128;
     if (!sums_exponentials) model.skip_terms = 32;
   }
   if (fault == Fault::last_k_dropped || fault == Fault::last_token_lost) model.skip_terms = 1;
@@ -50,6 +50,14 @@ Model model_with(Fault fault, const Operator& op) {
   if (fault == Fault::ignored_as_id_zero) model.left_out = LeftOut::as_id_zero;
   if (fault == Fault::ignored_row_multiplied) model.left_out = LeftOut::multiplied;
   if (fault == Fault::ignored_row_reaches_weight) model.left_out = LeftOut::reaches_weight;
+  model.add_mask_values = fault == Fault::mask_values_added;
+  model.keep_ones_alone = fault == Fault::ones_alone_kept;
+  model.place_shift = fault == Fault::counted_with_own_row ? 1 : 0;
+  model.restart_count = fault == Fault::counted_per_sequence;
+  model.ignore_causal_offset = fault == Fault::causal_offset_ignored;
+  model.causal_shift = fault == Fault::own_key_unseen ? -1 : 0;
+  model.new_keys_first = fault == Fault::new_keys_first;
+  model.skip_new_keys = fault == Fault::new_keys_skipped;
   model.bf16_exp = fault == Fault::exp_rounded_to_bf16;
   model.tf32_factors = fault == Fault::tf32_factors;
   return model;
@@ -68,8 +76,7 @@ void swap_halves(Tensor& t) {
 }
 
 /// Masks the last kept key of every batch entry, in a mask made for it if there is none.
-void drop_last_key(const Tensor& k, Tensor& mask) {
-  const int64_t batch = k.shape[0], kv_seq = k.shape[2];
+void drop_last_key(int64_t batch, int64_t kv_seq, Tensor& mask) {
   if (mask.name.empty()) {
     mask = Tensor("key_padding_mask", DType::u8, {batch, kv_seq});
     for (int64_t i = 0; i < mask.count(); ++i) mask.set(i, 1);
@@ -104,8 +111,15 @@ Values misunderstood(Fault fault, const Pass& pass, const checkop_call& call) {
     if (fault == Fault::wrong_base) attrs[0] = 10000;
     if (fault == Fault::causal_mask_ignored) attrs[0] = 0;
     if (fault == Fault::scale_ignored) attrs[1] = 1;
-    if (fault == Fault::last_key_dropped) drop_last_key(inputs[1], inputs[3]);
-    if (fault == Fault::next_group_read) rotate_heads(inputs[1]);
+    int64_t kv_seq = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool keys = pass.inputs[i].name.starts_with('k') && pass.inputs[i].fill == Fill::normal;
+      if (keys) kv_seq += inputs[i].shape[2];
+      if (fault == Fault::next_group_read && keys) rotate_heads(inputs[i]);
+      if (fault == Fault::last_key_dropped && pass.inputs[i].fill == Fill::mask) {
+        drop_last_key(inputs[0].shape[0], kv_seq, inputs[i]);  // keys come before their mask
+      }
+    }
   });
 }
 
@@ -114,11 +128,15 @@ bool is_arithmetic(Fault fault) { return fault <= Fault::tf32_factors; }
 // --- faults of results: values are changed before they are stored
 // -----------------------------------------------------
 
+/// The last row that differs from the one before it: rows of zeros may follow.
 void last_row_keeps_previous(Site& s) {
   const MatrixView view = s.view(0);
-  if (view.rows < 2) return;
-  double* last = &s.values[0][size((view.rows - 1) * view.columns)];
-  std::copy_n(last - view.columns, view.columns, last);
+  for (int64_t r = view.rows - 1; r > 0; --r) {
+    double* row = &s.values[0][size(r * view.columns)];
+    if (std::equal(row, row + view.columns, row - view.columns)) continue;
+    std::copy_n(row - view.columns, view.columns, row);
+    return;
+  }
 }
 
 void take_mean_everywhere(std::vector<double>& values) {
@@ -208,6 +226,17 @@ void store_all_but_middle_row(Site& s) {
     if (s.has(i)) store(s.call.outputs[i], s.values[i]);
 }
 
+void store_all_but_zero_rows(Site& s) {
+  const int64_t width = s.call.outputs[0].shape[s.call.outputs[0].rank - 1];
+  const DTypeInfo& type = info(s.dtype(0));
+  for (size_t at = 0; at < s.values[0].size(); at += size(width)) {
+    const double* row = &s.values[0][at];
+    if (std::all_of(row, row + width, [](double x) { return x == 0; })) continue;
+    type.encode(row, s.data(0) + at * type.bytes, size(width));
+  }
+  for (size_t i = 1; i < s.values.size(); ++i) store(s.call.outputs[i], s.values[i]);
+}
+
 void write_behind_end(const Site& s) {
   const size_t bytes = info(s.dtype(0)).bytes;
   std::memset(s.data(0) + s.values[0].size() * bytes, 0x3f, bytes);
@@ -253,6 +282,14 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
     case Fault::ignored_as_id_zero:
     case Fault::ignored_row_multiplied:
     case Fault::ignored_row_reaches_weight:
+    case Fault::mask_values_added:
+    case Fault::ones_alone_kept:
+    case Fault::counted_with_own_row:
+    case Fault::counted_per_sequence:
+    case Fault::causal_offset_ignored:
+    case Fault::own_key_unseen:
+    case Fault::new_keys_first:
+    case Fault::new_keys_skipped:
     case Fault::exp_rounded_to_bf16:
     case Fault::tf32_factors:
       return s.store_all();
@@ -295,6 +332,8 @@ void answer_with_fault(Fault fault, const Operator& op, const Pass& pass, const 
       return truncate_all(s);
     case Fault::unwritten_row:
       return store_all_but_middle_row(s);
+    case Fault::unwritten_zeros:
+      return store_all_but_zero_rows(s);
     case Fault::out_of_bounds_write:
       s.store_all();
       return write_behind_end(s);

@@ -21,17 +21,29 @@ enum class LeftOut : uint8_t {
 
 /// A plain computation of some operators in FP64, and what can be wrong with it.
 struct Model {
-  int64_t skip_vocab = 0;         ///< last vocabulary columns, or keys, left out of the sum of exponentials
-  int64_t skip_terms = 0;         ///< last terms left out of every contraction
-  int64_t label_shift = 0;        ///< added to every id, modulo the vocabulary
-  double softmax_scale = 1;       ///< of the softmax in the gradient
-  bool bf16_accumulator = false;  ///< every addition is rounded to bf16
-  bool ignore_mask = false;       ///< masked tokens count like the others
+  int64_t skip_vocab = 0;             ///< last vocabulary columns, or keys, left out of the sum of exponentials
+  int64_t skip_terms = 0;             ///< last terms left out of every contraction
+  int64_t label_shift = 0;            ///< added to every id, modulo the vocabulary
+  double softmax_scale = 1;           ///< of the softmax in the gradient
+  bool bf16_accumulator = false;      ///< every addition is rounded to bf16
+  bool ignore_mask = false;           ///< masked tokens count like the others
   LeftOut left_out = LeftOut::select;
-  bool bf16_exp = false;      ///< every exponential is rounded to bf16
-  bool tf32_factors = false;  ///< the factors of products are rounded to the 11 bits of TF32
+  bool add_mask_values = false;       ///< a kept row counts as many as its mask says
+  bool keep_ones_alone = false;       ///< a row is kept where its mask is 1
+  int64_t place_shift = 0;            ///< added to the place of every packed row
+  bool restart_count = false;         ///< every sequence is packed from row 0 on
+  bool ignore_causal_offset = false;  ///< query i keeps keys up to i, whatever their number
+  int64_t causal_shift = 0;           ///< added to the last key that a query keeps
+  bool new_keys_first = false;        ///< the cache goes on where the new keys end
+  bool skip_new_keys = false;         ///< only the cache is read
+  bool bf16_exp = false;              ///< every exponential is rounded to bf16
+  bool tf32_factors = false;          ///< the factors of products are rounded to the 11 bits of TF32
 
   Values evaluate(const Operator& op, const Pass& pass, const checkop_call& call) const;
 };
+
+Values pack_model(const Model& model, const std::vector<Tensor>& inputs, bool forward);
+/// By the model of attention, over tensors that are joined here.
+Values kv_cache_model(const Model& model, const Pass& pass, const checkop_call& call);
 
 }  // namespace checkop::test

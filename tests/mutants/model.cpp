@@ -194,6 +194,11 @@ class Evaluation {
     return ds;
   }
 
+  /// That a causal mask keeps of query i.
+  int64_t last_key(int64_t i, int64_t q_seq, int64_t kv_seq) const {
+    return i + (model_.ignore_causal_offset ? 0 : kv_seq - q_seq) + model_.causal_shift;
+  }
+
   PolicyLogs policy_logs(const std::vector<Tensor>& in, const std::vector<char>& left_out) const {
     const std::vector<int64_t> ids = ids_of(in[2]);
     const std::vector<double> lp = logp(matrix_of(in[0]), ids, left_out).values;
@@ -258,7 +263,7 @@ Values attention(const Evaluation& e, const std::vector<Tensor>& in, bool forwar
     Matrix scaled = scores;
     for (double& s : scaled.values) s *= scale;
     const Matrix p = e.probabilities(scaled, [&](int64_t i, int64_t j) {
-      return (!causal || j <= i + kv_seq - q_seq) && (in[3].name.empty() || in[3].at(mask_at + j) != 0);
+      return (!causal || j <= e.last_key(i, q_seq, kv_seq)) && (in[3].name.empty() || in[3].at(mask_at + j) != 0);
     });
     if (forward) {
       put_rows(e.product(q_seq, width, kv_seq, [&](auto i, auto d, auto j) { return p(i, j) * v(j, d); }), q_at, dq);
@@ -374,6 +379,8 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     if (has_bias) dbias = e.product(1, z.columns, z.rows(), [&](auto, auto v, auto r) { return dz(r, v); });
     return {dhidden.values, dweight.values, dbias.values};
   }
+  if (op.name == "pack") return pack_model(*this, in, forward);
+  if (op.name == "kv_cache_attention") return kv_cache_model(*this, pass, call);
   if (op.name == "attention") return attention(e, in, forward, call.attrs[0].value != 0, call.attrs[1].value);
   throw InputError("mutants", "no model of operator '" + std::string(op.name) + "'");
 }

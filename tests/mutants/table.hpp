@@ -26,6 +26,14 @@ enum class Fault : uint8_t {
   ignored_as_id_zero,
   ignored_row_multiplied,
   ignored_row_reaches_weight,
+  mask_values_added,
+  ones_alone_kept,
+  counted_with_own_row,
+  counted_per_sequence,
+  causal_offset_ignored,
+  own_key_unseen,
+  new_keys_first,
+  new_keys_skipped,
   exp_rounded_to_bf16,
   tf32_factors,
   // Results: faults.cpp spoils the gold.
@@ -46,6 +54,7 @@ enum class Fault : uint8_t {
   truncation,
   // Behaviour: faults.cpp writes where it must not, or not the same twice.
   unwritten_row,
+  unwritten_zeros,
   out_of_bounds_write,
   input_overwritten,
   input_toggled,
@@ -69,39 +78,51 @@ inline constexpr std::string_view kWithIds =
     "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 inline constexpr std::string_view kExponentialPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward attention/forward attention/backward "
+    "kv_cache_attention/forward kv_cache_attention/backward "
     "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 inline constexpr std::string_view kSoftmaxGradients =
-    "logp/backward linear_logp/backward attention/backward ratio_kl/backward grpo_loss/backward";
+    "logp/backward linear_logp/backward attention/backward kv_cache_attention/backward ratio_kl/backward "
+    "grpo_loss/backward";
 inline constexpr std::string_view kContractions =
     "linear_logp/forward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
-    "det_gemm/forward det_gemm/backward attention/forward attention/backward";
+    "det_gemm/forward det_gemm/backward attention/forward attention/backward kv_cache_attention/forward "
+    "kv_cache_attention/backward";
 inline constexpr std::string_view kModelled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward attention/forward attention/backward "
+    "kv_cache_attention/forward kv_cache_attention/backward "
     "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
 /// Results that are far from zero and rounded to the case's dtype, over 8 rows and 8 columns or more.
 inline constexpr std::string_view kMatrices =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward "
     "silu/forward silu/backward swiglu/forward swiglu/backward embedding/forward embedding/backward "
-    "ratio_kl/backward grpo_loss/backward";
+    "ratio_kl/backward grpo_loss/backward pack/forward pack/backward";
 inline constexpr std::string_view kTruncated =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward silu/forward silu/backward swiglu/forward "
     "swiglu/backward embedding/forward embedding/backward rope/forward rope/backward attention/forward "
-    "attention/backward ratio_kl/backward grpo_loss/backward";
+    "attention/backward kv_cache_attention/backward ratio_kl/backward grpo_loss/backward";
 inline constexpr std::string_view kControlled =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward matmul/forward matmul/backward "
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward "
-    "attention/forward attention/backward ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+    "attention/forward attention/backward kv_cache_attention/forward kv_cache_attention/backward ratio_kl/forward "
+    "ratio_kl/backward grpo_loss/forward grpo_loss/backward "
+    "pack/forward pack/backward";
 inline constexpr std::string_view kGradients =
     "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward rms_norm/backward "
-    "silu/backward swiglu/backward embedding/backward rope/backward attention/backward ratio_kl/backward "
-    "grpo_loss/backward";
+    "silu/backward swiglu/backward embedding/backward rope/backward attention/backward kv_cache_attention/backward "
+    "ratio_kl/backward "
+    "grpo_loss/backward pack/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
-inline constexpr std::string_view kAttention = "attention/forward attention/backward";
 inline constexpr std::string_view kIgnoring = "logp/forward logp/backward linear_logp/forward linear_logp/backward";
-inline constexpr std::string_view kMasked = "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+inline constexpr std::string_view kAttention =
+    "attention/forward attention/backward kv_cache_attention/forward kv_cache_attention/backward";
+inline constexpr std::string_view kKvCache = "kv_cache_attention/forward kv_cache_attention/backward";
+inline constexpr std::string_view kPack = "pack/forward pack/backward";
+inline constexpr std::string_view kMasked =
+    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward "
+    "pack/forward pack/backward";
 
 inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
@@ -122,6 +143,18 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::ignored_as_id_zero, "ignored_as_id_zero", "nonfinite", kIgnoring},
     {Fault::ignored_row_multiplied, "ignored_row_multiplied", "nonfinite", kIgnoring},
     {Fault::ignored_row_reaches_weight, "ignored_row_reaches_weight", "nonfinite", "linear_logp/backward"},
+    // A 2 in the mask counts as two rows.
+    {Fault::mask_values_added, "mask_values_added", "accuracy", kPack},
+    {Fault::ones_alone_kept, "ones_alone_kept", "accuracy", kPack},
+    // An inclusive sum where an exclusive one belongs: everything is one row late.
+    {Fault::counted_with_own_row, "counted_with_own_row", "accuracy", kPack},
+    // The carry from one sequence to the next is lost.
+    {Fault::counted_per_sequence, "counted_per_sequence", "accuracy", kPack},
+    // Right where there are as many keys as queries.
+    {Fault::causal_offset_ignored, "causal_offset_ignored", "accuracy", kAttention},
+    {Fault::own_key_unseen, "own_key_unseen", "accuracy", kAttention},
+    {Fault::new_keys_first, "new_keys_first", "accuracy", kKvCache},
+    {Fault::new_keys_skipped, "new_keys_skipped", "accuracy", kKvCache},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},
@@ -148,6 +181,8 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
     {Fault::truncation, "truncation", "accuracy", kTruncated, "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
+    // Rows that hold nothing are taken to be zero already.
+    {Fault::unwritten_zeros, "unwritten_zeros", "unwritten", kPack},
     {Fault::out_of_bounds_write, "out_of_bounds_write", "guard"},
     {Fault::input_overwritten, "input_overwritten", "input"},
     {Fault::input_toggled, "input_toggled", "input"},

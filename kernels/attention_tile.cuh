@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention: the problem's sizes, and what a block of 256 threads does with tiles of 32 rows in shared memory.
+// attention, kv_cache_attention: the problem's sizes, where its rows lie, and what a block of 256 threads does with
+// tiles of 32 rows in shared memory.
 //
 // Everywhere thread t belongs to row t / 8 of its block's tile. Of a 32 x 32 square it has the columns t % 8 + 8 c, of
 // a row of head_dim the columns 4 (t % 8) + 32 chunk + {0, 1, 2, 3}.
@@ -16,16 +17,40 @@ constexpr int kPerThread = kTile / kLanes;
 constexpr int kSquareStride = kTile + 1;  // odd, so that a column's elements lie in different banks
 constexpr float kMasked = -1.0f;          // in place of a probability, which is never below 0
 
+/// Rows of `width` in one array, or in two: rows [0, n_first) in the first, those behind in the second.
+template <int kParts, typename T>
+struct Rows {
+  T *first, *second;
+  int64_t n_first;
+  int width;
+
+  __device__ T* operator[](int64_t row) const {
+    if constexpr (kParts == 2) {
+      if (row >= n_first) return second + (row - n_first) * width;
+    }
+    return first + row * width;
+  }
+};
+
 struct Problem {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq;
-  int width;  // head_dim
+  int64_t first_seq;  // of the keys, those in the first of two parts; kv_seq where there is one
+  int width;          // head_dim
   bool causal;
   float scale;
 
   __host__ __device__ int64_t heads() const { return batch * q_heads; }
   __host__ __device__ int64_t group() const { return q_heads / kv_heads; }
-  /// Where the keys of a query head, counted over the batch, begin.
-  __device__ int64_t key_offset(int64_t head) const { return head / group() * kv_seq * width; }
+  /// The keys, the values or their gradients of a key head, counted over the batch.
+  template <int kParts, typename T>
+  __device__ Rows<kParts, T> keys(T* first, T* second, int64_t kv_head) const {
+    return {first + kv_head * first_seq * width, second + kv_head * (kv_seq - first_seq) * width, first_seq, width};
+  }
+  /// The queries of a head, or what is shaped like them.
+  template <typename T>
+  __device__ Rows<1, T> queries(T* all, int64_t head) const {
+    return {all + head * q_seq * width, nullptr, q_seq, width};
+  }
   /// Keys from here on are seen by no query up to `last`.
   __device__ int64_t key_end(int64_t last) const {
     const int64_t end = last + (kv_seq - q_seq) + 1;
@@ -76,15 +101,14 @@ __device__ inline float row_max(float x) {
   return x;
 }
 
-/// Rows [first, first + 32) of a [n_rows, width] array; zeros behind its rows and behind its columns.
-template <int kChunks, typename T>
-__device__ void load_tile(const T* __restrict__ from, int64_t first, int64_t n_rows, int width,
-                          float* __restrict__ to) {
+/// Rows [first, first + 32) of `n_rows`; zeros behind them and behind their columns.
+template <int kChunks, int kParts, typename T>
+__device__ void load_tile(const Rows<kParts, const T>& from, int64_t first, int64_t n_rows, float* __restrict__ to) {
   constexpr int kWidth = Tiles<kChunks>::kWidth;
   for (int i = threadIdx.x; i < kTile * kWidth; i += kThreads) {
     const int row = i / kWidth, at = i % kWidth;
-    const bool inside = first + row < n_rows && at < width;
-    to[row * Tiles<kChunks>::kStride + at] = inside ? to_float(from[(first + row) * width + at]) : 0.0f;
+    const bool inside = first + row < n_rows && at < from.width;
+    to[row * Tiles<kChunks>::kStride + at] = inside ? to_float(from[first + row][at]) : 0.0f;
   }
 }
 
@@ -140,16 +164,16 @@ __device__ void add_rows(const float* weights, const float* flags, const float* 
   }
 }
 
-/// Stores row `row` of a [n_rows, width] array.
-template <int kChunks, typename T>
-__device__ void store_row(const float (&sum)[kChunks][4], int64_t row, int64_t n_rows, int width, T* __restrict__ to) {
+/// Stores row `row`, unless there are only `n_rows`.
+template <int kChunks, int kParts, typename T>
+__device__ void store_row(const float (&sum)[kChunks][4], int64_t row, int64_t n_rows, const Rows<kParts, T>& to) {
   if (row >= n_rows) return;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = static_cast<int>(threadIdx.x % kLanes) * 4 + chunk * kTile + i;
-      if (at < width) to[row * width + at] = from_float<T>(sum[chunk][i]);
+      if (at < to.width) to[row][at] = from_float<T>(sum[chunk][i]);
     }
   }
 }

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+// The passes of the candidates named "cuda" of attention and of kv_cache_attention, whose keys lie in one array and in
+// two: tiles of 32 queries by 32 keys in fp32, softmax as the tiles go by, portable CUDA.
+//   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of scale q[i] k[j]
+//   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D),  D = rowsum(p * do v^T)
+//   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, length of the part, head_dim]
+//   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths, not 0 keeps; may be
+//   absent
+//   Limits: contiguous, head_dim <= 256, q_heads a multiple of kv_heads.
+//   Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max, 1/sum and D of every query).
+//   Expected error: chains of head_dim and of kv_seq fp32 additions, dk and dv of group * q_seq; expf within 2 ulp.
+//
+// A query's bits depend on its batch entry alone, and not on how its keys are cut into parts: tiles begin at multiples
+// of 32 and are taken in ascending order. A block owns what it writes, a tile of queries (o, dq) or of keys (dk, dv,
+// over the heads of the group in turn), so nothing is added atomically. No [q_seq, kv_seq] array exists: the backward
+// computes the probabilities again.
+#pragma once
+
+#include "attention_tile.cuh"
+
+namespace checkop::kernels {
+
+/// The softmax of one query as its tiles go by; the same in the 8 threads of a row.
+struct Online {
+  float max = -INFINITY, sum = 0.0f;
+  bool any = false;  // whether a key was kept: a row without one is 0, and not the 0/0 of a row of -inf
+
+  /// Turns the scores of a tile into exp(score - max), kMasked where a key is not kept. Returns what to multiply
+  /// everything that was summed before with.
+  __device__ float add(float (&score)[kPerThread], const bool (&kept)[kPerThread]) {
+    float top = max;
+    bool found = false;
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      if (kept[c]) top = fmaxf(top, score[c]);
+      found |= kept[c];
+    }
+    top = row_max(top);
+    any |= row_max(found ? 1.0f : 0.0f) > 0.0f;
+    const float shift = exp_shift(top), before = expf(max - shift);
+    float added = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kPerThread; ++c) {
+      score[c] = kept[c] ? expf(score[c] - shift) : kMasked;
+      if (kept[c]) added += score[c];
+    }
+    sum = sum * before + row_sum(added);
+    max = top;
+    return before;
+  }
+  __device__ float reciprocal() const { return any ? 1.0f / sum : 0.0f; }
+};
+
+/// One block: queries [32 * blockIdx.x, + 32) of head blockIdx.y. Error: see the head of the file.
+template <typename T, int kChunks, int kParts>
+__global__ __launch_bounds__(kThreads) void attention_forward(Problem p, const T* __restrict__ q,
+                                                              const T* __restrict__ k, const T* __restrict__ v,
+                                                              const T* __restrict__ k2, const T* __restrict__ v2,
+                                                              const uint8_t* __restrict__ keep, T* __restrict__ o) {
+  extern __shared__ float4 shared[];
+  Tiles<kChunks> tiles(shared);
+  float *qs = tiles.tile(0), *keys = tiles.tile(1), *weights = tiles.square(2, 0);
+  for (int64_t head = blockIdx.y; head < p.heads(); head += gridDim.y) {
+    const int64_t first = int64_t{blockIdx.x} * kTile, row = first + threadIdx.x / kLanes, kv_head = head / p.group();
+    const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
+    Online online;
+    float sum[kChunks][4] = {};
+    __syncthreads();  // the last head's readers are done
+    load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
+    for (int64_t key = 0; key < p.key_end(first + kTile - 1); key += kTile) {
+      float score[kPerThread];
+      bool kept[kPerThread];
+      __syncthreads();
+      load_tile<kChunks>(p.keys<kParts>(k, k2, kv_head), key, p.kv_seq, keys);
+      __syncthreads();
+      products<kChunks>(qs, keys, score);
+#pragma unroll
+      for (int c = 0; c < kPerThread; ++c) {
+        score[c] *= p.scale;
+        kept[c] = p.keeps(mask, row, key + column(c));
+      }
+      const float before = online.add(score, kept);
+      __syncthreads();
+      load_tile<kChunks>(p.keys<kParts>(v, v2, kv_head), key, p.kv_seq, keys);
+#pragma unroll
+      for (int c = 0; c < kPerThread; ++c) weights[threadIdx.x / kLanes * kSquareStride + column(c)] = score[c];
+      __syncthreads();
+      scale_all<kChunks>(sum, before);
+      add_rows<kChunks>(weights, weights, keys, sum);
+    }
+    scale_all<kChunks>(sum, online.reciprocal());
+    store_row<kChunks>(sum, row, p.q_seq, p.queries(o, head));
+  }
+}
+
+/// dq of 32 queries, and what the keys' gradients need of them: max, 1/sum and D.
+template <typename T, int kChunks, int kParts>
+__global__ __launch_bounds__(kThreads) void attention_dq(Problem p, const T* __restrict__ q, const T* __restrict__ k,
+                                                         const T* __restrict__ v, const T* __restrict__ k2,
+                                                         const T* __restrict__ v2, const uint8_t* __restrict__ keep,
+                                                         const T* __restrict__ grad, Stats* __restrict__ stats,
+                                                         T* __restrict__ dq) {
+  extern __shared__ float4 shared[];
+  Tiles<kChunks> tiles(shared);
+  float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
+  float *weights = tiles.square(4, 0), *flags = tiles.square(4, 1);
+  for (int64_t head = blockIdx.y; head < p.heads(); head += gridDim.y) {
+    const int64_t first = int64_t{blockIdx.x} * kTile, row = first + threadIdx.x / kLanes, kv_head = head / p.group();
+    const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
+    const int64_t end = p.key_end(first + kTile - 1);
+    Online online;
+    float mean = 0.0f;  // D, first times sum
+    float sum[kChunks][4] = {};
+    __syncthreads();
+    load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
+    load_tile<kChunks>(p.queries(grad, head), first, p.q_seq, grads);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int64_t key = 0; key < end; key += kTile) {
+        float score[kPerThread], dp[kPerThread];
+        bool kept[kPerThread];
+        __syncthreads();
+        load_tile<kChunks>(p.keys<kParts>(k, k2, kv_head), key, p.kv_seq, keys);
+        load_tile<kChunks>(p.keys<kParts>(v, v2, kv_head), key, p.kv_seq, values);
+        __syncthreads();
+        products<kChunks>(qs, keys, score);
+        products<kChunks>(grads, values, dp);
+#pragma unroll
+        for (int c = 0; c < kPerThread; ++c) {
+          score[c] *= p.scale;
+          kept[c] = p.keeps(mask, row, key + column(c));
+        }
+        if (pass == 0) {
+          const float before = online.add(score, kept);
+          float added = 0.0f;
+#pragma unroll
+          for (int c = 0; c < kPerThread; ++c) {
+            if (kept[c]) added += score[c] * dp[c];
+          }
+          mean = mean * before + row_sum(added);
+          continue;
+        }
+#pragma unroll
+        for (int c = 0; c < kPerThread; ++c) {
+          const float probability = expf(score[c] - exp_shift(online.max)) * online.reciprocal();
+          const int at = threadIdx.x / kLanes * kSquareStride + column(c);
+          weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean)) : 0.0f;
+          flags[at] = kept[c] ? 1.0f : kMasked;
+        }
+        __syncthreads();
+        add_rows<kChunks>(weights, flags, keys, sum);
+      }
+      if (pass == 0) mean *= online.reciprocal();
+    }
+    store_row<kChunks>(sum, row, p.q_seq, p.queries(dq, head));
+    if (threadIdx.x % kLanes == 0 && row < p.q_seq) {
+      stats[head * p.q_seq + row] = {exp_shift(online.max), online.reciprocal(), mean};
+    }
+  }
+}
+
+/// dk and dv of 32 keys of one key head, from the group's heads and all queries in ascending order.
+template <typename T, int kChunks, int kParts>
+__global__ __launch_bounds__(kThreads) void attention_dkdv(Problem p, const T* __restrict__ q, const T* __restrict__ k,
+                                                           const T* __restrict__ v, const T* __restrict__ k2,
+                                                           const T* __restrict__ v2, const uint8_t* __restrict__ keep,
+                                                           const T* __restrict__ grad, const Stats* __restrict__ stats,
+                                                           T* __restrict__ dk, T* __restrict__ dv, T* __restrict__ dk2,
+                                                           T* __restrict__ dv2) {
+  extern __shared__ float4 shared[];
+  Tiles<kChunks> tiles(shared);
+  float *keys = tiles.tile(0), *values = tiles.tile(1), *qs = tiles.tile(2), *grads = tiles.tile(3);
+  float *weights = tiles.square(4, 0), *ds = tiles.square(4, 1);
+  for (int64_t kv_head = blockIdx.y; kv_head < p.batch * p.kv_heads; kv_head += gridDim.y) {
+    const int64_t first = int64_t{blockIdx.x} * kTile, key = first + threadIdx.x / kLanes;
+    const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + kv_head / p.kv_heads * p.kv_seq;
+    float dk_sum[kChunks][4] = {}, dv_sum[kChunks][4] = {};
+    __syncthreads();
+    load_tile<kChunks>(p.keys<kParts>(k, k2, kv_head), first, p.kv_seq, keys);
+    load_tile<kChunks>(p.keys<kParts>(v, v2, kv_head), first, p.kv_seq, values);
+    for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
+      for (int64_t query = p.query_begin(first); query < p.q_seq; query += kTile) {
+        float score[kPerThread], dp[kPerThread];
+        __syncthreads();
+        load_tile<kChunks>(p.queries(q, head), query, p.q_seq, qs);
+        load_tile<kChunks>(p.queries(grad, head), query, p.q_seq, grads);
+        __syncthreads();
+        products<kChunks>(keys, qs, score);
+        products<kChunks>(values, grads, dp);
+#pragma unroll
+        for (int c = 0; c < kPerThread; ++c) {
+          const int64_t row = query + column(c);
+          const int at = threadIdx.x / kLanes * kSquareStride + column(c);
+          float probability = kMasked, derivative = 0.0f;
+          if (row < p.q_seq && p.keeps(mask, row, key)) {
+            const Stats s = stats[head * p.q_seq + row];
+            probability = expf(score[c] * p.scale - s.shift) * s.reciprocal;
+            derivative = p.scale * (probability * (dp[c] - s.mean));
+          }
+          weights[at] = probability;
+          ds[at] = derivative;
+        }
+        __syncthreads();
+        add_rows<kChunks>(weights, weights, grads, dv_sum);
+        add_rows<kChunks>(ds, weights, qs, dk_sum);
+      }
+    }
+    store_row<kChunks>(dk_sum, key, p.kv_seq, p.keys<kParts>(dk, dk2, kv_head));
+    store_row<kChunks>(dv_sum, key, p.kv_seq, p.keys<kParts>(dv, dv2, kv_head));
+  }
+}
+
+// --- launch
+// ----------------------------------------------------------------------------------------------------------
+
+inline size_t stats_bytes(const checkop_tensor& q) { return static_cast<size_t>(leading_count(q)) * sizeof(Stats); }
+
+/// What one part's tensors are called.
+struct PartNames {
+  const char *k, *v, *dk, *dv;
+};
+
+/// Inputs are q, k and v of each part, key_padding_mask; backward then grad_o. Outputs are o; backward dq, then dk and
+/// dv of each part.
+template <int kParts>
+checkop_status check_call(const checkop_call* call, bool backward, const PartNames (&names)[kParts], Problem& p) {
+  CallCheck check(call);
+  if (check.counts(2 + 2 * kParts + backward, backward ? 1 + 2 * kParts : 1).failed()) return check.status();
+  const checkop_tensor &q = call->inputs[0], &mask = call->inputs[1 + 2 * kParts];
+  if (check.rank_at_least(q, "q", 4).failed()) return check.status();
+  if (q.rank != 4) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 4", q.rank);
+  if (call->n_attrs != 2) return say(call, CHECKOP_FAILED, "expected two attributes, causal and scale");
+  int64_t kv_heads = 0, kv_seq = 0, first_seq = 0;
+  check.float_dtype(q, "q").contiguous(q, "q");
+  for (int part = 0; part < kParts; ++part) {
+    const checkop_tensor &k = call->inputs[1 + 2 * part], &v = call->inputs[2 + 2 * part];
+    if (check.rank_at_least(k, names[part].k, 4).failed()) return check.status();
+    if (part == 0) kv_heads = k.shape[1], first_seq = k.shape[2];
+    kv_seq += k.shape[2];
+    const std::initializer_list<int64_t> shape{q.shape[0], kv_heads, k.shape[2], q.shape[3]};
+    check.dtype(k, names[part].k, q.dtype).shape(k, names[part].k, q, 0, shape).contiguous(k, names[part].k);
+    check.dtype(v, names[part].v, q.dtype).shape(v, names[part].v, q, 0, shape).contiguous(v, names[part].v);
+    if (!backward) continue;
+    const checkop_tensor &dk = call->outputs[1 + 2 * part], &dv = call->outputs[2 + 2 * part];
+    check.dtype(dk, names[part].dk, q.dtype).shape(dk, names[part].dk, q, 0, shape).contiguous(dk, names[part].dk);
+    check.dtype(dv, names[part].dv, q.dtype).shape(dv, names[part].dv, q, 0, shape).contiguous(dv, names[part].dv);
+  }
+  if (mask.data != nullptr) {
+    check.dtype(mask, "key_padding_mask", CHECKOP_U8).shape(mask, "key_padding_mask", q, 0, {q.shape[0], kv_seq});
+    check.contiguous(mask, "key_padding_mask");
+  }
+  const checkop_tensor& out = call->outputs[0];
+  const char* out_name = backward ? "dq" : "o";
+  check.dtype(out, out_name, q.dtype).shape(out, out_name, q, 4, {}).contiguous(out, out_name);
+  if (backward) {
+    const checkop_tensor& grad = call->inputs[2 + 2 * kParts];
+    check.dtype(grad, "grad_o", q.dtype).shape(grad, "grad_o", q, 4, {}).contiguous(grad, "grad_o");
+    check.workspace(stats_bytes(q));
+  }
+  if (check.failed()) return check.status();
+  if (kv_heads == 0 || q.shape[1] % kv_heads != 0) {
+    return say(call, CHECKOP_FAILED, "%lld query heads on %lld key heads leave a group uneven",
+               static_cast<long long>(q.shape[1]), static_cast<long long>(kv_heads));
+  }
+  if (kParts > 1 && kv_seq - first_seq != q.shape[2]) {
+    return say(call, CHECKOP_FAILED, "%lld new keys for %lld queries put the causal mask at a wrong offset",
+               static_cast<long long>(kv_seq - first_seq), static_cast<long long>(q.shape[2]));
+  }
+  if (q.shape[3] > 256) {
+    return say(call, CHECKOP_UNSUPPORTED, "head_dim %lld, at most 256 is supported",
+               static_cast<long long>(q.shape[3]));
+  }
+  const double scale = call->attrs[1].value;
+  p = {q.shape[0],
+       q.shape[1],
+       kv_heads,
+       q.shape[2],
+       kv_seq,
+       first_seq,
+       static_cast<int>(q.shape[3]),
+       call->attrs[0].value != 0,
+       scale < 0 ? 1.0f / sqrtf(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
+  return CHECKOP_OK;
+}
+
+/// Blocks of a tile each in x, of a head each in y, over more heads than a grid has in steps.
+inline dim3 grid_of(int64_t seq, int64_t heads) {
+  constexpr int64_t kMaxHeads = 65535;
+  return {static_cast<unsigned>(ceil_div(seq, kTile)), static_cast<unsigned>(heads < kMaxHeads ? heads : kMaxHeads), 1};
+}
+
+/// More dynamic shared memory than 48 KiB has to be asked for, kernel by kernel.
+template <typename Kernel>
+checkop_status allow_shared(const checkop_call* call, Kernel kernel, int bytes) {
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) {
+    return CHECKOP_OK;
+  }
+  cudaGetLastError();  // it was reported here
+  return say(call, CHECKOP_UNSUPPORTED, "this head_dim needs %d bytes of shared memory, more than the device has",
+             bytes);
+}
+
+template <typename T, int kChunks, int kParts>
+checkop_status launch_width(const checkop_call* call, bool backward, const Problem& p) {
+  auto* stream = static_cast<cudaStream_t>(call->stream);
+  constexpr int kSecond = 2 * (kParts - 1);  // from a tensor of the first part to that of the second, if there is one
+  const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
+  const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
+  const T *q = input(0), *k = input(1), *v = input(2), *k2 = input(1 + kSecond), *v2 = input(2 + kSecond);
+  const auto* keep = static_cast<const uint8_t*>(call->inputs[1 + 2 * kParts].data);
+  const dim3 queries = grid_of(p.q_seq, p.heads()), keys = grid_of(p.kv_seq, p.batch * p.kv_heads);
+  if (!backward) {
+    constexpr int kBytes = Tiles<kChunks>::bytes(2, 1);
+    if (auto s = allow_shared(call, attention_forward<T, kChunks, kParts>, kBytes)) return s;
+    attention_forward<T, kChunks, kParts><<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, output(0));
+    return launch_status(call, "launch attention forward");
+  }
+  constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);
+  const T* grad = input(2 + 2 * kParts);
+  auto* stats = static_cast<Stats*>(call->workspace);
+  if (auto s = allow_shared(call, attention_dq<T, kChunks, kParts>, kBytes)) return s;
+  if (auto s = allow_shared(call, attention_dkdv<T, kChunks, kParts>, kBytes)) return s;
+  attention_dq<T, kChunks, kParts>
+      <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, grad, stats, output(0));
+  if (auto s = launch_status(call, "launch attention dq")) return s;
+  attention_dkdv<T, kChunks, kParts><<<keys, kThreads, kBytes, stream>>>(
+      p, q, k, v, k2, v2, keep, grad, stats, output(1), output(2), output(1 + kSecond), output(2 + kSecond));
+  return launch_status(call, "launch attention dk and dv");
+}
+
+template <int kParts>
+checkop_status launch_attention(const checkop_call* call, bool backward, const PartNames (&names)[kParts]) {
+  Problem p;
+  if (auto status = check_call(call, backward, names, p)) return status;
+  if (p.batch == 0) return CHECKOP_OK;
+  if (p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {
+    return say(call, CHECKOP_UNSUPPORTED, "an extent is 0");
+  }
+  return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    if (p.width <= 64) return launch_width<T, 2, kParts>(call, backward, p);
+    if (p.width <= 128) return launch_width<T, 4, kParts>(call, backward, p);
+    return launch_width<T, 8, kParts>(call, backward, p);
+  });
+}
+
+/// Of the backward pass; the forward pass needs none.
+inline size_t attention_workspace(const checkop_call* call) {
+  return call->n_inputs > 0 ? stats_bytes(call->inputs[0]) : 0;
+}
+
+}  // namespace checkop::kernels

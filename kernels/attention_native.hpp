@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The passes of the CPU candidates named "native" of attention and of kv_cache_attention, whose keys lie in one tensor
+// and in two: fp32, one head of one batch entry at a time; keys that the mask drops are left out first.
+//   s[i,j] = scale q[i] k[j]    p = softmax_j(s)    o[i] = sum_j p[i,j] v[j]
+//   dp = do v^T    ds = p * (dp - rowsum(p * dp))    dq = scale ds k    dk = scale ds^T q    dv = p^T do
+//   q, o, do, dq: [batch, q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
+//   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths, not 0 keeps; may be absent
+//   Limits: contiguous, q_heads a multiple of kv_heads.   Expected error: chains of 67 to 68 additions, then a tree
+//   over blocks of 512 or 1024 terms; one more chain over the heads of a group.
+#pragma once
+
+#include "native.hpp"
+
+namespace native::attention {
+
+inline size_t size(int64_t n) { return static_cast<size_t>(n); }
+
+/// Keys and values that go on where those of the part before end.
+struct Part {
+  const checkop_tensor *k, *v;
+  int64_t first, seq;  // of all keys, these are [first, first + seq)
+};
+
+struct Problem {
+  const checkop_tensor& q;
+  std::vector<Part> parts;
+  const uint8_t* keep;  // nullptr when absent
+  int64_t batch, q_heads, kv_heads, q_seq, kv_seq, width;
+  bool causal;
+  float scale;
+
+  int64_t group() const { return q_heads / kv_heads; }
+  int64_t work() const { return batch * q_heads * q_seq * kv_seq * width; }
+};
+
+inline void check_heads(const checkop_tensor& t, const char* name, int32_t dtype, int64_t batch, int64_t heads,
+                        int64_t seq, int64_t width) {
+  Extent rows{"rows", batch * heads * seq}, columns{"head_dim", width};
+  if (t.rank != 4) throw Refusal(CHECKOP_FAILED, std::string(name) + ": rank is not 4");
+  if (t.shape[0] != batch || t.shape[1] != heads || t.shape[2] != seq)
+    throw Refusal(CHECKOP_FAILED, std::string(name) + ": batch, heads or sequence differ from those of q and k");
+  check_matrix(t, name, dtype, rows, columns);
+}
+
+/// Inputs are q, k and v of each part, then the mask.
+inline Problem problem_of(const checkop_call& c, int parts) {
+  const checkop_tensor &q = c.inputs[0], &mask = c.inputs[1 + 2 * parts];
+  if (c.n_attrs != 2) throw Refusal(CHECKOP_FAILED, "expected two attributes, causal and scale");
+  if (q.rank != 4 || c.inputs[1].rank != 4) throw Refusal(CHECKOP_FAILED, "q or keys: rank is not 4");
+  check_computed_dtype(q.dtype);
+  const double scale = c.attrs[1].value;
+  Problem p{q,
+            {},
+            static_cast<const uint8_t*>(mask.data),
+            q.shape[0],
+            q.shape[1],
+            c.inputs[1].shape[1],
+            q.shape[2],
+            0,
+            q.shape[3],
+            c.attrs[0].value != 0,
+            scale < 0 ? 1.0f / std::sqrt(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
+  if (p.kv_heads == 0 || p.q_heads % p.kv_heads != 0)
+    throw Refusal(CHECKOP_FAILED, std::to_string(p.q_heads) + " query heads on " + std::to_string(p.kv_heads) +
+                                      " key heads leave a group uneven");
+  check_heads(q, "q", q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+  for (int part = 0; part < parts; ++part) {
+    const checkop_tensor &k = c.inputs[1 + 2 * part], &v = c.inputs[2 + 2 * part];
+    if (k.rank != 4) throw Refusal(CHECKOP_FAILED, "keys: rank is not 4");
+    check_heads(k, "keys", q.dtype, p.batch, p.kv_heads, k.shape[2], p.width);
+    check_heads(v, "values", q.dtype, p.batch, p.kv_heads, k.shape[2], p.width);
+    p.parts.push_back({&k, &v, p.kv_seq, k.shape[2]});
+    p.kv_seq += k.shape[2];
+  }
+  if (parts > 1 && p.parts.back().seq != p.q_seq)
+    throw Refusal(CHECKOP_FAILED, std::to_string(p.parts.back().seq) + " new keys for " + std::to_string(p.q_seq) +
+                                      " queries put the causal mask at a wrong offset");
+  Extent mask_length{"batch * kv_seq", p.batch * p.kv_seq};
+  if (p.keep != nullptr) check_list(mask, "key_padding_mask", CHECKOP_U8, mask_length);
+  return p;
+}
+
+/// Kept keys of one key head with their values, and how many of them each query sees: always the first ones.
+struct Keys {
+  std::vector<int64_t> index;
+  std::vector<float> k, v;
+
+  Keys(const Problem& p, int64_t b, int64_t kv_head) {
+    for (int64_t j = 0; j < p.kv_seq; ++j)
+      if (p.keep == nullptr || p.keep[b * p.kv_seq + j] != 0) index.push_back(j);
+    k.resize(index.size() * size(p.width));
+    v.resize(k.size());
+    auto part = p.parts.begin();
+    for (size_t i = 0; i < index.size(); ++i) {
+      while (index[i] >= part->first + part->seq) ++part;
+      const int64_t from = ((b * p.kv_heads + kv_head) * part->seq + index[i] - part->first) * p.width;
+      load(*part->k, from, p.width, &k[i * size(p.width)]);
+      load(*part->v, from, p.width, &v[i * size(p.width)]);
+    }
+  }
+  int64_t seen_by(const Problem& p, int64_t i) const {
+    const int64_t end = p.causal ? i + (p.kv_seq - p.q_seq) + 1 : p.kv_seq;
+    return std::lower_bound(index.begin(), index.end(), end) - index.begin();
+  }
+};
+
+/// out[columns] = sum over terms of weight[term * step] * rows[term, columns]
+inline void weighted_sum(const float* weight, int64_t step, const float* rows, int64_t terms, int64_t columns,
+                         float* out) {
+  VectorTree tree;
+  for (int64_t first = 0; first < terms; first += kTerms) {
+    std::vector<float> partial(size(columns));
+    combine(weight + first * step, step, rows + first * columns, columns, std::min(kTerms, terms - first), columns,
+            partial.data());
+    tree.add(std::move(partial));
+  }
+  const std::vector<float> total = tree.finish();
+  std::copy(total.begin(), total.end(), out);  // nothing where there are no terms
+}
+
+/// p[0, n) of one query. A row of which every score is -inf is NaN, as the formula has it; one without keys is empty.
+inline void probabilities(const Problem& p, const float* q, const Keys& keys, int64_t n, float* to) {
+  float max = -std::numeric_limits<float>::infinity();
+  for (int64_t j = 0; j < n; ++j) {
+    to[j] = p.scale * dot(q, &keys.k[size(j * p.width)], p.width);
+    max = to[j] > max ? to[j] : max;
+  }
+  for (int64_t j = 0; j < n; ++j) to[j] = std::exp(to[j] - max);
+  const float sum = blocked_sum(n, [to](int64_t j) { return to[j]; });
+  for (int64_t j = 0; j < n; ++j) to[j] /= sum;
+}
+
+inline checkop_status forward(const checkop_call* call, int parts) {
+  return run(call, [parts](const checkop_call& c) {
+    check_counts(c, 2 + 2 * parts, 1);
+    const Problem p = problem_of(c, parts);
+    const checkop_tensor& o = c.outputs[0];
+    check_heads(o, "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+    parallel_for(p.batch * p.q_heads, 2 * p.work(), [&](int64_t begin, int64_t end) {
+      std::vector<float> q(size(p.width)), weights(size(p.kv_seq));
+      for (int64_t head = begin; head < end; ++head) {
+        const Keys keys(p, head / p.q_heads, head % p.q_heads / p.group());
+        for (int64_t i = 0; i < p.q_seq; ++i) {
+          const int64_t at = (head * p.q_seq + i) * p.width, n = keys.seen_by(p, i);
+          std::vector<float> out(size(p.width));
+          load(p.q, at, p.width, q.data());
+          probabilities(p, q.data(), keys, n, weights.data());
+          weighted_sum(weights.data(), 1, keys.v.data(), n, p.width, out.data());
+          store(o, at, p.width, out.data());
+        }
+      }
+    });
+  });
+}
+
+/// Gradients of one query head: stores its dq; adds to dk and dv of the kept keys.
+inline void head_gradients(const Problem& p, const checkop_tensor& grad_o, const checkop_tensor& dq, int64_t head,
+                           const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
+  const auto n_keys = static_cast<int64_t>(keys.index.size());
+  const int64_t first = head * p.q_seq * p.width;
+  std::vector<float> q(size(p.q_seq * p.width)), grad(q.size());
+  std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 behind what a query sees
+  load(p.q, first, p.q_seq * p.width, q.data());
+  load(grad_o, first, p.q_seq * p.width, grad.data());
+  for (int64_t i = 0; i < p.q_seq; ++i) {
+    const int64_t n = keys.seen_by(p, i);
+    float *w = weights.data() + i * n_keys, *d = ds.data() + i * n_keys;
+    probabilities(p, &q[size(i * p.width)], keys, n, w);
+    for (int64_t j = 0; j < n; ++j) d[j] = dot(&grad[size(i * p.width)], &keys.v[size(j * p.width)], p.width);
+    const float mean = dot(w, d, n);
+    for (int64_t j = 0; j < n; ++j) d[j] = p.scale * (w[j] * (d[j] - mean));
+    std::vector<float> out(size(p.width));
+    weighted_sum(d, 1, keys.k.data(), n, p.width, out.data());
+    store(dq, first + i * p.width, p.width, out.data());
+  }
+  std::vector<float> out(size(p.width));
+  for (int64_t j = 0; j < n_keys; ++j) {
+    weighted_sum(ds.data() + j, n_keys, q.data(), p.q_seq, p.width, out.data());
+    for (int64_t i = 0; i < p.width; ++i) dk[size(j * p.width + i)] += out[size(i)];
+    weighted_sum(weights.data() + j, n_keys, grad.data(), p.q_seq, p.width, out.data());
+    for (int64_t i = 0; i < p.width; ++i) dv[size(j * p.width + i)] += out[size(i)];
+  }
+}
+
+/// Outputs are dq, then dk and dv of each part.
+inline checkop_status backward(const checkop_call* call, int parts) {
+  return run(call, [parts](const checkop_call& c) {
+    check_counts(c, 3 + 2 * parts, 1 + 2 * parts);
+    const Problem p = problem_of(c, parts);
+    const checkop_tensor &grad_o = c.inputs[2 + 2 * parts], &dq = c.outputs[0];
+    check_heads(grad_o, "grad_o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+    check_heads(dq, "dq", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+    for (int part = 0; part < parts; ++part) {
+      const int64_t seq = p.parts[size(part)].seq;
+      check_heads(c.outputs[1 + 2 * part], "dk", p.q.dtype, p.batch, p.kv_heads, seq, p.width);
+      check_heads(c.outputs[2 + 2 * part], "dv", p.q.dtype, p.batch, p.kv_heads, seq, p.width);
+    }
+    parallel_for(p.batch * p.kv_heads, 5 * p.work(), [&](int64_t begin, int64_t end) {
+      for (int64_t kv_head = begin; kv_head < end; ++kv_head) {
+        const Keys keys(p, kv_head / p.kv_heads, kv_head % p.kv_heads);
+        std::vector<float> kept_dk(keys.k.size()), kept_dv(keys.k.size());
+        for (int64_t g = 0; g < p.group(); ++g)
+          head_gradients(p, grad_o, dq, kv_head * p.group() + g, keys, kept_dk, kept_dv);
+        std::vector<float> all_dk(size(p.kv_seq * p.width)), all_dv(all_dk.size());
+        for (size_t i = 0; i < keys.index.size(); ++i) {
+          std::copy_n(&kept_dk[i * size(p.width)], p.width, &all_dk[size(keys.index[i] * p.width)]);
+          std::copy_n(&kept_dv[i * size(p.width)], p.width, &all_dv[size(keys.index[i] * p.width)]);
+        }
+        for (int part = 0; part < parts; ++part) {
+          const int64_t first = p.parts[size(part)].first * p.width, n = p.parts[size(part)].seq * p.width;
+          store(c.outputs[1 + 2 * part], kv_head * n, n, &all_dk[size(first)]);
+          store(c.outputs[2 + 2 * part], kv_head * n, n, &all_dv[size(first)]);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace native::attention

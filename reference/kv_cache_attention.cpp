@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// kv_cache_attention: attention of new queries over the keys of a cache and, behind them, their own.
+#include <array>
+#include <string>
+
+#include "attention.hpp"
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kCached = "batch kv_heads cache_seq head_dim",
+                           kNew = "batch kv_heads new_seq head_dim";
+constexpr TensorSpec kQ{"q", kQueries}, kKCache{"k_cache", kCached}, kVCache{"v_cache", kCached};
+constexpr TensorSpec kKNew{"k_new", kNew}, kVNew{"v_new", kNew};
+constexpr TensorSpec kMask{"key_padding_mask", "batch cache_seq+new_seq", Fill::mask, "", DType::u8, /*optional=*/true};
+
+constexpr std::string_view kPerQuery = "head_dim cache_seq+new_seq",
+                           kPerKey = "head_dim cache_seq+new_seq q_heads*q_seq";
+constexpr std::array kForwardIn{kQ, kKCache, kVCache, kKNew, kVNew, kMask};
+constexpr std::array kForwardOut{OutputSpec{{"o", kQueries}, Numerics::contraction, kPerQuery}};
+constexpr std::array kBackwardIn{
+    kQ, kKCache, kVCache, kKNew, kVNew, kMask, TensorSpec{"grad_o", kQueries, Fill::upstream}};
+constexpr std::array kBackwardOut{
+    OutputSpec{{"dq", kQueries}, Numerics::contraction, kPerQuery},
+    OutputSpec{{"dk_cache", kCached}, Numerics::contraction, kPerKey},
+    OutputSpec{{"dv_cache", kCached}, Numerics::contraction, kPerKey},
+    OutputSpec{{"dk_new", kNew}, Numerics::contraction, kPerKey},
+    OutputSpec{{"dv_new", kNew}, Numerics::contraction, kPerKey},
+};
+
+/// Gold of kv_cache_attention: that of attention with k, v = k_cache, v_cache and behind them k_new, v_new, where
+/// kv_seq = cache_seq + new_seq. Query i is as far from the end as new key i, so that causal keeps key j <= cache_seq +
+/// i: the whole cache and what is new up to itself.
+void forward(const GoldArgs& args) { attention_forward(args, 2); }
+void backward(const GoldArgs& args) { attention_backward(args, 2); }
+
+void check_sizes(const CaseSizes& sizes) {
+  check_attention_sizes(sizes);
+  const int64_t q_seq = sizes.dim("q_seq"), new_seq = sizes.dim("new_seq");
+  if (q_seq != new_seq) {
+    throw InputError("--new-seq",
+                     std::to_string(new_seq) + " new keys for " + std::to_string(q_seq) +
+                         " queries put the causal mask at a wrong offset",
+                     "give as many as --q-seq; older keys belong to --cache-seq");
+  }
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kKvCacheAttention;
+constexpr Operator kKvCacheAttention{"kv_cache_attention",
+                                     "reduction",
+                                     "o = attention of q over k, v = the cache, then what is new",
+                                     "batch",
+                                     kAttentionAttrs,
+                                     kPasses,
+                                     check_sizes};
+
+}  // namespace checkop

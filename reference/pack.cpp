@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// pack: the rows that a mask keeps, one behind another, and where each sequence begins among them.
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "left_out.hpp"
+#include "operator.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kPackedHidden = "batch*seq hidden";
+constexpr TensorSpec kX{"x", kRowHidden}, kMask{"mask", kRow, Fill::mask, "", DType::u8};
+constexpr TensorSpec kGradPacked{"grad_packed", kPackedHidden, Fill::upstream};
+
+constexpr std::array kForwardIn{kX, kMask};
+constexpr std::array kForwardOut{
+    OutputSpec{{"packed", kPackedHidden}, Numerics::exact, ""},
+    OutputSpec{{"cu_seqlens", "batch+1", Fill::normal, "", DType::i64}, Numerics::exact, ""},
+};
+// Not x: nothing but its extents matters to its gradient.
+constexpr std::array kBackwardIn{kMask, kGradPacked};
+constexpr std::array kBackwardOut{OutputSpec{{"dx", kRowHidden}, Numerics::exact, ""}};
+
+constexpr int64_t kNone = -1;
+
+bool keeps(const Tensor& mask, int64_t row) { return mask.at(row) != 0; }
+
+/// Row r of output 0 is row from[r] of `source`, or zero where that is kNone; bits are copied and nothing errs. The
+/// gold takes `together` of them as one row.
+void emit_rows(const GoldArgs& args, const Tensor& source, const std::vector<int64_t>& from, int64_t together) {
+  const auto hidden = static_cast<size_t>(source.shape.back()), n = static_cast<size_t>(together);
+  const std::vector<double> none(n * hidden);
+  args.parallel_for(static_cast<int64_t>(from.size() / n), [&](int64_t block) {
+    static thread_local std::vector<double> row, value;
+    row.resize(hidden);
+    value.assign(n * hidden, 0.0);
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t place = from[static_cast<size_t>(block) * n + i];
+      if (place == kNone) continue;
+      decode_row(source, place, row);
+      std::copy(row.begin(), row.end(), &value[i * hidden]);
+    }
+    args.sink({0, block, 1, static_cast<int64_t>(n * hidden), value.data(), none.data(), none.data()});
+  });
+}
+
+/// Gold of pack. A row is kept where its mask is not 0.
+///   in:  x[batch, seq, hidden], mask[batch, seq]     out: packed[batch*seq, hidden], cu_seqlens[batch+1]
+///   cu_seqlens_b = number of rows kept of the first b sequences
+///   packed = the rows kept, in their order, then zeros from row cu_seqlens_batch on
+/// Rows that are not kept are not read, whatever they hold.
+void forward(const GoldArgs& args) {
+  const Tensor& mask = args.in(1);
+  const int64_t seq = mask.shape.back(), rows = mask.count();
+  std::vector<int64_t> from;
+  std::vector<double> ends{0};
+  for (int64_t row = 0; row < rows; ++row) {
+    if (keeps(mask, row)) from.push_back(row);
+    if (row % seq == seq - 1) ends.push_back(static_cast<double>(from.size()));
+  }
+  from.resize(static_cast<size_t>(rows), kNone);
+  emit_rows(args, args.in(0), from, 1);
+  const std::vector<double> none(ends.size());
+  args.sink({1, 0, static_cast<int64_t>(ends.size()), 1, ends.data(), none.data(), none.data()});
+}
+
+/// Gold of pack's gradient.
+///   in:  mask[batch, seq], grad_packed[batch*seq, hidden]     out: dx[batch, seq, hidden]
+///   dx = the row of grad_packed where the row of x went, zero where it was not kept
+/// Rows of grad_packed behind the last one kept are not read, whatever they hold.
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  const Tensor& mask = args.in(0);
+  std::vector<int64_t> from(static_cast<size_t>(mask.count()), kNone);
+  int64_t kept = 0;
+  for (int64_t row = 0; row < mask.count(); ++row) {
+    if (keeps(mask, row)) from[static_cast<size_t>(row)] = kept++;
+  }
+  emit_rows(args, args.in(1), from, mask.shape.back());
+}
+
+/// Sequences of which nothing is kept, the last row alone, the first row alone: a random mask would hardly ever have
+/// them. Every fourth sequence stays as drawn. A mask that keeps everything was meant to. Rows that are not kept, and
+/// gradients of rows behind the last one kept, hold what must not be read.
+void refine(const FillArgs& args) {
+  Tensor& mask = *args.find("mask");
+  const int64_t seq = mask.shape.back();
+  bool keeps_all = true;
+  for (int64_t row = 0; row < mask.count(); ++row) keeps_all = keeps_all && keeps(mask, row);
+  for (int64_t row = 0; row < mask.count() && !keeps_all; ++row) {
+    const int64_t kind = row / seq % 4, place = row % seq;
+    if (kind != 0) mask.set(row, (kind == 2 && place == seq - 1) || (kind == 3 && place == 0) ? 1 : 0);
+  }
+  const auto forbid = [&](Tensor* rows, int64_t row) {
+    if (rows != nullptr) plant_payload(*rows, rows->shape.back(), row, payload_kind(args, static_cast<uint64_t>(row)));
+  };
+  int64_t kept = 0;
+  for (int64_t row = 0; row < mask.count(); ++row) {
+    if (keeps(mask, row)) {
+      ++kept;
+    } else {
+      forbid(args.find("x"), row);
+    }
+  }
+  for (int64_t row = kept; row < mask.count(); ++row) forbid(args.find("grad_packed"), row);
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+
+}  // namespace
+
+extern const Operator kPack;
+constexpr Operator kPack{
+    "pack",  "elementwise", "packed = x[mask != 0], cu_seqlens = where each sequence begins in it", "", {}, kPasses,
+    nullptr, refine};
+
+}  // namespace checkop
