@@ -306,6 +306,25 @@ void check_attention_sizes(const CaseSizes& sizes) {
   }
 }
 
+void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>& keys,
+                       const std::vector<std::string_view>& values) {
+  const Tensor* mask = args.find("key_padding_mask");
+  if (mask == nullptr) return;
+  const int64_t all = mask->shape.back();
+  int64_t first = 0;  // of the part, in the mask
+  for (size_t part = 0; part < keys.size(); ++part) {
+    const Shape& shape = args.find(keys[part])->shape;
+    for (int64_t row = 0; row < shape[0] * shape[1] * shape[2]; ++row) {
+      const int64_t at = row / (shape[1] * shape[2]) * all + first + row % shape[2];
+      if (mask->at(at) != 0) continue;
+      const uint64_t kind = payload_kind(args, static_cast<uint64_t>(at));
+      for (const std::string_view name : {keys[part], values[part]})
+        plant_payload(*args.find(name), shape[3], row, kind);
+    }
+    first += shape[2];
+  }
+}
+
 constexpr std::array<AttrSpec, 2> kAttentionAttrs{
     AttrSpec{"causal", 1, "attention: 1 keeps key j <= i + (kv_seq - q_seq) of query i, 0 keeps all"},
     AttrSpec{"scale", -1, "attention: factor of the scores, 0 included; below 0: 1/sqrt(head_dim)"},
@@ -316,22 +335,7 @@ namespace {
 void forward(const GoldArgs& args) { attention_forward(args, 1); }
 void backward(const GoldArgs& args) { attention_backward(args, 1); }
 
-/// Keys and values that the padding mask drops hold what must not be read.
-void refine(const FillArgs& args) {
-  const Tensor* mask = args.find("key_padding_mask");
-  if (mask == nullptr) return;
-  for (const char* name : {"k", "v"}) {
-    Tensor& tensor = *args.find(name);
-    const int64_t heads = tensor.shape[1], keys = tensor.shape[2];
-    for (int64_t i = 0; i < mask->count(); ++i) {
-      if (mask->at(i) != 0) continue;
-      for (int64_t head = 0; head < heads; ++head) {
-        const int64_t row = (i / keys * heads + head) * keys + i % keys;
-        plant_payload(tensor, tensor.shape[3], row, payload_kind(args, static_cast<uint64_t>(i)));
-      }
-    }
-  }
-}
+void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward}};
@@ -346,6 +350,6 @@ constexpr Operator kAttention{"attention",
                               kAttentionAttrs,
                               kPasses,
                               check_attention_sizes,
-                               refine};
+                              refine};
 
 }  // namespace checkop

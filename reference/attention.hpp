@@ -4,6 +4,8 @@
 #pragma once
 
 #include <array>
+#include <string_view>
+#include <vector>
 
 #include "operator.hpp"
 
@@ -24,6 +26,11 @@ extern const std::array<AttrSpec, 2> kAttentionAttrs;
 /// Source of the gradients: differentiated by hand; checked by gradient_test.
 void attention_forward(const GoldArgs& args, int parts);
 void attention_backward(const GoldArgs& args, int parts);
+
+/// Gives the keys and values that key_padding_mask drops content that must not be read. `keys` and `values` name the
+/// tensors of the parts, in order.
+void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>& keys,
+                       const std::vector<std::string_view>& values);
 
 /// Throws InputError for heads that leave a group uneven and for attributes that are no attributes of attention.
 void check_attention_sizes(const CaseSizes& sizes);

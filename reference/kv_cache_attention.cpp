@@ -46,6 +46,8 @@ void check_sizes(const CaseSizes& sizes) {
   }
 }
 
+void refine(const FillArgs& args) { plant_masked_keys(args, {"k_cache", "k_new"}, {"v_cache", "v_new"}); }
+
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward}};
 
@@ -58,6 +60,7 @@ constexpr Operator kKvCacheAttention{"kv_cache_attention",
                                      "batch",
                                      kAttentionAttrs,
                                      kPasses,
-                                     check_sizes};
+                                     check_sizes,
+                                     refine};
 
 }  // namespace checkop

@@ -82,8 +82,8 @@ void backward(const GoldArgs& args) {
 }
 
 /// Sequences of which nothing is kept, the last row alone, the first row alone: a random mask would hardly ever have
-/// them. Every fourth sequence stays as drawn. A mask that keeps everything was meant to. Rows that are not kept, and
-/// gradients of rows behind the last one kept, hold what must not be read.
+/// them. Every fourth sequence stays as drawn. A mask that keeps everything was meant to. Rows that are not kept
+/// hold what must not be read.
 void refine(const FillArgs& args) {
   Tensor& mask = *args.find("mask");
   const int64_t seq = mask.shape.back();
@@ -93,18 +93,10 @@ void refine(const FillArgs& args) {
     const int64_t kind = row / seq % 4, place = row % seq;
     if (kind != 0) mask.set(row, (kind == 2 && place == seq - 1) || (kind == 3 && place == 0) ? 1 : 0);
   }
-  const auto forbid = [&](Tensor* rows, int64_t row) {
-    if (rows != nullptr) plant_payload(*rows, rows->shape.back(), row, payload_kind(args, static_cast<uint64_t>(row)));
-  };
-  int64_t kept = 0;
-  for (int64_t row = 0; row < mask.count(); ++row) {
-    if (keeps(mask, row)) {
-      ++kept;
-    } else {
-      forbid(args.find("x"), row);
-    }
+  Tensor* const x = args.find("x");
+  for (int64_t row = 0; row < mask.count() && x != nullptr; ++row) {
+    if (!keeps(mask, row)) plant_payload(*x, x->shape.back(), row, payload_kind(args, static_cast<uint64_t>(row)));
   }
-  for (int64_t row = kept; row < mask.count(); ++row) forbid(args.find("grad_packed"), row);
 }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},

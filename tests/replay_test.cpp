@@ -2,6 +2,7 @@
 // Saved cases whose tensors do not make a question: --replay says what is wrong in one sentence and exits with 2.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "gold_helper.hpp"
 #include "inputs.hpp"
@@ -31,7 +32,8 @@ struct Saved {
   void replace(const std::string& name, DType dtype, const Shape& shape) { at(name) = Tensor(name, dtype, shape); }
 
   ProcessResult replay() const {
-    const std::string path = testing::TempDir() + "replay_test.safetensors";
+    // Tests run side by side.
+    const std::string path = fmt::format("{}replay_test_{}.safetensors", testing::TempDir(), getpid());
     {
       std::vector<SafetensorsEntry> entries;
       for (const Tensor& tensor : tensors) entries.push_back({tensor.name, tensor.dtype, tensor.shape});

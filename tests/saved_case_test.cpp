@@ -46,7 +46,8 @@ TEST(SavedCase, SampledRowsAreKeptAndReadBack) {
   const Case c = sample(true);
   const auto inputs = gold_inputs(c);
   const auto rows = sample_rows(c, inputs, 4);
-  const std::string path = save_case(testing::TempDir() + "saved", c, "mine", "", inputs, make_outputs(c), 2, rows);
+  const std::string path =
+      save_case(testing::TempDir() + "saved_rows", c, "mine", "", inputs, make_outputs(c), 2, rows);
   const SafetensorsFile file = read_safetensors(path);
   const auto gold = collect_gold(c, inputs, 1);
   for (size_t i = 0; i < 3; ++i) {
@@ -67,7 +68,7 @@ TEST(SavedCase, IsReadBackAsItWas) {
     const Case c = sample(bias);
     const auto inputs = gold_inputs(c);
     const SavedCase saved =
-        load_case(save_case(testing::TempDir() + "saved", c, "mine", "sm90", inputs, make_outputs(c), 1));
+        load_case(save_case(testing::TempDir() + "saved_again", c, "mine", "sm90", inputs, make_outputs(c), 1));
     EXPECT_EQ(case_name(saved.c), case_name(c));
     EXPECT_EQ(saved.c.pass, c.pass);
     EXPECT_EQ(saved.candidate, "mine");
