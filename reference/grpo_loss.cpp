@@ -99,26 +99,31 @@ void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double ep
   }
 }
 
+/// 1 where neither mask is 0. Args: GoldArgs or IdentityArgs.
+template <typename Args>
+std::vector<char> read_active(const Args& args) {
+  std::vector<char> active = read_mask(args.in(kAttentionMask));
+  const std::vector<char> completion = read_mask(args.in(kCompletionMask));
+  for (size_t i = 0; i < active.size(); ++i) active[i] = active[i] != 0 && completion[i] != 0;
+  return active;
+}
+
 /// What the tokens share.
 struct Batch {
   std::vector<char> active;
+  double n_active;
   std::vector<int64_t> ids;
   std::vector<GoldElement> advantages;  ///< per completion
-  double n_active = 0;
   double clip, beta;
   int64_t seq, vocab;
 
   explicit Batch(const GoldArgs& args)
-      : active(read_mask(args.in(kAttentionMask))),
+      : active(read_active(args)),
+        n_active(static_cast<double>(std::count(active.begin(), active.end(), 1))),
         clip(args.attrs[kClipEps]),
         beta(args.attrs[kBeta]),
         seq(args.in(kActionIds).shape.back()),
         vocab(args.in(kPolicyLogits).shape.back()) {
-    const std::vector<char> completion = read_mask(args.in(kCompletionMask));
-    for (size_t i = 0; i < active.size(); ++i) {
-      active[i] = active[i] != 0 && completion[i] != 0;
-      n_active += active[i];
-    }
     ids = read_active_ids(args.in(kActionIds), active, vocab);
     const std::vector<int64_t> bounds = read_groups(args);
     for (size_t g = 1; g < bounds.size(); ++g) {
@@ -248,14 +253,12 @@ void backward(const GoldArgs& args) {
 }
 
 /// Nothing flows to a token that is not active.
-void check_masked(const IdentityArgs& args) {
-  std::vector<char> active = read_mask(args.in(kAttentionMask)), completion = read_mask(args.in(kCompletionMask));
-  for (size_t i = 0; i < active.size(); ++i) active[i] = active[i] != 0 && completion[i] != 0;
-  check_zero_rows(args, 0, active);
-}
+void check_masked(const IdentityArgs& args) { check_zero_rows(args, 0, read_active(args)); }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked}};
+Work work(const GoldArgs& args) { return policy_work(args.in(kPolicyLogits), args.in(kRefLogits), read_active(args)); }
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work}};
 
 void validate(const CaseSizes& sizes) {
   const int64_t batch = sizes.dim("batch"), bounds = sizes.dim("group_bounds");

@@ -2,6 +2,7 @@
 // Ratio, KL estimate and gradient of one token, and the old log-probabilities of generated inputs.
 #include "policy.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "error.hpp"
@@ -69,6 +70,12 @@ std::vector<char> read_mask(const Tensor& mask) {
   std::vector<char> active(static_cast<size_t>(mask.count()));
   for (size_t i = 0; i < active.size(); ++i) active[i] = mask.at(static_cast<int64_t>(i)) != 0;
   return active;
+}
+
+Work policy_work(const Tensor& policy, const Tensor& ref, const std::vector<char>& active) {
+  const auto idle = static_cast<double>(std::count(active.begin(), active.end(), 0));
+  const auto bytes = static_cast<double>(policy.bytes.size() + ref.bytes.size());
+  return {0, bytes * idle / static_cast<double>(active.size())};
 }
 
 void refine_old_logps(const FillArgs& args) {
