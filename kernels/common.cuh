@@ -2,7 +2,8 @@
 // What the CUDA candidates share: loads and stores per dtype, reductions in a fixed order, checks of a call.
 //
 // Checks come before any work: a call that can't be served is answered with one sentence in call->message and nothing
-// is touched. CHECKOP_UNSUPPORTED means "this kernel does not do that", CHECKOP_FAILED "that input is wrong".
+// is touched, but for ids, which are looked at while the kernel runs. CHECKOP_UNSUPPORTED means "this kernel does not
+// do that", CHECKOP_FAILED "that input is wrong".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -260,7 +261,7 @@ inline checkop_status read_ignore_index(const checkop_call* call, int64_t& index
   return CHECKOP_OK;
 }
 
-/// Bytes of workspace that check_ids() needs; a whole alignment unit, so that what follows stays aligned.
+/// Bytes of workspace that IdCheck needs; a whole alignment unit, so that what follows stays aligned.
 constexpr size_t kIdCheckBytes = 256;
 constexpr unsigned long long kNoBadRow = std::numeric_limits<unsigned long long>::max();
 
@@ -274,35 +275,77 @@ static __global__ void find_bad_id(const int64_t* __restrict__ ids, const uint8_
   }
 }
 
-/// CHECKOP_FAILED with row and id when an id lies outside [0, vocab) where `mask`, if there is one, is not 0, and is
-/// not `except`, whose default excepts none, for 0 is inside. Waits for the stream, alone among what launch does: the
-/// answer decides whether the kernel proper may run, and only the host can put it into the message.
+/// Finds out whether ids lie in [0, vocab) while other work goes on: begin() puts the search on the stream, finish()
+/// waits for it and not for what was enqueued behind it. The host has to wait, alone among what a launch does: only it
+/// can put the bad row into the message. Kernels between the two run on whatever ids there are, and must touch nothing
+/// outside for a bad one.
+class IdCheck {
+ public:
+  /// `flag` is kIdCheckBytes of workspace that nothing else uses until finish() returns.
+  IdCheck(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab, const char* name, void* flag,
+          cudaStream_t stream)
+      : call_(call),
+        ids_(ids),
+        rows_(rows),
+        vocab_(vocab),
+        name_(name),
+        first_bad_row_(static_cast<unsigned long long*>(flag)),
+        stream_(stream) {}
+  ~IdCheck() {
+    if (searched_ != nullptr) (void)cudaEventDestroy(searched_);
+  }
+  IdCheck(const IdCheck&) = delete;
+  IdCheck& operator=(const IdCheck&) = delete;
+
+  /// Rows where `mask`, if there is one, is 0 may have any id, and all rows may have `except`, whose default excepts
+  /// none, for 0 is inside.
+  checkop_status begin(const uint8_t* mask = nullptr, int64_t except = 0) {
+    constexpr int kThreads = 256;         // any: an id is read once
+    constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
+    if (auto s = check(cudaEventCreateWithFlags(&searched_, cudaEventDisableTiming))) return s;
+    if (auto s = check(cudaMemsetAsync(first_bad_row_, 0xff, sizeof(kNoBadRow), stream_))) return s;
+    const auto blocks = static_cast<unsigned>(rows_ < kMaxBlocks * kThreads ? ceil_div(rows_, kThreads) : kMaxBlocks);
+    find_bad_id<<<blocks, kThreads, 0, stream_>>>(ids_, mask, except, rows_, vocab_, first_bad_row_);
+    if (auto s = check(cudaGetLastError())) return s;
+    return check(cudaEventRecord(searched_, stream_));
+  }
+
+  /// CHECKOP_FAILED with row and id when there is a bad one.
+  checkop_status finish() const {
+    unsigned long long bad_row = kNoBadRow;
+    if (auto s = read(&bad_row, first_bad_row_, sizeof(bad_row))) return s;
+    if (bad_row == kNoBadRow) return CHECKOP_OK;
+    int64_t id = 0;
+    if (auto s = read(&id, ids_ + bad_row, sizeof(id))) return s;
+    return say(call_, CHECKOP_FAILED, "input '%s': row %llu has id %lld, outside [0, %lld)", name_, bad_row,
+               static_cast<long long>(id), static_cast<long long>(vocab_));
+  }
+
+ private:
+  checkop_status check(cudaError_t error) const { return cuda_status(call_, error, "check ids"); }
+
+  /// Over a stream that is there already, behind the search alone.
+  checkop_status read(void* to, const void* from, size_t bytes) const {
+    if (auto s = check(cudaStreamWaitEvent(cudaStreamPerThread, searched_))) return s;
+    if (auto s = check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, cudaStreamPerThread))) return s;
+    return check(cudaStreamSynchronize(cudaStreamPerThread));
+  }
+
+  const checkop_call* call_;
+  const int64_t* ids_;
+  int64_t rows_, vocab_;
+  const char* name_;
+  unsigned long long* first_bad_row_;
+  cudaStream_t stream_;
+  cudaEvent_t searched_ = nullptr;
+};
+
+/// Both at once, where the time that the host waits is small next to the kernel's.
 inline checkop_status check_ids(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab,
-                                const char* name, void* flag, cudaStream_t stream, const uint8_t* mask = nullptr,
-                                int64_t except = 0) {
-  constexpr int kThreads = 256;         // any: an id is read once
-  constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
-  auto* first_bad_row = static_cast<unsigned long long*>(flag);
-  const auto doing = "check ids";
-  if (auto s = cuda_status(call, cudaMemsetAsync(flag, 0xff, sizeof(kNoBadRow), stream), doing)) return s;
-  const auto blocks = static_cast<unsigned>(rows < kMaxBlocks * kThreads ? ceil_div(rows, kThreads) : kMaxBlocks);
-  find_bad_id<<<blocks, kThreads, 0, stream>>>(ids, mask, except, rows, vocab, first_bad_row);
-  if (auto s = launch_status(call, doing)) return s;
-  unsigned long long bad_row = kNoBadRow;
-  if (auto s = cuda_status(
-          call, cudaMemcpyAsync(&bad_row, first_bad_row, sizeof(bad_row), cudaMemcpyDeviceToHost, stream), doing)) {
-    return s;
-  }
-  if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
-  if (bad_row == kNoBadRow) return CHECKOP_OK;
-  int64_t id = 0;
-  if (auto s =
-          cuda_status(call, cudaMemcpyAsync(&id, ids + bad_row, sizeof(id), cudaMemcpyDeviceToHost, stream), doing)) {
-    return s;
-  }
-  if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
-  return say(call, CHECKOP_FAILED, "input '%s': row %llu has id %lld, outside [0, %lld)", name, bad_row,
-             static_cast<long long>(id), static_cast<long long>(vocab));
+                                const char* name, void* flag, cudaStream_t stream, int64_t except) {
+  IdCheck check(call, ids, rows, vocab, name, flag, stream);
+  if (auto status = check.begin(nullptr, except)) return status;
+  return check.finish();
 }
 
 }  // namespace checkop::kernels

@@ -50,7 +50,7 @@ __device__ Token read_token(const PolicyInputs<T>& in, int64_t row) {
   __syncthreads();
   const Partial of_policy = reduce_row<T, reuse>(policy, in.vocab);
   int64_t target = in.ids[row];
-  if (target < 0 || target >= in.vocab) target = 0;  // check_ids() has refused it; never read outside all the same
+  if (target < 0 || target >= in.vocab) target = 0;  // IdCheck refuses it
   // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
   const float lr = (to_float(ref[target]) - of_ref.max) - logf(of_ref.sum);
   const float lp = (to_float(policy[target]) - of_policy.max) - logf(of_policy.sum);

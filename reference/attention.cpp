@@ -337,8 +337,23 @@ void backward(const GoldArgs& args) { attention_backward(args, 1); }
 
 void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+/// `products` of 2 head_dim operations for each pair of a query and a key that `causal` keeps; padding is not looked
+/// at. The forward pass has two, q k^T and the product with v; the backward pass needs q k^T again and has four of its
+/// own.
+template <int products>
+Work work(const GoldArgs& args) {
+  const Shape &q = args.in(0).shape, &k = args.in(1).shape;
+  const int64_t q_seq = q[2], kv_seq = k[2];
+  double pairs = 0;
+  for (int64_t i = 0; i < q_seq; ++i) {
+    const int64_t kept = args.attrs[0] != 0 ? std::clamp<int64_t>(i + 1 + kv_seq - q_seq, 0, kv_seq) : kv_seq;
+    pairs += static_cast<double>(kept);
+  }
+  return {2.0 * products * static_cast<double>(q[0] * q[1] * q[3]) * pairs};
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work<2>},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, work<5>}};
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // embedding: one row of a table per token; backward, the gradients of all tokens of a row added up.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
@@ -70,7 +71,17 @@ void backward(const GoldArgs& args) {
   });
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
+/// Rows of the table that no id selects are not read.
+Work forward_work(const GoldArgs& args) {
+  const Tensor& weight = args.in(1);
+  std::vector<int64_t> ids = read_ids(args.in(0), weight.shape.front());
+  std::sort(ids.begin(), ids.end());
+  const auto distinct = std::unique(ids.begin(), ids.end()) - ids.begin();
+  const double row_bytes = static_cast<double>(weight.shape.back()) * static_cast<double>(info(weight.dtype).bytes);
+  return {0, static_cast<double>(weight.shape.front() - distinct) * row_bytes};
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work},
                              Pass{"backward", kBackwardIn, kBackwardOut, backward}};
 
 }  // namespace

@@ -110,19 +110,19 @@ std::vector<char> active_tokens(const Tensor& attention, const Tensor& completio
 /// What the tokens share.
 struct Batch {
   std::vector<char> active;
+  double n_active;
   std::vector<int64_t> ids;
   std::vector<GoldElement> advantages;  ///< per completion
-  double n_active = 0;
   double clip, beta;
   int64_t seq, vocab;
 
   explicit Batch(const GoldArgs& args)
       : active(active_tokens(args.in(kAttentionMask), args.in(kCompletionMask))),
+        n_active(static_cast<double>(std::count(active.begin(), active.end(), 1))),
         clip(args.attrs[kClipEps]),
         beta(args.attrs[kBeta]),
         seq(args.in(kActionIds).shape.back()),
         vocab(args.in(kPolicyLogits).shape.back()) {
-    for (const char token : active) n_active += token;
     ids = read_active_ids(args.in(kActionIds), active, vocab);
     const std::vector<int64_t> bounds = read_groups(args);
     for (size_t g = 1; g < bounds.size(); ++g) {
@@ -253,13 +253,16 @@ void backward(const GoldArgs& args) {
 
 /// Nothing flows to a token that is not active.
 void check_masked(const IdentityArgs& args) {
-  std::vector<char> active = read_mask(args.in(kAttentionMask)), completion = read_mask(args.in(kCompletionMask));
-  for (size_t i = 0; i < active.size(); ++i) active[i] = active[i] != 0 && completion[i] != 0;
-  check_zero_rows(args, 0, active);
+  check_zero_rows(args, 0, active_tokens(args.in(kAttentionMask), args.in(kCompletionMask)));
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked}};
+Work work(const GoldArgs& args) {
+  return policy_work(args.in(kPolicyLogits), args.in(kRefLogits),
+                     active_tokens(args.in(kAttentionMask), args.in(kCompletionMask)));
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work}};
 
 void validate(const CaseSizes& sizes) {
   const int64_t batch = sizes.dim("batch"), bounds = sizes.dim("group_bounds");

@@ -79,8 +79,14 @@ void check_gradients(const IdentityArgs& args) {
   check_product(args, 1, rows_of(grad, true), rows_of(hidden));
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logits},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients}};
+/// `products` of 2 rows hidden vocab operations each.
+template <int products>
+Work work(const GoldArgs& args) {
+  return {2.0 * products * static_cast<double>(args.in(0).count()) * static_cast<double>(args.in(1).shape[0])};
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logits, work<1>},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients, work<2>}};
 
 }  // namespace
 

@@ -47,10 +47,18 @@ void check_backward(const IdentityArgs& args) {
   check_product(args, 1, matrix(a, true), matrix(grad));
 }
 
+/// `products` of 2 rows k n operations each.
+template <int products>
+Work work(const GoldArgs& args) {
+  const Tensor &a = args.in(0), &b = args.in(1);
+  return {2.0 * products * static_cast<double>(a.count()) * static_cast<double>(b.shape[1])};
+}
+
 }  // namespace
 
-constexpr std::array<Pass, 2> kMatmulPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward},
-                                            Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward}};
+constexpr std::array<Pass, 2> kMatmulPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>}};
 
 extern const Operator kMatmul;
 constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kMatmulPasses};

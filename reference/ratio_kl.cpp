@@ -79,8 +79,12 @@ void backward(const GoldArgs& args) {
 /// Nothing flows to a masked token.
 void check_masked(const IdentityArgs& args) { check_zero_rows(args, 0, read_mask(args.in(kAttentionMask))); }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked}};
+Work work(const GoldArgs& args) {
+  return policy_work(args.in(kPolicyLogits), args.in(kRefLogits), read_mask(args.in(kAttentionMask)));
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work}};
 
 void refine(const FillArgs& args) {
   refine_old_logps(args);

@@ -5,6 +5,8 @@
 #   scripts/gpu.sh DIR             everything; reports and logs go to DIR
 #   scripts/gpu.sh DIR judge       GPU tests and reports only
 #   scripts/gpu.sh DIR sanitize    compute-sanitizer only
+#   scripts/gpu.sh DIR bench       timings of the memory-bound operators; not part of everything: nothing else may run
+#                                  on the card meanwhile
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are.
@@ -15,8 +17,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [judge|sanitize]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench]" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -59,6 +61,20 @@ judge() {
   fi
   ((rc == 0)) || tail -n 15 "$out/$name.log"
   row "$name" "$result" $((SECONDS - start)) "report-$name.json"
+}
+
+# bench OP LIMIT_S ARGUMENTS...: records of one operator, forward and backward; more calls add to the same file
+bench() {
+  local op=$1 limit=$2 rc=0 start=$SECONDS
+  shift 2
+  local records=$out/bench-$op.jsonl more=$out/bench.part
+  echo "== bench $op: $*"
+  timeout --kill-after=10 "$limit" "$tool" bench --op "$op" --candidate cuda --device cuda --dtype bf16 --check-grad "$@" \
+    --json "$more" 2>&1 | tee -a "$out/bench.log" || rc=$?
+  cat "$more" >>"$records" || trouble=1
+  rm -f "$more"
+  ((rc == 0)) || trouble=1
+  row "bench-$op" "$(meaning "$rc"), $(wc -l <"$records") records" $((SECONDS - start)) "bench-$op.jsonl"
 }
 
 find_sanitizer() {
@@ -169,8 +185,23 @@ run_sanitizers() {
   for check in memcheck initcheck synccheck racecheck; do sanitizer_row "$check" smoke; done
 }
 
-[[ $stage == sanitize ]] || run_checks
-[[ $stage == judge ]] || run_sanitizers
+run_bench() {
+  rm -f "$out"/bench-*.jsonl "$out/bench.log"
+  bench logp 300 --batch 8 --seq 512 --vocab 128256
+  bench logp 300 --batch 16 --seq 512 --vocab 151936
+  bench ratio_kl 300 --batch 8 --seq 512 --vocab 128256
+  bench grpo_loss 300 --batch 8 --seq 512 --vocab 128256,151936 --beta 0.04
+  bench rms_norm 300 --batch 1 --seq 8192 --hidden 4096,8192
+  bench silu 300 --batch 1 --seq 8192 --hidden 12288
+  bench swiglu 300 --batch 1 --seq 8192 --hidden 12288
+  bench embedding 300 --batch 1 --seq 8192 --hidden 4096 --vocab 151936
+  bench embedding 300 --batch 1 --seq 8192 --hidden 4096 --vocab 1,64  # one id for all tokens; few for many
+  bench rope 300 --batch 2 --heads 32 --seq 4096 --head-dim 128
+}
+
+[[ $stage == sanitize || $stage == bench ]] || run_checks
+[[ $stage == judge || $stage == bench ]] || run_sanitizers
+[[ $stage != bench ]] || run_bench
 printf '\n'
 printf '%s\n' "${table[@]}" | tee "$out/table-$stage.txt"
 exit $trouble

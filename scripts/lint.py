@@ -22,7 +22,7 @@ LAYERS = (
     ("residuals",),
     ("gold",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case"),
-    ("runner buffers stage",),
+    ("runner buffers stage bench",),
     ("isolate wire",),
     ("verdict",),
     ("report",),
@@ -56,7 +56,7 @@ NAN_UNSAFE = (
 )
 PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts\s*\(|\bputchar\s*\(|\bfmt::print\b")
 # isolate.cpp: a worker is a process of its own, whose last words go to stderr.
-MAY_PRINT = re.compile(r"^src/(main\.cpp|commands/.*|report[^/]*|isolate\.cpp)$")
+MAY_PRINT = re.compile(r"^src/(main\.cpp|commands/.*|report[^/]*|isolate_child\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
 TABLE_LINE = re.compile(r"^extern const Operator k\w+;\s*//\s*(\w+)\.cpp")

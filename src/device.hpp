@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -34,7 +35,21 @@ class Device {
   virtual void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) = 0;
   /// Waits for all work of the device, whatever its stream, and reports asynchronous errors.
   virtual void synchronize(const std::string& what) = 0;
+
+  // For timing.
+  virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
+  /// Copies within the device, as work on the stream.
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
+  /// Reads a buffer of kFlushCaches times the last-level cache, as work on the stream: what launches left there is
+  /// gone. Nothing is written: modified lines would go back to memory while the next launch is timed.
+  virtual void flush_cache() = 0;
+  /// Milliseconds of the device, by events around what `enqueue` puts on the stream; on the CPU, by the clock. The
+  /// stream first idles for `cover_us`, while the host gets ahead of it, so that the time to launch is not in the
+  /// result. Waits for the end.
+  virtual double time_ms(const std::function<void()>& enqueue, double cover_us) = 0;
 };
+
+inline constexpr size_t kFlushCaches = 4;
 
 /// Failure of a device call while a candidate runs. `sticky` errors leave the process without a usable device.
 class DeviceError : public std::exception {

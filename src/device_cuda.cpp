@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA device. The only file in src/ that includes the CUDA runtime.
+// The CUDA device. The only file in src/ that includes the CUDA runtime. nvcc compiles it: timing takes two kernels.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <source_location>
@@ -58,11 +59,45 @@ void check(cudaError_t status, std::string_view doing,
   throw DeviceError(describe(status, doing, at), sticky);
 }
 
+/// Reads n words. The sum is stored where it is `never`, so that the reads are not optimised away.
+__global__ void read_words(const uint4* __restrict__ words, size_t n, unsigned never, unsigned* __restrict__ sum_out) {
+  unsigned sum = 0;
+  const size_t stride = size_t{gridDim.x} * blockDim.x;
+#pragma unroll 4
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    const uint4 word = words[i];
+    sum += word.x + word.y + word.z + word.w;
+  }
+  if (sum == never) *sum_out = sum;
+}
+
+/// Keeps the stream busy for so many nanoseconds.
+__global__ void wait_ns(uint64_t ns) {
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  do {
+    __nanosleep(200);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - start < ns);
+}
+
 struct StreamDelete {
   using pointer = cudaStream_t;
   void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
 };
 using Stream = std::unique_ptr<cudaStream_t, StreamDelete>;
+
+struct EventDelete {
+  using pointer = cudaEvent_t;
+  void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
+
+Event make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreate(&event), "create an event");
+  return Event(event);
+}
 
 class CudaDevice final : public Device {
  public:
@@ -117,8 +152,7 @@ class CudaDevice final : public Device {
     copy(host, device, bytes, cudaMemcpyDeviceToHost, "download");
   }
 
-  // Without a kernel, since this file is compiled by the C++ compiler: a block of the pattern goes up once, and then
-  // what is filled doubles.
+  // A block of the pattern goes up once, and then what is filled doubles.
   void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) override {
     if (bytes == 0) return;
     constexpr size_t kBlockBytes = size_t{4} << 20;  // a multiple of every pattern's size
@@ -140,6 +174,43 @@ class CudaDevice final : public Device {
     check(cudaGetLastError(), what);  // a launch error that a candidate did not report
   }
 
+  size_t cache_bytes() const override { return static_cast<size_t>(properties_.l2CacheSize); }
+
+  void copy(std::byte* to, const std::byte* from, size_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()),
+          "copy (" + format_bytes(bytes) + ")");
+  }
+
+  void flush_cache() override {
+    const size_t bytes = kFlushCaches * cache_bytes();
+    if (!flushed_) {
+      flushed_.reset(allocate(bytes + sizeof(uint4), "what flushes the cache"));
+      check(cudaMemsetAsync(flushed_.get(), 0, bytes + sizeof(uint4), stream_.get()), "clear what flushes the cache");
+    }
+    constexpr int kThreads = 512, kBlocksPerMultiprocessor = 4;  // all threads that a multiprocessor holds
+    const auto blocks = static_cast<unsigned>(properties_.multiProcessorCount * kBlocksPerMultiprocessor);
+    read_words<<<blocks, kThreads, 0, stream_.get()>>>(reinterpret_cast<const uint4*>(flushed_.get()),
+                                                       bytes / sizeof(uint4), 1,
+                                                       reinterpret_cast<unsigned*>(flushed_.get() + bytes));
+    check(cudaGetLastError(), "flush the cache");
+  }
+
+  double time_ms(const std::function<void()>& enqueue, double cover_us) override {
+    if (!start_) start_ = make_event(), stop_ = make_event();
+    if (cover_us > 0) {
+      wait_ns<<<1, 1, 0, stream_.get()>>>(static_cast<uint64_t>(cover_us * 1e3));
+      check(cudaGetLastError(), "cover a launch");
+    }
+    check(cudaEventRecord(start_.get(), stream_.get()), "record the start");
+    enqueue();
+    check(cudaEventRecord(stop_.get(), stream_.get()), "record the end");
+    check(cudaEventSynchronize(stop_.get()), "wait for what is timed");
+    check(cudaGetLastError(), "time");  // a launch error that a candidate did not report
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, start_.get(), stop_.get()), "read the time");
+    return static_cast<double>(ms);
+  }
+
  private:
   void copy(std::byte* to, const std::byte* from, size_t bytes, cudaMemcpyKind kind, std::string_view verb) {
     if (bytes == 0) return;
@@ -148,9 +219,15 @@ class CudaDevice final : public Device {
     check(cudaStreamSynchronize(stream_.get()), doing);
   }
 
+  struct MemoryDelete {
+    void operator()(std::byte* memory) const noexcept { (void)cudaFree(memory); }
+  };
+
   int index_;
   cudaDeviceProp properties_{};
   Stream stream_;
+  Event start_, stop_;
+  std::unique_ptr<std::byte, MemoryDelete> flushed_;  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;
 };
 

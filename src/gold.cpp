@@ -30,15 +30,39 @@ void GoldArgs::for_rows(int output, int64_t total, const std::function<void(int6
   parallel_for(set.count(total), [&](int64_t i) { body(set.at(i)); });
 }
 
-void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
-              const std::vector<RowSet>& rows) {
+namespace {
+
+/// Calls body with the arguments of c.pass's functions.
+template <typename Body>
+auto with_gold_args(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
+                    const std::vector<RowSet>& rows, const Body& body) {
   std::vector<const Tensor*> present;
   for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
   std::vector<Shape> output_shapes;
   for (const OutputSpec& spec : c.pass->outputs) {
     output_shapes.push_back(is_present(c, spec.tensor) ? shape_of(c, spec.tensor) : Shape());
   }
-  c.pass->gold({present, c.attrs, threads, sink, output_shapes, rows});
+  return body(GoldArgs{present, c.attrs, threads, sink, output_shapes, rows});
+}
+
+}  // namespace
+
+void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
+              const std::vector<RowSet>& rows) {
+  with_gold_args(c, inputs, threads, sink, rows, c.pass->gold);
+}
+
+Cost cost_of(const Case& c, const std::vector<Tensor>& inputs) {
+  Work work;
+  if (c.pass->work != nullptr) work = with_gold_args(c, inputs, 1, {}, {}, c.pass->work);
+  double bytes = -work.unread_bytes;
+  for (const Tensor& tensor : inputs) bytes += static_cast<double>(tensor.bytes.size());
+  for (const OutputSpec& spec : c.pass->outputs) {
+    if (!is_present(c, spec.tensor)) continue;
+    const int64_t count = element_count(shape_of(c, spec.tensor));
+    bytes += static_cast<double>(count) * static_cast<double>(info(dtype_of(c, spec.tensor)).bytes);
+  }
+  return {work.flops, bytes};
 }
 
 int64_t sum_terms(const Case& c, const OutputSpec& output) {

@@ -16,6 +16,12 @@ namespace checkop {
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
               const std::vector<RowSet>& rows = {});
 
+/// Floating-point operations of the case and the bytes that have to move, by Pass::work; `inputs` as for run_gold.
+struct Cost {
+  double flops = 0, bytes = 0;
+};
+Cost cost_of(const Case& c, const std::vector<Tensor>& inputs);
+
 /// The longest sum behind one element of `output`, from OutputSpec::reduced; 1 when there is none.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
 

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker process: fork without exec, one socket, death of the child as a result and not as an accident.
+// The worker process as its parent sees it: fork without exec, one socket, death of the child as a result and not as an
+// accident.
 #include "isolate.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -25,6 +23,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "isolate_child.hpp"
 #include "text.hpp"
 #include "wire.hpp"
 
@@ -34,120 +33,10 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kChildSocket = 3;
 /// Loading many CUDA plugins and opening a busy device takes seconds, not minutes.
 constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kDeathLimit{20};
-
-const auto kAlwaysAlive = [] { return true; };
-
-// --- the child
-// ---------------------------------------------------------------------------------------------------------
-
-/// Cuts the process loose from what it shares with its parent: signals, terminal, files.
-void detach_from_parent(int socket, pid_t parent) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // the parent died before the line above
-  setpgid(0, 0);
-  for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  const rlimit no_core{0, 0};  // a crash is an expected result; it should not leave files about
-  setrlimit(RLIMIT_CORE, &no_core);
-
-  if (socket != kChildSocket) dup2(socket, kChildSocket);  // first: it may be 0 to 2 when the parent had closed those
-  if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, STDIN_FILENO);
-  dup2(STDERR_FILENO, STDOUT_FILENO);  // what a plugin prints must not end up in a report on stdout
-  fcntl(kChildSocket, F_SETFD, FD_CLOEXEC);
-  // The parent's tensors and files; on kernels without the call they stay open, which does no harm.
-  close_range(kChildSocket + 1, ~0u, 0);
-}
-
-std::unique_ptr<Device> open_device(const std::string& name) {
-  if (name == "cpu") return open_cpu_device();
-  int index = 0;
-  if (name != "cuda") {
-    const std::string_view prefix = "cuda:";
-    const char* end = name.data() + name.size();
-    const char* digits = name.data() + std::min(prefix.size(), name.size());
-    const auto [rest, error] = std::from_chars(digits, end, index);
-    if (!name.starts_with(prefix) || error != std::errc{} || rest != end || index < 0) {
-      throw InputError("--device", fmt::format("unknown device '{}'", name), "use cpu, cuda or cuda:N");
-    }
-  }
-  return open_cuda_device(index);
-}
-
-json hello(const std::vector<Candidate>& candidates, const Device& device, bool count_cuda_devices) {
-  json list = json::array();
-  for (const Candidate& candidate : candidates) {
-    list.push_back({{"name", candidate.name},
-                    {"op", candidate.op},
-                    {"pass", candidate.pass},
-                    {"path", candidate.path},
-                    {"digest", candidate.digest},
-                    {"device", candidate.kernel->device}});
-  }
-  return {{"candidates", list},
-          {"device", encode(device.info())},
-          {"cuda_devices", count_cuda_devices ? cuda_device_count() : 0}};
-}
-
-void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() + kStartLimit); }
-
-/// Answers requests until the parent closes its end.
-void serve(Device& device, const std::vector<Candidate>& candidates) {
-  Message message;
-  const pid_t own_pid = getpid();
-  const auto never = Clock::now() + std::chrono::hours(24 * 365);
-  while (receive_message(kChildSocket, message, never, kAlwaysAlive) == Received::message) {
-    const json request = json::parse(message.body);
-    size_t next = 0;
-    const std::vector<Tensor> inputs =
-        decode_tensors(request.at("inputs"), message.descriptors, next, /*writable=*/false);
-    std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), message.descriptors, next, /*writable=*/true);
-    const json& checks = request.at("checks");
-    const RunResult result =
-        run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), decode_case(request.at("case")),
-                      inputs, outputs, {checks.at(0).get<bool>(), checks.at(1).get<bool>(), checks.at(2).get<bool>()});
-    fflush(stdout);  // what the plugin printed belongs to this case
-    // A candidate that forked came back twice; only the worker itself may answer.
-    if (getpid() != own_pid) _exit(0);
-    json answer = encode(result);
-    answer["request"] = request.at("request");
-    say(answer);
-  }
-}
-
-[[noreturn]] void run_child(int socket, pid_t parent, const WorkerConfig& config) {
-  // Whatever happens, the parent's destructors and atexit handlers must not run here.
-  int code = 0;
-  try {
-    detach_from_parent(socket, parent);
-    try {
-      const std::vector<Candidate> candidates = load_plugins(config.plugins);
-      const std::unique_ptr<Device> device = open_device(config.device);
-      say(hello(candidates, *device, config.count_cuda_devices));
-      serve(*device, candidates);
-    } catch (const InputError& e) {
-      say({{"error", "input"}, {"text", e.what()}});
-    } catch (const EnvironmentError& e) {
-      say({{"error", "environment"}, {"text", e.what()}});
-    } catch (const DeviceError& e) {  // opening the device got half way
-      say({{"error", "environment"}, {"text", e.what()}});
-    }
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "check_operator worker: {}\n", e.what());
-    code = 1;
-  }
-  fflush(stdout);
-  _exit(code);
-}
-
-// --- the parent
-// --------------------------------------------------------------------------------------------------------
 
 std::string describe_end(int status) {
   if (WIFSIGNALED(status)) {
@@ -296,44 +185,49 @@ void require_complete(const Case& c, const RunChecks& checks, const RunResult& r
   if (!complete) throw WireError("its answer leaves out checks that were asked for");
 }
 
+/// Throws WireError unless there are as many times as were asked for, and all are times.
+void require_complete(size_t candidates, const BenchPlan& plan, const BenchResult& result) {
+  if (result.status != RunStatus::ok) return;
+  const auto are_times = [](const std::vector<double>& samples, size_t count) {
+    const auto is_time = [](double ms) { return ms > 0 && std::isfinite(ms); };
+    return samples.size() == count && std::all_of(samples.begin(), samples.end(), is_time);
+  };
+  bool complete = result.runs.size() == candidates && are_times({result.copy_gbps}, 1);
+  for (const BenchRun& run : result.runs) {
+    if (run.status != RunStatus::ok) continue;
+    complete &= are_times(run.burst_ms, plan.burst ? static_cast<size_t>(plan.repeats) : 0);
+    complete &= are_times(run.sustained_ms, plan.sustained ? static_cast<size_t>(kSustainedRounds) : 0);
+  }
+  if (!complete) throw WireError("its answer leaves out times that were asked for");
+}
+
 }  // namespace
 
-RunResult Worker::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                      std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
-  const auto found = std::find_if(info_.candidates.begin(), info_.candidates.end(), [&](const Candidate& each) {
-    return each.name == candidate && each.op == c.op->name && each.pass == c.pass->name;
-  });
-  if (found == info_.candidates.end()) {
-    std::vector<std::string> known;
-    for (const Candidate& each : info_.candidates) {
-      if (each.op == c.op->name && each.pass == c.pass->name) known.push_back(each.name);
-    }
-    throw InputError(fmt::format("{}/{}", c.op->name, c.pass->name), fmt::format("no candidate '{}'", candidate),
-                     did_you_mean(candidate, known));
+size_t Worker::index_of(const std::string& candidate, const Case& c) const {
+  std::vector<std::string> known;
+  for (size_t i = 0; i < info_.candidates.size(); ++i) {
+    const Candidate& each = info_.candidates[i];
+    if (each.op != c.op->name || each.pass != c.pass->name) continue;
+    if (each.name == candidate) return i;
+    known.push_back(each.name);
   }
+  throw InputError(fmt::format("{}/{}", c.op->name, c.pass->name), fmt::format("no candidate '{}'", candidate),
+                   did_you_mean(candidate, known));
+}
 
-  RunResult result;
-  const auto stop = [&](RunStatus status, std::string message) {
+void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono::seconds limit,
+                 const std::function<bool(const json&)>& take, const Stop& stop) {
+  const auto end = [&](RunStatus status, std::string message) {
     process_.reset();
-    result = {};
-    result.status = status;
-    result.message = std::move(message);
+    stop(status, std::move(message));
   };
   try {
-    const auto index = static_cast<size_t>(found - info_.candidates.begin());
     if (!process_) start();
     const auto deadline = Clock::now() + limit;
-    std::vector<int> descriptors;
     const std::string number = request_number();
-    json request{{"request", number},
-                 {"candidate", index},
-                 {"case", encode(c)},
-                 {"inputs", encode(inputs, descriptors)},
-                 {"outputs", encode(outputs, descriptors)},
-                 {"checks", {checks.determinism, checks.invariance, checks.memory}}};
+    request["request"] = number;
     if (!process_->is_alive()) {  // a thread of the candidate can outlive the answer, and then crash
-      stop(RunStatus::crashed, "between two cases: " + process_->bury());
-      return result;
+      return end(RunStatus::crashed, "between two cases: " + process_->bury());
     }
     send_message(process_->socket.get(), request, descriptors, deadline);
     Message message;
@@ -343,26 +237,66 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
         answer = json::parse(message.body);
         if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
         if (answer.at("request") != number) throw WireError("its answer is not to this request");
-        result = decode_result(answer);
-        require_complete(c, checks, result);
-        if (result.device_lost) process_.reset();
+        if (!take(answer)) process_.reset();
         break;
       case Received::end:
-        stop(RunStatus::crashed, process_->bury());
+        end(RunStatus::crashed, process_->bury());
         break;
       case Received::late:
-        stop(RunStatus::timeout, fmt::format("no answer within {} s; killed", limit.count()));
+        end(RunStatus::timeout, fmt::format("no answer within {} s; killed", limit.count()));
         break;
     }
   } catch (const EnvironmentError& e) {
-    stop(RunStatus::no_device, e.what());
+    end(RunStatus::no_device, e.what());
   } catch (const WireError& e) {
-    stop(RunStatus::crashed, process_ && !process_->is_alive() ? process_->bury() : e.what());
+    end(RunStatus::crashed, process_ && !process_->is_alive() ? process_->bury() : e.what());
   } catch (const json::exception& e) {
-    stop(RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what()));
+    end(RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what()));
   } catch (const InputError& e) {  // the plugins can't be loaded again, or the tensors not mapped
-    stop(RunStatus::crashed, e.what());
+    end(RunStatus::crashed, e.what());
   }
+}
+
+RunResult Worker::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
+                      std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
+  std::vector<int> descriptors;
+  json request{{"candidate", index_of(candidate, c)},
+               {"case", encode(c)},
+               {"inputs", encode(inputs, descriptors)},
+               {"outputs", encode(outputs, descriptors)},
+               {"checks", {checks.determinism, checks.invariance, checks.memory}}};
+  RunResult result;
+  const auto take = [&](const json& answer) {
+    result = decode_result(answer);
+    require_complete(c, checks, result);
+    return !result.device_lost;
+  };
+  ask(std::move(request), descriptors, limit, take, [&](RunStatus status, std::string message) {
+    result = {};
+    result.status = status;
+    result.message = std::move(message);
+  });
+  return result;
+}
+
+BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case& c, const std::vector<Tensor>& inputs,
+                          const BenchPlan& plan, std::chrono::seconds limit) {
+  std::vector<size_t> indices;
+  for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
+  std::vector<int> descriptors;
+  json request{
+      {"candidates", indices}, {"case", encode(c)}, {"inputs", encode(inputs, descriptors)}, {"bench", encode(plan)}};
+  BenchResult result;
+  const auto take = [&](const json& answer) {
+    result = decode_bench(answer);
+    require_complete(candidates.size(), plan, result);
+    return !result.device_lost;
+  };
+  ask(std::move(request), descriptors, limit, take, [&](RunStatus status, std::string message) {
+    result = {};
+    result.status = status;
+    result.message = std::move(message);
+  });
   return result;
 }
 

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "bench.hpp"
 #include "runner.hpp"
 
 namespace checkop {
@@ -41,9 +44,20 @@ class Worker {
   RunResult run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                 std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
 
+  /// Times `candidates` in turns, in one process. A crash or a time-out of any of them ends the whole, and is the
+  /// status of the result; the next call starts a fresh process.
+  BenchResult bench(const std::vector<std::string>& candidates, const Case& c, const std::vector<Tensor>& inputs,
+                    const BenchPlan& plan, std::chrono::seconds limit);
+
  private:
   struct Process;
+  using Stop = std::function<void(RunStatus, std::string)>;
   void start();
+  size_t index_of(const std::string& candidate, const Case& c) const;
+  /// Sends the request. Calls `take` with the answer, which says whether the process is still of use, or `stop` with
+  /// the reason why there is none.
+  void ask(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit,
+           const std::function<bool(const nlohmann::json&)>& take, const Stop& stop);
   WorkerConfig config_;
   WorkerInfo info_;
   std::unique_ptr<Process> process_;

@@ -123,6 +123,13 @@ struct IdentityArgs {
   void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
 };
 
+/// What a pass costs however it is computed, for rates. The bytes are those of all inputs, read once, and of all
+/// outputs, written once, but for `unread_bytes`.
+struct Work {
+  double flops = 0;         ///< of the matrix products that lead from the inputs to the outputs; 0: none
+  double unread_bytes = 0;  ///< of inputs that nothing depends on: rows of masked tokens, rows that no id selects
+};
+
 struct Pass {
   std::string_view name;  ///< "forward" or "backward"
   std::span<const TensorSpec> inputs;
@@ -131,6 +138,7 @@ struct Pass {
   void (*gold)(const GoldArgs&);
   /// Emits residuals for every row of the outputs that can have them, in time and memory of the order of the tensors.
   void (*identities)(const IdentityArgs&) = nullptr;
+  Work (*work)(const GoldArgs&) = nullptr;  ///< nullptr: no products, and every input is read
 };
 
 /// Sizes and attributes of a case, for the rules that only the operator knows: an even head size, say.

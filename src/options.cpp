@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "bench.hpp"
 #include "case.hpp"
 #include "error.hpp"
 #include "version.hpp"
@@ -68,7 +69,8 @@ void add_attributes(CLI::App& app, RunOptions& run) {
   }
 }
 
-void add_run_options(CLI::App& app, RunOptions& run) {
+/// What chooses cases and candidates, and where they run.
+void add_case_options(CLI::App& app, RunOptions& run) {
   add_names(app, "--op", run.ops, "operators, or all");
   add_names(app, "--candidate", run.candidates, "candidates, or all that run on the device");
   add_names(app, "--dtype", run.dtypes, "fp32, bf16, fp16, fp64, or all (the first three)");
@@ -80,9 +82,6 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       },
       "forward and backward");
   app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--arch-key", run.arch_key, "contract overrides: auto (the device's), none, or a key such as sm90")
-      ->capture_default_str();
-  app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another");
   app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   add_sizes(app, run);
   add_attributes(app, run);
@@ -116,21 +115,11 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci")->group("Selection");
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
   app.add_flag("--list", run.list, "print the selected checks and stop")->group("Selection");
+  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
+  app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")->capture_default_str();
+}
 
-  app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
-      ->group("Judging");
-  add_names(app, "--check", run.checks, "accuracy, invariance, determinism, memory; all otherwise");
-  app.get_option("--check")->group("Judging");
-  app.add_option("--gold-rows", run.gold_rows,
-                 "rows of each output that the gold computes: all, or a number; as the "
-                 "contract says otherwise")
-      ->type_name("all|N")
-      ->group("Judging");
-  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str()->group("Judging");
-  app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")
-      ->capture_default_str()
-      ->group("Judging");
-
+void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
   app.add_option_function<std::vector<std::string>>(
          "--json",
          [&run](const std::vector<std::string>& file) {
@@ -140,10 +129,29 @@ void add_run_options(CLI::App& app, RunOptions& run) {
              run.json_file = file.front();
            }
          },
-         "the report as JSON to FILE, or in place of the text")
+         help)
       ->expected(0, 1)
       ->type_name("[FILE]")
       ->group("Reports");
+}
+
+void add_run_options(CLI::App& app, RunOptions& run) {
+  add_case_options(app, run);
+  app.add_option("--arch-key", run.arch_key, "contract overrides: auto (the device's), none, or a key such as sm90")
+      ->capture_default_str()
+      ->group("Judging");
+  app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another")
+      ->group("Judging");
+  app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
+      ->group("Judging");
+  add_names(app, "--check", run.checks, "accuracy, invariance, determinism, memory; all otherwise");
+  app.get_option("--check")->group("Judging");
+  app.add_option("--gold-rows", run.gold_rows,
+                 "rows of each output that the gold computes: all, or a number; as the "
+                 "contract says otherwise")
+      ->type_name("all|N")
+      ->group("Judging");
+  add_json_option(app, run, "the report as JSON to FILE, or in place of the text");
   app.add_option("--save-tensors", run.save_folder, "write cases as safetensors files")
       ->type_name("DIR")
       ->group("Reports");
@@ -151,6 +159,15 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   app.add_option("--replay", run.replay, "judge the outputs of a saved case again")
       ->type_name("FILE")
       ->group("Reports");
+}
+
+void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench) {
+  add_case_options(app, run);
+  add_names(app, "--timing", bench.timings, "burst (one launch, cache flushed), sustained (launches back to back)");
+  app.get_option("--timing")->group("Timing");
+  app.add_option("--repeats", bench.repeats, "of burst, for each candidate")->capture_default_str()->group("Timing");
+  app.add_option("--baseline", bench.baseline, "the candidate whose time is divided by the others'")->group("Timing");
+  add_json_option(app, run, "records, one JSON object a line, to FILE, or in place of the text");
 }
 
 /// CLI11 takes "-1" for a flag: "--batch -1" becomes "--batch=-1", so that the value is judged as a value.
@@ -243,6 +260,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   add_run_options(app, options.run);
   CLI::App* run = app.add_subcommand("run", "run checks (the default)");
   add_run_options(*run, options.run);
+  CLI::App* bench = app.add_subcommand("bench", "time candidates against each other and the device's copy bandwidth");
+  add_bench_options(*bench, options.run, options.bench);
   CLI::App* list = app.add_subcommand("list", "operators, their passes and candidates");
   list->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   CLI::App* show = app.add_subcommand("show", "an operator: formula, tensors, attributes, candidates");
@@ -252,6 +271,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "Examples:\n"
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
       "  check_operator --op all --dtype fp32,bf16,fp16 --check-grad --json report.json\n"
+      "  check_operator bench --op logp --candidate native,mine --plugin ./mine.so --device cpu --baseline native\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
 
   std::vector<std::string> arguments = join_negative_values(argc, argv);
@@ -267,13 +287,23 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& e) {
     throw InputError("command line", e.what(), "see 'check_operator --help'");
   }
+  if (bench->parsed()) options.command = Command::bench;
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
-  note_given(run->parsed() ? *run : app, options.run);
+  note_given(run->parsed() ? *run : bench->parsed() ? *bench : app, options.run);
   refuse_idle_flags(options.run);
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});
   for (const std::string& check : options.run.checks) {
     require_one_of("--check", check, {"accuracy", "invariance", "determinism", "memory"});
+  }
+  for (const std::string& timing : options.bench.timings) {
+    require_one_of("--timing", timing, {"burst", "sustained"});
+  }
+  constexpr int64_t kMostRepeats = 10000;
+  if (options.bench.repeats < kLeastRepeats || options.bench.repeats > kMostRepeats) {
+    throw InputError("--repeats",
+                     fmt::format("expected {} to {}, got {}", kLeastRepeats, kMostRepeats, options.bench.repeats),
+                     "fewer would not tell a difference from noise");
   }
   constexpr int64_t kLongest = 30 * 24 * 3600;
   if (options.run.timeout_s < 1 || options.run.timeout_s > kLongest)

@@ -2,6 +2,7 @@
 // argv -> Options. What can be wrong with a flag by itself is found here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -11,7 +12,7 @@
 
 namespace checkop {
 
-/// Flags of `check_operator [run]`, as the user gave them.
+/// Flags of `check_operator [run]`, as the user gave them; bench has those that choose cases and candidates.
 struct RunOptions {
   std::vector<std::string> ops{"logp"}, candidates{"all"}, dtypes{"fp32"}, passes{"forward"};
   std::string device = "auto", arch_key = "auto";
@@ -43,11 +44,23 @@ struct RunOptions {
   bool has(const std::string& flag) const { return given.contains(flag); }
 };
 
-enum class Command : uint8_t { run, list, show };
+/// Flags of `check_operator bench` on top of those that choose cases and candidates.
+struct BenchOptions {
+  std::vector<std::string> timings{"burst", "sustained"};
+  int64_t repeats = 20;
+  std::string baseline;  ///< candidate that the others are compared with; empty: none
+
+  bool wants(const std::string& timing) const {
+    return std::find(timings.begin(), timings.end(), timing) != timings.end();
+  }
+};
+
+enum class Command : uint8_t { run, bench, list, show };
 
 struct Options {
   Command command = Command::run;
-  RunOptions run;
+  RunOptions run;  ///< of bench too, where they apply
+  BenchOptions bench;
   std::string show_op;
   std::string command_line;  ///< quoted for a shell
 };

@@ -22,24 +22,6 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-/// Why `kernel` can't run on `device`; empty when it can.
-std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device) {
-  if (kernel.device == CHECKOP_CPU && device.kind != "cpu") {
-    return fmt::format("runs on the CPU, not on '{}'; use --device cpu", device.kind);
-  }
-  if (kernel.device == CHECKOP_CUDA && device.kind != "cuda") {
-    return fmt::format("runs on a CUDA device, not on '{}'; use --device cuda", device.kind);
-  }
-  if (kernel.device != CHECKOP_CUDA) return "";
-  if (kernel.min_arch > 0 && device.arch < kernel.min_arch) {
-    return fmt::format("needs sm_{}, device is sm_{}", kernel.min_arch, device.arch);
-  }
-  if (kernel.max_arch > 0 && device.arch > kernel.max_arch) {
-    return fmt::format("runs up to sm_{}, device is sm_{}", kernel.max_arch, device.arch);
-  }
-  return "";
-}
-
 /// The second run's output against the first's.
 OutputRun compare_runs(GuardedBuffer& second, const Tensor& first) {
   OutputRun result;
@@ -202,6 +184,23 @@ std::string_view to_string(RunStatus status) {
       return "no_device";
   }
   return "?";
+}
+
+std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device) {
+  if (kernel.device == CHECKOP_CPU && device.kind != "cpu") {
+    return fmt::format("runs on the CPU, not on '{}'; use --device cpu", device.kind);
+  }
+  if (kernel.device == CHECKOP_CUDA && device.kind != "cuda") {
+    return fmt::format("runs on a CUDA device, not on '{}'; use --device cuda", device.kind);
+  }
+  if (kernel.device != CHECKOP_CUDA) return "";
+  if (kernel.min_arch > 0 && device.arch < kernel.min_arch) {
+    return fmt::format("needs sm_{}, device is sm_{}", kernel.min_arch, device.arch);
+  }
+  if (kernel.max_arch > 0 && device.arch > kernel.max_arch) {
+    return fmt::format("runs up to sm_{}, device is sm_{}", kernel.max_arch, device.arch);
+  }
+  return "";
 }
 
 std::vector<Tensor> make_outputs(const Case& c) {

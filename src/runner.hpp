@@ -44,6 +44,9 @@ struct RunResult {
 /// Elements of poison on both sides of every buffer.
 inline constexpr int64_t kGuardElements = 4096;
 
+/// Why `kernel` can't run on `device`; empty when it can.
+std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device);
+
 /// Room for the outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
 std::vector<Tensor> make_outputs(const Case& c);
 

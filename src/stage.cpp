@@ -18,8 +18,10 @@ constexpr size_t kMessageBytes = 512;
 /// The workspace differs in both runs, so that a candidate that counts on its content disagrees with itself.
 constexpr uint64_t kWorkspacePoison[2] = {0xff, 0x5a};
 
-/// The structs that a candidate sees. Made anew for every launch: whatever it does to shapes, strides or attributes
-/// changes nothing of ours.
+}  // namespace
+
+/// The structs that a candidate sees. launch() makes them anew each time: whatever a candidate does to shapes, strides
+/// or attributes changes nothing of ours.
 class Call {
  public:
   Call(const Case& c, Device& device, const std::vector<BufferPtr>& inputs, const std::vector<BufferPtr>& outputs,
@@ -75,6 +77,8 @@ class Call {
   char message_[kMessageBytes + 1] = {};
   checkop_call call_{};
 };
+
+namespace {
 
 /// Calls into the candidate; an exception that escapes it is its failure.
 template <class Body>
@@ -153,6 +157,13 @@ std::string Stage::launch(int run) {
     throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_)};
   }
   return message;
+}
+
+void Stage::enqueue() {
+  if (!call_) call_ = std::make_shared<Call>(case_, device_, inputs, outputs, workspace.get());
+  const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call_->get())); });
+  if (status == CHECKOP_OK) return;
+  throw judge_status(status, call_->message()).value();
 }
 
 void Stage::check_guards(std::vector<std::string>& violations) {

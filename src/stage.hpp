@@ -17,6 +17,8 @@ namespace checkop {
 
 using BufferPtr = std::shared_ptr<GuardedBuffer>;  // shared: subsets of rows use the full batch's weights
 
+class Call;  // what a candidate sees of a stage; in stage.cpp
+
 /// Ends the run with anything but ok.
 struct Stopped {
   RunStatus status;
@@ -40,6 +42,10 @@ class Stage {
   /// unless it succeeded, DeviceError when the device says so.
   std::string launch(int run);
 
+  /// Puts one run on the stream and waits for nothing; for timing. The candidate sees the same structs every time.
+  /// Throws Stopped unless it succeeded.
+  void enqueue();
+
   /// Appends a sentence for every guard band that was written to, unless it is there already: stages share buffers.
   void check_guards(std::vector<std::string>& violations);
 
@@ -48,6 +54,7 @@ class Stage {
   double elapsed_ms = 0;  ///< of the latest launch
 
  private:
+  std::shared_ptr<Call> call_;  ///< of enqueue()
   Case case_;
   Device& device_;
   const checkop_kernel& kernel_;

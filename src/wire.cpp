@@ -97,6 +97,12 @@ BitDifference decode_bits(const json& json) {
           json.at(4).get<uint64_t>()};
 }
 
+RunStatus decode_status(const json& json) {
+  const int status = json.at("status").get<int>();
+  if (status < 0 || status > static_cast<int>(RunStatus::no_device)) throw WireError("an answer with no known status");
+  return static_cast<RunStatus>(status);
+}
+
 }  // namespace
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
@@ -221,9 +227,7 @@ json encode(const RunResult& result) {
 
 RunResult decode_result(const json& json) {
   RunResult result;
-  const int status = json.at("status").get<int>();
-  if (status < 0 || status > static_cast<int>(RunStatus::no_device)) throw WireError("an answer with no known status");
-  result.status = static_cast<RunStatus>(status);
+  result.status = decode_status(json);
   result.message = json.at("message").get<std::string>();
   for (const auto& item : json.at("outputs")) {
     OutputRun output;
@@ -240,6 +244,46 @@ RunResult decode_result(const json& json) {
   result.device_lost = json.at("device_lost").get<bool>();
   result.transfer_ms = json.at("transfer_ms").get<double>();
   result.run_ms = json.at("run_ms").get<double>();
+  return result;
+}
+
+json encode(const BenchPlan& plan) { return {plan.repeats, plan.burst, plan.sustained, plan.sustained_ms}; }
+
+BenchPlan decode_plan(const json& json) {
+  return {json.at(0).get<int>(), json.at(1).get<bool>(), json.at(2).get<bool>(), json.at(3).get<double>()};
+}
+
+json encode(const BenchResult& result) {
+  json runs = json::array();
+  for (const BenchRun& run : result.runs) {
+    runs.push_back({{"status", static_cast<int>(run.status)},
+                    {"message", run.message},
+                    {"burst_ms", run.burst_ms},
+                    {"sustained_ms", run.sustained_ms},
+                    {"workspace_bytes", run.workspace_bytes}});
+  }
+  return {{"status", static_cast<int>(result.status)},
+          {"message", result.message},
+          {"runs", runs},
+          {"copy_gbps", result.copy_gbps},
+          {"device_lost", result.device_lost}};
+}
+
+BenchResult decode_bench(const json& json) {
+  BenchResult result;
+  result.status = decode_status(json);
+  result.message = json.at("message").get<std::string>();
+  for (const auto& item : json.at("runs")) {
+    BenchRun run;
+    run.status = decode_status(item);
+    run.message = item.at("message").get<std::string>();
+    run.burst_ms = item.at("burst_ms").get<std::vector<double>>();
+    run.sustained_ms = item.at("sustained_ms").get<std::vector<double>>();
+    run.workspace_bytes = item.at("workspace_bytes").get<double>();
+    result.runs.push_back(std::move(run));
+  }
+  result.copy_gbps = json.at("copy_gbps").get<double>();
+  result.device_lost = json.at("device_lost").get<bool>();
   return result;
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench.hpp"
 #include "runner.hpp"
 
 namespace checkop {
@@ -62,6 +63,11 @@ Case decode_case(const nlohmann::json& json);
 
 nlohmann::json encode(const RunResult& result);
 RunResult decode_result(const nlohmann::json& json);
+
+nlohmann::json encode(const BenchPlan& plan);
+BenchPlan decode_plan(const nlohmann::json& json);
+nlohmann::json encode(const BenchResult& result);
+BenchResult decode_bench(const nlohmann::json& json);
 
 nlohmann::json encode(const DeviceInfo& info);
 DeviceInfo decode_device(const nlohmann::json& json);

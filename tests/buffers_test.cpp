@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "device_helper.hpp"
 #include "runner.hpp"
 
 namespace checkop {
@@ -37,36 +38,31 @@ std::vector<std::string> violations_of(GuardedBuffer& buffer) {
 }
 
 /// The CPU device, which counts its blocks and refuses to fill.
-class BrokenDevice : public Device {
+class BrokenDevice : public DelegatingDevice {
  public:
   explicit BrokenDevice(int fills) : fills_(fills) {}
-  DeviceInfo info() const override { return cpu_->info(); }
-  void* stream() override { return nullptr; }
   std::byte* allocate(size_t bytes, const std::string& what) override {
-    std::byte* memory = cpu_->allocate(bytes, what);
+    std::byte* memory = DelegatingDevice::allocate(bytes, what);
     ++blocks;
     return memory;
   }
   void free(std::byte* memory) noexcept override {
     --blocks;
-    cpu_->free(memory);
+    DelegatingDevice::free(memory);
   }
-  void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
   void download(std::byte* host, const std::byte* device, size_t bytes) override {
     longest_download = std::max(longest_download, bytes);
-    cpu_->download(host, device, bytes);
+    DelegatingDevice::download(host, device, bytes);
   }
   void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
     if (fills_-- == 0) throw DeviceError("fill: refused", false);
-    cpu_->fill(device, pattern, width, bytes);
+    DelegatingDevice::fill(device, pattern, width, bytes);
   }
-  void synchronize(const std::string&) override {}
 
   int blocks = 0;
   size_t longest_download = 0;
 
  private:
-  std::unique_ptr<Device> cpu_ = open_cpu_device();
   int fills_;
 };
 

@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 
 #include "contract_helper.hpp"
 #include "error.hpp"
+#include "inputs.hpp"
 #include "judge_helper.hpp"
 
 namespace checkop {
@@ -83,6 +86,67 @@ TEST(Gold, TimesAreMeasured) {
   judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), "", 1, {}, &times);
   EXPECT_GT(times.wall_ms, 0);
   EXPECT_LE(times.compare_ms, times.wall_ms);
+}
+
+// --- what a case costs
+// -------------------------------------------------------------------------------------------------------------
+
+Cost cost(const Case& c) { return cost_of(c, make_inputs(c, 1)); }
+
+TEST(Cost, ProductsCountTwoOperationsATerm) {
+  const Dims dims{{"batch", 2}, {"seq", 3}, {"k_dim", 5}, {"n_dim", 7}};
+  EXPECT_EQ(cost(gold_case("matmul", "forward", DType::f32, dims)).flops, 2.0 * 6 * 5 * 7);
+  EXPECT_EQ(cost(gold_case("matmul", "backward", DType::f32, dims)).flops, 4.0 * 6 * 5 * 7);
+  EXPECT_EQ(cost(gold_case("det_gemm", "forward", DType::f32, dims)).flops, 2.0 * 6 * 5 * 7);
+  const double product = 2.0 * 6 * 16 * 21;  // batch seq hidden vocab
+  EXPECT_EQ(cost(gold_case("lm_head", "backward", DType::f32, kDims)).flops, 2 * product);
+  EXPECT_EQ(cost(gold_case("linear_logp", "forward", DType::f32, kDims)).flops, product);
+  EXPECT_EQ(cost(gold_case("linear_logp", "backward", DType::f32, kDims)).flops, 3 * product);  // logits once more
+}
+
+TEST(Cost, CausalAttentionCountsThePairsThatAreKept) {
+  const Dims dims{{"batch", 2}, {"q_heads", 6}, {"kv_heads", 2}, {"q_seq", 3}, {"kv_seq", 4}, {"head_dim", 8}};
+  Case c = gold_case("attention", "forward", DType::f32, dims);
+  EXPECT_EQ(cost(c).flops, 4.0 * 2 * 6 * 8 * (2 + 3 + 4));
+  c.attrs[0] = 0;
+  EXPECT_EQ(cost(c).flops, 4.0 * 2 * 6 * 8 * 3 * 4);
+  c.pass = find_pass(*c.op, "backward");
+  EXPECT_EQ(cost(c).flops, 10.0 * 2 * 6 * 8 * 3 * 4);
+}
+
+TEST(Cost, EveryTensorMovesOnceAndPointwiseWorkIsNotCounted) {
+  const Case c = gold_case("logp", "backward", DType::bf16, {{"batch", 2}, {"seq", 3}, {"vocab", 21}});
+  EXPECT_EQ(cost(c).flops, 0);
+  EXPECT_EQ(cost(c).bytes, 6 * (2 * 21 + 8 + 4 + 2 * 21));  // logits, id, grad_logp, dlogits
+}
+
+TEST(Cost, EmbeddingReadsTheRowsThatIdsSelectOnce) {
+  const Case c = gold_case("embedding", "forward", DType::f32, {{"batch", 1}, {"seq", 4}, {"vocab", 9}, {"hidden", 5}});
+  auto inputs = make_inputs(c, 1);
+  for (int64_t i = 0; i < 4; ++i) inputs[0].set(i, i < 3 ? 7 : 2);
+  EXPECT_EQ(cost_of(c, inputs).bytes, 4 * 8 + 2 * 5 * 4 + 4 * 5 * 4);  // ids, two rows of the table, y
+}
+
+TEST(Cost, LogitsOfMaskedTokensAreNotRead) {
+  const Dims dims{{"batch", 2}, {"seq", 2}, {"vocab", 9}, {"group_bounds", 2}};
+  for (const std::string_view op : {"ratio_kl", "grpo_loss"}) {
+    const Case c = gold_case(op, "forward", DType::f32, dims);
+    auto inputs = make_inputs(c, 1);
+    const auto mask = [&](std::string_view name, std::initializer_list<double> values) {
+      for (Tensor& tensor : inputs) {
+        int64_t i = 0;
+        if (tensor.name == name) std::for_each(values.begin(), values.end(), [&](double v) { tensor.set(i++, v); });
+      }
+    };
+    mask("attention_mask", {1, 1, 1, 1});
+    mask("completion_mask", {1, 1, 1, 1});
+    const double all = cost_of(c, inputs).bytes;
+    mask("attention_mask", {1, 2, 0, 1});
+    EXPECT_EQ(all - cost_of(c, inputs).bytes, 2 * 9 * 4) << op;  // policy and reference of one token
+    if (op == "ratio_kl") continue;
+    mask("completion_mask", {0, 1, 0, 1});
+    EXPECT_EQ(all - cost_of(c, inputs).bytes, 2 * 2 * 9 * 4) << op;
+  }
 }
 
 }  // namespace

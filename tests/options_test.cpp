@@ -36,6 +36,7 @@ TEST(Options, RunIsTheDefaultSubcommand) {
   EXPECT_EQ(parse({}).command, Command::run);
   EXPECT_EQ(parse({"list"}).command, Command::list);
   EXPECT_EQ(parse({"show", "logp"}).show_op, "logp");
+  EXPECT_EQ(parse({"bench", "--op", "matmul"}).command, Command::bench);
 }
 
 TEST(Options, ListsAndOtherSpellingsOfSizes) {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "buffers.hpp"
+#include "device_helper.hpp"
 #include "error.hpp"
 #include "run_helper.hpp"
 
@@ -297,32 +298,24 @@ TEST(Runner, KernelForAnotherDeviceIsUnsupported) {
 // -----------------------------------------------------------------------------------------------------------
 
 /// The CPU device under another name, which fails as a GPU does: late, in synchronize().
-class FailingDevice : public Device {
+class FailingDevice : public DelegatingDevice {
  public:
   FailingDevice(int arch, int fail_at, bool sticky) : arch_(arch), fail_at_(fail_at), sticky_(sticky) {}
   ~FailingDevice() override { EXPECT_EQ(blocks, 0) << "memory was not freed"; }
 
   DeviceInfo info() const override {
-    DeviceInfo info = cpu_->info();
+    DeviceInfo info = DelegatingDevice::info();
     info.kind = "cuda";
     info.arch = arch_;
     return info;
   }
-  void* stream() override { return nullptr; }
   std::byte* allocate(size_t bytes, const std::string& what) override {
     ++blocks;
-    return cpu_->allocate(bytes, what);
+    return DelegatingDevice::allocate(bytes, what);
   }
   void free(std::byte* memory) noexcept override {
     --blocks;
-    cpu_->free(memory);
-  }
-  void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
-  void download(std::byte* host, const std::byte* device, size_t bytes) override {
-    cpu_->download(host, device, bytes);
-  }
-  void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
-    cpu_->fill(device, pattern, width, bytes);
+    DelegatingDevice::free(memory);
   }
   void synchronize(const std::string& what) override {
     if (++synchronized == fail_at_) throw DeviceError(what + ": illegal memory access", sticky_);
@@ -331,7 +324,6 @@ class FailingDevice : public Device {
   int blocks = 0, synchronized = 0;
 
  private:
-  std::unique_ptr<Device> cpu_ = open_cpu_device();
   int arch_, fail_at_;
   bool sticky_;
 };

@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "device_helper.hpp"
+
 namespace checkop {
 namespace {
 
@@ -38,19 +40,9 @@ Case example(bool bias) {
 }
 
 /// The CPU device with a stream, and with errors that come late as a GPU's do.
-class TestDevice : public Device {
+class TestDevice : public DelegatingDevice {
  public:
-  DeviceInfo info() const override { return cpu_->info(); }
   void* stream() override { return this; }
-  std::byte* allocate(size_t bytes, const std::string& what) override { return cpu_->allocate(bytes, what); }
-  void free(std::byte* memory) noexcept override { cpu_->free(memory); }
-  void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
-  void download(std::byte* host, const std::byte* device, size_t bytes) override {
-    cpu_->download(host, device, bytes);
-  }
-  void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
-    cpu_->fill(device, pattern, width, bytes);
-  }
   void synchronize(const std::string& what) override {
     waited_for.push_back(what);
     if (waited_for.size() == fail_at) throw DeviceError(what + ": illegal memory access", true);
@@ -58,9 +50,6 @@ class TestDevice : public Device {
 
   std::vector<std::string> waited_for;
   size_t fail_at = 0;  ///< counted from 1
-
- private:
-  std::unique_ptr<Device> cpu_ = open_cpu_device();
 };
 
 using Launch = checkop_status (*)(const checkop_call*);

@@ -1,120 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
-// embedding / cuda: a warp copies a token's row; backward, a block sums the gradients of one row of the table.
+// embedding / cuda: a warp copies a token's row; backward, the tokens are sorted by id and each row of the table sums
+// its own.
 //   forward   y[t] = weight[token_ids[t]], bit by bit
 //   backward  dweight[v] = sum of grad_y[t] over the tokens t with token_ids[t] = v, zero where there is none
-//   token_ids: [tokens] i64   weight, dweight: [vocab, hidden]   y, grad_y: [tokens, hidden]   f32|f16|bf16, all the
-//   same Limits: tokens, vocab < 2^31, contiguous. Ids outside [0, vocab) are CHECKOP_FAILED. Workspace: 256 bytes;
-//   backward 256 + 12 * vocab, rounded up. Expected error: forward none; backward chains of 64 + tokens / 64 fp32
-//   additions at most, one output rounding.
+//   token_ids: [tokens] i64   weight, dweight: [vocab, hidden]   y, grad_y: [tokens, hidden]
+//   the last four f32|f16|bf16, all the same; all contiguous
+//   Limits: tokens, vocab < 2^31; backward hidden < 2^25. Ids outside [0, vocab) are CHECKOP_FAILED.
+//   Workspace: 256 bytes; backward 8 * vocab + (16 + hidden / 8) * tokens and what the sort needs, rounded up.
+//   Expected error: forward none; backward chains of 64 + tokens / 64 fp32 additions at most, one output rounding.
 //
-// No sort: a first kernel notes for each id its first token, its last and their number. A row whose id occurs more than
-// once looks for its tokens between first and last, in ascending order, and adds their gradients in that order. All of
-// dweight is written, each row by one block, so that nothing is cleared first.
+// Backward. Sorted tokens are cut into windows of 64. Where an id's tokens lie in several, each window is summed by
+// blocks of its own: the row of an id that is everywhere does not wait for one block to read most of grad_y. Tokens are
+// added in ascending order, and the order of all sums follows from the ids alone. All of dweight is written, each row
+// by one block.
+#include <cub/device/device_radix_sort.cuh>
+#include <type_traits>
+
 #include "../rows.cuh"
 
 namespace checkop::kernels {
 namespace {
 
+constexpr size_t kAlign = 256;
 constexpr int kThreads = 256;
-constexpr int kGroups = 2;        // of 16 bytes, that a thread sums at a time: 4096 columns of 16 bits a block
-constexpr int kIdsPerThread = 4;  // looked at between two barriers
-constexpr int kRun = 64;          // gradients added before their sum is added to the row's
+constexpr int kSumThreads = 128;  // 1024 columns of 16 bits: a row of 4096 columns is the work of four blocks
+constexpr int kWindow = 64;       // gradients that a thread adds one after the other
+constexpr int64_t kHiddenLimit = int64_t{1} << 25;  // a grid has 65535 blocks of columns at most, of 512 in fp32
 
-/// For each id, [vocab] each: the first and the last token that has it, and how many have.
-struct Occurrences {
-  unsigned *first, *last, *count;
+/// The tokens sorted by id, those of one id in ascending order. An id outside [0, vocab) counts as `vocab`.
+struct Sorted {
+  unsigned *ids, *tokens;  ///< [tokens] each
 };
 
-// order-free: minimum, maximum and sum of integers, the same in whatever order the threads come.
-__global__ __launch_bounds__(kThreads) void note_occurrences(const int64_t* __restrict__ token_ids, int64_t tokens,
-                                                             int64_t vocab, Occurrences ids) {
+/// What is to be sorted.
+__global__ __launch_bounds__(kThreads) void number_tokens(const int64_t* __restrict__ token_ids, int64_t tokens,
+                                                          int64_t vocab, Sorted to) {
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (token >= tokens || token_ids[token] < 0 || token_ids[token] >= vocab) return;
-  // order-free: see above
-  atomicMin(ids.first + token_ids[token], static_cast<unsigned>(token));
-  atomicMax(ids.last + token_ids[token], static_cast<unsigned>(token));
-  atomicAdd(ids.count + token_ids[token], 1u);
+  if (token >= tokens) return;
+  const int64_t id = token_ids[token];
+  to.ids[token] = static_cast<unsigned>(id < 0 || id >= vocab ? vocab : id);  // IdCheck refuses the others
+  to.tokens[token] = static_cast<unsigned>(token);
 }
 
-/// The tokens in [begin, begin + blockDim.x * kIdsPerThread), up to `last`, that have id `v`: into `list`, ascending.
-/// Returns how many. All threads must call; `list` is complete behind the next barrier.
-__device__ unsigned find_tokens(const int64_t* __restrict__ token_ids, int64_t v, int64_t begin, int64_t last,
-                                unsigned* __restrict__ list, unsigned* __restrict__ per_warp) {
-  const int64_t mine = begin + int64_t{threadIdx.x} * kIdsPerThread;
-  bool hit[kIdsPerThread];
-  unsigned hits = 0;
-#pragma unroll
-  for (int j = 0; j < kIdsPerThread; ++j) {
-    hit[j] = mine + j <= last && token_ids[mine + j] == v;
-    hits += hit[j] ? 1 : 0;
-  }
-  if (__syncthreads_or(static_cast<int>(hits)) == 0) return 0;
-  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  unsigned up_to_mine = hits;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const unsigned below = __shfl_up_sync(kAllLanes, up_to_mine, offset);
-    if (lane >= static_cast<unsigned>(offset)) up_to_mine += below;
-  }
-  if (lane == kWarp - 1) per_warp[warp] = up_to_mine;
-  __syncthreads();
-  unsigned place = up_to_mine - hits, total = 0;
-  for (unsigned w = 0; w < blockDim.x / kWarp; ++w) {
-    if (w < warp) place += per_warp[w];
-    total += per_warp[w];
-  }
-#pragma unroll
-  for (int j = 0; j < kIdsPerThread; ++j) {
-    if (hit[j]) list[place++] = static_cast<unsigned>(mine + j);
-  }
-  return total;
+/// ranges[v] = where the tokens of id v begin and end in `sorted`; left as it is, (0, 0), where there is none.
+__global__ __launch_bounds__(kThreads) void find_ranges(const unsigned* __restrict__ ids, int64_t tokens, int64_t vocab,
+                                                        uint2* __restrict__ ranges) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= tokens || ids[i] >= vocab) return;
+  if (i == 0 || ids[i - 1] != ids[i]) ranges[ids[i]].x = static_cast<unsigned>(i);
+  if (i + 1 == tokens || ids[i + 1] != ids[i]) ranges[ids[i]].y = static_cast<unsigned>(i + 1);
 }
 
-/// One row of dweight per block.
+/// Adds gradients of sorted tokens [begin, end) to `sum`, in that order, for a thread's group of columns at `column`.
 template <typename T>
-__global__ __launch_bounds__(kThreads) void sum_gradients(const int64_t* __restrict__ token_ids,
-                                                          const T* __restrict__ grad, Occurrences ids, int64_t hidden,
-                                                          bool aligned, T* __restrict__ dweight) {
-  constexpr int kColumns = kGroupColumns<T>;
-  __shared__ unsigned list[kThreads * kIdsPerThread], per_warp[kThreads / kWarp];
-  const int64_t v = blockIdx.x, n_groups = ceil_div(hidden, kColumns);
-  const unsigned count = ids.count[v];
-  const int64_t first = ids.first[v], last = ids.last[v];
-  for (int64_t base = 0; base < n_groups; base += int64_t{blockDim.x} * kGroups) {
-    float total[kGroups][kColumns] = {};
-    const auto column = [&](int g) { return (base + threadIdx.x + int64_t{g} * blockDim.x) * kColumns; };
-    const auto add_row = [&](int64_t token, float(&to)[kGroups][kColumns]) {
+__device__ void add_gradients(const T* __restrict__ grad, const unsigned* __restrict__ tokens, int64_t begin,
+                              int64_t end, int64_t column, int64_t hidden, bool aligned,
+                              float (&sum)[kGroupColumns<T>]) {
+  constexpr int kAhead = 8;  // loads on the way before the first is added
+  for (int64_t i = begin; i < end; i += kAhead) {
+    Group<T> groups[kAhead];
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        float x[kColumns];
-        load_group(grad + token * hidden, column(g), hidden, aligned).unpack(x);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) to[g][c] += x[c];
-      }
-    };
-    if (count == 1) add_row(first, total);
-    if (count > 1) {
-      const int64_t step = int64_t{blockDim.x} * kIdsPerThread;
-      for (int64_t begin = first; begin <= last; begin += step) {
-        const unsigned found = find_tokens(token_ids, v, begin, last, list, per_warp);
-        if (found == 0) continue;
-        __syncthreads();
-        for (unsigned run = 0; run < found; run += kRun) {
-          float sum[kGroups][kColumns] = {};
-          const unsigned end = min(run + kRun, found);
-#pragma unroll 2
-          for (unsigned i = run; i < end; ++i) add_row(list[i], sum);
-#pragma unroll
-          for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-            for (int c = 0; c < kColumns; ++c) total[g][c] += sum[g][c];
-          }
-        }
-        __syncthreads();  // the list is read before it is written anew
-      }
+    for (int j = 0; j < kAhead; ++j) {
+      if (i + j < end) groups[j] = load_group(grad + int64_t{tokens[i + j]} * hidden, column, hidden, aligned);
     }
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) store_group(dweight + v * hidden, column(g), hidden, aligned, total[g]);
+    for (int j = 0; j < kAhead; ++j) {
+      if (i + j >= end) break;
+      float x[kGroupColumns<T>];
+      groups[j].unpack(x);
+#pragma unroll
+      for (int c = 0; c < kGroupColumns<T>; ++c) sum[c] += x[c];
+    }
+  }
+}
+
+/// A window is kWindow sorted tokens. An id's tokens may lie in several: then the gradients of each window are summed
+/// by blocks of their own, into partials[2 * window + 1] for the window where the id begins and into partials[2 *
+/// window] for the others, of which a window has at most one each. Blocks: (windows, columns, 2).
+template <typename T>
+__global__ __launch_bounds__(kSumThreads) void sum_windows(Sorted sorted, const uint2* __restrict__ ranges,
+                                                           const T* __restrict__ grad, int64_t tokens, int64_t vocab,
+                                                           int64_t hidden, bool aligned, float* __restrict__ partials) {
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t window = blockIdx.x, begin = window * kWindow, end = min(begin + kWindow, tokens);
+  const bool begins_here = blockIdx.z == 1;
+  const unsigned id = sorted.ids[begins_here ? end - 1 : begin];
+  if (id >= vocab) return;
+  const int64_t first = ranges[id].x, last = ranges[id].y;
+  if (begins_here ? first < begin || last <= end : first >= begin) return;
+  const int64_t column = (int64_t{blockIdx.y} * kSumThreads + threadIdx.x) * kColumns;
+  if (column >= hidden) return;
+  float sum[kColumns] = {};
+  add_gradients(grad, sorted.tokens, max(begin, first), min(end, last), column, hidden, aligned, sum);
+  float* __restrict__ to = partials + (2 * window + blockIdx.z) * hidden + column;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if (column + c < hidden) to[c] = sum[c];
+  }
+}
+
+/// `rows` rows of dweight per block, each the sum of its gradients, or of its windows' partial sums where it has
+/// several windows. Blocks: of all columns of `rows` rows, then of the next rows, so that memory is written in order.
+template <typename T, int rows>
+__global__ __launch_bounds__(kSumThreads) void sum_gradients(const unsigned* __restrict__ tokens,
+                                                             const uint2* __restrict__ ranges,
+                                                             const T* __restrict__ grad,
+                                                             const float* __restrict__ partials, int64_t vocab,
+                                                             int64_t hidden, unsigned column_blocks, bool aligned,
+                                                             T* __restrict__ dweight) {
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t first_row = int64_t{blockIdx.x / column_blocks} * rows;
+  const int64_t column = (int64_t{blockIdx.x % column_blocks} * kSumThreads + threadIdx.x) * kColumns;
+  if (column >= hidden) return;
+  uint2 range[rows];
+#pragma unroll
+  for (int r = 0; r < rows; ++r) range[r] = first_row + r < vocab ? ranges[first_row + r] : uint2{0, 0};
+#pragma unroll
+  for (int r = 0; r < rows; ++r) {
+    const int64_t v = first_row + r, begin = range[r].x, end = range[r].y;
+    if (v >= vocab) return;
+    float sum[kColumns] = {};
+    const int64_t first_window = begin / kWindow, last_window = (end - 1) / kWindow;
+    if (end == 0 || first_window == last_window) {
+      add_gradients(grad, tokens, begin, end, column, hidden, aligned, sum);
+    } else {
+      const auto add_partial = [&](int64_t row) {
+        const float* __restrict__ from = partials + row * hidden + column;
+        if (aligned) {  // then rows of floats are too
+          const auto pack = *reinterpret_cast<const Pack<float, kColumns>*>(from);
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) sum[c] += pack.at[c];
+          return;
+        }
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          if (column + c < hidden) sum[c] += from[c];
+        }
+      };
+      add_partial(2 * first_window + 1);
+#pragma unroll 4
+      for (int64_t window = first_window + 1; window <= last_window; ++window) add_partial(2 * window);
+    }
+    store_group_at_once(dweight + v * hidden, column, hidden, aligned, sum);
   }
 }
 
@@ -144,9 +171,44 @@ checkop_status check_call(const checkop_call* call, const checkop_tensor& table,
 
 size_t forward_bytes(const checkop_call*) { return kIdCheckBytes; }
 
+/// Where things are in the backward pass's workspace, in bytes from its start; the first belong to the check of ids.
+struct Layout {
+  size_t ranges, unsorted, sorted, partials, scratch, scratch_bytes, bytes;
+
+  explicit Layout(const Sizes& sizes) {
+    const auto tokens = static_cast<size_t>(sizes.tokens), list = place(tokens * sizeof(unsigned));
+    const auto windows = static_cast<size_t>(ceil_div(sizes.tokens, kWindow));
+    scratch_bytes = 0;
+    if (tokens > 0) (void)sort(nullptr, scratch_bytes, {}, {}, sizes, nullptr);
+    ranges = kIdCheckBytes;
+    unsorted = ranges + place(static_cast<size_t>(sizes.vocab) * sizeof(uint2));
+    sorted = unsorted + 2 * list;
+    partials = sorted + 2 * list;
+    scratch = partials + place(windows * 2 * static_cast<size_t>(sizes.hidden) * sizeof(float));
+    bytes = scratch + place(scratch_bytes);
+  }
+
+  /// Stable, and by as many bits as the largest key, vocab, has. With no scratch it only says how much it needs.
+  static cudaError_t sort(void* scratch, size_t& scratch_bytes, Sorted from, Sorted to, const Sizes& sizes,
+                          cudaStream_t stream) {
+    int bits = 1;
+    while (sizes.vocab >> bits != 0) ++bits;
+    return cub::DeviceRadixSort::SortPairs(scratch, scratch_bytes, from.ids, to.ids, from.tokens, to.tokens,
+                                           static_cast<int>(sizes.tokens), 0, bits, stream);
+  }
+
+  static size_t place(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+  static Sorted lists(char* at, const Sizes& sizes) {
+    const size_t list = place(static_cast<size_t>(sizes.tokens) * sizeof(unsigned));
+    return {reinterpret_cast<unsigned*>(at), reinterpret_cast<unsigned*>(at + list)};
+  }
+};
+
 size_t backward_bytes(const checkop_call* call) {
-  if (call->n_outputs < 1 || call->outputs[0].rank < 1) return kIdCheckBytes;  // launch says what is wrong
-  return kIdCheckBytes + 3 * sizeof(unsigned) * static_cast<size_t>(call->outputs[0].shape[0]);
+  if (call->n_inputs < 2 || call->n_outputs < 1 || call->outputs[0].rank < 2)
+    return kIdCheckBytes;  // launch refuses it
+  const checkop_tensor &grad_y = call->inputs[1], &dweight = call->outputs[0];
+  return Layout({leading_count(grad_y), dweight.shape[0], last_extent(dweight)}).bytes;
 }
 
 checkop_status launch_forward(const checkop_call* call) {
@@ -157,17 +219,11 @@ checkop_status launch_forward(const checkop_call* call) {
   if (sizes.tokens == 0 || sizes.hidden == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[0].data);
-  if (auto status = check_ids(call, ids, sizes.tokens, sizes.vocab, "token_ids", call->workspace, stream)) {
-    return status;
-  }
+  IdCheck id_check(call, ids, sizes.tokens, sizes.vocab, "token_ids", call->workspace, stream);
+  if (auto status = id_check.begin()) return status;
   launch_copy_rows(y.dtype, weight.data, sizes.vocab, ids, sizes.tokens, sizes.hidden, y.data, stream);
-  return launch_status(call, "launch embedding forward");
-}
-
-/// Threads of a block that sums rows of `n_groups` groups.
-unsigned threads_for(int64_t n_groups) {
-  const int64_t needed = round_up(ceil_div(n_groups, kGroups), kWarp);
-  return static_cast<unsigned>(needed < kThreads ? needed : kThreads);
+  if (auto status = launch_status(call, "launch embedding forward")) return status;
+  return id_check.finish();
 }
 
 checkop_status launch_backward(const checkop_call* call) {
@@ -176,31 +232,55 @@ checkop_status launch_backward(const checkop_call* call) {
   Sizes sizes;
   if (auto status = check_call(call, dweight, "dweight", grad_y, "grad_y", backward_bytes(call), sizes)) return status;
   if (sizes.vocab == 0 || sizes.hidden == 0) return CHECKOP_OK;
+  if (sizes.hidden >= kHiddenLimit) {
+    return say(call, CHECKOP_UNSUPPORTED, "tensor 'grad_y': %lld columns, fewer than %lld are supported",
+               static_cast<long long>(sizes.hidden), static_cast<long long>(kHiddenLimit));
+  }
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[0].data);
-  auto* lists = reinterpret_cast<unsigned*>(static_cast<char*>(call->workspace) + kIdCheckBytes);
-  const Occurrences found{lists, lists + sizes.vocab, lists + 2 * sizes.vocab};
-  const auto list_bytes = static_cast<size_t>(sizes.vocab) * sizeof(unsigned);
-  const auto doing = "clear embedding's lists";
-  if (auto s = cuda_status(call, cudaMemsetAsync(found.first, 0xff, list_bytes, stream), doing)) return s;
-  if (auto s = cuda_status(call, cudaMemsetAsync(found.last, 0, 2 * list_bytes, stream), doing)) return s;
+  const Layout layout(sizes);
+  auto* workspace = static_cast<char*>(call->workspace);
+  auto* ranges = reinterpret_cast<uint2*>(workspace + layout.ranges);
+  auto* partials = reinterpret_cast<float*>(workspace + layout.partials);
+  const Sorted unsorted = Layout::lists(workspace + layout.unsorted, sizes);
+  const Sorted sorted = Layout::lists(workspace + layout.sorted, sizes);
+  IdCheck id_check(call, ids, sizes.tokens, sizes.vocab, "token_ids", call->workspace, stream);
+  const auto range_bytes = static_cast<size_t>(sizes.vocab) * sizeof(uint2);
+  if (auto s = cuda_status(call, cudaMemsetAsync(ranges, 0, range_bytes, stream), "clear embedding's ranges")) return s;
   if (sizes.tokens > 0) {
-    if (auto status = check_ids(call, ids, sizes.tokens, sizes.vocab, "token_ids", call->workspace, stream)) {
-      return status;
-    }
-    note_occurrences<<<static_cast<unsigned>(ceil_div(sizes.tokens, kThreads)), kThreads, 0, stream>>>(
-        ids, sizes.tokens, sizes.vocab, found);
-    if (auto status = launch_status(call, "launch embedding's lists")) return status;
+    if (auto status = id_check.begin()) return status;
+    const auto blocks = static_cast<unsigned>(ceil_div(sizes.tokens, kThreads));
+    number_tokens<<<blocks, kThreads, 0, stream>>>(ids, sizes.tokens, sizes.vocab, unsorted);
+    if (auto status = launch_status(call, "number embedding's tokens")) return status;
+    size_t scratch_bytes = layout.scratch_bytes;
+    const auto error = Layout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, sizes, stream);
+    if (auto status = cuda_status(call, error, "sort embedding's tokens")) return status;
+    find_ranges<<<blocks, kThreads, 0, stream>>>(sorted.ids, sizes.tokens, sizes.vocab, ranges);
   }
   return with_float_type(grad_y.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* grad = static_cast<const T*>(grad_y.data);
     auto* out = static_cast<T*>(dweight.data);
     const bool aligned = rows_are_aligned<T>({grad, out}, sizes.hidden);
-    sum_gradients<T>
-        <<<static_cast<unsigned>(sizes.vocab), threads_for(ceil_div(sizes.hidden, kGroupColumns<T>)), 0, stream>>>(
-            ids, grad, found, sizes.hidden, aligned, out);
-    return launch_status(call, "launch embedding backward");
+    const auto columns = static_cast<unsigned>(ceil_div(ceil_div(sizes.hidden, kGroupColumns<T>), kSumThreads));
+    if (sizes.tokens > 0) {
+      const dim3 windows(static_cast<unsigned>(ceil_div(sizes.tokens, kWindow)), columns, 2);
+      sum_windows<T><<<windows, kSumThreads, 0, stream>>>(sorted, ranges, grad, sizes.tokens, sizes.vocab, sizes.hidden,
+                                                          aligned, partials);
+    }
+    const auto sum = [&]<int rows>(std::integral_constant<int, rows>) {
+      const auto blocks = static_cast<unsigned>(ceil_div(sizes.vocab, rows) * columns);
+      sum_gradients<T, rows><<<blocks, kSumThreads, 0, stream>>>(sorted.tokens, ranges, grad, partials, sizes.vocab,
+                                                                 sizes.hidden, columns, aligned, out);
+    };
+    // In a large table most rows are zeros: fewer blocks to start.
+    if (sizes.vocab >= 16384) {
+      sum(std::integral_constant<int, 8>{});
+    } else {
+      sum(std::integral_constant<int, 1>{});
+    }
+    if (auto status = launch_status(call, "launch embedding backward")) return status;
+    return sizes.tokens > 0 ? id_check.finish() : CHECKOP_OK;
   });
 }
 

@@ -190,8 +190,8 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicySizes& 
   return check.workspace(static_cast<size_t>(Layout(sizes.rows, policy.shape[0]).bytes)).status();
 }
 
-/// CHECKOP_FAILED when the boundaries do not start with 0, increase and end with the batch. Waits for the stream, as
-/// check_ids() does.
+/// CHECKOP_FAILED when the boundaries do not start with 0, increase and end with the batch. Waits for the stream:
+/// the groups must be right before anything is done by them.
 checkop_status check_boundaries(const checkop_call* call, const int64_t* bounds, int64_t count, int64_t batch,
                                 cudaStream_t stream) {
   const auto doing = "check group boundaries";
@@ -245,7 +245,8 @@ checkop_status launch(const checkop_call* call, bool backward) {
       static_cast<const uint8_t*>(call->inputs[kCompletionMask].data), sizes.rows, active);
   if (auto status = launch_status(call, "mark active tokens")) return status;
   const auto* ids = static_cast<const int64_t*>(call->inputs[2].data);
-  if (auto s = check_ids(call, ids, sizes.rows, sizes.vocab, "action_ids", call->workspace, stream, active)) return s;
+  IdCheck id_check(call, ids, sizes.rows, sizes.vocab, "action_ids", call->workspace, stream);
+  if (auto status = id_check.begin(active)) return status;
   group_advantages<<<static_cast<unsigned>(ceil_div(groups * kWarp, kThreads)), kThreads, 0, stream>>>(
       static_cast<const float*>(call->inputs[kRewards].data), bounds, samples, groups,
       static_cast<float>(call->attrs[kEps].value), advantages);
@@ -268,7 +269,8 @@ checkop_status launch(const checkop_call* call, bool backward) {
           losses, kls, sizes.rows, divisor, params.beta, static_cast<float*>(call->outputs[0].data),
           static_cast<float*>(call->outputs[1].data), static_cast<float*>(call->outputs[2].data));
     }
-    return launch_status(call, backward ? "launch grpo_loss backward" : "launch grpo_loss forward");
+    if (auto s = launch_status(call, backward ? "launch grpo_loss backward" : "launch grpo_loss forward")) return s;
+    return id_check.finish();
   });
 }
 

@@ -292,8 +292,8 @@ checkop_status run(const checkop_call* call, const Problem<T>& p, bool backward)
     }
     return CHECKOP_OK;
   }
-  if (auto status = check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", p.workspace, p.stream,
-                              nullptr, p.ignored)) {
+  if (auto status =
+          check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", p.workspace, p.stream, p.ignored)) {
     return status;
   }
   if (backward) {

@@ -27,7 +27,7 @@ __global__ __launch_bounds__(kMaxThreads,
   const T* __restrict__ z = logits + row * vocab;
   const Partial total = reduce_row<T, Reuse::once>(z, vocab);
   if (threadIdx.x != 0) return;
-  if (target < 0 || target >= vocab) return;  // check_ids() has refused it; never read outside all the same
+  if (target < 0 || target >= vocab) return;  // IdCheck refuses it
   // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
   logp[row] = (to_float(z[target]) - total.max) - logf(total.sum);
 }
@@ -87,10 +87,8 @@ checkop_status launch(const checkop_call* call, bool backward) {
   if (sizes.rows == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
-  if (auto status =
-          check_ids(call, ids, sizes.rows, sizes.vocab, "token_ids", call->workspace, stream, nullptr, sizes.ignored)) {
-    return status;
-  }
+  IdCheck id_check(call, ids, sizes.rows, sizes.vocab, "token_ids", call->workspace, stream);
+  if (auto status = id_check.begin(nullptr, sizes.ignored)) return status;
   const auto rows = static_cast<unsigned>(sizes.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
@@ -103,7 +101,8 @@ checkop_status launch(const checkop_call* call, bool backward) {
       logp_forward<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(logits, ids, sizes.ignored, sizes.vocab,
                                                                      static_cast<float*>(call->outputs[0].data));
     }
-    return launch_status(call, backward ? "launch logp backward" : "launch logp forward");
+    if (auto status = launch_status(call, backward ? "launch logp backward" : "launch logp forward")) return status;
+    return id_check.finish();
   });
 }
 

@@ -75,9 +75,8 @@ checkop_status launch(const checkop_call* call, bool backward) {
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[2].data);
   const auto* active = static_cast<const uint8_t*>(call->inputs[3].data);
-  if (auto status = check_ids(call, ids, sizes.rows, sizes.vocab, "action_ids", call->workspace, stream, active)) {
-    return status;
-  }
+  IdCheck id_check(call, ids, sizes.rows, sizes.vocab, "action_ids", call->workspace, stream);
+  if (auto status = id_check.begin(active)) return status;
   const auto rows = static_cast<unsigned>(sizes.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
@@ -90,7 +89,8 @@ checkop_status launch(const checkop_call* call, bool backward) {
       ratio_kl_forward<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(in, static_cast<float*>(call->outputs[0].data),
                                                                          static_cast<float*>(call->outputs[1].data));
     }
-    return launch_status(call, backward ? "launch ratio_kl backward" : "launch ratio_kl forward");
+    if (auto s = launch_status(call, backward ? "launch ratio_kl backward" : "launch ratio_kl forward")) return s;
+    return id_check.finish();
   });
 }
 

@@ -5,13 +5,16 @@
 //   x, y, grad_y, dx: [batch, heads, seq, D] f32|f16|bf16, contiguous     positions: [seq] i64
 //   Limits: D even. A negative position is CHECKOP_FAILED.   Workspace: 256 + seq * D/2 * 8 bytes.
 //   Expected error: that of an fp32 angle (powf, reciprocal, product), sincosf within 2 ulp, two products and a sum.
-#include "common.cuh"
+#include <algorithm>
+
+#include "../group.cuh"
 
 namespace checkop::kernels {
 namespace {
 
 constexpr int kThreads = 256;             // no shared memory and few registers: any size fills the GPU
-constexpr int64_t kMaxBlocks = 16 * 132;  // 16 blocks on each multiprocessor of an H200; the kernels stride on
+constexpr int64_t kMaxBlocks = 16 * 132;  // of the table: 16 on each multiprocessor of an H200; the kernel strides on
+constexpr int64_t kMaxGridY = 65535;
 
 unsigned blocks_for(int64_t items) {
   return static_cast<unsigned>(items < kMaxBlocks * kThreads ? ceil_div(items, kThreads) : kMaxBlocks);
@@ -31,45 +34,63 @@ __global__ void rope_table(const int64_t* __restrict__ positions, int64_t seq, i
   }
 }
 
-/// One pair. Its operations are named, so that no two instances of the kernel round it in different ways.
+/// One pair. Its operations are named, so that whole and ragged groups round alike.
 __device__ void turn(float low, float high, float2 t, float& out_low, float& out_high) {
   out_low = __fmaf_rn(low, t.x, -__fmul_rn(high, t.y));
   out_high = __fmaf_rn(high, t.x, __fmul_rn(low, t.y));
 }
 
-/// `n` pairs a thread, loaded and stored at once where n > 1.
-template <typename T, int n>
-__global__ void rope_apply(const T* __restrict__ x, const float2* __restrict__ table, int64_t rows, int64_t seq,
-                           int64_t half, T* __restrict__ y) {
-  const int64_t groups = half / n;
-  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < rows * groups;
-       item += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t row = item / groups, first = item % groups * n;
-    const T* __restrict__ from = x + row * 2 * half + first;
-    T* __restrict__ to = y + row * 2 * half + first;
-    const float2* __restrict__ turns = table + row % seq * half + first;
-    float low, high;
-    if constexpr (n == 1) {
-      turn(to_float(from[0]), to_float(from[half]), turns[0], low, high);
-      to[0] = from_float<T>(low);
-      to[half] = from_float<T>(high);
-    } else {
-      const auto lows = *reinterpret_cast<const Pack<T, n>*>(from);
-      const auto highs = *reinterpret_cast<const Pack<T, n>*>(from + half);
-      Pack<T, n> out_lows, out_highs;
+/// Entries [first, first + n) of a position's part of the table; nothing is read from `half` on.
+template <int n>
+__device__ void load_turns(const float2* __restrict__ from, int64_t first, int64_t half, bool aligned,
+                           float2 (&turns)[n]) {
+  if (aligned) {
+    const auto pack = *reinterpret_cast<const Pack<float2, n>*>(from + first);
 #pragma unroll
-      for (int i = 0; i < n; ++i) {
-        turn(to_float(lows.at[i]), to_float(highs.at[i]), turns[i], low, high);
-        out_lows.at[i] = from_float<T>(low);
-        out_highs.at[i] = from_float<T>(high);
-      }
-      *reinterpret_cast<Pack<T, n>*>(to) = out_lows;
-      *reinterpret_cast<Pack<T, n>*>(to + half) = out_highs;
+    for (int i = 0; i < n; ++i) turns[i] = pack.at[i];
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < n; ++i) turns[i] = first + i < half ? from[first + i] : float2{0.0f, 0.0f};
+}
+
+// Every head of every batch entry turns by the same angles: a thread does the same pairs of so many of them, and has
+// all their elements on the way before the first result.
+constexpr int kRows = 4;
+
+/// A group of pairs of kRows rows that share their position. Blocks: (groups of all positions, rows of one position).
+template <typename T>
+__global__ __launch_bounds__(kThreads) void rope_apply(const T* __restrict__ x, const float2* __restrict__ table,
+                                                       int64_t rows_of_position, int64_t seq, int64_t half,
+                                                       bool aligned, T* __restrict__ y) {
+  constexpr int kPairs = kGroupColumns<T>;
+  const int64_t groups = ceil_div(half, kPairs), item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (item >= seq * groups) return;
+  const int64_t s = item / groups, first = (item - s * groups) * kPairs;
+  const auto offset = [&](int64_t row) { return (row * seq + s) * 2 * half; };
+  for (int64_t row = int64_t{blockIdx.y} * kRows; row < rows_of_position; row += int64_t{gridDim.y} * kRows) {
+    Group<T> lows[kRows], highs[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {  // behind the last row, the last one again: read, not written
+      const T* __restrict__ from = x + offset(min(row + r, rows_of_position - 1));
+      lows[r] = load_group(from, first, half, aligned);
+      highs[r] = load_group(from + half, first, half, aligned);
+    }
+    float2 turns[kPairs];
+    load_turns<kPairs>(table + s * half, first, half, aligned, turns);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (row + r >= rows_of_position) break;
+      float low[kPairs], high[kPairs];
+      lows[r].unpack(low), highs[r].unpack(high);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) turn(low[i], high[i], turns[i], low[i], high[i]);
+      T* __restrict__ to = y + offset(row + r);
+      store_group_at_once(to, first, half, aligned, low);
+      store_group_at_once(to + half, first, half, aligned, high);
     }
   }
 }
-
-bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 size_t table_bytes(const checkop_tensor& x) {
   return static_cast<size_t>(x.shape[2] * (x.shape[3] / 2)) * sizeof(float2);
@@ -95,25 +116,27 @@ checkop_status launch(const checkop_call* call, bool backward) {
   if (rows == 0 || half == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* at = static_cast<const int64_t*>(positions.data);
-  if (auto s = check_ids(call, at, seq, std::numeric_limits<int64_t>::max(), "positions", call->workspace, stream)) {
-    return s;
-  }
+  IdCheck id_check(call, at, seq, std::numeric_limits<int64_t>::max(), "positions", call->workspace, stream);
+  if (auto status = id_check.begin()) return status;
   auto* table = reinterpret_cast<float2*>(static_cast<char*>(call->workspace) + kIdCheckBytes);
   rope_table<<<blocks_for(seq * half), kThreads, 0, stream>>>(at, seq, half, static_cast<float>(call->attrs[0].value),
                                                               backward ? -1.0f : 1.0f, table);
   if (auto s = launch_status(call, "launch rope table")) return s;
   return with_float_type(x.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    constexpr int kPairs = 16 / static_cast<int>(sizeof(T));
     const auto* from = static_cast<const T*>(x.data);
     auto* to = static_cast<T*>(y.data);
-    if (half % kPairs == 0 && is_aligned(from) && is_aligned(to)) {
-      rope_apply<T, kPairs>
-          <<<blocks_for(rows * half / kPairs), kThreads, 0, stream>>>(from, table, rows, seq, half, to);
-    } else {
-      rope_apply<T, 1><<<blocks_for(rows * half), kThreads, 0, stream>>>(from, table, rows, seq, half, to);
+    const int64_t blocks = ceil_div(seq * ceil_div(half, kGroupColumns<T>), kThreads);
+    if (blocks > std::numeric_limits<int32_t>::max()) {
+      return say(call, CHECKOP_UNSUPPORTED, "tensor '%s': %lld positions of %lld pairs are too many for a grid", x_name,
+                 static_cast<long long>(seq), static_cast<long long>(half));
     }
-    return launch_status(call, "launch rope");
+    const int64_t rows_of_position = rows / seq, row_blocks = ceil_div(rows_of_position, kRows);
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(row_blocks, kMaxGridY)));
+    rope_apply<T><<<grid, kThreads, 0, stream>>>(from, table, rows_of_position, seq, half,
+                                                 rows_are_aligned<T>({from, to}, half), to);
+    if (auto status = launch_status(call, "launch rope")) return status;
+    return id_check.finish();
   });
 }
 

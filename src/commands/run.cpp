@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
-#include <thread>
 
 #include "commands/commands.hpp"
 #include "commands/selection.hpp"
@@ -163,11 +162,6 @@ void check_questions(const Session& session, const RunOptions& options) {
     }
   }
   if (!options.save_folder.empty()) make_folder(options.save_folder);
-}
-
-unsigned thread_count(const RunOptions& options) {
-  constexpr unsigned kMost = 64;  // OpenBLAS has room for so many callers at a time
-  return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));
 }
 
 /// Writes the report in the forms that were asked for and gives the exit code.

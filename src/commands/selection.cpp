@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <set>
+#include <thread>
 
 #include "error.hpp"
 #include "paths.hpp"
@@ -222,6 +223,11 @@ Contract load_contract(const RunOptions& options) {
                      fmt::format("use auto, none or one of {}", known_archs()));
   }
   return Contract::load(options.contract.empty() ? find_shipped("contracts/default.json") : options.contract);
+}
+
+unsigned thread_count(const RunOptions& options) {
+  constexpr unsigned kMost = 64;  // OpenBLAS has room for so many callers at a time
+  return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));
 }
 
 std::string check_name(const Check& check) {

@@ -37,6 +37,9 @@ Contract load_contract(const RunOptions& options);
 /// Throws InputError for unknown names, sizes and candidates, EnvironmentError for a device that is not there.
 Selection select_checks(const RunOptions& options);
 
+/// Threads of the gold and the generator.
+unsigned thread_count(const RunOptions& options);
+
 /// "logp/forward/native/logp-fp32-2x16x257": what --filter matches and --list prints.
 std::string check_name(const Check& check);
 

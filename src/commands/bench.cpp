@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// check_operator bench: cases x candidates -> interleaved timings -> records.
+#include "bench.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <ctime>
+#include <random>
+
+#include "commands/bench_record.hpp"
+#include "commands/commands.hpp"
+#include "commands/selection.hpp"
+#include "error.hpp"
+#include "inputs.hpp"
+#include "paths.hpp"
+#include "report.hpp"
+
+namespace checkop {
+namespace {
+
+/// One case and the candidates that take turns on it.
+struct Group {
+  Case c;
+  std::vector<ChosenCandidate> candidates;
+};
+
+std::string key_of(const Case& c) { return fmt::format("{}/{}", c.pass->name, case_name(c)); }
+
+bool has_constant_inputs(const Case& c) {
+  const auto is_upstream = [](const TensorSpec& spec) { return spec.fill == Fill::upstream; };
+  const bool upstream = std::any_of(c.pass->inputs.begin(), c.pass->inputs.end(), is_upstream);
+  return c.input_mode == InputMode::constant || (upstream && c.grad_mode == GradMode::ones);
+}
+
+/// The selected checks by case. Cases of files that have constant inputs are left out; flags that ask for them are
+/// refused.
+std::vector<Group> group_by_case(const Selection& selection, const Options& options, size_t& left_out) {
+  const bool files = options.run.has("--cases") || options.run.has("--suite");
+  std::vector<Group> groups;
+  std::set<std::string> constant;
+  for (const Check& check : selection.checks) {
+    if (has_constant_inputs(check.c)) {
+      if (!files) {
+        throw InputError(check.c.input_mode == InputMode::constant ? "--input-mode" : "--grad-mode",
+                         "constant inputs run up to 13 % too fast", "use random");
+      }
+      constant.insert(key_of(check.c));
+      continue;
+    }
+    const std::string key = key_of(check.c);
+    const auto same = [&](const Group& group) { return key_of(group.c) == key; };
+    auto found = std::find_if(groups.begin(), groups.end(), same);
+    if (found == groups.end()) found = groups.insert(groups.end(), {check.c, {}});
+    if (!found->candidates.empty() && found->candidates.front().device != check.candidate.device) {
+      throw InputError("--device",
+                       fmt::format("'{}' runs on {} and '{}' on {}", found->candidates.front().name,
+                                   found->candidates.front().device, check.candidate.name, check.candidate.device),
+                       "time candidates of one device: add --device cpu or --device cuda");
+    }
+    found->candidates.push_back(check.candidate);
+  }
+  left_out = constant.size();
+  return groups;
+}
+
+/// One worker for all candidates of a device, since those of a case share a process.
+std::vector<std::string> plugins_on(const std::string& device, const std::vector<Group>& groups) {
+  std::set<std::string> paths;
+  for (const Group& group : groups) {
+    for (const ChosenCandidate& candidate : group.candidates) {
+      if (candidate.device == device && candidate.has_kernel) paths.insert(candidate.plugin_path);
+    }
+  }
+  return {paths.begin(), paths.end()};
+}
+
+std::string new_run_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+/// matmul at a size where cuBLAS is at its best.
+Case ceiling_case() {
+  constexpr int64_t kSide = 8192;
+  Case c;
+  c.op = find_operator("matmul");
+  c.pass = find_pass(*c.op, "forward");
+  c.dtype = DType::bf16;
+  c.dims = {{"batch", 1}, {"seq", kSide}, {"k_dim", kSide}, {"n_dim", kSide}};
+  return c;
+}
+
+/// Runs groups on one device, with the ceilings of the process that runs them.
+class Bench {
+ public:
+  Bench(const Options& options, std::string device, std::vector<std::string> plugins)
+      : options_(options), device_(std::move(device)), plugins_(std::move(plugins)) {
+    plan_.repeats = static_cast<int>(options.bench.repeats);
+    plan_.burst = options.bench.wants("burst");
+    plan_.sustained = options.bench.wants("sustained");
+    worker_.emplace(WorkerConfig{plugins_, device_});
+  }
+
+  const std::string& device() const { return device_; }
+
+  std::vector<BenchRecord> run(const Group& group);
+
+ private:
+  BenchResult time(const std::vector<std::string>& names, const Case& c, const std::vector<Tensor>& inputs) {
+    const std::chrono::seconds limit(options_.run.timeout_s);
+    BenchResult result = worker_->bench(names, c, inputs, plan_, limit);
+    // The next case has a new process, whose ceilings are not known.
+    if (result.status == RunStatus::crashed || result.status == RunStatus::timeout) cublas_.reset();
+    return result;
+  }
+  const BenchRun& cublas_ceiling();
+
+  const Options& options_;
+  std::string device_;
+  std::vector<std::string> plugins_;
+  BenchPlan plan_;
+  std::optional<Worker> worker_;
+  std::optional<BenchRun> cublas_;  ///< of ceiling_case(); not ok where cuBLAS is not there
+};
+
+/// cuBLAS at ceiling_case(), timed once a process.
+const BenchRun& Bench::cublas_ceiling() {
+  if (cublas_) return *cublas_;
+  cublas_.emplace();
+  if (device_ == "cpu") return *cublas_;
+  const auto shipped = shipped_plugins({"matmul"});
+  const auto is_cublas = [](const std::string& path) { return path.ends_with("/cublas.so"); };
+  const auto plugin = std::find_if(shipped.begin(), shipped.end(), is_cublas);
+  if (plugin == shipped.end()) return *cublas_;
+  if (std::find(plugins_.begin(), plugins_.end(), *plugin) == plugins_.end()) {
+    std::vector<std::string> more = plugins_;
+    more.push_back(*plugin);
+    try {
+      worker_.emplace(WorkerConfig{more, device_});
+      plugins_ = more;
+    } catch (const InputError&) {  // the library is not on this machine
+      worker_.emplace(WorkerConfig{plugins_, device_});
+      return *cublas_;
+    }
+  }
+  const Case c = ceiling_case();
+  const BenchResult result = time({"cublas"}, c, make_inputs(c, thread_count(options_.run)));
+  cublas_.emplace();
+  if (result.status == RunStatus::ok) cublas_ = result.runs.front();
+  return *cublas_;
+}
+
+std::vector<BenchRecord> Bench::run(const Group& group) {
+  const Case& c = group.c;
+  BenchRecord common;
+  common.c = c;
+  common.run = new_run_id();
+  common.date = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  common.device = worker_->info().device->name;
+
+  std::vector<BenchRecord> records;
+  std::vector<const ChosenCandidate*> runnable;
+  std::vector<std::string> names;
+  for (const ChosenCandidate& candidate : group.candidates) {
+    if (candidate.has_kernel) {
+      runnable.push_back(&candidate);
+      names.push_back(candidate.name);
+      continue;
+    }
+    BenchRecord& record = records.emplace_back(common);
+    record.candidate = candidate.name;
+    record.status = RunStatus::unsupported;
+    record.message = fmt::format("there is no {} '{}' of {}", c.pass->name, candidate.name, c.op->name);
+  }
+  if (runnable.empty()) return records;
+
+  const std::vector<Tensor> inputs = make_inputs(c, thread_count(options_.run));
+  common.cost = cost_of(c, inputs);
+  for (const Tensor& tensor : inputs) common.peak_bytes += static_cast<double>(tensor.bytes.size());
+  for (const OutputSpec& spec : c.pass->outputs) {
+    if (!is_present(c, spec.tensor)) continue;
+    common.peak_bytes += static_cast<double>(element_count(shape_of(c, spec.tensor))) *
+                         static_cast<double>(info(dtype_of(c, spec.tensor)).bytes);
+  }
+  const BenchRun* ceiling = common.cost.flops > 0 ? &cublas_ceiling() : nullptr;
+  std::optional<BenchRun> cublas;
+  if (ceiling != nullptr && ceiling->status == RunStatus::ok) cublas = *ceiling;
+  const BenchResult result = time(names, c, inputs);
+  if (result.status != RunStatus::ok) {
+    BenchRecord& record = records.emplace_back(common);
+    record.candidate = fmt::format("{}", fmt::join(names, ","));
+    record.status = result.status;
+    record.message = result.message;
+    return records;
+  }
+  common.copy_gbps = result.copy_gbps;
+
+  const auto found = std::find(names.begin(), names.end(), options_.bench.baseline);
+  const BenchRun* baseline = found == names.end() ? nullptr : &result.runs[static_cast<size_t>(found - names.begin())];
+  if (baseline != nullptr && baseline->status != RunStatus::ok) baseline = nullptr;
+  const double ceiling_flops = 2.0 * 8192.0 * 8192.0 * 8192.0;
+  const auto add = [&](size_t i, const std::string& timing, std::vector<double> BenchRun::*samples) {
+    const BenchRun& run = result.runs[i];
+    BenchRecord& record = records.emplace_back(common);
+    record.candidate = names[i];
+    record.kernels_digest = runnable[i]->plugin_digest;
+    record.status = run.status;
+    record.message = run.message;
+    if (run.status != RunStatus::ok) return;
+    record.timing = timing;
+    record.ms = summarize(run.*samples);
+    record.repeats = (run.*samples).size();
+    record.peak_bytes += run.workspace_bytes;
+    if (cublas) record.cublas_tflops = ceiling_flops / summarize(*cublas.*samples).median / 1e9;
+    if (baseline == nullptr || baseline == &run) return;
+    record.baseline = options_.bench.baseline;
+    record.ratio = paired_ratio(run.*samples, baseline->*samples);
+    record.distinct = is_distinct(record.ms, summarize(baseline->*samples));
+  };
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (plan_.burst || result.runs[i].status != RunStatus::ok) add(i, "burst", &BenchRun::burst_ms);
+    if (plan_.sustained && result.runs[i].status == RunStatus::ok) add(i, "sustained", &BenchRun::sustained_ms);
+  }
+  return records;
+}
+
+Verdict verdict_of(RunStatus status) {
+  switch (status) {
+    case RunStatus::ok:
+      return Verdict::pass;
+    case RunStatus::unsupported:
+      return Verdict::unsupported;
+    case RunStatus::failed:
+      return Verdict::fail;
+    case RunStatus::timeout:
+      return Verdict::timeout;
+    default:
+      return Verdict::error;
+  }
+}
+
+}  // namespace
+
+int bench_command(const Options& options) {
+  const Selection selection = select_checks(options.run);
+  size_t left_out = 0;
+  const std::vector<Group> groups = group_by_case(selection, options, left_out);
+  const std::string& baseline = options.bench.baseline;
+  const auto is_baseline = [&](const Check& check) { return check.candidate.name == baseline; };
+  if (!baseline.empty() && std::none_of(selection.checks.begin(), selection.checks.end(), is_baseline)) {
+    throw InputError("--baseline", fmt::format("'{}' is not among the candidates that are timed", baseline),
+                     "name it in --candidate too");
+  }
+  if (options.run.list) {
+    for (const Group& group : groups) {
+      for (const ChosenCandidate& candidate : group.candidates) fmt::print("{}\n", check_name({group.c, candidate}));
+    }
+    return groups.empty() ? 3 : 0;
+  }
+  const bool text = !options.run.json_to_stdout;
+  if (left_out > 0) {
+    fmt::print(stderr, "{} case{} with constant inputs left out: they run up to 13 % too fast\n", left_out,
+               left_out == 1 ? "" : "s");
+  }
+  std::string lines;
+  const auto flush = [&] {
+    if (!options.run.json_file.empty()) write_file(options.run.json_file, lines);
+  };
+  flush();  // a path that can't be written is found before the work
+  std::vector<Verdict> verdicts;
+  std::optional<Bench> bench;
+  for (const Group& group : groups) {
+    const std::string& device = group.candidates.front().device;
+    if (!bench || bench->device() != device) bench.emplace(options, device, plugins_on(device, groups));
+    const std::vector<BenchRecord> records = bench->run(group);
+    for (const BenchRecord& record : records) {
+      verdicts.push_back(verdict_of(record.status));
+      const std::string line = to_json_line(record) + "\n";
+      lines += line;
+      if (!text) fmt::print("{}", line);
+    }
+    if (text) print_bench(stdout, records);
+    std::fflush(stdout);
+    flush();
+  }
+  return exit_code(verdicts);
+}
+
+}  // namespace checkop

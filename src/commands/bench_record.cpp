@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bench records as JSON lines and as text.
+#include "commands/bench_record.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace checkop {
+namespace {
+
+using nlohmann::json;
+
+/// Without digits that mean nothing: a record is read by people too.
+double rounded(double value, int digits) {
+  if (value == 0 || !std::isfinite(value)) return value;
+  const double scale = std::pow(10.0, digits - 1 - std::floor(std::log10(std::abs(value))));
+  return std::round(value * scale) / scale;
+}
+constexpr int kDigits = 5;
+
+std::string mib(double bytes) { return fmt::format("{:.4g} MiB", bytes / 1048576.0); }
+
+std::string title(const BenchRecord& record) {
+  std::string text = fmt::format("{}/{}  {} ", record.c.op->name, record.c.pass->name, info(record.c.dtype).name);
+  for (const std::string_view dim : dims_of(*record.c.op)) {
+    text += fmt::format(" {}={}", dim, record.c.dims.find(dim)->second);
+  }
+  return text;
+}
+
+void print_row(std::FILE* out, const BenchRecord& r) {
+  const bool products = r.cost.flops > 0;
+  fmt::print(out, "             {:<16} {:<9} {:>10.5g} {:>10.5g} {:>10.5g} {:>8.5g} {:>7.2f} {:>8} {:>9} {:>9.5g}",
+             r.candidate, r.timing, r.ms.median, r.ms.p20, r.ms.p80, r.gbps(), r.gbps() / r.copy_gbps,
+             products ? fmt::format("{:.4g}", r.tflops()) : "-",
+             products && r.cublas_tflops ? fmt::format("{:.2f}", r.tflops() / *r.cublas_tflops) : "-",
+             r.peak_bytes / 1048576.0);
+  if (!r.baseline.empty()) fmt::print(out, "  {:.3g}x {}", r.ratio, r.baseline);
+  fmt::print(out, "\n");
+}
+
+}  // namespace
+
+std::string to_json_line(const BenchRecord& r) {
+  json dims = json::object();
+  for (const std::string_view dim : dims_of(*r.c.op)) dims[std::string(dim)] = r.c.dims.find(dim)->second;
+  json line{{"op", r.c.op->name},
+            {"pass", r.c.pass->name},
+            {"candidate", r.candidate},
+            {"status", to_string(r.status)},
+            {"case", case_name(r.c)},
+            {"dtype", info(r.c.dtype).name},
+            {"dims", dims},
+            {"run", r.run},
+            {"device", r.device},
+            {"kernels_digest", r.kernels_digest},
+            {"date", r.date}};
+  if (r.status != RunStatus::ok) {
+    line["message"] = r.message;
+    return line.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+  line["timing"] = r.timing;
+  line["ms_median"] = rounded(r.ms.median, kDigits);
+  line["ms_p20"] = rounded(r.ms.p20, kDigits);
+  line["ms_p80"] = rounded(r.ms.p80, kDigits);
+  line["repeats"] = r.repeats;
+  line["bytes"] = r.cost.bytes;
+  line["gbps"] = rounded(r.gbps(), kDigits);
+  line["copy_gbps"] = rounded(r.copy_gbps, kDigits);
+  line["of_copy"] = rounded(r.gbps() / r.copy_gbps, kDigits);
+  line["peak_mib"] = rounded(r.peak_bytes / 1048576.0, kDigits);
+  const bool products = r.cost.flops > 0, compared = !r.baseline.empty();
+  const auto set = [&](const char* key, bool known, const auto& value) { line[key] = known ? json(value) : json(); };
+  set("flops", products, r.cost.flops);
+  set("tflops", products, rounded(r.tflops(), kDigits));
+  set("cublas_tflops", r.cublas_tflops.has_value(), rounded(r.cublas_tflops.value_or(0), kDigits));
+  set("of_cublas", products && r.cublas_tflops, rounded(r.tflops() / r.cublas_tflops.value_or(1), kDigits));
+  set("ratio_to", compared, r.baseline);
+  set("ratio", compared, rounded(r.ratio, kDigits));
+  set("distinct", compared, r.distinct);
+  return line.dump();
+}
+
+void print_bench(std::FILE* out, const std::vector<BenchRecord>& records) {
+  const BenchRecord& first = records.front();
+  const auto timed =
+      std::find_if(records.begin(), records.end(), [](const BenchRecord& r) { return r.status == RunStatus::ok; });
+  fmt::print(out, "[  BENCH   ] {}", title(first));
+  if (timed != records.end()) fmt::print(out, "  {}; copy {:.5g} GB/s", mib(timed->cost.bytes), timed->copy_gbps);
+  fmt::print(out, "\n");
+  if (timed != records.end()) {
+    fmt::print(out, "             {:<16} {:<9} {:>10} {:>10} {:>10} {:>8} {:>7} {:>8} {:>9} {:>9}\n", "candidate",
+               "timing", "median ms", "p20", "p80", "GB/s", "of copy", "TFLOP/s", "of cublas", "peak MiB");
+  }
+  for (const BenchRecord& record : records) {
+    if (record.status == RunStatus::ok) {
+      print_row(out, record);
+    } else {
+      fmt::print(out, "             {:<16} {}: {}\n", record.candidate, to_string(record.status), record.message);
+    }
+  }
+  for (size_t i = 0; i < records.size(); ++i) {
+    for (size_t j = i + 1; j < records.size(); ++j) {
+      const BenchRecord &a = records[i], &b = records[j];
+      if (a.status != RunStatus::ok || b.status != RunStatus::ok || a.timing != b.timing) continue;
+      if (is_distinct(a.ms, b.ms)) continue;
+      fmt::print(out, "             {}: {} and {} differ by less than the spread from p20 to p80: neither is faster\n",
+                 a.timing, a.candidate, b.candidate);
+    }
+  }
+  std::fflush(out);
+}
+
+}  // namespace checkop

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker process: cut loose from its parent, it loads the plugins and answers requests.
+#include "isolate_child.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "error.hpp"
+#include "wire.hpp"
+
+namespace checkop {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kChildSocket = 3;
+/// For the parent to take an answer; it waits for nothing else.
+constexpr std::chrono::seconds kSayLimit{120};
+
+const auto kAlwaysAlive = [] { return true; };
+
+/// Cuts the process loose from what it shares with its parent: signals, terminal, files.
+void detach_from_parent(int socket, pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);  // the parent died before the line above
+  setpgid(0, 0);
+  for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  const rlimit no_core{0, 0};  // a crash is an expected result; it should not leave files about
+  setrlimit(RLIMIT_CORE, &no_core);
+
+  if (socket != kChildSocket) dup2(socket, kChildSocket);  // first: it may be 0 to 2 when the parent had closed those
+  if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, STDIN_FILENO);
+  dup2(STDERR_FILENO, STDOUT_FILENO);  // what a plugin prints must not end up in a report on stdout
+  fcntl(kChildSocket, F_SETFD, FD_CLOEXEC);
+  // The parent's tensors and files; on kernels without the call they stay open, which does no harm.
+  close_range(kChildSocket + 1, ~0u, 0);
+}
+
+std::unique_ptr<Device> open_device(const std::string& name) {
+  if (name == "cpu") return open_cpu_device();
+  int index = 0;
+  if (name != "cuda") {
+    const std::string_view prefix = "cuda:";
+    const char* end = name.data() + name.size();
+    const char* digits = name.data() + std::min(prefix.size(), name.size());
+    const auto [rest, error] = std::from_chars(digits, end, index);
+    if (!name.starts_with(prefix) || error != std::errc{} || rest != end || index < 0) {
+      throw InputError("--device", fmt::format("unknown device '{}'", name), "use cpu, cuda or cuda:N");
+    }
+  }
+  return open_cuda_device(index);
+}
+
+json hello(const std::vector<Candidate>& candidates, const Device& device, bool count_cuda_devices) {
+  json list = json::array();
+  for (const Candidate& candidate : candidates) {
+    list.push_back({{"name", candidate.name},
+                    {"op", candidate.op},
+                    {"pass", candidate.pass},
+                    {"path", candidate.path},
+                    {"digest", candidate.digest},
+                    {"device", candidate.kernel->device}});
+  }
+  return {{"candidates", list},
+          {"device", encode(device.info())},
+          {"cuda_devices", count_cuda_devices ? cuda_device_count() : 0}};
+}
+
+void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() + kSayLimit); }
+
+/// Runs one candidate, or times several.
+json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates,
+               std::vector<Descriptor>& descriptors) {
+  size_t next = 0;
+  const Case c = decode_case(request.at("case"));
+  const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
+  if (request.contains("bench")) {
+    std::vector<const Candidate*> chosen;
+    for (const json& index : request.at("candidates")) chosen.push_back(&candidates.at(index.get<size_t>()));
+    return encode(bench_candidates(device, chosen, c, inputs, decode_plan(request.at("bench"))));
+  }
+  std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), descriptors, next, /*writable=*/true);
+  const json& checks = request.at("checks");
+  return encode(run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), c, inputs, outputs,
+                              {checks.at(0).get<bool>(), checks.at(1).get<bool>(), checks.at(2).get<bool>()}));
+}
+
+/// Answers requests until the parent closes its end.
+void serve(Device& device, const std::vector<Candidate>& candidates) {
+  Message message;
+  const pid_t own_pid = getpid();
+  const auto never = Clock::now() + std::chrono::hours(24 * 365);
+  while (receive_message(kChildSocket, message, never, kAlwaysAlive) == Received::message) {
+    const json request = json::parse(message.body);
+    json answer = answer_to(request, device, candidates, message.descriptors);
+    fflush(stdout);  // what the plugin printed belongs to this case
+    // A candidate that forked came back twice; only the worker itself may answer.
+    if (getpid() != own_pid) _exit(0);
+    answer["request"] = request.at("request");
+    say(answer);
+  }
+}
+
+}  // namespace
+
+void run_child(int socket, pid_t parent, const WorkerConfig& config) {
+  // Whatever happens, the parent's destructors and atexit handlers must not run here.
+  int code = 0;
+  try {
+    detach_from_parent(socket, parent);
+    try {
+      const std::vector<Candidate> candidates = load_plugins(config.plugins);
+      const std::unique_ptr<Device> device = open_device(config.device);
+      say(hello(candidates, *device, config.count_cuda_devices));
+      serve(*device, candidates);
+    } catch (const InputError& e) {
+      say({{"error", "input"}, {"text", e.what()}});
+    } catch (const EnvironmentError& e) {
+      say({{"error", "environment"}, {"text", e.what()}});
+    } catch (const DeviceError& e) {  // opening the device got half way
+      say({{"error", "environment"}, {"text", e.what()}});
+    }
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "check_operator worker: {}\n", e.what());
+    code = 1;
+  }
+  fflush(stdout);
+  _exit(code);
+}
+
+}  // namespace checkop

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs in a worker process from the fork to its end.
+#pragma once
+
+#include <sys/types.h>
+
+#include "isolate.hpp"
+
+namespace checkop {
+
+/// Serves requests that come over `socket` until the parent closes its end.
+[[noreturn]] void run_child(int socket, pid_t parent, const WorkerConfig& config);
+
+}  // namespace checkop

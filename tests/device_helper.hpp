@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU device to build faulty devices on.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "device.hpp"
+
+namespace checkop {
+
+/// Hands every call to the CPU device; a test's device overrides what it does in its own way.
+class DelegatingDevice : public Device {
+ public:
+  DeviceInfo info() const override { return cpu_->info(); }
+  void* stream() override { return cpu_->stream(); }
+  std::byte* allocate(size_t bytes, const std::string& what) override { return cpu_->allocate(bytes, what); }
+  void free(std::byte* memory) noexcept override { cpu_->free(memory); }
+  void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
+  void download(std::byte* host, const std::byte* device, size_t bytes) override {
+    cpu_->download(host, device, bytes);
+  }
+  void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
+    cpu_->fill(device, pattern, width, bytes);
+  }
+  void synchronize(const std::string& what) override { cpu_->synchronize(what); }
+  size_t cache_bytes() const override { return cpu_->cache_bytes(); }
+  void copy(std::byte* to, const std::byte* from, size_t bytes) override { cpu_->copy(to, from, bytes); }
+  void flush_cache() override { cpu_->flush_cache(); }
+  double time_ms(const std::function<void()>& enqueue, double cover_us) override {
+    return cpu_->time_ms(enqueue, cover_us);
+  }
+
+ private:
+  std::unique_ptr<Device> cpu_ = open_cpu_device();
+};
+
+}  // namespace checkop
