@@ -18,7 +18,7 @@ LAYERS = (
     ("error dtype tensor operator text json parallel digest paths random version check_operator",),
     ("case case_file sweep",),
     ("inputs", "contract rule_table", "safetensors", "sampling", "bits"),
-    ("compare",),
+    ("compare bound",),
     ("residuals",),
     ("gold",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case"),

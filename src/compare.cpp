@@ -19,60 +19,6 @@ constexpr int kBinades = 2048;      // exponents of a double
 constexpr size_t kBlock = 256;      // elements of one vectorised step: their arrays stay in the first-level cache
 constexpr size_t kMaxFastGates = 4;
 
-/// Unit roundoff and underflow threshold of the arithmetic behind an output: fp32, or fp64 for fp64 outputs.
-struct Arithmetic {
-  double unit, tiny;
-};
-Arithmetic arithmetic_of(DType out) {
-  const DTypeInfo& type = info(out == DType::f64 ? DType::f64 : DType::f32);
-  // The smallest normal number, not the smallest subnormal: GPUs may flush subnormal intermediates to zero.
-  return {unit_roundoff(type.dtype), std::ldexp(1.0, type.min_exponent)};
-}
-
-double chain_length(const Gate& gate, int64_t terms) {
-  auto chain = (terms + gate.step - 1) / gate.step;
-  if (gate.max_chain > 0) chain = std::min(chain, gate.max_chain);
-  return static_cast<double>(std::max<int64_t>(chain, 1));
-}
-
-/// A gate with everything that is the same for all elements worked out.
-struct PreparedGate {
-  PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(gate), out(out), arithmetic(arithmetic_of(out)) {
-    growth = sum_growth(gate, terms, arithmetic.unit);
-    bias = gate.bias_ulps * chain_length(gate, terms) * arithmetic.unit;
-  }
-
-  /// The largest error that passes; negative where only equal bits do.
-  double allowed(double value, double magnitude, double rounding) const {
-    const double size = std::abs(value);
-    switch (gate.metric) {
-      case Metric::bound_ratio:
-        return gate.limit * bound(size, magnitude, rounding);
-      case Metric::atol_rtol:
-        return gate.atol + gate.rtol * size;
-      case Metric::bits:
-        return -1;
-    }
-    return -1;
-  }
-
-  /// Of the computation, before it is stored.
-  double computed(double magnitude, double rounding) const {
-    return (growth + bias) * magnitude + arithmetic.unit * rounding + arithmetic.tiny;
-  }
-  double bound(double size, double magnitude, double rounding) const {
-    // A zero made of nothing that errs, such as the gradient of a row that is left out: no rounding can move it.
-    const bool exactly_zero = size == 0 && magnitude == 0 && rounding == 0;
-    const double error = computed(magnitude, rounding);
-    return exactly_zero ? 0 : error + half_ulp(out, size + error);
-  }
-
-  Gate gate;
-  DType out;
-  Arithmetic arithmetic;
-  double growth, bias;
-};
-
 struct GateTally {
   double worst = 0;  ///< largest error over what is allowed; infinite for bits that differ
   int64_t out_of_bound = 0;
@@ -120,15 +66,6 @@ int binade(double x) { return static_cast<int>((std::bit_cast<uint64_t>(x) >> 52
 bool same_class(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
 }  // namespace
-
-double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding) {
-  return PreparedGate(gate, out, terms).bound(std::abs(value), magnitude, rounding);
-}
-
-double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& r) {
-  const PreparedGate prepared(gate, out, terms);
-  return gate.limit * (prepared.computed(r.magnitude, r.rounding) + unit_roundoff(out) * r.stored);
-}
 
 /// Sums per row, so that the total can be taken in row order whatever the order of arrival.
 struct OutputComparison::RowSums {

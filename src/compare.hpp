@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bound.hpp"
 #include "contract.hpp"
 #include "operator.hpp"
 
@@ -63,15 +64,6 @@ struct Comparison {
   }
   bool passed() const { return count > 0 && count == expected && out_of_bound == 0 && identities_hold(); }
 };
-
-/// The bound of one element under a bound_ratio gate, before `limit`:
-///   E = (growth + bias_ulps*h*u)*magnitude + u*rounding + the smallest normal number of the arithmetic
-///   bound = E + half an ulp of `out` at |value| + E;   0 where value, magnitude and rounding are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs.
-double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);
-
-/// What a residual may reach under a bound_ratio gate of an output of dtype `out` with sums of `terms` terms.
-double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& residual);
 
 /// Compares one output, fed by gold rows in any order from any thread; the result does not depend on either.
 class OutputComparison {
