@@ -20,7 +20,7 @@ double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual
 struct PreparedGate {
   PreparedGate(const Gate& gate, DType out, int64_t terms);
 
-  /// The largest error that passes; negative where only equal bits do.
+  /// The largest error that passes; negative where bits decide.
   double allowed(double value, double magnitude, double rounding) const {
     const double size = value < 0 ? -value : value;
     switch (gate.metric) {
@@ -31,6 +31,12 @@ struct PreparedGate {
       default:
         return -1;
     }
+  }
+
+  /// Whether 0 would fail in place of a value of that size, for which allowed() is `allowed`.
+  bool zero_fails(double size, double allowed) const {
+    if (gate.metric == Metric::ulp) return !(size < beyond_zero);
+    return !(size <= allowed) && size != 0;
   }
 
   /// E: of the computation, before it is stored.
@@ -44,10 +50,26 @@ struct PreparedGate {
     return exactly_zero ? 0 : error + half_ulp(size + error);
   }
 
+  /// Of n elements: the errors that a bound_ratio gate allows, and what E is over half an ulp.
+  void bounds(const double* size, const double* magnitude, const double* rounding, size_t n, double* allowed,
+              double* over_half) const {
+    // Copies can't alias what is written.
+    const double per_magnitude = growth + bias, per_rounding = unit, least = tiny, limit = gate.limit;
+    const HalfUlp half_ulp_of = half_ulp;
+    for (size_t i = 0; i < n; ++i) {
+      const double error = per_magnitude * magnitude[i] + per_rounding * rounding[i] + least;
+      const double half = half_ulp_of(size[i] + error);
+      const bool exactly_zero = size[i] == 0 && magnitude[i] == 0 && rounding[i] == 0;
+      allowed[i] = exactly_zero ? 0 : limit * (error + half);
+      over_half[i] = error - half;
+    }
+  }
+
   Gate gate;
   double unit, tiny;  ///< of the arithmetic: unit roundoff, smallest normal number
   double growth, bias;
-  HalfUlp half_ulp;  ///< of the output
+  double beyond_zero;  ///< ulp: the smallest number of the output's dtype that is further from 0 than `limit`
+  HalfUlp half_ulp;    ///< of the output
 };
 
 }  // namespace checkop
