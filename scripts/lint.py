@@ -19,7 +19,7 @@ LAYERS = (
     ("case case_file sweep",),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures",),
-    ("residuals",),
+    ("residuals", "diagnosis"),
     ("gold",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case"),
     ("runner buffers stage",),

@@ -81,6 +81,10 @@ std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& 
   const auto identities_start = Clock::now();
   std::vector<Comparison> results;
   for (const auto& comparison : comparisons) results.push_back(comparison ? comparison->finish() : Comparison{});
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].out_of_bound == 0) continue;
+    results[i].diagnosis = diagnose_output(c, inputs, i, outputs[i], *comparisons[i], sets[i], threads);
+  }
   check_identities(c, inputs, outputs, gates, terms, sets, threads, results);
   if (times != nullptr) {
     times->wall_ms = ms_since(start);
