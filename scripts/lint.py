@@ -17,9 +17,9 @@ from typing import NamedTuple
 LAYERS = (
     ("error dtype tensor operator text json parallel digest paths random version check_operator",),
     ("case case_file sweep",),
-    ("inputs", "contract rule_table", "safetensors", "sampling", "bits"),
-    ("compare",),
-    ("residuals",),
+    ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
+    ("compare bound summary policy_metrics failures",),
+    ("residuals", "diagnosis"),
     ("gold",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case"),
     ("runner buffers stage bench",),

@@ -9,8 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "bound.hpp"
 #include "contract.hpp"
+#include "failures.hpp"
 #include "operator.hpp"
+#include "policy_metrics.hpp"
 
 namespace checkop {
 
@@ -23,13 +26,18 @@ struct ElementReport {
 
 struct GateResult {
   Metric metric = Metric::bound_ratio;
-  double limit = 0;     ///< bound_ratio: of the ratio; atol_rtol: 1 (ratio of error to atol + rtol*|gold|); bits: 0
+  double limit = 0;     ///< atol_rtol: 1 (of the ratio of error to atol + rtol*|gold|); bits: 0
   double achieved = 0;  ///< the largest; NaN never hides: non-finite errors count as infinity
   double headroom = 0;  ///< limit / achieved; infinity when nothing was off
-  int64_t out_of_bound = 0;
+  double passing = 0;   ///< the smallest limit of four digits that would pass; of atol_rtol, a factor of both
+  bool holds = true;
+  int64_t out_of_bound = 0;   ///< elements, blocks, rows or tokens, by the metric
   double atol = 0, rtol = 0;  ///< atol_rtol
-  std::string source;
+  std::string source = {};
 };
+
+/// A gate's result, but for what only some have: out_of_bound, and whether it holds where single elements decide.
+GateResult gate_result(const Gate& gate, double achieved);
 
 /// What an identity said of the rows of one output; see Residual.
 struct IdentityResult {
@@ -45,7 +53,7 @@ struct Comparison {
   int64_t expected = 0;                    ///< elements that were to be compared: of all rows, or of the sampled ones
   int64_t total_rows = 0;                  ///< rows of the output as it is judged
   RowSet rows;                             ///< those that the gold computed
-  std::vector<IdentityResult> identities;  ///< on all rows; only where the gold did not compute all
+  std::vector<IdentityResult> identities;  ///< on all rows; where the contract asks, or the gold did not compute all
   int64_t out_of_bound = 0;                ///< elements that failed at least one gate
   int64_t nonfinite = 0;          ///< NaN or infinity in the candidate where the gold has none, or the other way round
   bool gold_is_zero = false;      ///< every gold element is 0: only a wrong answer could tell anything
@@ -57,36 +65,37 @@ struct Comparison {
   double rel_floor = 0;  ///< power of two next above 1e-3 of the root mean square of the gold
   uint64_t max_ulp = 0;  ///< distance in the output's dtype to the gold rounded once
   double rel_l2 = 0;     ///< |got - gold| / |gold| in the 2-norm; infinity for a zero gold that is missed
+  std::optional<PolicyMetrics> policy;  ///< of outputs that hold log-probabilities or ratios of tokens
   std::vector<GateResult> gates;
+  std::string diagnosis;  ///< what the failing elements look like, when that can be told; "" otherwise
+  bool gates_hold() const {
+    return std::all_of(gates.begin(), gates.end(), [](const auto& g) { return g.holds; });
+  }
   bool identities_hold() const {
     return std::none_of(identities.begin(), identities.end(), [](const auto& i) { return i.out_of_bound > 0; });
   }
-  bool passed() const { return count > 0 && count == expected && out_of_bound == 0 && identities_hold(); }
+  bool passed() const {
+    return count > 0 && count == expected && out_of_bound == 0 && gates_hold() && identities_hold();
+  }
 };
-
-/// The bound of one element under a bound_ratio gate, before `limit`:
-///   E = (growth + bias_ulps*h*u)*magnitude + u*rounding + the smallest normal number of the arithmetic
-///   bound = E + half an ulp of `out` at |value| + E;   0 where value, magnitude and rounding are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs.
-double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);
-
-/// What a residual may reach under a bound_ratio gate of an output of dtype `out` with sums of `terms` terms.
-double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& residual);
 
 /// Compares one output, fed by gold rows in any order from any thread; the result does not depend on either.
 class OutputComparison {
  public:
   /// `got` is the output's stored elements, `terms` the longest sum that leads to one element.
   /// Rows that are not in `rows` need not be given.
-  OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms, RowSet rows = {});
+  OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms, RowSet rows = {},
+                   TokenQuantity tokens = TokenQuantity::none);
   ~OutputComparison();
   OutputComparison(OutputComparison&&) noexcept;
 
   void add(const GoldRows& block);
   Comparison finish() const;
+  FailureSummary failures() const;
+  /// The largest error that every gate of single elements grants; negative where one of them asks for equal bits.
+  double allowed(double value, double magnitude, double rounding) const;
 
  private:
-  struct RowSums;
   struct State;
   std::unique_ptr<State> state_;
 };

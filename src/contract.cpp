@@ -44,18 +44,6 @@ void require_known_arch(const std::string& where, std::string_view key) {
                    hint.empty() ? "known: " + known_archs() : hint);
 }
 
-std::string_view to_string(Metric metric) {
-  switch (metric) {
-    case Metric::bound_ratio:
-      return "bound_ratio";
-    case Metric::atol_rtol:
-      return "atol_rtol";
-    case Metric::bits:
-      return "bits";
-  }
-  return "?";
-}
-
 double sum_growth(const Gate& gate, int64_t terms, double u) {
   int64_t chain = terms / gate.step + (terms % gate.step != 0);
   if (gate.max_chain > 0) chain = std::min(chain, gate.max_chain);

@@ -10,28 +10,9 @@
 #include <vector>
 
 #include "case.hpp"
+#include "gate.hpp"
 
 namespace checkop {
-
-enum class Metric : uint8_t {
-  bound_ratio,  ///< |error| over the element's own bound, at most `limit`; see element_bound()
-  atol_rtol,    ///< |error| <= atol + rtol*|gold|
-  bits,         ///< stored bits equal those of the gold, encoded with one rounding
-};
-std::string_view to_string(Metric metric);
-
-/// One condition that every element must meet.
-struct Gate {
-  Metric metric = Metric::bound_ratio;
-  double limit = 1.0;     ///< bound_ratio
-  double lambda = 6.0;    ///< bound_ratio: standard deviations allowed to a sum of independent roundings
-  int64_t step = 1;       ///< bound_ratio: terms added per rounding (16 for a tensor core block)
-  int64_t max_chain = 0;  ///< bound_ratio: longest chain of additions allowed however long the sum; 0 = no cap
-  double bias_ulps = 0;   ///< bound_ratio: signed error per step in units of u*magnitude (tensor cores truncate)
-  double atol = 0, rtol = 0;
-  std::string
-      source;  ///< "contracts/default.json: rules[3].gates[0]", with "+ arch_overrides.sm90[0]" where one applied
-};
 
 struct Gates {
   std::vector<Gate> all;             ///< never empty

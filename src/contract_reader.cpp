@@ -10,7 +10,6 @@ namespace checkop {
 namespace {
 
 constexpr std::string_view kFormat = "check_operator/contract-2";
-constexpr std::array kMetrics{Metric::bound_ratio, Metric::atol_rtol, Metric::bits};
 constexpr std::array kNumerics{Numerics::exact,       Numerics::pointwise, Numerics::reduction,
                                Numerics::contraction, Numerics::logprob,   Numerics::composite};
 const std::vector<std::string> kSeedClasses{"elementwise", "reduction", "logprob", "attention"};
@@ -70,41 +69,53 @@ RuleMatch read_match(const JsonValue& json) {
 /// Reads what is there; whether a number is required depends on the caller.
 GateNumbers read_numbers(const JsonValue& json, Metric metric, std::vector<std::string> other_keys) {
   std::vector<std::string> keys = std::move(other_keys);
-  GateNumbers numbers{metric, {}, {}, {}, {}, {}, {}, {}};
-  const auto number = [&](const char* key, double least) -> std::optional<double> {
-    keys.emplace_back(key);
-    const auto value = json.find(key);
-    return value ? std::optional(value->number(least)) : std::nullopt;
-  };
-  const auto integer = [&](const char* key, int64_t least) -> std::optional<int64_t> {
-    keys.emplace_back(key);
-    const auto value = json.find(key);
-    return value ? std::optional(value->integer(least)) : std::nullopt;
-  };
-  if (metric == Metric::bound_ratio) {
-    numbers.limit = number("limit", 0);
-    numbers.lambda = number("lambda", 0);
-    numbers.bias_ulps = number("bias_ulps", 0);
-    numbers.step = integer("step", 1);
-    numbers.max_chain = integer("max_chain", 0);
-  } else if (metric == Metric::atol_rtol) {
-    numbers.atol = number("atol", 0);
-    numbers.rtol = number("rtol", 0);
+  GateNumbers numbers{metric, {}};
+  for (const GateKey& key : keys_of(metric)) {
+    keys.emplace_back(key.name);
+    const auto value = json.find(key.name);
+    if (!value) continue;
+    if (key.integer != nullptr) numbers.set.push_back({&key, 0, value->integer(static_cast<int64_t>(key.least))});
+    if (key.real != nullptr) numbers.set.push_back({&key, value->number(key.least), 0});
   }
   json.allow_keys(keys);
   return numbers;
 }
 
 Gate read_gate(const JsonValue& json) {
-  const Metric metric = read_enum(json.at("metric"), "metric", kMetrics);
+  const Metric metric = read_enum(json.at("metric"), "metric", all_metrics());
   const GateNumbers numbers = read_numbers(json, metric, {"metric"});
-  // What is policy must be stated. Step and bias describe the hardware: left out, one rounding per term, to nearest.
-  static const std::vector<std::string> kRequired[]{{"limit", "lambda", "max_chain"}, {"atol", "rtol"}, {}};
-  for (const std::string& key : kRequired[static_cast<size_t>(metric)]) json.at(key);
+  for (const GateKey& key : keys_of(metric)) {
+    if (key.required) json.at(key.name);
+  }
   Gate gate;
   numbers.apply(gate);
   gate.source = json.where();
   return gate;
+}
+
+/// Refuses gates that could judge nothing, or that lack what they need.
+void check_gates(const JsonValue& json, const Rule& rule) {
+  const std::vector<JudgedOutput> targets = all_targets();
+  for (const Gate& gate : rule.gates) {
+    const bool needs_bound = gate.metric == Metric::bias_t || gate.metric == Metric::identities;
+    if (needs_bound && !has_gate(rule, Metric::bound_ratio))
+      throw InputError(gate.source,
+                       fmt::format("'{}' needs a bound_ratio gate in the same rule", to_string(gate.metric)),
+                       "its numbers say what the computation may err by");
+    bool any_identity = false;
+    for (const JudgedOutput& t : targets) {
+      if (!rule.match.fits(t)) continue;
+      any_identity |= t.pass->identities != nullptr;
+      if (is_of_tokens(gate.metric) && token_quantity(*t.output) == TokenQuantity::none)
+        throw InputError(gate.source,
+                         fmt::format("'{}' is for outputs 'logp' and 'ratio', and the rule matches {}",
+                                     to_string(gate.metric), describe(t)),
+                         R"(name the output: "match": {"output": "logp"})");
+    }
+    if (gate.metric == Metric::identities && !any_identity)
+      throw InputError(gate.source, "no operator that the rule matches has identities",
+                       fmt::format("remove the gate of {}", json.path()));
+  }
 }
 
 Rule read_rule(const JsonValue& json) {
@@ -120,6 +131,10 @@ Rule read_rule(const JsonValue& json) {
     rule.gates.push_back(std::move(gate));
   }
   if (rule.gates.empty()) json.at("gates").fail("at least one gate", "a rule without gates would pass everything");
+  if (std::none_of(rule.gates.begin(), rule.gates.end(), [](const Gate& g) { return is_elementwise(g.metric); }))
+    json.at("gates").fail("at least one gate of single elements",
+                          "add bound_ratio, atol_rtol, ulp or bits: what holds of an output as a whole hides elements");
+  check_gates(json, rule);
   if (const auto nonfinite = json.find("nonfinite"))
     rule.nonfinite_may_match = nonfinite->one_of("policy", {"fail", "match"}) == "match";
   return rule;
@@ -130,12 +145,12 @@ ArchOverride read_override(const JsonValue& json, const std::string& arch, const
   ArchOverride override{arch, read_match(json.at("match")), {}, json.path()};
   json.at("reason").sentence();
   const JsonValue set = json.at("set");
-  set.allow_keys(names_of(kMetrics));
+  set.allow_keys(names_of(all_metrics()));
   const std::vector<JudgedOutput> targets = all_targets();
-  for (const Metric metric : kMetrics) {
+  for (const Metric metric : all_metrics()) {
     const auto numbers = set.find(to_string(metric));
     if (!numbers) continue;
-    if (numbers->members().empty() || metric == Metric::bits)
+    if (numbers->members().empty() || keys_of(metric).empty())
       numbers->fail("a number to set", "remove the override or name what it changes");
     override.set.push_back(read_numbers(*numbers, metric, {}));
     const bool changes_something = std::any_of(targets.begin(), targets.end(), [&](const JudgedOutput& t) {

@@ -226,13 +226,11 @@ void encode_int(DType dtype, const int64_t* from, std::byte* to, size_t n) {
 
 double unit_roundoff(DType dtype) { return info(dtype).is_float ? power_of_two(-info(dtype).precision) : 0.0; }
 
-double half_ulp(DType dtype, double x) {
+HalfUlp::HalfUlp(DType dtype) {
   const DTypeInfo& type = info(dtype);
-  if (!type.is_float) return 0.0;
-  const uint64_t magnitude = std::bit_cast<uint64_t>(x) & ~kSignBit;
-  // A subnormal double reads as exponent -1023, below every type's smallest normal.
-  const int exponent = std::max(static_cast<int>(magnitude >> 52) - kDoubleBias, type.min_exponent);
-  return power_of_two(exponent - type.precision);
+  if (!type.is_float) return;
+  scale_ = power_of_two(-type.precision);
+  least_ = power_of_two(type.min_exponent - type.precision);
 }
 
 std::optional<uint64_t> ulp_distance(DType dtype, uint64_t a_bits, uint64_t b_bits) {

@@ -3,6 +3,7 @@
 // even.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -37,9 +38,22 @@ void encode_int(DType dtype, const int64_t* from, std::byte* to, size_t n);  ///
 /// Unit roundoff u = 2^-precision: the largest relative error of one rounding to nearest.
 double unit_roundoff(DType dtype);
 
-/// Half the spacing of `dtype`'s numbers at |x|: the largest error of one rounding to nearest there. Constant below the
-/// smallest normal; 0 for integers. x must be finite.
-double half_ulp(DType dtype, double x);
+/// Half the spacing of a dtype's numbers at |x|: the largest error of one rounding to nearest there. Constant below the
+/// smallest normal; 0 for integers. x must be finite. Inline and without branches, for loops over elements.
+class HalfUlp {
+ public:
+  explicit HalfUlp(DType dtype);
+  double operator()(double x) const {
+    constexpr uint64_t kExponent = uint64_t{0x7ff} << 52;
+    // 2^exponent of x, or 0 below the smallest normal double; both products are exact or below `least_`.
+    const double spacing = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & kExponent) * scale_;
+    return spacing < least_ ? least_ : spacing;
+  }
+
+ private:
+  double scale_ = 0, least_ = 0;
+};
+inline double half_ulp(DType dtype, double x) { return HalfUlp(dtype)(x); }
 
 /// How many representable numbers lie between two stored values (raw bits in the low bytes); 0 for +0 and -0.
 /// nullopt when either is NaN. Integers: |a - b|.

@@ -2,6 +2,7 @@
 // Runs the FP64 gold of a case and judges a candidate's outputs against it, row block by row block.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +22,11 @@ struct Cost {
   double flops = 0, bytes = 0;
 };
 Cost cost_of(const Case& c, const std::vector<Tensor>& inputs);
+
+/// What output `index` of a failed comparison looks like; see diagnose(). The gold is run again for some of its rows,
+/// unless that would mean all rows of a large case.
+std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
+                            const OutputComparison& comparison, const RowSet& rows, unsigned threads);
 
 /// The longest sum behind one element of `output`, from OutputSpec::reduced; 1 when there is none.
 int64_t sum_terms(const Case& c, const OutputSpec& output);

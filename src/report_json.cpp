@@ -36,6 +36,17 @@ Json element(const std::optional<ElementReport>& e, const Shape& shape) {
           {"ratio", number(e->ratio)}, {"gate", e->gate}};
 }
 
+Json policy(const std::optional<PolicyMetrics>& m) {
+  if (!m) return nullptr;
+  return {{"tokens", m->tokens},
+          {"max_abs_dlogp", number(m->max_abs_dlogp)},
+          {"k3_mean", number(m->k3_mean)},
+          {"k3_max", number(m->k3_max)},
+          {"ratio_deviation", number(m->ratio_deviation)},
+          {"clip_flips", number(m->clip_flips)},
+          {"clip_eps", number(m->clip_eps)}};
+}
+
 Json output(const CaseRecord& record, size_t index) {
   const TensorSpec& spec = record.c.pass->outputs[index].tensor;
   const Comparison& comparison = record.comparisons[index];
@@ -46,6 +57,8 @@ Json output(const CaseRecord& record, size_t index) {
                      {"limit", number(gate.limit)},
                      {"achieved", number(gate.achieved)},
                      {"headroom", number(gate.headroom)},
+                     {"passing_limit", number(gate.passing)},
+                     {"holds", gate.holds},
                      {"out_of_bound", gate.out_of_bound},
                      {"source", gate.source}});
   }
@@ -87,6 +100,8 @@ Json output(const CaseRecord& record, size_t index) {
                       : gradient ? fmt::format("gradient:{}", spec.name.substr(1))
                                  : ""},
           {"gates", gates},
+          {"diagnosis", comparison.diagnosis},
+          {"policy", policy(comparison.policy)},
           {"gold_rows", comparison.rows.all ? Json("all") : Json(comparison.rows.chosen)},
           {"total_rows", comparison.total_rows},
           {"identities", identities},

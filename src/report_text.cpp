@@ -78,6 +78,36 @@ std::string headroom(const CaseRecord& record) {
   return text.empty() ? "" : "  headroom " + text;
 }
 
+/// "bound_ratio 508, limit 1, headroom 0.00197x, passes at 508.1; 303870 out of bound"
+std::string describe(const GateResult& gate) {
+  std::string text = fmt::format("{} {:.4g}, limit {:.4g}, headroom {}, ", to_string(gate.metric), gate.achieved,
+                                 gate.limit, std::isinf(gate.headroom) ? "inf" : fmt::format("{:.3g}x", gate.headroom));
+  if (gate.metric == Metric::atol_rtol) {
+    text = fmt::format("atol_rtol {:.4g} of atol {:g} + rtol {:g}*|gold|, headroom {:.3g}x, ", gate.achieved, gate.atol,
+                       gate.rtol, gate.headroom);
+  }
+  if (std::isinf(gate.passing)) {
+    text += "no limit passes";
+  } else {
+    text += fmt::format("passes at {:.4g}{}", gate.passing, gate.metric == Metric::atol_rtol ? " times both" : "");
+  }
+  return gate.out_of_bound > 0 ? text + fmt::format("; {} out of bound", gate.out_of_bound) : text;
+}
+
+/// Every gate of every output, and what a failed output looks like.
+void print_gates(std::FILE* out, const CaseRecord& record) {
+  for (size_t i = 0; i < record.comparisons.size(); ++i) {
+    const TensorSpec& spec = record.c.pass->outputs[i].tensor;
+    if (!is_present(record.c, spec)) continue;
+    for (const GateResult& gate : record.comparisons[i].gates) {
+      fmt::print(out, "             {}{}: {}\n", gate.holds ? "" : "NOT MET ", spec.name, describe(gate));
+    }
+    if (!record.comparisons[i].diagnosis.empty()) {
+      fmt::print(out, "             {} looks like this: {}\n", spec.name, record.comparisons[i].diagnosis);
+    }
+  }
+}
+
 }  // namespace
 
 void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates) {
@@ -93,7 +123,11 @@ void print_record(std::FILE* out, const CaseRecord& record) {
              record.times.total_ms);
   if (pass && !record.judgment.reason.empty()) fmt::print(out, "             {}\n", record.judgment.reason);
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
-  if (!pass) fmt::print(out, "             {}\n             repeat: {}\n", record.judgment.reason, record.repeat);
+  if (!pass) {
+    fmt::print(out, "             {}\n", record.judgment.reason);
+    print_gates(out, record);
+    fmt::print(out, "             repeat: {}\n", record.repeat);
+  }
   std::fflush(out);
 }
 

@@ -16,7 +16,8 @@ namespace {
 /// Results by identity; add() may be called from several threads.
 class Tallies {
  public:
-  void add(std::string_view identity, int64_t row, double value, double bound) {
+  /// `limit` is of the ratio of |value| to its bound.
+  void add(std::string_view identity, int64_t row, double value, double bound, double limit = 1) {
     double ratio = std::abs(value) / bound;
     if (!(ratio >= 0)) ratio = value == 0 ? 0 : std::numeric_limits<double>::infinity();  // 0/0, or NaN
     const std::lock_guard lock(mutex_);
@@ -24,7 +25,7 @@ class Tallies {
         std::find_if(all_.begin(), all_.end(), [&](const IdentityResult& r) { return r.identity == identity; });
     if (found == all_.end()) found = all_.insert(all_.end(), {std::string(identity), 0, 0, -1, row, value, bound});
     ++found->rows;
-    if (!(std::abs(value) <= bound)) ++found->out_of_bound;
+    if (!(std::abs(value) <= limit * bound)) ++found->out_of_bound;
     if (ratio > found->achieved || (ratio == found->achieved && row < found->worst_row)) {
       found->achieved = ratio, found->worst_row = row, found->value = value, found->bound = bound;
     }
@@ -52,6 +53,30 @@ void check_finite(const Tensor& output, const MatrixView& view, unsigned threads
   });
 }
 
+const Gate* find_gate(const Gates& gates, Metric metric) {
+  const auto found =
+      std::find_if(gates.all.begin(), gates.all.end(), [metric](const Gate& g) { return g.metric == metric; });
+  return found == gates.all.end() ? nullptr : &*found;
+}
+
+/// Enters what the identities gave as the result of the gate of that name, where the contract has one.
+void conclude(const Gates& gates, Comparison& comparison) {
+  const Gate* gate = find_gate(gates, Metric::identities);
+  if (gate == nullptr) return;
+  double achieved = 0;
+  int64_t out_of_bound = 0;
+  for (const IdentityResult& identity : comparison.identities) {
+    achieved = std::max(achieved, identity.achieved);
+    out_of_bound += identity.out_of_bound;
+  }
+  for (GateResult& result : comparison.gates) {
+    if (result.metric != Metric::identities) continue;
+    result = gate_result(*gate, achieved);
+    result.out_of_bound = out_of_bound;
+    result.holds = out_of_bound == 0;
+  }
+}
+
 }  // namespace
 
 void check_identities(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
@@ -62,10 +87,13 @@ void check_identities(const Case& c, const std::vector<Tensor>& inputs, const st
   for (const Tensor& tensor : inputs) in.push_back(tensor.name.empty() ? nullptr : &tensor);
   for (const Tensor& tensor : outputs) out.push_back(tensor.name.empty() ? nullptr : &tensor);
   const auto sampled = [&](size_t i) { return out[i] != nullptr && !rows[i].all; };
+  const auto wanted = [&](size_t i) {
+    return sampled(i) || (out[i] != nullptr && find_gate(gates[i], Metric::identities) != nullptr);
+  };
   bool any = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
+    any |= wanted(i);
     if (!sampled(i)) continue;
-    any = true;
     const MatrixView view = judged_view(*c.op, c.pass->outputs[i].tensor, outputs[i].shape);
     if (!gates[i].nonfinite_may_match) check_finite(outputs[i], view, threads, tallies[i]);
   }
@@ -77,17 +105,20 @@ void check_identities(const Case& c, const std::vector<Tensor>& inputs, const st
     };
     args.sink = [&](const Residual& r) {
       const auto output = static_cast<size_t>(r.output);
-      if (!sampled(output)) return;
+      if (!wanted(output)) return;
       const bool exact = r.magnitude == 0 && r.rounding == 0 && r.stored == 0;
-      const auto gate = std::find_if(gates[output].all.begin(), gates[output].all.end(),
-                                     [](const Gate& g) { return g.metric == Metric::bound_ratio; });
-      if (!exact && gate == gates[output].all.end()) return;  // atol and rtol say nothing about sums
+      const Gate* gate = find_gate(gates[output], Metric::bound_ratio);
+      if (!exact && gate == nullptr) return;  // atol and rtol say nothing about sums
       const double bound = exact ? 0 : residual_bound(*gate, outputs[output].dtype, terms[output], r);
-      tallies[output].add(r.identity, r.row, r.value, bound);
+      const Gate* asked = find_gate(gates[output], Metric::identities);
+      tallies[output].add(r.identity, r.row, r.value, bound, asked == nullptr ? 1 : asked->limit);
     };
     c.pass->identities(args);
   }
-  for (size_t i = 0; i < outputs.size(); ++i) comparisons[i].identities = tallies[i].take();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    comparisons[i].identities = tallies[i].take();
+    conclude(gates[i], comparisons[i]);
+  }
 }
 
 }  // namespace checkop

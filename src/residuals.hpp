@@ -9,8 +9,9 @@
 
 namespace checkop {
 
-/// Checks every element of the outputs whose set in `rows` is not `all` and stores the results in `comparisons`, both
-/// in the order of the pass.
+/// Of outputs whose set in `rows` is not `all`: every element is finite, and every identity holds of every row. Of
+/// others the identities, where the contract has a gate for them. Stores the results in `comparisons`, in the order of
+/// the pass.
 void check_identities(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                       const std::vector<Gates>& gates, const std::vector<int64_t>& terms,
                       const std::vector<RowSet>& rows, unsigned threads, std::vector<Comparison>& comparisons);

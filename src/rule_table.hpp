@@ -52,19 +52,20 @@ struct RuleMatch {
 
 /// The numbers of a gate that a file sets.
 struct GateNumbers {
+  struct Number {
+    const GateKey* key;
+    double real;
+    int64_t integer;
+  };
   Metric metric = Metric::bound_ratio;
-  std::optional<double> limit, lambda, bias_ulps, atol, rtol;
-  std::optional<int64_t> step, max_chain;
+  std::vector<Number> set;
 
   void apply(Gate& gate) const {
     gate.metric = metric;
-    gate.limit = limit.value_or(gate.limit);
-    gate.lambda = lambda.value_or(gate.lambda);
-    gate.bias_ulps = bias_ulps.value_or(gate.bias_ulps);
-    gate.atol = atol.value_or(gate.atol);
-    gate.rtol = rtol.value_or(gate.rtol);
-    gate.step = step.value_or(gate.step);
-    gate.max_chain = max_chain.value_or(gate.max_chain);
+    for (const Number& number : set) {
+      if (number.key->real != nullptr) gate.*number.key->real = number.real;
+      if (number.key->integer != nullptr) gate.*number.key->integer = number.integer;
+    }
   }
 };
 

@@ -104,6 +104,11 @@ double gold_work(const Case& c) {
   return work;
 }
 
+std::string row_group(const Case& c, const TensorSpec& spec) {
+  // "+" can't stand in a dimension's name.
+  return is_per_row(*c.op, spec) ? "+rows" : std::string(split_dims(spec.dims).front());
+}
+
 std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows) {
   std::vector<RowSet> sets(c.pass->outputs.size());
   std::map<std::string, RowSet> known;
@@ -112,9 +117,7 @@ std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs
     if (!spec.sampled || !is_present(c, spec.tensor)) continue;
     const int64_t total = judged_view(*c.op, spec.tensor, shape_of(c, spec.tensor)).rows;
     if (total <= rows) continue;
-    // "+" can't stand in a dimension's name.
-    const bool per_row = is_per_row(*c.op, spec.tensor);
-    const std::string key = per_row ? "+rows" : std::string(split_dims(spec.tensor.dims).front());
+    const std::string key = row_group(c, spec.tensor);
     const auto [place, is_new] = known.try_emplace(key);
     if (is_new) place->second = choose(c, inputs, spec, key, total, rows);
     sets[i] = place->second;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "case.hpp"
@@ -19,5 +20,8 @@ double gold_work(const Case& c);
 /// rows that ids select; both sides of multiples of 256, 128, 64 and 16 near both ends and of powers of two; random
 /// ones. All per-row outputs have the same rows, and so have other outputs with the same first dimension.
 std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows);
+
+/// What those outputs share whose rows must be the same: "+rows" of per-row outputs, the first dimension of others.
+std::string row_group(const Case& c, const TensorSpec& spec);
 
 }  // namespace checkop

@@ -40,6 +40,15 @@ bool is_declared_empty(const Case& c, size_t output) {
   return row_count(c) == 0 && is_per_row(*c.op, spec_of(c, output).tensor);
 }
 
+/// "bias_t is 12.3, limit 7: errors lean to one side".
+std::string describe_miss(const GateResult& gate) {
+  std::string text = fmt::format("{} is {:.4g}, limit {:.4g}", to_string(gate.metric), gate.achieved, gate.limit);
+  if (gate.metric == Metric::bias_t) text += ": errors lean to one side, as those of truncation do";
+  if (gate.metric == Metric::block_rel_l2) text += fmt::format(": missed by {} blocks", gate.out_of_bound);
+  if (gate.metric == Metric::vs_baseline) text += ": so many times the rms error of storing the gold";
+  return text;
+}
+
 std::optional<Judgment> judge_numbers(const Case& c, size_t index, const Comparison& comparison) {
   const TensorSpec& spec = spec_of(c, index).tensor;
   if (comparison.count != comparison.expected) {
@@ -63,6 +72,12 @@ std::optional<Judgment> judge_numbers(const Case& c, size_t index, const Compari
       return fail("nonfinite", fmt::format("{}: {}; {} such element{}; {}", where, what, comparison.nonfinite,
                                            comparison.nonfinite == 1 ? "" : "s", share));
     }
+    if (e.gate == "ulp") {
+      const DType dtype = dtype_of(c, spec);
+      return fail("accuracy",
+                  fmt::format("{}: further from the gold rounded once than the contract's number of ulp of {}; {}",
+                              where, info(dtype).name, share));
+    }
     if (e.gate == "bits") return fail("accuracy", fmt::format("{}: the bits must be equal; {}", where, share));
     return fail("accuracy", fmt::format("{}: error {:.2e} is {:.3g}x the bound {:.2e} ({}/{}); {}", where, e.error,
                                         e.bound > 0 ? e.error / e.bound : INFINITY, e.bound,
@@ -73,6 +88,9 @@ std::optional<Judgment> judge_numbers(const Case& c, size_t index, const Compari
     return fail("identity", fmt::format("{} row {}: {} is {:.9g}, {:.3g}x the bound {:.2e}; {} of {} rows out of bound",
                                         spec.name, identity.worst_row, identity.identity, identity.value,
                                         identity.achieved, identity.bound, identity.out_of_bound, identity.rows));
+  }
+  for (const GateResult& gate : comparison.gates) {
+    if (!gate.holds) return fail("accuracy", fmt::format("{}: {}", spec.name, describe_miss(gate)));
   }
   return {};
 }

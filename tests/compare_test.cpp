@@ -215,6 +215,62 @@ TEST(Compare, ZeroOfNothingThatErrsMustBeZero) {
   EXPECT_GT(element_bound(bound_gate(), DType::f32, 100, 0, 0, 1e-30), 0);
 }
 
+TEST(Compare, UlpGateCountsNumbersOfTheOutputsType) {
+  Gate ulps;
+  ulps.metric = Metric::ulp;
+  ulps.limit = 1;
+  const double ulp = std::exp2(-7);
+  EXPECT_TRUE(compare(DType::bf16, {1, 1 + ulp, -2}, {1, 1.0001, -2}, {ulps}).passed());
+  const Comparison c = compare(DType::bf16, {1, 1 + 2 * ulp, 1 - ulp}, {1, 1.0001, 1}, {ulps});
+  EXPECT_EQ(c.out_of_bound, 2);  // below 1 numbers are twice as dense
+  EXPECT_EQ(c.gates[0].achieved, 2);
+  EXPECT_EQ(c.gates[0].passing, 2);
+  ulps.limit = 0;
+  EXPECT_TRUE(compare(DType::bf16, {1, -0.0}, {1.0001, 0.0}, {ulps}).passed());  // both zeros are one number
+  EXPECT_FALSE(compare(DType::bf16, {1 + ulp}, {1.0001}, {ulps}).passed());
+  EXPECT_FALSE(compare(DType::bf16, {kNan}, {1}, {ulps}).passed());
+}
+
+TEST(Compare, UlpGateOfManyElementsFindsTheOneThatIsOff) {
+  std::vector<double> gold(3000, 1.0), got = gold;
+  Gate ulps;
+  ulps.metric = Metric::ulp;
+  ulps.limit = 2;
+  EXPECT_TRUE(compare(DType::f16, got, gold, {ulps}).passed());
+  got[2001] = 1 + 3 * std::exp2(-10);
+  EXPECT_EQ(compare(DType::f16, got, gold, {ulps}).first->index, 2001);
+  EXPECT_EQ(compare(DType::f16, got, gold, {ulps}).out_of_bound, 1);
+}
+
+TEST(Compare, ZerosWithinTheUlpLimitWouldPass) {
+  Gate ulps;
+  ulps.metric = Metric::ulp;
+  ulps.limit = 3;
+  const double smallest = std::exp2(-24);
+  EXPECT_TRUE(compare(DType::f16, {3 * smallest}, {3 * smallest}, {ulps}).zeros_would_pass);
+  EXPECT_FALSE(compare(DType::f16, {4 * smallest}, {4 * smallest}, {ulps}).zeros_would_pass);
+}
+
+TEST(Compare, EveryGateNamesTheSmallestLimitThatWouldPass) {
+  const std::vector<double> got{1, 2.5}, gold{1, 2};
+  const Comparison c = compare(DType::f32, got, gold, {tolerance(0.3, 0.1)});
+  EXPECT_DOUBLE_EQ(c.gates[0].achieved, 1);
+  const double u = std::exp2(-24);
+  Gate bound = bound_gate();
+  bound.limit = 10;
+  const std::vector<double> near{1 + 50 * u, 2};
+  const GateResult first = compare(DType::f32, near, gold, {bound}).gates[0];
+  EXPECT_TRUE(first.holds);
+  EXPECT_GE(first.passing, first.achieved);
+  EXPECT_LT(first.passing, first.achieved * 1.001);
+  bound.limit = first.passing;
+  EXPECT_TRUE(compare(DType::f32, near, gold, {bound}).passed());
+  bound.limit = first.passing * 0.998;
+  EXPECT_FALSE(compare(DType::f32, near, gold, {bound}).passed());
+  bound.limit = 0;
+  EXPECT_EQ(compare(DType::f32, near, gold, {bound}).gates[0].headroom, 0);
+}
+
 TEST(Compare, ZerosThatWouldPassAreNoticed) {
   EXPECT_TRUE(compare(DType::f32, {1e-9}, {1e-9}, {tolerance(1e-3, 0)}).zeros_would_pass);
   EXPECT_FALSE(compare(DType::f32, {1e-9, 1}, {1e-9, 1}, {tolerance(1e-3, 0)}).zeros_would_pass);

@@ -178,5 +178,57 @@ TEST(Contract, OverrideErrorsNameFileAndPath) {
             std::string::npos);
 }
 
+TEST(Contract, EveryMetricNamesTheKeysThatItLacks) {
+  for (const Metric metric : all_metrics()) {
+    for (const GateKey& key : keys_of(metric)) {
+      std::string text = fmt::format(R"({{"metric": "{}")", to_string(metric));
+      for (const GateKey& other : keys_of(metric))
+        if (other.name != key.name) text += fmt::format(R"(, "{}": 1)", other.name);
+      const std::string missing = fmt::format("c.json: rules[0].gates[0]: key '{}' is missing; add it", key.name);
+      EXPECT_EQ(gate_error(text + "}") == missing, key.required) << text;
+      EXPECT_NE(gate_error(text + fmt::format(R"(, "{}": -1}})", key.name)).find(fmt::format("{}: expected", key.name)),
+                std::string::npos);
+    }
+  }
+}
+
+TEST(Contract, GatesOfTheWholeOutputDoNotReplaceThoseOfElements) {
+  EXPECT_EQ(
+      gate_error(R"({"metric": "rel_l2", "limit": 1})"),
+      "c.json: rules[0].gates: expected at least one gate of single elements, got an array of 1; add bound_ratio, "
+      "atol_rtol, ulp or bits: what holds of an output as a whole hides elements");
+}
+
+TEST(Contract, GatesThatNeedBoundsSayso) {
+  for (const char* gate :
+       {R"({"metric": "bias_t", "limit": 7, "one_sided": 0})", R"({"metric": "identities", "limit": 1})"})
+    EXPECT_NE(rules_error({rule_with_gates(fmt::format(R"([{{"metric": "bits"}}, {}])", gate))})
+                  .find("needs a bound_ratio gate in the same rule; its numbers say what the computation may err by"),
+              std::string::npos);
+}
+
+TEST(Contract, IdentitiesThatNoOperatorHasAreAnError) {
+  const auto with = [](std::string_view op) {
+    return rules_error({fmt::format(
+        R"({{"match": {{"op": "{}"}}, "gates": [{}, {{"metric": "identities", "limit": 1}}], "why": "w"}})", op,
+        kGate)});
+  };
+  EXPECT_EQ(with("silu"),
+            "c.json: rules[0].gates[1]: no operator that the rule matches has identities; remove the gate of rules[0]");
+  EXPECT_EQ(with("matmul"), "no error");
+}
+
+TEST(Contract, GatesOfTokensAreForOutputsOfTokens) {
+  const auto with = [](std::string_view match) {
+    return rules_error({fmt::format(
+        R"({{"match": {}, "gates": [{}, {{"metric": "k3_mean", "limit": 1}}], "why": "w"}})", match, kGate)});
+  };
+  EXPECT_EQ(with(R"({"output": "logp"})"), "no error");
+  EXPECT_EQ(with(R"({"output": "ratio"})"), "no error");
+  EXPECT_EQ(with(R"({"op": "logp"})"),
+            "c.json: rules[0].gates[1]: 'k3_mean' is for outputs 'logp' and 'ratio', and the rule matches "
+            "logp/backward dlogits fp64 (case fp64); name the output: \"match\": {\"output\": \"logp\"}");
+}
+
 }  // namespace
 }  // namespace checkop

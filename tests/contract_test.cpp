@@ -37,6 +37,33 @@ TEST(Contract, ARuleGivesItsGates) {
   EXPECT_FALSE(got.nonfinite_may_match);
 }
 
+TEST(Contract, EveryNumberOfEveryMetricIsReadAndCanBeOverridden) {
+  for (const Metric metric : all_metrics()) {
+    std::string numbers;
+    double value = 2;
+    for (const GateKey& key : keys_of(metric))
+      numbers += fmt::format(R"({}"{}": {})", numbers.empty() ? "" : ", ", key.name, value++);
+    const std::string bound =
+        fmt::format("{}{}", metric == Metric::bound_ratio ? "" : kGate, metric == Metric::bound_ratio ? "" : ", ");
+    const std::string text =
+        fmt::format(R"({{"match": {{"output": "logp"}}, "why": "w", "gates": [{}{{"metric": "{}"{}{}}}]}})", bound,
+                    to_string(metric), numbers.empty() ? "" : ", ", numbers);
+    const Judged logp = judged("logp", "forward", "logp");
+    const bool has_identities = metric == Metric::identities;  // of logp's forward pass there are none
+    if (has_identities) continue;
+    const Gate got = gates(parse({text}), logp).all.back();
+    EXPECT_EQ(got.metric, metric);
+    value = 2;
+    for (const GateKey& key : keys_of(metric)) {
+      EXPECT_EQ(key.real != nullptr ? got.*key.real : static_cast<double>(got.*key.integer), value++) << key.name;
+      const std::string set = fmt::format(R"({{"match": {{}}, "set": {{"{}": {{"{}": 77}}}}, "reason": "r"}})",
+                                          to_string(metric), key.name);
+      const Gate other = gates(parse({text}, overrides("sm90", set)), logp, "sm90").all.back();
+      EXPECT_EQ(key.real != nullptr ? other.*key.real : static_cast<double>(other.*key.integer), 77) << key.name;
+    }
+  }
+}
+
 TEST(Contract, StepAndBiasDefaultToOneRoundingPerTermToNearest) {
   const Gate gate = gates(parse({rule("{}")}), judged("logp", "forward", "logp")).all[0];
   EXPECT_EQ(gate.step, 1);

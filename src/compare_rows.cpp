@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row by row and element by element: error, bound, gates.
+#include <cstring>
+
+#include "compare_state.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr size_t kBlock = 256;  // elements of one vectorised step: their arrays stay in the first-level cache
+constexpr size_t kMaxFastGates = 4;
+
+bool same_class(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
+
+constexpr size_t kLanes = 4;  // of a reduction, so that compilers vectorise it
+using Lanes = std::array<double, kLanes>;
+
+/// The largest of n >= 1 numbers; a NaN may hide.
+double largest_of(const double* x, size_t n) {
+  Lanes most;
+  most.fill(x[0]);
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) most[l] = most[l] < x[i + l] ? x[i + l] : most[l];
+  }
+  for (; i < n; ++i) most[0] = std::max(most[0], x[i]);
+  return std::max(std::max(most[0], most[1]), std::max(most[2], most[3]));
+}
+
+struct Sums {
+  double sum, squares;
+};
+Sums sums_of(const double* x, size_t n) {
+  Lanes sum{}, squares{};
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) sum[l] += x[i + l];
+    for (size_t l = 0; l < kLanes; ++l) squares[l] += x[i + l] * x[i + l];
+  }
+  for (; i < n; ++i) sum[0] += x[i], squares[0] += x[i] * x[i];
+  return {(sum[0] + sum[1]) + (sum[2] + sum[3]), (squares[0] + squares[1]) + (squares[2] + squares[3])};
+}
+
+}  // namespace
+
+/// The ordinary case: all finite, all within every gate, and none worse than what was seen. Loops without branches, so
+/// that compilers vectorise them. Returns false, with nothing changed, when the block is not ordinary.
+bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
+                                               RelativeErrors& relative) const {
+  std::array<double, kBlock> size, error, allowed, other;
+  std::array<double, kMaxFastGates> worst{};
+  bool zero_fails = tally.zero_fails, may_lean = false;
+  if (!tally.worst || prepared.size() > kMaxFastGates) return false;
+  const size_t n = block.count;
+  for (size_t i = 0; i < n; ++i) {
+    size[i] = std::abs(block.value[i]);
+    error[i] = std::abs(block.got[i] - block.value[i]);
+  }
+  const Sums errors = sums_of(error.data(), n), golds = sums_of(size.data(), n);
+  if (!std::isfinite(errors.sum)) return false;
+  for (size_t k = 0; k < prepared.size(); ++k) {
+    const PreparedGate& gate = prepared[k];
+    if (gate.gate.metric == Metric::bits) return false;
+    double largest = 0;
+    if (gate.gate.metric == Metric::ulp) {
+      worst[k] = static_cast<double>(block.max_ulp);
+      largest = block.max_ulp == 0 ? 0 : worst[k] / gate.gate.limit;
+      zero_fails = zero_fails || gate.zero_fails(largest_of(size.data(), n), 0);
+    } else {
+      if (gate.gate.metric == Metric::bound_ratio) {
+        gate.bounds(size.data(), block.magnitude, block.rounding, n, allowed.data(), other.data());
+        may_lean = gate.gate.limit > 1 || !(largest_of(other.data(), n) < 0);
+      } else {
+        for (size_t i = 0; i < n; ++i) allowed[i] = gate.gate.atol + gate.gate.rtol * size[i];
+      }
+      // No error is none of its bound, unless that is undefined.
+      for (size_t i = 0; i < n; ++i) other[i] = error[i] == 0 ? 0 * allowed[i] : error[i] / allowed[i];
+      if (!std::isfinite(sums_of(other.data(), n).sum)) return false;
+      largest = worst[k] = largest_of(other.data(), n);
+      for (size_t i = 0; i < n && !zero_fails; ++i) zero_fails = size[i] > allowed[i];
+    }
+    // Below 1, not at it: a quotient may have been rounded to 1.
+    if (!(largest < 1) || largest > tally.worst->ratio) return false;
+  }
+  for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
+  tally.zero_fails = zero_fails;
+  tally.gold_is_zero &= largest_of(size.data(), n) == 0;
+  tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
+  sums.abs_error += errors.sum;
+  sums.squared_error += errors.squares;
+  sums.squared_gold += golds.squares;
+  sums.finite += static_cast<int64_t>(n);
+  for (size_t i = 0; i < n; ++i) other[i] = error[i] / size[i];
+  for (size_t i = 0; i < n; ++i) relative.add(size[i], other[i]);
+  if (bias != nullptr && may_lean) add_leaning(block, sums);
+  return true;
+}
+
+/// One element as the gates of single elements see it.
+struct OutputComparison::State::Element {
+  double gold, got, error;
+  bool finite, equal_bits;
+  bool match;  ///< finite, or as infinite or undefined as it may be
+
+  /// Whether it passes `gate`, which allows an error of `allowed`; `over` becomes the error over that. `distance` is in
+  /// numbers of the output's dtype.
+  bool passes(const PreparedGate& gate, double allowed, double distance, double& over) const {
+    const Metric metric = gate.gate.metric;
+    if (metric == Metric::bits) {
+      const bool within = equal_bits || (match && !finite);
+      over = within ? 0 : kInfinity;
+      return within;
+    }
+    const bool by_ulp = metric == Metric::ulp;
+    const double off = by_ulp ? distance : error, limit = by_ulp ? gate.gate.limit : allowed;
+    over = off / limit;
+    if (!(over >= 0)) over = off == 0 ? 0 : kInfinity;  // 0/0, or an error over a bound that is NaN
+    return match && (!finite || off <= limit);
+  }
+};
+
+/// Element by element, whatever they are.
+void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
+                                          RelativeErrors& relative) const {
+  const size_t width = info(dtype).bytes;
+  for (size_t i = 0; i < block.count; ++i) {
+    const double g = block.value[i], c = block.got[i];
+    const auto at = static_cast<int64_t>(i);
+    const bool equal_bits = std::memcmp(block.stored + i * width, block.expected + i * width, width) == 0;
+    const bool finite = std::isfinite(g) && std::isfinite(c);
+    // A finite gold beyond the output's range is infinity once rounded: then infinity is right.
+    const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
+    const Element e{g, c, finite ? std::abs(c - g) : (match ? 0 : kInfinity), finite, equal_bits, match};
+    ElementReport report{block.row * view.columns + block.first_column + at, c, g, e.error, 0, -1, ""};
+    bool passes = true;
+    for (size_t k = 0; k < prepared.size(); ++k) {
+      const PreparedGate& gate = prepared[k];
+      const double allowed = gate.allowed(g, block.magnitude[i], block.rounding[i]);
+      double distance = e.error;  // 0 or infinite where not finite
+      if (gate.gate.metric == Metric::ulp && finite)
+        distance = static_cast<double>(
+            *ulp_distance(dtype, load_bits(dtype, block.stored, at), load_bits(dtype, block.expected, at)));
+      double over = 0;
+      if (!e.passes(gate, allowed, distance, over)) {
+        ++tally.gates[k].out_of_bound;
+        passes = false;
+      }
+      tally.gates[k].worst = std::max(tally.gates[k].worst, gate.gate.metric == Metric::ulp ? distance : over);
+      if (over > report.ratio) {
+        report.ratio = over;
+        report.bound = std::max(allowed, 0.0);
+        report.gate = to_string(gate.gate.metric);
+      }
+      tally.zero_fails |= gate.zero_fails(std::abs(g), allowed);
+    }
+    if (g != 0) tally.gold_is_zero = false;
+    if (!passes) {
+      ++tally.out_of_bound;
+      tally.take_first(report);
+      failures.note({block.row, block.first_column + at, c, g, report.bound}, tally.failures);
+    }
+    if (!match) {
+      ++tally.nonfinite;
+      tally.take_nonfinite(report);
+    }
+    tally.take_worst(report);
+    if (!finite) continue;
+    tally.max_abs = std::max(tally.max_abs, e.error);
+    sums.add(g, e.error);
+    relative.add(g, e.error / std::abs(g));
+  }
+  if (bias != nullptr) add_leaning(block, sums);
+}
+
+void OutputComparison::State::add_leaning(const Block& block, RowSums& sums) const {
+  std::array<double, kBlock> stored_gold;
+  info(dtype).decode(block.expected, stored_gold.data(), block.count);
+  for (size_t i = 0; i < block.count; ++i) {
+    const Leaning e = leaning_of(*bound, bias->one_sided, block.value[i], stored_gold[i], block.got[i],
+                                 block.magnitude[i], block.rounding[i]);
+    sums.leaning += e.leaning;
+    sums.may_lean += e.may_lean;
+  }
+}
+
+void OutputComparison::State::add_rounding(const Block& block, RowSums& sums) const {
+  std::array<double, kBlock> stored_gold;
+  info(dtype).decode(block.expected, stored_gold.data(), block.count);
+  for (size_t i = 0; i < block.count; ++i) {
+    const double rounding = stored_gold[i] - block.value[i];
+    if (std::isfinite(rounding)) sums.squared_rounding += rounding * rounding;
+  }
+}
+
+void OutputComparison::State::add_blocks(int64_t row, const double* decoded, const double* value) {
+  static thread_local std::vector<RowSums> sums;
+  sums.assign(blocks->blocks_per_row(), {});
+  for (int64_t c = 0; c < view.columns; ++c) {
+    const double error = std::abs(decoded[c] - value[c]);
+    if (std::isfinite(error)) sums[static_cast<size_t>(c / blocks->width())].add(value[c], error);
+  }
+  blocks->add(row, sums);
+}
+
+void OutputComparison::State::compare_row(int64_t row, const double* value, const double* magnitude,
+                                          const double* rounding) {
+  static thread_local std::vector<double> decoded;
+  static thread_local std::vector<std::byte> expected;
+  const auto n = static_cast<size_t>(view.columns);
+  const DTypeInfo& type = info(dtype);
+  const std::byte* stored = got + static_cast<size_t>(row) * n * type.bytes;
+  decoded.resize(n);
+  expected.resize(n * type.bytes);
+  type.decode(stored, decoded.data(), n);
+  type.encode(value, expected.data(), n);
+
+  Tally tally;
+  tally.gates.resize(prepared.size());
+  RowSums sums;
+  RelativeErrors relative;
+  for (size_t at = 0; at < n; at += kBlock) {
+    const size_t count = std::min(kBlock, n - at);
+    const std::byte *a = stored + at * type.bytes, *b = &expected[at * type.bytes];
+    const Block block{row,
+                      static_cast<int64_t>(at),
+                      count,
+                      &decoded[at],
+                      value + at,
+                      magnitude + at,
+                      rounding + at,
+                      a,
+                      b,
+                      max_ulp_distance(dtype, a, b, count)};
+    tally.max_ulp = std::max(tally.max_ulp, block.max_ulp);
+    if (!compare_ordinary(block, tally, sums, relative)) compare_any(block, tally, sums, relative);
+    if (baseline) add_rounding(block, sums);
+  }
+  if (blocks) add_blocks(row, decoded.data(), value);
+  for (size_t i = 0; i < n && quantity != TokenQuantity::none; ++i) {
+    tokens[static_cast<size_t>(row) * n + i] = {decoded[i], value[i], allowed(value[i], magnitude[i], rounding[i])};
+  }
+
+  const std::lock_guard lock(mutex);
+  RowSums& place = rows[static_cast<size_t>(row)];
+  tally.count = place.seen ? 0 : view.columns;  // a row given twice counts once; the other one is missing then
+  sums.seen = true;
+  place = sums;
+  total.merge(tally);
+  failures.add(tally.failures, row);
+  for (int b = relative.low; b <= relative.high; ++b) {
+    double& largest = max_rel[static_cast<size_t>(b)];
+    largest = std::max(largest, relative.largest[static_cast<size_t>(b)]);
+  }
+}
+
+}  // namespace checkop

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What compare.cpp and compare_rows.cpp share: the state of a comparison and what a row contributes to it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "compare.hpp"
+#include "summary.hpp"
+
+namespace checkop {
+
+struct GateTally {
+  double worst = 0;  ///< largest error over what is allowed, infinite for bits that differ; ulp: the largest distance
+  int64_t out_of_bound = 0;
+};
+
+/// What a row contributes; merging two tallies is commutative.
+struct Tally {
+  int64_t count = 0, out_of_bound = 0, nonfinite = 0;
+  bool zero_fails = false, gold_is_zero = true;
+  std::optional<ElementReport> first, worst, first_nonfinite;
+  double max_abs = 0;
+  uint64_t max_ulp = 0;
+  std::vector<GateTally> gates;
+  RowFailures failures;  ///< of a row; not merged
+
+  void take_first(const ElementReport& e) { take_lower(e, first); }
+  void take_nonfinite(const ElementReport& e) { take_lower(e, first_nonfinite); }
+  void take_worst(const ElementReport& e) {
+    if (!worst || e.ratio > worst->ratio || (e.ratio == worst->ratio && e.index < worst->index)) worst = e;
+  }
+  void merge(const Tally& other) {
+    count += other.count;
+    out_of_bound += other.out_of_bound;
+    nonfinite += other.nonfinite;
+    zero_fails |= other.zero_fails;
+    gold_is_zero &= other.gold_is_zero;
+    max_abs = std::max(max_abs, other.max_abs);
+    max_ulp = std::max(max_ulp, other.max_ulp);
+    if (other.first) take_first(*other.first);
+    if (other.first_nonfinite) take_nonfinite(*other.first_nonfinite);
+    if (other.worst) take_worst(*other.worst);
+    for (size_t k = 0; k < gates.size(); ++k) {
+      gates[k].worst = std::max(gates[k].worst, other.gates[k].worst);
+      gates[k].out_of_bound += other.gates[k].out_of_bound;
+    }
+  }
+
+ private:
+  static void take_lower(const ElementReport& e, std::optional<ElementReport>& place) {
+    if (!place || e.index < place->index) place = e;
+  }
+};
+
+inline constexpr int kBinades = 2048;  // exponents of a double
+inline int binade(double x) { return static_cast<int>((std::bit_cast<uint64_t>(x) >> 52) & 0x7ff); }
+
+/// Largest relative errors by binade of the gold.
+struct RelativeErrors {
+  std::array<double, kBinades> largest{};
+  int low = kBinades, high = -1;
+
+  /// `error` is relative.
+  void add(double gold, double error) {
+    if (!(error > 0) || gold == 0) return;
+    const int b = binade(gold);
+    double& place = largest[static_cast<size_t>(b)];
+    place = std::max(place, error);
+    low = std::min(low, b);
+    high = std::max(high, b);
+  }
+};
+
+/// A block of one row's elements in the forms that the loops below need.
+struct Block {
+  int64_t row, first_column;
+  size_t count;
+  const double *got, *value, *magnitude, *rounding;
+  const std::byte *stored, *expected;  ///< as the candidate wrote it; the gold rounded once
+  uint64_t max_ulp;                    ///< the largest distance between the two
+};
+
+struct OutputComparison::State {
+  State(DType dtype, const std::byte* got, MatrixView view, Gates all_gates, int64_t terms, RowSet rows,
+        TokenQuantity tokens);
+
+  DType dtype;
+  const std::byte* got;
+  MatrixView view;
+  RowSet wanted;
+  Gates gates;
+  std::vector<PreparedGate> prepared;  ///< those of single elements
+  std::optional<PreparedGate> bound;   ///< the bound_ratio gate, for bias_t
+  const Gate *baseline = nullptr, *bias = nullptr,
+             *clip = nullptr;  ///< gates of the output that need sums of their own
+  std::unique_ptr<BlockSums> blocks;
+  TokenQuantity quantity;
+  std::vector<Token> tokens;
+  std::vector<RowSums> rows;
+  FailureRecorder failures;
+  std::mutex mutex;
+  Tally total;                             // under mutex
+  std::array<double, kBinades> max_rel{};  // under mutex: largest relative error by binade of the gold
+
+  struct Element;
+  void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
+  bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
+  void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
+  void add_leaning(const Block& block, RowSums& sums) const;
+  void add_rounding(const Block& block, RowSums& sums) const;
+  void add_blocks(int64_t row, const double* decoded, const double* value);
+  double allowed(double value, double magnitude, double rounding) const;
+  Achieved achieved(const Gate& gate, const RowSums& sum, const std::optional<PolicyMetrics>& policy) const;
+  std::optional<PolicyMetrics> policy() const;
+};
+
+}  // namespace checkop

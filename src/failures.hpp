@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which elements of an output failed, in memory that does not grow with their number.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <vector>
+
+namespace checkop {
+
+struct FailingElement {
+  int64_t row = 0, column = 0;
+  double got = 0, gold = 0, bound = 0;
+};
+
+/// Of one output as a matrix. What is kept does not depend on the order of rows or threads.
+struct FailureSummary {
+  int64_t count = 0;
+  std::vector<int64_t> by_row, by_column;  ///< how many failed; empty when none did
+  std::vector<FailingElement> sample;      ///< at most kMost, chosen at random; by row and column
+};
+
+/// Those of one row, on their way to FailureRecorder.
+class RowFailures {
+ public:
+  bool empty() const { return columns_.empty(); }
+
+ private:
+  friend class FailureRecorder;
+  std::vector<int64_t> columns_;
+  std::vector<FailingElement> sample_;
+};
+
+class FailureRecorder {
+ public:
+  static constexpr size_t kMost = 4096;
+
+  FailureRecorder(int64_t rows, int64_t columns) : rows_(rows), columns_(columns) {}
+
+  /// Any thread; each row's RowFailures from one.
+  void note(const FailingElement& element, RowFailures& row) const;
+  void add(const RowFailures& row, int64_t number);
+  FailureSummary summary() const;
+
+ private:
+  struct Ranked {
+    uint64_t rank;
+    FailingElement element;
+  };
+  uint64_t rank_of(const FailingElement& element) const;
+  void shrink();  ///< to the kMost lowest ranks; under mutex_
+
+  int64_t rows_, columns_;
+  std::atomic<uint64_t> highest_{std::numeric_limits<uint64_t>::max()};  ///< ranks above it will not be kept
+  std::mutex mutex_;
+  std::vector<Ranked> kept_;
+  FailureSummary counts_;
+};
+
+}  // namespace checkop

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of metrics.
+#include "gate.hpp"
+
+#include <array>
+
+namespace checkop {
+namespace {
+
+constexpr GateKey real(std::string_view name, double Gate::*place, bool required = true) {
+  return {name, place, nullptr, 0, required};
+}
+constexpr GateKey integer(std::string_view name, int64_t Gate::*place, double least, bool required = true) {
+  return {name, nullptr, place, least, required};
+}
+
+constexpr GateKey kLimit = real("limit", &Gate::limit);
+// Step and bias describe the hardware: left out, one rounding per term, to nearest.
+constexpr std::array kBoundRatioKeys{kLimit, real("lambda", &Gate::lambda), integer("max_chain", &Gate::max_chain, 0),
+                                     integer("step", &Gate::step, 1, false),
+                                     real("bias_ulps", &Gate::bias_ulps, false)};
+constexpr std::array kToleranceKeys{real("atol", &Gate::atol), real("rtol", &Gate::rtol)};
+constexpr std::array kLimitOnly{kLimit};
+constexpr std::array kBlockKeys{kLimit, integer("rows", &Gate::rows, 1), integer("columns", &Gate::columns, 1)};
+constexpr std::array kBiasKeys{kLimit, real("one_sided", &Gate::one_sided)};
+constexpr std::array kClipKeys{kLimit, real("clip_eps", &Gate::clip_eps)};
+
+struct Entry {
+  Metric metric;
+  std::string_view name;
+  std::span<const GateKey> keys;
+};
+constexpr std::array kTable{
+    Entry{Metric::bound_ratio, "bound_ratio", kBoundRatioKeys},
+    Entry{Metric::atol_rtol, "atol_rtol", kToleranceKeys},
+    Entry{Metric::bits, "bits", {}},
+    Entry{Metric::ulp, "ulp", kLimitOnly},
+    Entry{Metric::rel_l2, "rel_l2", kLimitOnly},
+    Entry{Metric::block_rel_l2, "block_rel_l2", kBlockKeys},
+    Entry{Metric::vs_baseline, "vs_baseline", kLimitOnly},
+    Entry{Metric::bias_t, "bias_t", kBiasKeys},
+    Entry{Metric::identities, "identities", kLimitOnly},
+    Entry{Metric::max_abs_dlogp, "max_abs_dlogp", kLimitOnly},
+    Entry{Metric::k3_mean, "k3_mean", kLimitOnly},
+    Entry{Metric::k3_max, "k3_max", kLimitOnly},
+    Entry{Metric::ratio_deviation, "ratio_deviation", kLimitOnly},
+    Entry{Metric::clip_flips, "clip_flips", kClipKeys},
+};
+
+const Entry& entry(Metric metric) { return kTable.at(static_cast<size_t>(metric)); }
+
+}  // namespace
+
+std::string_view to_string(Metric metric) { return entry(metric).name; }
+
+std::span<const Metric> all_metrics() {
+  static const auto kAll = [] {
+    std::array<Metric, kTable.size()> all{};
+    for (size_t i = 0; i < all.size(); ++i) all[i] = kTable[i].metric;
+    return all;
+  }();
+  return kAll;
+}
+
+bool is_elementwise(Metric metric) { return metric <= Metric::ulp; }
+
+bool is_of_tokens(Metric metric) { return metric >= Metric::max_abs_dlogp; }
+
+TokenQuantity token_quantity(const OutputSpec& output) {
+  if (output.numerics != Numerics::logprob) return TokenQuantity::none;
+  if (output.tensor.name == "logp") return TokenQuantity::logp;
+  return output.tensor.name == "ratio" ? TokenQuantity::ratio : TokenQuantity::none;
+}
+
+std::span<const GateKey> keys_of(Metric metric) { return entry(metric).keys; }
+
+}  // namespace checkop

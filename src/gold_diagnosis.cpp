@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a diagnosis needs beside the failing elements: gold of rows near them, and masks by element of the output.
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "diagnosis.hpp"
+#include "gold.hpp"
+#include "sampling.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr double kMostWork = 1e9;  // of a gold that can't be had for single rows, as gold_work() counts
+
+std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor>& inputs, size_t index,
+                                         const MatrixView& view, const OutputComparison& comparison,
+                                         const std::vector<int64_t>& wanted, unsigned threads) {
+  const auto& outputs = c.pass->outputs;
+  if (wanted.empty() || (!outputs[index].sampled && gold_work(c) > kMostWork)) return {};
+  std::vector<RowSet> sets(outputs.size());
+  const std::string group = row_group(c, outputs[index].tensor);
+  for (size_t i = 0; i < sets.size(); ++i) {
+    if (!outputs[i].sampled || !is_present(c, outputs[i].tensor)) continue;
+    const bool same = row_group(c, outputs[i].tensor) == group;
+    sets[i] = {false, same && outputs[index].sampled ? wanted : std::vector<int64_t>{0}};
+  }
+  std::map<int64_t, NearbyRow> found;
+  std::mutex mutex;
+  const auto take = [&](const GoldRows& block) {
+    if (block.output != static_cast<int>(index)) return;
+    const int64_t cut = block.columns / view.columns;
+    for (const int64_t row : wanted) {
+      const int64_t at = (row - block.first_row * cut) * view.columns;
+      if (row < block.first_row * cut || row >= (block.first_row + block.n_rows) * cut) continue;
+      NearbyRow near;
+      near.value.assign(block.value + at, block.value + at + view.columns);
+      for (int64_t i = at; i < at + view.columns; ++i)
+        near.allowed.push_back(comparison.allowed(block.value[i], block.magnitude[i], block.rounding[i]));
+      const std::lock_guard lock(mutex);
+      found[row] = std::move(near);
+    }
+  };
+  run_gold(c, inputs, threads, take, sets);
+  return found;
+}
+
+/// Steps of `dims` in the memory of a tensor, by dimension.
+std::map<std::string_view, int64_t> strides_of(const Case& c, const TensorSpec& spec) {
+  std::map<std::string_view, int64_t> strides;
+  const auto names = split_dims(spec.dims);
+  int64_t stride = 1;
+  for (size_t i = names.size(); i-- > 0;) {
+    strides[names[i]] = stride;
+    stride *= c.dims.find(names[i])->second;
+  }
+  return strides;
+}
+
+/// Masks whose dimensions are all dimensions of the output.
+std::vector<MaskOf> masks_of(const Case& c, const std::vector<Tensor>& inputs, const TensorSpec& output,
+                             int64_t columns) {
+  std::vector<MaskOf> masks;
+  const auto of_output = strides_of(c, output);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const TensorSpec& spec = c.pass->inputs[i];
+    if (spec.fill != Fill::mask || inputs[i].name.empty()) continue;
+    const auto of_mask = strides_of(c, spec);
+    const bool fits = std::all_of(of_mask.begin(), of_mask.end(),
+                                  [&](const auto& dim) { return of_output.find(dim.first) != of_output.end(); });
+    if (!fits) continue;
+    const auto is_zero = [&c, &mask = inputs[i], of_mask, of_output, columns](int64_t row, int64_t column) {
+      int64_t at = 0;
+      for (const auto& [dim, stride] : of_mask) {
+        at += (row * columns + column) / of_output.find(dim)->second % c.dims.find(dim)->second * stride;
+      }
+      return mask.at(at) == 0;
+    };
+    masks.push_back({std::string(spec.name), is_zero});
+  }
+  return masks;
+}
+
+}  // namespace
+
+std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
+                            const OutputComparison& comparison, const RowSet& rows, unsigned threads) {
+  const TensorSpec& spec = c.pass->outputs[index].tensor;
+  const MatrixView view = judged_view(*c.op, spec, output.shape);
+  const FailureSummary failures = comparison.failures();
+  const std::vector<int64_t> wanted = rows_to_compare(failures, view.rows);
+  return diagnose({output.dtype, output.bytes.data(), view, rows, failures,
+                   nearby_rows(c, inputs, index, view, comparison, wanted, threads),
+                   masks_of(c, inputs, spec, view.columns)});
+}
+
+}  // namespace checkop

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Token by token, in order.
+#include "policy_metrics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace checkop {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+double logp_error(TokenQuantity quantity, const Token& t) {
+  if (t.got == t.gold) return 0;  // infinities too
+  const double d = quantity == TokenQuantity::ratio ? std::log(t.got) - std::log(t.gold) : t.got - t.gold;
+  return std::isnan(d) ? kInfinity : d;
+}
+
+bool flips(TokenQuantity quantity, const Token& t, double d, double eps) {
+  if (quantity == TokenQuantity::logp) {
+    const double ratio = std::exp(d);
+    return !(ratio >= 1 - eps && ratio <= 1 + eps);
+  }
+  const auto crosses = [&t](double edge) {
+    return !((t.got < edge) == (t.gold < edge) && std::isfinite(t.got)) && !(std::abs(t.gold - edge) <= t.bound);
+  };
+  return t.got != t.gold && (crosses(1 - eps) || crosses(1 + eps));
+}
+
+}  // namespace
+
+double PolicyMetrics::of(Metric metric) const {
+  switch (metric) {
+    case Metric::max_abs_dlogp:
+      return max_abs_dlogp;
+    case Metric::k3_mean:
+      return k3_mean;
+    case Metric::k3_max:
+      return k3_max;
+    case Metric::ratio_deviation:
+      return ratio_deviation;
+    case Metric::clip_flips:
+      return clip_flips;
+    default:
+      return kInfinity;
+  }
+}
+
+PolicyMetrics policy_metrics(TokenQuantity quantity, std::span<const Token> tokens, double clip_eps) {
+  PolicyMetrics m;
+  m.clip_eps = clip_eps;
+  double k3_sum = 0;
+  int64_t flipped = 0;
+  for (const Token& t : tokens) {
+    const double d = logp_error(quantity, t);
+    const double growth = std::expm1(d), k3 = std::isinf(d) ? kInfinity : growth - d;
+    ++m.tokens;
+    m.max_abs_dlogp = std::max(m.max_abs_dlogp, std::abs(d));
+    m.ratio_deviation = std::max(m.ratio_deviation, std::isinf(d) ? kInfinity : std::abs(growth));
+    m.k3_max = std::max(m.k3_max, k3);
+    k3_sum += k3;
+    if (flips(quantity, t, d, clip_eps)) ++flipped;
+  }
+  if (m.tokens == 0) return m;
+  m.k3_mean = k3_sum / static_cast<double>(m.tokens);
+  m.clip_flips = static_cast<double>(flipped) / static_cast<double>(m.tokens);
+  return m;
+}
+
+}  // namespace checkop

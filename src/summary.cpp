@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norms, blocks and the statistic of leaning errors.
+#include "summary.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+namespace checkop {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// sqrt(a/b), where nothing over nothing is nothing.
+double root_ratio(double a, double b) {
+  if (b > 0) return std::sqrt(a / b);
+  return a == 0 ? 0 : kInfinity;  // a NaN is no zero
+}
+
+}  // namespace
+
+RowSums& RowSums::operator+=(const RowSums& other) {
+  abs_error += other.abs_error;
+  squared_error += other.squared_error;
+  squared_gold += other.squared_gold;
+  squared_rounding += other.squared_rounding;
+  finite += other.finite;
+  return *this;
+}
+
+Achieved rel_l2(const RowSums& total) {
+  return {root_ratio(total.squared_error, total.squared_gold), root_ratio(total.squared_gold, total.squared_gold)};
+}
+
+Achieved vs_baseline(const RowSums& total) {
+  return {root_ratio(total.squared_error, total.squared_rounding),
+          root_ratio(total.squared_gold, total.squared_rounding)};
+}
+
+Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
+                   double rounding) {
+  const double size = std::abs(y), computed = gate.computed(magnitude, rounding);
+  const double half = gate.half_ulp(size + computed), bound = computed + half, off = c - stored;
+  const bool tells = computed >= half || !(std::abs(c - y) <= bound);
+  if (y == 0 || !tells || !std::isfinite(off)) return {};
+  const double may_lean = computed < half ? 0 : computed - (1 - one_sided) * gate.growth * magnitude;
+  return {(y < 0 ? -off : off) / bound, may_lean / bound};
+}
+
+Achieved bias_statistic(std::span<const RowSums> rows) {
+  using Key = std::tuple<double, double, double>;
+  std::vector<Key> different;
+  for (const RowSums& row : rows) {
+    if (row.leaning != 0 || row.may_lean != 0) different.emplace_back(row.squared_gold, row.leaning, row.may_lean);
+  }
+  std::sort(different.begin(), different.end());  // also makes the sums below independent of everything else
+  different.erase(std::unique(different.begin(), different.end()), different.end());
+  double leaning = 0, may_lean = 0, squares = 0;
+  for (const auto& [gold, s, a] : different) {
+    leaning += s, may_lean += a;
+    squares += (std::abs(s) + a) * (std::abs(s) + a);
+  }
+  const double excess = std::abs(leaning) - may_lean;
+  if (excess <= 0 || squares == 0) return {};
+  return {excess / std::sqrt(squares)};
+}
+
+BlockSums::BlockSums(int64_t rows, int64_t columns, MatrixView view, const RowSet& wanted)
+    : rows_(rows), columns_(columns), per_row_(static_cast<size_t>((view.columns + columns - 1) / columns)) {
+  strips_.resize(static_cast<size_t>((view.rows + rows - 1) / rows));
+  for (int64_t i = 0; i < wanted.count(view.rows); ++i) ++strips_[static_cast<size_t>(wanted.at(i) / rows_)].missing;
+}
+
+void BlockSums::add(int64_t row, std::span<const RowSums> sums) {
+  const std::lock_guard lock(mutex_);
+  Strip& strip = strips_[static_cast<size_t>(row / rows_)];
+  strip.pending[row].assign(sums.begin(), sums.end());
+  if (std::ssize(strip.pending) < strip.missing) return;
+  strip.total.resize(per_row_);
+  for (const auto& [each, of_row] : strip.pending) {
+    for (size_t i = 0; i < per_row_; ++i) strip.total[i] += of_row[i];
+  }
+  strip.pending.clear();
+}
+
+Achieved BlockSums::worst(double limit) const {
+  Achieved all;
+  for (const Strip& strip : strips_) {
+    for (const RowSums& block : strip.total) {
+      const Achieved one = rel_l2(block);
+      all.value = std::max(all.value, one.value);
+      all.of_zeros = std::max(all.of_zeros, one.of_zeros);
+      if (!(one.value <= limit)) ++all.out_of_bound;
+    }
+  }
+  return all;
+}
+
+}  // namespace checkop

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every fault is recognised for what it is, and for nothing else.
+#include "diagnosis.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "gold.hpp"
+#include "inputs.hpp"
+#include "judge_helper.hpp"
+#include "policy_helper.hpp"
+
+namespace checkop {
+namespace {
+
+/// The columns of the last dimension, and the stored gold of the first output as a matrix.
+struct Spoiled {
+  Tensor& t;
+  int64_t rows, columns;
+
+  double at(int64_t r, int64_t c) const { return t.at(r * columns + c); }
+  void set(int64_t r, int64_t c, double x) const { t.set(r * columns + c, x); }
+  void each(const std::function<double(int64_t, int64_t, double)>& body) const {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) set(r, c, body(r, c, at(r, c)));
+  }
+  void take_row_from(int64_t step) const {
+    std::vector<double> before;
+    for (int64_t i = 0; i < rows * columns; ++i) before.push_back(t.at(i));
+    each([&](int64_t r, int64_t c, double) {
+      return before[static_cast<size_t>((r + step + rows) % rows * columns + c)];
+    });
+  }
+};
+
+struct Fault {
+  const char* name;
+  const char* looks_like;  ///< what the diagnosis must hold, and that of no other fault may
+  void (*spoil)(const Spoiled&);
+};
+
+double off(double x) { return x + 0.3 * std::abs(x) + 0.1; }
+
+constexpr std::array kFaults{
+    Fault{"zeros", "the whole output is zeros",
+          [](const Spoiled& s) { s.each([](auto, auto, double) { return 0.0; }); }},
+    Fault{"rows_of_zeros", "the failing elements are zeros",
+          [](const Spoiled& s) { s.each([](int64_t r, auto, double x) { return r == 5 || r == 8 ? 0 : x; }); }},
+    Fault{"one_value", "all hold the same value, 0.5",
+          [](const Spoiled& s) { s.each([](auto, auto, double) { return 0.5; }); }},
+    Fault{"previous_row", "the gold of the row before", [](const Spoiled& s) { s.take_row_from(-1); }},
+    Fault{"next_row", "the gold of the row after", [](const Spoiled& s) { s.take_row_from(1); }},
+    Fault{"doubled", "are 2 times the gold",
+          [](const Spoiled& s) { s.each([](auto, auto, double x) { return 2 * x; }); }},
+    Fault{"halved", "are 1/2 of the gold",
+          [](const Spoiled& s) { s.each([](auto, int64_t c, double x) { return c % 3 == 0 ? x / 2 : x; }); }},
+    Fault{"scaled", "are 1.25 times the gold",
+          [](const Spoiled& s) { s.each([](auto, auto, double x) { return 1.25 * x; }); }},
+    Fault{"sign", "are -1 times the gold", [](const Spoiled& s) { s.each([](auto, auto, double x) { return -x; }); }},
+    Fault{"tail_columns", "only in columns 192 to 199, behind the last whole tile of 64",
+          [](const Spoiled& s) { s.each([](auto, int64_t c, double x) { return c >= 192 ? off(x) : x; }); }},
+    Fault{"tail_rows", "only in rows 48 to 51, behind the last whole tile of 16",
+          [](const Spoiled& s) { s.each([](int64_t r, auto, double x) { return r >= 48 ? off(x) : x; }); }},
+    Fault{"tile_edges", "only in columns that are 31 modulo 32",
+          [](const Spoiled& s) { s.each([](auto, int64_t c, double x) { return c % 32 == 31 ? off(x) : x; }); }},
+    Fault{"every_second_tile", "only in columns that are 16 to 31 modulo 32",
+          [](const Spoiled& s) { s.each([](auto, int64_t c, double x) { return c / 16 % 2 == 1 ? off(x) : x; }); }},
+    Fault{"rows_of_tiles", "only in rows that are 0 modulo 16",
+          [](const Spoiled& s) { s.each([](int64_t r, auto, double x) { return r % 16 == 0 ? off(x) : x; }); }},
+};
+
+/// 52 rows of 200 columns: no multiples of a tile. The gold of matmul's forward pass is as random as its inputs.
+Case matmul_52x200(DType dtype) {
+  return gold_case("matmul", "forward", dtype, {{"batch", 2}, {"seq", 26}, {"k_dim", 24}, {"n_dim", 200}});
+}
+
+std::string diagnosed(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+                      size_t index = 0) {
+  const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), "", 2)[index];
+  EXPECT_FALSE(comparison.passed());
+  return comparison.diagnosis;
+}
+
+TEST(Diagnosis, EachFaultIsSeenForWhatItIsAndForNothingElse) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const Case c = matmul_52x200(dtype);
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    for (const Fault& fault : kFaults) {
+      std::vector<Tensor> outputs = rounded_gold(c, inputs);
+      fault.spoil({outputs[0], 52, 200});
+      const std::string text = diagnosed(c, inputs, outputs);
+      for (const Fault& other : kFaults)
+        EXPECT_EQ(text.find(other.looks_like) != std::string::npos, other.name == fault.name)
+            << info(dtype).name << " " << fault.name << ": " << text;
+    }
+  }
+}
+
+TEST(Diagnosis, NothingIsSaidOfElementsThatHaveNothingInCommon) {
+  const Case c = matmul_52x200(DType::f32);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = rounded_gold(c, inputs);
+  for (int64_t i = 0; i < 40; ++i) {
+    const int64_t at = i * i * 6 + 7 * i;
+    outputs[0].set(at, off(outputs[0].at(at)) * (1 + 0.01 * static_cast<double>(i)));
+  }
+  EXPECT_EQ(diagnosed(c, inputs, outputs), "");
+}
+
+TEST(Diagnosis, ARightOutputHasNone) {
+  const Case c = matmul_52x200(DType::bf16);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  EXPECT_EQ(judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), "", 1)[0].diagnosis, "");
+}
+
+TEST(Diagnosis, TruncationIsSeenInSixteenBits) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Case c = matmul_52x200(dtype);
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    std::vector<Tensor> outputs = rounded_gold(c, inputs);
+    const auto gold = collect_gold(c, inputs, 1);
+    for (int64_t i = 0; i < outputs[0].count(); ++i) {
+      const double y = gold[0].value[static_cast<size_t>(i)], x = outputs[0].at(i);
+      if (std::abs(x) > std::abs(y)) outputs[0].set(i, x - std::copysign(2 * half_ulp(dtype, y), y));
+    }
+    EXPECT_EQ(diagnosed(c, inputs, outputs), "the failing elements are rounded toward zero, not to nearest");
+  }
+}
+
+TEST(Diagnosis, AResultThatWentThroughSixteenBitsIsSeen) {
+  const Case c = matmul_52x200(DType::f32);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (const DType narrow : {DType::bf16, DType::f16}) {
+    std::vector<Tensor> outputs = rounded_gold(c, inputs);
+    Tensor through("x", narrow, {1});
+    for (int64_t i = 0; i < outputs[0].count(); ++i) {
+      through.set(0, outputs[0].at(i));
+      outputs[0].set(i, through.at(0));
+    }
+    EXPECT_EQ(diagnosed(c, inputs, outputs),
+              "the failing elements have no more bits than " + std::string(info(narrow).name));
+  }
+}
+
+TEST(Diagnosis, ElementsThatWereNotWrittenAreTold) {
+  const Case c = matmul_52x200(DType::bf16);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = rounded_gold(c, inputs), nans = rounded_gold(c, inputs);
+  for (int64_t i = 400; i < 600; ++i) {
+    const uint16_t poison = 0x7fd2, quiet = 0x7fc0;
+    std::memcpy(outputs[0].bytes.data() + 2 * i, &poison, 2);
+    std::memcpy(nans[0].bytes.data() + 2 * i, &quiet, 2);
+  }
+  EXPECT_EQ(diagnosed(c, inputs, outputs),
+            "the failing elements hold a NaN that arithmetic does not make, 0x7fd2: they were not written");
+  EXPECT_EQ(diagnosed(c, inputs, nans), "");
+}
+
+TEST(Diagnosis, AFaultOfMaskedTokensNamesTheMask) {
+  const Case c = gold_case("ratio_kl", "backward", DType::f32, {{"batch", 2}, {"seq", 16}, {"vocab", 40}});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const Tensor& mask = inputs[input_index(*c.pass, "attention_mask")];
+  for (const bool masked : {true, false}) {
+    std::vector<Tensor> outputs = rounded_gold(c, inputs);
+    for (int64_t r = 0; r < 32; ++r)
+      if ((mask.at(r) == 0) == masked) outputs[0].set(r * 40 + r, off(outputs[0].at(r * 40 + r)));
+    const std::string text = diagnosed(c, inputs, outputs);
+    EXPECT_EQ(text.find("only where attention_mask is 0") != std::string::npos, masked) << text;
+  }
+}
+
+TEST(Diagnosis, OneColumnARowIsEnough) {
+  const Case c = gold_case("logp", "forward", DType::bf16, {{"batch", 2}, {"seq", 25}, {"vocab", 40}});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = rounded_gold(c, inputs);
+  outputs[0].set(17, outputs[0].at(16));
+  EXPECT_EQ(diagnosed(c, inputs, outputs), "failing rows hold the gold of the row before: row 17 that of row 16");
+}
+
+TEST(Diagnosis, AGoldOfSampledRowsIsEnough) {
+  const Case c = matmul_52x200(DType::f32);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = rounded_gold(c, inputs);
+  Spoiled{outputs[0], 52, 200}.take_row_from(1);
+  const std::vector<RowSet> rows{{false, {0, 7, 30, 51}}};
+  const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), "", 1, rows)[0];
+  EXPECT_NE(comparison.diagnosis.find("the gold of the row after"), std::string::npos) << comparison.diagnosis;
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gates of an output as a whole: what they catch that no gate of single elements does, and what must not trip them.
+#include "summary.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "compare_helper.hpp"
+#include "random.hpp"
+
+namespace checkop {
+namespace {
+
+using namespace compare_test;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+double normal(uint64_t index) { return Stream::derive(7, "test", "values").normal(index); }
+
+/// Standard normals as the gold, stored once: what an ideal candidate writes.
+Matrix ideal(int64_t rows, int64_t columns, double scale = 1) {
+  Matrix m(rows, columns);
+  for (size_t i = 0; i < m.gold.size(); ++i) m.got[i] = m.gold[i] = scale * normal(i);
+  m.magnitude = m.rounding = 0;
+  return m;
+}
+
+double rounded(DType dtype, double x) {
+  Tensor t("x", dtype, {1});
+  t.set(0, x);
+  return t.at(0);
+}
+
+/// Toward zero, to a number of `dtype`.
+double truncated(DType dtype, double x) {
+  const double nearest = rounded(dtype, x);
+  return std::abs(nearest) > std::abs(x) ? nearest - std::copysign(2 * half_ulp(dtype, x), x) : nearest;
+}
+
+// --- norms -----------------------------------------------------------------------------------------------------------
+
+TEST(Summary, RelL2IsOfTheWholeOutput) {
+  Matrix m(2, 2);
+  m.gold = {3, 0, 0, 4};
+  m.got = {3, 0, 1, 4};
+  const Comparison c = compare(DType::f32, m, {tolerance(10, 0), gate(Metric::rel_l2, 0.2)});
+  EXPECT_DOUBLE_EQ(c.gates[1].achieved, 0.2);
+  EXPECT_TRUE(c.passed());
+  EXPECT_FALSE(compare(DType::f32, m, {tolerance(10, 0), gate(Metric::rel_l2, 0.199)}).passed());
+}
+
+TEST(Summary, ANormNeverHidesANonfiniteElement) {
+  Matrix m = ideal(4, 4);
+  m.got[5] = std::numeric_limits<double>::quiet_NaN();
+  for (const Metric metric : {Metric::rel_l2, Metric::vs_baseline}) {
+    const Comparison c = compare(DType::f32, m, {tolerance(1e30, 0), gate(metric, 1e30)});
+    EXPECT_EQ(c.gates[1].achieved, kInf);
+    EXPECT_FALSE(c.gates[1].holds);
+  }
+}
+
+TEST(Summary, OneWrongBlockShowsInItsOwnNormOnly) {
+  Matrix m = ideal(100, 130);
+  for (int64_t r = 64; r < 100; ++r)
+    for (int64_t c = 128; c < 130; ++c) m.got[static_cast<size_t>(r * 130 + c)] *= 1.5;
+  Gate blocks = gate(Metric::block_rel_l2, 0.1);
+  blocks.rows = blocks.columns = 64;
+  const Comparison c = compare(DType::f32, m, {tolerance(10, 0), gate(Metric::rel_l2, 0.1), blocks});
+  EXPECT_TRUE(c.gates[1].holds) << c.gates[1].achieved;
+  EXPECT_FALSE(c.gates[2].holds);
+  EXPECT_NEAR(c.gates[2].achieved, 0.5, 1e-6);
+  EXPECT_EQ(c.gates[2].out_of_bound, 1);
+  EXPECT_EQ(c.out_of_bound, 0);
+  EXPECT_FALSE(c.passed());
+}
+
+TEST(Summary, BlocksOfSampledRowsHoldThoseRows) {
+  BlockSums blocks(64, 64, {200, 64}, {false, {3, 70, 199}});
+  RowSums bad;
+  bad.add(1, 0.5);
+  for (const int64_t row : {199, 3, 70}) blocks.add(row, std::vector<RowSums>{bad});
+  EXPECT_EQ(blocks.worst(0.4).out_of_bound, 3);
+  EXPECT_EQ(blocks.worst(0.6).out_of_bound, 0);
+  EXPECT_EQ(blocks.worst(0.6).value, 0.5);
+}
+
+TEST(Summary, ABlockOfZerosMustBeMetExactly) {
+  Matrix m(2, 2);
+  m.gold = {0, 1, 0, 1};
+  m.got = {1e-30, 1, 0, 1};
+  Gate blocks = gate(Metric::block_rel_l2, 0.1);
+  blocks.rows = 2, blocks.columns = 1;
+  EXPECT_EQ(compare(DType::f32, m, {tolerance(1, 0), blocks}).gates[1].achieved, kInf);
+}
+
+TEST(Summary, ZerosFailByANorm) {
+  Matrix m = ideal(4, 4, 1e-9);
+  EXPECT_TRUE(compare(DType::f32, m, {tolerance(1, 0)}).zeros_would_pass);
+  for (const Metric metric : {Metric::rel_l2, Metric::vs_baseline})
+    EXPECT_FALSE(compare(DType::bf16, m, {tolerance(1, 0), gate(metric, 0.5)}).zeros_would_pass);
+  EXPECT_TRUE(compare(DType::f32, m, {tolerance(1, 0), gate(Metric::rel_l2, 1)}).zeros_would_pass);
+}
+
+// --- the baseline ----------------------------------------------------------------------------------------------------
+
+TEST(Summary, AnIdealCandidateIsItsOwnBaseline) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    EXPECT_EQ(compare(dtype, ideal(8, 64), {tolerance(1, 0), gate(Metric::vs_baseline)}).gates[1].achieved, 1);
+}
+
+TEST(Summary, TruncationIsTwiceTheBaseline) {
+  Matrix m = ideal(64, 64);
+  for (double& x : m.got) x = truncated(DType::bf16, x);
+  const Comparison c = compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_baseline, 1.5)});
+  EXPECT_NEAR(c.gates[1].achieved, 2, 0.05);  // uniform on [0, 2h) against [-h, h): 4/3 h^2 against 1/3 h^2
+  EXPECT_FALSE(c.gates[1].holds);
+}
+
+TEST(Summary, AnErrorWhereTheGoldCanBeStoredIsInfinitelyWorse) {
+  Matrix m(1, 2);
+  m.gold = m.got = {1, 2};
+  EXPECT_EQ(compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_baseline)}).gates[1].achieved, 0);
+  m.got[0] = 1.0078125;
+  EXPECT_EQ(compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_baseline)}).gates[1].achieved, kInf);
+}
+
+// --- errors to one side ----------------------------------------------------------------------------------------------
+
+GateResult bias_of(DType dtype, const Matrix& m, double limit_of_bound, double one_sided = 0, double bias_ulps = 0) {
+  Gate bound = bound_gate(limit_of_bound), bias = gate(Metric::bias_t, 7);
+  bound.bias_ulps = bias_ulps;
+  bias.one_sided = one_sided;
+  return compare(dtype, m, {bound, bias}).gates[1];
+}
+
+TEST(Bias, TruncationThatEveryElementWiseBoundPassesIsFound) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Matrix m = ideal(100, 16);
+    for (double& x : m.got) x = truncated(dtype, x);
+    const Comparison c = compare(dtype, m, {bound_gate(2.5), gate(Metric::bias_t, 7)});
+    EXPECT_EQ(c.out_of_bound, 0);
+    EXPECT_GT(c.gates[1].achieved, 9) << info(dtype).name;
+    EXPECT_FALSE(c.passed());
+    for (size_t i = 0; i < m.got.size(); ++i)  // and away from zero
+      m.got[i] += std::copysign(2 * half_ulp(dtype, m.gold[i]), m.gold[i]);
+    EXPECT_GT(compare(dtype, m, {bound_gate(2.5), gate(Metric::bias_t, 7)}).gates[1].achieved, 9);
+  }
+}
+
+TEST(Bias, RoundingToNearestDoesNotLean) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    EXPECT_EQ(bias_of(dtype, ideal(100, 16), 2.5).achieved, 0);
+}
+
+TEST(Bias, UnbiasedDoubleRoundingDoesNotLean) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Matrix m = ideal(100, 64);
+    for (size_t i = 0; i < m.got.size(); ++i)
+      m.got[i] = rounded(DType::bf16, m.gold[i] + half_ulp(DType::bf16, m.gold[i]) * normal(100000 * (seed + 1) + i));
+    const Comparison c = compare(DType::bf16, m, {bound_gate(20), gate(Metric::bias_t, 7)});
+    EXPECT_TRUE(c.passed()) << c.gates[1].achieved;
+    EXPECT_LT(c.gates[1].achieved, 4);
+  }
+}
+
+TEST(Bias, SumsThatRoundToNearestDoNotLeanAndTruncatedOnesDo) {
+  // Errors of a few ulp of fp32, within the bound of a sum; truncated, their mean is a tenth of the bound off.
+  constexpr double kUnit = 0x1p-24;
+  Matrix right = ideal(200, 64);
+  right.magnitude = 4;
+  Matrix truncating = right;
+  for (size_t i = 0; i < right.got.size(); ++i) {
+    const double error = kUnit * 4 * normal(500000 + i), y = right.gold[i];
+    right.got[i] = y + error;
+    truncating.got[i] = y + error - std::copysign(kUnit * 2.4, y);
+  }
+  EXPECT_LT(bias_of(DType::f32, right, 1).achieved, 5);
+  EXPECT_GT(bias_of(DType::f32, truncating, 1).achieved, 8);
+  EXPECT_EQ(bias_of(DType::f32, truncating, 1, 0.25).achieved, 0);  // granted to sums
+  EXPECT_EQ(bias_of(DType::f32, truncating, 1, 0, 1).achieved, 0);  // granted to tensor cores, by bias_ulps
+  truncating.rounding = 4;
+  EXPECT_EQ(bias_of(DType::f32, truncating, 1).achieved, 0);  // granted to functions
+}
+
+TEST(Bias, EqualInputsAreOneErrorNotMany) {
+  // Every element is the same value, near the middle between two numbers, and the candidate takes the other one.
+  Matrix m(100, 16);
+  const double middle = 1 + 0x1p-8;
+  std::fill(m.gold.begin(), m.gold.end(), middle + 0x1p-30);
+  std::fill(m.got.begin(), m.got.end(), 1.0);
+  EXPECT_EQ(bias_of(DType::bf16, m, 1).achieved, 0);
+  // Rows that are the same count once, whatever their errors.
+  std::fill(m.got.begin(), m.got.end(), 1 - 0x1p-7);
+  EXPECT_LE(bias_of(DType::bf16, m, 10).achieved, 1);
+}
+
+TEST(Bias, FewRowsCannotTell) {
+  Matrix m = ideal(9, 64);
+  for (double& x : m.got) x = truncated(DType::bf16, x);
+  EXPECT_LE(bias_of(DType::bf16, m, 2.5).achieved, 3);
+}
+
+}  // namespace
+}  // namespace checkop
