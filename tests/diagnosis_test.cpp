@@ -12,7 +12,7 @@
 #include "gold.hpp"
 #include "inputs.hpp"
 #include "judge_helper.hpp"
-#include "policy_helper.hpp"
+#include "rows_helper.hpp"
 
 namespace checkop {
 namespace {
