@@ -35,42 +35,44 @@ __device__ __forceinline__ void add_bias(float (&sum)[count], const T* __restric
   }
 }
 
-/// Rows m .. m + 63 and columns n .. n + kN - 1 of c, by a warpgroup whose shared memory begins at `staging`.
-///   turn: counts boxes over all calls, for the choice of a buffer     name: barrier of the warpgroup
-template <typename P, typename T>
-__device__ __forceinline__ void store_staged(const float (&sum)[P::kN / 2], const CUtensorMap& map, uint32_t staging,
-                                             uint32_t& turn, int name, int m, int n, int m_extent, int n_extent) {
-  const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
-  // Lane l addresses row l % 16 of its warp's 16, and the left or the right 8 of 16 columns.
-  const int row = thread / kWarp * 16 + lane % 16, right = lane / 16;
+/// The accumulators rounded, two to a word: packed[2j] and packed[2j + 1] are those of columns 8j .. in the upper and
+/// the lower 8 rows.
+template <typename T, int count>
+__device__ __forceinline__ void pack_sums(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
 #pragma unroll
-  for (int box = 0; box < P::kN / 64; ++box, ++turn) {
-    const uint32_t buffer = staging + turn % P::kStoreBuffers * P::kBoxBytes;
-    if (thread == 0) wait_for_stores<P::kStoreBuffers - 1>();  // the buffer's last box has been read
-    sync_threads(name, kGroup);
+  for (int i = 0; i < count / 2; ++i) packed[i] = pack_pair<T>(sum[2 * i], sum[2 * i + 1]);
+}
+
+/// Stores a box of 64 columns of c and this warp's 16 rows, which begin at (m, n), by way of `buffer` in shared memory,
+/// one of the warp's P::kStoreBuffers. Other boxes may still be on their way.
+template <typename P>
+__device__ __forceinline__ void store_staged(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer, int m,
+                                             int n, int m_extent, int n_extent) {
+  // Lane l addresses row l % 16, and the left or the right 8 of 16 columns.
+  const int lane = threadIdx.x % kWarp, row = lane % 16, right = lane / 16;
+  if (lane == 0) wait_for_stores<P::kStoreBuffers - 1>();  // the buffer's last box has been read
+  __syncwarp();
 #pragma unroll
-    for (int chunk = 0; chunk < 8; chunk += 2) {
-      const float* at = sum + box * 32 + chunk * 4;
-      store_matrices(buffer + row * 128 + ((chunk + right) ^ row % 8) * 16, pack_pair<T>(at[0], at[1]),
-                     pack_pair<T>(at[2], at[3]), pack_pair<T>(at[4], at[5]), pack_pair<T>(at[6], at[7]));
-    }
-    fence_async();
-    sync_threads(name, kGroup);
-    if (thread == 0) {
-      if (m < m_extent && n + box * 64 < n_extent) store_box(map, buffer, n + box * 64, m);
-      commit_stores();
-    }
+  for (int chunk = 0; chunk < 8; chunk += 2) {
+    const uint32_t* at = packed + chunk * 2;
+    store_matrices(buffer + row * 128 + ((chunk + right) ^ row % 8) * 16, at[0], at[1], at[2], at[3]);
+  }
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
+    if (m < m_extent && n < n_extent) store_box(map, buffer, n, m);
+    commit_stores();
   }
 }
 
-/// The same from the registers, for any place and size of c.
-template <typename P, typename T>
-__device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], T* __restrict__ c, int64_t m, int64_t n,
+/// Rows m .. m + 63 and columns n .. n + kN - 1 by a warpgroup, from the registers, for any place and size of c.
+template <typename P, typename Out>
+__device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out* __restrict__ c, int64_t m, int64_t n,
                                              int64_t m_extent, int64_t n_extent) {
   const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
-  const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<T>) == 0;
+  const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<Out>) == 0;
   m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
-  constexpr const T* kNoBias = nullptr;
+  constexpr const Out* kNoBias = nullptr;
 #pragma unroll
   for (int i = 0; i < P::kN / 2; i += 4) {
     mma::store_pair(c, m, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i], sum[i + 1]);

@@ -8,21 +8,22 @@
 
 namespace checkop::kernels::sm90 {
 
-template <typename T, bool a_along_k, bool b_along_k>
+template <typename T, typename Out, bool a_along_k, bool b_along_k>
 struct Problem {
   CUtensorMap a_map, b_map, c_map;  ///< c_map only when staged, the others only with Loads::copy_engine
   Factor<T, a_along_k> a;
   Factor<T, b_along_k> b;
   int64_t k;
   const T* __restrict__ bias;       ///< [b.extent] or null
-  T* __restrict__ c;                ///< [a.extent, b.extent], contiguous
+  Out* __restrict__ c;              ///< [a.extent, b.extent], contiguous
   uint32_t tiles_m, tiles_n, band;  ///< of clusters
   int a_lines;                      ///< of a that a block loads into a slab when it is along k: its box, for few rows
   bool staged;                      ///< c_map is valid
 };
 
-template <typename P, typename T, bool a_along_k, bool b_along_k>
-__global__ __launch_bounds__(P::kThreads, 1) void kernel(const __grid_constant__ Problem<T, a_along_k, b_along_k> p) {
+template <typename P, typename T, typename Out, bool a_along_k, bool b_along_k>
+__global__ __launch_bounds__(P::kThreads,
+                             1) void kernel(const __grid_constant__ Problem<T, Out, a_along_k, b_along_k> p) {
   using SlotsA = Layout<a_along_k, P::kM, P::kBlockK>;
   using SlotsB = Layout<b_along_k, P::kN, P::kBlockK>;
   using BoxA = Box<SlotsA, a_along_k, P::kClusterN>;
@@ -136,11 +137,28 @@ __global__ __launch_bounds__(P::kThreads, 1) void kernel(const __grid_constant__
       }
     };
     const uint32_t group_at = group * (a_along_k ? 64 * SlotsA::kLine : SlotsA::kSlab);
-    const uint32_t staging = base + P::kStages * P::kStageBytes + group * P::kStoreBuffers * P::kBoxBytes;
-
     float sum[P::kN / 2];
-    uint32_t turn = 0;
     Ring<P::kStages> ring;
+
+    // Staged stores wait until the next tile is under way: a box a step, while the tensor cores are busy.
+    constexpr bool kStages16 = P::kStores == Stores::staged && std::is_same_v<T, Out>;
+    uint32_t packed[kStages16 ? P::kN / 4 : 1];
+    uint32_t packed_tile = 0;
+    int next_box = P::kBoxes;  // of packed_tile, the first that is not yet stored
+    const uint32_t staging = base + P::kStages * P::kStageBytes + warp * P::kStoreBuffers * P::kBoxBytes;
+    const auto store_next_box = [&] {
+      int64_t m, n;
+      place(packed_tile, m, n);
+#pragma unroll
+      for (int box = 0; box < P::kBoxes; ++box) {  // registers have no run-time index
+        if (box != next_box) continue;
+        store_staged<P>(packed + box * 16, p.c_map, staging + box % P::kStoreBuffers * P::kBoxBytes,
+                        static_cast<int>(m) + warp * 16, static_cast<int>(n) + box * 64, static_cast<int>(p.a.extent),
+                        static_cast<int>(p.b.extent));
+      }
+      ++next_box;
+    };
+
     for (uint32_t tile = blockIdx.x / P::kCluster; tile < tiles; tile += stride) {
       uint32_t before = 0;
       for (int step = 0; step < steps; ++step) {
@@ -154,31 +172,40 @@ __global__ __launch_bounds__(P::kThreads, 1) void kernel(const __grid_constant__
           multiply<T, a_along_k, b_along_k, P::kN>(sum, a + SlotsA::step(q) / 16, b + SlotsB::step(q) / 16, step | q);
         }
         commit_multiply();
+        if constexpr (kStages16) {
+          if (next_box < P::kBoxes) store_next_box();
+        }
         wait_for_multiply<1>();  // the step before is done, and its stage is free
         if (step > 0) release(before);
         before = ring.stage;
         ring.advance();
+      }
+      if constexpr (kStages16) {
+        while (next_box < P::kBoxes) store_next_box();
       }
       wait_for_multiply<0>();
       release(before);
 #pragma unroll
       for (int i = 0; i < P::kN / 2; ++i) asm volatile("" : "+f"(sum[i])::"memory");  // no use moves before the wait
 
-      int64_t m, n;
-      place(tile, m, n);
-      m += group * 64;
-      if (p.bias != nullptr) add_bias(sum, p.bias, n, p.b.extent);
-      if (P::kStores == Stores::staged && p.staged) {
-        if constexpr (P::kStores == Stores::staged) {
-          store_staged<P, T>(sum, p.c_map, staging, turn, 1 + group, static_cast<int>(m), static_cast<int>(n),
-                             static_cast<int>(p.a.extent), static_cast<int>(p.b.extent));
+      if (p.bias != nullptr || !kStages16 || !p.staged) {
+        int64_t m, n;
+        place(tile, m, n);
+        if (p.bias != nullptr) add_bias(sum, p.bias, n, p.b.extent);
+        if (!kStages16 || !p.staged) {
+          store_direct<P>(sum, p.c, m + group * 64, n, p.a.extent, p.b.extent);
+          continue;
         }
-      } else {
-        store_direct<P>(sum, p.c, m, n, p.a.extent, p.b.extent);
+      }
+      if constexpr (kStages16) {
+        pack_sums<T>(sum, packed);
+        packed_tile = tile;
+        next_box = 0;
       }
     }
-    if constexpr (P::kStores == Stores::staged) {
-      if (threadIdx.x % kGroup == 0) wait_for_stores<0>();
+    if constexpr (kStages16) {
+      while (next_box < P::kBoxes) store_next_box();
+      if (lane == 0) wait_for_stores<0>();
     }
   }
 }

@@ -41,8 +41,9 @@ struct Plan {
   static constexpr int kThreads = groups * kGroup + kLoadThreads;
 
   static constexpr int kStageBytes = (kM + kN) * kBlockK * 2;
-  static constexpr int kBoxBytes = 64 * 64 * 2, kStoreBuffers = 2;  // staged stores, per warpgroup
-  static constexpr int kStagingBytes = stores == Stores::staged ? groups * kStoreBuffers * kBoxBytes : 0;
+  // Staged stores: boxes of 16 rows by 64 columns of 16 bits, each warp with buffers of its own.
+  static constexpr int kBoxes = stores == Stores::staged ? n / 64 : 0, kBoxBytes = 16 * 64 * 2, kStoreBuffers = 2;
+  static constexpr int kStagingBytes = stores == Stores::staged ? groups * 4 * kStoreBuffers * kBoxBytes : 0;
   static constexpr int kFreeBytes = kSharedBytes - kSharedAlign - kStagingBytes - 1024;
   static constexpr int kStages = stages > 0 ? stages : kFreeBytes / kStageBytes;
   static constexpr int kBarriersAt = kStages * kStageBytes + kStagingBytes;

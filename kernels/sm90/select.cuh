@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products of the candidates named "cuda-sm90": fp16 and bf16 by one of the plans below, whichever its sizes
-// suit, all with the same bits; fp32 and sums of nothing as in the candidates named "cuda".
+// Matrix products of the candidates named "cuda-sm90": fp16 and bf16 by one of the plans below, whichever suits the
+// sizes, all with the same bits; fp32, sums of nothing and small unaligned products as in the candidates named "cuda".
 #pragma once
 
 #include "launch.cuh"
@@ -98,13 +98,14 @@ auto with_fastest(int64_t m, int64_t n, Run&& run, Plans... plans) {
 }
 
 /// Calls run(P{}) for a plan that suits a product of m x n.
-template <bool a_along_k, typename Run>
+template <bool a_along_k, bool b_along_k, typename Run>
 auto with_plan(int64_t m, int64_t n, Run&& run) {
   constexpr int64_t kBlocks = kMultiprocessors, kPairs = kMultiprocessors / 2;
   if constexpr (a_along_k) {
     if (m <= 64) {
+      // Along rows, 32 columns of b are half a line of memory.
+      if (n <= (b_along_k ? kBlocks : kPairs) * Rows64Narrow::kN) return run(Rows64Narrow{});
       constexpr int64_t kFew = 32;  // below, sharing rows of a saves less than waiting for one another costs
-      if (n <= (m <= kFew ? kBlocks : kPairs) * Rows64Narrow::kN) return run(Rows64Narrow{});
       if (n <= kBlocks * Rows64Small::kN) return m <= kFew ? run(Rows64Small{}) : run(Rows64Fours{});
       const bool large = waves<Rows64Large>(m, n) * Rows64Large::kN < waves<Rows64>(m, n) * Rows64::kN;
       return large ? run(Rows64Large{}) : run(Rows64{});
@@ -126,24 +127,25 @@ struct Product {
   template <bool a_along_k, bool b_along_k, typename T>
   static cudaError_t launch(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
                             void* workspace, cudaStream_t stream, const char*& words) {
-    if constexpr (std::is_same_v<T, float>) {
+    const auto portable = [&] {
       return PortableProduct::launch<a_along_k, b_along_k, T>(a, b, rows, inner, columns, bias, out, workspace, stream,
                                                               words);
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      return portable();
     } else {
-      if (rows == 0 || columns == 0 || inner == 0) {
-        return PortableProduct::launch<a_along_k, b_along_k, T>(a, b, rows, inner, columns, bias, out, workspace,
-                                                                stream, words);
-      }
+      if (rows == 0 || columns == 0 || inner == 0) return portable();
       const auto left = make_factor<a_along_k>(a, a_along_k ? inner : rows, rows);
       const auto right = make_factor<b_along_k>(b, b_along_k ? inner : columns, columns);
       const auto run = [&]<typename P>(P) {
         words = P::kWords;
         return sm90::launch<P>(left, right, inner, bias, out, stream);
       };
-      if (!has_tensor_map<T>(matrix_of(left, inner)) || !has_tensor_map<T>(matrix_of(right, inner))) {
-        return run(Unaligned{});
+      if (has_tensor_map<T>(matrix_of(left, inner)) && has_tensor_map<T>(matrix_of(right, inner))) {
+        return with_plan<a_along_k, b_along_k>(rows, columns, run);
       }
-      return with_plan<a_along_k>(rows, columns, run);
+      // Element loads are what takes the time; where tiles are few, mma.sync spreads them over more blocks.
+      return a_along_k && waves<Unaligned>(rows, columns) > 1 ? run(Unaligned{}) : portable();
     }
   }
 };
