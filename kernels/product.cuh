@@ -15,7 +15,7 @@ inline size_t product_workspace(int32_t dtype, int64_t rows, int64_t columns) {
   return padded ? static_cast<size_t>(rows * round_up(columns, 4)) * sizeof(float) : 0;
 }
 
-/// CHECKOP_UNSUPPORTED for an output that launch_product() can't store. fp16 and bf16 are stored at any place and size.
+/// CHECKOP_UNSUPPORTED for an output that no product can store here. fp16 and bf16 are stored at any place and size.
 inline checkop_status check_product(const checkop_call* call, const checkop_tensor& out, const char* name) {
   if (out.dtype != CHECKOP_F32) return CHECKOP_OK;
   if (last_extent(out) > kMaxGemmColumns) {
@@ -39,31 +39,35 @@ static __global__ void finish_product(const float* from, int64_t ld, int64_t row
   }
 }
 
-/// out[rows, columns] = a * b + bias[columns], summed over `inner`; says which variant. Enqueues; the caller asks for
-/// launch errors once, after its last kernel.
+/// out[rows, columns] = a * b + bias[columns], summed over `inner`; `words` says which variant. What a candidate's
+/// passes are made of: sm90/select.cuh has another.
 ///   a: [rows, inner], or [inner, rows] when not a_along_k     b: [columns, inner], or [inner, columns] likewise
 ///   bias may be null     workspace: product_workspace() bytes
-template <bool a_along_k, bool b_along_k, typename T>
-const char* launch_product(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
-                           void* workspace, cudaStream_t stream) {
-  const auto left = make_factor<a_along_k>(a, a_along_k ? inner : rows, rows);
-  const auto right = make_factor<b_along_k>(b, b_along_k ? inner : columns, columns);
-  if constexpr (!std::is_same_v<T, float>) {
-    return launch_mma(left, right, inner, bias, out, stream);
-  } else {
-    if (rows == 0 || columns == 0) return "nothing to do";
-    constexpr int kThreads = 256;         // full occupancy: a copy needs few registers
-    constexpr int64_t kMaxBlocks = 4096;  // several waves; the kernel strides over the rest
-    float* const sums = columns % 4 == 0 ? out : static_cast<float*>(workspace);
-    const int64_t ld = round_up(columns, 4), blocks = ceil_div(rows * columns, kThreads);
-    launch_gemm(left, right, inner, sums, ld, false, stream);
-    if (sums != out || bias != nullptr) {
-      finish_product<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(
-          sums, ld, rows, columns, bias, out);
+struct PortableProduct {
+  template <bool a_along_k, bool b_along_k, typename T>
+  static cudaError_t launch(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
+                            void* workspace, cudaStream_t stream, const char*& words) {
+    const auto left = make_factor<a_along_k>(a, a_along_k ? inner : rows, rows);
+    const auto right = make_factor<b_along_k>(b, b_along_k ? inner : columns, columns);
+    if constexpr (!std::is_same_v<T, float>) {
+      words = launch_mma(left, right, inner, bias, out, stream);
+    } else if (rows == 0 || columns == 0) {
+      words = "nothing to do";
+    } else {
+      constexpr int kThreads = 256;         // full occupancy: a copy needs few registers
+      constexpr int64_t kMaxBlocks = 4096;  // several waves; the kernel strides over the rest
+      float* const sums = columns % 4 == 0 ? out : static_cast<float*>(workspace);
+      const int64_t ld = round_up(columns, 4), blocks = ceil_div(rows * columns, kThreads);
+      launch_gemm(left, right, inner, sums, ld, false, stream);
+      if (sums != out || bias != nullptr) {
+        finish_product<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(
+            sums, ld, rows, columns, bias, out);
+      }
+      words = "fp32 multiply-adds";
     }
-    return "fp32 multiply-adds";
+    return cudaGetLastError();
   }
-}
+};
 
 // --- matmul and det_gemm ---------------------------------------------------------------------------------------------
 
@@ -78,23 +82,26 @@ inline size_t matmul_workspace(const checkop_call* call, bool backward) {
 }
 
 /// c = a b
-inline checkop_status launch_matmul_forward(const checkop_call* call) {
+template <typename Product>
+checkop_status launch_matmul_forward(const checkop_call* call) {
   if (auto status = check_matmul(call, false, matmul_workspace(call, false))) return status;
   if (auto status = check_product(call, call->outputs[0], "c")) return status;
   const MatmulSizes at = matmul_sizes(call);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const char* words = launch_product<true, false, T>(static_cast<const T*>(call->inputs[0].data),
-                                                       static_cast<const T*>(call->inputs[1].data), at.rows, at.k_dim,
-                                                       at.n_dim, nullptr, static_cast<T*>(call->outputs[0].data),
-                                                       call->workspace, static_cast<cudaStream_t>(call->stream));
+    const char* words = "";
+    const cudaError_t error = Product::template launch<true, false, T>(
+        static_cast<const T*>(call->inputs[0].data), static_cast<const T*>(call->inputs[1].data), at.rows, at.k_dim,
+        at.n_dim, nullptr, static_cast<T*>(call->outputs[0].data), call->workspace,
+        static_cast<cudaStream_t>(call->stream), words);
     say(call, CHECKOP_OK, "%s", words);
-    return launch_status(call, "launch c = a b");
+    return cuda_status(call, error, "launch c = a b");
   });
 }
 
 /// da = grad_c b^T, db = a^T grad_c; nothing is transposed in global memory.
-inline checkop_status launch_matmul_backward(const checkop_call* call) {
+template <typename Product>
+checkop_status launch_matmul_backward(const checkop_call* call) {
   if (auto status = check_matmul(call, true, matmul_workspace(call, true))) return status;
   if (auto status = check_product(call, call->outputs[0], "da")) return status;
   if (auto status = check_product(call, call->outputs[1], "db")) return status;
@@ -104,12 +111,16 @@ inline checkop_status launch_matmul_backward(const checkop_call* call) {
     const auto *a = static_cast<const T*>(call->inputs[0].data), *b = static_cast<const T*>(call->inputs[1].data);
     const auto* grad = static_cast<const T*>(call->inputs[2].data);
     const auto stream = static_cast<cudaStream_t>(call->stream);
-    const char* da = launch_product<true, true, T>(grad, b, at.rows, at.n_dim, at.k_dim, nullptr,
-                                                   static_cast<T*>(call->outputs[0].data), call->workspace, stream);
-    const char* db = launch_product<false, false, T>(a, grad, at.k_dim, at.rows, at.n_dim, nullptr,
-                                                     static_cast<T*>(call->outputs[1].data), call->workspace, stream);
+    const char *da = "", *db = "";
+    cudaError_t error =
+        Product::template launch<true, true, T>(grad, b, at.rows, at.n_dim, at.k_dim, nullptr,
+                                                static_cast<T*>(call->outputs[0].data), call->workspace, stream, da);
+    if (auto status = cuda_status(call, error, "launch da = grad_c b^T")) return status;
+    error =
+        Product::template launch<false, false, T>(a, grad, at.k_dim, at.rows, at.n_dim, nullptr,
+                                                  static_cast<T*>(call->outputs[1].data), call->workspace, stream, db);
     say(call, CHECKOP_OK, "da: %s, db: %s", da, db);
-    return launch_status(call, "launch da = grad_c b^T and db = a^T grad_c");
+    return cuda_status(call, error, "launch db = a^T grad_c");
   });
 }
 

@@ -13,9 +13,9 @@ namespace {
 
 constexpr checkop_kernel kKernels[] = {
     {sizeof(checkop_kernel), "cuda", "matmul", "forward", CHECKOP_CUDA, 80, 0, matmul_forward_workspace,
-     launch_matmul_forward},
+     launch_matmul_forward<PortableProduct>},
     {sizeof(checkop_kernel), "cuda", "matmul", "backward", CHECKOP_CUDA, 80, 0, matmul_backward_workspace,
-     launch_matmul_backward},
+     launch_matmul_backward<PortableProduct>},
 };
 constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# add_kernel(kernels/<op>/<candidate>.cu|.cpp): one plugin, built to <build>/kernels/<op>/<candidate>.so.
+# add_kernel(kernels/<op>/<candidate>.cu|.cpp): one plugin, built to <build>/kernels/<op>/<candidate>.so. A candidate has
+# hyphens where its file has underscores: cuda_sm90.cu makes cuda-sm90.so.
 function(add_kernel path)
   get_filename_component(candidate ${path} NAME_WE)
   get_filename_component(folder ${path} DIRECTORY)
@@ -8,7 +9,8 @@ function(add_kernel path)
   add_library(${target} MODULE ${PROJECT_SOURCE_DIR}/${path})
   target_compile_features(${target} PRIVATE cxx_std_20)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/kernels)
-  set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${candidate} CXX_VISIBILITY_PRESET hidden
+  string(REPLACE "_" "-" name ${candidate})
+  set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden
                         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/kernels/${op})
   if(path MATCHES "\\.cu$")
     # Not target_compile_features: CMake 3.25 knows no C++20 feature of nvcc.
@@ -16,6 +18,10 @@ function(add_kernel path)
                           CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Shared)
     file(STRINGS ${PROJECT_SOURCE_DIR}/${path} uses_cublas REGEX "#include <cublas" LIMIT_COUNT 1)
     target_link_libraries(${target} PRIVATE CUDA::cudart)
+    if(candidate MATCHES "_sm90$")
+      # The "a": wgmma and setmaxnreg exist on this architecture alone, so there is no PTX for later ones either.
+      set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    endif()
     if(uses_cublas)
       target_link_libraries(${target} PRIVATE CUDA::cublas CUDA::cublasLt)
     endif()

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The accumulators of a warpgroup -> c: bias added in fp32, one rounding, stored.
+// Facts: PTX ISA 9.0, "stmatrix"; fragment of d as in wgmma.cuh.
+#pragma once
+
+#include "gemm_mma.cuh"
+#include "plan.cuh"
+
+namespace checkop::kernels::sm90 {
+
+template <typename T>
+__device__ uint32_t pack_pair(float first, float second) {
+  return bit_cast<uint32_t>(mma::Pair<T>{from_float<T>(first), from_float<T>(second)});
+}
+
+/// Four 8x8 matrices of 16-bit elements: lane l gives of each the elements (l / 4, l % 4 * 2) and the next, and the
+/// address of row l % 8 of matrix l / 8.
+__device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+/// sum += bias of its columns, which begin at n; columns outside stay as they are.
+template <typename T, int count>
+__device__ __forceinline__ void add_bias(float (&sum)[count], const T* __restrict__ bias, int64_t n, int64_t n_extent) {
+  n += threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < count; i += 4) {
+    const int64_t column = n + i * 2;
+    const float first = column < n_extent ? to_float(bias[column]) : 0.0f;
+    const float second = column + 1 < n_extent ? to_float(bias[column + 1]) : 0.0f;
+    sum[i] += first, sum[i + 1] += second, sum[i + 2] += first, sum[i + 3] += second;
+  }
+}
+
+/// The accumulators rounded, two to a word: packed[2j] and packed[2j + 1] are those of columns 8j .. in the upper and
+/// the lower 8 rows.
+template <typename T, int count>
+__device__ __forceinline__ void pack_sums(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
+#pragma unroll
+  for (int i = 0; i < count / 2; ++i) packed[i] = pack_pair<T>(sum[2 * i], sum[2 * i + 1]);
+}
+
+/// Stores a box of 64 columns of c and this warp's 16 rows, which begin at (m, n), by way of `buffer` in shared memory,
+/// one of the warp's P::kStoreBuffers. Other boxes may still be on their way.
+template <typename P>
+__device__ __forceinline__ void store_staged(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer, int m,
+                                             int n, int m_extent, int n_extent) {
+  // Lane l addresses row l % 16, and the left or the right 8 of 16 columns.
+  const int lane = threadIdx.x % kWarp, row = lane % 16, right = lane / 16;
+  if (lane == 0) wait_for_stores<P::kStoreBuffers - 1>();  // the buffer's last box has been read
+  __syncwarp();
+#pragma unroll
+  for (int chunk = 0; chunk < 8; chunk += 2) {
+    const uint32_t* at = packed + chunk * 2;
+    store_matrices(buffer + row * 128 + ((chunk + right) ^ row % 8) * 16, at[0], at[1], at[2], at[3]);
+  }
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
+    if (m < m_extent && n < n_extent) store_box(map, buffer, n, m);
+    commit_stores();
+  }
+}
+
+/// Rows m .. m + 63 and columns n .. n + kN - 1 by a warpgroup, from the registers, for any place and size of c.
+template <typename P, typename Out>
+__device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out* __restrict__ c, int64_t m, int64_t n,
+                                             int64_t m_extent, int64_t n_extent) {
+  const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
+  const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<Out>) == 0;
+  m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
+  constexpr const Out* kNoBias = nullptr;
+#pragma unroll
+  for (int i = 0; i < P::kN / 2; i += 4) {
+    mma::store_pair(c, m, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i], sum[i + 1]);
+    mma::store_pair(c, m + 8, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i + 2], sum[i + 3]);
+  }
+}
+
+}  // namespace checkop::kernels::sm90

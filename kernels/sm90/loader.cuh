@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings the factors of a tile to shared memory, in the layouts of wgmma.cuh: by the copy engine, or by plain loads for
+// matrices that it can't reach (a line that does not start at a 16-byte boundary).
+#pragma once
+
+#include "gemm_tile.cuh"
+#include "plan.cuh"
+
+namespace checkop::kernels::sm90 {
+
+/// The box of a factor that one instruction loads: lines of a Layout, by the share of one block of `sharers`, who
+/// divide the slabs, or else the lines of each slab.
+template <typename Slots, bool along_k, int sharers>
+struct Box {
+  static constexpr bool kWholeSlabs = !along_k && Slots::kSlabs % sharers == 0;
+  static constexpr int kLength = Slots::kWide, kLines = Slots::kLines / (kWholeSlabs ? 1 : sharers);
+  static constexpr int kCount = Slots::kSlabs / (kWholeSlabs ? sharers : 1);
+  static_assert(kLines % 8 == 0 && kLines <= 256);  // 8 lines: the period of the swizzle
+};
+
+/// One block's share of the tile of a factor that begins at (row, k).
+///   part: which of the `sharers` blocks this is, blocks: their bits     lines: of a box, at most Box::kLines
+template <typename Slots, bool along_k, int sharers>
+__device__ void load_share(const CUtensorMap& map, uint32_t to, uint32_t barrier, int row, int k, int part, int lines,
+                           uint16_t blocks) {
+  using Piece = Box<Slots, along_k, sharers>;
+  const int first_slab = Piece::kWholeSlabs ? part * Piece::kCount : 0;
+  const int first_line = Piece::kWholeSlabs ? 0 : part * lines;
+#pragma unroll
+  for (int i = 0; i < Piece::kCount; ++i) {
+    const int slab = first_slab + i;
+    const int along = (along_k ? k : row) + slab * Slots::kWide, line = (along_k ? row : k) + first_line;
+    const uint32_t place = to + slab * Slots::kSlab + first_line * Slots::kLine;
+    if constexpr (sharers == 1) {
+      load_box(map, place, barrier, along, line);
+    } else {
+      load_box(map, place, barrier, along, line, blocks);
+    }
+  }
+}
+
+/// The whole tile by a warpgroup, element by element; zero outside the matrix, in both factors, as the copy engine
+/// does: 0 * 0 adds nothing, where 0 * NaN would. `thread`: 0 .. kGroup - 1. Then each thread must fence_async().
+template <typename Slots, typename T, bool along_k>
+__device__ void load_plainly(const Factor<T, along_k>& f, int64_t row, int64_t k, int64_t k_extent, uint8_t* to,
+                             int thread) {
+  constexpr int kChunk = 8, kPerLine = Slots::kLine / 16, kChunks = Slots::kBytes / 16;
+  static_assert(kChunks % kGroup == 0);
+#pragma unroll 4
+  for (int i = thread; i < kChunks; i += kGroup) {
+    const int chunk = i % kPerLine, line = i / kPerLine % Slots::kLines, slab = i / (kPerLine * Slots::kLines);
+    const int64_t along = (along_k ? k : row) + slab * Slots::kWide + chunk * kChunk;
+    const int64_t across = (along_k ? row : k) + line;
+    const int64_t left = (along_k ? k_extent : f.extent) - along;
+    const bool inside = across < (along_k ? f.extent : k_extent);
+    const T* from = f.data + across * f.ld + along;
+    Pack<T, kChunk> pack;
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) pack.at[j] = inside && j < left ? from[j] : from_float<T>(0.0f);
+    const int turn = Slots::kLine == 128 ? line % 8 : line / 2 % 4;
+    *reinterpret_cast<uint4*>(to + slab * Slots::kSlab + line * Slots::kLine + (chunk ^ turn) * 16) =
+        bit_cast<uint4>(pack);
+  }
+}
+
+}  // namespace checkop::kernels::sm90

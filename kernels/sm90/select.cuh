@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products of the candidates named "cuda-sm90": fp16 and bf16 by one of the plans below, whichever suits the
+// sizes, all with the same bits; fp32, sums of nothing and small unaligned products as in the candidates named "cuda".
+#pragma once
+
+#include "launch.cuh"
+#include "product.cuh"
+
+namespace checkop::kernels::sm90 {
+
+constexpr auto kEngine = Loads::copy_engine;
+constexpr auto kStaged = Stores::staged;
+constexpr auto kDirect = Stores::direct;
+
+// Many rows. kPace: how fast a full multiprocessor gets through its tiles, per cent of Large; measured on an H200.
+struct Large : Plan<2, 256, 64, 4, 2, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 128x256, pairs";
+  static constexpr int kPace = 100;
+};
+struct Wide : Plan<2, 192, 64, 4, 2, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 128x192, pairs";
+  static constexpr int kPace = 98;
+};
+struct Square : Plan<2, 128, 64, 0, 2, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 128x128, pairs";
+  static constexpr int kPace = 96;
+};
+struct LowWide : Plan<1, 192, 64, 0, 2, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 64x192, pairs";
+  static constexpr int kPace = 84;
+};
+struct Low : Plan<1, 128, 64, 0, 2, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 64x128, pairs";
+  static constexpr int kPace = 73;
+};
+struct Narrow : Plan<2, 64, 64, 0, 2, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 128x64, pairs";
+  static constexpr int kPace = 68;
+};
+struct Small : Plan<1, 64, 128, 0, 2, 1, kEngine, kDirect> {
+  static constexpr const char* kWords = "wgmma 64x64, pairs";
+  static constexpr int kPace = 45;
+};
+// At most 128 rows, where reading b takes the time: about a full wave of tiles, all of shared memory in flight.
+struct Rows128Large : Plan<2, 256, 64, 4, 1, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 128x256";
+};
+struct Rows128 : Plan<2, 128, 64, 0, 1, 1, kEngine, kStaged> {
+  static constexpr const char* kWords = "wgmma 128x128";
+};
+struct Rows128Narrow : Plan<1, 32, 128, 0, 2, 1, kEngine, kDirect> {
+  static constexpr const char* kWords = "wgmma 64x32, pairs";
+};
+// At most 64.
+struct Rows64Large : Plan<1, 192, 64, 0, 1, 1, kEngine, kDirect> {
+  static constexpr const char* kWords = "wgmma 64x192";
+};
+struct Rows64 : Plan<1, 128, 128, 0, 1, 1, kEngine, kDirect> {
+  static constexpr const char* kWords = "wgmma 64x128";
+};
+struct Rows64Fours : Plan<1, 64, 128, 0, 1, 4, kEngine, kDirect> {
+  static constexpr const char* kWords = "wgmma 64x64, fours";
+};
+struct Rows64Small : Plan<1, 64, 128, 0, 1, 1, kEngine, kDirect> {
+  static constexpr const char* kWords = "wgmma 64x64";
+};
+struct Rows64Narrow : Plan<1, 32, 128, 0, 1, 1, kEngine, kDirect> {
+  static constexpr const char* kWords = "wgmma 64x32";
+};
+// Matrices that the copy engine can't reach.
+struct Unaligned : Plan<2, 128, 64, 4, 1, 1, Loads::plain, kDirect> {
+  static constexpr const char* kWords = "wgmma 128x128, element loads";
+};
+
+// Of an H100 or H200 in its larger form. A constant, so that a report names the same plan on every Hopper GPU.
+constexpr int64_t kMultiprocessors = 132;
+
+/// Rounds in which the multiprocessors get through the tiles of a product of m x n.
+template <typename P>
+int64_t waves(int64_t m, int64_t n) {
+  const int64_t tiles = ceil_div(m, P::kM * P::kClusterM) * ceil_div(n, P::kN * P::kClusterN);
+  return ceil_div(tiles, kMultiprocessors / P::kCluster);
+}
+
+/// What they take, in an arbitrary unit.
+template <typename P>
+int64_t time_of(int64_t m, int64_t n) {
+  return waves<P>(m, n) * P::kM * P::kN * 100 / P::kPace;
+}
+
+/// Calls run(P{}) for the plan that is fastest for m x n.
+template <typename Run, typename... Plans>
+auto with_fastest(int64_t m, int64_t n, Run&& run, Plans... plans) {
+  const int64_t least = std::min({time_of<Plans>(m, n)...});
+  decltype(run(Large{})) result{};
+  (void)((time_of<Plans>(m, n) == least && (result = run(plans), true)) || ...);
+  return result;
+}
+
+/// Calls run(P{}) for a plan that suits a product of m x n.
+template <bool a_along_k, bool b_along_k, typename Run>
+auto with_plan(int64_t m, int64_t n, Run&& run) {
+  constexpr int64_t kBlocks = kMultiprocessors, kPairs = kMultiprocessors / 2;
+  if constexpr (a_along_k) {
+    if (m <= 64) {
+      // Along rows, 32 columns of b are half a line of memory.
+      if (n <= (b_along_k ? kBlocks : kPairs) * Rows64Narrow::kN) return run(Rows64Narrow{});
+      constexpr int64_t kFew = 32;  // below, sharing rows of a saves less than waiting for one another costs
+      if (n <= kBlocks * Rows64Small::kN) return m <= kFew ? run(Rows64Small{}) : run(Rows64Fours{});
+      const bool large = waves<Rows64Large>(m, n) * Rows64Large::kN < waves<Rows64>(m, n) * Rows64::kN;
+      return large ? run(Rows64Large{}) : run(Rows64{});
+    }
+    if (m <= 128) {
+      if (n <= kPairs * Rows128Narrow::kN) return run(Rows128Narrow{});
+      if (n <= kPairs * Small::kN) return run(Small{});
+      if (n <= kPairs * Low::kN) return run(Low{});
+      if (n <= kPairs * LowWide::kN) return run(LowWide{});
+      const bool large = waves<Rows128Large>(m, n) * Rows128Large::kN <= waves<Rows128>(m, n) * Rows128::kN;
+      return large ? run(Rows128Large{}) : run(Rows128{});
+    }
+  }
+  return with_fastest(m, n, run, Large{}, Wide{}, Square{}, LowWide{}, Low{}, Narrow{}, Small{});
+}
+
+/// See PortableProduct.
+struct Product {
+  template <bool a_along_k, bool b_along_k, typename T>
+  static cudaError_t launch(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
+                            void* workspace, cudaStream_t stream, const char*& words) {
+    const auto portable = [&] {
+      return PortableProduct::launch<a_along_k, b_along_k, T>(a, b, rows, inner, columns, bias, out, workspace, stream,
+                                                              words);
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      return portable();
+    } else {
+      if (rows == 0 || columns == 0 || inner == 0) return portable();
+      const auto left = make_factor<a_along_k>(a, a_along_k ? inner : rows, rows);
+      const auto right = make_factor<b_along_k>(b, b_along_k ? inner : columns, columns);
+      const auto run = [&]<typename P>(P) {
+        words = P::kWords;
+        return sm90::launch<P>(left, right, inner, bias, out, stream);
+      };
+      if (has_tensor_map<T>(matrix_of(left, inner)) && has_tensor_map<T>(matrix_of(right, inner))) {
+        return with_plan<a_along_k, b_along_k>(rows, columns, run);
+      }
+      // Element loads are what takes the time; where tiles are few, mma.sync spreads them over more blocks.
+      return a_along_k && waves<Unaligned>(rows, columns) > 1 ? run(Unaligned{}) : portable();
+    }
+  }
+};
+
+}  // namespace checkop::kernels::sm90

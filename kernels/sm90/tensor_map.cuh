@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The copy engine (TMA): boxes of a row-major matrix to and from shared memory, in the swizzled layout that wgmma
+// reads. Facts: PTX ISA 9.0, "cp.async.bulk.tensor"; CUDA driver API 13.0, cuTensorMapEncodeTiled.
+#pragma once
+
+#include <cudaTypedefs.h>
+
+#include "barrier.cuh"
+
+namespace checkop::kernels::sm90 {
+
+/// A matrix that the copy engine can reach: `lines` lines of `length` contiguous elements, `ld` elements apart.
+struct Matrix {
+  const void* data;
+  int64_t length, lines, ld;
+};
+
+// What the engine asks for: 16-byte base and stride, strides below 2^40 bytes, coordinates of 32 bits with a sign.
+template <typename T>
+bool has_tensor_map(const Matrix& matrix) {
+  constexpr int64_t kMaxExtent = int64_t{1} << 30, kMaxStride = int64_t{1} << 39;
+  const int64_t stride = matrix.ld * static_cast<int64_t>(sizeof(T));
+  return reinterpret_cast<uintptr_t>(matrix.data) % 16 == 0 && stride % 16 == 0 && stride < kMaxStride &&
+         matrix.length > 0 && matrix.lines > 0 && matrix.length <= kMaxExtent && matrix.lines <= kMaxExtent;
+}
+
+template <typename T>
+constexpr CUtensorMapDataType tensor_map_type() {
+  if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+/// The driver's encoder, found at run time: a plugin linked with libcuda would not load where there is no driver.
+inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  static const auto encoder = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
+    if (error != cudaSuccess || result != cudaDriverEntryPointSuccess) entry = nullptr;
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
+  }();
+  return encoder;
+}
+
+/// What a miss brings to L2 beside the bytes asked for.
+enum class Ahead { nothing = CU_TENSOR_MAP_L2_PROMOTION_NONE, line = CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
+
+/// Boxes of `box_lines` lines by `box_length` elements, 64 or 128 bytes a line, swizzled at that width. Zeros lie
+/// outside the matrix. False when the driver refuses.
+template <typename T>
+bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int box_lines, Ahead ahead) {
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return false;
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(matrix.length), static_cast<cuuint64_t>(matrix.lines)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(matrix.ld) * sizeof(T)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_length), static_cast<cuuint32_t>(box_lines)};
+  const cuuint32_t steps[] = {1, 1};
+  const auto swizzle = box_length * sizeof(T) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  return encode(&map, tensor_map_type<T>(), 2, const_cast<void*>(matrix.data), extents, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, static_cast<CUtensorMapL2promotion>(ahead),
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Brings the box that begins at (line, along) to `to`; its bytes count at `barrier`.
+__device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               :
+               : "r"(to), "l"(&map), "r"(along), "r"(line), "r"(barrier)
+               : "memory");
+}
+/// The same to the same addresses in every block of the cluster whose bit is set in `blocks`, each with its barrier.
+__device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line,
+                                uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;"
+      :
+      : "r"(to), "l"(&map), "r"(along), "r"(line), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
+/// Stores a box, clipped to the matrix. Ends with commit_stores() and, before `from` is written again, wait_for_stores.
+__device__ inline void store_box(const CUtensorMap& map, uint32_t from, int along, int line) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
+               :
+               : "l"(&map), "r"(along), "r"(line), "r"(from)
+               : "memory");
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until all but this thread's latest `pending` groups of stores have read their shared memory.
+template <int pending>
+__device__ void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+}  // namespace checkop::kernels::sm90

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// wgmma: d[64, n] += a[64, 16] * b[n, 16] by the four warps of a warpgroup, both factors in shared memory.
+// Facts: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions": register fragments, matrix descriptor,
+// strides by majorness, wgmma.mma_async, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
+#pragma once
+
+#include <type_traits>
+
+#include "common.cuh"
+
+namespace checkop::kernels::sm90 {
+
+/// How a factor lies in shared memory, [row, k] with `rows` rows and block_k along k. Lines of kLine bytes, swizzled at
+/// that width: the 16-byte chunk c of line l is at chunk c ^ (l % 8), or c ^ (l / 2 % 4) for 64-byte lines.
+///   along k:    a line is 64 k of a row; lines of all rows, then those of the next 64 k
+///   along rows: a line is kWide rows at one k; lines of all k, then those of the next kWide rows
+template <bool along_k, int rows, int block_k>
+struct Layout {
+  static constexpr int kWide = along_k || rows % 64 == 0 ? 64 : 32;  // elements of a line
+  static constexpr int kLine = kWide * 2, kLines = along_k ? rows : block_k;
+  static constexpr int kSlab = kLine * kLines;  // bytes until the next 64 k, or the next kWide rows
+  static constexpr int kSlabs = (along_k ? block_k : rows) / kWide, kBytes = kSlab * kSlabs;
+  static_assert(block_k % 64 == 0 && rows % (along_k ? 8 : kWide) == 0);
+
+  /// Bytes from one block of 16 k to the q-th after it. Within a line along k this leaves the swizzle as it is: it acts
+  /// on address bits, which the hardware forms after adding.
+  static __device__ constexpr int step(int q) { return along_k ? q / 4 * kSlab + q % 4 * 32 : q * 16 * kLine; }
+
+  /// Descriptor of the part that begins at `address`, a multiple of 8 lines.
+  static __device__ uint64_t descriptor(uint32_t address) {
+    constexpr uint64_t kSwizzle = kLine == 128 ? 1 : 2;  // 128 or 64 bytes
+    // Along k: from 8 rows to the next 8; the other stride is unused. Along rows: from 8 k to the next 8, and from
+    // kWide rows to the next kWide.
+    constexpr uint64_t kStride = 8 * kLine / 16, kOther = along_k ? 1 : kSlab / 16;
+    return (address & 0x3ffff) / 16 | kOther << 16 | kStride << 32 | kSwizzle << 62;
+  }
+};
+
+/// Before the first multiply() of a group: orders earlier accesses to the accumulators.
+__device__ inline void begin_multiply() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_multiply() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Until all but the latest `pending` groups are done; then their factors may be overwritten.
+template <int pending>
+__device__ void wait_for_multiply() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Lists of operands for the assembler: CHECKOP_P names 16 of them, CHECKOP_D binds 16 accumulators.
+#define CHECKOP_P0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define CHECKOP_P1 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define CHECKOP_P2 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define CHECKOP_P3 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define CHECKOP_P4 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define CHECKOP_P5 "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define CHECKOP_P6 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define CHECKOP_P7 "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define CHECKOP_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define CHECKOP_D(i) CHECKOP_D4(i), CHECKOP_D4(i + 4), CHECKOP_D4(i + 8), CHECKOP_D4(i + 12)
+#define CHECKOP_WGMMA_OF(type, n, list, a, b, add, ta, tb, ...)                                         \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add                                                  \
+               ", 0;\n"                                                                                 \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, " a ", " b \
+               ", p, 1, 1, " ta ", " tb ";\n}"                                                          \
+               : __VA_ARGS__                                                                            \
+               : "l"(a_place), "l"(b_place), "r"(add_to), "n"(a_along_k ? 0 : 1), "n"(b_along_k ? 0 : 1))
+#define CHECKOP_WGMMA(...)                   \
+  do {                                       \
+    if constexpr (std::is_same_v<T, __half>) \
+      CHECKOP_WGMMA_OF("f16", __VA_ARGS__);  \
+    else                                     \
+      CHECKOP_WGMMA_OF("bf16", __VA_ARGS__); \
+  } while (false)
+
+/// d = a * b, plus d when add_to is not 0; asynchronous. Factors by Layout::descriptor(). Thread 32w + l of the
+/// warpgroup has in d[4j .. 4j + 3] the columns 8j + l % 4 * 2 and the next of row 16w + l / 4, and of the row 8 below.
+template <typename T, bool a_along_k, bool b_along_k, int n>
+__device__ __forceinline__ void multiply(float (&d)[n / 2], uint64_t a_place, uint64_t b_place, int add_to) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  if constexpr (n == 32) {
+    CHECKOP_WGMMA(32, CHECKOP_P0, "%16", "%17", "%18", "%19", "%20", CHECKOP_D(0));
+  } else if constexpr (n == 64) {
+    CHECKOP_WGMMA(64, CHECKOP_P0 "," CHECKOP_P1, "%32", "%33", "%34", "%35", "%36", CHECKOP_D(0), CHECKOP_D(16));
+  } else if constexpr (n == 128) {
+    CHECKOP_WGMMA(128, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3, "%64", "%65", "%66", "%67", "%68",
+                  CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48));
+  } else if constexpr (n == 192) {
+    CHECKOP_WGMMA(192, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3 "," CHECKOP_P4 "," CHECKOP_P5, "%96",
+                  "%97", "%98", "%99", "%100", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48), CHECKOP_D(64),
+                  CHECKOP_D(80));
+  } else if constexpr (n == 256) {
+    CHECKOP_WGMMA(256,
+                  CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3 "," CHECKOP_P4 "," CHECKOP_P5 "," CHECKOP_P6
+                             "," CHECKOP_P7,
+                  "%128", "%129", "%130", "%131", "%132", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48),
+                  CHECKOP_D(64), CHECKOP_D(80), CHECKOP_D(96), CHECKOP_D(112));
+  } else {
+    static_assert(n == 0, "no such width");
+  }
+}
+
+#undef CHECKOP_WGMMA_OF
+#undef CHECKOP_WGMMA
+#undef CHECKOP_D
+#undef CHECKOP_D4
+#undef CHECKOP_P0
+#undef CHECKOP_P1
+#undef CHECKOP_P2
+#undef CHECKOP_P3
+#undef CHECKOP_P4
+#undef CHECKOP_P5
+#undef CHECKOP_P6
+#undef CHECKOP_P7
+
+}  // namespace checkop::kernels::sm90

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of the candidates named "cuda-sm90" against those of the candidates named "cuda", bit by bit: every
+// plan, every layout, sizes that no tile divides, values at the limits of the formats. Needs a Hopper GPU.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "sm90/select.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+enum class Along { k_rows, k_k, rows_rows };  // what is contiguous in a and in b
+enum class Values { normal, spread, not_finite, zeros, tiny };
+
+__device__ uint32_t mixed(uint64_t x) {
+  x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+  x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+  return static_cast<uint32_t>(x ^ x >> 33);
+}
+
+template <typename T>
+__global__ void fill(T* to, int64_t count, uint64_t seed, Values values) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    const uint32_t u = mixed(2 * i + (seed << 40)), v = mixed(2 * i + 1 + (seed << 40));
+    float x = sqrtf(-2.0f * logf((u + 1.0f) * 0x1p-32f)) * cospif(v * 0x1p-31f);
+    if (values == Values::spread) x = u % 2 ? copysignf(0.0f, x) : ldexpf(x, static_cast<int>(v >> 7 & 15) - 8);
+    if (values == Values::not_finite && v % 1024 == 0) x = u % 3 == 0 ? NAN : copysignf(INFINITY, x);
+    if (values == Values::zeros) x = copysignf(0.0f, x);
+    if (values == Values::tiny) x = ldexpf(x, std::is_same_v<T, __half> ? -20 : -66);  // products of bf16: denormal
+    to[i] = from_float<T>(x);
+  }
+}
+
+/// Device memory for `count` elements; behind them is room to see writes that went too far.
+template <typename T>
+class Buffer {
+ public:
+  static constexpr int64_t kBehind = 256;
+  explicit Buffer(int64_t count) : count_(count + kBehind) {
+    EXPECT_EQ(cudaMalloc(&data_, bytes()), cudaSuccess);
+    EXPECT_EQ(cudaMemset(data_, 0xee, bytes()), cudaSuccess);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { (void)cudaFree(data_); }
+  T* data() const { return static_cast<T*>(data_); }
+  int64_t count() const { return count_; }
+  std::vector<uint16_t> read() const {
+    std::vector<uint16_t> host(static_cast<size_t>(count_));
+    EXPECT_EQ(cudaMemcpy(host.data(), data_, bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
+    return host;
+  }
+
+ private:
+  size_t bytes() const { return static_cast<size_t>(count_) * sizeof(T); }
+  void* data_ = nullptr;
+  int64_t count_;
+};
+
+/// a, b and c begin `offset` elements into their memory.
+struct Shape {
+  int64_t m, n, k;
+  int64_t offset = 0;
+  bool with_bias = false;
+};
+
+template <typename T, typename Multiply>
+std::vector<uint16_t> multiply(const Shape& at, Along along, Values values, Multiply&& with) {
+  Buffer<T> a(at.offset + at.m * at.k), b(at.offset + at.n * at.k), bias(at.n), c(at.offset + at.m * at.n);
+  fill<<<128, 256>>>(a.data(), a.count(), 1, values);
+  fill<<<128, 256>>>(b.data(), b.count(), 2, values);
+  fill<<<8, 256>>>(bias.data(), bias.count(), 3, values);
+  const T *left = a.data() + at.offset, *right = b.data() + at.offset, *add = at.with_bias ? bias.data() : nullptr;
+  const auto run = [&](auto x, auto y) { return with(x, y, at.k, add, c.data() + at.offset); };
+  const auto error =
+      along == Along::k_rows ? run(make_factor<true>(left, at.k, at.m), make_factor<false>(right, at.n, at.n))
+      : along == Along::k_k  ? run(make_factor<true>(left, at.k, at.m), make_factor<true>(right, at.k, at.n))
+                             : run(make_factor<false>(left, at.m, at.m), make_factor<false>(right, at.n, at.n));
+  EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  return c.read();
+}
+
+struct Portable {
+  template <typename T, bool a_along_k, bool b_along_k>
+  cudaError_t operator()(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k, const T* bias,
+                         T* c) const {
+    (void)launch_mma(a, b, k, bias, c, nullptr);
+    return cudaGetLastError();
+  }
+};
+template <typename P>
+struct With {
+  template <typename T, bool a_along_k, bool b_along_k>
+  cudaError_t operator()(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k, const T* bias,
+                         T* c) const {
+    return sm90::launch<P>(a, b, k, bias, c, nullptr);
+  }
+};
+struct Chosen {
+  template <typename T, bool a_along_k, bool b_along_k>
+  cudaError_t operator()(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k, const T* bias,
+                         T* c) const {
+    const char* words = "";
+    return sm90::Product::launch<a_along_k, b_along_k, T>(a.data, b.data, a.extent, k, b.extent, bias, c, nullptr,
+                                                          nullptr, words);
+  }
+};
+
+std::string text(const Shape& at, Along along, Values values) {
+  char line[160];
+  snprintf(line, sizeof(line), "m %lld n %lld k %lld offset %lld bias %d layout %d values %d",
+           static_cast<long long>(at.m), static_cast<long long>(at.n), static_cast<long long>(at.k),
+           static_cast<long long>(at.offset), at.with_bias, static_cast<int>(along), static_cast<int>(values));
+  return line;
+}
+
+constexpr Along kAlongs[] = {Along::k_rows, Along::k_k, Along::rows_rows};
+constexpr Values kAllValues[] = {Values::normal, Values::spread, Values::not_finite, Values::zeros, Values::tiny};
+
+class Sm90 : public testing::Test {
+ protected:
+  void SetUp() override {
+    int major = 0, minor = 0;
+    ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+    ASSERT_EQ(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), cudaSuccess);
+    if (major != 9 || minor != 0) GTEST_SKIP() << "wgmma exists on sm_90 alone";
+  }
+};
+
+/// Plan P for products of at most `max_rows` rows has the bits of mma.sync, and writes nothing else.
+template <typename P, typename T>
+void expect_same_bits(int64_t max_rows) {
+  const Shape shapes[] = {{8, 8, 8},      {1, 4096, 520, 0, true}, {5, 264, 1000},          {16, 40, 72, 0, true},
+                          {64, 520, 264}, {72, 1032, 200},         {128, 200, 1160},        {136, 8, 16},
+                          {520, 776, 88}, {1032, 264, 136},        {264, 4104, 72, 0, true}};
+  for (const Shape& at : shapes) {
+    if (at.m > max_rows) continue;
+    for (const Along along : kAlongs) {
+      if (along == Along::rows_rows && at.m % 8 != 0) continue;
+      for (const Values values : kAllValues) {
+        EXPECT_TRUE((multiply<T>(at, along, values, With<P>{}) == multiply<T>(at, along, values, Portable{})))
+            << P::kWords << ": " << text(at, along, values);
+      }
+    }
+  }
+}
+template <typename P>
+void expect_same_bits(int64_t max_rows = 1 << 30) {
+  expect_same_bits<P, __nv_bfloat16>(max_rows);
+  expect_same_bits<P, __half>(max_rows);
+}
+
+TEST_F(Sm90, LargePlansHaveTheBitsOfMmaSync) {
+  expect_same_bits<sm90::Large>();
+  expect_same_bits<sm90::Wide>();
+  expect_same_bits<sm90::Square>();
+  expect_same_bits<sm90::LowWide>();
+  expect_same_bits<sm90::Low>();
+  expect_same_bits<sm90::Narrow>();
+  expect_same_bits<sm90::Small>();
+}
+
+TEST_F(Sm90, PlansForFewRowsHaveTheBitsOfMmaSync) {
+  expect_same_bits<sm90::Rows128Large>(128);
+  expect_same_bits<sm90::Rows128>(128);
+  expect_same_bits<sm90::Rows128Narrow>(128);
+  expect_same_bits<sm90::Rows64Large>(64);
+  expect_same_bits<sm90::Rows64>(64);
+  expect_same_bits<sm90::Rows64Fours>(64);
+  expect_same_bits<sm90::Rows64Small>(64);
+  expect_same_bits<sm90::Rows64Narrow>(64);
+}
+
+/// Odd sizes at odd places: plain loads, and stores that no word holds.
+template <typename T, typename Multiply>
+void expect_same_bits_anywhere(Multiply&& with) {
+  for (int64_t i = 0; i < 60; ++i) {
+    const Shape at = {1 + i * 37 % 301, 1 + i * 91 % 403, 1 + i * 53 % 509, i % 8, i % 3 == 0};
+    const Along along = kAlongs[i / 2 % 3];
+    const Values values = kAllValues[i % 5];
+    EXPECT_TRUE((multiply<T>(at, along, values, with) == multiply<T>(at, along, values, Portable{})))
+        << text(at, along, values);
+  }
+}
+
+TEST_F(Sm90, AnySizeAtAnyPlaceHasTheBitsOfMmaSync) {
+  expect_same_bits_anywhere<__nv_bfloat16>(With<sm90::Unaligned>{});
+  expect_same_bits_anywhere<__half>(With<sm90::Unaligned>{});
+  expect_same_bits_anywhere<__nv_bfloat16>(Chosen{});
+  expect_same_bits_anywhere<__half>(Chosen{});
+}
+
+// On both sides of every number of rows at which another plan is chosen.
+TEST_F(Sm90, BitsOfARowDoNotDependOnTheNumberOfRows) {
+  for (const int64_t n : {1024, 4096, 6144, 12288, 24576}) {
+    const auto all = multiply<__nv_bfloat16>({513, n, 520}, Along::k_rows, Values::normal, Chosen{});
+    for (const int64_t rows : {1, 8, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512}) {
+      const auto some = multiply<__nv_bfloat16>({rows, n, 520}, Along::k_rows, Values::normal, Chosen{});
+      EXPECT_EQ(memcmp(all.data(), some.data(), static_cast<size_t>(rows * n) * 2), 0) << "n " << n << " rows " << rows;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace checkop::kernels
