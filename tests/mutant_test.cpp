@@ -156,6 +156,7 @@ TEST(Mutants, EachFailsForItsOwnReason) {
   for (const Case& c : cases()) {
     for (const Mutant& mutant : kMutants) {
       if (mutant.kind.empty() || !applies(mutant, *c.op, *c.pass) || !shows_in(mutant, c.dtype)) continue;
+      if (!mutant.needs.empty() && !c.optionals.contains(mutant.needs)) continue;
       const std::string name = candidate_name(mutant);
       const Candidate* candidate = find(candidates, name, c);
       ASSERT_NE(candidate, nullptr) << name;
@@ -178,6 +179,21 @@ TEST(Mutants, EveryPassOfEveryOperatorHasCasesAndMutants) {
         return !mutant.kind.empty() && applies(mutant, *op, pass);
       });
       EXPECT_GE(static_cast<size_t>(count), kLeastMutants - 3) << op->name << "/" << pass.name;
+    }
+  }
+}
+
+// Faults that any kernel may have say little of an operator; these are its own.
+TEST(Mutants, EveryPassHasThreeFaultsOfItsOwn) {
+  const std::set<test::Fault> common{test::Fault::gradient_scaled, test::Fault::transposed_block,
+                                     test::Fault::truncation, test::Fault::tail_not_computed};
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      const auto count = std::count_if(kMutants.begin(), kMutants.end(), [&](const Mutant& mutant) {
+        return !mutant.kind.empty() && !mutant.passes.empty() && !common.contains(mutant.fault) &&
+               applies(mutant, *op, pass);
+      });
+      EXPECT_GE(count, 3) << op->name << "/" << pass.name;
     }
   }
 }

@@ -9,14 +9,6 @@
 namespace checkop::test {
 namespace {
 
-double round_to_bf16(double x) {
-  std::byte stored[2];
-  const DTypeInfo& bf16 = info(DType::bf16);
-  bf16.encode(&x, stored, 1);
-  bf16.decode(stored, &x, 1);
-  return x;
-}
-
 /// 11 significant bits, to nearest, with the exponent range of fp32.
 double round_to_tf32(double x) {
   if (x == 0 || !std::isfinite(x)) return x;
@@ -98,6 +90,7 @@ class Evaluation {
     return m;
   }
 
+  Fault special() const { return model_.special; }
   double exponential(double x) const { return model_.bf16_exp ? round_to_bf16(std::exp(x)) : std::exp(x); }
 
   /// An id that is not in the vocabulary, as rows that are left out may have, counts as 0.
@@ -211,6 +204,11 @@ class Evaluation {
     return logs;
   }
 
+  /// The estimate of KL by d = lr - lp, and its derivative by lp; reversed, of -d.
+  double k3(double d) const { return std::exp(sign() * d) - sign() * d - 1; }
+  double k3_slope(double d) const { return sign() * (1 - std::exp(sign() * d)); }
+  double sign() const { return model_.special == Fault::kl_reversed ? -1 : 1; }
+
   /// Groups by samples_per_prompt alone.
   Values grpo_loss(const std::vector<Tensor>& in, const checkop_call& call, bool forward) const {
     const std::vector<char> left_out = masked({&in[3], &in[6]});
@@ -218,6 +216,7 @@ class Evaluation {
     const auto samples = static_cast<int64_t>(call.attrs[0].value);
     const double clip = call.attrs[1].value, beta = call.attrs[2].value, eps = call.attrs[3].value;
     const int64_t rows = in[2].count(), seq = rows / in[5].count();
+    const int64_t of_sample = model_.special == Fault::sample_variance ? 1 : 0;
     std::vector<double> factor(static_cast<size_t>(rows));
     double policy_loss = 0, kl = 0, n = 0;
     for (int64_t r = 0; r < rows; ++r) {
@@ -226,13 +225,14 @@ class Evaluation {
       double mean = 0, variance = 0;
       for (int64_t i = first; i < first + samples; ++i) mean += in[5].at(i) / static_cast<double>(samples);
       for (int64_t i = first; i < first + samples; ++i)
-        variance += (in[5].at(i) - mean) * (in[5].at(i) - mean) / static_cast<double>(samples);
+        variance += (in[5].at(i) - mean) * (in[5].at(i) - mean) / static_cast<double>(samples - of_sample);
       const double a = (in[5].at(r / seq) - mean) / std::sqrt(std::max(variance, eps * eps));
       const double ratio = std::exp(logs.delta[static_cast<size_t>(r)]), d = logs.d[static_cast<size_t>(r)];
       const double plain = ratio * a, clipped = std::clamp(ratio, 1 - clip, 1 + clip) * a;
-      policy_loss -= std::min(plain, clipped), kl += std::exp(d) - d - 1, n += 1;
-      factor[static_cast<size_t>(r)] = (plain <= clipped ? -plain : 0) + beta * (1 - std::exp(d));
+      policy_loss -= std::min(plain, clipped), kl += k3(d), n += 1;
+      factor[static_cast<size_t>(r)] = (plain <= clipped ? -plain : 0) + beta * k3_slope(d);
     }
+    if (model_.special == Fault::mean_over_all_tokens) n = static_cast<double>(rows);
     if (forward) return {{(policy_loss + beta * kl) / n}, {policy_loss / n}, {kl / n}};
     for (double& f : factor) f *= in[8].at(0) / n;
     return {dlogits(matrix_of(in[0]), ids_of(in[2]), factor, left_out).values};
@@ -249,7 +249,9 @@ Values attention(const Evaluation& e, const std::vector<Tensor>& in, bool forwar
   if (scale < 0) scale = 1 / std::sqrt(static_cast<double>(width));
   const Matrix all_q = matrix_of(in[0]);
   Matrix all_k = matrix_of(in[1]), all_v = matrix_of(in[2]);
-  for (int64_t row = 0; row < all_k.rows() && !in[3].name.empty(); ++row) {  // what a masked key holds is not read
+  const bool reads_masked = e.special() == Fault::masked_keys_multiplied;
+  for (int64_t row = 0; row < all_k.rows() && !in[3].name.empty() && !reads_masked; ++row) {
+    // What a masked key holds is not read.
     if (in[3].at(row / (ks[1] * kv_seq) * kv_seq + row % kv_seq) != 0) continue;
     for (int64_t d = 0; d < width; ++d) all_k(row, d) = all_v(row, d) = 0;
   }
@@ -288,6 +290,7 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
   const std::vector<Tensor> in = inputs_of(pass, call);
   const Evaluation e(*this);
   const bool forward = pass.name == "forward";
+  if (auto values = evaluate_rows(*this, op, in, call, forward)) return *values;
   if (op.name == "matmul" || op.name == "det_gemm") {
     const Matrix a = e.factor(matrix_of(in[0])), b = e.factor(matrix_of(in[1]));
     if (forward)
@@ -303,7 +306,8 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
   }
   if (op.name == "lm_head") {
     const Matrix hidden = e.factor(matrix_of(in[0])), weight = e.factor(matrix_of(in[1]));
-    const Matrix bias = in[2].name.empty() ? zeros(1, weight.rows()) : matrix_of(in[2]);
+    const bool biased = !in[2].name.empty() && special != Fault::bias_left_out;
+    const Matrix bias = biased ? matrix_of(in[2]) : zeros(1, weight.rows());
     const auto logit = [&](auto r, auto v, auto h) { return hidden(r, h) * weight(v, h); };
     if (forward) {
       Matrix z = e.product(hidden.rows(), weight.rows(), hidden.columns, logit);
@@ -318,19 +322,6 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
         e.product(g.columns, hidden.columns, g.rows(), [&](auto v, auto h, auto r) { return g(r, v) * hidden(r, h); });
     const Matrix dbias = e.product(1, g.columns, g.rows(), [&](auto, auto v, auto r) { return g(r, v); });
     return {dhidden.values, dweight.values, dbias.values};
-  }
-  if (op.name == "embedding") {
-    const std::vector<int64_t> ids = ids_of(in[0]);
-    const auto tokens = static_cast<int64_t>(ids.size()), vocab = forward ? in[1].shape[0] : call.outputs[0].shape[0];
-    const Matrix source = matrix_of(in[1]);  // the table, or its rows' gradients
-    Matrix out = zeros(forward ? tokens : vocab, source.columns);
-    for (int64_t t = 0; t < tokens - (forward ? 0 : skip_terms); ++t)
-      for (int64_t h = 0; h < source.columns; ++h) {
-        const int64_t id = e.label(ids, t, vocab);
-        if (forward) out(t, h) = source(id, h);
-        if (!forward) out(id, h) += source(t, h);
-      }
-    return {out.values};
   }
   if (op.name == "logp") {
     const Matrix z = matrix_of(in[0]);
@@ -347,8 +338,8 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
       const auto row = static_cast<int64_t>(r);
       if (masked[r] != 0) continue;
       ratio[r] = std::exp(logs.delta[r]);
-      kl[r] = std::exp(logs.d[r]) - logs.d[r] - 1;
-      if (!forward) factor[r] = in[5].at(row) * ratio[r] + in[6].at(row) * (1 - std::exp(logs.d[r]));
+      kl[r] = e.k3(logs.d[r]);
+      if (!forward) factor[r] = in[5].at(row) * ratio[r] + in[6].at(row) * e.k3_slope(logs.d[r]);
     }
     if (forward) return {ratio, kl};
     return {e.dlogits(matrix_of(in[0]), ids_of(in[2]), factor, masked).values};
@@ -364,7 +355,7 @@ Values Model::evaluate(const Operator& op, const Pass& pass, const checkop_call&
     Matrix z = e.product(hidden.rows(), weight.rows(), hidden.columns,
                          [&](auto r, auto v, auto h) { return hidden(r, h) * weight(v, h); });
     const bool has_bias = !in[3].name.empty();
-    if (has_bias) {
+    if (has_bias && special != Fault::bias_left_out) {
       const Matrix bias = matrix_of(in[3]);
       for (int64_t r = 0; r < z.rows(); ++r)
         for (int64_t v = 0; v < z.columns; ++v) z(r, v) += bias(0, v);

@@ -34,12 +34,28 @@ enum class Fault : uint8_t {
   own_key_unseen,
   new_keys_first,
   new_keys_skipped,
+  weight_plus_one,
+  mean_subtracted,
+  projection_dropped,
+  exponent_sign,
+  sigmoid_alone,
+  derivative_short,
+  gate_and_up_swapped,
+  neighbours_id,
+  duplicates_overwrite,
+  misaligned_rows,
+  sample_variance,
+  mean_over_all_tokens,
+  kl_reversed,
+  bias_left_out,
+  masked_keys_multiplied,
   exp_rounded_to_bf16,
   tf32_factors,
   // Results: faults.cpp spoils the gold.
   gradient_scaled,
   stale_row,
   nan,
+  tail_not_computed,
   zeros,
   constant_output,
   wrong_base,
@@ -68,6 +84,7 @@ struct Mutant {
   std::string_view kind;         ///< Judgment::kind that it must get; "" for the control, which must pass
   std::string_view passes = "";  ///< "op/pass ..." where the fault exists; "" for all, those of new operators too
   std::string_view dtypes = "";  ///< where the fault can be seen; "" for all
+  std::string_view needs = "";   ///< the optional input without which there is no fault
 };
 
 inline constexpr std::string_view kSoftmaxPasses =
@@ -79,7 +96,8 @@ inline constexpr std::string_view kWithIds =
 inline constexpr std::string_view kExponentialPasses =
     "logp/forward logp/backward linear_logp/forward linear_logp/backward attention/forward attention/backward "
     "kv_cache_attention/forward kv_cache_attention/backward "
-    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward";
+    "ratio_kl/forward ratio_kl/backward grpo_loss/forward grpo_loss/backward silu/forward silu/backward swiglu/forward "
+    "swiglu/backward";
 inline constexpr std::string_view kSoftmaxGradients =
     "logp/backward linear_logp/backward attention/backward kv_cache_attention/backward ratio_kl/backward "
     "grpo_loss/backward";
@@ -98,7 +116,8 @@ inline constexpr std::string_view kMatrices =
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward "
     "silu/forward silu/backward swiglu/forward swiglu/backward embedding/forward embedding/backward "
     "ratio_kl/backward grpo_loss/backward pack/forward pack/backward";
-inline constexpr std::string_view kTruncated =
+/// Results rounded to the case's dtype, in rows of several columns.
+inline constexpr std::string_view kRounded =
     "logp/backward linear_logp/backward matmul/forward matmul/backward lm_head/forward lm_head/backward "
     "det_gemm/forward det_gemm/backward rms_norm/forward rms_norm/backward silu/forward silu/backward swiglu/forward "
     "swiglu/backward embedding/forward embedding/backward rope/forward rope/backward attention/forward "
@@ -108,12 +127,15 @@ inline constexpr std::string_view kControlled =
     "lm_head/forward lm_head/backward det_gemm/forward det_gemm/backward embedding/forward embedding/backward "
     "attention/forward attention/backward kv_cache_attention/forward kv_cache_attention/backward ratio_kl/forward "
     "ratio_kl/backward grpo_loss/forward grpo_loss/backward "
-    "pack/forward pack/backward";
+    "pack/forward pack/backward rms_norm/forward rms_norm/backward silu/forward silu/backward swiglu/forward "
+    "swiglu/backward";
 inline constexpr std::string_view kGradients =
     "logp/backward linear_logp/backward matmul/backward lm_head/backward det_gemm/backward rms_norm/backward "
     "silu/backward swiglu/backward embedding/backward rope/backward attention/backward kv_cache_attention/backward "
     "ratio_kl/backward "
     "grpo_loss/backward pack/backward";
+inline constexpr std::string_view kRmsNorm = "rms_norm/forward rms_norm/backward";
+inline constexpr std::string_view kSigmoids = "silu/forward silu/backward swiglu/forward swiglu/backward";
 inline constexpr std::string_view kRope = "rope/forward rope/backward";
 inline constexpr std::string_view kIgnoring = "logp/forward logp/backward linear_logp/forward linear_logp/backward";
 inline constexpr std::string_view kAttention =
@@ -127,6 +149,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // The model without a fault: were it wrong, the mutants made from it would be found for the wrong reason.
     {Fault::none, "none", "", kControlled},
     {Fault::dropped_last_tile, "dropped_last_tile", "accuracy", kModelled},
+    {Fault::dropped_last_tile, "dropped_columns", "accuracy", kRmsNorm},
     {Fault::last_token_lost, "last_token_lost", "accuracy", "embedding/backward"},
     // A sum over the vocabulary that is short by one errs by one probability, about 1/vocab: within half an ulp of a
     // 16-bit gradient. Only sums over a contracted dimension are cut.
@@ -138,6 +161,8 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // What is left out holds NaN in some rows: reading it shows as such.
     {Fault::mask_ignored, "mask_ignored", "nonfinite", kMasked},
     {Fault::mask_ignored, "mask_ignored", "accuracy", "pack/backward"},
+    {Fault::mask_ignored, "row_mask_ignored", "accuracy", "rms_norm/backward", "", "mask"},
+    {Fault::masked_keys_multiplied, "masked_keys_multiplied", "nonfinite", kAttention, "", "key_padding_mask"},
     {Fault::ignored_row_counted, "ignored_row_counted", "nonfinite", "logp/forward linear_logp/forward"},
     {Fault::ignored_gradient_kept, "ignored_gradient_kept", "nonfinite", "logp/backward linear_logp/backward"},
     {Fault::ignored_as_id_zero, "ignored_as_id_zero", "nonfinite", kIgnoring},
@@ -155,6 +180,21 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::own_key_unseen, "own_key_unseen", "accuracy", kAttention},
     {Fault::new_keys_first, "new_keys_first", "accuracy", kKvCache},
     {Fault::new_keys_skipped, "new_keys_skipped", "accuracy", kKvCache},
+    {Fault::bias_left_out, "bias_left_out", "accuracy", "lm_head/forward linear_logp/forward linear_logp/backward", "",
+     "bias"},
+    {Fault::weight_plus_one, "weight_plus_one", "accuracy", kRmsNorm},
+    {Fault::mean_subtracted, "mean_subtracted", "accuracy", kRmsNorm},
+    {Fault::projection_dropped, "projection_dropped", "accuracy", "rms_norm/backward"},
+    {Fault::exponent_sign, "exponent_sign", "accuracy", kSigmoids},
+    {Fault::sigmoid_alone, "sigmoid_alone", "accuracy", "silu/forward"},
+    {Fault::derivative_short, "derivative_short", "accuracy", "silu/backward swiglu/backward"},
+    {Fault::gate_and_up_swapped, "gate_and_up_swapped", "accuracy", "swiglu/forward swiglu/backward"},
+    {Fault::neighbours_id, "neighbours_id", "accuracy", "embedding/forward embedding/backward"},
+    {Fault::misaligned_rows, "misaligned_rows", "accuracy", "embedding/forward embedding/backward"},
+    {Fault::duplicates_overwrite, "duplicates_overwrite", "accuracy", "embedding/backward"},
+    {Fault::sample_variance, "sample_variance", "accuracy", "grpo_loss/forward grpo_loss/backward"},
+    {Fault::mean_over_all_tokens, "mean_over_all_tokens", "accuracy", "grpo_loss/forward grpo_loss/backward"},
+    {Fault::kl_reversed, "kl_reversed", "accuracy", "ratio_kl/forward ratio_kl/backward grpo_loss/forward"},
     // Forward, the roundings average out: the error is a few times logp's bound, and below that of linear_logp once the
     // inner dimension is in the thousands.
     {Fault::exp_rounded_to_bf16, "exp_rounded_to_bf16", "accuracy", kExponentialPasses},
@@ -166,6 +206,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     {Fault::gradient_scaled, "gradient_scaled", "accuracy", kGradients},
     {Fault::stale_row, "stale_row", "accuracy"},
     {Fault::nan, "nan", "nonfinite"},
+    {Fault::tail_not_computed, "tail_not_computed", "accuracy", kRounded},
     {Fault::zeros, "zeros", "accuracy"},
     {Fault::constant_output, "constant_output", "accuracy"},
     {Fault::wrong_base, "wrong_base", "accuracy", kRope},
@@ -179,7 +220,7 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // Needs an output with 8 rows and 8 columns that are told apart: not log-probabilities, one a row.
     {Fault::transposed_block, "transposed_block", "accuracy", kMatrices},
     // Not fp32 outputs, which logp has for every dtype: there the last rounding is one of many that the bound allows.
-    {Fault::truncation, "truncation", "accuracy", kTruncated, "bf16 fp16"},
+    {Fault::truncation, "truncation", "accuracy", kRounded, "bf16 fp16"},
     {Fault::unwritten_row, "unwritten_row", "unwritten"},
     // Rows that hold nothing are taken to be zero already.
     {Fault::unwritten_zeros, "unwritten_zeros", "unwritten", kPack},
