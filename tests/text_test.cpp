@@ -50,5 +50,13 @@ TEST(Text, Fnv1aHexHasSixteenDigits) {
   for (int byte = 0; byte < 256; ++byte) EXPECT_EQ(fnv1a_hex(std::string(1, static_cast<char>(byte))).size(), 16u);
 }
 
+TEST(Text, BytesAreGivenInTheUnitThatFits) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(1024), "1.0 KiB");
+  EXPECT_EQ(format_bytes(uint64_t{16} << 20), "16.0 MiB");
+  EXPECT_EQ(format_bytes(uint64_t{5000} << 40), "5000.0 TiB");
+}
+
 }  // namespace
 }  // namespace checkop
