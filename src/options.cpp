@@ -84,6 +84,9 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->capture_default_str();
   app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another");
   app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  app.add_option("--preset", run.presets, "sizes of models, or all; sizes and attributes that are given win")
+      ->delimiter(',')
+      ->group("Sizes");
   add_sizes(app, run);
   add_attributes(app, run);
   add_names(app, "--with", run.with, "optional inputs: none, or names joined by +; a list sweeps them");
@@ -115,7 +118,8 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Selection");
   app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci")->group("Selection");
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
-  app.add_flag("--list", run.list, "print the selected checks and stop")->group("Selection");
+  app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
+      ->group("Selection");
 
   app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
       ->group("Judging");

@@ -2,12 +2,14 @@
 // Case files: what they may say, and that every mistake names file and path.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
 #include "contract_helper.hpp"
 #include "error.hpp"
+#include "source_tree.hpp"
 #include "sweep.hpp"
 
 namespace checkop {
@@ -85,7 +87,9 @@ TEST(CaseFile, RowsMayBeNoneAndIgnored) {
       "");
   ASSERT_EQ(cases.size(), 2u);
   EXPECT_EQ(case_name(cases[0]), "logp-fp32-0x16x257~ignored3");
-  EXPECT_EQ(error_in(R"([{"op": "logp", "dims": {"vocab": 0}}])").find("--vocab: expected an integer >= 1, got 0"), 0u);
+  EXPECT_NE(
+      error_in(R"([{"op": "logp", "dims": {"vocab": 0}}])").find("cases[0]: --vocab: expected an integer >= 1, got 0"),
+      std::string::npos);
 }
 
 /// Whether a shipped case of the pass in the smoke suite is one that `wanted` describes.
@@ -125,6 +129,59 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
       }
     }
   }
+}
+
+TEST(CaseFile, PresetsGiveWhatTheEntryDoesNot) {
+  const InSourceTree here;
+  const auto cases = load_cases(
+      write(
+          R"([{"op": "linear_logp", "preset": ["qwen3-8b", "qwen3-0.6b"], "pass": "forward", "dtype": "fp32", "dims": {"vocab": 300}},
+                {"op": "all", "preset": "stress-v262k", "pass": "forward", "dtype": "fp32"}])"),
+      "");
+  std::set<std::string> names;
+  for (const Case& c : cases) names.insert(case_name(c));
+  EXPECT_TRUE(names.contains("linear_logp-fp32-2x16x4096x300"));
+  EXPECT_TRUE(names.contains("linear_logp-fp32-2x16x1024x300"));
+  EXPECT_TRUE(names.contains("logp-fp32-2x16x262144"));
+  EXPECT_TRUE(std::none_of(cases.begin(), cases.end(), [](const Case& c) { return c.op->name == "attention"; }));
+}
+
+TEST(CaseFile, MistakesWithPresetsNameFileAndPath) {
+  const InSourceTree here;
+  EXPECT_NE(error_in(R"([{"op": "logp", "preset": "qwen3-8"}])").find("cases[0].preset: unknown preset 'qwen3-8'; did"),
+            std::string::npos);
+  EXPECT_NE(error_in(R"([{"op": "attention", "preset": "stress-v262k"}])")
+                .find("cases[0].preset: stress-v262k lacks what the sizes of attention are made of"),
+            std::string::npos);
+  EXPECT_NE(error_in(R"([{"op": "logp", "preset": []}])").find("cases[0].preset: expected at least one name"),
+            std::string::npos);
+}
+
+TEST(CaseFile, SizesThatDoNotGoTogetherNameTheEntry) {
+  EXPECT_NE(error_in(R"([{"op": "logp"}, {"op": "rope", "dims": {"head_dim": 3}}])")
+                .find("cases_under_test.json: cases[1]: --head-dim"),
+            std::string::npos);
+}
+
+TEST(CaseFile, AnOperatorsOwnFileSaysWhatItsSizesAre) {
+  const InSourceTree here;
+  const std::string path = testing::TempDir() + "logp.json";
+  const auto write_logp = [&](const char* presets) {
+    std::ofstream(path) << R"({"format": "check_operator/cases-1", "presets": )" << presets
+                        << R"(, "cases": [{"op": "logp", "preset": "qwen3-8b", "pass": "forward", "dtype": "fp32"}]})";
+  };
+  write_logp(R"([{"vocab": "2*experts"}, {"vocab": "2*q_heads"}])");
+  const auto cases = load_cases(path, "");
+  ASSERT_EQ(cases.size(), 1u);
+  EXPECT_EQ(case_name(cases.front()), "logp-fp32-2x16x64");
+  write_logp(R"([{"vocab": "head"}])");
+  EXPECT_NE(error_of([&] { load_cases(path, "other"); }).find("logp.json: presets[0].vocab: unknown field 'head'"),
+            std::string::npos)
+      << "it is read although no case of the suite needs it";
+  const std::string elsewhere = testing::TempDir() + "cases_of_mine.json";
+  std::filesystem::copy_file(path, elsewhere, std::filesystem::copy_options::overwrite_existing);
+  EXPECT_NE(error_of([&] { load_cases(elsewhere, ""); }).find("presets: the name of the file is not an operator's"),
+            std::string::npos);
 }
 
 TEST(CaseFile, ShippedFilesLoadAndCoverEveryOperatorInTheSmokeSuite) {
