@@ -116,7 +116,7 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->group("Data");
 
   app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Selection");
-  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci")->group("Selection");
+  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large")->group("Selection");
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
   app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
       ->group("Selection");

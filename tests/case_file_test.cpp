@@ -184,10 +184,108 @@ TEST(CaseFile, AnOperatorsOwnFileSaysWhatItsSizesAre) {
             std::string::npos);
 }
 
-TEST(CaseFile, ShippedFilesLoadAndCoverEveryOperatorInTheSmokeSuite) {
-  std::set<const Operator*> seen;
-  for (const Case& c : load_cases(CHECKOP_SOURCE_DIR "/cases", "smoke")) seen.insert(c.op);
-  EXPECT_EQ(seen.size(), operators().size());
+// --- the shipped files
+
+std::vector<Case> shipped(std::string_view suite) {
+  const InSourceTree here;
+  return load_cases("cases", suite);
+}
+
+TEST(CaseFile, SmokeHasEveryOperatorPassAndDtypeInTinySizes) {
+  std::set<std::string> seen;
+  for (const Case& c : shipped("smoke")) {
+    seen.insert(fmt::format("{} {} {}", c.op->name, c.pass->name, info(c.dtype).name));
+    EXPECT_LE(tensor_bytes(c), int64_t{32} << 20) << case_name(c);
+  }
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+        EXPECT_TRUE(seen.contains(fmt::format("{} {} {}", op->name, pass.name, dtype)))
+            << op->name << " " << pass.name << " " << dtype;
+      }
+    }
+  }
+}
+
+/// Whether `c` has the sizes and attributes that a preset gives.
+bool has_sizes(const Case& c, const PresetSizes& sizes) {
+  const auto attr_is = [&](const auto& attr) {
+    for (size_t i = 0; i < c.attrs.size(); ++i) {
+      if (c.op->attrs[i].name == attr.first) return c.attrs[i] == attr.second;
+    }
+    return false;
+  };
+  return std::all_of(sizes.dims.begin(), sizes.dims.end(),
+                     [&](const auto& dim) { return c.dims.at(dim.first) == dim.second; }) &&
+         std::all_of(sizes.attrs.begin(), sizes.attrs.end(), attr_is);
+}
+
+std::string describe(const PresetSizes& sizes) {
+  std::string text;
+  for (const auto& [name, size] : sizes.dims) text += fmt::format("{}={} ", name, size);
+  for (const auto& [name, value] : sizes.attrs) text += fmt::format("{}={} ", name, value);
+  return text;
+}
+
+TEST(CaseFile, NightlyHasEveryPresetForEveryOperatorAndPassAtTheTokensOfARun) {
+  const InSourceTree here;
+  constexpr int64_t kTokens = 2048;
+  const auto nightly = shipped("nightly");
+  const auto tokens = [](const Case& c) {
+    int64_t n = 1;
+    for (const char* dim : {"batch", "seq", "q_seq"}) n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
+    return n;
+  };
+  for (const Operator* op : operators()) {
+    const auto wanted = sizes_of("", *op, shipped_models(), shipped_mappings(*op), false);
+    for (const Pass& pass : op->passes) {
+      const auto covers = [&](const Case& c, const PresetSizes& sizes) {
+        return c.op == op && c.pass == &pass && tokens(c) >= kTokens && has_sizes(c, sizes);
+      };
+      for (const PresetSizes& sizes : wanted) {
+        EXPECT_TRUE(std::any_of(nightly.begin(), nightly.end(), [&](const Case& c) { return covers(c, sizes); }))
+            << op->name << " " << pass.name << " " << describe(sizes);
+      }
+    }
+  }
+}
+
+TEST(CaseFile, NightlyFitsOneDevice) {
+  constexpr int64_t kMost = 100'000'000'000;
+  for (const Case& c : shipped("nightly")) EXPECT_LE(tensor_bytes(c), kMost) << case_name(c);
+}
+
+TEST(CaseFile, LargeHasMoreLogitsThanAnInt32Counts) {
+  const auto nightly = shipped("nightly");
+  std::set<std::string> seen;
+  for (const Case& c : shipped("large")) {
+    EXPECT_GT(c.dims.at("batch") * c.dims.at("seq") * c.dims.at("vocab"), int64_t{1} << 31) << case_name(c);
+    EXPECT_TRUE(std::any_of(nightly.begin(), nightly.end(), [&](const Case& n) {
+      return case_name(n) == case_name(c) && n.pass == c.pass;
+    })) << case_name(c);
+    seen.insert(fmt::format("{} {}", c.op->name, c.pass->name));
+  }
+  for (const char* op : {"logp", "linear_logp", "ratio_kl", "grpo_loss", "lm_head"}) {
+    for (const Pass& pass : find_operator(op)->passes) {
+      EXPECT_TRUE(seen.contains(fmt::format("{} {}", op, pass.name))) << op << " " << pass.name;
+    }
+  }
+}
+
+TEST(CaseFile, CiHasASizeOfOnePresetForEveryOperator) {
+  const InSourceTree here;
+  const auto ci = shipped("ci");
+  for (const Case& c : ci) EXPECT_LE(tensor_bytes(c), int64_t{4} << 30) << case_name(c);
+  for (const Operator* op : operators()) {
+    const auto sizes = sizes_of("", *op, parse_presets("", {"qwen3-8b"}), shipped_mappings(*op), false);
+    const auto has_one = [&](const Case& c) {
+      return c.op == op && std::any_of(sizes.begin(), sizes.end(), [&](const PresetSizes& preset) {
+               return std::any_of(preset.dims.begin(), preset.dims.end(),
+                                  [&](const auto& dim) { return c.dims.at(dim.first) == dim.second; });
+             });
+    };
+    EXPECT_TRUE(sizes.empty() || std::any_of(ci.begin(), ci.end(), has_one)) << op->name;
+  }
 }
 
 }  // namespace

@@ -156,6 +156,8 @@ TEST(Cli, ListShowAndSelectionWork) {
   expect_exit(run_program(kTiny + "--candidate native --list"), 0, "logp/forward/native/logp-fp32-1x2x17  160 B\n");
   expect_exit(run_program("--op all --preset stress-v262k --device cpu --candidate native --list"), 0,
               "logp/forward/native/logp-fp32-2x16x262144  ");
+  expect_exit(run_program("--suite nightly --device cpu --candidate native --list"), 0,
+              "logp/backward/native/logp-bf16-1x14144x151936  8.0 GiB\n");
   expect_exit(run_program("--help"), 0, "Exit codes");
   expect_exit(run_program("--version"), 0, ".");
 }
