@@ -33,6 +33,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+  constexpr size_t kLongestName = 100;  // beyond it nothing is near, and to find that out takes time
+  if (name.size() > kLongestName) return "";
   // A third of the letters may be wrong: beyond that a guess misleads more often than it helps.
   size_t best = std::max<size_t>(1, name.size() / 3) + 1;
   const std::string* nearest = nullptr;

@@ -32,6 +32,10 @@ TEST(Text, SuggestsNothingForANameThatIsFarFromAll) {
 
 TEST(Text, DoesNotSuggestAnUnrelatedShortName) { EXPECT_EQ(did_you_mean("a", {"b", "c"}), ""); }
 
+TEST(Text, DoesNotLookForWhatIsNearALongText) {
+  EXPECT_EQ(did_you_mean(std::string(300, 'a'), {std::string(301, 'a')}), "");
+}
+
 // Test vectors published with the algorithm (Noll).
 TEST(Text, Fnv1aGivesThePublishedDigests) {
   EXPECT_EQ(fnv1a(""), 0xcbf29ce484222325ull);
