@@ -274,7 +274,8 @@ void validate(const CaseSizes& sizes) {
                            " into groups of one or more",
                        "give 2 to batch + 1");
     }
-  } else if (!(samples >= 2) || samples != std::floor(samples) || batch % static_cast<int64_t>(samples) != 0) {
+  } else if (!(samples >= 2) || !(samples <= static_cast<double>(batch)) || samples != std::floor(samples) ||
+             batch % static_cast<int64_t>(samples) != 0) {
     throw InputError("--samples-per-prompt",
                      "expected an integer >= 2 that divides the batch of " + std::to_string(batch) + ", got " +
                          std::to_string(samples),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 # "report" also covers report_text.cpp and report_json.cpp.
 LAYERS = (
     ("error dtype tensor operator text json parallel digest paths random version check_operator",),
-    ("case case_file sweep",),
+    ("case case_file sweep preset",),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures",),
     ("residuals", "diagnosis"),

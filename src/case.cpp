@@ -128,6 +128,25 @@ int64_t row_count(const Case& c) {
   return rows;
 }
 
+int64_t tensor_bytes(const Case& c) {
+  constexpr int64_t kMost = int64_t{1} << 48;
+  int64_t total = 0;
+  const auto count = [&](const TensorSpec& spec) {
+    if (!is_present(c, spec)) return;
+    const auto bytes = static_cast<int64_t>(info(dtype_of(c, spec)).bytes);
+    const int64_t elements = element_count(shape_of(c, spec));
+    if (elements > kMost || (total += elements * bytes) > kMost) {
+      throw InputError(
+          case_name(c),
+          fmt::format("tensor '{}' {} makes the case larger than 2^48 bytes", spec.name, to_string(shape_of(c, spec))),
+          "choose smaller sizes");
+    }
+  };
+  for (const TensorSpec& spec : c.pass->inputs) count(spec);
+  for (const OutputSpec& spec : c.pass->outputs) count(spec.tensor);
+  return total;
+}
+
 void validate(const Case& c) {
   const auto of_rows = split_dims(c.op->row_dims);
   for (const std::string_view dim : dims_of(*c.op)) {
@@ -143,20 +162,7 @@ void validate(const Case& c) {
             ? fmt::format("{} has one result for the whole batch: without rows there is none", c.op->name)
             : fmt::format("give a size of at least 1; only {} may be 0, for no rows", fmt::join(of_rows, " and ")));
   }
-  int64_t total = 0;
-  const auto count = [&](const TensorSpec& spec) {
-    if (!is_present(c, spec)) return;
-    const auto bytes = static_cast<int64_t>(info(dtype_of(c, spec)).bytes);
-    const int64_t elements = element_count(shape_of(c, spec));
-    if (elements > (int64_t{1} << 48) || (total += elements * bytes) > (int64_t{1} << 48)) {
-      throw InputError(
-          case_name(c),
-          fmt::format("tensor '{}' {} makes the case larger than 2^48 bytes", spec.name, to_string(shape_of(c, spec))),
-          "choose smaller sizes");
-    }
-  };
-  for (const TensorSpec& spec : c.pass->inputs) count(spec);
-  for (const OutputSpec& spec : c.pass->outputs) count(spec.tensor);
+  tensor_bytes(c);
   if (c.input_mode == InputMode::constant) {
     std::byte stored[8];
     double value = c.constant_value + 0.01 * static_cast<double>(c.pass->inputs.size());

@@ -49,6 +49,9 @@ DType dtype_of(const Case& c, const TensorSpec& spec);
 bool is_present(const Case& c, const TensorSpec& spec);
 int64_t row_count(const Case& c);  ///< product of the extents of op->row_dims
 
+/// Bytes of all inputs and outputs: what the host holds, and a device once more. Throws InputError beyond 2^48.
+int64_t tensor_bytes(const Case& c);
+
 /// Throws InputError, naming the dimension and its value, unless every extent is at least 1, or 0 where it counts rows,
 /// and every tensor's size and
 /// the sum of sizes fit in memory arithmetic. Nothing is allocated.

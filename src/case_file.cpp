@@ -2,8 +2,9 @@
 // cases/*.json -> cases. Format: {"format": "check_operator/cases-1", "cases": [ENTRY, ...]}, where an ENTRY is
 //   {"op": "logp", "dims": {"vocab": [1, 257], "seq": 16}, "dtype": ["fp32", "bf16"], "pass": "all", "with": ["none",
 //   "bias"],
-//    "input_mode": "peaked", "seed": 7, "suites": ["smoke"]}
-// and all but "op" may be left out: what is missing is as on the command line.
+//    "input_mode": "peaked", "seed": 7, "preset": ["qwen3-8b"], "suites": ["smoke"]}
+// and all but "op" may be left out: what is missing is as on the command line. The file of an operator,
+// cases/<op>.json, may say under "presets" what the operator's sizes are in terms of a preset's fields: see preset.hpp.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,9 +35,19 @@ std::vector<int64_t> sizes(const JsonValue& value) {
   return list;
 }
 
-void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Case>& cases) {
-  entry.allow_keys({"op", "pass", "dtype", "dims", "attrs", "with", "input_mode", "constant_value", "token_value",
-                    "ignored_every", "seed", "grad_mode", "grad_seed", "suites", "why"});
+struct CaseFile {
+  JsonValue root;
+  const Operator* op;  ///< whose file it is; nullptr when its name is not an operator's
+};
+
+std::vector<PresetMapping> mappings_of(const CaseFile& file, const Operator& op) {
+  return file.op == &op && file.root.has("presets") ? parse_mappings(op, file.root) : shipped_mappings(op);
+}
+
+void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view suite, std::vector<Case>& cases) {
+  entry.allow_keys({"op", "pass", "dtype", "dims", "attrs", "preset", "with", "input_mode", "constant_value",
+                    "token_value", "ignored_every", "seed", "grad_mode", "grad_seed", "suites", "why"});
+  if (const auto why = entry.find("why")) why->sentence();
   if (!suite.empty()) {
     const auto suites = entry.find("suites");
     if (!suites) return;
@@ -48,10 +59,17 @@ void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Ca
     return value ? strings(*value) : fallback;
   };
   const auto where = [&](std::string_view key) { return fmt::format("{}.{}", entry.where(), key); };
-  const auto ops = parse_operators(where("op"), strings(entry.at("op")));
+  const auto op_names = strings(entry.at("op"));
+  const auto ops = parse_operators(where("op"), op_names);
+  const auto presets =
+      entry.has("preset") ? parse_presets(where("preset"), names("preset", {})) : std::vector<Preset>{};
   for (const Operator* op : ops) {
     Sweep sweep;
     sweep.op = op;
+    if (!presets.empty()) {
+      sweep.presets = sizes_of(where("preset"), *op, presets, mappings_of(file, *op), !is_all(op_names));
+      if (sweep.presets.empty()) continue;
+    }
     sweep.passes = parse_passes(where("pass"), *sweep.op, names("pass", {"all"}));
     sweep.dtypes = parse_dtypes(where("dtype"), names("dtype", {"all"}));
     sweep.optionals = parse_optionals(where("with"), *sweep.op, ops, names("with", {"none"}));
@@ -60,14 +78,11 @@ void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Ca
       dims->allow_keys({known.begin(), known.end()});
       for (const auto& [name, value] : dims->members()) sweep.dims[name] = sizes(value);
     }
-    for (const AttrSpec& attr : sweep.op->attrs) sweep.attrs.push_back(attr.fallback);
     if (const auto attrs = entry.find("attrs")) {
       std::vector<std::string> known;
       for (const AttrSpec& attr : sweep.op->attrs) known.emplace_back(attr.name);
       attrs->allow_keys(known);
-      for (size_t i = 0; i < known.size(); ++i) {
-        if (const auto value = attrs->find(known[i])) sweep.attrs[i] = value->number();
-      }
+      for (const auto& [name, value] : attrs->members()) sweep.attrs[name] = value.number();
     }
     if (const auto v = entry.find("input_mode")) sweep.data.input_mode = parse_input_mode(v->where(), v->sentence());
     if (const auto v = entry.find("constant_value")) sweep.data.constant_value = v->number();
@@ -76,15 +91,35 @@ void append_entry(const JsonValue& entry, std::string_view suite, std::vector<Ca
     if (const auto v = entry.find("seed")) sweep.data.seed = static_cast<uint64_t>(v->integer(0));
     if (const auto v = entry.find("grad_mode")) sweep.data.grad_mode = parse_grad_mode(v->where(), v->sentence());
     if (const auto v = entry.find("grad_seed")) sweep.data.grad_seed = static_cast<uint64_t>(v->integer(0));
-    expand(sweep, cases);
+    try {
+      expand(sweep, cases);
+    } catch (const InputError& e) {  // knows of sizes, not of files
+      throw InputError(entry.where(), e.what());
+    }
   }
+}
+
+void append_file(const JsonValue& root, std::string_view suite, std::vector<Case>& cases) {
+  root.allow_keys({"format", "why", "presets", "cases"});
+  root.at("format").one_of("format", {"check_operator/cases-1"});
+  if (const auto why = root.find("why")) why->sentence();
+  const CaseFile file{root, find_operator(std::filesystem::path(root.file()).stem().string())};
+  if (const auto section = root.find("presets")) {
+    if (file.op == nullptr) {
+      throw InputError(section->where(), "the name of the file is not an operator's",
+                       "say in cases/<op>.json how presets give the sizes of an operator");
+    }
+    parse_mappings(*file.op, root);
+  }
+  for (const JsonValue& entry : root.at("cases").items()) append_entry(file, entry, suite, cases);
 }
 
 }  // namespace
 
 std::vector<Case> load_cases(const std::string& path, std::string_view suite) {
   std::vector<std::string> files{path};
-  if (std::filesystem::is_directory(path)) {
+  const bool is_folder = std::filesystem::is_directory(path);
+  if (is_folder) {
     files.clear();
     for (const auto& entry : std::filesystem::directory_iterator(path)) {
       if (entry.path().extension() == ".json") files.push_back(entry.path().string());
@@ -95,9 +130,11 @@ std::vector<Case> load_cases(const std::string& path, std::string_view suite) {
   std::vector<Case> cases;
   for (const std::string& file : files) {
     const JsonValue root = JsonValue::load(file, "a case file");
-    root.allow_keys({"format", "why", "cases"});
-    root.at("format").one_of("format", {"check_operator/cases-1"});
-    for (const JsonValue& entry : root.at("cases").items()) append_entry(entry, suite, cases);
+    if (is_folder && std::filesystem::path(file).filename() == "models.json") {  // the presets lie among the cases
+      parse_models(root);
+    } else {
+      append_file(root, suite, cases);
+    }
   }
   return cases;
 }

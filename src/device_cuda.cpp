@@ -15,23 +15,10 @@
 
 #include "device.hpp"
 #include "error.hpp"
+#include "text.hpp"
 
 namespace checkop {
 namespace {
-
-std::string format_bytes(size_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  if (bytes < 1024) return std::to_string(bytes) + " B";
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < std::size(kUnits)) {
-    value /= 1024;
-    ++unit;
-  }
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f %s", value, kUnits[unit]);
-  return text;
-}
 
 /// "13.0" for 13000.
 std::string format_version(int version) {

@@ -8,16 +8,11 @@
 namespace checkop {
 
 /// The user's input is wrong. what() reads "WHERE: WHAT; HINT": where it stands, what is wrong with its value, what to
-/// do.
+/// do. It is one line of bearable length, whatever a file put into its parts: control characters are escaped, and of a
+/// part beyond 1000 bytes the middle is left out.
 class InputError : public std::runtime_error {
  public:
-  InputError(const std::string& where, const std::string& what, const std::string& hint = "")
-      : std::runtime_error(join(where, what, hint)) {}
-
- private:
-  static std::string join(const std::string& where, const std::string& what, const std::string& hint) {
-    return (where.empty() ? "" : where + ": ") + what + (hint.empty() ? "" : "; " + hint);
-  }
+  InputError(const std::string& where, const std::string& what, const std::string& hint = "");
 };
 
 /// The machine lacks what was asked for: no GPU, no such device, a build without CUDA.

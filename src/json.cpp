@@ -18,6 +18,7 @@
 namespace checkop {
 namespace {
 
+constexpr size_t kMaxDepth = 64;  // of objects and arrays in each other: no document needs a tenth of it
 constexpr size_t kMaxFileBytes = size_t{64} << 20;  // a device or a model given by mistake, not a document
 
 /// `path` extended by a key: rules[0].match, arch_overrides["my arch"].
@@ -46,7 +47,12 @@ class ParserPosition {
                          "keep one of the two");
     } else {
       if (!open_.empty() && open_.back().is_array) ++open_.back().index;
-      if (event == Event::object_start || event == Event::array_start) open_.push_back({event == Event::array_start});
+      if (event == Event::object_start || event == Event::array_start) {
+        if (open_.size() >= kMaxDepth)
+          throw InputError(where(path(open_.size())), fmt::format("nests more than {} deep", kMaxDepth),
+                           "mend the brackets");
+        open_.push_back({event == Event::array_start});
+      }
     }
     return true;
   }

@@ -19,7 +19,8 @@ namespace checkop {
 /// InputError with where() when the value is not of the kind asked for.
 class JsonValue {
  public:
-  /// Strict JSON: a key that appears twice in an object is an error, as are comments, NaN and numbers beyond double.
+  /// Strict JSON: a key that appears twice in an object is an error, as are comments, NaN, numbers beyond double and
+  /// more than 64 objects and arrays in each other.
   /// Syntax errors give line and column. `file` is only for messages.
   static JsonValue parse(std::string_view text, const std::string& file);
   /// `what` names the file in the hint: "give the path of a contract".

@@ -83,6 +83,9 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       "forward and backward");
   app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  app.add_option("--preset", run.presets, "sizes of models, or all; sizes and attributes that are given win")
+      ->delimiter(',')
+      ->group("Sizes");
   add_sizes(app, run);
   add_attributes(app, run);
   add_names(app, "--with", run.with, "optional inputs: none, or names joined by +; a list sweeps them");
@@ -112,9 +115,10 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       ->group("Data");
 
   app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Selection");
-  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci")->group("Selection");
+  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large")->group("Selection");
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
-  app.add_flag("--list", run.list, "print the selected checks and stop")->group("Selection");
+  app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
+      ->group("Selection");
   app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
   app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")->capture_default_str();
 }

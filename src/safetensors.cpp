@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "error.hpp"
+#include "json.hpp"
 
 namespace checkop {
 namespace {
@@ -63,29 +63,40 @@ void read_at(int file, const std::string& path, uint64_t offset, void* data, siz
   }
 }
 
-SafetensorsEntry parse_entry(const std::string& path, const std::string& name, const nlohmann::json& value,
-                             uint64_t data_bytes) {
-  const auto bad = [&](const std::string& what) {
-    return InputError(fmt::format("{}: tensor '{}'", path, name), what, "the file is no valid safetensors file");
-  };
+SafetensorsEntry parse_entry(const std::string& name, const JsonValue& value, uint64_t data_bytes) {
+  constexpr const char* kHint = "the file is no valid safetensors file";
+  value.allow_keys({"dtype", "shape", "data_offsets"});
   SafetensorsEntry entry;
   entry.name = name;
-  try {
-    const auto dtype = parse_name(value.at("dtype").get<std::string>());
-    if (!dtype) throw bad(fmt::format("has dtype '{}', which is not known here", value.at("dtype").get<std::string>()));
-    entry.dtype = *dtype;
-    entry.shape = value.at("shape").get<Shape>();
-    const auto range = value.at("data_offsets").get<std::array<uint64_t, 2>>();
-    entry.begin = range[0];
-    entry.end = range[1];
-  } catch (const nlohmann::json::exception& e) {
-    throw bad(e.what());
-  }
+  const JsonValue dtype = value.at("dtype");
+  const auto known = parse_name(dtype.string());
+  if (!known)
+    throw InputError(value.where(), fmt::format("has dtype '{}', which is not known here", dtype.string()), kHint);
+  entry.dtype = *known;
+  for (const JsonValue& extent : value.at("shape").items()) entry.shape.push_back(extent.integer(0));
+  const JsonValue range = value.at("data_offsets");
+  const auto offsets = range.items();
+  if (offsets.size() != 2) range.fail("two offsets");
+  entry.begin = static_cast<uint64_t>(offsets[0].integer(0));
+  entry.end = static_cast<uint64_t>(offsets[1].integer(0));
   const auto bytes = static_cast<uint64_t>(element_count(entry.shape)) * info(entry.dtype).bytes;
   if (entry.begin > entry.end || entry.end > data_bytes || entry.end - entry.begin != bytes) {
-    throw bad(fmt::format("has offsets [{}, {}) but needs {} of {} bytes", entry.begin, entry.end, bytes, data_bytes));
+    throw InputError(
+        value.where(),
+        fmt::format("has offsets [{}, {}) but needs {} of {} bytes", entry.begin, entry.end, bytes, data_bytes), kHint);
   }
   return entry;
+}
+
+/// Two tensors in the same bytes: more memory than the file is long, and one of them is not what was written.
+void refuse_overlaps(const std::string& path, std::vector<SafetensorsEntry> entries) {
+  std::erase_if(entries, [](const SafetensorsEntry& entry) { return entry.begin == entry.end; });
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < entries.size(); ++i) {
+    if (entries[i].begin >= entries[i - 1].end) continue;
+    throw InputError(path, fmt::format("tensors '{}' and '{}' overlap", entries[i - 1].name, entries[i].name),
+                     "the file is no valid safetensors file");
+  }
 }
 
 }  // namespace
@@ -139,7 +150,9 @@ SafetensorsFile read_safetensors(const std::string& path, const std::vector<std:
                      "give a file that --save-tensors wrote");
   }
   struct stat status {};
-  fstat(file.fd, &status);
+  if (fstat(file.fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+    throw InputError(path, "is no file", "give a file that --save-tensors wrote");
+  }
   const auto size = static_cast<uint64_t>(status.st_size);
   uint64_t length = 0;
   if (size >= 8) read_at(file.fd, path, 0, &length, 8);
@@ -148,19 +161,21 @@ SafetensorsFile read_safetensors(const std::string& path, const std::vector<std:
   }
   std::string text(length, '\0');
   read_at(file.fd, path, 8, text.data(), text.size());
-  const nlohmann::json header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const JsonValue header = JsonValue::parse(text, path);
   if (!header.is_object()) {
     throw InputError(path, "has a header that is no JSON object", "give a file that --save-tensors wrote");
   }
   SafetensorsFile result;
-  for (const auto& [name, value] : header.items()) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, value] : header.members()) {
     if (name == "__metadata__") {
-      for (const auto& [key, entry] : value.items()) {
-        if (entry.is_string()) result.metadata[key] = entry.get<std::string>();
-      }
-      continue;
+      for (const auto& [key, entry] : value.members()) result.metadata[key] = entry.string();
+    } else {
+      entries.push_back(parse_entry(name, value, size - 8 - length));
     }
-    const SafetensorsEntry entry = parse_entry(path, name, value, size - 8 - length);
+  }
+  refuse_overlaps(path, entries);
+  for (const SafetensorsEntry& entry : entries) {
     const bool keep = wanted.empty() || std::any_of(wanted.begin(), wanted.end(), [&](const std::string& prefix) {
                         return entry.name.starts_with(prefix);
                       });

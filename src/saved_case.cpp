@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -53,6 +54,15 @@ Tensor take(const std::string& path, SafetensorsFile& file, const std::string& g
   if (!spec.optional)
     throw InputError(path, fmt::format("holds no tensor '{}'", name), "save the case again with --save-tensors");
   return {};
+}
+
+uint64_t parse_seed(const std::string& where, const std::string& text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc{} || end != text.data() + text.size())
+    throw InputError(where, fmt::format("expected an integer from 0 to 2^64 - 1, got '{}'", text),
+                     "save the case again");
+  return seed;
 }
 
 void require_type_and_shape(const std::string& path, const Case& c, const TensorSpec& spec, const Tensor& tensor) {
@@ -170,16 +180,19 @@ SavedCase load_case(const std::string& path) {
   c.pass = parse_passes(path + ": pass", *c.op, {meta("pass")}).front();
   saved.candidate = meta("candidate");
   const JsonValue attrs = JsonValue::parse(meta("attrs"), path + ": attrs");
+  std::vector<std::string> known;
+  for (const AttrSpec& attr : c.op->attrs) known.emplace_back(attr.name);
+  attrs.allow_keys(known);
   for (const AttrSpec& attr : c.op->attrs) {
     const auto value = attrs.find(attr.name);
     c.attrs.push_back(value ? value->number() : attr.fallback);
   }
-  c.seed = std::strtoull(meta("seed").c_str(), nullptr, 10);
+  c.seed = parse_seed(path + ": seed", meta("seed"));
   // Files from elsewhere may lack these two.
   const auto optional_meta = [&](const std::string& key, const std::string& fallback) {
     return file.metadata.contains(key) ? file.metadata.at(key) : fallback;
   };
-  c.grad_seed = std::strtoull(optional_meta("grad_seed", meta("seed")).c_str(), nullptr, 10);
+  c.grad_seed = parse_seed(path + ": grad_seed", optional_meta("grad_seed", meta("seed")));
   saved.arch_key = optional_meta("arch_key", "");
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));

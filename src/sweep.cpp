@@ -14,9 +14,6 @@
 namespace checkop {
 namespace {
 
-constexpr size_t kMaxSizes = 100'000;  // of one list: more is a slip in a range
-constexpr size_t kMaxCases = 1'000'000;
-
 int64_t parse_size(const std::string& where, std::string_view text, int64_t least) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -62,9 +59,63 @@ std::vector<std::string> names_of(const Range& range, Name name) {
                    fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(known, ", ")));
 }
 
-bool is_all(const std::vector<std::string>& names) { return names.size() == 1 && names.front() == "all"; }
+/// The presets without what the sweep sets itself; one empty setting when there are none.
+std::vector<PresetSizes> distinct_settings(const Sweep& sweep) {
+  std::vector<PresetSizes> settings;
+  for (PresetSizes setting : sweep.presets) {
+    std::erase_if(setting.dims, [&](const auto& dim) { return sweep.dims.contains(dim.first); });
+    std::erase_if(setting.attrs, [&](const auto& attr) { return sweep.attrs.contains(attr.first); });
+    if (std::find(settings.begin(), settings.end(), setting) == settings.end()) settings.push_back(std::move(setting));
+  }
+  if (settings.empty()) settings.emplace_back();
+  return settings;
+}
+
+void refuse_too_many(const Sweep& sweep, size_t n_settings, size_t n_before) {
+  double n = static_cast<double>(n_settings * sweep.passes.size()) *
+             static_cast<double>(sweep.dtypes.size() * sweep.optionals.size());
+  for (const std::string_view dim : dims_of(*sweep.op)) {
+    const auto given = sweep.dims.find(dim);
+    if (given != sweep.dims.end()) n *= static_cast<double>(given->second.size());
+  }
+  if (n + static_cast<double>(n_before) > static_cast<double>(kMaxCases)) {
+    throw InputError(fmt::format("cases of {}", sweep.op->name),
+                     fmt::format("the lists make more than {} cases", kMaxCases), "give shorter lists");
+  }
+}
+
+/// Every combination of sizes under one preset.
+void append_sized(const Sweep& sweep, const PresetSizes& setting, std::vector<Case>& cases) {
+  std::vector<Case> sized{sweep.data};
+  sized.front().op = sweep.op;
+  sized.front().attrs.clear();
+  for (const AttrSpec& attr : sweep.op->attrs) {
+    const auto given = sweep.attrs.find(attr.name), preset = setting.attrs.find(attr.name);
+    sized.front().attrs.push_back(given != sweep.attrs.end()      ? given->second
+                                  : preset != setting.attrs.end() ? preset->second
+                                                                  : attr.fallback);
+  }
+  for (const std::string_view dim : dims_of(*sweep.op)) {
+    const auto given = sweep.dims.find(dim);
+    const auto preset = setting.dims.find(dim);
+    const std::vector<int64_t> sizes = given != sweep.dims.end()      ? given->second
+                                       : preset != setting.dims.end() ? std::vector{preset->second}
+                                                                      : std::vector{default_size(dim)};
+    std::vector<Case> next;
+    for (const Case& c : sized) {
+      for (const int64_t size : sizes) {
+        next.push_back(c);
+        next.back().dims[std::string(dim)] = size;
+      }
+    }
+    sized = std::move(next);
+  }
+  std::move(sized.begin(), sized.end(), std::back_inserter(cases));
+}
 
 }  // namespace
+
+bool is_all(const std::vector<std::string>& names) { return names.size() == 1 && names.front() == "all"; }
 
 int64_t default_size(std::string_view dim) {
   if (dim == "batch") return 2;
@@ -85,6 +136,8 @@ std::vector<int64_t> parse_sizes(const std::string& where, std::string_view text
     if (item.find(':') != std::string_view::npos) {
       append_range(where, item, least, sizes);
     } else {
+      if (sizes.size() >= kMaxSizes)
+        throw InputError(where, fmt::format("lists more than {} sizes", kMaxSizes), "give fewer");
       sizes.push_back(parse_size(where, item, least));
     }
     if (end == text.size()) break;
@@ -184,28 +237,11 @@ std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::strin
 }
 
 void expand(const Sweep& sweep, std::vector<Case>& cases) {
-  std::vector<Case> sized{sweep.data};
-  sized.front().op = sweep.op;
-  sized.front().attrs = sweep.attrs;
-  for (size_t i = sized.front().attrs.size(); i < sweep.op->attrs.size(); ++i) {
-    sized.front().attrs.push_back(sweep.op->attrs[i].fallback);
-  }
   if (sweep.optionals.empty()) throw std::invalid_argument("a sweep needs at least one set of optional inputs");
-  for (const std::string_view dim : dims_of(*sweep.op)) {
-    const auto given = sweep.dims.find(dim);
-    const std::vector<int64_t> sizes = given == sweep.dims.end() ? std::vector{default_size(dim)} : given->second;
-    std::vector<Case> next;
-    for (const Case& c : sized) {
-      for (const int64_t size : sizes) {
-        if (next.size() >= kMaxCases) {
-          throw InputError("sizes", fmt::format("the lists make more than {} cases", kMaxCases), "give shorter lists");
-        }
-        next.push_back(c);
-        next.back().dims[std::string(dim)] = size;
-      }
-    }
-    sized = std::move(next);
-  }
+  const std::vector<PresetSizes> settings = distinct_settings(sweep);
+  refuse_too_many(sweep, settings.size(), cases.size());
+  std::vector<Case> sized;
+  for (const PresetSizes& setting : settings) append_sized(sweep, setting, sized);
   for (const Pass* pass : sweep.passes) {
     for (const DType dtype : sweep.dtypes) {
       for (const auto& optionals : sweep.optionals) {
@@ -214,9 +250,6 @@ void expand(const Sweep& sweep, std::vector<Case>& cases) {
           c.dtype = dtype;
           c.optionals = optionals;
           validate(c);
-          if (cases.size() >= kMaxCases) {
-            throw InputError("cases", fmt::format("the lists make more than {}", kMaxCases), "give shorter lists");
-          }
           cases.push_back(std::move(c));
         }
       }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "case.hpp"
+#include "preset.hpp"
 
 namespace checkop {
 
@@ -16,21 +17,28 @@ struct Sweep {
   const Operator* op = nullptr;
   std::vector<const Pass*> passes;
   std::vector<DType> dtypes;
-  std::map<std::string, std::vector<int64_t>, std::less<>> dims;  ///< what is missing takes default_size()
-  std::vector<double> attrs;                                      ///< empty: the operator's own
-  std::vector<std::set<std::string, std::less<>>> optionals;      ///< at least one; {} for none present
-  Case data;                                                      ///< input mode, seeds and the like
+  std::map<std::string, std::vector<int64_t>, std::less<>> dims;  ///< what is missing is a preset's or default_size()
+  std::map<std::string, double, std::less<>> attrs;           ///< what is missing is a preset's or the operator's own
+  std::vector<PresetSizes> presets;                           ///< of these each; may be empty
+  std::vector<std::set<std::string, std::less<>>> optionals;  ///< at least one; {} for none present
+  Case data;                                                  ///< input mode, seeds and the like
 };
 
-/// Appends the sweep's cases in a fixed order, sizes fastest. Throws InputError as validate() does.
+/// Appends the sweep's cases in a fixed order, sizes fastest. What two presets have in common is there once.
+/// Throws InputError as validate() does, and for more than kMaxCases before any is made.
 void expand(const Sweep& sweep, std::vector<Case>& cases);
 
 /// Size of a dimension that nobody gave: batch 2, seq 16, vocab 257, all others 4096.
 int64_t default_size(std::string_view dim);
 
+/// A list of sizes or of cases that is longer is a slip.
+constexpr size_t kMaxSizes = 100'000, kMaxCases = 100'000;
+
 /// "7", "1,7,64", "1:4096:x2" (1, 2, 4, ... 4096), "1:10:3" (1, 4, 7, 10). `where` names the flag in errors. `least` is
 /// 0 for extents: whether one may be 0 is the case's to say, for only rows may.
 std::vector<int64_t> parse_sizes(const std::string& where, std::string_view text, int64_t least = 1);
+
+bool is_all(const std::vector<std::string>& names);  ///< "all" alone
 
 /// Operators by name; "all" is every one. Throws InputError with a suggestion for an unknown name.
 std::vector<const Operator*> parse_operators(const std::string& where, const std::vector<std::string>& names);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nearest name (Damerau-Levenshtein distance, case ignored) and FNV-1a.
+// Nearest name (Damerau-Levenshtein distance, case ignored), bytes and FNV-1a.
 #include "text.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <iterator>
 
 namespace checkop {
 namespace {
@@ -30,6 +33,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
+  constexpr size_t kLongestName = 100;  // beyond it nothing is near, and to find that out takes time
+  if (name.size() > kLongestName) return "";
   // A third of the letters may be wrong: beyond that a guess misleads more often than it helps.
   size_t best = std::max<size_t>(1, name.size() / 3) + 1;
   const std::string* nearest = nullptr;
@@ -40,6 +45,15 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
     nearest = &candidate;
   }
   return nearest ? "did you mean '" + *nearest + "'?" : "";
+}
+
+std::string format_bytes(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 uint64_t fnv1a(std::string_view bytes, uint64_t state) {

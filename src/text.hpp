@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two small things about strings: the nearest known name, and the FNV-1a digest.
+// Three small things about strings: the nearest known name, sizes in bytes for people, and the FNV-1a digest.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,9 @@ namespace checkop {
 
 /// "did you mean 'x'?" for the nearest of `known`; "" when none is near enough to be a slip of the hand.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
+
+/// "512 B", "16.0 MiB".
+std::string format_bytes(uint64_t bytes);
 
 /// FNV-1a, 64 bits. Pass the result as `state` to go on with more bytes.
 uint64_t fnv1a(std::string_view bytes, uint64_t state = 14695981039346656037ull);

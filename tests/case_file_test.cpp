@@ -2,12 +2,14 @@
 // Case files: what they may say, and that every mistake names file and path.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 
 #include "contract_helper.hpp"
 #include "error.hpp"
+#include "source_tree.hpp"
 #include "sweep.hpp"
 
 namespace checkop {
@@ -85,7 +87,9 @@ TEST(CaseFile, RowsMayBeNoneAndIgnored) {
       "");
   ASSERT_EQ(cases.size(), 2u);
   EXPECT_EQ(case_name(cases[0]), "logp-fp32-0x16x257~ignored3");
-  EXPECT_EQ(error_in(R"([{"op": "logp", "dims": {"vocab": 0}}])").find("--vocab: expected an integer >= 1, got 0"), 0u);
+  EXPECT_NE(
+      error_in(R"([{"op": "logp", "dims": {"vocab": 0}}])").find("cases[0]: --vocab: expected an integer >= 1, got 0"),
+      std::string::npos);
 }
 
 /// Whether a shipped case of the pass in the smoke suite is one that `wanted` describes.
@@ -127,10 +131,161 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
   }
 }
 
-TEST(CaseFile, ShippedFilesLoadAndCoverEveryOperatorInTheSmokeSuite) {
-  std::set<const Operator*> seen;
-  for (const Case& c : load_cases(CHECKOP_SOURCE_DIR "/cases", "smoke")) seen.insert(c.op);
-  EXPECT_EQ(seen.size(), operators().size());
+TEST(CaseFile, PresetsGiveWhatTheEntryDoesNot) {
+  const InSourceTree here;
+  const auto cases = load_cases(
+      write(
+          R"([{"op": "linear_logp", "preset": ["qwen3-8b", "qwen3-0.6b"], "pass": "forward", "dtype": "fp32", "dims": {"vocab": 300}},
+                {"op": "all", "preset": "stress-v262k", "pass": "forward", "dtype": "fp32"}])"),
+      "");
+  std::set<std::string> names;
+  for (const Case& c : cases) names.insert(case_name(c));
+  EXPECT_TRUE(names.contains("linear_logp-fp32-2x16x4096x300"));
+  EXPECT_TRUE(names.contains("linear_logp-fp32-2x16x1024x300"));
+  EXPECT_TRUE(names.contains("logp-fp32-2x16x262144"));
+  EXPECT_TRUE(std::none_of(cases.begin(), cases.end(), [](const Case& c) { return c.op->name == "attention"; }));
+}
+
+TEST(CaseFile, MistakesWithPresetsNameFileAndPath) {
+  const InSourceTree here;
+  EXPECT_NE(error_in(R"([{"op": "logp", "preset": "qwen3-8"}])").find("cases[0].preset: unknown preset 'qwen3-8'; did"),
+            std::string::npos);
+  EXPECT_NE(error_in(R"([{"op": "attention", "preset": "stress-v262k"}])")
+                .find("cases[0].preset: stress-v262k lacks what the sizes of attention are made of"),
+            std::string::npos);
+  EXPECT_NE(error_in(R"([{"op": "logp", "preset": []}])").find("cases[0].preset: expected at least one name"),
+            std::string::npos);
+}
+
+TEST(CaseFile, SizesThatDoNotGoTogetherNameTheEntry) {
+  EXPECT_NE(error_in(R"([{"op": "logp"}, {"op": "rope", "dims": {"head_dim": 3}}])")
+                .find("cases_under_test.json: cases[1]: --head-dim"),
+            std::string::npos);
+}
+
+TEST(CaseFile, AnOperatorsOwnFileSaysWhatItsSizesAre) {
+  const InSourceTree here;
+  const std::string path = testing::TempDir() + "logp.json";
+  const auto write_logp = [&](const char* presets) {
+    std::ofstream(path) << R"({"format": "check_operator/cases-1", "presets": )" << presets
+                        << R"(, "cases": [{"op": "logp", "preset": "qwen3-8b", "pass": "forward", "dtype": "fp32"}]})";
+  };
+  write_logp(R"([{"vocab": "2*experts"}, {"vocab": "2*q_heads"}])");
+  const auto cases = load_cases(path, "");
+  ASSERT_EQ(cases.size(), 1u);
+  EXPECT_EQ(case_name(cases.front()), "logp-fp32-2x16x64");
+  write_logp(R"([{"vocab": "head"}])");
+  EXPECT_NE(error_of([&] { load_cases(path, "other"); }).find("logp.json: presets[0].vocab: unknown field 'head'"),
+            std::string::npos)
+      << "it is read although no case of the suite needs it";
+  const std::string elsewhere = testing::TempDir() + "cases_of_mine.json";
+  std::filesystem::copy_file(path, elsewhere, std::filesystem::copy_options::overwrite_existing);
+  EXPECT_NE(error_of([&] { load_cases(elsewhere, ""); }).find("presets: the name of the file is not an operator's"),
+            std::string::npos);
+}
+
+// --- the shipped files
+
+std::vector<Case> shipped(std::string_view suite) {
+  const InSourceTree here;
+  return load_cases("cases", suite);
+}
+
+TEST(CaseFile, SmokeHasEveryOperatorPassAndDtypeInTinySizes) {
+  std::set<std::string> seen;
+  for (const Case& c : shipped("smoke")) {
+    seen.insert(fmt::format("{} {} {}", c.op->name, c.pass->name, info(c.dtype).name));
+    EXPECT_LE(tensor_bytes(c), int64_t{32} << 20) << case_name(c);
+  }
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+        EXPECT_TRUE(seen.contains(fmt::format("{} {} {}", op->name, pass.name, dtype)))
+            << op->name << " " << pass.name << " " << dtype;
+      }
+    }
+  }
+}
+
+/// Whether `c` has the sizes and attributes that a preset gives.
+bool has_sizes(const Case& c, const PresetSizes& sizes) {
+  const auto attr_is = [&](const auto& attr) {
+    for (size_t i = 0; i < c.attrs.size(); ++i) {
+      if (c.op->attrs[i].name == attr.first) return c.attrs[i] == attr.second;
+    }
+    return false;
+  };
+  return std::all_of(sizes.dims.begin(), sizes.dims.end(),
+                     [&](const auto& dim) { return c.dims.at(dim.first) == dim.second; }) &&
+         std::all_of(sizes.attrs.begin(), sizes.attrs.end(), attr_is);
+}
+
+std::string describe(const PresetSizes& sizes) {
+  std::string text;
+  for (const auto& [name, size] : sizes.dims) text += fmt::format("{}={} ", name, size);
+  for (const auto& [name, value] : sizes.attrs) text += fmt::format("{}={} ", name, value);
+  return text;
+}
+
+TEST(CaseFile, NightlyHasEveryPresetForEveryOperatorAndPassAtTheTokensOfARun) {
+  const InSourceTree here;
+  constexpr int64_t kTokens = 2048;
+  const auto nightly = shipped("nightly");
+  const auto tokens = [](const Case& c) {
+    int64_t n = 1;
+    for (const char* dim : {"batch", "seq", "q_seq"}) n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
+    return n;
+  };
+  for (const Operator* op : operators()) {
+    const auto wanted = sizes_of("", *op, shipped_models(), shipped_mappings(*op), false);
+    for (const Pass& pass : op->passes) {
+      const auto covers = [&](const Case& c, const PresetSizes& sizes) {
+        return c.op == op && c.pass == &pass && tokens(c) >= kTokens && has_sizes(c, sizes);
+      };
+      for (const PresetSizes& sizes : wanted) {
+        EXPECT_TRUE(std::any_of(nightly.begin(), nightly.end(), [&](const Case& c) { return covers(c, sizes); }))
+            << op->name << " " << pass.name << " " << describe(sizes);
+      }
+    }
+  }
+}
+
+TEST(CaseFile, NightlyFitsOneDevice) {
+  constexpr int64_t kMost = 100'000'000'000;
+  for (const Case& c : shipped("nightly")) EXPECT_LE(tensor_bytes(c), kMost) << case_name(c);
+}
+
+TEST(CaseFile, LargeHasMoreLogitsThanAnInt32Counts) {
+  const auto nightly = shipped("nightly");
+  std::set<std::string> seen;
+  for (const Case& c : shipped("large")) {
+    EXPECT_GT(c.dims.at("batch") * c.dims.at("seq") * c.dims.at("vocab"), int64_t{1} << 31) << case_name(c);
+    EXPECT_TRUE(std::any_of(nightly.begin(), nightly.end(), [&](const Case& n) {
+      return case_name(n) == case_name(c) && n.pass == c.pass;
+    })) << case_name(c);
+    seen.insert(fmt::format("{} {}", c.op->name, c.pass->name));
+  }
+  for (const char* op : {"logp", "linear_logp", "ratio_kl", "grpo_loss", "lm_head"}) {
+    for (const Pass& pass : find_operator(op)->passes) {
+      EXPECT_TRUE(seen.contains(fmt::format("{} {}", op, pass.name))) << op << " " << pass.name;
+    }
+  }
+}
+
+TEST(CaseFile, CiHasASizeOfOnePresetForEveryOperator) {
+  const InSourceTree here;
+  const auto ci = shipped("ci");
+  for (const Case& c : ci) EXPECT_LE(tensor_bytes(c), int64_t{4} << 30) << case_name(c);
+  for (const Operator* op : operators()) {
+    const auto sizes = sizes_of("", *op, parse_presets("", {"qwen3-8b"}), shipped_mappings(*op), false);
+    const auto has_one = [&](const Case& c) {
+      return c.op == op && std::any_of(sizes.begin(), sizes.end(), [&](const PresetSizes& preset) {
+               return std::any_of(preset.dims.begin(), preset.dims.end(),
+                                  [&](const auto& dim) { return c.dims.at(dim.first) == dim.second; });
+             });
+    };
+    EXPECT_TRUE(sizes.empty() || std::any_of(ci.begin(), ci.end(), has_one)) << op->name;
+  }
 }
 
 }  // namespace

@@ -61,6 +61,14 @@ TEST(Case, ShapesFollowTheSpec) {
   EXPECT_EQ(row_count(c), 6);
 }
 
+TEST(Case, TensorBytesCountInputsAndOutputsThatArePresent) {
+  Case c = small();  // hidden 6x8, weight and its gradient 11x8, dhidden 6x8 in bf16; ids in int64, grad_logp in fp32
+  const int64_t without = 2 * (6 * 8 + 11 * 8) * 2 + 6 * 8 + 6 * 4;
+  EXPECT_EQ(tensor_bytes(c), without);
+  c.optionals = {"bias"};
+  EXPECT_EQ(tensor_bytes(c), without + 2 * 11 * 2);
+}
+
 TEST(Case, SizesBelowOneAreNamed) {
   Case c = small();
   c.dims["vocab"] = 0;

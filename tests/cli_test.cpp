@@ -89,6 +89,9 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {kTiny + "--plugin missing.so", "missing.so"},
       {"--suite none --device cpu", "--suite"},
       {"--suite smoke --device cpu --vocab 5", "has no effect on cases that come from files"},
+      {"--suite smoke --device cpu --preset qwen3-8b", "has no effect on cases that come from files"},
+      {"--op logp,attention --device cpu --preset stress-v262k", "lacks what the sizes of attention are made of"},
+      {"--op logp --device cpu --preset qwen3-8", "did you mean 'qwen3-8b'?"},
       {"--suite smoke --device cpu --op lgp", "did you mean 'logp'?"},
       {kTiny + "--token-value 3", "--input-mode constant"},
       {kTiny + "--save all", "--save-tensors"},
@@ -147,8 +150,14 @@ TEST(Cli, JsonGoesToStandardOutputAlone) {
 
 TEST(Cli, ListShowAndSelectionWork) {
   expect_exit(run_program("list"), 0, "linear_logp");
+  expect_exit(run_program("list"), 0, "qwen3-8b        hidden 4096  inter 12288  q_heads 32  kv_heads 8  head_dim 128");
   expect_exit(run_program("show linear_logp"), 0, "lm_head_weight");
-  expect_exit(run_program(kTiny + "--candidate native --list"), 0, "logp/forward/native/logp-fp32-1x2x17");
+  expect_exit(run_program("show matmul"), 0, "k_dim = hidden, n_dim = q_heads*head_dim + 2*kv_heads*head_dim");
+  expect_exit(run_program(kTiny + "--candidate native --list"), 0, "logp/forward/native/logp-fp32-1x2x17  160 B\n");
+  expect_exit(run_program("--op all --preset stress-v262k --device cpu --candidate native --list"), 0,
+              "logp/forward/native/logp-fp32-2x16x262144  ");
+  expect_exit(run_program("--suite nightly --device cpu --candidate native --list"), 0,
+              "logp/backward/native/logp-bf16-1x14144x151936  8.0 GiB\n");
   expect_exit(run_program("--help"), 0, "Exit codes");
   expect_exit(run_program("--version"), 0, ".");
 }

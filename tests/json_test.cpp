@@ -145,6 +145,14 @@ TEST(Json, TheSameKeyInSiblingsAndNestedObjectsIsNotTwice) {
   EXPECT_EQ(parse_error(R"([{"a": 1}, {"a": {"a": [{"a": 1}]}}])"), "no error");
 }
 
+TEST(Json, DeepNestingIsRefusedBeforeItIsRead) {
+  const auto nested = [](size_t depth) { return std::string(depth, '[') + "1" + std::string(depth, ']'); };
+  EXPECT_EQ(parse_error(nested(64)), "no error");
+  EXPECT_TRUE(parse_error(nested(65)).ends_with("[0]: nests more than 64 deep; mend the brackets"))
+      << parse_error(nested(65));
+  EXPECT_NE(parse_error(std::string(10'000'000, '[')).find("nests more than 64 deep"), std::string::npos);
+}
+
 TEST(Json, SyntaxErrorsGiveLineAndColumn) {
   const std::string error = parse_error("{\n  \"a\": 1,\n  \"b\": oops\n}");
   EXPECT_TRUE(error.starts_with("x.json: line 3, column 8: not valid JSON: syntax error")) << error;

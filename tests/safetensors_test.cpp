@@ -69,8 +69,23 @@ TEST(Safetensors, BrokenFilesAreRefused) {
   entry(R"({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]})", "xxxx");
   EXPECT_NE(error(), "no error");
   entry(R"({"dtype": "F32"})", "");
-  EXPECT_NE(error().find("tensor 't'"), std::string::npos);
+  EXPECT_NE(error().find(": t: key 'shape' is missing"), std::string::npos);
+  entry(R"({"dtype": "F32", "shape": [0.5], "data_offsets": [0, 4]})", "xxxx");
+  EXPECT_NE(error().find(": t.shape[0]: expected an integer >= 0, got 0.5"), std::string::npos);
+  entry(R"({"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "dtype": "F64"})", "xxxx");
+  EXPECT_NE(error().find(": t: key 'dtype' appears twice"), std::string::npos);
+  entry(R"({"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]})", "xxxx");
+  EXPECT_NE(error().find(": t.data_offsets: expected two offsets"), std::string::npos);
+  EXPECT_NE(error_of([] { read_safetensors(testing::TempDir()); }).find("is no file"), std::string::npos);
   EXPECT_NE(error_of([] { read_safetensors("missing.safetensors"); }).find("cannot be opened"), std::string::npos);
+}
+
+TEST(Safetensors, TensorsThatOverlapAreRefused) {
+  const std::string header = R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+                                 "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
+                                 "none": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}})";
+  write_raw(header.size(), header, "xxxxxxxx");
+  EXPECT_NE(error_of([] { read_safetensors(path()); }).find("tensors 'a' and 'b' overlap"), std::string::npos);
 }
 
 TEST(Safetensors, FolderThatIsNotThereIsAnError) {

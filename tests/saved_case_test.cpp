@@ -96,6 +96,16 @@ TEST(SavedCase, TensorsThatDoNotFitEachOtherAreRefused) {
       {"op", "logp"}, {"pass", "forward"}, {"candidate", "x"}, {"attrs", "{}"}, {"seed", "1"}};
   EXPECT_NE(error({}, {}).find("no 'op'"), std::string::npos);
   EXPECT_NE(error({}, meta).find("input/logits"), std::string::npos);
+  const auto with = [&](const char* key, const char* value) {
+    auto changed = meta;
+    changed[key] = value;
+    return error({}, changed);
+  };
+  for (const char* seed : {"", "abc", "-1", "1x", "18446744073709551616"}) {
+    EXPECT_NE(with("seed", seed).find("misfit.safetensors: seed: expected an integer"), std::string::npos) << seed;
+    EXPECT_NE(with("grad_seed", seed).find("misfit.safetensors: grad_seed: expected an integer"), std::string::npos);
+  }
+  EXPECT_NE(with("attrs", R"({"beta": 1})").find("misfit.safetensors: attrs: unknown key 'beta'"), std::string::npos);
   EXPECT_NE(error({{"input/logits", DType::f32, {1, 2, 3}},
                    {"input/token_ids", DType::i64, {1, 5}},
                    {"output/logp", DType::f32, {1, 2}}},

@@ -9,6 +9,7 @@
 
 #include "error.hpp"
 #include "run_helper.hpp"
+#include "source_tree.hpp"
 
 namespace checkop {
 namespace {
@@ -48,18 +49,6 @@ std::string error_of(const RunOptions& options) {
   }
   return "no error";
 }
-
-/// Works in the source tree for a while: what comes with the program is found there.
-class InSourceTree {
- public:
-  InSourceTree() { fs::current_path(CHECKOP_SOURCE_DIR); }
-  ~InSourceTree() { fs::current_path(before_); }
-  InSourceTree(const InSourceTree&) = delete;
-  InSourceTree& operator=(const InSourceTree&) = delete;
-
- private:
-  fs::path before_ = fs::current_path();
-};
 
 std::string written(const std::string& name, const std::string& text) {
   const std::string path = testing::TempDir() + "selection_" + name;
@@ -359,6 +348,15 @@ TEST(Selection, SuiteWithoutCasesIsAnError) {
   RunOptions options = small_matmul();
   options.suite = "smok";
   EXPECT_EQ(error_of(options).find("--suite: no case of cases belongs to 'smok'; "), 0u);
+}
+
+TEST(Selection, PresetsGiveSizesAndFlagsWin) {
+  const InSourceTree here;
+  RunOptions options = small_matmul();
+  options.dims = {{"batch", "1"}, {"seq", "3"}, {"n_dim", "4"}};
+  options.presets = {"qwen3-8b"};
+  EXPECT_EQ(selected(options),
+            (Names{"matmul/forward/honest/matmul-fp32-1x3x4096x4", "matmul/forward/honest/matmul-fp32-1x3x12288x4"}));
 }
 
 // --- the contract

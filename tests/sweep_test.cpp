@@ -56,6 +56,47 @@ TEST(Sweep, ExpandsToTheCrossProduct) {
   EXPECT_EQ(cases.back().pass->name, "backward");
 }
 
+Sweep forward_sweep(std::string_view op) {
+  Sweep sweep;
+  sweep.op = find_operator(op);
+  sweep.passes = parse_passes("", *sweep.op, {"forward"});
+  sweep.dtypes = parse_dtypes("", {"fp32"});
+  sweep.optionals = parse_optionals("", *sweep.op, {sweep.op}, {"none"});
+  return sweep;
+}
+
+TEST(Sweep, WhatIsGivenWinsOverPresetsAndTheseOverDefaults) {
+  Sweep sweep = forward_sweep("rms_norm");
+  sweep.presets = {{{{"hidden", 8}}, {{"eps", 1e-5}}}, {{{"hidden", 9}}, {{"eps", 1e-4}}}};
+  std::vector<Case> cases;
+  expand(sweep, cases);
+  ASSERT_EQ(cases.size(), 2u);
+  EXPECT_EQ(case_name(cases[0]), "rms_norm-fp32-2x16x8+eps=1e-05");
+  EXPECT_EQ(case_name(cases[1]), "rms_norm-fp32-2x16x9+eps=0.0001");
+  sweep.dims["hidden"] = {3, 4};
+  sweep.attrs["eps"] = 1e-3;
+  cases.clear();
+  expand(sweep, cases);
+  ASSERT_EQ(cases.size(), 2u) << "presets that differ in nothing else are one";
+  EXPECT_EQ(case_name(cases[1]), "rms_norm-fp32-2x16x4+eps=0.001");
+}
+
+TEST(Sweep, TooManyCasesAreRefusedBeforeAnyIsMade) {
+  Sweep sweep = forward_sweep("attention");
+  for (const char* dim : {"batch", "q_seq", "kv_seq", "head_dim"}) sweep.dims[dim] = parse_sizes("", "1:100000");
+  std::vector<Case> cases;
+  EXPECT_EQ(error_of([&] { expand(sweep, cases); }),
+            "cases of attention: the lists make more than 100000 cases; give shorter lists");
+  EXPECT_TRUE(cases.empty());
+}
+
+TEST(Sweep, LongListsOfSizesAreRefused) {
+  std::string list = "1";
+  for (size_t i = 0; i < kMaxSizes; ++i) list += ",1";
+  EXPECT_EQ(error_of([&] { parse_sizes("--seq", list); }), "--seq: lists more than 100000 sizes; give fewer");
+  EXPECT_NE(error_of([] { parse_sizes("--seq", "1:100001"); }).find("gives more than 100000 sizes"), std::string::npos);
+}
+
 TEST(Sweep, OptionalInputsAreSweptOnAndOff) {
   const Operator *linear = find_operator("linear_logp"), *logp = find_operator("logp");
   EXPECT_EQ(parse_optionals("--with", *linear, {linear}, {"none", "bias"}).size(), 2u);

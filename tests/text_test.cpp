@@ -32,6 +32,10 @@ TEST(Text, SuggestsNothingForANameThatIsFarFromAll) {
 
 TEST(Text, DoesNotSuggestAnUnrelatedShortName) { EXPECT_EQ(did_you_mean("a", {"b", "c"}), ""); }
 
+TEST(Text, DoesNotLookForWhatIsNearALongText) {
+  EXPECT_EQ(did_you_mean(std::string(300, 'a'), {std::string(301, 'a')}), "");
+}
+
 // Test vectors published with the algorithm (Noll).
 TEST(Text, Fnv1aGivesThePublishedDigests) {
   EXPECT_EQ(fnv1a(""), 0xcbf29ce484222325ull);
@@ -48,6 +52,14 @@ TEST(Text, Fnv1aReadsBytesBeyond127AsUnsigned) {
 TEST(Text, Fnv1aHexHasSixteenDigits) {
   EXPECT_EQ(fnv1a_hex("foobar"), "85944171f73967e8");
   for (int byte = 0; byte < 256; ++byte) EXPECT_EQ(fnv1a_hex(std::string(1, static_cast<char>(byte))).size(), 16u);
+}
+
+TEST(Text, BytesAreGivenInTheUnitThatFits) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(1024), "1.0 KiB");
+  EXPECT_EQ(format_bytes(uint64_t{16} << 20), "16.0 MiB");
+  EXPECT_EQ(format_bytes(uint64_t{5000} << 40), "5000.0 TiB");
 }
 
 }  // namespace

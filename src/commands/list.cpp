@@ -40,6 +40,16 @@ int list_command(const Options& options) {
   for (const Operator* op : operators()) {
     fmt::print("{:<18} {}\n{:<18} candidates: {}\n", op->name, op->formula, "", candidates_of(known, op->name));
   }
+  fmt::print("\npresets, for --preset:\n");
+  for (const Preset& preset : shipped_models()) {
+    std::string sizes;
+    for (const std::string& field : preset_fields()) {
+      const auto value = preset.fields.find(field);
+      if (value != preset.fields.end()) sizes += fmt::format("  {} {}", field, value->second);
+    }
+    if (preset.tied) sizes += *preset.tied ? "  tied" : "  untied";
+    fmt::print("{:<14}{}\n", preset.name, sizes);
+  }
   return 0;
 }
 
@@ -56,6 +66,11 @@ int show_command(const Options& options) {
       print_tensor("output", spec.tensor,
                    fmt::format("  {}{}", to_string(spec.numerics), is_per_row(op, spec.tensor) ? ", row-wise" : ""));
     }
+  }
+  for (const PresetMapping& mapping : shipped_mappings(op)) {
+    std::vector<std::string> words;
+    for (const auto& [name, formula] : mapping) words.push_back(fmt::format("{} = {}", name, to_string(formula)));
+    fmt::print("  of a preset: {}\n", fmt::join(words, ", "));
   }
   fmt::print("  candidates: {}\n", candidates_of(known, op.name));
   return 0;

@@ -19,6 +19,7 @@
 #include "sampling.hpp"
 #include "saved_case.hpp"
 #include "sweep.hpp"
+#include "text.hpp"
 
 namespace checkop {
 namespace {
@@ -185,7 +186,9 @@ int run_command(const Options& options) {
   const Contract contract = load_contract(options.run);
   const Session session{options, contract, select_checks(options.run), thread_count(options.run)};
   if (options.run.list) {
-    for (const Check& check : session.selection.checks) fmt::print("{}\n", check_name(check));
+    for (const Check& check : session.selection.checks) {
+      fmt::print("{}  {}\n", check_name(check), format_bytes(static_cast<uint64_t>(tensor_bytes(check.c))));
+    }
     return session.selection.checks.empty() ? 3 : 0;
   }
   check_questions(session, options.run);

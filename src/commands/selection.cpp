@@ -67,11 +67,18 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_attr(*op, "ignore_index"); })) {
     throw InputError("--ignored-every", "no selected operator has an attribute ignore_index", "leave it out");
   }
+  const std::vector<Preset> presets =
+      options.presets.empty() ? std::vector<Preset>{} : parse_presets("--preset", options.presets);
   std::set<std::string_view> used;
   std::vector<Case> cases;
   for (const Operator* op : ops) {
     Sweep sweep;
     sweep.op = op;
+    if (!presets.empty()) {
+      // Of `all` operators those are meant that the preset has sizes for.
+      sweep.presets = sizes_of("--preset", *op, presets, shipped_mappings(*op), !is_all(options.ops));
+      if (sweep.presets.empty()) continue;
+    }
     sweep.passes = parse_passes("--pass", *op, options.passes);
     sweep.dtypes = parse_dtypes("--dtype", options.dtypes);
     sweep.optionals = parse_optionals("--with", *op, ops, options.with);
@@ -85,7 +92,8 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     }
     for (const AttrSpec& attr : op->attrs) {
       const auto given = options.attrs.find(attr.name);
-      sweep.attrs.push_back(given == options.attrs.end() ? attr.fallback : given->second);
+      if (given == options.attrs.end()) continue;
+      sweep.attrs[std::string(attr.name)] = given->second;
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
@@ -145,9 +153,7 @@ std::vector<Case> cases_of(const RunOptions& options) {
   return options.cases.empty() && options.suite.empty() ? cases_of_flags(options) : cases_of_files(options);
 }
 
-bool takes_all(const RunOptions& options) {
-  return options.candidates.size() == 1 && options.candidates.front() == "all";
-}
+bool takes_all(const RunOptions& options) { return is_all(options.candidates); }
 
 /// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device.
 std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
