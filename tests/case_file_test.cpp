@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Case files: what they may say, and that every mistake names file and path.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -18,7 +19,8 @@ namespace {
 using contract_test::error_of;
 
 std::string write(const std::string& cases) {
-  const std::string path = testing::TempDir() + "cases_under_test.json";
+  // Tests run side by side.
+  const std::string path = testing::TempDir() + "cases_" + std::to_string(getpid()) + ".json";
   std::ofstream(path) << R"({"format": "check_operator/cases-1", "cases": )" << cases << "}";
   return path;
 }

@@ -3,6 +3,7 @@
 #include "safetensors.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -15,7 +16,8 @@ namespace {
 
 using contract_test::error_of;
 
-std::string path() { return testing::TempDir() + "under_test.safetensors"; }
+// Tests run side by side.
+std::string path() { return testing::TempDir() + "under_test_" + std::to_string(getpid()) + ".safetensors"; }
 
 void write_raw(uint64_t length, const std::string& header, const std::string& data) {
   std::ofstream file(path(), std::ios::binary);
