@@ -38,9 +38,8 @@ struct Suspect {
 std::vector<int64_t> rows_to_compare(const FailureSummary& failures, int64_t total);
 
 /// One sentence of what the failing elements are and where, as far as either can be told; "" otherwise.
-///   what:  not written, zeros, one value, the gold of the row before or after, a multiple of the gold, truncated,
-///   values
-///          of fewer bits
+///   what:  not written, zeros, one value, the gold of the row before or after, a multiple of the gold, truncated, of
+///          fewer bits than the output's dtype
 ///   where: behind the last whole tile of columns or rows, in columns or rows that repeat with a tile's width, only
 ///          where a mask is 0
 /// A guess from a sample of failing elements, for the reader; no verdict depends on it.

@@ -52,7 +52,7 @@ std::map<std::string_view, int64_t> strides_of(const Case& c, const TensorSpec& 
   int64_t stride = 1;
   for (size_t i = names.size(); i-- > 0;) {
     strides[names[i]] = stride;
-    stride *= c.dims.find(names[i])->second;
+    stride *= extent_of(c, names[i]);
   }
   return strides;
 }
@@ -72,7 +72,7 @@ std::vector<MaskOf> masks_of(const Case& c, const std::vector<Tensor>& inputs, c
     const auto is_zero = [&c, &mask = inputs[i], of_mask, of_output, columns](int64_t row, int64_t column) {
       int64_t at = 0;
       for (const auto& [dim, stride] : of_mask) {
-        at += (row * columns + column) / of_output.find(dim)->second % c.dims.find(dim)->second * stride;
+        at += (row * columns + column) / of_output.find(dim)->second % extent_of(c, dim) * stride;
       }
       return mask.at(at) == 0;
     };

@@ -12,7 +12,6 @@
 #include "gold.hpp"
 #include "inputs.hpp"
 #include "judge_helper.hpp"
-#include "rows_helper.hpp"
 
 namespace checkop {
 namespace {
