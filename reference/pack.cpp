@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // pack: the rows that a mask keeps, one behind another, and where each sequence begins among them.
-#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -27,22 +26,16 @@ constexpr int64_t kNone = -1;
 
 bool keeps(const Tensor& mask, int64_t row) { return mask.at(row) != 0; }
 
-/// Row r of output 0 is row from[r] of `source`, or zero where that is kNone; bits are copied and nothing errs. The
-/// gold takes `together` of them as one row.
-void emit_rows(const GoldArgs& args, const Tensor& source, const std::vector<int64_t>& from, int64_t together) {
-  const auto hidden = static_cast<size_t>(source.shape.back()), n = static_cast<size_t>(together);
-  const std::vector<double> none(n * hidden);
-  args.parallel_for(static_cast<int64_t>(from.size() / n), [&](int64_t block) {
-    static thread_local std::vector<double> row, value;
-    row.resize(hidden);
-    value.assign(n * hidden, 0.0);
-    for (size_t i = 0; i < n; ++i) {
-      const int64_t place = from[static_cast<size_t>(block) * n + i];
-      if (place == kNone) continue;
-      decode_row(source, place, row);
-      std::copy(row.begin(), row.end(), &value[i * hidden]);
-    }
-    args.sink({0, block, 1, static_cast<int64_t>(n * hidden), value.data(), none.data(), none.data()});
+/// Row r of output 0 is row from[r] of `source`, or zero where that is kNone; bits are copied and nothing errs.
+void emit_rows(const GoldArgs& args, const Tensor& source, const std::vector<int64_t>& from) {
+  const int64_t hidden = source.shape.back();
+  const std::vector<double> none(static_cast<size_t>(hidden));
+  args.parallel_for(static_cast<int64_t>(from.size()), [&](int64_t row) {
+    static thread_local std::vector<double> value;
+    value.assign(static_cast<size_t>(hidden), 0.0);
+    const int64_t place = from[static_cast<size_t>(row)];
+    if (place != kNone) decode_row(source, place, value);
+    args.sink({0, row, 1, hidden, value.data(), none.data(), none.data()});
   });
 }
 
@@ -61,7 +54,7 @@ void forward(const GoldArgs& args) {
     if (row % seq == seq - 1) ends.push_back(static_cast<double>(from.size()));
   }
   from.resize(static_cast<size_t>(rows), kNone);
-  emit_rows(args, args.in(0), from, 1);
+  emit_rows(args, args.in(0), from);
   const std::vector<double> none(ends.size());
   args.sink({1, 0, static_cast<int64_t>(ends.size()), 1, ends.data(), none.data(), none.data()});
 }
@@ -78,7 +71,7 @@ void backward(const GoldArgs& args) {
   for (int64_t row = 0; row < mask.count(); ++row) {
     if (keeps(mask, row)) from[static_cast<size_t>(row)] = kept++;
   }
-  emit_rows(args, args.in(1), from, mask.shape.back());
+  emit_rows(args, args.in(1), from);
 }
 
 /// Sequences of which nothing is kept, the last row alone, the first row alone: a random mask would hardly ever have

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "case.hpp"
 #include "error.hpp"
@@ -15,64 +14,30 @@
 namespace checkop {
 namespace {
 
-constexpr double kMaxSize = 1e12;             // of a dimension: beyond it no case is valid
 constexpr int64_t kMaxField = 1'000'000'000;  // of a field of a model
 
 bool is_fraction(const std::string& field) { return field == "eps" || field == "theta"; }
 
-std::string_view trim(std::string_view text) {
-  while (text.starts_with(' ')) text.remove_prefix(1);
-  while (text.ends_with(' ')) text.remove_suffix(1);
-  return text;
-}
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (size_t end; (end = text.find(separator)) != std::string_view::npos; text.remove_prefix(end + 1)) {
-    parts.push_back(trim(text.substr(0, end)));
-  }
-  parts.push_back(trim(text));
-  return parts;
-}
-
-bool is_integer(std::string_view factor) {
-  return !factor.empty() && factor.size() <= 9 &&
-         std::all_of(factor.begin(), factor.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-Formula parse_formula(const JsonValue& value) {
-  const auto& fields = preset_fields();
-  const std::string text = value.sentence();
-  Formula formula;
-  for (const std::string_view term : split(text, '+')) {
-    formula.emplace_back();
-    for (const std::string_view part : split(term, '*')) {
-      std::string factor(part);
-      if (!is_integer(factor) && std::find(fields.begin(), fields.end(), factor) == fields.end()) {
-        const std::string nearest = did_you_mean(factor, fields);
-        throw InputError(value.where(), fmt::format("unknown field '{}' in '{}'", factor, text),
-                         fmt::format("{}write sums of products of integers and: {}",
-                                     nearest.empty() ? nearest : nearest + " ", fmt::join(fields, ", ")));
-      }
-      formula.back().push_back(std::move(factor));
-    }
+/// An extent of fields, or for an attribute one field.
+std::string parse_formula(const JsonValue& value, bool of_dim) {
+  std::string formula = value.sentence();
+  std::erase(formula, ' ');
+  std::vector<std::string> known = preset_fields();
+  if (of_dim) std::erase_if(known, is_fraction);
+  const auto is_operation = [](char c) { return c == '*' || c == '+'; };
+  const bool gap = is_operation(formula.front()) || is_operation(formula.back()) ||
+                   std::adjacent_find(formula.begin(), formula.end(), [&](char a, char b) {
+                     return is_operation(a) && is_operation(b);
+                   }) != formula.end();
+  const std::string expected = of_dim ? "sums of products of digits and fields" : "one field";
+  if (gap || (!of_dim && names_in(formula) != std::vector<std::string_view>{formula})) value.fail(expected);
+  for (const std::string_view name : names_in(formula)) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string nearest = did_you_mean(name, known);
+    throw InputError(value.where(), fmt::format("unknown field '{}'", name),
+                     fmt::format("{}fields: {}", nearest.empty() ? nearest : nearest + " ", fmt::join(known, ", ")));
   }
   return formula;
-}
-
-/// Nothing when the model lacks a field.
-std::optional<double> evaluate(const Formula& formula, const Preset& preset) {
-  double sum = 0;
-  for (const auto& term : formula) {
-    double product = 1;
-    for (const std::string& factor : term) {
-      const auto field = preset.fields.find(factor);
-      if (field == preset.fields.end() && !is_integer(factor)) return {};
-      product *= field == preset.fields.end() ? std::stod(factor) : field->second;
-    }
-    sum += product;
-  }
-  return sum;
 }
 
 PresetMapping parse_mapping(const Operator& op, const JsonValue& value) {
@@ -83,9 +48,20 @@ PresetMapping parse_mapping(const Operator& op, const JsonValue& value) {
   value.allow_keys(known);
   PresetMapping mapping;
   for (const auto& [name, formula] : value.members()) {
-    if (name != "why") mapping[name] = parse_formula(formula);
+    if (name == "why") {
+      formula.sentence();
+    } else {
+      mapping[name] = parse_formula(formula, !has_attr(op, name));
+    }
   }
   return mapping;
+}
+
+bool has_fields(const Preset& preset, const PresetMapping& mapping) {
+  return std::all_of(mapping.begin(), mapping.end(), [&](const auto& entry) {
+    const auto names = names_in(entry.second);
+    return std::all_of(names.begin(), names.end(), [&](std::string_view name) { return preset.fields.contains(name); });
+  });
 }
 
 /// A dimension that is named like a field is that field.
@@ -93,7 +69,7 @@ void add_dims_named_like_fields(const Operator& op, PresetMapping& mapping) {
   const auto& fields = preset_fields();
   for (const std::string_view dim : dims_of(op)) {
     if (std::find(fields.begin(), fields.end(), dim) == fields.end()) continue;
-    mapping.try_emplace(std::string(dim), Formula{{std::string(dim)}});
+    mapping.try_emplace(std::string(dim), dim);
   }
 }
 
@@ -175,12 +151,6 @@ std::vector<Preset> parse_presets(const std::string& where, const std::vector<st
   return found;
 }
 
-std::string to_string(const Formula& formula) {
-  std::vector<std::string> terms;
-  for (const auto& term : formula) terms.push_back(fmt::format("{}", fmt::join(term, "*")));
-  return fmt::format("{}", fmt::join(terms, " + "));
-}
-
 std::vector<PresetMapping> parse_mappings(const Operator& op, const JsonValue& root) {
   std::vector<PresetMapping> mappings;
   if (const auto section = root.find("presets")) {
@@ -201,29 +171,22 @@ std::vector<PresetMapping> shipped_mappings(const Operator& op) {
 
 std::vector<PresetSizes> sizes_of(const std::string& where, const Operator& op, const std::vector<Preset>& presets,
                                   const std::vector<PresetMapping>& mappings, bool required) {
-  const auto dims = dims_of(op);
   std::vector<PresetSizes> all;
   for (const Preset& preset : presets) {
     for (const PresetMapping& mapping : mappings) {
+      if (!has_fields(preset, mapping)) continue;
       PresetSizes sizes;
-      const bool complete = std::all_of(mapping.begin(), mapping.end(), [&](const auto& entry) {
-        const auto& [name, formula] = entry;
-        const auto value = evaluate(formula, preset);
-        if (!value) return false;
-        if (std::find(dims.begin(), dims.end(), name) == dims.end()) {
-          sizes.attrs[name] = *value;
-          return true;
+      const auto size_of = [&](std::string_view name) {
+        return static_cast<int64_t>(preset.fields.find(name)->second);
+      };
+      for (const auto& [name, formula] : mapping) {
+        if (has_attr(op, name)) {
+          sizes.attrs[name] = preset.fields.at(formula);
+        } else {
+          sizes.dims[name] = evaluate_extent(formula, size_of);
         }
-        if (!(*value >= 1 && *value <= kMaxSize && *value == std::floor(*value))) {
-          throw InputError(
-              where,
-              fmt::format("preset {} makes {} of {} {} ({})", preset.name, name, op.name, *value, to_string(formula)),
-              "mend the formula in \"presets\"");
-        }
-        sizes.dims[name] = static_cast<int64_t>(*value);
-        return true;
-      });
-      if (complete && std::find(all.begin(), all.end(), sizes) == all.end()) all.push_back(std::move(sizes));
+      }
+      if (std::find(all.begin(), all.end(), sizes) == all.end()) all.push_back(std::move(sizes));
     }
   }
   if (all.empty() && required) {

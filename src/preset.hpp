@@ -33,12 +33,9 @@ const std::vector<Preset>& shipped_models();
 /// Presets by name; "all" is every one. Throws InputError with a suggestion for an unknown name.
 std::vector<Preset> parse_presets(const std::string& where, const std::vector<std::string>& names);
 
-/// A sum of products of fields and integers, "q_heads*head_dim + 2*kv_heads*head_dim".
-using Formula = std::vector<std::vector<std::string>>;
-std::string to_string(const Formula& formula);
-
-/// What dimensions and attributes of an operator are. One operator may have several: the projections of a layer.
-using PresetMapping = std::map<std::string, Formula, std::less<>>;
+/// What dimensions and attributes of an operator are: dimensions extents in terms of fields,
+/// "q_heads*head_dim+2*inter", attributes one field. One operator may have several: the projections of a layer.
+using PresetMapping = std::map<std::string, std::string, std::less<>>;
 
 /// The mappings of `op` in `root`, a case file; without "presets" there, the fields named like dimensions.
 /// Throws InputError for a name that `op` lacks and a formula of unknown fields.

@@ -106,7 +106,8 @@ double gold_work(const Case& c) {
 
 std::string row_group(const Case& c, const TensorSpec& spec) {
   // "+" can't stand in a dimension's name.
-  return is_per_row(*c.op, spec) ? "+rows" : std::string(split_dims(spec.dims).front());
+  if (is_per_row(*c.op, spec)) return "+rows";
+  return spec.dims.empty() ? "" : std::string(split_dims(spec.dims).front());
 }
 
 std::vector<RowSet> sample_rows(const Case& c, const std::vector<Tensor>& inputs, int64_t rows) {

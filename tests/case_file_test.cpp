@@ -20,7 +20,9 @@ using contract_test::error_of;
 
 std::string write(const std::string& cases) {
   // Tests run side by side.
-  const std::string path = testing::TempDir() + "cases_" + std::to_string(getpid()) + ".json";
+  const std::string folder = testing::TempDir() + "case_file_test_" + std::to_string(getpid());
+  std::filesystem::create_directories(folder);
+  const std::string path = folder + "/cases_under_test.json";
   std::ofstream(path) << R"({"format": "check_operator/cases-1", "cases": )" << cases << "}";
   return path;
 }

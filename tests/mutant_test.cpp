@@ -156,7 +156,7 @@ TEST(Mutants, EachFailsForItsOwnReason) {
   for (const Case& c : cases()) {
     for (const Mutant& mutant : kMutants) {
       if (mutant.kind.empty() || !applies(mutant, *c.op, *c.pass) || !shows_in(mutant, c.dtype)) continue;
-      if (!mutant.needs.empty() && !c.optionals.contains(mutant.needs)) continue;
+      if (!shows_with(mutant, c.optionals)) continue;
       const std::string name = candidate_name(mutant);
       const Candidate* candidate = find(candidates, name, c);
       ASSERT_NE(candidate, nullptr) << name;

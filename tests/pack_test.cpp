@@ -212,7 +212,7 @@ TEST(Pack, ASavedCaseIsReadBackAsItWas) {
   for (const char* pass : {"forward", "backward"}) {
     const Case c = pack(pass);
     const std::vector<Tensor> inputs = inputs_of(c, kSome);
-    const std::string folder = testing::TempDir() + "packed";
+    const std::string folder = testing::TempDir() + "pack_saved";
     const SavedCase saved = load_case(save_case(folder, c, "mine", "sm90", inputs, run_native(c, inputs), 1));
     EXPECT_EQ(saved.c.dims, c.dims);
     ASSERT_EQ(saved.outputs.size(), c.pass->outputs.size());
@@ -221,7 +221,7 @@ TEST(Pack, ASavedCaseIsReadBackAsItWas) {
 }
 
 TEST(Pack, ASavedCaseWhoseExtentsDoNotFitIsRefused) {
-  const std::string path = testing::TempDir() + "misfit.safetensors";
+  const std::string path = testing::TempDir() + "pack_misfit.safetensors";
   const auto error = [&](int64_t packed_rows, int64_t offsets) {
     {
       const SafetensorsWriter file(

@@ -141,21 +141,9 @@ TEST_F(Presets, FormulasAddProducts) {
   const Operator& matmul = *find_operator("matmul");
   const auto list =
       mappings("matmul", R"([{"k_dim": " hidden", "n_dim": "q_heads*head_dim+2 * kv_heads*head_dim + 1"}])");
-  EXPECT_EQ(to_string(list.front().at("n_dim")), "q_heads*head_dim + 2*kv_heads*head_dim + 1");
   const auto sizes = sizes_of("", matmul, {preset}, list, true);
   EXPECT_EQ(sizes.front().dims.at("k_dim"), 10);
   EXPECT_EQ(sizes.front().dims.at("n_dim"), 3 * 4 + 2 * 2 * 4 + 1);
-}
-
-TEST_F(Presets, SizesThatAreNoneAreErrors) {
-  const Preset preset{"p", {{"eps", 1e-6}, {"vocab", 1e9}}, {}};
-  const Operator& logp = *find_operator("logp");
-  for (const char* formula : {"eps", "0", "vocab*vocab"}) {
-    const auto list = mappings("logp", fmt::format(R"([{{"vocab": "{}"}}])", formula));
-    EXPECT_NE(error_of([&] { sizes_of("x", logp, {preset}, list, true); }).find("x: preset p makes vocab of logp"),
-              std::string::npos)
-        << formula;
-  }
 }
 
 TEST_F(Presets, MistakesInMappingsNameFileAndPath) {
@@ -167,8 +155,10 @@ TEST_F(Presets, MistakesInMappingsNameFileAndPath) {
       {R"("logp")", "key 'presets' is missing"},
       {R"([{"k": "hidden"}])", "c.json: presets[0]: unknown key 'k'"},
       {R"([{"k_dim": 7}])", "c.json: presets[0].k_dim: expected a sentence, got 7"},
-      {R"([{"k_dim": "hiden"}])", "c.json: presets[0].k_dim: unknown field 'hiden' in 'hiden'; did you mean 'hidden'?"},
-      {R"([{"k_dim": "2*"}])", "c.json: presets[0].k_dim: unknown field '' in '2*'"},
+      {R"([{"k_dim": "hiden"}])", "c.json: presets[0].k_dim: unknown field 'hiden'; did you mean 'hidden'?"},
+      {R"([{"k_dim": "2*"}])", "c.json: presets[0].k_dim: expected sums of products of digits and fields, got \"2*\""},
+      {R"([{"k_dim": "2**hidden"}])", "expected sums of products"},
+      {R"([{"k_dim": "eps"}])", "c.json: presets[0].k_dim: unknown field 'eps'; fields: hidden, inter"},
       {R"([{"k_dim": "hidden-1"}])", "unknown field 'hidden-1'"},
       {R"([{"k_dim": "99999999999"}])", "unknown field '99999999999'"},
   };
@@ -176,6 +166,18 @@ TEST_F(Presets, MistakesInMappingsNameFileAndPath) {
     const std::string message = error_of([&, text = section] { mappings("matmul", text); });
     EXPECT_NE(message.find(part), std::string::npos) << message;
   }
+}
+
+TEST_F(Presets, AnAttributeIsOneField) {
+  const auto attribute = [](const char* formula) {
+    return error_of([&] {
+      parse_mappings(*find_operator("rope"),
+                     JsonValue::parse(fmt::format(R"({{"presets": [{{"theta": "{}"}}]}})", formula), "c.json"));
+    });
+  };
+  EXPECT_EQ(attribute("theta"), "no error");
+  EXPECT_EQ(attribute("2*theta"), "c.json: presets[0].theta: expected one field, got \"2*theta\"");
+  EXPECT_EQ(attribute("7"), "c.json: presets[0].theta: expected one field, got \"7\"");
 }
 
 TEST_F(Presets, MistakesInModelsNameFileAndPath) {

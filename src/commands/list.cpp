@@ -69,7 +69,7 @@ int show_command(const Options& options) {
   }
   for (const PresetMapping& mapping : shipped_mappings(op)) {
     std::vector<std::string> words;
-    for (const auto& [name, formula] : mapping) words.push_back(fmt::format("{} = {}", name, to_string(formula)));
+    for (const auto& [name, formula] : mapping) words.push_back(fmt::format("{} = {}", name, formula));
     fmt::print("  of a preset: {}\n", fmt::join(words, ", "));
   }
   fmt::print("  candidates: {}\n", candidates_of(known, op.name));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -84,7 +85,7 @@ struct Mutant {
   std::string_view kind;         ///< Judgment::kind that it must get; "" for the control, which must pass
   std::string_view passes = "";  ///< "op/pass ..." where the fault exists; "" for all, those of new operators too
   std::string_view dtypes = "";  ///< where the fault can be seen; "" for all
-  std::string_view needs = "";   ///< the optional input without which there is no fault
+  std::string_view needs = "";   ///< an optional input that must be there, "-mask" for one that must not
 };
 
 inline constexpr std::string_view kSoftmaxPasses =
@@ -178,7 +179,9 @@ inline constexpr auto kMutants = std::to_array<Mutant>({
     // Right where there are as many keys as queries.
     {Fault::causal_offset_ignored, "causal_offset_ignored", "accuracy", kAttention},
     {Fault::own_key_unseen, "own_key_unseen", "accuracy", kAttention},
-    {Fault::new_keys_first, "new_keys_first", "accuracy", kKvCache},
+    {Fault::new_keys_first, "new_keys_first", "accuracy", kKvCache, "", "-key_padding_mask"},
+    // The mask no longer fits the keys, so that what it drops is read.
+    {Fault::new_keys_first, "masked_new_keys_first", "nonfinite", kKvCache, "", "key_padding_mask"},
     {Fault::new_keys_skipped, "new_keys_skipped", "accuracy", kKvCache},
     {Fault::bias_left_out, "bias_left_out", "accuracy", "lm_head/forward linear_logp/forward linear_logp/backward", "",
      "bias"},
@@ -251,6 +254,11 @@ inline bool applies(const Mutant& mutant, const Operator& op, const Pass& pass) 
   const bool needs_rows = mutant.fault == Fault::stale_row || mutant.fault == Fault::constant_output;
   if (needs_rows && pass.outputs[0].tensor.dims.empty()) return false;
   return mutant.passes.empty() || contains_word(mutant.passes, std::string(op.name) + "/" + std::string(pass.name));
+}
+
+inline bool shows_with(const Mutant& mutant, const std::set<std::string, std::less<>>& optionals) {
+  if (mutant.needs.starts_with('-')) return !optionals.contains(mutant.needs.substr(1));
+  return mutant.needs.empty() || optionals.contains(mutant.needs);
 }
 
 inline bool shows_in(const Mutant& mutant, DType dtype) {
