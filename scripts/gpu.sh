@@ -155,6 +155,10 @@ run_checks() {
   # More than one block of rows (1024) and of columns (16384).
   judge linear_logp-blocks 300 --op linear_logp --candidate cuda --dtype bf16 --batch 1 --seq 1030 --hidden 24 \
     --vocab 16384,17001 --with bias --check-grad
+
+  # --- more than 2^31 logits ----------------------------------------------------------------------------------------------
+  judge large 240 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*'
+  judge large-linear_logp 120 --suite large --op linear_logp --candidate cuda --dtype bf16 --pass forward
 }
 
 run_sanitizers() {
