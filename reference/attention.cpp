@@ -325,6 +325,16 @@ void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>
   }
 }
 
+Work attention_work(const GoldArgs& args, int parts, int products) {
+  const Sizes s = sizes_of(args, parts);
+  double pairs = 0;
+  for (int64_t i = 0; i < s.q_seq; ++i) {
+    const int64_t kept = args.attrs[0] != 0 ? std::clamp<int64_t>(i + 1 + s.kv_seq - s.q_seq, 0, s.kv_seq) : s.kv_seq;
+    pairs += static_cast<double>(kept);
+  }
+  return {2.0 * products * static_cast<double>(s.batch * s.q_heads * s.head_dim) * pairs};
+}
+
 constexpr std::array<AttrSpec, 2> kAttentionAttrs{
     AttrSpec{"causal", 1, "attention: 1 keeps key j <= i + (kv_seq - q_seq) of query i, 0 keeps all"},
     AttrSpec{"scale", -1, "attention: factor of the scores, 0 included; below 0: 1/sqrt(head_dim)"},
@@ -337,23 +347,11 @@ void backward(const GoldArgs& args) { attention_backward(args, 1); }
 
 void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
 
-/// `products` of 2 head_dim operations for each pair of a query and a key that `causal` keeps; padding is not looked
-/// at. The forward pass has two, q k^T and the product with v; the backward pass needs q k^T again and has four of its
-/// own.
-template <int products>
-Work work(const GoldArgs& args) {
-  const Shape &q = args.in(0).shape, &k = args.in(1).shape;
-  const int64_t q_seq = q[2], kv_seq = k[2];
-  double pairs = 0;
-  for (int64_t i = 0; i < q_seq; ++i) {
-    const int64_t kept = args.attrs[0] != 0 ? std::clamp<int64_t>(i + 1 + kv_seq - q_seq, 0, kv_seq) : kv_seq;
-    pairs += static_cast<double>(kept);
-  }
-  return {2.0 * products * static_cast<double>(q[0] * q[1] * q[3]) * pairs};
-}
+Work forward_work(const GoldArgs& args) { return attention_work(args, 1, kForwardProducts); }
+Work backward_work(const GoldArgs& args) { return attention_work(args, 1, kBackwardProducts); }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work<2>},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, work<5>}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work}};
 
 }  // namespace
 

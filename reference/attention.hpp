@@ -27,6 +27,12 @@ extern const std::array<AttrSpec, 2> kAttentionAttrs;
 void attention_forward(const GoldArgs& args, int parts);
 void attention_backward(const GoldArgs& args, int parts);
 
+/// `products` of 2 head_dim operations for each pair of a query and a key that `causal` keeps; padding is not looked
+/// at. The forward pass has two, q k^T and the product with v; the backward pass needs q k^T again and has four of its
+/// own.
+Work attention_work(const GoldArgs& args, int parts, int products);
+inline constexpr int kForwardProducts = 2, kBackwardProducts = 5;
+
 /// Gives the keys and values that key_padding_mask drops content that must not be read. `keys` and `values` name the
 /// tensors of the parts, in order.
 void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>& keys,

@@ -8,6 +8,7 @@
 
 #include "error.hpp"
 #include "identity.hpp"
+#include "left_out.hpp"
 #include "operator.hpp"
 #include "policy.hpp"
 
@@ -118,11 +119,11 @@ struct Batch {
 
   explicit Batch(const GoldArgs& args)
       : active(active_tokens(args.in(kAttentionMask), args.in(kCompletionMask))),
-        n_active(static_cast<double>(std::count(active.begin(), active.end(), 1))),
         clip(args.attrs[kClipEps]),
         beta(args.attrs[kBeta]),
         seq(args.in(kActionIds).shape.back()),
         vocab(args.in(kPolicyLogits).shape.back()) {
+    for (const char token : active) n_active += token;
     ids = read_active_ids(args.in(kActionIds), active, vocab);
     const std::vector<int64_t> bounds = read_groups(args);
     for (size_t g = 1; g < bounds.size(); ++g) {
@@ -257,8 +258,8 @@ void check_masked(const IdentityArgs& args) {
 }
 
 Work work(const GoldArgs& args) {
-  return policy_work(args.in(kPolicyLogits), args.in(kRefLogits),
-                     active_tokens(args.in(kAttentionMask), args.in(kCompletionMask)));
+  const std::vector<char> active = active_tokens(args.in(kAttentionMask), args.in(kCompletionMask));
+  return {0, bytes_left_out(args.in(kPolicyLogits), active) + bytes_left_out(args.in(kRefLogits), active)};
 }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work},

@@ -48,8 +48,11 @@ void check_sizes(const CaseSizes& sizes) {
 
 void refine(const FillArgs& args) { plant_masked_keys(args, {"k_cache", "k_new"}, {"v_cache", "v_new"}); }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+Work forward_work(const GoldArgs& args) { return attention_work(args, 2, kForwardProducts); }
+Work backward_work(const GoldArgs& args) { return attention_work(args, 2, kBackwardProducts); }
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work}};
 
 }  // namespace
 

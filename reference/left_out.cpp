@@ -33,6 +33,12 @@ std::vector<char> rows_to_use(const Tensor& ids, std::span<const double> attrs) 
   return used;
 }
 
+double bytes_left_out(const Tensor& per_row, const std::vector<char>& used) {
+  if (used.empty()) return 0;
+  const auto idle = static_cast<double>(std::count(used.begin(), used.end(), 0));
+  return static_cast<double>(per_row.bytes.size()) * idle / static_cast<double>(used.size());
+}
+
 void plant_payload(Tensor& tensor, int64_t columns, int64_t row, uint64_t kind) {
   if (kind % 2 != 0) return;
   const double nan = std::numeric_limits<double>::quiet_NaN();

@@ -28,6 +28,9 @@ std::vector<int64_t> read_ids_to_use(const GoldArgs& args, const Tensor& ids, in
 /// 1 where the id is not attrs[0], the ignore_index; for identities, which take no part in refusing ids.
 std::vector<char> rows_to_use(const Tensor& ids, std::span<const double> attrs);
 
+/// Bytes of the rows of `per_row` where used[row] is 0: nothing depends on them.
+double bytes_left_out(const Tensor& per_row, const std::vector<char>& used);
+
 /// Gives row `row` of a tensor [rows, columns] content that must not be read, by `kind` modulo 4: NaN, what it has,
 /// infinities of both signs, what it has. NaN times zero is NaN: a row that is multiplied away instead of left out
 /// shows.

@@ -266,10 +266,14 @@ void backward(const GoldArgs& args) {
 /// An ignored row is 0, in logp as in dhidden.
 void check_ignored(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(2), args.attrs)); }
 
-/// `products` of 2 rows hidden vocab operations each; the backward pass has no logits and needs them again.
+/// `products` of 2 hidden vocab operations for each row that is used; the backward pass has no logits and needs them
+/// again.
 template <int products>
 Work work(const GoldArgs& args) {
-  return {2.0 * products * static_cast<double>(args.in(0).count()) * static_cast<double>(args.in(1).shape[0])};
+  const Tensor &hidden = args.in(0), &weight = args.in(1);
+  const std::vector<char> used = rows_to_use(args.in(2), args.attrs);
+  const auto rows = static_cast<double>(std::count(used.begin(), used.end(), 1));
+  return {2.0 * products * rows * static_cast<double>(weight.count()), bytes_left_out(hidden, used)};
 }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>},

@@ -78,8 +78,10 @@ void check_gradient(const IdentityArgs& args) {
   check_zero_rows(args, 0, used);
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logp},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient}};
+Work work(const GoldArgs& args) { return {0, bytes_left_out(args.in(0), rows_to_use(args.in(1), args.attrs))}; }
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work}};
 
 void refine(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
 

@@ -92,8 +92,16 @@ void refine(const FillArgs& args) {
   }
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+/// Rows that are not kept are not read, nor rows of grad_packed behind the last one that is: as many.
+template <int mask, int rows>
+Work work(const GoldArgs& args) {
+  std::vector<char> used(static_cast<size_t>(args.in(mask).count()));
+  for (size_t row = 0; row < used.size(); ++row) used[row] = keeps(args.in(mask), static_cast<int64_t>(row));
+  return {0, bytes_left_out(args.in(rows), used)};
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work<1, 0>},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, work<0, 1>}};
 
 }  // namespace
 

@@ -2,7 +2,6 @@
 // Ratio, KL estimate and gradient of one token, and the old log-probabilities of generated inputs.
 #include "policy.hpp"
 
-#include <algorithm>
 #include <string>
 
 #include "error.hpp"
@@ -84,12 +83,6 @@ void plant_masked_tokens(const FillArgs& args, const std::vector<char>& active) 
     plant_payload(*args.find("old_logps"), 1, row, kind);
     if (kind % 2 == 0) ids.set(row, kind == 0 ? -100 : static_cast<double>(vocab));
   }
-}
-
-Work policy_work(const Tensor& policy, const Tensor& ref, const std::vector<char>& active) {
-  const auto idle = static_cast<double>(std::count(active.begin(), active.end(), 0));
-  const auto bytes = static_cast<double>(policy.bytes.size() + ref.bytes.size());
-  return {0, bytes * idle / static_cast<double>(active.size())};
 }
 
 void refine_old_logps(const FillArgs& args) {

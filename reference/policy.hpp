@@ -55,9 +55,6 @@ std::vector<char> read_mask(const Tensor& mask);
 /// have.
 void plant_masked_tokens(const FillArgs& args, const std::vector<char>& active);
 
-/// The logits of inactive tokens are not read.
-Work policy_work(const Tensor& policy, const Tensor& ref, const std::vector<char>& active);
-
 /// Sets old_logps to the log-probability of each row's own action plus N(0, 0.02), and 5 more or less in 0.1 % of the
 /// rows: the policy has moved a little since the tokens were drawn. From the stored logits; FP64, rounded once.
 void refine_old_logps(const FillArgs& args);

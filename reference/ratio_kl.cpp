@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "identity.hpp"
+#include "left_out.hpp"
 #include "operator.hpp"
 #include "policy.hpp"
 
@@ -80,7 +81,8 @@ void backward(const GoldArgs& args) {
 void check_masked(const IdentityArgs& args) { check_zero_rows(args, 0, read_mask(args.in(kAttentionMask))); }
 
 Work work(const GoldArgs& args) {
-  return policy_work(args.in(kPolicyLogits), args.in(kRefLogits), read_mask(args.in(kAttentionMask)));
+  const std::vector<char> active = read_mask(args.in(kAttentionMask));
+  return {0, bytes_left_out(args.in(kPolicyLogits), active) + bytes_left_out(args.in(kRefLogits), active)};
 }
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work},

@@ -112,6 +112,9 @@ TEST(Cost, CausalAttentionCountsThePairsThatAreKept) {
   EXPECT_EQ(cost(c).flops, 4.0 * 2 * 6 * 8 * 3 * 4);
   c.pass = find_pass(*c.op, "backward");
   EXPECT_EQ(cost(c).flops, 10.0 * 2 * 6 * 8 * 3 * 4);
+  const Dims cached{{"batch", 2},   {"q_heads", 6},   {"kv_heads", 2}, {"q_seq", 3},
+                    {"new_seq", 3}, {"cache_seq", 1}, {"head_dim", 8}};
+  EXPECT_EQ(cost(gold_case("kv_cache_attention", "forward", DType::f32, cached)).flops, 4.0 * 2 * 6 * 8 * (2 + 3 + 4));
 }
 
 TEST(Cost, EveryTensorMovesOnceAndPointwiseWorkIsNotCounted) {
@@ -146,6 +149,39 @@ TEST(Cost, LogitsOfMaskedTokensAreNotRead) {
     if (op == "ratio_kl") continue;
     mask("completion_mask", {0, 1, 0, 1});
     EXPECT_EQ(all - cost_of(c, inputs).bytes, 2 * 2 * 9 * 4) << op;
+  }
+}
+
+TEST(Cost, RowsThatAreLeftOutAreNeitherReadNorMultiplied) {
+  const Dims dims{{"batch", 1}, {"seq", 4}, {"hidden", 16}, {"vocab", 21}};
+  for (const std::string_view op : {"logp", "linear_logp"}) {
+    const Case c = gold_case(op, "forward", DType::f32, dims);
+    auto inputs = make_inputs(c, 1);
+    const int ids = op == "logp" ? 1 : 2;
+    for (int64_t i = 0; i < 4; ++i) inputs[static_cast<size_t>(ids)].set(i, static_cast<double>(i));
+    const Cost all = cost_of(c, inputs);
+    inputs[static_cast<size_t>(ids)].set(2, -100);
+    const Cost left = cost_of(c, inputs);
+    EXPECT_EQ(all.bytes - left.bytes, inputs[0].bytes.size() / 4) << op;  // a row of logits, of hidden
+    EXPECT_EQ(left.flops, all.flops * 3 / 4) << op;
+  }
+}
+
+TEST(Cost, OfNoRowsIsANumber) {
+  const Case c = gold_case("logp", "forward", DType::f32, {{"batch", 0}, {"seq", 4}, {"vocab", 21}});
+  EXPECT_EQ(cost(c).bytes, 0);
+}
+
+TEST(Cost, RowsThatAreNotPackedAreNotRead) {
+  const Dims dims{{"batch", 1}, {"seq", 4}, {"hidden", 16}};
+  for (const std::string_view pass : {"forward", "backward"}) {
+    const Case c = gold_case("pack", pass, DType::f32, dims);
+    auto inputs = make_inputs(c, 1);
+    Tensor &mask = inputs[pass == "forward" ? 1 : 0], &rows = inputs[pass == "forward" ? 0 : 1];
+    for (int64_t i = 0; i < 4; ++i) mask.set(i, 1);
+    const double all = cost_of(c, inputs).bytes;
+    mask.set(0, 0);
+    EXPECT_EQ(all - cost_of(c, inputs).bytes, rows.bytes.size() / 4) << pass;
   }
 }
 
