@@ -193,9 +193,15 @@ int run_command(const Options& options) {
   }
   check_questions(session, options.run);
   Report report = new_report(options, contract);
+  // After every check while that costs little. The report grows: written each time, a long run would do nothing else.
+  constexpr double kShareOfFlushes = 0.1;
+  double flush_ms = 0, flushed_at = 0;
   const auto flush = [&] {
     report.wall_ms = ms_since(start);
-    if (!options.run.json_file.empty()) write_file(options.run.json_file, to_json(report));
+    if (options.run.json_file.empty() || report.wall_ms - flushed_at < flush_ms / kShareOfFlushes) return;
+    write_file(options.run.json_file, to_json(report));
+    flushed_at = ms_since(start);
+    flush_ms = flushed_at - report.wall_ms;
   };
   flush();  // a path that can't be written is found before the work
   std::FILE* text = options.run.json_to_stdout ? nullptr : stdout;
