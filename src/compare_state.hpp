@@ -89,7 +89,7 @@ struct Block {
 };
 
 struct OutputComparison::State {
-  State(DType dtype, const std::byte* got, MatrixView view, Gates all_gates, int64_t terms, RowSet rows,
+  State(DType dtype, const std::byte* got, MatrixView view, Gates all_gates, int64_t terms, RowSet set,
         TokenQuantity tokens);
 
   DType dtype;

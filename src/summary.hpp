@@ -70,7 +70,7 @@ struct Leaning {
   double leaning, may_lean;  ///< z and a of bias_statistic()
 };
 /// Of one finite element: `y` the gold, `stored` the gold rounded once, `c` the candidate's value.
-Leaning leaning_of(const PreparedGate& bound, double one_sided, double y, double stored, double c, double magnitude,
+Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
                    double rounding);
 
 /// Squared errors and golds by block of rows x columns, from rows in any order: those of a block are kept until all
