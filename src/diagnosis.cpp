@@ -54,10 +54,11 @@ double rounded_to(DType dtype, double x) {
 
 /// Arithmetic gives NaNs without a payload; those that fill outputs before a run have one.
 std::string unwritten(const Suspect& s) {
+  if (!info(s.dtype).is_float) return "";
   const Sample& sample = s.failures.sample;
   const uint64_t bits = stored_bits(s, sample.front());
   const uint64_t quiet = uint64_t{1} << (info(s.dtype).precision - 2), fraction = 2 * quiet - 1;
-  if (!info(s.dtype).is_float || (bits & fraction) == quiet || (bits & fraction) == 0) return "";
+  if ((bits & fraction) == quiet || (bits & fraction) == 0) return "";
   if (!all(sample, [&](const auto& e) { return std::isnan(e.got) && stored_bits(s, e) == bits; })) return "";
   return fmt::format("the failing elements hold a NaN that arithmetic does not make, {:#x}: they were not written",
                      bits);
