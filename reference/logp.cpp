@@ -9,6 +9,9 @@
 #include "softmax.hpp"
 
 namespace checkop {
+
+extern const Emulation kLogpForward, kLogpBackward;  // emulation/logp.cpp
+
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -80,8 +83,8 @@ void check_gradient(const IdentityArgs& args) {
 
 Work work(const GoldArgs& args) { return {0, bytes_left_out(args.in(0), rows_to_use(args.in(1), args.attrs))}; }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kLogpForward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kLogpBackward}};
 
 void refine(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
 

@@ -6,6 +6,9 @@
 #include "product.hpp"
 
 namespace checkop {
+
+extern const Emulation kMatmulForward, kMatmulBackward;  // emulation/matmul.cpp
+
 namespace {
 
 constexpr std::string_view kRowK = "batch seq k_dim", kRowN = "batch seq n_dim", kKN = "k_dim n_dim";
@@ -57,8 +60,8 @@ Work work(const GoldArgs& args) {
 }  // namespace
 
 constexpr std::array<Pass, 2> kMatmulPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>, &kMatmulForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>, &kMatmulBackward}};
 
 extern const Operator kMatmul;
 constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kMatmulPasses};

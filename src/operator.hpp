@@ -130,6 +130,8 @@ struct Work {
   double unread_bytes = 0;  ///< of inputs that nothing depends on: rows of masked tokens, rows that no id selects
 };
 
+struct Emulation;  // emulation.hpp
+
 struct Pass {
   std::string_view name;  ///< "forward" or "backward"
   std::span<const TensorSpec> inputs;
@@ -139,6 +141,7 @@ struct Pass {
   /// Emits residuals for every row of the outputs that can have them, in time and memory of the order of the tensors.
   void (*identities)(const IdentityArgs&) = nullptr;
   Work (*work)(const GoldArgs&) = nullptr;  ///< nullptr: no products, and every input is read
+  const Emulation* emulation = nullptr;     ///< as kernels compute it, with the faults they have; nullptr: none
 };
 
 /// Sizes and attributes of a case, for the rules that only the operator knows: an even head size, say.

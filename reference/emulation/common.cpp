@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products and softmax rows.
+#include "common.hpp"
+
+namespace checkop::emulation {
+
+Matrix product(const EmulationArgs& args, Operand x, Operand y) {
+  const int64_t rows = x.rows(), columns = y.columns(), terms = x.columns();
+  Matrix out = Matrix::zeros(rows, columns);
+  const int64_t x_step = x.transposed ? x.m.columns : 1, y_step = y.transposed ? 1 : y.m.columns;
+  args.parallel_for(rows, [&](int64_t r) {
+    const float* left = x.m.values.data() + (x.transposed ? r : r * x.m.columns);
+    for (int64_t c = 0; c < columns; ++c) {
+      const float* right = y.m.values.data() + (y.transposed ? c * y.m.columns : c);
+      out.row(r)[c] = args.arithmetic.dot(terms, left, x_step, right, y_step);
+    }
+  });
+  return out;
+}
+
+SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n) {
+  constexpr int64_t kPadded = 128;  // vocabularies are padded to a multiple of it
+  SoftmaxRow row;
+  row.max = *std::max_element(z, z + n);
+  row.sum = arithmetic.sum(n, [&](int64_t v) { return arithmetic.exponential(z[v] - row.max); });
+  if (arithmetic.has(kPaddedColumnCounted.name)) {
+    const auto padding =
+        static_cast<float>((n + kPadded - 1) / kPadded * kPadded - n + (n % kPadded == 0 ? kPadded : 0));
+    row.sum += padding * arithmetic.exponential(-row.max);
+  }
+  return row;
+}
+
+void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int64_t n, int64_t id, float g, double* to) {
+  const SoftmaxRow row = softmax_row(arithmetic, z, n);
+  const bool dropped = arithmetic.has(kSoftmaxTermDropped.name), flipped = arithmetic.has(kSoftmaxSignFlipped.name);
+  for (int64_t v = 0; v < n; ++v) {
+    float p = dropped ? 0 : arithmetic.exponential(z[v] - row.max) / row.sum;
+    if (flipped) p = -p;
+    to[v] = g * ((v == id ? 1.0F : 0.0F) - p);
+  }
+}
+
+}  // namespace checkop::emulation

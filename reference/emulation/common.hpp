@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pieces of several emulations: matrices, products, softmax rows.
+#pragma once
+
+#include <vector>
+
+#include "emulation.hpp"
+
+namespace checkop::emulation {
+
+/// A row-major matrix of floats.
+struct Matrix {
+  std::vector<float> values;
+  int64_t columns = 1;
+
+  static Matrix zeros(int64_t rows, int64_t columns) {
+    return {std::vector<float>(static_cast<size_t>(rows * columns)), columns};
+  }
+  int64_t rows() const { return static_cast<int64_t>(values.size()) / std::max<int64_t>(columns, 1); }
+  float* row(int64_t r) { return values.data() + r * columns; }
+  const float* row(int64_t r) const { return values.data() + r * columns; }
+};
+
+/// Input `index`, all leading extents as rows.
+inline Matrix matrix(const EmulationArgs& args, int index) { return {args.floats(index), args.in(index).shape.back()}; }
+/// The same as a factor of products.
+inline Matrix factor(const EmulationArgs& args, int index) {
+  return {args.arithmetic.factors(args.floats(index)), args.in(index).shape.back()};
+}
+
+/// A matrix where it is used as it is stored, or transposed.
+struct Operand {
+  const Matrix& m;
+  bool transposed = false;
+  int64_t rows() const { return transposed ? m.columns : m.rows(); }
+  int64_t columns() const { return transposed ? m.rows() : m.columns; }
+};
+
+/// x y, every element a dot product.
+Matrix product(const EmulationArgs& args, Operand x, Operand y);
+
+inline void store(const Matrix& m, std::vector<double>& to) { to.assign(m.values.begin(), m.values.end()); }
+
+/// The softmax of a row, as max and sum of exponentials.
+struct SoftmaxRow {
+  float max = 0, sum = 0;
+  float logp(float z) const { return z - max - std::log(sum); }
+};
+/// Of n logits. Fault kPaddedColumnCounted: a column of padding, which holds 0, counts too.
+SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n);
+
+inline constexpr FaultSpec kPaddedColumnCounted{"padded_column_counted",
+                                                "columns of padding, which hold 0, count in the sum of exponentials"};
+inline constexpr FaultSpec kWrongLabel{"wrong_label", "the id is one too large"};
+inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped", "the gradient is the upstream at the id alone"};
+inline constexpr FaultSpec kSoftmaxSignFlipped{"softmax_sign_flipped",
+                                               "the softmax term of the gradient has the wrong sign"};
+
+/// The gradient of a row's log-probability, times g, into to[0 ... n): g*(1[v = id] - softmax(z)_v). Makes the faults
+/// of the softmax term.
+void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int64_t n, int64_t id, float g, double* to);
+
+/// `id`, or the next one where the fault is kWrongLabel.
+inline int64_t label(const Arithmetic& arithmetic, int64_t id, int64_t vocab) {
+  return arithmetic.has(kWrongLabel.name) ? (id + 1) % vocab : id;
+}
+
+}  // namespace checkop::emulation

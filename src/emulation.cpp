@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans, and what arithmetic with a fault does to numbers.
+#include "emulation.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <bit>
+
+#include "parallel.hpp"
+
+namespace checkop {
+namespace {
+
+/// The nearest float with `dropped` fewer bits of fraction, ties to even; NaN and infinity stay.
+float rounded(float x, int dropped) {
+  if (!std::isfinite(x)) return x;
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const uint32_t lowest = 1U << dropped, half = lowest >> 1;
+  return std::bit_cast<float>((bits + half - 1 + ((bits >> dropped) & 1U)) & ~(lowest - 1));
+}
+
+std::string_view name_of(Plan::Order order) {
+  switch (order) {
+    case Plan::Order::serial:
+      return "serial";
+    case Plan::Order::reversed:
+      return "reversed";
+    case Plan::Order::pairwise:
+      return "pairwise";
+    case Plan::Order::blocked:
+      return "blocked";
+    case Plan::Order::split:
+      return "split";
+  }
+  return "?";
+}
+
+}  // namespace
+
+int64_t Plan::chain(int64_t terms) const {
+  switch (order) {
+    case Order::serial:
+    case Order::reversed:
+      return terms;
+    case Order::pairwise:
+      return 8 + std::bit_width(static_cast<uint64_t>(terms / 8));
+    case Order::blocked:
+      return std::min(width, terms) + terms / width;
+    case Order::split:
+      return terms / width + width;
+  }
+  return terms;
+}
+
+std::string to_string(const Plan& plan) {
+  std::string text(name_of(plan.order));
+  if (plan.width > 0) text += fmt::format(" {}", plan.width);
+  return plan.fma ? text + ", fma" : text;
+}
+
+std::span<const Plan> all_plans() {
+  using enum Plan::Order;
+  static constexpr std::array kPlans{
+      Plan{serial},       Plan{serial, 0, true},    Plan{reversed},     Plan{reversed, 0, true},
+      Plan{pairwise},     Plan{pairwise, 0, true},  Plan{blocked, 16},  Plan{blocked, 16, true},
+      Plan{blocked, 128}, Plan{blocked, 128, true}, Plan{blocked, 512}, Plan{blocked, 512, true},
+      Plan{split, 2},     Plan{split, 2, true},     Plan{split, 8},     Plan{split, 8, true},
+  };
+  return kPlans;
+}
+
+Arithmetic::Arithmetic(const Plan& plan, std::string_view fault)
+    : plan_(plan),
+      fault_(fault),
+      skip_tile_(fault == faults::kLastTileSkipped.name),
+      dropped_k_tile_(fault == faults::kLastKTileDropped.name),
+      bf16_accumulator_(fault == faults::kBf16Accumulator.name),
+      bf16_partials_(fault == faults::kBf16Partials.name),
+      partial_lost_(fault == faults::kPartialLost.name),
+      bf16_exponential_(fault == faults::kBf16Exponential.name),
+      tf32_factors_(fault == faults::kTf32Factors.name),
+      dropped_k_(fault == faults::kLastKDropped.name ? 1 : 0) {}
+
+std::vector<float> Arithmetic::factors(std::vector<float> values) const {
+  if (tf32_factors_)
+    std::transform(values.begin(), values.end(), values.begin(), [](float x) { return rounded(x, 13); });
+  return values;
+}
+
+float Arithmetic::to_bf16(float x) { return rounded(x, 16); }
+
+std::vector<float> EmulationArgs::floats(int index) const {
+  const Tensor& t = in(index);
+  std::vector<double> decoded(static_cast<size_t>(t.count()));
+  info(t.dtype).decode(t.bytes.data(), decoded.data(), decoded.size());
+  return {decoded.begin(), decoded.end()};
+}
+
+std::vector<int64_t> EmulationArgs::integers(int index) const {
+  const Tensor& t = in(index);
+  std::vector<int64_t> values(static_cast<size_t>(t.count()));
+  decode_int(t.dtype, t.bytes.data(), values.data(), values.size());
+  return values;
+}
+
+void EmulationArgs::parallel_for(int64_t n, const std::function<void(int64_t)>& body) const {
+  checkop::parallel_for(threads, n, body);
+}
+
+}  // namespace checkop

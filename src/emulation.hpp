@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels without a GPU: a pass computed in fp32 in one of the orders that kernels add in, and the faults they have.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "operator.hpp"
+
+namespace checkop {
+
+/// How sums are added up. Every plan is right; results differ in their last bits.
+struct Plan {
+  enum class Order : uint8_t {
+    serial,    ///< from the first term to the last
+    reversed,  ///< from the last term to the first
+    pairwise,  ///< halves, down to runs of 8
+    blocked,   ///< runs of `width` terms, whose sums are added in order: a thread's tile, a K block
+    split,     ///< `width` runs of equal length, whose sums are added in order: split K, ranks of a group
+  };
+  Order order = Order::serial;
+  int64_t width = 0;
+  bool fma = false;  ///< a product is added without being rounded
+
+  /// The longest chain of additions for a sum of `terms` terms.
+  int64_t chain(int64_t terms) const;
+};
+std::string to_string(const Plan& plan);  ///< "blocked 64, fma"
+/// Serial, pairwise, blocked and split, with several widths, with fma and without.
+std::span<const Plan> all_plans();
+
+/// Something wrong that kernels really have.
+struct FaultSpec {
+  std::string_view name;
+  std::string_view meaning;            ///< a sentence for tables
+  std::string_view kind = "accuracy";  ///< of the judgment that it must get: "nonfinite" where what it reads holds NaN
+  std::string_view dtypes = "";        ///< where it can be seen, "bf16 fp16"; "" for all
+  std::string_view needs = "";         ///< an optional input that must be there; "-mask": one that must not
+};
+
+/// Faults of sums, products and exponentials, which Arithmetic has by itself. An emulation lists those that its pass
+/// can have and that show in its outputs.
+namespace faults {
+inline constexpr FaultSpec kLastTileSkipped{"last_tile_skipped", "the last tile of a sum is left out"};
+inline constexpr FaultSpec kLastKDropped{"last_k_dropped", "the last term of every dot product is left out"};
+inline constexpr FaultSpec kLastKTileDropped{"last_k_tile_dropped", "the last tile of every dot product is left out"};
+inline constexpr FaultSpec kBf16Accumulator{"bf16_accumulator", "sums are kept in bf16"};
+inline constexpr FaultSpec kBf16Partials{"bf16_partials", "the sums of four parts are rounded to bf16 and then added"};
+inline constexpr FaultSpec kPartialLost{"partial_lost", "of four parts of a sum, the last is lost"};
+inline constexpr FaultSpec kBf16Exponential{"bf16_exponential", "exponentials are rounded to bf16"};
+inline constexpr FaultSpec kTf32Factors{"tf32_factors", "factors of products are rounded to the 11 bits of TF32",
+                                        "accuracy", "fp32"};
+}  // namespace faults
+
+/// fp32 arithmetic under a plan, with at most one fault.
+class Arithmetic {
+ public:
+  explicit Arithmetic(const Plan& plan, std::string_view fault = "");
+
+  /// Whether the fault of that name is to be made.
+  bool has(std::string_view fault) const { return fault_ == fault; }
+  const Plan& plan() const { return plan_; }
+
+  /// term(0) + ... + term(n - 1), for sums that are no dot products.
+  template <class Term>
+  float sum(int64_t n, const Term& term) const {
+    return add_up(skip_tile_ ? n - tile_of(n) : n, [&](float total, int64_t i) { return total + term(i); });
+  }
+
+  /// Dot product of n elements of `a` and `b`, which lie so many floats apart.
+  float dot(int64_t n, const float* a, int64_t a_step, const float* b, int64_t b_step) const {
+    const int64_t kept = n - std::min(dropped_k_tile_ ? tile_of(n) : dropped_k_, std::max<int64_t>(n - 1, 0));
+    if (plan_.fma && !bf16_accumulator_)
+      return add_up(kept, [=](float total, int64_t i) { return std::fma(a[i * a_step], b[i * b_step], total); });
+    return add_up(kept, [=](float total, int64_t i) { return total + a[i * a_step] * b[i * b_step]; });
+  }
+
+  float exponential(float x) const { return bf16_exponential_ ? to_bf16(std::exp(x)) : std::exp(x); }
+
+  /// Factors of products as the multiplying unit takes them.
+  std::vector<float> factors(std::vector<float> values) const;
+
+  static float to_bf16(float x);  ///< to nearest, ties to even
+
+ private:
+  static constexpr int64_t kParts = 4;
+
+  /// A quarter of a short sum, 128 terms of a long one.
+  static int64_t tile_of(int64_t n) { return n < 2 ? 0 : std::clamp<int64_t>(n / 4, 1, 128); }
+
+  /// step(total, i) adds term i to total.
+  template <class Step>
+  float add_up(int64_t n, const Step& step) const {
+    if (bf16_partials_ || partial_lost_) {
+      float total = 0;
+      for (int64_t part = 0; part < kParts - (partial_lost_ && n >= kParts ? 1 : 0); ++part) {
+        const float of_part = run(part * n / kParts, (part + 1) * n / kParts, step);
+        total += bf16_partials_ ? to_bf16(of_part) : of_part;
+      }
+      return total;
+    }
+    switch (plan_.order) {
+      case Plan::Order::serial:
+        return run(0, n, step);
+      case Plan::Order::reversed:
+        return run(0, n, [&](float total, int64_t i) { return step(total, n - 1 - i); });
+      case Plan::Order::pairwise:
+        return halves(0, n, step);
+      case Plan::Order::blocked:
+        return runs((n + plan_.width - 1) / plan_.width, [&](int64_t block) {
+          return run(block * plan_.width, std::min(n, (block + 1) * plan_.width), step);
+        });
+      case Plan::Order::split:
+        return runs(plan_.width,
+                    [&](int64_t part) { return run(part * n / plan_.width, (part + 1) * n / plan_.width, step); });
+    }
+    return NAN;
+  }
+
+  template <class Step>
+  float run(int64_t begin, int64_t end, const Step& step) const {
+    float total = 0;
+    for (int64_t i = begin; i < end; ++i) total = kept(step(total, i));
+    return total;
+  }
+  template <class Part>
+  float runs(int64_t n, const Part& part) const {
+    float total = 0;
+    for (int64_t i = 0; i < n; ++i) total = kept(total + part(i));
+    return total;
+  }
+  template <class Step>
+  float halves(int64_t begin, int64_t end, const Step& step) const {
+    if (end - begin <= 8) return run(begin, end, step);
+    const int64_t middle = begin + (end - begin) / 2;
+    return kept(halves(begin, middle, step) + halves(middle, end, step));
+  }
+  /// A partial sum as the accumulator keeps it.
+  float kept(float total) const { return bf16_accumulator_ ? to_bf16(total) : total; }
+
+  Plan plan_;
+  std::string fault_;
+  bool skip_tile_, dropped_k_tile_, bf16_accumulator_, bf16_partials_, partial_lost_, bf16_exponential_, tf32_factors_;
+  int64_t dropped_k_;
+};
+
+/// One value per element of every output of a pass, row-major, as computed and not yet stored; empty where absent.
+using Values = std::vector<std::vector<double>>;
+
+/// What an emulation sees: the stored bytes of the inputs, and how to compute.
+struct EmulationArgs {
+  std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
+  std::span<const double> attrs;
+  const Arithmetic& arithmetic;
+  Values& outputs;       ///< of the sizes that the outputs have, all 0
+  unsigned threads = 1;  ///< results do not depend on it
+
+  const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
+  bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
+  std::vector<double>& out(int index) const { return outputs[static_cast<size_t>(index)]; }
+  /// Input `index` as fp32, rounded once where it is fp64.
+  std::vector<float> floats(int index) const;
+  std::vector<int64_t> integers(int index) const;
+  void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
+};
+
+/// A pass as a kernel would compute it; Pass::emulation points to one.
+struct Emulation {
+  void (*run)(const EmulationArgs&);
+  std::span<const FaultSpec> faults;  ///< that `run` or its arithmetic makes
+};
+
+}  // namespace checkop
