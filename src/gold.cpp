@@ -9,6 +9,7 @@
 
 #include "parallel.hpp"
 #include "residuals.hpp"
+#include "stored_gold.hpp"
 
 namespace checkop {
 
@@ -74,7 +75,7 @@ int64_t sum_terms(const Case& c, const OutputSpec& output) {
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       std::string_view arch_key, unsigned threads, const std::vector<RowSet>& rows,
-                                      GoldTimes* times) {
+                                      GoldTimes* times, const StoredGold* stored) {
   using Clock = std::chrono::steady_clock;
   const std::vector<RowSet> sets = rows.empty() ? std::vector<RowSet>(outputs.size()) : rows;
   std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
@@ -101,12 +102,16 @@ std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& 
     if (auto& comparison = comparisons[static_cast<size_t>(block.output)]) comparison->add(block);
     compare_ns += std::chrono::nanoseconds(Clock::now() - before).count();
   };
-  run_gold(c, inputs, threads, compare, rows);
+  if (stored != nullptr) {
+    stored->replay(threads, compare);
+  } else {
+    run_gold(c, inputs, threads, compare, rows);
+  }
   const auto identities_start = Clock::now();
   std::vector<Comparison> results;
   for (const auto& comparison : comparisons) results.push_back(comparison ? comparison->finish() : Comparison{});
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].out_of_bound == 0) continue;
+    if (results[i].out_of_bound == 0 || stored != nullptr) continue;
     results[i].diagnosis = diagnose_output(c, inputs, i, outputs[i], *comparisons[i], sets[i], threads);
   }
   check_identities(c, inputs, outputs, gates, terms, sets, threads, results);

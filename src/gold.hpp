@@ -31,6 +31,8 @@ std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, si
 /// The longest sum behind one element of `output`, from OutputSpec::reduced; 1 when there is none.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
 
+class StoredGold;  // stored_gold.hpp
+
 struct GoldTimes {
   double wall_ms = 0;     ///< gold and comparison together
   double compare_ms = 0;  ///< the comparison's share: its thread time over the number of threads
@@ -39,9 +41,10 @@ struct GoldTimes {
 /// Compares `outputs` (in the order of the pass, absent ones with an empty name) with the gold under `contract`.
 /// The gold is streamed: no output is ever held in FP64. One Comparison per output; an absent output's is empty.
 /// `rows` are those of sample_rows(): what the gold leaves out is held to the operator's identities.
+/// With `stored` the gold is taken from there, all of it, and failures are not diagnosed.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       std::string_view arch_key, unsigned threads, const std::vector<RowSet>& rows = {},
-                                      GoldTimes* times = nullptr);
+                                      GoldTimes* times = nullptr, const StoredGold* stored = nullptr);
 
 }  // namespace checkop

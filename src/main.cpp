@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
         return options->run.replay.empty() ? run_command(*options) : replay_command(*options);
       case Command::bench:
         return bench_command(*options);
+      case Command::mutate:
+        return mutate_command(*options);
       case Command::list:
         return list_command(*options);
       case Command::show:

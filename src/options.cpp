@@ -69,10 +69,17 @@ void add_attributes(CLI::App& app, RunOptions& run) {
   }
 }
 
-/// What chooses cases and candidates, and where they run.
+/// What chooses candidates, and where they run.
+void add_candidate_options(CLI::App& app, RunOptions& run) {
+  add_names(app, "--candidate", run.candidates, "candidates, or all that run on the device");
+  app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
+}
+
+/// What chooses cases.
 void add_case_options(CLI::App& app, RunOptions& run) {
   add_names(app, "--op", run.ops, "operators, or all");
-  add_names(app, "--candidate", run.candidates, "candidates, or all that run on the device");
   add_names(app, "--dtype", run.dtypes, "fp32, bf16, fp16, fp64, or all (the first three)");
   add_names(app, "--pass", run.passes, "forward, backward, or all");
   app.add_flag_callback(
@@ -81,8 +88,6 @@ void add_case_options(CLI::App& app, RunOptions& run) {
         run.passes = {"forward", "backward"};
       },
       "forward and backward");
-  app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   app.add_option("--preset", run.presets, "sizes of models, or all; sizes and attributes that are given win")
       ->delimiter(',')
       ->group("Sizes");
@@ -116,10 +121,6 @@ void add_case_options(CLI::App& app, RunOptions& run) {
 
   app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Selection");
   app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large")->group("Selection");
-  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
-  app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
-      ->group("Selection");
-  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
   app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")->capture_default_str();
 }
 
@@ -139,14 +140,27 @@ void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
       ->group("Reports");
 }
 
-void add_run_options(CLI::App& app, RunOptions& run) {
-  add_case_options(app, run);
+/// Which of the chosen checks.
+void add_selection_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
+  app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
+      ->group("Selection");
+}
+
+void add_contract_options(CLI::App& app, RunOptions& run) {
   app.add_option("--arch-key", run.arch_key, "contract overrides: auto (the device's), none, or a key such as sm90")
       ->capture_default_str()
       ->group("Judging");
-  app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another")
-      ->group("Judging");
   app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
+      ->group("Judging");
+}
+
+void add_run_options(CLI::App& app, RunOptions& run) {
+  add_candidate_options(app, run);
+  add_case_options(app, run);
+  add_selection_options(app, run);
+  add_contract_options(app, run);
+  app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another")
       ->group("Judging");
   add_names(app, "--check", run.checks, "accuracy, invariance, determinism, memory; all otherwise");
   app.get_option("--check")->group("Judging");
@@ -166,12 +180,34 @@ void add_run_options(CLI::App& app, RunOptions& run) {
 }
 
 void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench) {
+  add_candidate_options(app, run);
   add_case_options(app, run);
+  add_selection_options(app, run);
   add_names(app, "--timing", bench.timings, "burst (one launch, cache flushed), sustained (launches back to back)");
   app.get_option("--timing")->group("Timing");
   app.add_option("--repeats", bench.repeats, "of burst, for each candidate")->capture_default_str()->group("Timing");
   app.add_option("--baseline", bench.baseline, "the candidate whose time is divided by the others'")->group("Timing");
   add_json_option(app, run, "records, one JSON object a line, to FILE, or in place of the text");
+}
+
+void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate) {
+  add_case_options(app, run);
+  for (const char* flag : {"--op", "--pass", "--dtype"}) app.get_option(flag)->default_str("all");
+  app.get_option("--suite")->default_str("mutation");
+  add_contract_options(app, run);
+  app.add_option("--seeds", mutate.seeds, "every case is tried with so many seeds, from its own on")
+      ->capture_default_str();
+  app.add_option("--min-kill", mutate.min_kill, "share of the faults that the contract must reject, 0 to 1")
+      ->capture_default_str();
+  add_json_option(app, run, "the table as JSON to FILE, or in place of the text");
+}
+
+/// What mutate takes where nothing is said: everything, in the cases made for it.
+void set_mutate_defaults(RunOptions& run) {
+  if (!run.has("--op")) run.ops = {"all"};
+  if (!run.has("--dtype")) run.dtypes = {"all"};
+  if (!run.has("--pass") && !run.has("--check-grad")) run.passes = {"all"};
+  if (run.given_case_flags.empty() && !run.has("--cases") && !run.has("--suite")) run.suite = "mutation";
 }
 
 /// CLI11 takes "-1" for a flag: "--batch -1" becomes "--batch=-1", so that the value is judged as a value.
@@ -266,6 +302,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   add_run_options(*run, options.run);
   CLI::App* bench = app.add_subcommand("bench", "time candidates against each other and the device's copy bandwidth");
   add_bench_options(*bench, options.run, options.bench);
+  CLI::App* mutate =
+      app.add_subcommand("mutate", "try a contract: right computations and wrong ones, without a device");
+  add_mutate_options(*mutate, options.run, options.mutate);
   CLI::App* list = app.add_subcommand("list", "operators, their passes and candidates");
   list->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   CLI::App* show = app.add_subcommand("show", "an operator: formula, tensors, attributes, candidates");
@@ -276,6 +315,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
       "  check_operator --op all --dtype fp32,bf16,fp16 --check-grad --json report.json\n"
       "  check_operator bench --op logp --candidate native,mine --plugin ./mine.so --device cpu --baseline native\n"
+      "  check_operator mutate --op logp --contract mine.json\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
 
   std::vector<std::string> arguments = join_negative_values(argc, argv);
@@ -292,10 +332,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     throw InputError("command line", e.what(), "see 'check_operator --help'");
   }
   if (bench->parsed()) options.command = Command::bench;
+  if (mutate->parsed()) options.command = Command::mutate;
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
-  note_given(run->parsed() ? *run : bench->parsed() ? *bench : app, options.run);
+  note_given(run->parsed() ? *run : bench->parsed() ? *bench : mutate->parsed() ? *mutate : app, options.run);
   refuse_idle_flags(options.run);
+  if (mutate->parsed()) set_mutate_defaults(options.run);
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});
   for (const std::string& check : options.run.checks) {
     require_one_of("--check", check, {"accuracy", "invariance", "determinism", "memory"});
@@ -309,6 +351,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
                      fmt::format("expected {} to {}, got {}", kLeastRepeats, kMostRepeats, options.bench.repeats),
                      "fewer would not tell a difference from noise");
   }
+  constexpr int64_t kMostSeeds = 1000;
+  if (options.mutate.seeds < 1 || options.mutate.seeds > kMostSeeds)
+    throw InputError("--seeds", fmt::format("expected 1 to {}, got {}", kMostSeeds, options.mutate.seeds),
+                     "give a number of seeds");
+  if (!(options.mutate.min_kill >= 0 && options.mutate.min_kill <= 1))
+    throw InputError("--min-kill", fmt::format("expected 0 to 1, got {}", options.mutate.min_kill), "give a share");
   constexpr int64_t kLongest = 30 * 24 * 3600;
   if (options.run.timeout_s < 1 || options.run.timeout_s > kLongest)
     throw InputError("--timeout-s", fmt::format("expected 1 to {} seconds, got {}", kLongest, options.run.timeout_s),

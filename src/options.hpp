@@ -56,12 +56,19 @@ struct BenchOptions {
   }
 };
 
-enum class Command : uint8_t { run, bench, list, show };
+/// Flags of `check_operator mutate` on top of those that choose cases.
+struct MutateOptions {
+  int64_t seeds = 1;    ///< every case is tried with so many
+  double min_kill = 1;  ///< share of the faults that the contract must reject
+};
+
+enum class Command : uint8_t { run, bench, mutate, list, show };
 
 struct Options {
   Command command = Command::run;
   RunOptions run;  ///< of bench too, where they apply
   BenchOptions bench;
+  MutateOptions mutate;
   std::string show_op;
   std::string command_line;  ///< quoted for a shell
 };

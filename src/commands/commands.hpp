@@ -9,6 +9,7 @@ namespace checkop {
 int run_command(const Options& options);
 int replay_command(const Options& options);
 int bench_command(const Options& options);
+int mutate_command(const Options& options);
 int list_command(const Options& options);
 int show_command(const Options& options);
 

@@ -149,10 +149,6 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
   return cases;
 }
 
-std::vector<Case> cases_of(const RunOptions& options) {
-  return options.cases.empty() && options.suite.empty() ? cases_of_flags(options) : cases_of_files(options);
-}
-
 bool takes_all(const RunOptions& options) { return is_all(options.candidates); }
 
 /// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device.
@@ -247,9 +243,13 @@ WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vect
   return Worker({paths, "cpu", count_cuda_devices}).info();
 }
 
+std::vector<Case> select_cases(const RunOptions& options) {
+  return options.cases.empty() && options.suite.empty() ? cases_of_flags(options) : cases_of_files(options);
+}
+
 Selection select_checks(const RunOptions& options) {
   const DeviceChoice choice = parse_device(options.device);
-  const std::vector<Case> cases = cases_of(options);
+  const std::vector<Case> cases = select_cases(options);
   std::set<std::string> ops;
   for (const Case& c : cases) ops.emplace(c.op->name);
   const WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins, choice.cuda);

@@ -34,6 +34,9 @@ struct Selection {
 
 Contract load_contract(const RunOptions& options);
 
+/// The cases that flags or files make, without --filter. Throws InputError for unknown names and sizes.
+std::vector<Case> select_cases(const RunOptions& options);
+
 /// Throws InputError for unknown names, sizes and candidates, EnvironmentError for a device that is not there.
 Selection select_checks(const RunOptions& options);
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "perfect/gold_call.hpp"
+#include "gold_call.hpp"
 #include "table.hpp"
 
 namespace checkop::test {

@@ -47,5 +47,5 @@ CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) {
   using namespace checkop::test;
   static const std::vector<checkop_kernel> kernels = make_kernels();
   static checkop_plugin plugin;
-  return plugin_of(plugin, kernels, kRoom);
+  return checkop::plugin_of(plugin, kernels, kRoom);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkop_call answered with the gold: what the test plugins "perfect" and "mutants" share.
+// A checkop_call answered with the gold: for candidates that are right, or wrong in a known way.
 #pragma once
 
 #include <algorithm>
@@ -12,18 +12,16 @@
 #include <vector>
 
 #include "check_operator.h"
+#include "emulation.hpp"
 #include "operator.hpp"
 
-namespace checkop::test {
-
-/// One vector per output of the pass, row-major and unrounded; empty for an absent output.
-using Values = std::vector<std::vector<double>>;
+namespace checkop {
 
 /// A copy of a call's tensor, with an empty name when it is absent.
 inline Tensor copy_of(const checkop_tensor& t, std::string_view name) {
   if (t.data == nullptr && t.rank == 0) return {};
   Tensor copy(std::string(name), static_cast<DType>(t.dtype), Shape(t.shape, t.shape + t.rank));
-  std::memcpy(copy.bytes.data(), t.data, static_cast<size_t>(copy.count()) * info(copy.dtype).bytes);
+  if (const size_t bytes = copy.bytes.size(); bytes > 0) std::memcpy(copy.bytes.data(), t.data, bytes);
   return copy;
 }
 
@@ -105,4 +103,4 @@ inline const checkop_plugin* plugin_of(checkop_plugin& plugin, const std::vector
   return &plugin;
 }
 
-}  // namespace checkop::test
+}  // namespace checkop

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// check_operator mutate: cases x (controls, faults) -> what the contract accepts and rejects -> table, kill rate.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "commands/commands.hpp"
+#include "commands/selection.hpp"
+#include "error.hpp"
+#include "mutation.hpp"
+#include "parallel.hpp"
+#include "report.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Tried {
+  Case c;
+  int64_t seed = 0;  ///< which of --seeds
+  std::vector<Trial> trials;
+};
+
+/// A fault of a pass, in one dtype, over cases and seeds. A fault that one case of a seed finds is found by the seed's
+/// suite.
+struct FaultRow {
+  std::string meaning;
+  std::map<int64_t, Loudest> by_seed;  ///< of the case that speaks loudest against it
+  std::map<int64_t, bool> killed;
+  int64_t cases = 0;  ///< in which it changes anything
+
+  bool dead() const {
+    return std::all_of(killed.begin(), killed.end(), [](const auto& seed) { return seed.second; });
+  }
+  /// Of the seed that finds it hardest to see.
+  Loudest weakest() const {
+    return std::min_element(by_seed.begin(), by_seed.end(),
+                            [](const auto& a, const auto& b) { return a.second.ratio < b.second.ratio; })
+        ->second;
+  }
+};
+
+/// Everything about one pass.
+struct PassTable {
+  using Key = std::tuple<std::string, std::string>;  ///< fault, output
+  std::vector<Key> order;
+  std::map<Key, std::map<DType, FaultRow>> faults;
+  std::map<DType, Loudest> controls;  ///< the loudest of those accepted and rejected
+  int64_t accepted = 0, excluded = 0;
+  std::vector<std::string> rejected;  ///< controls, with the reason
+};
+
+using Tables = std::map<std::pair<std::string, std::string>, PassTable>;
+
+void add(const Tried& tried, PassTable& table) {
+  for (const Trial& trial : tried.trials) {
+    if (trial.kind == Trial::Kind::excluded) ++table.excluded;
+    if (trial.kind == Trial::Kind::control) {
+      Loudest& loudest = table.controls[tried.c.dtype];
+      if (trial.loudest.ratio > loudest.ratio) loudest = trial.loudest;
+      const bool passes = trial.judgment.verdict == Verdict::pass;
+      table.accepted += passes ? 1 : 0;
+      if (!passes)
+        table.rejected.push_back(fmt::format("{} {}: {}: {}", case_name(tried.c), trial.name,
+                                             to_string(trial.judgment.verdict), trial.judgment.reason));
+    }
+    const bool is_fault = trial.kind == Trial::Kind::fault || trial.kind == Trial::Kind::unchanged;
+    if (!is_fault) continue;
+    const PassTable::Key key{trial.name, trial.output};
+    if (!table.faults.contains(key)) table.order.push_back(key);
+    FaultRow& row = table.faults[key][tried.c.dtype];
+    row.meaning = trial.meaning;
+    if (trial.kind == Trial::Kind::unchanged) continue;
+    ++row.cases;
+    row.killed[tried.seed] |= trial.rejected();
+    Loudest& loudest = row.by_seed[tried.seed];
+    if (loudest.gate.empty() || trial.loudest.ratio > loudest.ratio) loudest = trial.loudest;
+  }
+}
+
+/// "57x bound_ratio"; what no limit could let through has no figure.
+std::string describe(const FaultRow& row) {
+  if (row.cases == 0) return "-";
+  const Loudest loudest = row.weakest();
+  const std::string figure = std::isfinite(loudest.ratio) ? fmt::format("{:.3g}x ", loudest.ratio) : "";
+  return (row.dead() ? "" : "SURVIVED ") + figure + (loudest.gate.empty() ? "no gate" : loudest.gate);
+}
+
+struct Score {
+  int64_t faults = 0, killed = 0, unseen = 0, controls = 0, rejected = 0, excluded = 0;
+  double rate() const { return faults > 0 ? static_cast<double>(killed) / static_cast<double>(faults) : 0; }
+};
+
+Score score_of(const Tables& tables) {
+  Score score;
+  for (const auto& [pass, table] : tables) {
+    score.controls += table.accepted + std::ssize(table.rejected);
+    score.rejected += std::ssize(table.rejected);
+    score.excluded += table.excluded;
+    for (const auto& [key, rows] : table.faults) {
+      for (const auto& [dtype, row] : rows) {
+        score.unseen += row.cases == 0 ? 1 : 0;
+        score.faults += row.cases > 0 ? 1 : 0;
+        score.killed += row.cases > 0 && row.dead() ? 1 : 0;
+      }
+    }
+  }
+  return score;
+}
+
+void print_table(const std::string& op, const std::string& pass, const PassTable& table,
+                 const std::vector<DType>& dtypes) {
+  fmt::print("\n{}/{}\n  {:<42}", op, pass, "fault");
+  for (const DType dtype : dtypes) fmt::print("{:<26}", info(dtype).name);
+  fmt::print("\n");
+  for (const PassTable::Key& key : table.order) {
+    const auto& [fault, output] = key;
+    const auto& rows = table.faults.at(key);
+    if (std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.second.cases == 0; })) continue;
+    fmt::print("  {:<42}", output.empty() ? fault : fmt::format("{} ({})", fault, output));
+    for (const DType dtype : dtypes) fmt::print("{:<26}", rows.contains(dtype) ? describe(rows.at(dtype)) : "");
+    fmt::print("\n");
+  }
+  fmt::print("  {:<42}", fmt::format("controls: {} accepted, {} rejected", table.accepted, table.rejected.size()));
+  for (const DType dtype : dtypes) {
+    const auto found = table.controls.find(dtype);
+    fmt::print("{:<26}", found == table.controls.end() || found->second.gate.empty()
+                             ? ""
+                             : fmt::format("{:.3g}x {}", found->second.ratio, found->second.gate));
+  }
+  fmt::print("\n");
+  for (const std::string& line : table.rejected) fmt::print("  REJECTED CONTROL {}\n", line);
+}
+
+/// What a survivor's limit would have to be, and whether right answers leave room for it.
+void print_survivors(const Tables& tables) {
+  for (const auto& [pass, table] : tables) {
+    for (const PassTable::Key& key : table.order) {
+      for (const auto& [dtype, row] : table.faults.at(key)) {
+        if (row.cases == 0 || row.dead()) continue;
+        const Loudest loudest = row.weakest();
+        const auto control = table.controls.find(dtype);
+        fmt::print("SURVIVED {}/{} {} {}{}{}: {}; {}\n", pass.first, pass.second, info(dtype).name, std::get<0>(key),
+                   std::get<1>(key).empty() ? "" : " of ", std::get<1>(key), row.meaning,
+                   loudest.gate.empty() || loudest.ratio == 0
+                       ? "no gate says anything against it"
+                       : fmt::format("'{}' of {} below {:.3g} of its limit would reject it, controls reach {:.3g}",
+                                     loudest.gate, loudest.output, loudest.ratio,
+                                     control == table.controls.end() ? 0 : control->second.ratio));
+      }
+    }
+  }
+}
+
+nlohmann::json number(double x) {
+  if (std::isfinite(x)) return x;
+  return std::isnan(x) ? "NaN" : "Infinity";
+}
+
+std::string to_json(const Tables& tables, const Score& score, const Contract& contract, int64_t seeds) {
+  nlohmann::json passes = nlohmann::json::array();
+  for (const auto& [pass, table] : tables) {
+    nlohmann::json faults = nlohmann::json::array(), controls = nlohmann::json::object();
+    for (const PassTable::Key& key : table.order) {
+      for (const auto& [dtype, row] : table.faults.at(key)) {
+        nlohmann::json fault{{"fault", std::get<0>(key)},
+                             {"output", std::get<1>(key)},
+                             {"dtype", info(dtype).name},
+                             {"meaning", row.meaning},
+                             {"cases", row.cases}};
+        if (row.cases > 0) {
+          const Loudest loudest = row.weakest();
+          fault["killed"] = row.dead();
+          fault["gate"] = loudest.gate, fault["gate_output"] = loudest.output, fault["ratio"] = number(loudest.ratio);
+        }
+        faults.push_back(std::move(fault));
+      }
+    }
+    for (const auto& [dtype, loudest] : table.controls)
+      controls[std::string(info(dtype).name)] = {{"gate", loudest.gate}, {"ratio", number(loudest.ratio)}};
+    passes.push_back({{"op", pass.first},
+                      {"pass", pass.second},
+                      {"faults", std::move(faults)},
+                      {"controls", std::move(controls)},
+                      {"controls_accepted", table.accepted},
+                      {"controls_rejected", table.rejected},
+                      {"controls_excluded", table.excluded}});
+  }
+  const nlohmann::json root{{"format", "check_operator/mutation-1"},
+                            {"contract", {{"path", contract.path()}, {"hash", contract.hash()}}},
+                            {"seeds", seeds},
+                            {"faults", score.faults},
+                            {"killed", score.killed},
+                            {"kill_rate", score.rate()},
+                            {"controls", score.controls},
+                            {"controls_rejected", score.rejected},
+                            {"passes", std::move(passes)}};
+  return root.dump(2) + "\n";
+}
+
+std::vector<Tried> try_all(const std::vector<Case>& cases, const Options& options, const Contract& contract) {
+  std::vector<Tried> all;
+  for (const Case& c : cases) {
+    for (int64_t i = 0; i < options.mutate.seeds; ++i) {
+      all.push_back({c, i, {}});
+      all.back().c.seed += static_cast<uint64_t>(i), all.back().c.grad_seed += static_cast<uint64_t>(i);
+    }
+  }
+  // Small cases side by side; those with work enough for all threads, and the memory to match, one after the other.
+  constexpr int64_t kSmall = int64_t{1} << 24;
+  const std::string arch_key =
+      options.run.arch_key == "auto" || options.run.arch_key == "none" ? "" : options.run.arch_key;
+  const unsigned threads = thread_count(options.run);
+  const auto small = [](const Tried& tried) { return tensor_bytes(tried.c) < kSmall; };
+  const auto run = [&](Tried& tried, unsigned inner) {
+    tried.trials = try_contract(tried.c, contract, arch_key, inner);
+  };
+  parallel_for(threads, std::ssize(all), [&](int64_t i) {
+    Tried& tried = all[static_cast<size_t>(i)];
+    if (small(tried)) run(tried, 1);
+  });
+  for (Tried& tried : all) {
+    if (!small(tried)) run(tried, threads);
+  }
+  return all;
+}
+
+}  // namespace
+
+int mutate_command(const Options& options) {
+  const Contract contract = load_contract(options.run);
+  const std::vector<Case> cases = select_cases(options.run);
+  for (const Case& c : cases) {
+    for (const OutputSpec& spec : c.pass->outputs) {
+      if (is_present(c, spec.tensor)) contract.gates_for(c, spec, "");
+    }
+  }
+  Tables tables;
+  std::vector<DType> dtypes;
+  for (const Tried& tried : try_all(cases, options, contract)) {
+    add(tried, tables[{std::string(tried.c.op->name), std::string(tried.c.pass->name)}]);
+    if (std::find(dtypes.begin(), dtypes.end(), tried.c.dtype) == dtypes.end()) dtypes.push_back(tried.c.dtype);
+  }
+  const Score score = score_of(tables);
+  if (options.run.json_to_stdout) {
+    fmt::print("{}", to_json(tables, score, contract, options.mutate.seeds));
+  } else {
+    fmt::print("{} (hash {}): {} cases, {} seed{}; figures are errors over limits, of the gate that speaks loudest\n",
+               contract.path(), contract.hash(), cases.size(), options.mutate.seeds,
+               options.mutate.seeds == 1 ? "" : "s");
+    for (const auto& [pass, table] : tables) print_table(pass.first, pass.second, table, dtypes);
+    fmt::print("\n");
+    print_survivors(tables);
+    fmt::print(
+        "kill rate {:.4f}: {} of {} faults rejected, {} change nothing in these cases; {} of {} controls accepted, "
+        "{} add up more terms in a chain than the contract allows\n",
+        score.rate(), score.killed, score.faults, score.unseen, score.controls - score.rejected, score.controls,
+        score.excluded);
+  }
+  if (!options.run.json_file.empty())
+    write_file(options.run.json_file, to_json(tables, score, contract, options.mutate.seeds));
+  if (score.faults == 0) return 3;
+  return score.rate() >= options.mutate.min_kill && score.rejected == 0 ? 0 : 1;
+}
+
+}  // namespace checkop

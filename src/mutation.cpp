@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Controls and faults of one case, each judged as a candidate's outputs are.
+#include "mutation.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "behaviour_faults.hpp"
+#include "inputs.hpp"
+#include "result_faults.hpp"
+#include "stored_gold.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+/// Faults of sums are made in this order, which is far from every limit.
+constexpr Plan kUsual{Plan::Order::blocked, 512};
+
+bool lists(std::string_view list, std::string_view word) {
+  for (const std::string_view entry : split_dims(list)) {
+    if (entry == word) return true;
+  }
+  return false;
+}
+
+bool shows_in(const FaultSpec& fault, const Case& c, DType dtype) {
+  if (!fault.dtypes.empty() && !lists(fault.dtypes, info(dtype).name)) return false;
+  if (fault.needs.starts_with('-')) return !c.optionals.contains(fault.needs.substr(1));
+  return fault.needs.empty() || c.optionals.contains(fault.needs);
+}
+
+double ratio_of(const GateResult& gate) {
+  if (gate.metric == Metric::bits || gate.limit == 0) return gate.holds && gate.achieved == 0 ? 0 : kInfinity;
+  return std::isnan(gate.achieved) ? kInfinity : gate.achieved / gate.limit;
+}
+
+Loudest loudest_of(const Case& c, const std::vector<Comparison>& comparisons) {
+  Loudest loudest;
+  const auto take = [&](size_t output, std::string_view gate, double ratio) {
+    if (ratio > loudest.ratio) loudest = {std::string(c.pass->outputs[output].tensor.name), std::string(gate), ratio};
+  };
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    if (comparisons[i].nonfinite > 0) take(i, "nonfinite", kInfinity);
+    for (const GateResult& gate : comparisons[i].gates) take(i, to_string(gate.metric), ratio_of(gate));
+    for (const IdentityResult& identity : comparisons[i].identities) take(i, identity.identity, identity.achieved);
+  }
+  return loudest;
+}
+
+std::vector<Tensor> stored(const Case& c, const Values& values) {
+  std::vector<Tensor> outputs = make_outputs(c);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].name.empty())
+      info(outputs[i].dtype).encode(values[i].data(), outputs[i].bytes.data(), values[i].size());
+  }
+  return outputs;
+}
+
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.bytes.size() == b.bytes.size() &&
+         std::equal(a.bytes.data(), a.bytes.data() + a.bytes.size(), b.bytes.data());
+}
+
+class Trials {
+ public:
+  Trials(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads)
+      : c_(c),
+        contract_(contract),
+        arch_key_(arch_key),
+        threads_(threads),
+        inputs_(make_inputs(c, threads)),
+        gold_(c, inputs_, threads) {
+    for (const OutputSpec& spec : c.pass->outputs) demands_.push_back(contract.demands_for(c, spec));
+  }
+
+  void controls() {
+    if (c_.pass->emulation == nullptr) return;
+    for (const Plan& plan : all_plans()) {
+      Trial trial = judged(stored(c_, emulated(plan, "")));
+      trial.kind = fits(plan) ? Trial::Kind::control : Trial::Kind::excluded;
+      trial.name = to_string(plan);
+      trials_.push_back(std::move(trial));
+    }
+  }
+
+  void emulated_faults() {
+    if (c_.pass->emulation == nullptr) return;
+    const std::vector<Tensor> right = stored(c_, emulated(kUsual, ""));
+    for (const FaultSpec& fault : c_.pass->emulation->faults) {
+      if (!shows_in(fault, c_, c_.dtype)) continue;
+      const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, fault.name));
+      const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_bytes);
+      add(fault, "", changed ? judged(wrong) : unchanged());
+    }
+  }
+
+  void spoiled_results() {
+    std::vector<Tensor> outputs = stored(c_, gold_.values());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const OutputSpec& spec = c_.pass->outputs[i];
+      if (outputs[i].name.empty()) continue;
+      const Tensor right = std::move(stored(c_, gold_.values())[i]);
+      const MatrixView view = judged_view(*c_.op, spec.tensor, right.shape);
+      for (const ResultFault& fault : result_faults()) {
+        if (!shows_in(fault.spec, c_, right.dtype) || (fault.spec.kind == "nonfinite" && !info(right.dtype).is_float))
+          continue;
+        std::vector<double> values = gold_.values()[i];
+        Result result{spec, view, values, outputs[i]};
+        if (fault.spoil != nullptr) fault.spoil(result);
+        info(right.dtype).encode(values.data(), outputs[i].bytes.data(), values.size());
+        if (fault.spoil_stored != nullptr) fault.spoil_stored(result);
+        add(fault.spec, std::string(spec.tensor.name), same_bytes(right, outputs[i]) ? unchanged() : judged(outputs));
+      }
+      std::copy_n(right.bytes.data(), right.bytes.size(), outputs[i].bytes.data());
+    }
+  }
+
+  void misbehaviour() {
+    for (const BehaviourFault& fault : behaviour_faults()) {
+      if (fault.of_rows && !is_per_row(*c_.op, c_.pass->outputs[0].tensor)) continue;
+      std::vector<Tensor> outputs = make_outputs(c_);
+      const RunChecks checks;
+      const RunResult run = run_with_fault(fault, c_, inputs_, outputs, checks);
+      std::vector<Comparison> comparisons;
+      if (run.status == RunStatus::ok) comparisons = compared(outputs);
+      Trial trial;
+      trial.judgment = judge(c_, run, comparisons, demands_, checks, /*accuracy=*/true);
+      trial.loudest = {std::string(c_.pass->outputs[0].tensor.name), trial.judgment.kind,
+                       trial.rejected() ? kInfinity : 0};
+      if (fault.spec.name == "unwritten_zeros" && !has_row_of_zeros()) trial.kind = Trial::Kind::unchanged;
+      add(fault.spec, "", std::move(trial));
+    }
+  }
+
+  std::vector<Trial> take() { return std::move(trials_); }
+
+ private:
+  Values emulated(const Plan& plan, std::string_view fault) const {
+    std::vector<const Tensor*> present;
+    for (const Tensor& tensor : inputs_) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+    Values values;
+    for (const auto& gold : gold_.values()) values.emplace_back(gold.size());
+    const Arithmetic arithmetic(plan, fault);
+    c_.pass->emulation->run({present, c_.attrs, arithmetic, values, threads_});
+    return values;
+  }
+
+  std::vector<Comparison> compared(const std::vector<Tensor>& outputs) const {
+    return judge_outputs(c_, inputs_, outputs, contract_, arch_key_, threads_, {}, nullptr, &gold_);
+  }
+
+  Trial judged(const std::vector<Tensor>& outputs) const {
+    RunResult run;
+    run.status = RunStatus::ok;
+    run.outputs.resize(outputs.size());
+    const std::vector<Comparison> comparisons = compared(outputs);
+    Trial trial;
+    trial.judgment = judge(c_, run, comparisons, demands_, {false, false, false}, /*accuracy=*/true);
+    trial.loudest = loudest_of(c_, comparisons);
+    return trial;
+  }
+
+  static Trial unchanged() {
+    Trial trial;
+    trial.kind = Trial::Kind::unchanged;
+    return trial;
+  }
+
+  void add(const FaultSpec& fault, std::string output, Trial trial) {
+    if (trial.kind != Trial::Kind::unchanged) trial.kind = Trial::Kind::fault;
+    trial.name = fault.name, trial.meaning = fault.meaning, trial.expected = fault.kind;
+    trial.output = std::move(output);
+    trials_.push_back(std::move(trial));
+  }
+
+  /// Whether the contract's chain is long enough for the plan, in every output.
+  bool fits(const Plan& plan) const {
+    for (const OutputSpec& spec : c_.pass->outputs) {
+      if (!is_present(c_, spec.tensor)) continue;
+      for (const Gate& gate : contract_.gates_for(c_, spec, arch_key_).all) {
+        if (gate.metric == Metric::bound_ratio && gate.max_chain > 0 &&
+            plan.chain(sum_terms(c_, spec)) > gate.max_chain)
+          return false;
+      }
+    }
+    return true;
+  }
+
+  bool has_row_of_zeros() const {
+    const std::vector<double>& values = gold_.values()[0];
+    const auto n = static_cast<int64_t>(values.size());
+    const int64_t columns =
+        matrix_view(*c_.op, c_.pass->outputs[0].tensor, shape_of(c_, c_.pass->outputs[0].tensor)).columns;
+    for (int64_t at = 0; at < n; at += columns) {
+      if (std::all_of(&values[static_cast<size_t>(at)], values.data() + at + columns, [](double x) { return x == 0; }))
+        return true;
+    }
+    return false;
+  }
+
+  const Case& c_;
+  const Contract& contract_;
+  std::string_view arch_key_;
+  unsigned threads_;
+  std::vector<Tensor> inputs_;
+  StoredGold gold_;
+  std::vector<Demands> demands_;
+  std::vector<Trial> trials_;
+};
+
+}  // namespace
+
+std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads) {
+  Trials trials(c, contract, arch_key, threads);
+  trials.controls();
+  trials.emulated_faults();
+  trials.spoiled_results();
+  trials.misbehaviour();
+  return trials.take();
+}
+
+}  // namespace checkop

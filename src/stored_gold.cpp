@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gold rows to memory and back.
+#include "stored_gold.hpp"
+
+#include <algorithm>
+
+#include "parallel.hpp"
+
+namespace checkop {
+
+StoredGold::StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads) {
+  const size_t n = c.pass->outputs.size();
+  values_.resize(n), magnitudes_.resize(n), roundings_.resize(n), columns_.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    const TensorSpec& spec = c.pass->outputs[i].tensor;
+    if (!is_present(c, spec)) continue;
+    const Shape shape = shape_of(c, spec);
+    const auto count = static_cast<size_t>(element_count(shape));
+    values_[i].resize(count), magnitudes_[i].resize(count), roundings_[i].resize(count);
+    columns_[i] = judged_view(*c.op, spec, shape).columns;
+  }
+  run_gold(c, inputs, threads, [this](const GoldRows& rows) {
+    const auto output = static_cast<size_t>(rows.output);
+    if (values_[output].empty()) return;
+    const int64_t at = rows.first_row * rows.columns, count = rows.n_rows * rows.columns;
+    std::copy_n(rows.value, count, values_[output].begin() + at);
+    std::copy_n(rows.magnitude, count, magnitudes_[output].begin() + at);
+    std::copy_n(rows.rounding, count, roundings_[output].begin() + at);
+  });
+}
+
+void StoredGold::replay(unsigned threads, const GoldSink& sink) const {
+  constexpr int64_t kElements = 1 << 14;  // of a block: work enough to be worth a task
+  for (size_t i = 0; i < values_.size(); ++i) {
+    if (values_[i].empty()) continue;
+    const int64_t columns = columns_[i], rows = static_cast<int64_t>(values_[i].size()) / columns;
+    const int64_t of_block = std::max<int64_t>(1, kElements / columns);
+    parallel_for(threads, (rows + of_block - 1) / of_block, [&](int64_t block) {
+      const int64_t first = block * of_block, at = first * columns;
+      sink({static_cast<int>(i), first, std::min(of_block, rows - first), columns, values_[i].data() + at,
+            magnitudes_[i].data() + at, roundings_[i].data() + at});
+    });
+  }
+}
+
+}  // namespace checkop

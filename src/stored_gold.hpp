@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gold of a whole case kept in memory, so that many outputs can be judged against one computation of it.
+#pragma once
+
+#include <vector>
+
+#include "emulation.hpp"
+#include "gold.hpp"
+
+namespace checkop {
+
+class StoredGold {
+ public:
+  /// Runs the gold of every element. Takes 24 bytes per element of the outputs.
+  StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads);
+
+  /// Hands all rows to `sink`, in blocks of judged rows, from several threads at once.
+  void replay(unsigned threads, const GoldSink& sink) const;
+
+  /// The exact results, row-major; empty for an absent output.
+  const Values& values() const { return values_; }
+
+ private:
+  Values values_, magnitudes_, roundings_;
+  std::vector<int64_t> columns_;  ///< by judged_view()
+};
+
+}  // namespace checkop
