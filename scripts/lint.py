@@ -18,7 +18,7 @@ LAYERS = (
     ("error dtype tensor operator text json parallel digest paths random version check_operator emulation gold_call result_faults",),
     ("case case_file sweep preset",),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
-    ("compare bound summary policy_metrics failures",),
+    ("compare bound summary policy_metrics failures trivial",),
     ("residuals", "diagnosis"),
     ("gold stored_gold",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case"),

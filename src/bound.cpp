@@ -15,18 +15,6 @@ double chain_length(const Gate& gate, int64_t terms) {
   return static_cast<double>(std::max<int64_t>(chain, 1));
 }
 
-/// The positive number of dtype `out` that is `steps` + 1 numbers from 0; infinity when there are not so many.
-double number_beyond(DType out, double steps) {
-  const DTypeInfo& type = info(out);
-  const double infinity = std::ldexp(1.0, static_cast<int>(8 * type.bytes) - 1) -
-                          std::ldexp(1.0, type.precision - 1);  // as an integer, its bits
-  if (!type.is_float || !(steps + 1 < infinity)) return std::numeric_limits<double>::infinity();
-  const auto bits = static_cast<uint64_t>(steps) + 1;
-  double value = 0;
-  type.decode(reinterpret_cast<const std::byte*>(&bits), &value, 1);  // little-endian
-  return value;
-}
-
 }  // namespace
 
 PreparedGate::PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(gate), half_ulp(out) {
@@ -36,7 +24,6 @@ PreparedGate::PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(ga
   tiny = std::ldexp(1.0, info(arithmetic).min_exponent);
   growth = sum_growth(gate, terms, unit);
   bias = gate.bias_ulps * chain_length(gate, terms) * unit;
-  beyond_zero = number_beyond(out, gate.limit);
 }
 
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding) {

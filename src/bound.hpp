@@ -33,12 +33,6 @@ struct PreparedGate {
     }
   }
 
-  /// Whether 0 would fail in place of a value of that size, for which allowed() is `allowed`.
-  bool zero_fails(double size, double allowed) const {
-    if (gate.metric == Metric::ulp) return !(size < beyond_zero);
-    return !(size <= allowed) && size != 0;
-  }
-
   /// E: of the computation, before it is stored.
   double computed(double magnitude, double rounding) const {
     return (growth + bias) * magnitude + unit * rounding + tiny;
@@ -68,8 +62,7 @@ struct PreparedGate {
   Gate gate;
   double unit, tiny;  ///< of the arithmetic: unit roundoff, smallest normal number
   double growth, bias;
-  double beyond_zero;  ///< ulp: the smallest number of the output's dtype that is further from 0 than `limit`
-  HalfUlp half_ulp;    ///< of the output
+  HalfUlp half_ulp;  ///< of the output
 };
 
 }  // namespace checkop

@@ -14,6 +14,7 @@
 #include "failures.hpp"
 #include "operator.hpp"
 #include "policy_metrics.hpp"
+#include "trivial.hpp"
 
 namespace checkop {
 
@@ -55,9 +56,12 @@ struct Comparison {
   RowSet rows;                             ///< those that the gold computed
   std::vector<IdentityResult> identities;  ///< on all rows; where the contract asks, or the gold did not compute all
   int64_t out_of_bound = 0;                ///< elements that failed at least one gate
-  int64_t nonfinite = 0;          ///< NaN or infinity in the candidate where the gold has none, or the other way round
-  bool gold_is_zero = false;      ///< every gold element is 0: only a wrong answer could tell anything
-  bool zeros_would_pass = false;  ///< an answer of all zeros meets every gate although the gold is not all zero
+  int64_t nonfinite = 0;      ///< NaN or infinity in the candidate where the gold has none, or the other way round
+  bool gold_is_zero = false;  ///< every gold element is 0: only a wrong answer could tell anything
+  bool rows_are_equal =
+      false;  ///< the candidate gave several rows the same bits: none shows whether it is in its place
+  std::vector<Trivial>
+      would_pass;  ///< wrong answers that meet every gate of single elements, or all of a finished case
   std::optional<ElementReport> first, worst;  ///< of those out of bound; worst also when all pass
   std::optional<ElementReport> first_nonfinite;
   double max_abs = 0, mean_abs = 0;

@@ -50,7 +50,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
                                                RelativeErrors& relative) const {
   std::array<double, kBlock> size, error, allowed, other;
   std::array<double, kMaxFastGates> worst{};
-  bool zero_fails = tally.zero_fails, may_lean = false;
+  bool may_lean = false;
   if (!tally.worst || prepared.size() > kMaxFastGates) return false;
   const size_t n = block.count;
   for (size_t i = 0; i < n; ++i) {
@@ -66,7 +66,6 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
     if (gate.gate.metric == Metric::ulp) {
       worst[k] = static_cast<double>(block.max_ulp);
       largest = block.max_ulp == 0 ? 0 : worst[k] / gate.gate.limit;
-      zero_fails = zero_fails || gate.zero_fails(largest_of(size.data(), n), 0);
     } else {
       if (gate.gate.metric == Metric::bound_ratio) {
         gate.bounds(size.data(), block.magnitude, block.rounding, n, allowed.data(), other.data());
@@ -78,14 +77,11 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
       for (size_t i = 0; i < n; ++i) other[i] = error[i] == 0 ? 0 * allowed[i] : error[i] / allowed[i];
       if (!std::isfinite(sums_of(other.data(), n).sum)) return false;
       largest = worst[k] = largest_of(other.data(), n);
-      for (size_t i = 0; i < n && !zero_fails; ++i) zero_fails = size[i] > allowed[i];
     }
     // Below 1, not at it: a quotient may have been rounded to 1.
     if (!(largest < 1) || largest > tally.worst->ratio) return false;
   }
   for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
-  tally.zero_fails = zero_fails;
-  tally.gold_is_zero &= largest_of(size.data(), n) == 0;
   tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
   sums.abs_error += errors.sum;
   sums.squared_error += errors.squares;
@@ -152,9 +148,7 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
         report.bound = std::max(allowed, 0.0);
         report.gate = to_string(gate.gate.metric);
       }
-      tally.zero_fails |= gate.zero_fails(std::abs(g), allowed);
     }
-    if (g != 0) tally.gold_is_zero = false;
     if (!passes) {
       ++tally.out_of_bound;
       tally.take_first(report);
@@ -237,6 +231,7 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
     if (baseline) add_rounding(block, sums);
   }
   if (blocks) add_blocks(row, decoded.data(), value);
+  trivial.look(row, value, magnitude, rounding);
   for (size_t i = 0; i < n && quantity != TokenQuantity::none; ++i) {
     tokens[static_cast<size_t>(row) * n + i] = {decoded[i], value[i], allowed(value[i], magnitude[i], rounding[i])};
   }

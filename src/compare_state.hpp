@@ -14,6 +14,7 @@
 
 #include "compare.hpp"
 #include "summary.hpp"
+#include "trivial.hpp"
 
 namespace checkop {
 
@@ -25,7 +26,6 @@ struct GateTally {
 /// What a row contributes; merging two tallies is commutative.
 struct Tally {
   int64_t count = 0, out_of_bound = 0, nonfinite = 0;
-  bool zero_fails = false, gold_is_zero = true;
   std::optional<ElementReport> first, worst, first_nonfinite;
   double max_abs = 0;
   uint64_t max_ulp = 0;
@@ -41,8 +41,6 @@ struct Tally {
     count += other.count;
     out_of_bound += other.out_of_bound;
     nonfinite += other.nonfinite;
-    zero_fails |= other.zero_fails;
-    gold_is_zero &= other.gold_is_zero;
     max_abs = std::max(max_abs, other.max_abs);
     max_ulp = std::max(max_ulp, other.max_ulp);
     if (other.first) take_first(*other.first);
@@ -106,6 +104,7 @@ struct OutputComparison::State {
   std::vector<Token> tokens;
   std::vector<RowSums> rows;
   FailureRecorder failures;
+  TrivialAnswers trivial;
   std::mutex mutex;
   Tally total;                             // under mutex
   std::array<double, kBinades> max_rel{};  // under mutex: largest relative error by binade of the gold

@@ -41,6 +41,8 @@ struct GoldTimes {
 /// Compares `outputs` (in the order of the pass, absent ones with an empty name) with the gold under `contract`.
 /// The gold is streamed: no output is ever held in FP64. One Comparison per output; an absent output's is empty.
 /// `rows` are those of sample_rows(): what the gold leaves out is held to the operator's identities.
+/// Comparison::would_pass names the trivial answers that all gates together accept: where those of single elements do
+/// and the contract has others, the answer is made and judged, which runs the gold again.
 /// With `stored` the gold is taken from there, all of it, and failures are not diagnosed.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,

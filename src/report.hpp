@@ -44,8 +44,9 @@ struct Report {
 
 std::vector<Verdict> verdicts_of(const Report& report);
 
-/// A run whose every gold was zero throughout has shown nothing: its passes become vacuous.
-void refuse_zero_gold(Report& report);
+/// Passes become vacuous where the whole run tells nothing of an output of that candidate, pass and dtype: its gold is
+/// zero throughout in every case, or all of its rows have the same bits in every case that has several.
+void mark_vacuous(Report& report);
 
 /// The report as JSON (contracts/report.schema.json), keys sorted; what differs from run to run is under
 /// "volatile".

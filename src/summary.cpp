@@ -29,14 +29,9 @@ RowSums& RowSums::operator+=(const RowSums& other) {
   return *this;
 }
 
-Achieved rel_l2(const RowSums& total) {
-  return {root_ratio(total.squared_error, total.squared_gold), root_ratio(total.squared_gold, total.squared_gold)};
-}
+Achieved rel_l2(const RowSums& total) { return {root_ratio(total.squared_error, total.squared_gold)}; }
 
-Achieved vs_baseline(const RowSums& total) {
-  return {root_ratio(total.squared_error, total.squared_rounding),
-          root_ratio(total.squared_gold, total.squared_rounding)};
-}
+Achieved vs_baseline(const RowSums& total) { return {root_ratio(total.squared_error, total.squared_rounding)}; }
 
 Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
                    double rounding) {
@@ -90,7 +85,6 @@ Achieved BlockSums::worst(double limit) const {
     for (const RowSums& block : strip.total) {
       const Achieved one = rel_l2(block);
       all.value = std::max(all.value, one.value);
-      all.of_zeros = std::max(all.of_zeros, one.of_zeros);
       if (!(one.value <= limit)) ++all.out_of_bound;
     }
   }

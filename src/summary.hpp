@@ -30,10 +30,9 @@ struct RowSums {
   RowSums& operator+=(const RowSums& other);
 };
 
-/// What a metric of the whole output says of the candidate, and what it would say of an answer of all zeros.
+/// What a metric of the whole output says of the candidate.
 struct Achieved {
   double value = 0;
-  double of_zeros = 0;       ///< 0 where it isn't worked out: then zeros don't fail by this metric
   int64_t out_of_bound = 0;  ///< blocks or tokens beyond the limit, where the metric has some
 };
 

@@ -194,10 +194,12 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
   }
   if (!compared && !checks.memory) return {Verdict::vacuous, "empty", "nothing was compared"};
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
-    if (!comparisons[i].zeros_would_pass) continue;
-    return {Verdict::vacuous, "zeros",
-            fmt::format("{}: an answer of all zeros would pass too, so this data proves nothing",
-                        spec_of(c, i).tensor.name)};
+    if (comparisons[i].would_pass.empty()) continue;
+    std::vector<std::string_view> answers;
+    for (const Trivial answer : comparisons[i].would_pass) answers.push_back(describe(answer));
+    return {Verdict::vacuous, std::string(to_string(comparisons[i].would_pass.front())),
+            fmt::format("{}: {} would pass too, so this data proves nothing under this contract",
+                        spec_of(c, i).tensor.name, fmt::join(answers, ", or "))};
   }
   if (row_count(c) > 0) return {Verdict::pass, "", ""};
   return {Verdict::pass, "",

@@ -157,7 +157,7 @@ TEST(Compare, IntegersAreEqualToTheLastUnit) {
     EXPECT_EQ(off.max_ulp, 1u);
     const Comparison zeros = compare(dtype, {0, 0}, {0, 2}, {bits_gate()});
     EXPECT_FALSE(zeros.passed());
-    EXPECT_FALSE(zeros.zeros_would_pass);
+    EXPECT_TRUE(zeros.would_pass.empty());
   }
 }
 
@@ -247,8 +247,8 @@ TEST(Compare, ZerosWithinTheUlpLimitWouldPass) {
   ulps.metric = Metric::ulp;
   ulps.limit = 3;
   const double smallest = std::exp2(-24);
-  EXPECT_TRUE(compare(DType::f16, {3 * smallest}, {3 * smallest}, {ulps}).zeros_would_pass);
-  EXPECT_FALSE(compare(DType::f16, {4 * smallest}, {4 * smallest}, {ulps}).zeros_would_pass);
+  EXPECT_EQ(compare(DType::f16, {3 * smallest}, {3 * smallest}, {ulps}).would_pass, std::vector{Trivial::zeros});
+  EXPECT_TRUE(compare(DType::f16, {4 * smallest}, {4 * smallest}, {ulps}).would_pass.empty());
 }
 
 TEST(Compare, EveryGateNamesTheSmallestLimitThatWouldPass) {
@@ -272,10 +272,11 @@ TEST(Compare, EveryGateNamesTheSmallestLimitThatWouldPass) {
 }
 
 TEST(Compare, ZerosThatWouldPassAreNoticed) {
-  EXPECT_TRUE(compare(DType::f32, {1e-9}, {1e-9}, {tolerance(1e-3, 0)}).zeros_would_pass);
-  EXPECT_FALSE(compare(DType::f32, {1e-9, 1}, {1e-9, 1}, {tolerance(1e-3, 0)}).zeros_would_pass);
+  EXPECT_EQ(compare(DType::f32, {1e-9}, {1e-9}, {tolerance(1e-3, 0)}).would_pass, std::vector{Trivial::zeros});
+  EXPECT_EQ(compare(DType::f32, {1e-9, 1}, {1e-9, 1}, {tolerance(1e-3, 0)}).would_pass,
+            std::vector{Trivial::largest_alone});
   // A gold of exact zeros is answered by zeros alone.
-  EXPECT_FALSE(compare(DType::f32, {0, 0}, {0, 0}, {tolerance(1e-3, 0)}).zeros_would_pass);
+  EXPECT_TRUE(compare(DType::f32, {0, 0}, {0, 0}, {tolerance(1e-3, 0)}).would_pass.empty());
 }
 
 TEST(Compare, ResultDoesNotDependOnTheOrderOfRowsOrThreads) {

@@ -57,10 +57,12 @@ TEST(Verdict, EmptyOutputIsVacuous) {
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
 }
 
-TEST(Verdict, ZerosThatWouldPassAreVacuous) {
+TEST(Verdict, TrivialAnswersThatWouldPassAreVacuousAndNamed) {
   Clean r;
-  r.comparisons[0].zeros_would_pass = true;
+  r.comparisons[0].would_pass = {Trivial::constant, Trivial::next_row};
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+  EXPECT_EQ(r.judged().kind, "constant");
+  EXPECT_NE(r.judged().reason.find("one constant everywhere, or the result of the next row"), std::string::npos);
 }
 
 TEST(Verdict, NothingComparedIsVacuous) {
