@@ -12,7 +12,6 @@ using namespace emulation;
 constexpr FaultSpec kWeightLayoutMistaken{"weight_layout_mistaken",
                                           "the weight is read as if it were stored as [hidden, vocab]"};
 constexpr FaultSpec kVocabTileSkipped{"vocab_tile_skipped", "the last tile of the vocabulary is not computed"};
-constexpr FaultSpec kBiasLeftOut{"bias_left_out", "the bias is not added", "accuracy", "", "bias"};
 constexpr FaultSpec kBiasTwice{"bias_twice", "both parts of a split sum add the bias", "accuracy", "", "bias"};
 constexpr FaultSpec kBiasShifted{"bias_shifted", "a column gets the bias of the next one", "accuracy", "", "bias"};
 constexpr FaultSpec kRoundedBeforeBias{"rounded_before_bias", "the product is rounded to bf16 before the bias is added",
