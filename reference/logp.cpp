@@ -83,8 +83,9 @@ void check_gradient(const IdentityArgs& args) {
 
 Work work(const GoldArgs& args) { return {0, bytes_left_out(args.in(0), rows_to_use(args.in(1), args.attrs))}; }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kLogpForward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kLogpBackward}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kLogpForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kLogpBackward}};
 
 void refine(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
 
