@@ -13,6 +13,9 @@
 #include "softmax.hpp"
 
 namespace checkop {
+
+extern const Emulation kAttentionForward, kAttentionBackward;  // emulation/attention.cpp
+
 namespace {
 
 constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kKeys = "batch kv_heads kv_seq head_dim";
@@ -350,8 +353,9 @@ void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
 Work forward_work(const GoldArgs& args) { return attention_work(args, 1, kForwardProducts); }
 Work backward_work(const GoldArgs& args) { return attention_work(args, 1, kBackwardProducts); }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work, &kAttentionForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work, &kAttentionBackward}};
 
 }  // namespace
 

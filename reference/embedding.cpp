@@ -9,6 +9,9 @@
 #include "softmax.hpp"
 
 namespace checkop {
+
+extern const Emulation kEmbeddingForward, kEmbeddingBackward;  // emulation/embedding.cpp
+
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kTable = "vocab hidden";
@@ -81,8 +84,9 @@ Work forward_work(const GoldArgs& args) {
   return {0, static_cast<double>(weight.shape.front() - distinct) * row_bytes};
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work, &kEmbeddingForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kEmbeddingBackward}};
 
 }  // namespace
 

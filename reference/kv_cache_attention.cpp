@@ -7,6 +7,9 @@
 #include "error.hpp"
 
 namespace checkop {
+
+extern const Emulation kKvCacheAttentionForward, kKvCacheAttentionBackward;  // emulation/kv_cache_attention.cpp
+
 namespace {
 
 constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kCached = "batch kv_heads cache_seq head_dim",
@@ -51,8 +54,9 @@ void refine(const FillArgs& args) { plant_masked_keys(args, {"k_cache", "k_new"}
 Work forward_work(const GoldArgs& args) { return attention_work(args, 2, kForwardProducts); }
 Work backward_work(const GoldArgs& args) { return attention_work(args, 2, kBackwardProducts); }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work, &kKvCacheAttentionForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work, &kKvCacheAttentionBackward}};
 
 }  // namespace
 

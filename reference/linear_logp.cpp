@@ -11,6 +11,9 @@
 #include "softmax.hpp"
 
 namespace checkop {
+
+extern const Emulation kLinearLogpForward, kLinearLogpBackward;  // emulation/linear_logp.cpp
+
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kVocabHidden = "vocab hidden";
@@ -276,8 +279,9 @@ Work work(const GoldArgs& args) {
   return {2.0 * products * rows * static_cast<double>(weight.count()), bytes_left_out(hidden, used)};
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>, &kLinearLogpForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>, &kLinearLogpBackward}};
 
 void refine(const FillArgs& args) { plant_ignored_rows(args, "target_ids", "hidden"); }
 

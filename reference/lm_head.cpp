@@ -9,6 +9,9 @@
 #include "product.hpp"
 
 namespace checkop {
+
+extern const Emulation kLmHeadForward, kLmHeadBackward;  // emulation/lm_head.cpp
+
 namespace {
 
 constexpr std::string_view kRowHidden = "batch seq hidden", kRowVocab = "batch seq vocab",
@@ -85,8 +88,9 @@ Work work(const GoldArgs& args) {
   return {2.0 * products * static_cast<double>(args.in(0).count()) * static_cast<double>(args.in(1).shape[0])};
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logits, work<1>},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients, work<2>}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_logits, work<1>, &kLmHeadForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients, work<2>, &kLmHeadBackward}};
 
 }  // namespace
 

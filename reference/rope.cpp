@@ -9,6 +9,9 @@
 #include "operator.hpp"
 
 namespace checkop {
+
+extern const Emulation kRopeForward, kRopeBackward;  // emulation/rope.cpp
+
 namespace {
 
 constexpr std::string_view kHeads = "batch heads seq head_dim";
@@ -109,8 +112,8 @@ void check_sizes(const CaseSizes& sizes) {
 }
 
 constexpr std::array kAttrs{AttrSpec{"theta", 1e6, "base of rope's frequencies theta^(-2i/head_dim)"}};
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kRopeForward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kRopeBackward}};
 
 }  // namespace
 

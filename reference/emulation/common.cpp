@@ -22,7 +22,10 @@ SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n) 
   constexpr int64_t kPadded = 128;  // vocabularies are padded to a multiple of it
   SoftmaxRow row;
   row.max = *std::max_element(z, z + n);
-  row.sum = arithmetic.sum(n, [&](int64_t v) { return arithmetic.exponential(z[v] - row.max); });
+  const int64_t stale = arithmetic.has(kSumNotRescaled.name) ? (n + 1) / 2 : 0;
+  const float stale_max = *std::max_element(z, z + stale);
+  row.sum =
+      arithmetic.sum(n, [&](int64_t v) { return arithmetic.exponential(z[v] - (v < stale ? stale_max : row.max)); });
   if (arithmetic.has(kPaddedColumnCounted.name)) {
     const auto padding =
         static_cast<float>((n + kPadded - 1) / kPadded * kPadded - n + (n % kPadded == 0 ? kPadded : 0));

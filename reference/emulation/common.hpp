@@ -46,15 +46,19 @@ struct SoftmaxRow {
   float max = 0, sum = 0;
   float logp(float z) const { return z - max - std::log(sum); }
 };
-/// Of n logits. Fault kPaddedColumnCounted: a column of padding, which holds 0, counts too.
+/// Of n logits. Makes faults kPaddedColumnCounted and kSumNotRescaled.
 SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n);
 
 inline constexpr FaultSpec kPaddedColumnCounted{"padded_column_counted",
                                                 "columns of padding, which hold 0, count in the sum of exponentials"};
+inline constexpr FaultSpec kSumNotRescaled{"sum_not_rescaled",
+                                           "what was summed before a larger maximum came is not scaled down to it"};
 inline constexpr FaultSpec kWrongLabel{"wrong_label", "the id is one too large"};
 inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped", "the gradient is the upstream at the id alone"};
 inline constexpr FaultSpec kSoftmaxSignFlipped{"softmax_sign_flipped",
                                                "the softmax term of the gradient has the wrong sign"};
+
+inline constexpr FaultSpec kBiasLeftOut{"bias_left_out", "the bias is not added", "accuracy", "", "bias"};
 
 /// The gradient of a row's log-probability, times g, into to[0 ... n): g*(1[v = id] - softmax(z)_v). Makes the faults
 /// of the softmax term.

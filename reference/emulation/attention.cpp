@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention as kernels compute it; kv_cache_attention shares the passes.
+#include "attention.hpp"
+
+#include <limits>
+
+namespace checkop {
+namespace emulation {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// A key head of a batch entry with the query heads of its group, whose queries lie one behind the other.
+struct Group {
+  Group(const Arithmetic& arithmetic, const AttentionProblem& problem, int64_t batch, int64_t kv_head)
+      : arithmetic(arithmetic),
+        problem(problem),
+        multiplied(arithmetic.has(kMaskedKeysMultiplied.name)),
+        batch(batch),
+        kv_head(kv_head),
+        rows(problem.group() * problem.q_seq) {
+    const int64_t masks = arithmetic.has(kMaskOfFirstEntry.name) ? 0 : batch * problem.kv_seq;
+    for (int64_t j = 0; j < problem.kv_seq; ++j) {
+      const bool keeps = problem.keep[static_cast<size_t>(masks + j)] != 0;
+      if (keeps || multiplied) keys.push_back(j), kept.push_back(keeps);
+    }
+    if (arithmetic.has(kLastKeyDropped.name) && !keys.empty()) keys.pop_back();
+    const int64_t head = arithmetic.has(kNextGroupRead.name) ? (kv_head + 1) % problem.kv_heads : kv_head;
+    const auto n = static_cast<int64_t>(keys.size());
+    k = v = Matrix::zeros(n, problem.head_dim);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t j = keys[static_cast<size_t>(i)];
+      const auto value = static_cast<size_t>(arithmetic.has(kValuesShifted.name) ? (i + 1) % n : i);
+      std::copy_n(problem.k.row(key_row(head, j)), problem.head_dim, k.row(i));
+      std::copy_n(problem.v.row(key_row(head, keys[value])), problem.head_dim, v.row(i));
+    }
+  }
+
+  /// The first of the group's queries, in arrays shaped as q.
+  int64_t first_query() const { return (batch * problem.kv_heads + kv_head) * rows; }
+  /// Row of key j of a head in arrays shaped as k.
+  int64_t key_row(int64_t head, int64_t j) const { return (batch * problem.kv_heads + head) * problem.kv_seq + j; }
+  int64_t own_key_row(int64_t i) const { return key_row(kv_head, keys[static_cast<size_t>(i)]); }
+  const float* query(int64_t row) const { return problem.q.row(first_query() + row); }
+
+  /// How many of the keys the causal mask keeps of a row.
+  int64_t seen(int64_t row) const {
+    const auto all = static_cast<int64_t>(keys.size());
+    if (!problem.causal || arithmetic.has(kCausalMaskIgnored.name)) return all;
+    const int64_t offset = arithmetic.has(kCausalOffsetIgnored.name) ? 0 : problem.kv_seq - problem.q_seq;
+    const int64_t end = row % problem.q_seq + offset + (arithmetic.has(kOwnKeyUnseen.name) ? 0 : 1);
+    return std::lower_bound(keys.begin(), keys.end(), end) - keys.begin();
+  }
+
+  /// The probabilities of the first seen(row) keys into p.
+  void probabilities(int64_t row, float* p) const {
+    const int64_t n = seen(row), counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) : n;
+    std::vector<float> score(static_cast<size_t>(counted));
+    const float scale = scale_of_scores();
+    for (int64_t j = 0; j < counted; ++j) {
+      const bool masked = multiplied && kept[static_cast<size_t>(j)] == 0;
+      score[static_cast<size_t>(j)] =
+          masked ? -kInfinity : scale * arithmetic.dot(problem.head_dim, query(row), 1, k.row(j), 1);
+    }
+    if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return;
+    const SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
+    for (int64_t j = 0; j < n; ++j)
+      p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - softmax.max) / softmax.sum;
+  }
+
+  float scale_of_scores() const {
+    if (arithmetic.has(kScaleMissing.name)) return 1;
+    return arithmetic.has(kScaleTwice.name) ? problem.scale * problem.scale : problem.scale;
+  }
+
+  const Arithmetic& arithmetic;
+  const AttentionProblem& problem;
+  const bool multiplied;
+  const int64_t batch, kv_head;
+  const int64_t rows;         ///< queries of all heads of the group
+  std::vector<int64_t> keys;  ///< that are read, ascending
+  std::vector<char> kept;     ///< 0: read although the mask drops it
+  Matrix k, v;                ///< a row for each key
+};
+
+/// Rounds where the fault is made.
+void round_if(bool rounded, Matrix& m) {
+  if (rounded) std::transform(m.values.begin(), m.values.end(), m.values.begin(), Arithmetic::to_bf16);
+}
+
+/// Stores the gradients of one group's queries and keys.
+void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& group, const Matrix& grad,
+                   AttentionGradients& to) {
+  const int64_t rows = group.rows, first = group.first_query(), n = static_cast<int64_t>(group.keys.size());
+  const float term = a.has(kRowSumDropped.name) ? 0.0F : a.has(kRowSumAdded.name) ? -1.0F : 1.0F;
+  const float scale = a.has(kGradientNotScaled.name) ? 1 : p.scale;
+  Matrix weights = Matrix::zeros(rows, n), ds = weights;  // 0 behind what a query sees
+  for (int64_t r = 0; r < rows; ++r) {
+    float *w = weights.row(r), *d = ds.row(r);
+    const int64_t seen = group.seen(r);
+    group.probabilities(r, w);
+    for (int64_t j = 0; j < seen; ++j) d[j] = a.dot(p.head_dim, grad.row(first + r), 1, group.v.row(j), 1);
+    const float mean = term * a.dot(seen, w, 1, d, 1);
+    for (int64_t j = 0; j < seen; ++j) d[j] = scale * (w[j] * (d[j] - mean));
+  }
+  round_if(a.has(kProbabilitiesRounded.name), weights);
+  round_if(a.has(kScoreGradientsRounded.name), ds);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < p.head_dim; ++c)
+      to.dq.row(first + r)[c] = a.dot(group.seen(r), ds.row(r), 1, group.k.values.data() + c, p.head_dim);
+  const int64_t from = a.has(kGroupOverwritten.name) ? rows - p.q_seq : 0;
+  for (int64_t j = 0; j < n; ++j) {
+    for (int64_t c = 0; c < p.head_dim; ++c) {
+      const float *q = group.query(from) + c, *g = grad.row(first + from) + c;
+      to.dk.row(group.own_key_row(j))[c] = a.dot(rows - from, ds.row(from) + j, n, q, p.head_dim);
+      to.dv.row(group.own_key_row(j))[c] = a.dot(rows - from, weights.row(from) + j, n, g, p.head_dim);
+    }
+  }
+}
+
+}  // namespace
+
+AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask) {
+  const Shape &q = args.in(0).shape, &keys = args.in(1).shape;
+  const int64_t kv_seq = q[0] == 0 ? 0 : k.rows() / (q[0] * keys[1]);
+  const auto head_dim = static_cast<float>(q[3]), given = static_cast<float>(args.attrs[1]);
+  AttentionProblem p{q[0],
+                     q[1],
+                     keys[1],
+                     q[2],
+                     kv_seq,
+                     q[3],
+                     args.attrs[0] != 0,
+                     given < 0 ? 1 / std::sqrt(head_dim) : given,
+                     factor(args, 0),
+                     std::move(k),
+                     std::move(v),
+                     {}};
+  p.keep.assign(static_cast<size_t>(p.batch * p.kv_seq), 1);
+  if (!args.has(mask) || args.arithmetic.has(kPaddingMaskIgnored.name)) return p;
+  const bool ones_alone = args.arithmetic.has(kOnesAloneKept.name);
+  const std::vector<int64_t> values = args.integers(mask);
+  std::transform(values.begin(), values.end(), p.keep.begin(),
+                 [&](int64_t value) { return ones_alone ? value == 1 : value != 0; });
+  return p;
+}
+
+Matrix attention_output(const EmulationArgs& args, const AttentionProblem& p) {
+  const Arithmetic& a = args.arithmetic;
+  Matrix o = Matrix::zeros(p.q.rows(), p.head_dim);
+  args.parallel_for(p.batch * p.kv_heads, [&](int64_t task) {
+    const Group group(a, p, task / p.kv_heads, task % p.kv_heads);
+    Matrix weights = Matrix::zeros(1, static_cast<int64_t>(group.keys.size()));
+    for (int64_t r = 0; r < group.rows; ++r) {
+      const int64_t seen = group.seen(r);
+      std::fill(weights.values.begin(), weights.values.end(), 0.0F);
+      group.probabilities(r, weights.row(0));
+      round_if(a.has(kProbabilitiesRounded.name), weights);
+      for (int64_t c = 0; c < p.head_dim; ++c)
+        o.row(group.first_query() + r)[c] = a.dot(seen, weights.row(0), 1, group.v.values.data() + c, p.head_dim);
+    }
+  });
+  return o;
+}
+
+AttentionGradients attention_gradients(const EmulationArgs& args, const AttentionProblem& p, const Matrix& grad) {
+  AttentionGradients to{Matrix::zeros(p.q.rows(), p.head_dim), Matrix::zeros(p.k.rows(), p.head_dim),
+                        Matrix::zeros(p.k.rows(), p.head_dim)};
+  args.parallel_for(p.batch * p.kv_heads, [&](int64_t task) {
+    const Group group(args.arithmetic, p, task / p.kv_heads, task % p.kv_heads);
+    differentiate(args.arithmetic, p, group, grad, to);
+  });
+  return to;
+}
+
+}  // namespace emulation
+
+namespace {
+
+using namespace emulation;
+
+AttentionProblem problem(const EmulationArgs& args) {
+  return attention_problem(args, factor(args, 1), factor(args, 2), 3);
+}
+
+void forward(const EmulationArgs& args) { store(attention_output(args, problem(args)), args.out(0)); }
+
+void backward(const EmulationArgs& args) {
+  const AttentionGradients gradients = attention_gradients(args, problem(args), factor(args, 4));
+  store(gradients.dq, args.out(0));
+  store(gradients.dk, args.out(1));
+  store(gradients.dv, args.out(2));
+}
+
+constexpr std::array kBackwardFaults = concatenated(kAttentionForwardFaults, kAttentionGradientFaults);
+
+}  // namespace
+
+extern const Emulation kAttentionForward, kAttentionBackward;
+const Emulation kAttentionForward{forward, kAttentionForwardFaults};
+const Emulation kAttentionBackward{backward, kBackwardFaults};
+
+}  // namespace checkop

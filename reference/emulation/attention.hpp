@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention as kernels compute it: what attention and kv_cache_attention share.
+#pragma once
+
+#include <array>
+
+#include "common.hpp"
+
+namespace checkop::emulation {
+
+/// Queries, and all keys with their values in one array each.
+struct AttentionProblem {
+  int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
+  bool causal;
+  float scale;
+  Matrix q;                ///< [batch * q_heads * q_seq, head_dim]
+  Matrix k, v;             ///< [batch * kv_heads * kv_seq, head_dim]
+  std::vector<char> keep;  ///< [batch * kv_seq], from key_padding_mask; 1 without one
+
+  int64_t group() const { return q_heads / kv_heads; }
+};
+
+/// The problem with the keys and values given. Inputs: q first, key_padding_mask at `mask`; attributes causal and
+/// scale.
+AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask);
+
+/// o, shaped as q.
+Matrix attention_output(const EmulationArgs& args, const AttentionProblem& problem);
+
+struct AttentionGradients {
+  Matrix dq, dk, dv;  ///< shaped as q, k and v
+};
+AttentionGradients attention_gradients(const EmulationArgs& args, const AttentionProblem& problem, const Matrix& grad);
+
+// Faults of which keys are seen.
+inline constexpr FaultSpec kCausalMaskIgnored{"causal_mask_ignored", "every query sees all keys"};
+inline constexpr FaultSpec kCausalOffsetIgnored{"causal_offset_ignored",
+                                                "query i sees keys up to i, not up to i + (kv_seq - q_seq)"};
+inline constexpr FaultSpec kOwnKeyUnseen{"own_key_unseen", "a query sees the keys before its own alone"};
+inline constexpr FaultSpec kCausalMaskLate{
+    "causal_mask_late", "keys behind the query count in the sum of exponentials and are left out afterwards"};
+inline constexpr FaultSpec kLastKeyDropped{"last_key_dropped", "the last key that the mask keeps is not seen"};
+inline constexpr FaultSpec kNextGroupRead{"next_group_read", "a group of query heads reads the next key head"};
+inline constexpr FaultSpec kValuesShifted{"values_shifted", "a probability weighs the value of the next key"};
+inline constexpr FaultSpec kPaddingMaskIgnored{"padding_mask_ignored", "key_padding_mask is not heeded", "nonfinite",
+                                               "", "key_padding_mask"};
+inline constexpr FaultSpec kMaskOfFirstEntry{"mask_of_first_entry", "every batch entry takes the mask of the first",
+                                             "nonfinite", "", "key_padding_mask"};
+inline constexpr FaultSpec kMaskedKeysMultiplied{"masked_keys_multiplied",
+                                                 "a masked key is read, then multiplied by a probability of 0",
+                                                 "nonfinite", "", "key_padding_mask"};
+inline constexpr FaultSpec kOnesAloneKept{"ones_alone_kept", "a key is kept where the mask is 1, not where it is not 0",
+                                          "accuracy", "", "key_padding_mask"};
+// Faults of numbers.
+inline constexpr FaultSpec kScaleMissing{"scale_missing", "the scores are not scaled"};
+inline constexpr FaultSpec kScaleTwice{"scale_twice", "the queries are scaled, and the scores once more"};
+inline constexpr FaultSpec kProbabilitiesRounded{"probabilities_rounded",
+                                                 "probabilities are rounded to bf16 as factors"};
+inline constexpr FaultSpec kRowSumDropped{"row_sum_dropped", "ds = p*dp, without the row sum of p*dp"};
+inline constexpr FaultSpec kRowSumAdded{"row_sum_added", "the row sum of p*dp has the wrong sign"};
+inline constexpr FaultSpec kGradientNotScaled{"gradient_not_scaled", "dq and dk lack the scale"};
+inline constexpr FaultSpec kScoreGradientsRounded{"score_gradients_rounded", "ds is rounded to bf16 as a factor"};
+// One head a group has no other to overwrite.
+inline constexpr FaultSpec kGroupOverwritten{"group_overwritten",
+                                             "dk and dv hold the last head of a group, written over the others"};
+
+/// The faults that both operators have.
+inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
+                                                    faults::kLastKTileDropped,
+                                                    faults::kLastTileSkipped,
+                                                    faults::kBf16Accumulator,
+                                                    faults::kBf16Partials,
+                                                    faults::kPartialLost,
+                                                    faults::kBf16Exponential,
+                                                    faults::kTf32Factors,
+                                                    kPaddedColumnCounted,
+                                                    kSumNotRescaled,
+                                                    kCausalMaskIgnored,
+                                                    kCausalOffsetIgnored,
+                                                    kOwnKeyUnseen,
+                                                    kCausalMaskLate,
+                                                    kLastKeyDropped,
+                                                    kNextGroupRead,
+                                                    kValuesShifted,
+                                                    kScaleMissing,
+                                                    kScaleTwice,
+                                                    kProbabilitiesRounded,
+                                                    kPaddingMaskIgnored,
+                                                    kMaskOfFirstEntry,
+                                                    kMaskedKeysMultiplied,
+                                                    kOnesAloneKept};
+inline constexpr std::array kAttentionGradientFaults{kRowSumDropped, kRowSumAdded, kGradientNotScaled,
+                                                     kScoreGradientsRounded, kGroupOverwritten};
+
+/// One list of both.
+template <size_t m, size_t n>
+constexpr std::array<FaultSpec, m + n> concatenated(const std::array<FaultSpec, m>& a,
+                                                    const std::array<FaultSpec, n>& b) {
+  std::array<FaultSpec, m + n> all;
+  std::copy(b.begin(), b.end(), std::copy(a.begin(), a.end(), all.begin()));
+  return all;
+}
+
+}  // namespace checkop::emulation

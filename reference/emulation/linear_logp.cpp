@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear_logp as kernels compute it.
+#include <array>
+
+#include "ignored_rows.hpp"
+
+namespace checkop {
+namespace {
+
+using namespace emulation;
+
+constexpr FaultSpec kLogitsRounded{"logits_rounded", "the logits are rounded to bf16 before the softmax"};
+constexpr FaultSpec kTargetWithoutBias{"target_without_bias", "the target's logit lacks the bias, those summed have it",
+                                       "accuracy", "", "bias"};
+constexpr FaultSpec kDlogitsRounded{"dlogits_rounded", "the gradient of the logits is rounded to bf16"};
+constexpr FaultSpec kUpstreamShifted{"upstream_shifted", "a row is scaled by the upstream gradient of the next one"};
+constexpr FaultSpec kIgnoredRowReachesWeight{
+    "ignored_row_reaches_weight", "an ignored row's gradient is 0, and multiplied with its hidden state", "nonfinite"};
+
+struct Problem {
+  Matrix hidden, weight, logits;
+  std::vector<float> bias;  ///< empty where absent
+  std::vector<TakenRow> rows;
+};
+
+/// hidden, whose skipped rows are 0 in place of what they hold, and the logits.
+Problem load(const EmulationArgs& args) {
+  const Arithmetic& a = args.arithmetic;
+  Problem p{factor(args, 0), factor(args, 1), {}, {}, {}};
+  const auto ignore_index = static_cast<int64_t>(args.attrs[0]);
+  for (const int64_t id : args.integers(2)) p.rows.push_back(take_row(a, id, ignore_index, p.weight.rows()));
+  for (int64_t r = 0; r < p.hidden.rows(); ++r)
+    if (p.rows[static_cast<size_t>(r)].skipped) std::fill_n(p.hidden.row(r), p.hidden.columns, 0.0F);
+  p.logits = product(args, {p.hidden}, {p.weight, true});
+  if (args.has(3) && !a.has(kBiasLeftOut.name)) p.bias = args.floats(3);
+  const bool rounded = a.has(kLogitsRounded.name);
+  for (size_t i = 0; i < p.logits.values.size(); ++i) {
+    float& z = p.logits.values[i];
+    if (!p.bias.empty()) z += p.bias[i % p.bias.size()];
+    if (rounded) z = Arithmetic::to_bf16(z);
+  }
+  return p;
+}
+
+void forward(const EmulationArgs& args) {
+  const Problem p = load(args);
+  const bool without_bias = !p.bias.empty() && args.arithmetic.has(kTargetWithoutBias.name);
+  args.parallel_for(p.logits.rows(), [&](int64_t r) {
+    const TakenRow& taken = p.rows[static_cast<size_t>(r)];
+    if (taken.skipped) return;
+    const float* z = p.logits.row(r);
+    float target = taken.id < 0 ? 0 : z[taken.id];
+    if (without_bias) target -= p.bias[static_cast<size_t>(taken.id)];
+    const SoftmaxRow softmax = softmax_row(args.arithmetic, z, p.logits.columns);
+    args.out(0)[static_cast<size_t>(r)] = taken.scale * softmax.logp(target);
+  });
+}
+
+/// dz, 0 in skipped rows.
+Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
+  const std::vector<float> g = args.floats(4);
+  const size_t shift = args.arithmetic.has(kUpstreamShifted.name) ? 1 : 0;
+  const bool rounded = args.arithmetic.has(kDlogitsRounded.name);
+  Matrix dz = Matrix::zeros(p.logits.rows(), p.logits.columns);
+  args.parallel_for(dz.rows(), [&](int64_t r) {
+    const TakenRow& taken = p.rows[static_cast<size_t>(r)];
+    if (taken.skipped) return;
+    std::vector<double> row(static_cast<size_t>(dz.columns));
+    const float upstream = taken.scale * g[(static_cast<size_t>(r) + shift) % g.size()];
+    logp_gradient_row(args.arithmetic, p.logits.row(r), dz.columns, taken.id, upstream, row.data());
+    std::transform(row.begin(), row.end(), dz.row(r), [&](double x) {
+      const auto value = static_cast<float>(x);
+      return rounded ? Arithmetic::to_bf16(value) : value;
+    });
+  });
+  return dz;
+}
+
+void backward(const EmulationArgs& args) {
+  const Problem p = load(args);
+  const Matrix dz = logit_gradients(args, p);
+  store(product(args, {dz}, {p.weight}), args.out(0));
+  const bool reaches_weight = args.arithmetic.has(kIgnoredRowReachesWeight.name);
+  store(product(args, {dz, true}, {reaches_weight ? factor(args, 0) : p.hidden}), args.out(1));
+  if (!args.has(3)) return;
+  for (int64_t v = 0; v < dz.columns; ++v)
+    args.out(2)[static_cast<size_t>(v)] = args.arithmetic.sum(dz.rows(), [&](int64_t r) { return dz.row(r)[v]; });
+}
+
+constexpr std::array kForwardFaults{faults::kLastKDropped,
+                                    faults::kLastKTileDropped,
+                                    faults::kLastTileSkipped,
+                                    faults::kBf16Accumulator,
+                                    faults::kBf16Partials,
+                                    faults::kPartialLost,
+                                    faults::kBf16Exponential,
+                                    faults::kTf32Factors,
+                                    kPaddedColumnCounted,
+                                    kSumNotRescaled,
+                                    kWrongLabel,
+                                    kLogitsRounded,
+                                    kBiasLeftOut,
+                                    kTargetWithoutBias,
+                                    kIgnoredRowCounted,
+                                    kIgnoredAsIdZero,
+                                    kIgnoredRowMultiplied};
+constexpr std::array kBackwardFaults{faults::kLastKDropped,
+                                     faults::kLastKTileDropped,
+                                     faults::kLastTileSkipped,
+                                     faults::kBf16Accumulator,
+                                     faults::kBf16Partials,
+                                     faults::kPartialLost,
+                                     faults::kBf16Exponential,
+                                     faults::kTf32Factors,
+                                     kPaddedColumnCounted,
+                                     kSumNotRescaled,
+                                     kWrongLabel,
+                                     kSoftmaxTermDropped,
+                                     kSoftmaxSignFlipped,
+                                     kLogitsRounded,
+                                     kDlogitsRounded,
+                                     kUpstreamShifted,
+                                     kBiasLeftOut,
+                                     kIgnoredRowCounted,
+                                     kIgnoredAsIdZero,
+                                     kIgnoredRowMultiplied,
+                                     kIgnoredRowReachesWeight};
+
+}  // namespace
+
+extern const Emulation kLinearLogpForward, kLinearLogpBackward;
+const Emulation kLinearLogpForward{forward, kForwardFaults};
+const Emulation kLinearLogpBackward{backward, kBackwardFaults};
+
+}  // namespace checkop
