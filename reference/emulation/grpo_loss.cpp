@@ -14,6 +14,10 @@ constexpr FaultSpec kSampleVariance{"sample_variance", "the variance of n reward
 constexpr FaultSpec kVarianceForDeviation{"variance_for_deviation", "advantages are divided by the variance"};
 constexpr FaultSpec kMeanNotSubtracted{"mean_not_subtracted", "advantages are rewards over their deviation"};
 constexpr FaultSpec kNotScaled{"not_scaled", "advantages are not divided by the deviation"};
+// A group of one, as the boundaries make it, would divide 0 by 0.
+constexpr FaultSpec kEpsLeftOut{"eps_left_out", "the deviation has no least value", "accuracy", "",
+                                "-group_boundaries"};
+constexpr FaultSpec kEpsAdded{"eps_added", "eps is added to the deviation, not its least value"};
 constexpr FaultSpec kNeighbourGroup{"neighbour_group", "advantages are taken by the statistics of the next group"};
 constexpr FaultSpec kGroupsIgnored{"groups_ignored", "advantages are taken by the statistics of the whole batch"};
 constexpr FaultSpec kNeighboursAdvantage{"neighbours_advantage", "completions have the advantage of the next one"};
@@ -49,8 +53,10 @@ struct Group {
     mean = a.sum(n, [&](int64_t i) { return rewards[i] - first; }) / count;
     const auto square = [&](int64_t i) { return away(rewards[i]) * away(rewards[i]); };
     const float variance = a.sum(n, square) / (a.has(kSampleVariance.name) ? std::max(count - 1, 1.0F) : count);
-    const float floored = std::max(variance, eps * eps);
-    deviation = a.has(kVarianceForDeviation.name) ? floored : std::sqrt(floored);
+    deviation = std::sqrt(std::max(variance, eps * eps));
+    if (a.has(kEpsLeftOut.name)) deviation = std::sqrt(variance);
+    if (a.has(kEpsAdded.name)) deviation = std::sqrt(variance) + eps;
+    if (a.has(kVarianceForDeviation.name)) deviation *= deviation;
     if (a.has(kNotScaled.name)) deviation = 1;
     if (a.has(kMeanNotSubtracted.name)) mean = -first;
   }
@@ -200,6 +206,8 @@ constexpr std::array kForwardFaults{faults::kLastTileSkipped,
                                     kVarianceForDeviation,
                                     kMeanNotSubtracted,
                                     kNotScaled,
+                                    kEpsLeftOut,
+                                    kEpsAdded,
                                     kNeighbourGroup,
                                     kGroupsIgnored,
                                     kNeighboursAdvantage,
@@ -236,6 +244,8 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kVarianceForDeviation,
                                      kMeanNotSubtracted,
                                      kNotScaled,
+                                     kEpsLeftOut,
+                                     kEpsAdded,
                                      kNeighbourGroup,
                                      kGroupsIgnored,
                                      kNeighboursAdvantage,

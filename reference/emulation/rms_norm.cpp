@@ -12,6 +12,8 @@ using namespace emulation;
 constexpr FaultSpec kMeanSubtracted{"mean_subtracted", "the mean is taken off each row, as layer norm does"};
 constexpr FaultSpec kSumForMean{"sum_for_mean", "sums over a row are not divided by its length"};
 constexpr FaultSpec kRootLeftOut{"root_left_out", "rows are divided by the mean square, not by its root"};
+constexpr FaultSpec kEpsLeftOut{"eps_left_out", "nothing is added to the mean square"};
+constexpr FaultSpec kEpsOutsideRoot{"eps_outside_root", "eps is added to the root of the mean square"};
 constexpr FaultSpec kNeighboursRoot{"neighbours_root", "of every two rows each is divided by the other's root"};
 constexpr FaultSpec kWeightPlusOne{"weight_plus_one", "the weight is taken as an offset from 1"};
 constexpr FaultSpec kBf16BeforeWeight{"bf16_before_weight", "the normalised row is rounded to bf16 before the weight"};
@@ -35,11 +37,12 @@ struct Rows {
     const Arithmetic& a = args.arithmetic;
     if (a.has(kMeanSubtracted.name)) subtract_means(a);
     if (a.has(kWeightPlusOne.name)) std::for_each(weight.begin(), weight.end(), [](float& w) { w += 1; });
-    const float eps = static_cast<float>(args.attrs[0]), n = divisor(a);
-    const bool square = a.has(kRootLeftOut.name);
+    const float eps = a.has(kEpsLeftOut.name) ? 0 : static_cast<float>(args.attrs[0]), n = divisor(a);
+    const bool square = a.has(kRootLeftOut.name), outside = a.has(kEpsOutsideRoot.name);
     args.parallel_for(x.rows(), [&](int64_t r) {
-      const float argument = a.dot(x.columns, x.row(r), 1, x.row(r), 1) / n + eps;
-      roots[static_cast<size_t>(r)] = 1 / (square ? argument : std::sqrt(argument));
+      const float mean = a.dot(x.columns, x.row(r), 1, x.row(r), 1) / n;
+      const float size = outside ? std::sqrt(mean) + eps : std::sqrt(mean + eps);
+      roots[static_cast<size_t>(r)] = 1 / (square ? size * size : size);
     });
     for (size_t r = 1; a.has(kNeighboursRoot.name) && r < roots.size(); r += 2) std::swap(roots[r - 1], roots[r]);
   }
@@ -122,16 +125,32 @@ constexpr std::array kForwardFaults{faults::kLastKDropped,
                                     kMeanSubtracted,
                                     kSumForMean,
                                     kRootLeftOut,
+                                    kEpsLeftOut,
+                                    kEpsOutsideRoot,
                                     kNeighboursRoot,
                                     kWeightPlusOne,
                                     kBf16BeforeWeight};
 // A tile of dweight's sum is some of the rows, one of a dot product some of the columns.
-constexpr std::array kBackwardFaults{faults::kLastTileSkipped, faults::kLastKDropped, faults::kLastKTileDropped,
-                                     faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
-                                     kMeanSubtracted,          kSumForMean,           kRootLeftOut,
-                                     kNeighboursRoot,          kWeightPlusOne,        kWeightLeftOut,
-                                     kProjectionDropped,       kProjectionScaledOnce, kNotNormalised,
-                                     kRowMaskIgnored,          kMaskMultiplied,       kMaskedDxZero};
+constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
+                                     faults::kLastKDropped,
+                                     faults::kLastKTileDropped,
+                                     faults::kBf16Accumulator,
+                                     faults::kBf16Partials,
+                                     faults::kPartialLost,
+                                     kMeanSubtracted,
+                                     kSumForMean,
+                                     kRootLeftOut,
+                                     kEpsLeftOut,
+                                     kEpsOutsideRoot,
+                                     kNeighboursRoot,
+                                     kWeightPlusOne,
+                                     kWeightLeftOut,
+                                     kProjectionDropped,
+                                     kProjectionScaledOnce,
+                                     kNotNormalised,
+                                     kRowMaskIgnored,
+                                     kMaskMultiplied,
+                                     kMaskedDxZero};
 
 }  // namespace
 
