@@ -13,6 +13,9 @@
 #include "policy.hpp"
 
 namespace checkop {
+
+extern const Emulation kGrpoLossForward, kGrpoLossBackward;  // emulation/grpo_loss.cpp
+
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -262,8 +265,9 @@ Work work(const GoldArgs& args) {
   return {0, bytes_left_out(args.in(kPolicyLogits), active) + bytes_left_out(args.in(kRefLogits), active)};
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work, &kGrpoLossForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kGrpoLossBackward}};
 
 void validate(const CaseSizes& sizes) {
   const int64_t batch = sizes.dim("batch"), bounds = sizes.dim("group_bounds");

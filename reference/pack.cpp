@@ -7,6 +7,9 @@
 #include "operator.hpp"
 
 namespace checkop {
+
+extern const Emulation kPackForward, kPackBackward;  // emulation/pack.cpp
+
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kPackedHidden = "batch*seq hidden";
@@ -100,8 +103,9 @@ Work work(const GoldArgs& args) {
   return {0, bytes_left_out(args.in(rows), used)};
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work<1, 0>},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, work<0, 1>}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work<1, 0>, &kPackForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, work<0, 1>, &kPackBackward}};
 
 }  // namespace
 

@@ -9,6 +9,9 @@
 #include "policy.hpp"
 
 namespace checkop {
+
+extern const Emulation kRatioKlForward, kRatioKlBackward;  // emulation/ratio_kl.cpp
+
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowVocab = "batch seq vocab";
@@ -85,8 +88,9 @@ Work work(const GoldArgs& args) {
   return {0, bytes_left_out(args.in(kPolicyLogits), active) + bytes_left_out(args.in(kRefLogits), active)};
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work, &kRatioKlForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kRatioKlBackward}};
 
 void refine(const FillArgs& args) {
   refine_old_logps(args);

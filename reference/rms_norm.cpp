@@ -11,6 +11,9 @@
 #include "operator.hpp"
 
 namespace checkop {
+
+extern const Emulation kRmsNormForward, kRmsNormBackward;  // emulation/rms_norm.cpp
+
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden";
@@ -154,8 +157,9 @@ void validate(const CaseSizes& sizes) {
                      "a row of zeros has no root mean square without it");
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kRmsNormForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kRmsNormBackward}};
 
 }  // namespace
 

@@ -3,6 +3,9 @@
 #include "sigmoid.hpp"
 
 namespace checkop {
+
+extern const Emulation kSiluForward, kSiluBackward;  // emulation/silu.cpp
+
 namespace {
 
 constexpr std::string_view kRowHidden = "batch seq hidden";
@@ -27,8 +30,8 @@ void backward(const GoldArgs& args) {
                    [](const auto& in, size_t i) { return scaled_silu_derivative(in[1][i], in[0][i], 2); });
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kSiluForward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kSiluBackward}};
 
 }  // namespace
 

@@ -3,6 +3,9 @@
 #include "sigmoid.hpp"
 
 namespace checkop {
+
+extern const Emulation kSwigluForward, kSwigluBackward;  // emulation/swiglu.cpp
+
 namespace {
 
 constexpr std::string_view kRowHidden = "batch seq hidden";
@@ -34,8 +37,8 @@ void backward(const GoldArgs& args) {
   emit_elements<2>(args, 1, {0, 2}, [](const auto& in, size_t i) { return scaled_silu(in[1][i], in[0][i], 2); });
 }
 
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kSwigluForward},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kSwigluBackward}};
 
 }  // namespace
 
