@@ -76,7 +76,11 @@ const checkop_tensor& first_float_input(const checkop_call& call) {
 void overwrite_input(const Operator& op, const Pass& pass, const checkop_call& call) {
   Site(op, pass, call).store_from(0);
   const checkop_tensor& input = first_float_input(call);
-  std::memset(input.data, 0x3f, info(static_cast<DType>(input.dtype)).bytes);
+  const size_t width = info(static_cast<DType>(input.dtype)).bytes;
+  auto* bytes = static_cast<std::byte*>(input.data);
+  std::memset(bytes, 0x3f, width);
+  std::memset(bytes + static_cast<size_t>(count_of(input) - 1) * width, 0x3e,
+              width);  // one of them held something else
 }
 
 /// The second run puts back what the first one changed.

@@ -19,7 +19,8 @@ struct BehaviourFault {
 
 std::span<const BehaviourFault> behaviour_faults();
 
-/// Runs `c` on the CPU device by a candidate with that fault. `outputs` as for run_candidate().
+/// Runs `c`, whose first output and floating-point inputs have elements, on the CPU device by a candidate with that
+/// fault. `outputs` as for run_candidate().
 RunResult run_with_fault(const BehaviourFault& fault, const Case& c, const std::vector<Tensor>& inputs,
                          std::vector<Tensor>& outputs, const RunChecks& checks);
 

@@ -39,18 +39,22 @@ std::string_view name_of(Plan::Order order) {
 }  // namespace
 
 int64_t Plan::chain(int64_t terms) const {
+  int64_t longest = terms;
   switch (order) {
     case Order::serial:
     case Order::reversed:
-      return terms;
+      break;
     case Order::pairwise:
-      return 8 + std::bit_width(static_cast<uint64_t>(terms / 8));
+      longest = 8 + std::bit_width(static_cast<uint64_t>(terms / 8));
+      break;
     case Order::blocked:
-      return std::min(width, terms) + terms / width;
+      longest = std::min(width, terms) + terms / width;
+      break;
     case Order::split:
-      return terms / width + width;
+      longest = terms / width + width;
+      break;
   }
-  return terms;
+  return std::min(longest, terms);
 }
 
 std::string to_string(const Plan& plan) {
