@@ -80,7 +80,7 @@ class Trials {
     if (c_.pass->emulation == nullptr) return;
     for (const Plan& plan : all_plans()) {
       Trial trial = judged(stored(c_, emulated(plan, "")));
-      trial.kind = fits(plan) ? Trial::Kind::control : Trial::Kind::excluded;
+      if (trial.rejected() && !fits(plan)) trial.kind = Trial::Kind::excluded;
       trial.name = to_string(plan);
       trials_.push_back(std::move(trial));
     }

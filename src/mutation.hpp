@@ -22,7 +22,7 @@ struct Trial {
   enum class Kind : uint8_t {
     control,    ///< a plan without a fault: must pass
     fault,      ///< must fail
-    excluded,   ///< a plan with a longer chain of additions than the contract allows: may fail
+    excluded,   ///< rejected, and rightly: a plan with a longer chain of additions than the contract allows
     unchanged,  ///< the fault changes no bit of this case
   };
   Kind kind = Kind::control;

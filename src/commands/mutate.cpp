@@ -260,7 +260,7 @@ int mutate_command(const Options& options) {
     print_survivors(tables);
     fmt::print(
         "kill rate {:.4f}: {} of {} faults rejected, {} change nothing in these cases; {} of {} controls accepted, "
-        "{} add up more terms in a chain than the contract allows\n",
+        "{} were rejected for chains of additions that the contract does not allow\n",
         score.rate(), score.killed, score.faults, score.unseen, score.controls - score.rejected, score.controls,
         score.excluded);
   }
