@@ -9,12 +9,6 @@
 namespace checkop {
 namespace {
 
-double chain_length(const Gate& gate, int64_t terms) {
-  auto chain = (terms + gate.step - 1) / gate.step;
-  if (gate.max_chain > 0) chain = std::min(chain, gate.max_chain);
-  return static_cast<double>(std::max<int64_t>(chain, 1));
-}
-
 /// The positive number of dtype `out` that is `steps` + 1 numbers from 0; infinity when there are not so many.
 double number_beyond(DType out, double steps) {
   const DTypeInfo& type = info(out);
@@ -35,7 +29,7 @@ PreparedGate::PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(ga
   // Not the smallest subnormal: GPUs may flush subnormal intermediates to zero.
   tiny = std::ldexp(1.0, info(arithmetic).min_exponent);
   growth = sum_growth(gate, terms, unit);
-  bias = gate.bias_ulps * chain_length(gate, terms) * unit;
+  bias = gate.bias_ulps * static_cast<double>(std::max<int64_t>(chain_length(gate, terms), 1)) * unit;
   beyond_zero = number_beyond(out, gate.limit);
 }
 

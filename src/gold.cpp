@@ -74,7 +74,7 @@ int64_t sum_terms(const Case& c, const OutputSpec& output) {
 
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
-                                      std::string_view arch_key, unsigned threads, const std::vector<RowSet>& rows,
+                                      const Subject& subject, unsigned threads, const std::vector<RowSet>& rows,
                                       GoldTimes* times, const StoredGold* stored) {
   using Clock = std::chrono::steady_clock;
   const std::vector<RowSet> sets = rows.empty() ? std::vector<RowSet>(outputs.size()) : rows;
@@ -84,7 +84,7 @@ std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& 
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].name.empty()) continue;
     const OutputSpec& spec = c.pass->outputs[i];
-    gates[i] = contract.gates_for(c, spec, arch_key);
+    gates[i] = contract.gates_for(c, spec, subject);
     // Errors of equal inputs are one error many times: which side they lean to says nothing.
     if (c.input_mode == InputMode::constant)
       std::erase_if(gates[i].all, [](const Gate& gate) { return gate.metric == Metric::bias_t; });

@@ -148,7 +148,7 @@ void add_selection_options(CLI::App& app, RunOptions& run) {
 }
 
 void add_contract_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--arch-key", run.arch_key, "contract overrides: auto (the device's), none, or a key such as sm90")
+  app.add_option("--arch-key", run.arch_key, "contract overlays: auto (the device's), none, or a key such as sm90")
       ->capture_default_str()
       ->group("Judging");
   app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")

@@ -306,6 +306,7 @@ std::string to_json(const Report& report) {
       {"environment",
        {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
       {"command", report.command},
+      {"warnings", report.warnings},
       {"candidates", candidates},
       {"volatile",
        {{"started", report.started},

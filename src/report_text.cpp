@@ -114,6 +114,7 @@ void print_header(std::FILE* out, const Report& report, const DeviceInfo& device
   fmt::print(out, "[==========] {} check{} of {} candidate{}; contract {} ({}); device {}{}\n", n_cases,
              n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s", report.contract_path,
              report.contract_hash, device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key));
+  for (const std::string& warning : report.warnings) fmt::print(out, "[ WARNING  ] {}\n", warning);
 }
 
 void print_record(std::FILE* out, const CaseRecord& record) {

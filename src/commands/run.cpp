@@ -43,9 +43,9 @@ std::string repeat_line(const RunOptions& options, const Check& check, const std
   return line;
 }
 
-/// The key whose overrides apply. Throws InputError when the user's key is not the device's.
+/// The key whose overlays apply. Throws InputError when the user's key is not the device's.
 std::string resolve_arch_key(const RunOptions& options, const DeviceInfo& device) {
-  // A device newer than this program has no overrides, and is judged all the same.
+  // A device newer than this program has no overlays, and is judged all the same.
   if (options.arch_key == "auto") return is_known_arch(device.arch_key) ? device.arch_key : "";
   if (options.arch_key == "none") return "";
   if (options.arch_key != device.arch_key && !options.force_arch_key) {
@@ -125,7 +125,8 @@ CaseRecord Session::run(Worker& worker, const Check& check, const std::string& a
   const bool accuracy = wants("accuracy") && record.run.status == RunStatus::ok;
   if (accuracy) {
     GoldTimes times;
-    record.comparisons = judge_outputs(check.c, inputs, outputs, contract, arch_key, threads, rows, &times);
+    record.comparisons =
+        judge_outputs(check.c, inputs, outputs, contract, {arch_key, check.candidate.name}, threads, rows, &times);
     record.times.compare_ms = times.compare_ms;
     record.times.gold_ms = times.wall_ms - times.compare_ms;
   }
@@ -143,6 +144,9 @@ Report new_report(const Options& options, const Contract& contract) {
   report.command = options.command_line;
   report.contract_path = contract.path();
   report.contract_hash = contract.hash();
+  report.warnings = contract.warnings();
+  if (options.run.json_to_stdout)
+    for (const std::string& warning : report.warnings) fmt::print(stderr, "check_operator: {}\n", warning);
   report.started = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   char host[256] = "";
   gethostname(host, sizeof host - 1);
@@ -159,7 +163,7 @@ void check_questions(const Session& session, const RunOptions& options) {
   }
   for (const Check& check : session.selection.checks) {
     for (const OutputSpec& spec : check.c.pass->outputs) {
-      if (is_present(check.c, spec.tensor)) session.contract.gates_for(check.c, spec, "");
+      if (is_present(check.c, spec.tensor)) session.contract.gates_for(check.c, spec, {});
     }
   }
   if (!options.save_folder.empty()) make_folder(options.save_folder);
@@ -256,7 +260,8 @@ int replay_command(const Options& options) {
   record.run.status = RunStatus::ok;
   record.run.outputs.resize(saved.outputs.size());
   for (const OutputSpec& spec : saved.c.pass->outputs) record.demands.push_back(contract.demands_for(saved.c, spec));
-  record.comparisons = judge_outputs(saved.c, saved.inputs, saved.outputs, contract, arch_key, threads, saved.rows);
+  record.comparisons =
+      judge_outputs(saved.c, saved.inputs, saved.outputs, contract, {arch_key, saved.candidate}, threads, saved.rows);
   record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true);
   record.times.total_ms = ms_since(start);
   report.records.push_back(std::move(record));
