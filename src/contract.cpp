@@ -141,12 +141,28 @@ Demands Contract::demands_for(const Case& c, const OutputSpec& output) const {
 
 const Sampling& Contract::sampling() const { return table_->sampling; }
 
+const std::vector<std::string>& known_kinds() {
+  static const std::vector<std::string> kKinds{"accuracy",    "nonfinite",  "identity", "unwritten",
+                                               "determinism", "invariance", "candidate"};
+  return kKinds;
+}
+
+std::vector<KnownFailure> Contract::known_for(const Case& c, const Subject& subject) const {
+  std::vector<KnownFailure> all;
+  for (const KnownEntry& entry : table_->known)
+    if (!entry.grant.expired(today_) && entry.fits(c, subject)) all.push_back(entry.failure);
+  return all;
+}
+
 std::vector<std::string> Contract::warnings() const {
   std::vector<std::string> all;
-  for (const Overlay& overlay : table_->overlays)
-    if (overlay.grant.expired(today_))
-      all.push_back(fmt::format("{}: {} of {} expired on {}: what it loosens no longer holds ({})", path_, overlay.path,
-                                overlay.grant.owner, to_string(*overlay.grant.expires), overlay.grant.reason));
+  const auto warn = [&](const std::string& path, const Grant& grant, std::string_view consequence) {
+    if (grant.expired(today_))
+      all.push_back(fmt::format("{}: {} of {} expired on {}: {} ({})", path_, path, grant.owner,
+                                to_string(*grant.expires), consequence, grant.reason));
+  };
+  for (const Overlay& overlay : table_->overlays) warn(overlay.path, overlay.grant, "what it loosens no longer holds");
+  for (const KnownEntry& entry : table_->known) warn(entry.failure.path, entry.grant, "the failure counts again");
   return all;
 }
 

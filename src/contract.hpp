@@ -38,6 +38,19 @@ struct Subject {
   std::string_view candidate = {};  ///< its name; "" for one without a name, which no overlay names
 };
 
+/// A failure that the contract expects of a check. It hides the kinds that it names and nothing else; a check that
+/// passes all the same fails the run, so that an entry goes when its cause has gone.
+struct KnownFailure {
+  std::string path;                ///< "known[0]"
+  std::vector<std::string> kinds;  ///< of Judgment::kind; all of known_kinds() where the file names none
+  std::string reason, owner;
+  std::string issue;    ///< "" for none
+  std::string expires;  ///< "2027-01-31" or "never"
+};
+/// Kinds of failure that may be expected. What a candidate does to memory that is not its own is not among them, nor
+/// are crashes and time-outs: after these nothing else that was seen can be relied on.
+const std::vector<std::string>& known_kinds();
+
 /// Bitwise conditions on repetition and on the batch.
 struct Demands {
   bool determinism = true;       ///< two runs give the same bits
@@ -95,6 +108,10 @@ class Contract {
 
   /// From the key `gold`; without it every row is computed.
   const Sampling& sampling() const;
+
+  /// Failures that are expected of `subject` on `c`, in the order of the file. An entry that has expired expects
+  /// nothing.
+  std::vector<KnownFailure> known_for(const Case& c, const Subject& subject) const;
 
   /// What has expired, a sentence each: "overlays[2] expired on 2026-01-01: what it loosens no longer holds".
   std::vector<std::string> warnings() const;

@@ -32,8 +32,7 @@ Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
   overlay.path = json.path();
   const JsonValue match = json.at("match");
   overlay.match = read_match(match, {"arch", "candidate"});
-  if (const auto arch = match.find("arch")) overlay.match.arch = arch->one_of("architecture", all_archs());
-  if (const auto candidate = match.find("candidate")) overlay.match.candidate = candidate->sentence();
+  read_subject(match, overlay.match);
   if (overlay.match.arch.empty() && overlay.match.candidate.empty())
     match.fail("an architecture or a candidate",
                R"(add "arch" or "candidate"; what holds everywhere belongs in a rule)");
@@ -99,6 +98,11 @@ bool loosens_something(const Overlay& overlay, const std::vector<Overlay>& all, 
 }
 
 }  // namespace
+
+void read_subject(const JsonValue& json, RuleMatch& match) {
+  if (const auto arch = json.find("arch")) match.arch = arch->one_of("architecture", all_archs());
+  if (const auto candidate = json.find("candidate")) match.candidate = candidate->sentence();
+}
 
 Grant read_grant(const JsonValue& json) {
   Grant grant;

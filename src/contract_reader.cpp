@@ -160,7 +160,7 @@ void read_operator_demands(const JsonValue& json, RuleTable& table) {
 }
 
 void read_contract_2(const JsonValue& root, RuleTable& table) {
-  root.allow_keys({"$schema", "format", "name", "rules", "demands", "gold", "overlays"});
+  root.allow_keys({"$schema", "format", "name", "rules", "demands", "gold", "overlays", "known"});
   root.at("name").sentence();
   for (const JsonValue& item : root.at("rules").items()) table.rules.push_back(read_rule(item));
   if (table.rules.empty()) root.at("rules").fail("at least one rule");
@@ -177,6 +177,7 @@ void read_contract_2(const JsonValue& root, RuleTable& table) {
   // Ties come to light now, not at the first case that meets one.
   for (const JudgedOutput& target : all_targets()) most_specific(table.rules, target, root.file());
   if (const auto overlays = root.find("overlays")) read_overlays(*overlays, table);
+  if (const auto known = root.find("known")) table.known = read_known(*known);
 }
 
 }  // namespace

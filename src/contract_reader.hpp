@@ -24,9 +24,13 @@ void read_seed(const JsonValue& root, RuleTable& table);
 /// "overlays" of contract-2, on top of table.rules: ties, silent loosening and what changes nothing are errors.
 void read_overlays(const JsonValue& list, RuleTable& table);
 
+/// "known" of contract-2.
+std::vector<KnownEntry> read_known(const JsonValue& list);
+
 /// Keys of `match` that rules and overlays have in common; `more` are those for the caller to read.
 RuleMatch read_match(const JsonValue& json, const std::vector<std::string>& more = {});
 void read_dtypes(const JsonValue& json, RuleMatch& match);
+void read_subject(const JsonValue& json, RuleMatch& match);  ///< "arch" and "candidate"
 
 /// "reason", "owner" and "expires".
 Grant read_grant(const JsonValue& json);

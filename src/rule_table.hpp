@@ -126,8 +126,23 @@ struct Overlay {
   }
 };
 
+struct KnownEntry {
+  RuleMatch match;    ///< op, pass, arch and candidate; dtypes are those of the case
+  std::string cases;  ///< a glob on the case's name; "" for all
+  KnownFailure failure;
+  Grant grant;
+
+  bool fits(const Case& c, const Subject& subject) const {
+    return (match.op.empty() || match.op == c.op->name) && (match.pass.empty() || match.pass == c.pass->name) &&
+           (match.dtypes.empty() ||
+            std::find(match.dtypes.begin(), match.dtypes.end(), c.dtype) != match.dtypes.end()) &&
+           match.fits(subject) && (cases.empty() || glob_matches(cases, case_name(c)));
+  }
+};
+
 struct RuleTable {
   std::vector<Rule> rules;
+  std::vector<KnownEntry> known;
   std::vector<Overlay> overlays;  ///< from the least to the most specific
   Sampling sampling;
   Demands demands;                                               ///< of operators that have none of their own

@@ -130,7 +130,8 @@ CaseRecord Session::run(Worker& worker, const Check& check, const std::string& a
     record.times.compare_ms = times.compare_ms;
     record.times.gold_ms = times.wall_ms - times.compare_ms;
   }
-  record.judgment = judge(check.c, record.run, record.comparisons, record.demands, record.checks, accuracy);
+  record.judgment = judge(check.c, record.run, record.comparisons, record.demands, record.checks, accuracy,
+                          contract.known_for(check.c, {arch_key, check.candidate.name}));
   const bool save = !options.run.save_folder.empty() && record.run.status == RunStatus::ok &&
                     (options.run.save_which == "all" || record.judgment.verdict != Verdict::pass);
   if (save) save_case(options.run.save_folder, check.c, check.candidate.name, arch_key, inputs, outputs, threads, rows);
@@ -262,7 +263,8 @@ int replay_command(const Options& options) {
   for (const OutputSpec& spec : saved.c.pass->outputs) record.demands.push_back(contract.demands_for(saved.c, spec));
   record.comparisons =
       judge_outputs(saved.c, saved.inputs, saved.outputs, contract, {arch_key, saved.candidate}, threads, saved.rows);
-  record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true);
+  record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true,
+                          contract.known_for(saved.c, {arch_key, saved.candidate}));
   record.times.total_ms = ms_since(start);
   report.records.push_back(std::move(record));
   if (!options.run.json_to_stdout) {
