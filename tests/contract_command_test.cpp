@@ -74,5 +74,60 @@ TEST(ContractCommand, AFailureOfAnotherKindIsNotExpected) {
   expect_exit(run_program(kZeros + "--contract " + path), 1, "[  FAILED  ] 1 fail");
 }
 
+// --- explain ---------------------------------------------------------------------------------------------------------
+
+// 6*sqrt(1024) + 1*1024 units of 2^-24 of the magnitude, then half an ulp of bf16 at 1.
+TEST(ContractCommand, ExplainGivesEveryNumberItsSourceAndAWorkedBound) {
+  const ProcessResult result =
+      run_program("contract explain --op matmul --dtype bf16 --arch-key sm70 --batch 1 --seq 2 --k-dim 4096 --n-dim 8");
+  expect_exit(result, 0, "matmul/forward  matmul-bf16-1x2x4096x8  architecture sm70  candidate not named");
+  for (const char* part : {"c  bf16, contraction, sums of 4096 terms; contracts/default.json: rules[3]",
+                           "lambda     6          rules[3].gates[0]", "step       4          overlays[0]",
+                           "chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05",
+                           "computed 7.248e-05, stored 0.003906, so up to 0.003979", "determinism, batch invariance",
+                           "contracts/default.json: overlays[0]: Volta's", "gold  all rows"})
+    EXPECT_NE(result.text.find(part), std::string::npos) << "no '" << part << "' in: " << result.text;
+}
+
+TEST(ContractCommand, ExplainAppliesOverlaysOfTheCandidateAndShowsWhatIsExpectedAndWithheld) {
+  const std::string dated = R"("expires": "2020-01-31", "loosen": true)";
+  const std::string path = written(document(
+      {rule("{}")},
+      overlays({overlay(R"({"candidate": "cuda*"})", R"("bound_ratio": {"lambda": 5})", R"("expires": "never")"),
+                overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"limit": 2})", dated)}) +
+          R"(, "known": [{"match": {"op": "logp", "candidate": "cuda"}, "expect": "fail", "kinds": ["accuracy"],
+             "reason": "slip", "owner": "o", "expires": "never"}])"));
+  const std::string flags = "contract explain --op logp --contract " + path;
+  expect_exit(run_program(flags + " --candidate cuda-2"), 0, "lambda     5          overlays[0]");
+  expect_exit(run_program(flags), 0, "lambda     6          rules[0].gates[0]");
+  expect_exit(run_program(flags + " --candidate cuda"), 0, "expected to fail by known[0] (accuracy) until never: slip");
+  const ProcessResult withheld = run_program(flags + " --arch-key sm90");
+  expect_exit(withheld, 0, "overlays[1] expired on 2020-01-31: bound_ratio limit stays 1, not 2");
+  EXPECT_NE(withheld.text.find("warning: " + path + ": overlays[1] of o expired"), std::string::npos) << withheld.text;
+}
+
+TEST(ContractCommand, ExplainSpeaksJsonToo) {
+  const ProcessResult result = run_program(
+      "contract explain --op logp --check-grad --dtype bf16 --batch 1 --seq 2 --vocab 151936 --arch-key none --json");
+  ASSERT_EQ(result.code, 0) << result.text;
+  const auto json = nlohmann::json::parse(result.text);
+  ASSERT_EQ(json["cases"].size(), 2u);
+  const auto& output = json["cases"][1]["outputs"][0];
+  EXPECT_EQ(output["name"], "dlogits");
+  EXPECT_EQ(output["rule"], "contracts/default.json: rules[1]");
+  EXPECT_EQ(output["gates"][0]["chain"], 1024);
+  EXPECT_EQ(output["gates"][0]["numbers"][0], nlohmann::json::parse(R"({"key": "limit", "value": 1.0,
+                                                                         "from": "rules[1].gates[0]"})"));
+  EXPECT_DOUBLE_EQ(output["gates"][0]["growth"].get<double>(), 192 * 0x1p-24);
+  EXPECT_EQ(json["cases"][0]["gold"]["rows"], "all");
+}
+
+TEST(ContractCommand, ExplainRefusesWhatItCannotKnow) {
+  expect_exit(run_program("contract explain --op logp --arch-key auto"), 2, "no device is looked at");
+  expect_exit(run_program("contract explain --op logp --arch-key sm91"), 2, "unknown architecture 'sm91'");
+  expect_exit(run_program("contract explain --op logp --device cpu"), 2, "--device");
+  expect_exit(run_program("contract"), 2, "subcommand is required");
+}
+
 }  // namespace
 }  // namespace checkop
