@@ -117,6 +117,7 @@ class Contract {
   std::vector<std::string> warnings() const;
 
   const RuleTable& table() const { return *table_; }
+  Date date() const { return today_; }  ///< on which it was decided what has expired
   const std::string& path() const { return path_; }
   const std::string& hash() const { return hash_; }  ///< FNV-1a 64 of the text, 16 hex digits
 

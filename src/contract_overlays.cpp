@@ -8,24 +8,6 @@
 namespace checkop {
 namespace {
 
-/// Something that a number of an overlay replaces: a rule's number or that of a less specific overlay.
-struct Underneath {
-  std::string path;
-  double value;
-};
-
-/// Calls body(target, rule, gate) for every output that `overlay` fits and every gate that it sets numbers of.
-template <class Body>
-void for_each_gate(const Overlay& overlay, const RuleTable& table, const std::string& file, const Body& body) {
-  for (const JudgedOutput& target : all_targets()) {
-    if (!overlay.match.fits(target)) continue;
-    const Rule* rule = most_specific(table.rules, target, file);
-    if (rule == nullptr) continue;
-    for (const GateNumbers& numbers : overlay.set)
-      if (const Gate* gate = rule->find(numbers.metric)) body(target, *rule, *gate, numbers);
-  }
-}
-
 Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
   json.allow_keys({"match", "set", "reason", "owner", "expires", "loosen"});
   Overlay overlay;
@@ -57,27 +39,6 @@ Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
   return overlay;
 }
 
-/// What may lie below `number` of `overlay` at `target`: the rule, and every less specific overlay that some subject
-/// meets together with this one. Throws InputError for an overlay that is as specific.
-std::vector<Underneath> what_lies_below(const Overlay& overlay, const std::vector<Overlay>& all,
-                                        const JudgedOutput& target, const Rule& rule, const Gate& gate,
-                                        const GateKey& key, const std::string& file) {
-  std::vector<Underneath> below{{rule.path, key.value_in(gate)}};
-  for (const Overlay& other : all) {
-    const GateNumbers::Number* number = other.find(gate.metric, &key);
-    if (&other == &overlay || number == nullptr || !other.match.meets(overlay.match) || !other.match.fits(target))
-      continue;
-    const int order = overlay.match.specificity() - other.match.specificity();
-    if (order == 0)
-      throw InputError(file,
-                       fmt::format("{} and {} both set {} {} of {} and are equally specific", overlay.path, other.path,
-                                   to_string(gate.metric), key.name, describe(target)),
-                       "remove one or let one name more keys");
-    if (order > 0) below.push_back({other.path, number->value()});
-  }
-  return below;
-}
-
 /// Whether any number of `overlay` is looser than what may lie below it; an error unless it says so.
 bool loosens_something(const Overlay& overlay, const std::vector<Overlay>& all, const RuleTable& table,
                        const std::string& file) {
@@ -98,6 +59,25 @@ bool loosens_something(const Overlay& overlay, const std::vector<Overlay>& all, 
 }
 
 }  // namespace
+
+std::vector<Underneath> what_lies_below(const Overlay& overlay, const std::vector<Overlay>& all,
+                                        const JudgedOutput& target, const Rule& rule, const Gate& gate,
+                                        const GateKey& key, const std::string& file) {
+  std::vector<Underneath> below{{rule.path, key.value_in(gate)}};
+  for (const Overlay& other : all) {
+    const GateNumbers::Number* number = other.find(gate.metric, &key);
+    if (&other == &overlay || number == nullptr || !other.match.meets(overlay.match) || !other.match.fits(target))
+      continue;
+    const int order = overlay.match.specificity() - other.match.specificity();
+    if (order == 0)
+      throw InputError(file,
+                       fmt::format("{} and {} both set {} {} of {} and are equally specific", overlay.path, other.path,
+                                   to_string(gate.metric), key.name, describe(target)),
+                       "remove one or let one name more keys");
+    if (order > 0) below.push_back({other.path, number->value()});
+  }
+  return below;
+}
 
 void read_subject(const JsonValue& json, RuleMatch& match) {
   if (const auto arch = json.find("arch")) match.arch = arch->one_of("architecture", all_archs());

@@ -323,6 +323,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   contract->require_subcommand(1);
   CLI::App* explain = contract->add_subcommand("explain", "every number that judges a case, and where it came from");
   add_explain_options(*explain, options.run);
+  CLI::App* lint = contract->add_subcommand("lint", "what has expired or does nothing; exit 1 when there is some");
+  lint->add_option("file", options.contracts, "contracts")->required()->type_name("FILE...");
   app.footer(
       "Examples:\n"
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
@@ -349,6 +351,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
   if (explain->parsed()) options.command = Command::explain;
+  if (lint->parsed()) options.command = Command::lint;
   const CLI::App* innermost = &app;
   while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
   note_given(*innermost, options.run);

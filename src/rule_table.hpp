@@ -133,10 +133,11 @@ struct KnownEntry {
   Grant grant;
 
   bool fits(const Case& c, const Subject& subject) const {
+    return fits_all_but_name(c) && match.fits(subject) && (cases.empty() || glob_matches(cases, case_name(c)));
+  }
+  bool fits_all_but_name(const Case& c) const {
     return (match.op.empty() || match.op == c.op->name) && (match.pass.empty() || match.pass == c.pass->name) &&
-           (match.dtypes.empty() ||
-            std::find(match.dtypes.begin(), match.dtypes.end(), c.dtype) != match.dtypes.end()) &&
-           match.fits(subject) && (cases.empty() || glob_matches(cases, case_name(c)));
+           (match.dtypes.empty() || std::find(match.dtypes.begin(), match.dtypes.end(), c.dtype) != match.dtypes.end());
   }
 };
 
@@ -151,6 +152,30 @@ struct RuleTable {
 
 /// The most specific rule that fits; nullptr when none does. Throws InputError for a tie.
 const Rule* most_specific(const std::vector<Rule>& rules, const JudgedOutput& target, const std::string& file);
+
+/// Calls body(target, rule, gate, numbers) for every output that `overlay` fits and every gate that it sets numbers of.
+template <class Body>
+void for_each_gate(const Overlay& overlay, const RuleTable& table, const std::string& file, const Body& body) {
+  for (const JudgedOutput& target : all_targets()) {
+    if (!overlay.match.fits(target)) continue;
+    const Rule* rule = most_specific(table.rules, target, file);
+    if (rule == nullptr) continue;
+    for (const GateNumbers& numbers : overlay.set)
+      if (const Gate* gate = rule->find(numbers.metric)) body(target, *rule, *gate, numbers);
+  }
+}
+
+/// Something that a number of an overlay replaces.
+struct Underneath {
+  std::string path;  ///< of a rule or of a less specific overlay
+  double value;
+};
+
+/// What may lie below the number `key` of `overlay` at `target`: the rule's, and that of every less specific overlay of
+/// `all` that some subject meets together with this one. Throws InputError for an overlay that is as specific.
+std::vector<Underneath> what_lies_below(const Overlay& overlay, const std::vector<Overlay>& all,
+                                        const JudgedOutput& target, const Rule& rule, const Gate& gate,
+                                        const GateKey& key, const std::string& file);
 
 /// Throws InputError for a key that is not an architecture.
 void require_known_arch(const std::string& where, std::string_view key);

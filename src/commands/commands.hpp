@@ -13,5 +13,6 @@ int mutate_command(const Options& options);
 int list_command(const Options& options);
 int show_command(const Options& options);
 int explain_command(const Options& options);
+int lint_command(const Options& options);
 
 }  // namespace checkop
