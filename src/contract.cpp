@@ -1,20 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts: the choice of the rule and the override that judge an output.
+// Contracts: the choice of the rule and of the overlays that judge an output.
 #include "contract.hpp"
 
 #include <array>
 #include <cmath>
 #include <utility>
 
-#include "rule_table.hpp"
-#include "text.hpp"
+#include "contract_reader.hpp"
 
 namespace checkop {
 namespace {
 
 constexpr std::array kCaseDTypes{DType::f64, DType::f32, DType::f16, DType::bf16};
-const std::vector<std::string> kArchs{"sm70", "sm75",  "sm80",  "sm86",  "sm87",  "sm89",
-                                      "sm90", "sm100", "sm103", "sm110", "sm120", "sm121"};
+
+/// Lays what `overlay` sets over the gate at `index`.
+void lay_over(const Overlay& overlay, bool expired, size_t index, Gates& gates) {
+  Gate& gate = gates.all[index];
+  bool applied = false;
+  for (const GateNumbers& numbers : overlay.set) {
+    if (numbers.metric != gate.metric) continue;
+    for (const GateNumbers::Number& number : numbers.set) {
+      const double now = number.key->value_in(gate);
+      if (expired && loosens(*number.key, now, number.value())) {
+        gates.withheld.push_back(fmt::format("{} expired on {}: {} {} stays {}, not {}", overlay.path,
+                                             to_string(*overlay.grant.expires), to_string(gate.metric),
+                                             number.key->name, now, number.value()));
+        continue;
+      }
+      number.apply(gate);
+      applied = true;
+      for (NumberSource& source : gates.numbers) {
+        if (source.metric != gate.metric || source.key != number.key) continue;
+        source.path = overlay.path;
+        source.reason = overlay.grant.reason;
+      }
+    }
+  }
+  if (applied) gate.source += " + " + overlay.path;
+}
 
 }  // namespace
 
@@ -33,53 +56,80 @@ std::vector<JudgedOutput> all_targets() {
   return all;
 }
 
-bool has_gate(const Rule& rule, Metric metric) {
-  return std::any_of(rule.gates.begin(), rule.gates.end(), [metric](const Gate& g) { return g.metric == metric; });
+const Rule* most_specific(const std::vector<Rule>& rules, const JudgedOutput& target, const std::string& file) {
+  const Rule *best = nullptr, *equal = nullptr;
+  for (const Rule& rule : rules) {
+    if (!rule.match.fits(target)) continue;
+    const int order = best ? rule.match.specificity() - best->match.specificity() : 1;
+    if (order > 0) {
+      best = &rule;
+      equal = nullptr;
+    } else if (order == 0) {
+      equal = &rule;
+    }
+  }
+  if (equal)
+    throw InputError(
+        file,
+        fmt::format("{} and {} both match {} and are equally specific", best->path, equal->path, describe(target)),
+        "remove one or let one name more keys");
+  return best;
+}
+
+const std::vector<std::string>& all_archs() {
+  static const std::vector<std::string> kArchs{"sm70", "sm75",  "sm80",  "sm86",  "sm87",  "sm89",
+                                               "sm90", "sm100", "sm103", "sm110", "sm120", "sm121"};
+  return kArchs;
 }
 
 void require_known_arch(const std::string& where, std::string_view key) {
   if (is_known_arch(key)) return;
-  const std::string hint = did_you_mean(key, kArchs);
+  const std::string hint = did_you_mean(key, all_archs());
   throw InputError(where, fmt::format("unknown architecture '{}'", key),
                    hint.empty() ? "known: " + known_archs() : hint);
 }
 
-double sum_growth(const Gate& gate, int64_t terms, double u) {
-  int64_t chain = terms / gate.step + (terms % gate.step != 0);
-  if (gate.max_chain > 0) chain = std::min(chain, gate.max_chain);
-  return gate.lambda * std::sqrt(static_cast<double>(chain)) * u;
+int64_t chain_length(const Gate& gate, int64_t terms) {
+  const int64_t chain = terms / gate.step + (terms % gate.step != 0);
+  return gate.max_chain > 0 ? std::min(chain, gate.max_chain) : chain;
 }
 
-Contract Contract::load(const std::string& path) { return parse(read_text_file(path, "a contract"), path); }
+double sum_growth(const Gate& gate, int64_t terms, double u) {
+  return gate.lambda * std::sqrt(static_cast<double>(chain_length(gate, terms))) * u;
+}
 
-Contract Contract::parse(std::string_view text, const std::string& path) {
+Contract Contract::load(const std::string& path, Date today) {
+  return parse(read_text_file(path, "a contract"), path, today);
+}
+
+Contract Contract::parse(std::string_view text, const std::string& path, Date today) {
   const JsonValue root = JsonValue::parse(text, path);
   Contract contract;
   contract.path_ = path;
   contract.hash_ = fnv1a_hex(text);
+  contract.today_ = today;
   RuleTable table;
   read_contract(root, table);
   contract.table_ = std::make_shared<const RuleTable>(std::move(table));
   return contract;
 }
 
-Gates Contract::gates_for(const Case& c, const OutputSpec& output, std::string_view arch_key) const {
+Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject& subject) const {
   const JudgedOutput target{c.op, c.pass, &output, dtype_of(c, output.tensor), c.dtype};
-  if (!arch_key.empty()) require_known_arch("", arch_key);
+  if (!subject.arch_key.empty()) require_known_arch("", subject.arch_key);
   const Rule* rule = most_specific(table_->rules, target, path_);
   if (!rule)
     throw InputError(path_, "no rule matches " + describe(target),
                      fmt::format("add one, or choose another dtype than {} or another contract", info(c.dtype).name));
-  Gates gates{rule->gates, rule->nonfinite_may_match, path_ + ": " + rule->path};
-  const auto overrides = table_->overrides.find(arch_key);
-  if (overrides == table_->overrides.end()) return gates;
-  if (const ArchOverride* override = most_specific(overrides->second, target, path_))
-    for (const GateNumbers& numbers : override->set)
-      for (Gate& gate : gates.all)
-        if (gate.metric == numbers.metric) {
-          numbers.apply(gate);
-          gate.source += " + " + override->path;
-        }
+  Gates gates{rule->gates, rule->nonfinite_may_match, path_ + ": " + rule->path, rule->why, {}, {}};
+  for (size_t i = 0; i < rule->gates.size(); ++i)
+    for (const GateKey& key : keys_of(rule->gates[i].metric))
+      gates.numbers.push_back(
+          {rule->gates[i].metric, &key, rule->numbers[i].find(&key) == nullptr ? "" : rule->gate_paths[i], {}});
+  for (const Overlay& overlay : table_->overlays) {
+    if (!overlay.match.fits(subject) || !overlay.match.fits(target)) continue;
+    for (size_t i = 0; i < gates.all.size(); ++i) lay_over(overlay, overlay.grant.expired(today_), i, gates);
+  }
   return gates;
 }
 
@@ -91,8 +141,35 @@ Demands Contract::demands_for(const Case& c, const OutputSpec& output) const {
 
 const Sampling& Contract::sampling() const { return table_->sampling; }
 
-bool is_known_arch(std::string_view key) { return std::find(kArchs.begin(), kArchs.end(), key) != kArchs.end(); }
+const std::vector<std::string>& known_kinds() {
+  static const std::vector<std::string> kKinds{"accuracy",    "nonfinite",  "identity", "unwritten",
+                                               "determinism", "invariance", "candidate"};
+  return kKinds;
+}
 
-std::string known_archs() { return fmt::format("{}", fmt::join(kArchs, ", ")); }
+std::vector<KnownFailure> Contract::known_for(const Case& c, const Subject& subject) const {
+  std::vector<KnownFailure> all;
+  for (const KnownEntry& entry : table_->known)
+    if (!entry.grant.expired(today_) && entry.fits(c, subject)) all.push_back(entry.failure);
+  return all;
+}
+
+std::vector<std::string> Contract::warnings() const {
+  std::vector<std::string> all;
+  const auto warn = [&](const std::string& path, const Grant& grant, std::string_view consequence) {
+    if (grant.expired(today_))
+      all.push_back(fmt::format("{}: {} of {} expired on {}: {} ({})", path_, path, grant.owner,
+                                to_string(*grant.expires), consequence, grant.reason));
+  };
+  for (const Overlay& overlay : table_->overlays) warn(overlay.path, overlay.grant, "what it loosens no longer holds");
+  for (const KnownEntry& entry : table_->known) warn(entry.failure.path, entry.grant, "the failure counts again");
+  return all;
+}
+
+bool is_known_arch(std::string_view key) {
+  return std::find(all_archs().begin(), all_archs().end(), key) != all_archs().end();
+}
+
+std::string known_archs() { return fmt::format("{}", fmt::join(all_archs(), ", ")); }
 
 }  // namespace checkop

@@ -7,23 +7,27 @@
 namespace checkop {
 namespace {
 
-constexpr GateKey real(std::string_view name, double Gate::*place, bool required = true) {
-  return {name, place, nullptr, 0, required};
+constexpr GateKey real(std::string_view name, double Gate::*place, bool required = true,
+                       Looser looser = Looser::larger) {
+  return {name, place, nullptr, 0, required, looser};
 }
-constexpr GateKey integer(std::string_view name, int64_t Gate::*place, double least, bool required = true) {
-  return {name, nullptr, place, least, required};
+constexpr GateKey integer(std::string_view name, int64_t Gate::*place, double least, Looser looser,
+                          bool required = true) {
+  return {name, nullptr, place, least, required, looser};
 }
 
 constexpr GateKey kLimit = real("limit", &Gate::limit);
 // Step and bias describe the hardware: left out, one rounding per term, to nearest.
-constexpr std::array kBoundRatioKeys{kLimit, real("lambda", &Gate::lambda), integer("max_chain", &Gate::max_chain, 0),
-                                     integer("step", &Gate::step, 1, false),
-                                     real("bias_ulps", &Gate::bias_ulps, false)};
+constexpr std::array kBoundRatioKeys{
+    kLimit, real("lambda", &Gate::lambda), integer("max_chain", &Gate::max_chain, 0, Looser::larger_or_zero),
+    integer("step", &Gate::step, 1, Looser::smaller, false), real("bias_ulps", &Gate::bias_ulps, false)};
 constexpr std::array kToleranceKeys{real("atol", &Gate::atol), real("rtol", &Gate::rtol)};
 constexpr std::array kLimitOnly{kLimit};
-constexpr std::array kBlockKeys{kLimit, integer("rows", &Gate::rows, 1), integer("columns", &Gate::columns, 1)};
+// A larger block hides single elements, a smaller one is mostly rounding noise: neither direction is the strict one.
+constexpr std::array kBlockKeys{kLimit, integer("rows", &Gate::rows, 1, Looser::any),
+                                integer("columns", &Gate::columns, 1, Looser::any)};
 constexpr std::array kBiasKeys{kLimit, real("one_sided", &Gate::one_sided)};
-constexpr std::array kClipKeys{kLimit, real("clip_eps", &Gate::clip_eps)};
+constexpr std::array kClipKeys{kLimit, real("clip_eps", &Gate::clip_eps, true, Looser::any)};
 
 struct Entry {
   Metric metric;
@@ -73,5 +77,19 @@ TokenQuantity token_quantity(const OutputSpec& output) {
 }
 
 std::span<const GateKey> keys_of(Metric metric) { return entry(metric).keys; }
+
+bool loosens(const GateKey& key, double from, double to) {
+  switch (key.looser) {
+    case Looser::larger:
+      return to > from;
+    case Looser::larger_or_zero:
+      return from != 0 && (to > from || to == 0);
+    case Looser::smaller:
+      return to < from;
+    case Looser::any:
+      return to != from;
+  }
+  return true;
+}
 
 }  // namespace checkop

@@ -56,8 +56,15 @@ struct Gate {
   int64_t rows = 0, columns = 0;  ///< block_rel_l2: size of a block
   double one_sided = 0;           ///< bias_t: the share of growth*magnitude that may lean to one side
   double clip_eps = 0.2;          ///< clip_flips: the ratio is clipped outside of [1 - eps, 1 + eps]
-  std::string source =
-      {};  ///< "contracts/default.json: rules[3].gates[0]", "+ arch_overrides.sm90[0]" where it applied
+  std::string source = {};        ///< "contracts/default.json: rules[3].gates[0]", "+ overlays[0]" where it applied
+};
+
+/// Which change of a number lets more candidates pass.
+enum class Looser : uint8_t {
+  larger,
+  larger_or_zero,  ///< 0 stands for no cap
+  smaller,
+  any,  ///< no order: more may pass or less
 };
 
 /// A number that a contract's file gives for a metric.
@@ -67,7 +74,13 @@ struct GateKey {
   int64_t Gate::*integer;  ///< or nullptr
   double least;
   bool required;  ///< policy must be stated; what describes hardware has a default
+  Looser looser;
+
+  double value_in(const Gate& gate) const { return real != nullptr ? gate.*real : static_cast<double>(gate.*integer); }
 };
+/// Whether `to` in place of `from` lets pass what `from` does not, whatever the other numbers.
+bool loosens(const GateKey& key, double from, double to);
+
 std::span<const GateKey> keys_of(Metric metric);
 
 }  // namespace checkop

@@ -75,7 +75,7 @@ int64_t sum_terms(const Case& c, const OutputSpec& output) {
 namespace {
 
 std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
-                                   const Contract& contract, std::string_view arch_key, unsigned threads,
+                                   const Contract& contract, const Subject& subject, unsigned threads,
                                    const std::vector<RowSet>& rows, GoldTimes* times, const StoredGold* stored) {
   using Clock = std::chrono::steady_clock;
   const std::vector<RowSet> sets = rows.empty() ? std::vector<RowSet>(outputs.size()) : rows;
@@ -85,7 +85,7 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].name.empty()) continue;
     const OutputSpec& spec = c.pass->outputs[i];
-    gates[i] = contract.gates_for(c, spec, arch_key);
+    gates[i] = contract.gates_for(c, spec, subject);
     // Errors of equal inputs are one error many times: which side they lean to says nothing.
     if (c.input_mode == InputMode::constant)
       std::erase_if(gates[i].all, [](const Gate& gate) { return gate.metric == Metric::bias_t; });
@@ -134,9 +134,9 @@ Tensor copy_of(const Tensor& tensor) {
 
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
-                                      std::string_view arch_key, unsigned threads, const std::vector<RowSet>& rows,
+                                      const Subject& subject, unsigned threads, const std::vector<RowSet>& rows,
                                       GoldTimes* times, const StoredGold* stored) {
-  std::vector<Comparison> results = judge_once(c, inputs, outputs, contract, arch_key, threads, rows, times, stored);
+  std::vector<Comparison> results = judge_once(c, inputs, outputs, contract, subject, threads, rows, times, stored);
   for (size_t i = 0; i < results.size(); ++i) {
     Comparison& result = results[i];
     const bool by_elements_alone = std::all_of(result.gates.begin(), result.gates.end(),
@@ -146,7 +146,7 @@ std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& 
       std::vector<Tensor> tried;
       for (const Tensor& output : outputs) tried.push_back(copy_of(output));
       tried[i] = trivial_tensor(answer, outputs[i], judged_view(*c.op, c.pass->outputs[i].tensor, outputs[i].shape));
-      return !judge_once(c, inputs, tried, contract, arch_key, threads, rows, nullptr, stored)[i].passed();
+      return !judge_once(c, inputs, tried, contract, subject, threads, rows, nullptr, stored)[i].passed();
     });
   }
   return results;

@@ -46,7 +46,7 @@ struct GoldTimes {
 /// With `stored` the gold is taken from there, all of it, and failures are not diagnosed.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
-                                      std::string_view arch_key, unsigned threads, const std::vector<RowSet>& rows = {},
+                                      const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},
                                       GoldTimes* times = nullptr, const StoredGold* stored = nullptr);
 
 }  // namespace checkop

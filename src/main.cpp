@@ -23,6 +23,10 @@ int main(int argc, char** argv) {
         return list_command(*options);
       case Command::show:
         return show_command(*options);
+      case Command::explain:
+        return explain_command(*options);
+      case Command::lint:
+        return lint_command(*options);
     }
   } catch (const EnvironmentError& e) {
     std::fprintf(stderr, "check_operator: %s\n", e.what());

@@ -150,7 +150,7 @@ class Trials {
   }
 
   std::vector<Comparison> compared(const std::vector<Tensor>& outputs) const {
-    return judge_outputs(c_, inputs_, outputs, contract_, arch_key_, threads_, {}, nullptr, &gold_);
+    return judge_outputs(c_, inputs_, outputs, contract_, {arch_key_, {}}, threads_, {}, nullptr, &gold_);
   }
 
   Trial judged(const std::vector<Tensor>& outputs) const {
@@ -181,7 +181,7 @@ class Trials {
   bool fits(const Plan& plan) const {
     for (const OutputSpec& spec : c_.pass->outputs) {
       if (!is_present(c_, spec.tensor)) continue;
-      for (const Gate& gate : contract_.gates_for(c_, spec, arch_key_).all) {
+      for (const Gate& gate : contract_.gates_for(c_, spec, {arch_key_, {}}).all) {
         if (gate.metric == Metric::bound_ratio && gate.max_chain > 0 &&
             plan.chain(sum_terms(c_, spec)) > gate.max_chain)
           return false;

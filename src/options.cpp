@@ -148,7 +148,7 @@ void add_selection_options(CLI::App& app, RunOptions& run) {
 }
 
 void add_contract_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--arch-key", run.arch_key, "contract overrides: auto (the device's), none, or a key such as sm90")
+  app.add_option("--arch-key", run.arch_key, "contract overlays: auto (the device's), none, or a key such as sm90")
       ->capture_default_str()
       ->group("Judging");
   app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
@@ -208,6 +208,15 @@ void set_mutate_defaults(RunOptions& run) {
   if (!run.has("--dtype")) run.dtypes = {"all"};
   if (!run.has("--pass") && !run.has("--check-grad")) run.passes = {"all"};
   if (run.given_case_flags.empty() && !run.has("--cases") && !run.has("--suite")) run.suite = "mutation";
+}
+
+/// The gates of cases, without a device.
+void add_explain_options(CLI::App& app, RunOptions& run) {
+  add_case_options(app, run);
+  app.add_option("--candidate", run.candidates, "by name: whose overlays apply")->expected(1)->type_name("NAME");
+  add_contract_options(app, run);
+  app.get_option("--arch-key")->description("whose overlays apply: none, or a key such as sm90")->default_str("none");
+  add_json_option(app, run, "the same as JSON to FILE, or in place of the text");
 }
 
 /// CLI11 takes "-1" for a flag: "--batch -1" becomes "--batch=-1", so that the value is judged as a value.
@@ -310,6 +319,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* show = app.add_subcommand("show", "an operator: formula, tensors, attributes, candidates");
   show->add_option("op", options.show_op, "operator")->required();
   show->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  CLI::App* contract = app.add_subcommand("contract", "what a contract asks, and of what use it is");
+  contract->require_subcommand(1);
+  CLI::App* explain = contract->add_subcommand("explain", "every number that judges a case, and where it came from");
+  add_explain_options(*explain, options.run);
+  CLI::App* lint = contract->add_subcommand("lint", "what has expired or does nothing; exit 1 when there is some");
+  lint->add_option("file", options.contracts, "contracts")->required()->type_name("FILE...");
   app.footer(
       "Examples:\n"
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
@@ -335,7 +350,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (mutate->parsed()) options.command = Command::mutate;
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
-  note_given(run->parsed() ? *run : bench->parsed() ? *bench : mutate->parsed() ? *mutate : app, options.run);
+  if (explain->parsed()) options.command = Command::explain;
+  if (lint->parsed()) options.command = Command::lint;
+  const CLI::App* innermost = &app;
+  while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
+  note_given(*innermost, options.run);
   refuse_idle_flags(options.run);
   if (mutate->parsed()) set_mutate_defaults(options.run);
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});

@@ -62,13 +62,14 @@ struct MutateOptions {
   double min_kill = 1;  ///< share of the faults that the contract must reject
 };
 
-enum class Command : uint8_t { run, bench, mutate, list, show };
+enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint };
 
 struct Options {
   Command command = Command::run;
-  RunOptions run;  ///< of bench too, where they apply
+  RunOptions run;  ///< of bench and the subcommands of contract too, where they apply
   BenchOptions bench;
   MutateOptions mutate;
+  std::vector<std::string> contracts;  ///< of lint
   std::string show_op;
   std::string command_line;  ///< quoted for a shell
 };

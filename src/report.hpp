@@ -36,6 +36,7 @@ struct CaseRecord {
 struct Report {
   std::string suite_name, command;
   std::string contract_path, contract_hash;
+  std::vector<std::string> warnings = {};  ///< of the contract: what has expired
   std::vector<CaseRecord> records;
   bool complete = false;  ///< false in the report of a run that is not, or never came, to its end
   std::string started, host;

@@ -145,6 +145,12 @@ std::string check_word(const CaseRecord& record, bool asked, bool ran, bool brok
   return broken ? "fail" : "pass";
 }
 
+Json known_json(const std::optional<KnownFailure>& known) {
+  if (!known) return nullptr;
+  return {{"path", known->path},   {"kinds", known->kinds}, {"reason", known->reason},
+          {"owner", known->owner}, {"issue", known->issue}, {"expires", known->expires}};
+}
+
 Json checks(const CaseRecord& record) {
   bool repeat_ran = false, repeat_broken = false, subset_ran = false, subset_broken = false, unwritten = false;
   for (const OutputRun& output : record.run.outputs) {
@@ -189,6 +195,7 @@ Json case_json(const CaseRecord& record) {
           {"verdict", to_string(record.judgment.verdict)},
           {"kind", record.judgment.kind},
           {"reason", record.judgment.reason},
+          {"known", known_json(record.judgment.known)},
           {"repeat", record.repeat},
           {"passed", record.judgment.verdict == Verdict::pass},
           {"message", record.run.message},
@@ -230,7 +237,7 @@ Json candidate_json(const std::vector<const CaseRecord*>& records) {
   bool passed = true;
   for (const CaseRecord* record : records) {
     cases.push_back(case_json(*record));
-    passed &= record->judgment.verdict == Verdict::pass;
+    passed &= record->judgment.verdict == Verdict::pass || record->judgment.verdict == Verdict::xfail;
     for (const Json& entry : cases.back()["outputs"]) {
       if (record->judgment.verdict == Verdict::pass && entry["count"] == 0) continue;  // declared to be empty
       ++outputs;
@@ -309,6 +316,7 @@ std::string to_json(const Report& report) {
       {"environment",
        {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
       {"command", report.command},
+      {"warnings", report.warnings},
       {"candidates", candidates},
       {"volatile",
        {{"started", report.started},

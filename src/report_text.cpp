@@ -94,6 +94,13 @@ std::string describe(const GateResult& gate) {
   return gate.out_of_bound > 0 ? text + fmt::format("; {} out of bound", gate.out_of_bound) : text;
 }
 
+/// "known[0] expects this until 2027-01-01: cuBLAS picks its kernel by the number of rows (#12; owner)"
+std::string describe(const KnownFailure& known) {
+  return fmt::format("{} expects a failure{}: {} ({}{})", known.path,
+                     known.expires == "never" ? "" : " until " + known.expires, known.reason,
+                     known.issue.empty() ? "" : known.issue + "; ", known.owner);
+}
+
 /// Every gate of every output, and what a failed output looks like.
 void print_gates(std::FILE* out, const CaseRecord& record) {
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
@@ -114,6 +121,7 @@ void print_header(std::FILE* out, const Report& report, const DeviceInfo& device
   fmt::print(out, "[==========] {} check{} of {} candidate{}; contract {} ({}); device {}{}\n", n_cases,
              n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s", report.contract_path,
              report.contract_hash, device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key));
+  for (const std::string& warning : report.warnings) fmt::print(out, "[ WARNING  ] {}\n", warning);
 }
 
 void print_record(std::FILE* out, const CaseRecord& record) {
@@ -125,6 +133,7 @@ void print_record(std::FILE* out, const CaseRecord& record) {
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
   if (!pass) {
     fmt::print(out, "             {}\n", record.judgment.reason);
+    if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
     print_gates(out, record);
     fmt::print(out, "             repeat: {}\n", record.repeat);
   }

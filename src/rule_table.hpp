@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What contract_reader.cpp fills and contract.cpp chooses from: rules, overrides and what they match.
+// What the contract readers fill and contract.cpp chooses from: rules, overlays and what they match.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 
 #include "contract.hpp"
 #include "error.hpp"
-#include "json.hpp"
+#include "text.hpp"
 
 namespace checkop {
 
@@ -35,6 +35,7 @@ struct RuleMatch {
   std::string output, op, pass;
   std::vector<DType> dtypes;  ///< of the output
   std::optional<Numerics> numerics;
+  std::string arch, candidate;      ///< of overlays; the candidate is a glob
   std::string op_class;             ///< seed's format
   std::optional<DType> case_dtype;  ///< seed's format
 
@@ -44,9 +45,25 @@ struct RuleMatch {
            (pass.empty() || pass == t.pass->name) && (!numerics || *numerics == t.output->numerics) &&
            (op_class.empty() || op_class == t.op->op_class) && (!case_dtype || *case_dtype == t.case_dtype);
   }
-  /// A binary digit per key, so that equal values mean equal sets of keys.
+  bool fits(const Subject& s) const {
+    return (arch.empty() || arch == s.arch_key) &&
+           (candidate.empty() || (!s.candidate.empty() && glob_matches(candidate, s.candidate)));
+  }
+  /// Whether there is a subject that both fit.
+  bool meets(const RuleMatch& other) const {
+    return (arch.empty() || other.arch.empty() || arch == other.arch) &&
+           (candidate.empty() || other.candidate.empty() || globs_overlap(candidate, other.candidate));
+  }
+  /// Whether this fits every subject that `other` fits; false also for a few pairs of globs where it does.
+  bool covers(const RuleMatch& other) const {
+    return (arch.empty() || arch == other.arch) &&
+           (candidate.empty() || (!other.candidate.empty() && glob_covers(candidate, other.candidate)));
+  }
+  /// A digit per key, so that equal values mean equal sets of keys; a candidate is more by its name than by a glob.
   int specificity() const {
-    return 16 * !output.empty() + 8 * !op.empty() + 4 * !dtypes.empty() + 2 * !pass.empty() + 1 * numerics.has_value();
+    const int by_candidate = candidate.empty() ? 0 : is_glob(candidate) ? 1 : 2;
+    return 64 * by_candidate + 32 * !arch.empty() + 16 * !output.empty() + 8 * !op.empty() + 4 * !dtypes.empty() +
+           2 * !pass.empty() + 1 * numerics.has_value();
   }
 };
 
@@ -56,69 +73,112 @@ struct GateNumbers {
     const GateKey* key;
     double real;
     int64_t integer;
+
+    double value() const { return key->real != nullptr ? real : static_cast<double>(integer); }
+    void apply(Gate& gate) const {
+      if (key->real != nullptr) gate.*key->real = real;
+      if (key->integer != nullptr) gate.*key->integer = integer;
+    }
   };
   Metric metric = Metric::bound_ratio;
   std::vector<Number> set;
 
-  void apply(Gate& gate) const {
-    gate.metric = metric;
-    for (const Number& number : set) {
-      if (number.key->real != nullptr) gate.*number.key->real = number.real;
-      if (number.key->integer != nullptr) gate.*number.key->integer = number.integer;
-    }
+  const Number* find(const GateKey* key) const {
+    const auto found = std::find_if(set.begin(), set.end(), [key](const Number& n) { return n.key == key; });
+    return found == set.end() ? nullptr : &*found;
   }
 };
 
 struct Rule {
   RuleMatch match;
   std::vector<Gate> gates;
+  std::vector<GateNumbers> numbers;     ///< that the file gives, in the order of the gates; the rest are defaults
+  std::vector<std::string> gate_paths;  ///< "rules[3].gates[0]", in the same order
   bool nonfinite_may_match = false;
   std::string path;  ///< "rules[3]"
+  std::string why;
+
+  const Gate* find(Metric metric) const {
+    const auto found = std::find_if(gates.begin(), gates.end(), [metric](const Gate& g) { return g.metric == metric; });
+    return found == gates.end() ? nullptr : &*found;
+  }
 };
 
-struct ArchOverride {
-  std::string arch;
+/// Who stands for an exception, and for how long.
+struct Grant {
+  std::string reason, owner;
+  std::optional<Date> expires;  ///< the last day on which it holds; none: "never"
+
+  bool expired(Date today) const { return expires && today > *expires; }
+};
+
+struct Overlay {
   RuleMatch match;
   std::vector<GateNumbers> set;
-  std::string path;  ///< "arch_overrides.sm90[0]"
+  bool loosen = false;
+  Grant grant;
+  std::string path;  ///< "overlays[0]", "accuracy.arch_overrides.sm90.logprob.fp32"
+
+  const GateNumbers::Number* find(Metric metric, const GateKey* key) const {
+    for (const GateNumbers& numbers : set)
+      if (numbers.metric == metric) return numbers.find(key);
+    return nullptr;
+  }
+};
+
+struct KnownEntry {
+  RuleMatch match;    ///< op, pass, arch and candidate; dtypes are those of the case
+  std::string cases;  ///< a glob on the case's name; "" for all
+  KnownFailure failure;
+  Grant grant;
+
+  bool fits(const Case& c, const Subject& subject) const {
+    return fits_all_but_name(c) && match.fits(subject) && (cases.empty() || glob_matches(cases, case_name(c)));
+  }
+  bool fits_all_but_name(const Case& c) const {
+    return (match.op.empty() || match.op == c.op->name) && (match.pass.empty() || match.pass == c.pass->name) &&
+           (match.dtypes.empty() || std::find(match.dtypes.begin(), match.dtypes.end(), c.dtype) != match.dtypes.end());
+  }
 };
 
 struct RuleTable {
   std::vector<Rule> rules;
-  std::map<std::string, std::vector<ArchOverride>, std::less<>> overrides;  ///< by architecture
+  std::vector<KnownEntry> known;
+  std::vector<Overlay> overlays;  ///< from the least to the most specific
   Sampling sampling;
   Demands demands;                                               ///< of operators that have none of their own
   std::map<std::string, Demands, std::less<>> operator_demands;  ///< complete, by operator
 };
 
-/// The most specific of `all` that fits; nullptr when none does. Throws InputError for a tie.
-template <class T>
-const T* most_specific(const std::vector<T>& all, const JudgedOutput& target, const std::string& file) {
-  const T *best = nullptr, *equal = nullptr;
-  for (const T& candidate : all) {
-    if (!candidate.match.fits(target)) continue;
-    const int order = best ? candidate.match.specificity() - best->match.specificity() : 1;
-    if (order > 0) {
-      best = &candidate;
-      equal = nullptr;
-    } else if (order == 0) {
-      equal = &candidate;
-    }
+/// The most specific rule that fits; nullptr when none does. Throws InputError for a tie.
+const Rule* most_specific(const std::vector<Rule>& rules, const JudgedOutput& target, const std::string& file);
+
+/// Calls body(target, rule, gate, numbers) for every output that `overlay` fits and every gate that it sets numbers of.
+template <class Body>
+void for_each_gate(const Overlay& overlay, const RuleTable& table, const std::string& file, const Body& body) {
+  for (const JudgedOutput& target : all_targets()) {
+    if (!overlay.match.fits(target)) continue;
+    const Rule* rule = most_specific(table.rules, target, file);
+    if (rule == nullptr) continue;
+    for (const GateNumbers& numbers : overlay.set)
+      if (const Gate* gate = rule->find(numbers.metric)) body(target, *rule, *gate, numbers);
   }
-  if (equal)
-    throw InputError(
-        file,
-        fmt::format("{} and {} both match {} and are equally specific", best->path, equal->path, describe(target)),
-        "remove one or let one name more keys");
-  return best;
 }
 
-bool has_gate(const Rule& rule, Metric metric);
+/// Something that a number of an overlay replaces.
+struct Underneath {
+  std::string path;  ///< of a rule or of a less specific overlay
+  double value;
+};
+
+/// What may lie below the number `key` of `overlay` at `target`: the rule's, and that of every less specific overlay of
+/// `all` that some subject meets together with this one. Throws InputError for an overlay that is as specific.
+std::vector<Underneath> what_lies_below(const Overlay& overlay, const std::vector<Overlay>& all,
+                                        const JudgedOutput& target, const Rule& rule, const Gate& gate,
+                                        const GateKey& key, const std::string& file);
 
 /// Throws InputError for a key that is not an architecture.
 void require_known_arch(const std::string& where, std::string_view key);
-
-/// Reads a contract of either format. Throws InputError with file and path for whatever is wrong with it.
-void read_contract(const JsonValue& root, RuleTable& table);
+const std::vector<std::string>& all_archs();
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nearest name (Damerau-Levenshtein distance, case ignored), bytes and FNV-1a.
+// Nearest name (Damerau-Levenshtein distance, case ignored), globs, bytes and FNV-1a.
 #include "text.hpp"
 
 #include <fmt/format.h>
@@ -30,6 +30,26 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+/// Whether a and b can be read side by side: a '*' of `a` takes any part of `b`, and where `both` the other way round
+/// too; any other two characters must go together.
+template <class Together>
+bool align(std::string_view a, std::string_view b, const Together& together, bool both) {
+  // fits[j]: the part of `a` that was seen goes with the first j characters of `b`.
+  std::vector<char> fits(b.size() + 1), next(b.size() + 1);
+  const auto star = [&](size_t j) { return both && b[j] == '*'; };
+  fits[0] = 1;
+  for (size_t j = 0; j < b.size(); ++j) fits[j + 1] = fits[j] && star(j);
+  for (const char c : a) {
+    next[0] = c == '*' && fits[0];
+    for (size_t j = 0; j < b.size(); ++j) {
+      next[j + 1] = (c == '*' && (fits[j + 1] || next[j])) || (star(j) && (next[j] || fits[j + 1])) ||
+                    (c != '*' && !star(j) && fits[j] && together(c, b[j]));
+    }
+    std::swap(fits, next);
+  }
+  return fits[b.size()];
+}
+
 }  // namespace
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
@@ -45,6 +65,24 @@ std::string did_you_mean(std::string_view name, const std::vector<std::string>& 
     nearest = &candidate;
   }
   return nearest ? "did you mean '" + *nearest + "'?" : "";
+}
+
+bool is_glob(std::string_view pattern) { return pattern.find_first_of("*?") != std::string_view::npos; }
+
+bool glob_matches(std::string_view pattern, std::string_view name) {
+  return align(
+      pattern, name, [](char p, char n) { return p == '?' || p == n; }, false);
+}
+
+bool globs_overlap(std::string_view a, std::string_view b) {
+  return align(
+      a, b, [](char x, char y) { return x == '?' || y == '?' || x == y; }, true);
+}
+
+bool glob_covers(std::string_view a, std::string_view b) {
+  // A '*' of `b` is one more character, which only a '*' of `a` can take.
+  return align(
+      a, b, [](char x, char y) { return (x == '?' && y != '*') || x == y; }, false);
 }
 
 std::string format_bytes(uint64_t bytes) {

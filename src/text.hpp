@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three small things about strings: the nearest known name, sizes in bytes for people, and the FNV-1a digest.
+// Small things about strings: the nearest known name, globs, sizes in bytes for people, and the FNV-1a digest.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,14 @@ namespace checkop {
 
 /// "did you mean 'x'?" for the nearest of `known`; "" when none is near enough to be a slip of the hand.
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known);
+
+/// Globs of '*', any characters, and '?', one; everything else stands for itself.
+bool is_glob(std::string_view pattern);  ///< has a '*' or a '?'
+bool glob_matches(std::string_view pattern, std::string_view name);
+/// Whether there is a name that both match.
+bool globs_overlap(std::string_view a, std::string_view b);
+/// Whether `a` matches whatever `b` matches; false also for a few pairs where it does, such as "a*" and "a?*".
+bool glob_covers(std::string_view a, std::string_view b);
 
 /// "512 B", "16.0 MiB".
 std::string format_bytes(uint64_t bytes);

@@ -13,25 +13,27 @@ namespace {
 
 const OutputSpec& spec_of(const Case& c, size_t output) { return c.pass->outputs[output]; }
 
+/// What is wrong, what counts most first.
+using Findings = std::vector<Judgment>;
+
 Judgment fail(std::string kind, std::string reason) { return {Verdict::fail, std::move(kind), std::move(reason)}; }
 
 /// What the runner saw apart from numbers: writes where there must be none, and none where there must be some.
-std::optional<Judgment> judge_memory(const Case& c, const RunResult& run) {
+void judge_memory(const Case& c, const RunResult& run, Findings& found) {
   if (!run.guard_violations.empty()) {
-    return fail("guard", fmt::format("wrote outside its buffers: {}", run.guard_violations.front()));
+    found.push_back(fail("guard", fmt::format("wrote outside its buffers: {}", run.guard_violations.front())));
   }
   if (!run.modified_inputs.empty()) {
-    return fail("input", fmt::format("changed an input: {}", run.modified_inputs.front()));
+    found.push_back(fail("input", fmt::format("changed an input: {}", run.modified_inputs.front())));
   }
   for (size_t i = 0; i < run.outputs.size(); ++i) {
     const OutputRun& output = run.outputs[i];
     if (output.unwritten == 0) continue;
     const TensorSpec& spec = spec_of(c, i).tensor;
-    return fail("unwritten", fmt::format("{}{}: {} element{} never written, this one first", spec.name,
-                                         coordinates(shape_of(c, spec), output.first_unwritten), output.unwritten,
-                                         output.unwritten == 1 ? " was" : "s were"));
+    found.push_back(fail("unwritten", fmt::format("{}{}: {} element{} never written, this one first", spec.name,
+                                                  coordinates(shape_of(c, spec), output.first_unwritten),
+                                                  output.unwritten, output.unwritten == 1 ? " was" : "s were")));
   }
-  return {};
 }
 
 /// A case without rows declares that its per-row outputs are empty: it asks about the launch, the memory, and what sums
@@ -49,76 +51,163 @@ std::string describe_miss(const GateResult& gate) {
   return text;
 }
 
-std::optional<Judgment> judge_numbers(const Case& c, size_t index, const Comparison& comparison) {
+/// Elements out of bound. No bound is met by a NaN, so non-finite elements are among them; they are named first.
+void judge_elements(const Case& c, size_t index, const Comparison& comparison, Findings& found) {
   const TensorSpec& spec = spec_of(c, index).tensor;
-  if (comparison.count != comparison.expected) {
-    return Judgment{
-        Verdict::error, "gold",
-        fmt::format("{}: the gold gave {} of {} elements", spec.name, comparison.count, comparison.expected)};
+  const auto where = [&](const ElementReport& e) {
+    return fmt::format("{}{} = {:.9g}, gold {:.9g}", spec.name, coordinates(shape_of(c, spec), e.index), e.got, e.gold);
+  };
+  const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
+  if (comparison.nonfinite > 0) {
+    const ElementReport& e = *comparison.first_nonfinite;
+    const char* what = std::isfinite(e.gold)  ? "not finite where the gold is"
+                       : std::isfinite(e.got) ? "finite where the gold is not"
+                                              : "not finite, as the gold, which the contract accepts nowhere";
+    found.push_back(fail("nonfinite", fmt::format("{}: {}; {} such element{}; {}", where(e), what, comparison.nonfinite,
+                                                  comparison.nonfinite == 1 ? "" : "s", share)));
+    if (comparison.out_of_bound > comparison.nonfinite)
+      found.push_back(
+          fail("accuracy", fmt::format("{}: besides those that are not finite, {} elements are out of bound", spec.name,
+                                       comparison.out_of_bound - comparison.nonfinite)));
+    return;
   }
-  if (comparison.count == 0) {
-    return Judgment{Verdict::vacuous, "empty", fmt::format("{} has no elements: nothing was compared", spec.name)};
+  const ElementReport& e = *comparison.worst;
+  const std::string_view dtype = info(dtype_of(c, spec)).name;
+  if (e.gate == "ulp") {
+    found.push_back(fail(
+        "accuracy", fmt::format("{}: further from the gold rounded once than the contract's number of ulp of {}; {}",
+                                where(e), dtype, share)));
+  } else if (e.gate == "bits") {
+    found.push_back(fail("accuracy", fmt::format("{}: the bits must be equal; {}", where(e), share)));
+  } else {
+    found.push_back(fail("accuracy", fmt::format("{}: error {:.2e} is {:.3g}x the bound {:.2e} ({}/{}); {}", where(e),
+                                                 e.error, e.bound > 0 ? e.error / e.bound : INFINITY, e.bound,
+                                                 to_string(spec_of(c, index).numerics), dtype, share)));
   }
-  if (comparison.out_of_bound > 0) {
-    // No bound is met by a NaN, so non-finite elements are out of bound too; they are named first.
-    const ElementReport& e = comparison.nonfinite > 0 ? *comparison.first_nonfinite : *comparison.worst;
-    const std::string where =
-        fmt::format("{}{} = {:.9g}, gold {:.9g}", spec.name, coordinates(shape_of(c, spec), e.index), e.got, e.gold);
-    const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
-    if (comparison.nonfinite > 0) {
-      const char* what = std::isfinite(e.gold)  ? "not finite where the gold is"
-                         : std::isfinite(e.got) ? "finite where the gold is not"
-                                                : "not finite, as the gold, which the contract accepts nowhere";
-      return fail("nonfinite", fmt::format("{}: {}; {} such element{}; {}", where, what, comparison.nonfinite,
-                                           comparison.nonfinite == 1 ? "" : "s", share));
-    }
-    if (e.gate == "ulp") {
-      const DType dtype = dtype_of(c, spec);
-      return fail("accuracy",
-                  fmt::format("{}: further from the gold rounded once than the contract's number of ulp of {}; {}",
-                              where, info(dtype).name, share));
-    }
-    if (e.gate == "bits") return fail("accuracy", fmt::format("{}: the bits must be equal; {}", where, share));
-    return fail("accuracy", fmt::format("{}: error {:.2e} is {:.3g}x the bound {:.2e} ({}/{}); {}", where, e.error,
-                                        e.bound > 0 ? e.error / e.bound : INFINITY, e.bound,
-                                        to_string(spec_of(c, index).numerics), info(dtype_of(c, spec)).name, share));
-  }
-  for (const IdentityResult& identity : comparison.identities) {
-    if (identity.out_of_bound == 0) continue;
-    return fail("identity", fmt::format("{} row {}: {} is {:.9g}, {:.3g}x the bound {:.2e}; {} of {} rows out of bound",
-                                        spec.name, identity.worst_row, identity.identity, identity.value,
-                                        identity.achieved, identity.bound, identity.out_of_bound, identity.rows));
-  }
-  for (const GateResult& gate : comparison.gates) {
-    if (!gate.holds) return fail("accuracy", fmt::format("{}: {}", spec.name, describe_miss(gate)));
-  }
-  return {};
 }
 
-std::optional<Judgment> judge_bits(const Case& c, size_t index, const OutputRun& output, const Demands& demands,
-                                   const RunChecks& checks) {
+void judge_numbers(const Case& c, size_t index, const Comparison& comparison, Findings& found) {
+  const TensorSpec& spec = spec_of(c, index).tensor;
+  if (comparison.count != comparison.expected) {
+    found.push_back(
+        {Verdict::error, "gold",
+         fmt::format("{}: the gold gave {} of {} elements", spec.name, comparison.count, comparison.expected)});
+    return;
+  }
+  if (comparison.count == 0) {
+    found.push_back({Verdict::vacuous, "empty", fmt::format("{} has no elements: nothing was compared", spec.name)});
+    return;
+  }
+  if (comparison.out_of_bound > 0) judge_elements(c, index, comparison, found);
+  for (const IdentityResult& identity : comparison.identities) {
+    if (identity.out_of_bound == 0) continue;
+    found.push_back(
+        fail("identity", fmt::format("{} row {}: {} is {:.9g}, {:.3g}x the bound {:.2e}; {} of {} rows out of bound",
+                                     spec.name, identity.worst_row, identity.identity, identity.value,
+                                     identity.achieved, identity.bound, identity.out_of_bound, identity.rows)));
+  }
+  for (const GateResult& gate : comparison.gates) {
+    const bool told_above = is_elementwise(gate.metric)
+                                ? comparison.out_of_bound > 0
+                                : gate.metric == Metric::identities && !comparison.identities_hold();
+    if (!gate.holds && !told_above)
+      found.push_back(fail("accuracy", fmt::format("{}: {}", spec.name, describe_miss(gate))));
+  }
+}
+
+void judge_bits(const Case& c, size_t index, const OutputRun& output, const Demands& demands, const RunChecks& checks,
+                Findings& found) {
   const TensorSpec& spec = spec_of(c, index).tensor;
   const auto difference = [&](const BitDifference& bits) {
     return fmt::format("{} of {} elements differ, first {}{}: bits {:#x} and {:#x}", bits.different, bits.compared,
                        spec.name, coordinates(shape_of(c, spec), bits.first_index), bits.a_bits, bits.b_bits);
   };
   if (checks.determinism && demands.determinism && output.repeat.different > 0) {
-    return fail("determinism", fmt::format("two runs on the same data disagree: {}", difference(output.repeat)));
+    found.push_back(
+        fail("determinism", fmt::format("two runs on the same data disagree: {}", difference(output.repeat))));
   }
-  if (!checks.invariance || !demands.batch_invariance) return {};
+  if (!checks.invariance || !demands.batch_invariance) return;
   const auto said_nothing = [](const SubsetResult& subset) { return subset.bits.compared == 0; };
   if (!output.subsets.empty() && std::all_of(output.subsets.begin(), output.subsets.end(), said_nothing)) {
-    return Judgment{
-        Verdict::vacuous, "invariance",
-        fmt::format("{}: the candidate supports no part of the batch alone, so its batch invariance was not seen",
-                    spec.name)};
+    found.push_back(
+        {Verdict::vacuous, "invariance",
+         fmt::format("{}: the candidate supports no part of the batch alone, so its batch invariance was not seen",
+                     spec.name)});
   }
   for (const SubsetResult& subset : output.subsets) {
     if (subset.bits.different == 0) continue;
-    return fail("invariance", fmt::format("rows [{}, {}) alone and within the batch of {} rows disagree: {}",
-                                          subset.begin, subset.end, row_count(c), difference(subset.bits)));
+    found.push_back(fail("invariance", fmt::format("rows [{}, {}) alone and within the batch of {} rows disagree: {}",
+                                                   subset.begin, subset.end, row_count(c), difference(subset.bits))));
+    return;
   }
-  return {};
+}
+
+/// Of what the candidate did; `compared` becomes true where something was.
+Findings findings(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
+                  const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy, bool& compared) {
+  switch (run.status) {
+    case RunStatus::ok:
+      break;
+    case RunStatus::unsupported:
+      return {{Verdict::unsupported, "unsupported", run.message}};
+    case RunStatus::timeout:
+      return {{Verdict::timeout, "timeout", run.message}};
+    case RunStatus::crashed:
+      return {{Verdict::error, "crash", run.message}};
+    case RunStatus::no_device:
+      return {{Verdict::error, "device", run.message}};
+    case RunStatus::failed:
+      if (run.device_lost) return {{Verdict::error, "device", run.message}};
+      return {fail("candidate", fmt::format("the candidate failed: {}", run.message))};
+  }
+  Findings found;
+  if (checks.memory) judge_memory(c, run, found);
+  for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
+    if (!is_present(c, spec_of(c, i).tensor) || is_declared_empty(c, i)) continue;
+    judge_numbers(c, i, comparisons[i], found);
+    compared = true;
+  }
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    const OutputRun& output = run.outputs[i];
+    judge_bits(c, i, output, demands[i], checks, found);
+    compared |= checks.determinism && output.repeat.compared > 0;
+    for (const SubsetResult& subset : output.subsets) compared |= checks.invariance && subset.bits.compared > 0;
+  }
+  return found;
+}
+
+/// Of a check without findings.
+Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, const RunChecks& checks, bool accuracy,
+                     bool compared) {
+  if (!compared && !checks.memory) return {Verdict::vacuous, "empty", "nothing was compared"};
+  for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
+    if (comparisons[i].would_pass.empty()) continue;
+    std::vector<std::string_view> answers;
+    for (const Trivial answer : comparisons[i].would_pass) answers.push_back(describe(answer));
+    return {Verdict::vacuous, std::string(to_string(comparisons[i].would_pass.front())),
+            fmt::format("{}: {} would pass too, so this data proves nothing under this contract",
+                        spec_of(c, i).tensor.name, fmt::join(answers, ", or "))};
+  }
+  if (row_count(c) > 0) return {Verdict::pass, "", ""};
+  return {Verdict::pass, "",
+          compared ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
+}
+
+/// The first entry that expects such a failure; nullptr for none.
+const KnownFailure* expected_by(const std::vector<KnownFailure>& known, const Judgment& finding) {
+  if (finding.verdict != Verdict::fail) return nullptr;
+  for (const KnownFailure& entry : known)
+    if (std::find(entry.kinds.begin(), entry.kinds.end(), finding.kind) != entry.kinds.end()) return &entry;
+  return nullptr;
+}
+
+/// Whether the run looked for failures of that kind.
+bool looked_for(std::string_view kind, const RunChecks& checks, bool accuracy) {
+  if (kind == "accuracy" || kind == "nonfinite" || kind == "identity") return accuracy;
+  if (kind == "unwritten") return checks.memory;
+  if (kind == "determinism") return checks.determinism;
+  if (kind == "invariance") return checks.invariance;
+  return true;  // the candidate's own word
 }
 
 }  // namespace
@@ -158,52 +247,29 @@ std::string coordinates(const Shape& shape, int64_t index) {
 }
 
 Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
-               const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy) {
-  switch (run.status) {
-    case RunStatus::ok:
-      break;
-    case RunStatus::unsupported:
-      return {Verdict::unsupported, "unsupported", run.message};
-    case RunStatus::timeout:
-      return {Verdict::timeout, "timeout", run.message};
-    case RunStatus::crashed:
-      return {Verdict::error, "crash", run.message};
-    case RunStatus::no_device:
-      return {Verdict::error, "device", run.message};
-    case RunStatus::failed:
-      if (run.device_lost) return {Verdict::error, "device", run.message};
-      return fail("candidate", fmt::format("the candidate failed: {}", run.message));
-  }
-  if (checks.memory) {
-    if (auto found = judge_memory(c, run)) return *found;
-  }
+               const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy,
+               const std::vector<KnownFailure>& known) {
   bool compared = false;
-  if (accuracy) {
-    for (size_t i = 0; i < comparisons.size(); ++i) {
-      if (!is_present(c, spec_of(c, i).tensor)) continue;
-      if (is_declared_empty(c, i)) continue;
-      if (auto found = judge_numbers(c, i, comparisons[i])) return *found;
-      compared = true;
-    }
+  const Findings found = findings(c, run, comparisons, demands, checks, accuracy, compared);
+  for (const Judgment& finding : found)
+    if (expected_by(known, finding) == nullptr) return finding;
+  if (!found.empty()) {
+    Judgment judgment = found.front();
+    judgment.verdict = Verdict::xfail;
+    judgment.known = *expected_by(known, found.front());
+    return judgment;
   }
-  for (size_t i = 0; i < run.outputs.size(); ++i) {
-    const OutputRun& output = run.outputs[i];
-    if (auto found = judge_bits(c, i, output, demands[i], checks)) return *found;
-    compared |= checks.determinism && output.repeat.compared > 0;
-    for (const SubsetResult& subset : output.subsets) compared |= checks.invariance && subset.bits.compared > 0;
+  Judgment judgment = judge_clean(c, comparisons, checks, accuracy, compared);
+  if (judgment.verdict != Verdict::pass) return judgment;
+  for (const KnownFailure& entry : known) {
+    if (std::all_of(entry.kinds.begin(), entry.kinds.end(),
+                    [&](const std::string& kind) { return looked_for(kind, checks, accuracy); }))
+      return {Verdict::xpass, "known", fmt::format("passes, although {} expects a failure; remove it", entry.path),
+              entry};
+    judgment.reason +=
+        fmt::format("{}{} expects a failure that was not looked for", judgment.reason.empty() ? "" : "; ", entry.path);
   }
-  if (!compared && !checks.memory) return {Verdict::vacuous, "empty", "nothing was compared"};
-  for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
-    if (comparisons[i].would_pass.empty()) continue;
-    std::vector<std::string_view> answers;
-    for (const Trivial answer : comparisons[i].would_pass) answers.push_back(describe(answer));
-    return {Verdict::vacuous, std::string(to_string(comparisons[i].would_pass.front())),
-            fmt::format("{}: {} would pass too, so this data proves nothing under this contract",
-                        spec_of(c, i).tensor.name, fmt::join(answers, ", or "))};
-  }
-  if (row_count(c) > 0) return {Verdict::pass, "", ""};
-  return {Verdict::pass, "",
-          compared ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
+  return judgment;
 }
 
 int exit_code(const std::vector<Verdict>& verdicts) {

@@ -152,32 +152,6 @@ TEST(Contract, AMissingFileIsNamed) {
             "/no/such/missing.json: cannot be opened: No such file or directory; give the path of a contract");
 }
 
-TEST(Contract, OverrideErrorsNameFileAndPath) {
-  const auto error = [](std::string_view arch, std::string_view text) {
-    return rules_error({rule(R"({"op": "logp"})")}, overrides(arch, text));
-  };
-  EXPECT_EQ(error("sm91", ""), "c.json: arch_overrides: unknown architecture 'sm91'; did you mean 'sm90'?");
-  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"bound_ratio": {"lambda": 7}}})"),
-            "c.json: arch_overrides.sm90[0]: key 'reason' is missing; add it");
-  EXPECT_EQ(error("sm90", R"({"match": {"op": "logp", "output": "db"}, "set": {"bound_ratio": {"lambda": 7}},
-                              "reason": "r"})"),
-            "c.json: arch_overrides.sm90[0].match: matches no output of any operator; 'check_operator list' shows the "
-            "operators; their specs stand in reference/");
-  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"atol_rtol": {"atol": 7}}, "reason": "r"})"),
-            "c.json: arch_overrides.sm90[0].set.atol_rtol: no rule that judges these outputs has such a gate; name a "
-            "metric that a matching rule has");
-  EXPECT_NE(error("sm90", R"({"match": {"op": "matmul"}, "set": {"bound_ratio": {"lambda": 7}}, "reason": "r"})")
-                .find("no rule that judges these outputs"),
-            std::string::npos);
-  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"bound_ratio": {"lamda": 7}}, "reason": "r"})"),
-            "c.json: arch_overrides.sm90[0].set.bound_ratio: unknown key 'lamda'; did you mean 'lambda'?");
-  EXPECT_EQ(error("sm90", R"({"match": {}, "set": {"bound_ratio": {"lambda": -7}}, "reason": "r"})"),
-            "c.json: arch_overrides.sm90[0].set.bound_ratio.lambda: expected a finite number >= 0, got -7");
-  EXPECT_NE(error("sm90", R"({"match": {}, "set": {}, "reason": "r"})").find("at least one metric"), std::string::npos);
-  EXPECT_NE(error("sm90", R"({"match": {}, "set": {"bound_ratio": {}}, "reason": "r"})").find("a number to set"),
-            std::string::npos);
-}
-
 TEST(Contract, EveryMetricNamesTheKeysThatItLacks) {
   for (const Metric metric : all_metrics()) {
     for (const GateKey& key : keys_of(metric)) {

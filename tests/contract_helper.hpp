@@ -29,8 +29,9 @@ inline Judged judged(std::string_view op, std::string_view pass, std::string_vie
   return j;
 }
 
-inline Gates gates(const Contract& contract, const Judged& j, std::string_view arch = "") {
-  return contract.gates_for(j.c, *j.output, arch);
+inline Gates gates(const Contract& contract, const Judged& j, std::string_view arch = "",
+                   std::string_view candidate = "") {
+  return contract.gates_for(j.c, *j.output, {arch, candidate});
 }
 
 /// The message of the InputError that `body` throws.
@@ -62,8 +63,8 @@ inline std::string document(const std::vector<std::string>& rules, std::string_v
                      fmt::join(rules, ", "), more);
 }
 
-inline Contract parse(const std::vector<std::string>& rules, std::string_view more = "") {
-  return Contract::parse(document(rules, more), "c.json");
+inline Contract parse(const std::vector<std::string>& rules, std::string_view more = "", Date today = kEndOfTime) {
+  return Contract::parse(document(rules, more), "c.json", today);
 }
 
 inline std::string parse_error(const std::string& text) {
@@ -78,8 +79,14 @@ inline std::string gate_error(std::string_view gate) {
   return rules_error({rule_with_gates(fmt::format("[{}]", gate))});
 }
 
-inline std::string overrides(std::string_view arch, std::string_view list) {
-  return fmt::format(R"(, "arch_overrides": {{"{}": [{}]}})", arch, list);
+inline std::string overlays(const std::vector<std::string>& list) {
+  return fmt::format(R"(, "overlays": [{}])", fmt::join(list, ", "));
+}
+
+/// An overlay that never expires and may loosen; `set` is the inside of its "set".
+inline std::string overlay(std::string_view match, std::string_view set,
+                           std::string_view more = R"("expires": "never", "loosen": true)") {
+  return fmt::format(R"({{"match": {}, "set": {{{}}}, "reason": "r", "owner": "o", {}}})", match, set, more);
 }
 
 }  // namespace checkop::contract_test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts of our own format: choice of the rule, overrides, growth; and the shipped files.
+// Contracts of our own format: choice of the rule, growth; and the shipped files.
 #include "contract.hpp"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(Contract, ARuleGivesItsGates) {
   EXPECT_FALSE(got.nonfinite_may_match);
 }
 
-TEST(Contract, EveryNumberOfEveryMetricIsReadAndCanBeOverridden) {
+TEST(Contract, EveryNumberOfEveryMetricIsReadAndCanBeOverlaid) {
   for (const Metric metric : all_metrics()) {
     std::string numbers;
     double value = 2;
@@ -56,9 +56,11 @@ TEST(Contract, EveryNumberOfEveryMetricIsReadAndCanBeOverridden) {
     value = 2;
     for (const GateKey& key : keys_of(metric)) {
       EXPECT_EQ(key.real != nullptr ? got.*key.real : static_cast<double>(got.*key.integer), value++) << key.name;
-      const std::string set = fmt::format(R"({{"match": {{}}, "set": {{"{}": {{"{}": 77}}}}, "reason": "r"}})",
-                                          to_string(metric), key.name);
-      const Gate other = gates(parse({text}, overrides("sm90", set)), logp, "sm90").all.back();
+      const bool looser = key.looser != Looser::smaller;
+      const std::string set =
+          overlay(R"({"arch": "sm90"})", fmt::format(R"("{}": {{"{}": 77}})", to_string(metric), key.name),
+                  fmt::format(R"("expires": "never", "loosen": {})", looser));
+      const Gate other = gates(parse({text}, overlays({set})), logp, "sm90").all.back();
       EXPECT_EQ(key.real != nullptr ? other.*key.real : static_cast<double>(other.*key.integer), 77) << key.name;
     }
   }
@@ -184,53 +186,8 @@ TEST(Contract, BatchInvarianceIsDemandedOfPerRowOutputsOnly) {
   EXPECT_TRUE(contract.demands_for(db.c, *db.output).determinism);
 }
 
-// --- overrides -------------------------------------------------------------------------------------------------------
-
-TEST(Contract, AnOverrideInheritsWhatItDoesNotSet) {
-  const Contract contract =
-      parse({rule("{}")}, overrides("sm90", R"({"match": {"op": "logp"}, "set": {"bound_ratio": {"lambda": 7}},
-                                               "reason": "r"})"));
-  const Judged target = judged("logp", "forward", "logp");
-  const Gate plain = gates(contract, target).all[0], changed = gates(contract, target, "sm90").all[0];
-  EXPECT_EQ(plain.lambda, 6.0);
-  EXPECT_EQ(changed.lambda, 7.0);
-  EXPECT_EQ(changed.limit, 1.0);
-  EXPECT_EQ(changed.max_chain, 1024);
-  EXPECT_EQ(plain.source, "c.json: rules[0].gates[0]");
-  EXPECT_EQ(changed.source, "c.json: rules[0].gates[0] + arch_overrides.sm90[0]");
-  EXPECT_EQ(gates(contract, target, "sm80").all[0].lambda, 6.0);
-  EXPECT_EQ(gates(contract, judged("matmul", "forward", "c"), "sm90").all[0].lambda, 6.0);
-}
-
-TEST(Contract, AnOverrideTouchesOnlyTheMetricsItNames) {
-  const Contract contract =
-      parse({rule_with_gates(fmt::format(R"([{}, {{"metric": "atol_rtol", "atol": 1, "rtol": 2}}])", kGate))},
-            overrides("sm90", R"({"match": {}, "set": {"atol_rtol": {"atol": 3}}, "reason": "r"})"));
-  const Gates got = gates(contract, judged("logp", "forward", "logp"), "sm90");
-  EXPECT_EQ(got.all[0].source, "c.json: rules[0].gates[0]");
-  EXPECT_EQ(got.all[1].source, "c.json: rules[0].gates[1] + arch_overrides.sm90[0]");
-  EXPECT_EQ(got.all[1].atol, 3.0);
-  EXPECT_EQ(got.all[1].rtol, 2.0);
-}
-
-TEST(Contract, TheMostSpecificOverrideWins) {
-  const Contract contract =
-      parse({rule("{}")}, overrides("sm90", R"({"match": {"op": "logp"}, "set": {"bound_ratio": {"lambda": 8}},
-                                               "reason": "r"},
-                                              {"match": {}, "set": {"bound_ratio": {"lambda": 7, "limit": 2}},
-                                               "reason": "r"})"));
-  const Gate gate = gates(contract, judged("logp", "forward", "logp"), "sm90").all[0];
-  EXPECT_EQ(gate.lambda, 8.0);
-  EXPECT_EQ(gate.limit, 1.0);  // from the rule, not from the other override
-  EXPECT_EQ(gates(contract, judged("matmul", "forward", "c"), "sm90").all[0].lambda, 7.0);
-}
-
-TEST(Contract, TieBetweenOverridesIsAnError) {
-  const std::string one = R"({"match": {"op": "logp"}, "set": {"bound_ratio": {"lambda": 8}}, "reason": "r"})";
-  EXPECT_NE(rules_error({rule("{}")}, overrides("sm90", one + ", " + one))
-                .find("arch_overrides.sm90[0] and arch_overrides.sm90[1] both match logp/forward logp"),
-            std::string::npos);
-}
+// --- architectures
+// ----------------------------------------------------------------------------------------------------
 
 TEST(Contract, AnUnknownArchitectureAskedForIsAnError) {
   const Contract contract = parse({rule("{}")});

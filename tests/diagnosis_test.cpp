@@ -79,7 +79,7 @@ Case matmul_52x200(DType dtype) {
 
 std::string diagnosed(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                       size_t index = 0) {
-  const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), "", 2)[index];
+  const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), {}, 2)[index];
   EXPECT_FALSE(comparison.passed());
   return comparison.diagnosis;
 }
@@ -113,7 +113,7 @@ TEST(Diagnosis, NothingIsSaidOfElementsThatHaveNothingInCommon) {
 TEST(Diagnosis, ARightOutputHasNone) {
   const Case c = matmul_52x200(DType::bf16);
   const std::vector<Tensor> inputs = make_inputs(c, 1);
-  EXPECT_EQ(judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), "", 1)[0].diagnosis, "");
+  EXPECT_EQ(judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), {}, 1)[0].diagnosis, "");
 }
 
 TEST(Diagnosis, TruncationIsSeenInSixteenBits) {
@@ -186,7 +186,7 @@ TEST(Diagnosis, AGoldOfSampledRowsIsEnough) {
   std::vector<Tensor> outputs = rounded_gold(c, inputs);
   Spoiled{outputs[0], 52, 200}.take_row_from(1);
   const std::vector<RowSet> rows{{false, {0, 7, 30, 51}}};
-  const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), "", 1, rows)[0];
+  const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), {}, 1, rows)[0];
   EXPECT_NE(comparison.diagnosis.find("the gold of the row after"), std::string::npos) << comparison.diagnosis;
 }
 

@@ -48,10 +48,10 @@ TEST(Embedding, ForwardCopiesAreJudgedByTheirBits) {
   std::vector<Tensor> outputs = make_outputs(c);
   const GoldOutput gold = collect_gold(c, inputs, 1)[0];
   for (size_t i = 0; i < gold.value.size(); ++i) outputs[0].set(static_cast<int64_t>(i), gold.value[i]);
-  EXPECT_TRUE(judge_outputs(c, inputs, outputs, contract, "", 1)[0].passed());
+  EXPECT_TRUE(judge_outputs(c, inputs, outputs, contract, {}, 1)[0].passed());
   const double x = outputs[0].at(8);
   outputs[0].set(8, x + std::ldexp(std::abs(x), -23));
-  EXPECT_EQ(judge_outputs(c, inputs, outputs, contract, "", 1)[0].out_of_bound, 1);
+  EXPECT_EQ(judge_outputs(c, inputs, outputs, contract, {}, 1)[0].out_of_bound, 1);
 }
 
 }  // namespace

@@ -281,7 +281,7 @@ TEST(LeftOut, CountingARowShowsWithoutNanToo) {
         if (candidate.op != question.op || candidate.pass != pass || !counts) continue;
         std::vector<Tensor> outputs = make_outputs(c);
         ASSERT_EQ(run_candidate(*device, candidate, c, inputs, outputs, RunChecks{}).status, RunStatus::ok);
-        const Comparison comparison = judge_outputs(c, inputs, outputs, contract, "", 1)[0];
+        const Comparison comparison = judge_outputs(c, inputs, outputs, contract, {}, 1)[0];
         EXPECT_EQ(comparison.nonfinite, 0) << candidate.name;
         EXPECT_EQ(comparison.out_of_bound, 2 * comparison.count / kRows) << question.op << " " << candidate.name;
         ++runs;

@@ -124,7 +124,7 @@ class Judge {
     const RunChecks checks;
     const RunResult run = run_candidate(*device_, candidate, c, inputs, outputs, checks);
     std::vector<Comparison> comparisons;
-    if (run.status == RunStatus::ok) comparisons = judge_outputs(c, inputs, outputs, contract_, "", 1);
+    if (run.status == RunStatus::ok) comparisons = judge_outputs(c, inputs, outputs, contract_, {}, 1);
     for (const Comparison& comparison : comparisons)
       for (const GateResult& gate : comparison.gates) {
         double& worst = worst_ratio_[c.dtype];

@@ -51,7 +51,7 @@ Judged judged(const Case& c, const Candidate& candidate) {
   for (const OutputSpec& spec : c.pass->outputs) demands.push_back(contract.demands_for(c, spec));
   const RunResult run = run_candidate(*device, candidate, c, inputs, outputs, RunChecks{});
   Judged result;
-  if (run.status == RunStatus::ok) result.comparisons = judge_outputs(c, inputs, outputs, contract, "", 2);
+  if (run.status == RunStatus::ok) result.comparisons = judge_outputs(c, inputs, outputs, contract, {}, 2);
   result.judgment = judge(c, run, result.comparisons, demands, RunChecks{}, true);
   return result;
 }

@@ -161,7 +161,7 @@ TEST(Pack, ANanThatIsKeptIsCopied) {
   const std::vector<Tensor> native = run_native(c, inputs);
   EXPECT_TRUE(std::isnan(native[0].at(0)));
   const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
-  EXPECT_TRUE(judge_outputs(c, inputs, native, contract, "", 1)[0].passed());
+  EXPECT_TRUE(judge_outputs(c, inputs, native, contract, {}, 1)[0].passed());
 }
 
 // With 100 rows one more is within the tolerance of rl_kernel.json for numbers in bf16.
@@ -172,9 +172,9 @@ TEST(Pack, OffsetsAreJudgedToTheLastUnit) {
     c.dims["seq"] = 100;
     const std::vector<Tensor> inputs = inputs_of(c, Mask(kBatch * 100, 1.0));
     std::vector<Tensor> outputs = run_native(c, inputs);
-    EXPECT_TRUE(judge_outputs(c, inputs, outputs, contract, "", 1)[1].passed()) << name;
+    EXPECT_TRUE(judge_outputs(c, inputs, outputs, contract, {}, 1)[1].passed()) << name;
     outputs[1].set(3, 301);
-    EXPECT_EQ(judge_outputs(c, inputs, outputs, contract, "", 1)[1].out_of_bound, 1) << name;
+    EXPECT_EQ(judge_outputs(c, inputs, outputs, contract, {}, 1)[1].out_of_bound, 1) << name;
   }
 }
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Reports of a pass, of failures of several kinds, of unsupported cases and of a non-finite output must match the schema.
+# Reports of a pass, of failures of several kinds, expected ones too, of unsupported cases and of a non-finite output
+# must match the schema.
 # Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +31,13 @@ report pass 0 '"verdict": "pass"' --op all --candidate native --dtype fp32,bf16,
 faults=zeros,unwritten_row,out_of_bounds_write,input_overwritten,nondeterministic,batch_dependent
 report fail 1 '"verdict": "fail"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate "mutant-${faults//,/,mutant-}"
 report nonfinite 1 '"NaN"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate mutant-nan
+known='"expect": "fail", "reason": "r", "owner": "o", "expires": "never"'
+sed "s|^  \"demands\"|  \"known\": [{\"match\": {\"candidate\": \"mutant-*\"}, $known}],&|" contracts/default.json \
+  >"$work/known.contract"
+report xfail 0 '"verdict": "xfail"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate mutant-zeros \
+  --contract "$work/known.contract"
+sed 's/mutant-/nativ/' "$work/known.contract" >"$work/xpass.contract"
+report xpass 1 '"verdict": "xpass"' "${small[@]}" --candidate native --contract "$work/xpass.contract"
 report unsupported 3 '"verdict": "unsupported"' "${small[@]}" --candidate native --dtype fp64
 
 "$@" contracts/report.schema.json "$work"/*.json

@@ -24,7 +24,7 @@ struct Question {
   explicit Question(const Case& asked) : c(asked), inputs(make_inputs(c, 1)), outputs(rounded_gold(c, inputs)) {
     rows = sample_rows(c, inputs, 2);
   }
-  std::vector<Comparison> compare() const { return judge_outputs(c, inputs, outputs, default_contract(), "", 2, rows); }
+  std::vector<Comparison> compare() const { return judge_outputs(c, inputs, outputs, default_contract(), {}, 2, rows); }
   Judgment judged() const {
     RunResult run;
     run.status = RunStatus::ok;

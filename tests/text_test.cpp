@@ -54,6 +54,46 @@ TEST(Text, Fnv1aHexHasSixteenDigits) {
   for (int byte = 0; byte < 256; ++byte) EXPECT_EQ(fnv1a_hex(std::string(1, static_cast<char>(byte))).size(), 16u);
 }
 
+TEST(Text, GlobsMatchWholeNames) {
+  for (const auto& [pattern, name] : std::vector<std::pair<std::string, std::string>>{{"cuda", "cuda"},
+                                                                                      {"cuda*", "cuda"},
+                                                                                      {"cuda*", "cuda-sm90"},
+                                                                                      {"*", ""},
+                                                                                      {"*sm*", "cuda-sm90"},
+                                                                                      {"c?da", "cuda"},
+                                                                                      {"a*b*c", "aXbYbZc"},
+                                                                                      {"[x]", "[x]"},
+                                                                                      {"**", "x"}})
+    EXPECT_TRUE(glob_matches(pattern, name)) << pattern << " " << name;
+  for (const auto& [pattern, name] : std::vector<std::pair<std::string, std::string>>{
+           {"cuda", "cuda-sm90"}, {"uda", "cuda"}, {"?", ""}, {"?", "ab"}, {"[x]", "x"}, {"a*b", "abc"}, {"", "x"}})
+    EXPECT_FALSE(glob_matches(pattern, name)) << pattern << " " << name;
+  EXPECT_TRUE(is_glob("a?") && is_glob("*"));
+  EXPECT_FALSE(is_glob("cuda-sm90[1]"));
+}
+
+TEST(Text, GlobsOverlapWhenANameMatchesBoth) {
+  for (const auto& [a, b] : std::vector<std::pair<std::string, std::string>>{
+           {"cuda*", "*sm90"}, {"a*", "*a"}, {"a?", "?b"}, {"*", "x"}, {"a*b*c", "*bc"}, {"", "*"}, {"a*a", "a?a"}}) {
+    EXPECT_TRUE(globs_overlap(a, b)) << a << " " << b;
+    EXPECT_TRUE(globs_overlap(b, a)) << a << " " << b;
+  }
+  for (const auto& [a, b] : std::vector<std::pair<std::string, std::string>>{
+           {"cuda*", "cublas"}, {"a*", "b*"}, {"??", "a"}, {"*a", "*b"}, {"a", ""}, {"a?c*", "b*abc"}}) {
+    EXPECT_FALSE(globs_overlap(a, b)) << a << " " << b;
+    EXPECT_FALSE(globs_overlap(b, a)) << a << " " << b;
+  }
+}
+
+TEST(Text, AGlobCoversWhatMatchesLess) {
+  for (const auto& [a, b] : std::vector<std::pair<std::string, std::string>>{
+           {"*", "cuda*"}, {"cuda*", "cuda-*"}, {"cuda*", "cuda"}, {"a?", "ab"}, {"?", "?"}, {"*b*", "ab*"}})
+    EXPECT_TRUE(glob_covers(a, b)) << a << " " << b;
+  for (const auto& [a, b] : std::vector<std::pair<std::string, std::string>>{
+           {"cuda*", "*"}, {"cuda", "cuda*"}, {"?", "*"}, {"ab", "a?"}, {"*a", "*"}})
+    EXPECT_FALSE(glob_covers(a, b)) << a << " " << b;
+}
+
 TEST(Text, BytesAreGivenInTheUnitThatFits) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(1023), "1023 B");

@@ -75,11 +75,11 @@ TEST(Trivial, GatesOfTheWholeOutputCount) {
   const Case c = silu(InputMode::random);
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   const std::vector<Tensor> outputs = rounded_gold(c, inputs);
-  EXPECT_EQ(judge_outputs(c, inputs, outputs, contract_with(""), "", 1)[0].would_pass.size(), 4U);
+  EXPECT_EQ(judge_outputs(c, inputs, outputs, contract_with(""), {}, 1)[0].would_pass.size(), 4U);
   const Contract strict = contract_with(R"(, {"metric": "rel_l2", "limit": 0.01})");
-  EXPECT_EQ(judge_outputs(c, inputs, outputs, strict, "", 1)[0].would_pass, Answers{});
+  EXPECT_EQ(judge_outputs(c, inputs, outputs, strict, {}, 1)[0].would_pass, Answers{});
   const Contract loose = contract_with(R"(, {"metric": "rel_l2", "limit": 1})");
-  const Comparison comparison = judge_outputs(c, inputs, outputs, loose, "", 1)[0];
+  const Comparison comparison = judge_outputs(c, inputs, outputs, loose, {}, 1)[0];
   EXPECT_NE(std::find(comparison.would_pass.begin(), comparison.would_pass.end(), Trivial::zeros),
             comparison.would_pass.end());
   EXPECT_EQ(std::find(comparison.would_pass.begin(), comparison.would_pass.end(), Trivial::next_row),
@@ -90,7 +90,7 @@ CaseRecord record_of(const Case& c) {
   CaseRecord record;
   record.c = c;
   const std::vector<Tensor> inputs = make_inputs(c, 1);
-  record.comparisons = judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), "", 1);
+  record.comparisons = judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), {}, 1);
   record.judgment = {Verdict::pass, "", ""};
   return record;
 }

@@ -12,5 +12,7 @@ int bench_command(const Options& options);
 int mutate_command(const Options& options);
 int list_command(const Options& options);
 int show_command(const Options& options);
+int explain_command(const Options& options);
+int lint_command(const Options& options);
 
 }  // namespace checkop

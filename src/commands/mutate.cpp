@@ -239,7 +239,7 @@ int mutate_command(const Options& options) {
   const std::vector<Case> cases = select_cases(options.run);
   for (const Case& c : cases) {
     for (const OutputSpec& spec : c.pass->outputs) {
-      if (is_present(c, spec.tensor)) contract.gates_for(c, spec, "");
+      if (is_present(c, spec.tensor)) contract.gates_for(c, spec, {});
     }
   }
   Tables tables;

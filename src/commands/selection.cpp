@@ -224,7 +224,7 @@ Contract load_contract(const RunOptions& options) {
     throw InputError("--arch-key", fmt::format("unknown architecture '{}'", options.arch_key),
                      fmt::format("use auto, none or one of {}", known_archs()));
   }
-  return Contract::load(options.contract.empty() ? find_shipped("contracts/default.json") : options.contract);
+  return Contract::load(options.contract.empty() ? find_shipped("contracts/default.json") : options.contract, today());
 }
 
 unsigned thread_count(const RunOptions& options) {

@@ -32,6 +32,7 @@ struct Selection {
   size_t candidate_count() const;
 };
 
+/// The contract of --contract as it stands today. Throws InputError for an unknown --arch-key too.
 Contract load_contract(const RunOptions& options);
 
 /// The cases that flags or files make, without --filter. Throws InputError for unknown names and sizes.

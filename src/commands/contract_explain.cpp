@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// check_operator contract explain: the gates of every output of the chosen cases, and where each number came from.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "bound.hpp"
+#include "commands/commands.hpp"
+#include "commands/selection.hpp"
+#include "error.hpp"
+#include "gold.hpp"
+#include "report.hpp"
+#include "sampling.hpp"
+
+namespace checkop {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Who is asked about: nobody looks at a device.
+struct Asked {
+  std::string arch_key, candidate;
+  Subject subject() const { return {arch_key, candidate}; }
+};
+
+Asked asked_for(const RunOptions& options) {
+  if (options.has("--arch-key") && options.arch_key == "auto") {
+    throw InputError("--arch-key", "no device is looked at, so 'auto' says nothing",
+                     fmt::format("use none or one of {}", known_archs()));
+  }
+  const bool plain = options.arch_key == "auto" || options.arch_key == "none";
+  return {plain ? "" : options.arch_key, options.has("--candidate") ? options.candidates.front() : ""};
+}
+
+struct ExplainedOutput {
+  const OutputSpec* spec;
+  DType dtype;
+  int64_t terms;
+  Gates gates;
+  Demands demands;
+};
+
+std::vector<ExplainedOutput> explain(const Contract& contract, const Case& c, const Subject& subject) {
+  std::vector<ExplainedOutput> all;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    if (!is_present(c, spec.tensor)) continue;
+    all.push_back({&spec, dtype_of(c, spec.tensor), sum_terms(c, spec), contract.gates_for(c, spec, subject),
+                   contract.demands_for(c, spec)});
+  }
+  return all;
+}
+
+std::string source_of(const Gates& gates, Metric metric, const GateKey& key) {
+  for (const NumberSource& number : gates.numbers)
+    if (number.metric == metric && number.key == &key) return number.path.empty() ? "default" : number.path;
+  return "default";
+}
+
+// --- text ------------------------------------------------------------------------------------------------------------
+
+std::string demands_text(const Demands& demands) {
+  if (demands.determinism && demands.batch_invariance) return "determinism, batch invariance";
+  return demands.determinism ? "determinism" : demands.batch_invariance ? "batch invariance" : "nothing of its bits";
+}
+
+/// What follows from the numbers for this output; "" for metrics of the whole output.
+std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
+  const PreparedGate prepared(gate, output.dtype, output.terms);
+  const std::string_view arithmetic = info(output.dtype == DType::f64 ? DType::f64 : DType::f32).name;
+  switch (gate.metric) {
+    case Metric::bound_ratio:
+      return fmt::format(
+          "chain {}, unit roundoff {:.4g} ({} arithmetic): growth {:.4g}, bias {:.4g}\n"
+          "      of value 1, magnitude 1, rounding 0: computed {:.4g}, stored {:.4g}, so up to {:.4g}",
+          chain_length(gate, output.terms), prepared.unit, arithmetic, prepared.growth, prepared.bias,
+          prepared.computed(1, 0), prepared.bound(1, 1, 0) - prepared.computed(1, 0), prepared.allowed(1, 1, 0));
+    case Metric::atol_rtol:
+      return fmt::format("of value 1: up to {:.4g}", prepared.allowed(1, 1, 0));
+    case Metric::bits:
+      return "the bits of the gold, rounded once";
+    default:
+      return "";
+  }
+}
+
+void print_output(const Contract& contract, const ExplainedOutput& output) {
+  const Gates& gates = output.gates;
+  fmt::print("  {}  {}, {}, sums of {} term{}; {}\n", output.spec->tensor.name, info(output.dtype).name,
+             to_string(output.spec->numerics), output.terms, output.terms == 1 ? "" : "s", gates.source);
+  for (const Gate& gate : gates.all) {
+    fmt::print("    {}\n", to_string(gate.metric));
+    for (const GateKey& key : keys_of(gate.metric))
+      fmt::print("      {:<10} {:<10} {}\n", key.name, key.value_in(gate), source_of(gates, gate.metric, key));
+    if (const std::string example = worked_example(gate, output); !example.empty()) fmt::print("      {}\n", example);
+  }
+  fmt::print("    not finite  {}\n", gates.nonfinite_may_match ? "as the gold is" : "fails");
+  fmt::print("    demanded    {}\n", demands_text(output.demands));
+  for (const std::string& line : gates.withheld) fmt::print("    withheld    {}: {}\n", contract.path(), line);
+}
+
+/// The reasons behind what was printed, each once.
+void print_reasons(const std::map<std::string, std::string>& reasons) {
+  for (const auto& [path, reason] : reasons) fmt::print("{}: {}\n", path, reason);
+}
+
+std::string gold_text(const Contract& contract, const Case& c) {
+  const double work = gold_work(c);
+  const int64_t rows = contract.sampling().rows_for(work);
+  const double above = contract.sampling().above;
+  return fmt::format("{}, of {:.3g} multiply-adds; {}",
+                     rows == 0 ? "all rows" : fmt::format("{} rows of each output", rows), work,
+                     std::isinf(above) ? "never sampled" : fmt::format("sampled above {:.3g}", above));
+}
+
+void print_case(const Contract& contract, const Case& c, const Asked& asked,
+                std::map<std::string, std::string>& reasons) {
+  fmt::print("{}/{}  {}  architecture {}  candidate {}\n", c.op->name, c.pass->name, case_name(c),
+             asked.arch_key.empty() ? "none" : asked.arch_key, asked.candidate.empty() ? "not named" : asked.candidate);
+  for (const ExplainedOutput& output : explain(contract, c, asked.subject())) {
+    print_output(contract, output);
+    if (!output.gates.why.empty()) reasons[output.gates.source] = output.gates.why;
+    for (const NumberSource& number : output.gates.numbers)
+      if (!number.reason.empty()) reasons[contract.path() + ": " + number.path] = number.reason;
+  }
+  for (const KnownFailure& known : contract.known_for(c, asked.subject()))
+    fmt::print("  expected to fail by {} ({}) until {}: {}\n", known.path, fmt::join(known.kinds, ", "), known.expires,
+               known.reason);
+  fmt::print("  gold  {}\n\n", gold_text(contract, c));
+}
+
+// --- JSON ------------------------------------------------------------------------------------------------------------
+
+Json gate_json(const Gate& gate, const ExplainedOutput& output) {
+  Json numbers = Json::array();
+  for (const GateKey& key : keys_of(gate.metric)) {
+    const auto source =
+        std::find_if(output.gates.numbers.begin(), output.gates.numbers.end(),
+                     [&](const NumberSource& number) { return number.metric == gate.metric && number.key == &key; });
+    Json number{{"key", key.name}, {"value", key.value_in(gate)}, {"from", source_of(output.gates, gate.metric, key)}};
+    if (source != output.gates.numbers.end() && !source->reason.empty()) number["reason"] = source->reason;
+    numbers.push_back(number);
+  }
+  Json json{{"metric", to_string(gate.metric)}, {"source", gate.source}, {"numbers", numbers}};
+  const PreparedGate prepared(gate, output.dtype, output.terms);
+  if (gate.metric == Metric::bound_ratio) {
+    json["chain"] = chain_length(gate, output.terms);
+    json["unit_roundoff"] = prepared.unit;
+    json["growth"] = prepared.growth;
+    json["bias"] = prepared.bias;
+  }
+  if (gate.metric == Metric::bound_ratio || gate.metric == Metric::atol_rtol)
+    json["allowed_of_one"] = prepared.allowed(1, 1, 0);
+  return json;
+}
+
+Json case_json(const Contract& contract, const Case& c, const Asked& asked) {
+  Json outputs = Json::array();
+  for (const ExplainedOutput& output : explain(contract, c, asked.subject())) {
+    Json gates = Json::array();
+    for (const Gate& gate : output.gates.all) gates.push_back(gate_json(gate, output));
+    outputs.push_back(
+        {{"name", output.spec->tensor.name},
+         {"dtype", info(output.dtype).name},
+         {"numerics", to_string(output.spec->numerics)},
+         {"terms", output.terms},
+         {"rule", output.gates.source},
+         {"why", output.gates.why},
+         {"nonfinite", output.gates.nonfinite_may_match ? "match" : "fail"},
+         {"demands",
+          {{"determinism", output.demands.determinism}, {"batch_invariance", output.demands.batch_invariance}}},
+         {"gates", gates},
+         {"withheld", output.gates.withheld}});
+  }
+  Json known = Json::array();
+  for (const KnownFailure& entry : contract.known_for(c, asked.subject()))
+    known.push_back({{"path", entry.path},
+                     {"kinds", entry.kinds},
+                     {"reason", entry.reason},
+                     {"owner", entry.owner},
+                     {"issue", entry.issue},
+                     {"expires", entry.expires}});
+  const double work = gold_work(c);
+  const int64_t rows = contract.sampling().rows_for(work);
+  return {{"case_name", case_name(c)},
+          {"op", c.op->name},
+          {"pass", c.pass->name},
+          {"dtype", info(c.dtype).name},
+          {"gold", {{"work", work}, {"rows", rows == 0 ? Json("all") : Json(rows)}}},
+          {"known", known},
+          {"outputs", outputs}};
+}
+
+}  // namespace
+
+int explain_command(const Options& options) {
+  const Asked asked = asked_for(options.run);
+  const Contract contract = load_contract(options.run);
+  const std::vector<Case> cases = select_cases(options.run);
+  if (options.run.json_to_stdout || !options.run.json_file.empty()) {
+    Json all = Json::array();
+    for (const Case& c : cases) all.push_back(case_json(contract, c, asked));
+    const Json root{
+        {"format", "check_operator/explain-1"}, {"contract", {{"path", contract.path()}, {"hash", contract.hash()}}},
+        {"arch_key", asked.arch_key},           {"candidate", asked.candidate},
+        {"warnings", contract.warnings()},      {"cases", all}};
+    const std::string text = root.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+    if (!options.run.json_file.empty()) write_file(options.run.json_file, text);
+    if (options.run.json_to_stdout) fmt::print("{}", text);
+  }
+  if (!options.run.json_to_stdout) {
+    std::map<std::string, std::string> reasons;
+    for (const Case& c : cases) print_case(contract, c, asked, reasons);
+    print_reasons(reasons);
+    for (const std::string& warning : contract.warnings()) fmt::print("warning: {}\n", warning);
+  }
+  return cases.empty() ? 3 : 0;
+}
+
+}  // namespace checkop

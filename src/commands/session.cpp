@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cases x candidates -> runs -> comparisons -> verdicts.
+#include "commands/session.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "digest.hpp"
+#include "error.hpp"
+#include "gold.hpp"
+#include "inputs.hpp"
+#include "isolate.hpp"
+#include "sampling.hpp"
+#include "sweep.hpp"
+
+namespace checkop {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// The command that repeats one check alone, from the same folder.
+std::string repeat_line(const RunOptions& options, const Check& check, const std::string& contract) {
+  std::string line = fmt::format("check_operator {} --candidate {} --device {} --contract {}", case_flags(check.c),
+                                 check.candidate.name, check.candidate.device, quote_command({contract}));
+  for (const std::string& plugin : options.plugins) line += " --plugin " + quote_command({plugin});
+  if (options.arch_key != "auto") line += " --arch-key " + options.arch_key;
+  if (options.force_arch_key) line += " --force-arch-key";
+  if (!options.checks.empty()) line += fmt::format(" --check {}", fmt::join(options.checks, ","));
+  if (!options.gold_rows.empty()) line += " --gold-rows " + options.gold_rows;
+  if (options.has("--timeout-s")) line += fmt::format(" --timeout-s {}", options.timeout_s);
+  return line;
+}
+
+/// The key whose overlays apply. Throws InputError when the user's key is not the device's.
+std::string resolve_arch_key(const RunOptions& options, const DeviceInfo& device) {
+  // A device newer than this program has no overlays, and is judged all the same.
+  if (options.arch_key == "auto") return is_known_arch(device.arch_key) ? device.arch_key : "";
+  if (options.arch_key == "none") return "";
+  if (options.arch_key != device.arch_key && !options.force_arch_key) {
+    throw InputError("--arch-key",
+                     fmt::format("'{}' is not the architecture of {} ({})", options.arch_key, device.name,
+                                 device.arch_key.empty() ? "none" : device.arch_key),
+                     "leave it out, or add --force-arch-key");
+  }
+  return options.arch_key;
+}
+
+/// Rows of each output that the gold computes; 0: all.
+int64_t gold_rows(const RunOptions& options, const Contract& contract, const Case& c) {
+  if (options.gold_rows.empty()) return contract.sampling().rows_for(gold_work(c));
+  return options.gold_rows == "all" ? 0 : parse_sizes("--gold-rows", options.gold_rows).front();
+}
+
+}  // namespace
+
+Session::Session(const RunOptions& options, Selection selection)
+    : options_(options), selection_(std::move(selection)), threads_(thread_count(options)) {}
+
+bool Session::wants(std::string_view check) const {
+  return options_.checks.empty() ||
+         std::find(options_.checks.begin(), options_.checks.end(), check) != options_.checks.end();
+}
+
+/// What the contract demands, and what was asked for by name on top of it.
+std::vector<Demands> Session::demands_for(const Contract& contract, const Case& c) const {
+  std::vector<Demands> all;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    Demands demands = contract.demands_for(c, spec);
+    if (options_.has("--check")) {
+      demands.determinism |= wants("determinism");
+      demands.batch_invariance |= wants("invariance");
+    }
+    all.push_back(demands);
+  }
+  return all;
+}
+
+void Session::check_questions(const Contract& contract) const {
+  if (!options_.gold_rows.empty() && options_.gold_rows != "all" &&
+      parse_sizes("--gold-rows", options_.gold_rows).size() != 1) {
+    throw InputError("--gold-rows", fmt::format("expected one number, got '{}'", options_.gold_rows),
+                     "give all, or one number");
+  }
+  for (const Check& check : selection_.checks) {
+    for (const OutputSpec& spec : check.c.pass->outputs) {
+      if (is_present(check.c, spec.tensor)) contract.gates_for(check.c, spec, {});
+    }
+  }
+}
+
+void Session::run_all(const std::function<void(Attempt&)>& body,
+                      const std::function<void(const DeviceInfo&)>& device) const {
+  std::optional<Worker> worker;
+  std::string running, arch_key;
+  for (const Check& check : selection_.checks) {
+    const std::string wanted = check.candidate.name + "@" + check.candidate.device;
+    if (!worker || running != wanted) {
+      const bool first = !worker;
+      worker.reset();
+      worker.emplace(WorkerConfig{selection_.plugins_of(check.candidate), check.candidate.device});
+      running = wanted;
+      arch_key = resolve_arch_key(options_, worker->info().device.value());
+      if (first && device) device(*worker->info().device);
+    }
+    Attempt done = attempt(*worker, check, arch_key);
+    body(done);
+  }
+}
+
+Attempt Session::attempt(Worker& worker, const Check& check, const std::string& arch_key) const {
+  const auto start = Clock::now();
+  Attempt attempt;
+  attempt.check = &check;
+  attempt.arch_key = arch_key;
+  CaseRecord& record = attempt.record;
+  record.c = check.c;
+  record.candidate = check.candidate.name;
+  record.plugin_path = check.candidate.plugin_path;
+  record.plugin_digest = check.candidate.plugin_digest;
+  record.checks = {wants("determinism"), wants("invariance"), wants("memory")};
+  record.device = worker.info().device.value();
+  if (!check.candidate.has_kernel) {
+    record.run.status = RunStatus::unsupported;
+    record.run.message =
+        fmt::format("there is no {} '{}' of {}", check.c.pass->name, check.candidate.name, check.c.op->name);
+    return attempt;
+  }
+  attempt.inputs = make_inputs(check.c, threads_);
+  record.times.generate_ms = ms_since(start);
+  record.data_hash = tensor_digest(attempt.inputs, threads_);
+  attempt.outputs = make_outputs(check.c);
+  record.run = worker.run(check.candidate.name, check.c, attempt.inputs, attempt.outputs, record.checks,
+                          std::chrono::seconds(options_.timeout_s));
+  // The gold is about to be computed from these: a candidate that reached the host's copy must not choose them.
+  if (tensor_digest(attempt.inputs, threads_) != record.data_hash) {
+    record.run.modified_inputs.insert(record.run.modified_inputs.begin(), "the host's own copy of the inputs");
+  }
+  record.times.run_ms = record.run.run_ms;
+  record.times.transfer_ms = record.run.transfer_ms;
+  record.times.total_ms = ms_since(start);
+  return attempt;
+}
+
+void Session::judge_by(const Contract& contract, Attempt& attempt) const {
+  const auto start = Clock::now();
+  CaseRecord& record = attempt.record;
+  record.repeat = repeat_line(options_, *attempt.check, contract.path());
+  record.demands = demands_for(contract, record.c);
+  record.comparisons.clear();
+  const bool ran = record.run.status == RunStatus::ok, accuracy = ran && wants("accuracy");
+  if (ran) attempt.rows = sample_rows(record.c, attempt.inputs, gold_rows(options_, contract, record.c));
+  if (accuracy) {
+    GoldTimes times;
+    record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads_,
+                                       attempt.rows, &times);
+    record.times.compare_ms = times.compare_ms;
+    record.times.gold_ms = times.wall_ms - times.compare_ms;
+  }
+  record.judgment = judge(record.c, record.run, record.comparisons, record.demands, record.checks, accuracy,
+                          contract.known_for(record.c, attempt.subject()));
+  record.times.total_ms += ms_since(start);
+}
+
+}  // namespace checkop

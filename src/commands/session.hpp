@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs checks one after the other; what a candidate did can be judged by any number of contracts.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "commands/selection.hpp"
+#include "contract.hpp"
+#include "options.hpp"
+#include "report.hpp"
+
+namespace checkop {
+
+/// What one candidate did on one case.
+struct Attempt {
+  const Check* check = nullptr;
+  std::string arch_key;  ///< whose overlays apply
+  CaseRecord record;     ///< without what a contract says of it, until judge_by()
+  std::vector<Tensor> inputs, outputs;
+  std::vector<RowSet> rows;  ///< that the gold computed; from judge_by()
+
+  Subject subject() const { return {arch_key, check->candidate.name}; }
+};
+
+/// Everything that the checks of one run of the program share.
+class Session {
+ public:
+  Session(const RunOptions& options, Selection selection);
+
+  const Selection& selection() const { return selection_; }
+  unsigned threads() const { return threads_; }
+
+  /// Finds what is wrong with the question before any answer is worked on: an output that `contract` has no rule for,
+  /// a bad --gold-rows.
+  void check_questions(const Contract& contract) const;
+
+  /// Runs every check, with a worker for each candidate and device, and hands over what came of it. `device` is called
+  /// with the first worker's device before anything runs on it. Throws InputError when --arch-key is not the device's.
+  void run_all(const std::function<void(Attempt&)>& body,
+               const std::function<void(const DeviceInfo&)>& device = {}) const;
+
+  /// Enters into the record what `contract` demands, the comparisons and the judgment; again for another contract.
+  void judge_by(const Contract& contract, Attempt& attempt) const;
+
+ private:
+  bool wants(std::string_view check) const;
+  Attempt attempt(Worker& worker, const Check& check, const std::string& arch_key) const;
+  std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;
+
+  const RunOptions& options_;
+  Selection selection_;
+  unsigned threads_;
+};
+
+}  // namespace checkop

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// JSON -> overlays, and what they would do to the rules: ties, loosening in silence and overlays without effect are
+// found here.
+#include <utility>
+
+#include "contract_reader.hpp"
+
+namespace checkop {
+namespace {
+
+Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
+  json.allow_keys({"match", "set", "reason", "owner", "expires", "loosen"});
+  Overlay overlay;
+  overlay.path = json.path();
+  const JsonValue match = json.at("match");
+  overlay.match = read_match(match, {"arch", "candidate"});
+  read_subject(match, overlay.match);
+  if (overlay.match.arch.empty() && overlay.match.candidate.empty())
+    match.fail("an architecture or a candidate",
+               R"(add "arch" or "candidate"; what holds everywhere belongs in a rule)");
+  if (const auto loosen = json.find("loosen")) overlay.loosen = loosen->boolean();
+  overlay.grant = read_grant(json);
+  const JsonValue set = json.at("set");
+  set.allow_keys(names_of(all_metrics()));
+  for (const Metric metric : all_metrics()) {
+    const auto numbers = set.find(to_string(metric));
+    if (!numbers) continue;
+    if (numbers->members().empty() || keys_of(metric).empty())
+      numbers->fail("a number to set", "remove the overlay or name what it changes");
+    overlay.set.push_back(read_numbers(*numbers, metric));
+    bool judges = false;
+    for_each_gate(overlay, table, json.file(),
+                  [&](const auto&, const auto&, const Gate& gate, const auto&) { judges |= gate.metric == metric; });
+    if (!judges)
+      throw InputError(numbers->where(), "no rule that judges these outputs has such a gate",
+                       "name a metric that a matching rule has");
+  }
+  if (overlay.set.empty()) set.fail("at least one metric with numbers", "remove the overlay or name what it changes");
+  return overlay;
+}
+
+/// Whether any number of `overlay` is looser than what may lie below it; an error unless it says so.
+bool loosens_something(const Overlay& overlay, const std::vector<Overlay>& all, const RuleTable& table,
+                       const std::string& file) {
+  bool loosened = false;
+  for_each_gate(overlay, table, file, [&](const auto& target, const Rule& rule, const Gate& gate, const auto& numbers) {
+    for (const GateNumbers::Number& number : numbers.set)
+      for (const Underneath& below : what_lies_below(overlay, all, target, rule, gate, *number.key, file)) {
+        if (!loosens(*number.key, below.value, number.value())) continue;
+        loosened = true;
+        if (!overlay.loosen)
+          throw InputError(
+              fmt::format("{}: {}.set.{}.{}", file, overlay.path, to_string(gate.metric), number.key->name),
+              fmt::format("loosens {} from {} to {} for {}", below.path, below.value, number.value(), describe(target)),
+              R"(tighten it, or say "loosen": true)");
+      }
+  });
+  return loosened;
+}
+
+}  // namespace
+
+std::vector<Underneath> what_lies_below(const Overlay& overlay, const std::vector<Overlay>& all,
+                                        const JudgedOutput& target, const Rule& rule, const Gate& gate,
+                                        const GateKey& key, const std::string& file) {
+  std::vector<Underneath> below{{rule.path, key.value_in(gate)}};
+  for (const Overlay& other : all) {
+    const GateNumbers::Number* number = other.find(gate.metric, &key);
+    if (&other == &overlay || number == nullptr || !other.match.meets(overlay.match) || !other.match.fits(target))
+      continue;
+    const int order = overlay.match.specificity() - other.match.specificity();
+    if (order == 0)
+      throw InputError(file,
+                       fmt::format("{} and {} both set {} {} of {} and are equally specific", overlay.path, other.path,
+                                   to_string(gate.metric), key.name, describe(target)),
+                       "remove one or let one name more keys");
+    if (order > 0) below.push_back({other.path, number->value()});
+  }
+  return below;
+}
+
+void read_subject(const JsonValue& json, RuleMatch& match) {
+  if (const auto arch = json.find("arch")) match.arch = arch->one_of("architecture", all_archs());
+  if (const auto candidate = json.find("candidate")) match.candidate = candidate->sentence();
+}
+
+Grant read_grant(const JsonValue& json) {
+  Grant grant;
+  grant.reason = json.at("reason").sentence();
+  grant.owner = json.at("owner").sentence();
+  const JsonValue expires = json.at("expires");
+  if (const std::string text = expires.sentence(); text != "never") {
+    grant.expires = parse_date(text);
+    if (!grant.expires) expires.fail("a date such as 2027-01-31, or never", "the last day on which it holds");
+  }
+  return grant;
+}
+
+void read_overlays(const JsonValue& list, RuleTable& table) {
+  const std::vector<JsonValue> items = list.items();
+  std::vector<Overlay> all;
+  for (const JsonValue& item : items) all.push_back(read_overlay(item, table));
+  for (size_t i = 0; i < all.size(); ++i)
+    if (!loosens_something(all[i], all, table, list.file()) && all[i].loosen)
+      throw InputError(items[i].where(), R"("loosen" is true and no number becomes looser)", "leave it out");
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Overlay& a, const Overlay& b) { return a.match.specificity() < b.match.specificity(); });
+  table.overlays = std::move(all);
+}
+
+}  // namespace checkop

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contracts as a user of the program meets them: what a run says of them, and the subcommands of `contract`.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "contract_helper.hpp"
+#include "process.hpp"
+
+namespace checkop {
+namespace {
+
+using namespace contract_test;
+
+const std::string kTiny = "--op logp --candidate native --device cpu --batch 1 --seq 2 --vocab 17 ";
+
+/// Writes a contract for one test and gives its path.
+std::string written(const std::string& text) {
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  static int count = 0;
+  const std::string path = fmt::format("{}{}-{}.json", testing::TempDir(), test->name(), count++);
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(ContractCommand, ARunSaysWhatHasExpired) {
+  const std::string list = overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 7})",
+                                             R"("expires": "2020-01-31", "loosen": true)")});
+  const std::string path = written(document({rule("{}")}, list));
+  const std::string warning = path + ": overlays[0] of o expired on 2020-01-31: what it loosens no longer holds (r)";
+  expect_exit(run_program(kTiny + "--contract " + path), 0, "[ WARNING  ] " + warning);
+  expect_exit(run_program(kTiny + "--json --contract " + path), 0, "check_operator: " + warning);
+  const std::string report = written("");
+  expect_exit(run_program(kTiny + "--contract " + path + " --json " + report), 0, warning);
+  std::ifstream file(report);
+  EXPECT_EQ(nlohmann::json::parse(file)["warnings"], nlohmann::json::array({warning}));
+}
+
+std::string with_known(std::string_view match, std::string_view more = "") {
+  return written(document({rule("{}")}, fmt::format(R"(, "known": [{{"match": {}, "expect": "fail", "reason": "why not",
+    "owner": "me", "issue": "#12", "expires": "9999-12-31"{}}}])",
+                                                    match, more)));
+}
+
+const std::string kZeros = fmt::format(
+    "--op logp --device cpu --batch 1 --seq 2 --vocab 17 --plugin {}/mutants.so --candidate native,mutant-zeros ",
+    CHECKOP_TEST_PLUGIN_DIR);
+
+TEST(ContractCommand, AnExpectedFailureDoesNotFailTheRunAndIsShown) {
+  const std::string path = with_known(R"({"op": "logp", "candidate": "mutant-zeros"})");
+  const std::string report = written("");
+  const ProcessResult run = run_program(kZeros + "--contract " + path + " --json " + report);
+  expect_exit(run, 0, "known[0] expects a failure until 9999-12-31: why not (#12; me)");
+  EXPECT_NE(run.text.find("[    XFAIL ] 1 xfail"), std::string::npos) << run.text;
+  std::ifstream file(report);
+  const auto json = nlohmann::json::parse(file);
+  EXPECT_EQ(json["passed"], true);
+  EXPECT_EQ(json["passed_candidates"], 2);
+  const auto& zeros = json["candidates"][1]["cases"][0];
+  EXPECT_EQ(zeros["verdict"], "xfail");
+  EXPECT_EQ(zeros["passed"], false);
+  EXPECT_EQ(zeros["known"]["reason"], "why not");
+  EXPECT_EQ(json["candidates"][0]["cases"][0]["known"], nullptr);
+}
+
+TEST(ContractCommand, AnUnexpectedPassFailsTheRun) {
+  const std::string path = with_known(R"({"op": "logp", "candidate": "native"})");
+  expect_exit(run_program(kTiny + "--contract " + path), 1, "passes, although known[0] expects a failure; remove it");
+}
+
+TEST(ContractCommand, AFailureOfAnotherKindIsNotExpected) {
+  const std::string path = with_known(R"({"op": "logp", "candidate": "mutant-*"})", R"(, "kinds": ["determinism"])");
+  expect_exit(run_program(kZeros + "--contract " + path), 1, "[  FAILED  ] 1 fail");
+}
+
+// --- explain ---------------------------------------------------------------------------------------------------------
+
+// 6*sqrt(1024) + 1*1024 units of 2^-24 of the magnitude, then half an ulp of bf16 at 1.
+TEST(ContractCommand, ExplainGivesEveryNumberItsSourceAndAWorkedBound) {
+  const ProcessResult result =
+      run_program("contract explain --op matmul --dtype bf16 --arch-key sm70 --batch 1 --seq 2 --k-dim 4096 --n-dim 8");
+  expect_exit(result, 0, "matmul/forward  matmul-bf16-1x2x4096x8  architecture sm70  candidate not named");
+  for (const char* part : {"c  bf16, contraction, sums of 4096 terms; contracts/default.json: rules[3]",
+                           "lambda     6          rules[3].gates[0]", "step       4          overlays[0]",
+                           "chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05",
+                           "computed 7.248e-05, stored 0.003906, so up to 0.003979", "determinism, batch invariance",
+                           "contracts/default.json: overlays[0]: Volta's", "gold  all rows"})
+    EXPECT_NE(result.text.find(part), std::string::npos) << "no '" << part << "' in: " << result.text;
+}
+
+TEST(ContractCommand, ExplainAppliesOverlaysOfTheCandidateAndShowsWhatIsExpectedAndWithheld) {
+  const std::string dated = R"("expires": "2020-01-31", "loosen": true)";
+  const std::string path = written(document(
+      {rule("{}")},
+      overlays({overlay(R"({"candidate": "cuda*"})", R"("bound_ratio": {"lambda": 5})", R"("expires": "never")"),
+                overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"limit": 2})", dated)}) +
+          R"(, "known": [{"match": {"op": "logp", "candidate": "cuda"}, "expect": "fail", "kinds": ["accuracy"],
+             "reason": "slip", "owner": "o", "expires": "never"}])"));
+  const std::string flags = "contract explain --op logp --contract " + path;
+  expect_exit(run_program(flags + " --candidate cuda-2"), 0, "lambda     5          overlays[0]");
+  expect_exit(run_program(flags), 0, "lambda     6          rules[0].gates[0]");
+  expect_exit(run_program(flags + " --candidate cuda"), 0, "expected to fail by known[0] (accuracy) until never: slip");
+  const ProcessResult withheld = run_program(flags + " --arch-key sm90");
+  expect_exit(withheld, 0, "overlays[1] expired on 2020-01-31: bound_ratio limit stays 1, not 2");
+  EXPECT_NE(withheld.text.find("warning: " + path + ": overlays[1] of o expired"), std::string::npos) << withheld.text;
+}
+
+TEST(ContractCommand, ExplainSpeaksJsonToo) {
+  const ProcessResult result = run_program(
+      "contract explain --op logp --check-grad --dtype bf16 --batch 1 --seq 2 --vocab 151936 --arch-key none --json");
+  ASSERT_EQ(result.code, 0) << result.text;
+  const auto json = nlohmann::json::parse(result.text);
+  ASSERT_EQ(json["cases"].size(), 2u);
+  const auto& output = json["cases"][1]["outputs"][0];
+  EXPECT_EQ(output["name"], "dlogits");
+  EXPECT_EQ(output["rule"], "contracts/default.json: rules[1]");
+  EXPECT_EQ(output["gates"][0]["chain"], 1024);
+  EXPECT_EQ(output["gates"][0]["numbers"][0], nlohmann::json::parse(R"({"key": "limit", "value": 1.0,
+                                                                         "from": "rules[1].gates[0]"})"));
+  EXPECT_DOUBLE_EQ(output["gates"][0]["growth"].get<double>(), 192 * 0x1p-24);
+  EXPECT_EQ(json["cases"][0]["gold"]["rows"], "all");
+}
+
+TEST(ContractCommand, ExplainRefusesWhatItCannotKnow) {
+  expect_exit(run_program("contract explain --op logp --arch-key auto"), 2, "no device is looked at");
+  expect_exit(run_program("contract explain --op logp --arch-key sm91"), 2, "unknown architecture 'sm91'");
+  expect_exit(run_program("contract explain --op logp --device cpu"), 2, "--device");
+  expect_exit(run_program("contract"), 2, "subcommand is required");
+}
+
+// --- lint ------------------------------------------------------------------------------------------------------------
+
+TEST(ContractCommand, LintExitsByWhatItFinds) {
+  expect_exit(run_program("contract lint contracts/default.json contracts/rl_kernel.json"), 0,
+              "contracts/default.json: clean\ncontracts/rl_kernel.json: clean\n");
+  const std::string path = written(document(
+      {rule("{}")},
+      overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 6})", R"("expires": "2020-01-31")")})));
+  const ProcessResult found = run_program("contract lint contracts/default.json " + path);
+  expect_exit(found, 1, path + ": overlays[0]: expired on 2020-01-31");
+  EXPECT_NE(found.text.find(path + ": overlays[0].set.bound_ratio.lambda: is what"), std::string::npos) << found.text;
+  const ProcessResult refused = run_program("contract lint missing.json " + path);
+  expect_exit(refused, 2, "check_operator: missing.json: cannot be opened");
+  EXPECT_NE(refused.text.find(path + ": overlays[0]: expired"), std::string::npos) << refused.text;
+  expect_exit(run_program("contract lint"), 2, "file is required");
+}
+
+}  // namespace
+}  // namespace checkop
