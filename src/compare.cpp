@@ -105,6 +105,8 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
       return blocks->worst(gate.limit);
     case Metric::vs_baseline:
       return checkop::vs_baseline(sum);
+    case Metric::bound_rms:
+      return checkop::bound_rms(sum);
     case Metric::bias_t:
       return bias_statistic(rows);
     default:

@@ -51,6 +51,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   std::array<double, kBlock> size, error, allowed, other;
   std::array<double, kMaxFastGates> worst{};
   bool may_lean = false;
+  double squared_ratio = 0;
   if (!tally.worst || prepared.size() > kMaxFastGates) return false;
   const size_t n = block.count;
   for (size_t i = 0; i < n; ++i) {
@@ -75,7 +76,9 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
       }
       // No error is none of its bound, unless that is undefined.
       for (size_t i = 0; i < n; ++i) other[i] = error[i] == 0 ? 0 * allowed[i] : error[i] / allowed[i];
-      if (!std::isfinite(sums_of(other.data(), n).sum)) return false;
+      const Sums ratios = sums_of(other.data(), n);
+      if (!std::isfinite(ratios.sum)) return false;
+      if (gate.gate.metric == Metric::bound_ratio) squared_ratio = ratios.squares * gate.gate.limit * gate.gate.limit;
       largest = worst[k] = largest_of(other.data(), n);
     }
     // Below 1, not at it: a quotient may have been rounded to 1.
@@ -86,6 +89,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   sums.abs_error += errors.sum;
   sums.squared_error += errors.squares;
   sums.squared_gold += golds.squares;
+  sums.squared_ratio += squared_ratio;
   sums.finite += static_cast<int64_t>(n);
   for (size_t i = 0; i < n; ++i) other[i] = error[i] / size[i];
   for (size_t i = 0; i < n; ++i) relative.add(size[i], other[i]);
@@ -142,6 +146,8 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
         ++tally.gates[k].out_of_bound;
         passes = false;
       }
+      if (finite && gate.gate.metric == Metric::bound_ratio)
+        sums.squared_ratio += over * over * gate.gate.limit * gate.gate.limit;
       tally.gates[k].worst = std::max(tally.gates[k].worst, gate.gate.metric == Metric::ulp ? distance : over);
       if (over > report.ratio) {
         report.ratio = over;

@@ -101,7 +101,8 @@ void read_gate(const JsonValue& json, Rule& rule) {
 void check_gates(const JsonValue& json, const Rule& rule) {
   const std::vector<JudgedOutput> targets = all_targets();
   for (const Gate& gate : rule.gates) {
-    const bool needs_bound = gate.metric == Metric::bias_t || gate.metric == Metric::identities;
+    const bool needs_bound =
+        gate.metric == Metric::bound_rms || gate.metric == Metric::bias_t || gate.metric == Metric::identities;
     if (needs_bound && rule.find(Metric::bound_ratio) == nullptr)
       throw InputError(gate.source,
                        fmt::format("'{}' needs a bound_ratio gate in the same rule", to_string(gate.metric)),

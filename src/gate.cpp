@@ -42,6 +42,7 @@ constexpr std::array kTable{
     Entry{Metric::rel_l2, "rel_l2", kLimitOnly},
     Entry{Metric::block_rel_l2, "block_rel_l2", kBlockKeys},
     Entry{Metric::vs_baseline, "vs_baseline", kLimitOnly},
+    Entry{Metric::bound_rms, "bound_rms", kLimitOnly},
     Entry{Metric::bias_t, "bias_t", kBiasKeys},
     Entry{Metric::identities, "identities", kLimitOnly},
     Entry{Metric::max_abs_dlogp, "max_abs_dlogp", kLimitOnly},

@@ -25,6 +25,7 @@ enum class Metric : uint8_t {
   rel_l2,        ///< |c - y|_2 / |y|_2
   block_rel_l2,  ///< the same of every block of rows x columns, edges from 0; the worst block decides
   vs_baseline,   ///< rms(c - y) / rms(r(y) - y): against an ideal candidate, whose only error is to store the result
+  bound_rms,     ///< rms of |c - y| / B
   bias_t,        ///< how far errors lean to one side; see bias_statistic()
   identities,    ///< identities of the operator on every row, over their bounds; see Residual
   // Of one token's log-probability, or ratio of probabilities, a row: see PolicyMetrics.

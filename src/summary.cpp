@@ -24,6 +24,7 @@ RowSums& RowSums::operator+=(const RowSums& other) {
   abs_error += other.abs_error;
   squared_error += other.squared_error;
   squared_gold += other.squared_gold;
+  squared_ratio += other.squared_ratio;
   squared_rounding += other.squared_rounding;
   finite += other.finite;
   return *this;
@@ -32,6 +33,10 @@ RowSums& RowSums::operator+=(const RowSums& other) {
 Achieved rel_l2(const RowSums& total) { return {root_ratio(total.squared_error, total.squared_gold)}; }
 
 Achieved vs_baseline(const RowSums& total) { return {root_ratio(total.squared_error, total.squared_rounding)}; }
+
+Achieved bound_rms(const RowSums& total) {
+  return {root_ratio(total.squared_ratio, static_cast<double>(total.finite))};
+}
 
 Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
                    double rounding) {

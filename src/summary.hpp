@@ -16,6 +16,7 @@ namespace checkop {
 /// Sums over the finite elements of a row. Totals are taken in row order, whatever the order in which rows arrive.
 struct RowSums {
   double abs_error = 0, squared_error = 0, squared_gold = 0;
+  double squared_ratio = 0;          ///< of errors over their bounds; only for bound_rms
   double squared_rounding = 0;       ///< of the gold stored once; only for vs_baseline
   double leaning = 0, may_lean = 0;  ///< S and A of bias_statistic(); only for bias_t
   int64_t finite = 0;
@@ -47,6 +48,12 @@ Achieved rel_l2(const RowSums& total);
 /// twice, truncates or carries 16 bits has more. 0 where there is no error; infinite where the gold can be stored and
 /// was missed. After the tests of FlashAttention, which compare with the maximum error of another kernel (Dao, 2022).
 Achieved vs_baseline(const RowSums& total);
+
+/// rms of |c - y|/B over all elements. Under lambda = 6 a bound is six standard deviations of a sum of independent
+/// roundings, so right candidates have an rms of a sixth or less: their worst element is near the bound once in 1e8.
+/// One whose arithmetic is coarser has all of its errors there, each within its bound. For outputs in the precision of
+/// the arithmetic: of 16-bit outputs the rounding to them fills the bound, evenly, with an rms of 0.58.
+Achieved bound_rms(const RowSums& total);
 
 /// How far the errors of a candidate lean to one side: truncation in place of rounding, a factor a little off one.
 /// Of an element with value y, computation error bound E, half an ulp h of the output and bound B = E + h:

@@ -45,6 +45,7 @@ bool is_declared_empty(const Case& c, size_t output) {
 /// "bias_t is 12.3, limit 7: errors lean to one side".
 std::string describe_miss(const GateResult& gate) {
   std::string text = fmt::format("{} is {:.4g}, limit {:.4g}", to_string(gate.metric), gate.achieved, gate.limit);
+  if (gate.metric == Metric::bound_rms) text += ": each error is within its bound, but too many are near it";
   if (gate.metric == Metric::bias_t) text += ": errors lean to one side, as those of truncation do";
   if (gate.metric == Metric::block_rel_l2) text += fmt::format(": missed by {} blocks", gate.out_of_bound);
   if (gate.metric == Metric::vs_baseline) text += ": so many times the rms error of storing the gold";

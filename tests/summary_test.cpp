@@ -118,6 +118,41 @@ TEST(Summary, AnErrorWhereTheGoldCanBeStoredIsInfinitelyWorse) {
   EXPECT_EQ(compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_baseline)}).gates[1].achieved, kInf);
 }
 
+// --- errors over their bounds ---------------------------------------------------------------------------------------
+
+// 1000 elements that all err by 0.9 of the bound pass one by one; 1000 of which one does are what a right candidate
+// has.
+TEST(Summary, ErrorsThatAreAllNearTheirBoundsAreFound) {
+  Matrix m(10, 100);
+  const double gold = 1, bound = element_bound(bound_gate(), DType::f32, 1, gold, m.magnitude, m.rounding);
+  for (size_t i = 0; i < m.got.size(); ++i) m.gold[i] = gold, m.got[i] = static_cast<float>(gold + 0.9 * bound);
+  const double ratio = (m.got[0] - gold) / bound;
+  const auto rms = [&] { return compare(DType::f32, m, {bound_gate(), gate(Metric::bound_rms, 0.5)}).gates; };
+  EXPECT_TRUE(rms()[0].holds);
+  EXPECT_NEAR(rms()[1].achieved, ratio, 1e-12);
+  EXPECT_FALSE(rms()[1].holds);
+  for (size_t i = 1; i < m.got.size(); ++i) m.got[i] = gold;
+  EXPECT_NEAR(rms()[1].achieved, ratio / std::sqrt(1000), 1e-12);
+  EXPECT_TRUE(rms()[1].holds);
+}
+
+// With an element out of bound each takes the slow way; the figure must not depend on it, nor on the gate's limit.
+TEST(Summary, TheRmsIsThatOfAllElementsHoweverTheyAreCompared) {
+  Matrix m(10, 100);
+  const double bound = element_bound(bound_gate(), DType::f32, 1, 1, m.magnitude, m.rounding);
+  for (size_t i = 0; i < m.got.size(); ++i)
+    m.gold[i] = 1, m.got[i] = static_cast<float>(1 + 0.3 * bound * static_cast<double>(i % 3));
+  const auto rms = [&](double limit) {
+    return compare(DType::f32, m, {bound_gate(limit), gate(Metric::bound_rms, 0.5)}).gates[1].achieved;
+  };
+  const double ordinary = rms(1);
+  EXPECT_GT(ordinary, 0.3);
+  EXPECT_NEAR(rms(0.1), ordinary, 1e-12);
+  EXPECT_NEAR(rms(10), ordinary, 1e-12);
+  m.got[5] = NAN;
+  EXPECT_EQ(rms(1), kInf);
+}
+
 // --- errors to one side ----------------------------------------------------------------------------------------------
 
 GateResult bias_of(DType dtype, const Matrix& m, double limit_of_bound, double one_sided = 0, double bias_ulps = 0) {
