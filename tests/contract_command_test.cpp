@@ -81,8 +81,8 @@ TEST(ContractCommand, ExplainGivesEveryNumberItsSourceAndAWorkedBound) {
   const ProcessResult result =
       run_program("contract explain --op matmul --dtype bf16 --arch-key sm70 --batch 1 --seq 2 --k-dim 4096 --n-dim 8");
   expect_exit(result, 0, "matmul/forward  matmul-bf16-1x2x4096x8  architecture sm70  candidate not named");
-  for (const char* part : {"c  bf16, contraction, sums of 4096 terms; contracts/default.json: rules[3]",
-                           "lambda     6          rules[3].gates[0]", "step       4          overlays[0]",
+  for (const char* part : {"c  bf16, contraction, sums of 4096 terms; contracts/default.json: rules[5]",
+                           "lambda     6          rules[5].gates[0]", "step       4          overlays[0]",
                            "chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05",
                            "computed 7.248e-05, stored 0.003906, so up to 0.003979", "determinism, batch invariance",
                            "contracts/default.json: overlays[0]: Volta's", "gold  all rows"})
@@ -114,10 +114,10 @@ TEST(ContractCommand, ExplainSpeaksJsonToo) {
   ASSERT_EQ(json["cases"].size(), 2u);
   const auto& output = json["cases"][1]["outputs"][0];
   EXPECT_EQ(output["name"], "dlogits");
-  EXPECT_EQ(output["rule"], "contracts/default.json: rules[1]");
+  EXPECT_EQ(output["rule"], "contracts/default.json: rules[3]");
   EXPECT_EQ(output["gates"][0]["chain"], 1024);
   EXPECT_EQ(output["gates"][0]["numbers"][0], nlohmann::json::parse(R"({"key": "limit", "value": 1.0,
-                                                                         "from": "rules[1].gates[0]"})"));
+                                                                         "from": "rules[3].gates[0]"})"));
   EXPECT_DOUBLE_EQ(output["gates"][0]["growth"].get<double>(), 192 * 0x1p-24);
   EXPECT_EQ(json["cases"][0]["gold"]["rows"], "all");
 }
