@@ -215,6 +215,7 @@ class Trials {
 }  // namespace
 
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads) {
+  if (row_count(c) == 0) return {};  // nothing could be wrong
   Trials trials(c, contract, arch_key, threads);
   trials.controls();
   trials.emulated_faults();

@@ -20,7 +20,7 @@ struct Loudest {
 /// One right or wrong answer to one case.
 struct Trial {
   enum class Kind : uint8_t {
-    control,    ///< a plan without a fault: must pass
+    control,    ///< a plan without a fault: must not be rejected
     fault,      ///< must fail
     excluded,   ///< rejected, and rightly: a plan with a longer chain of additions than the contract allows
     unchanged,  ///< the fault changes no bit of this case
@@ -35,7 +35,7 @@ struct Trial {
 };
 
 /// All controls and faults of `c` under `contract`: plans and faults of the pass's emulation, faults of results, output
-/// by output, and faults of behaviour. Deterministic by the case's seed. Needs 24 bytes per element of the outputs.
+/// by output, and faults of behaviour. Deterministic by the case's seed; none for a case without rows. Needs 24 bytes per element of the outputs.
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads);
 
 }  // namespace checkop

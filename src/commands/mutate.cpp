@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <tuple>
 
 #include "commands/commands.hpp"
@@ -55,6 +56,7 @@ struct PassTable {
   std::map<DType, Loudest> controls;  ///< the loudest of those accepted and rejected
   int64_t accepted = 0, excluded = 0;
   std::vector<std::string> rejected;  ///< controls, with the reason
+  std::set<std::string> vacuous;      ///< cases, with the reason
 };
 
 using Tables = std::map<std::pair<std::string, std::string>, PassTable>;
@@ -65,11 +67,10 @@ void add(const Tried& tried, PassTable& table) {
     if (trial.kind == Trial::Kind::control) {
       Loudest& loudest = table.controls[tried.c.dtype];
       if (trial.loudest.ratio > loudest.ratio) loudest = trial.loudest;
-      const bool passes = trial.judgment.verdict == Verdict::pass;
-      table.accepted += passes ? 1 : 0;
-      if (!passes)
-        table.rejected.push_back(fmt::format("{} {}: {}: {}", case_name(tried.c), trial.name,
-                                             to_string(trial.judgment.verdict), trial.judgment.reason));
+      const std::string line = fmt::format("{}: {}", case_name(tried.c), trial.judgment.reason);
+      if (trial.rejected()) table.rejected.push_back(fmt::format("{}, {}", trial.name, line));
+      if (!trial.rejected()) ++table.accepted;
+      if (trial.judgment.verdict == Verdict::vacuous) table.vacuous.insert(line);
     }
     const bool is_fault = trial.kind == Trial::Kind::fault || trial.kind == Trial::Kind::unchanged;
     if (!is_fault) continue;
@@ -137,6 +138,7 @@ void print_table(const std::string& op, const std::string& pass, const PassTable
   }
   fmt::print("\n");
   for (const std::string& line : table.rejected) fmt::print("  REJECTED CONTROL {}\n", line);
+  for (const std::string& line : table.vacuous) fmt::print("  VACUOUS {}\n", line);
 }
 
 /// What a survivor's limit would have to be, and whether right answers leave room for it.
@@ -191,6 +193,7 @@ std::string to_json(const Tables& tables, const Score& score, const Contract& co
                       {"controls", std::move(controls)},
                       {"controls_accepted", table.accepted},
                       {"controls_rejected", table.rejected},
+                      {"vacuous", table.vacuous},
                       {"controls_excluded", table.excluded}});
   }
   const nlohmann::json root{{"format", "check_operator/mutation-1"},

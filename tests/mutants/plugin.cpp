@@ -1,35 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mutants as candidates: one per row of the table and pass where it applies.
+// The faults of `check_operator mutate` as candidates "mutant-NAME", so that they can be seen from outside: one per
+// fault and pass. A fault of results spoils every output.
+#include <algorithm>
 #include <list>
+#include <string>
+#include <vector>
 
-#include "faults.hpp"
+#include "behaviour_faults.hpp"
+#include "gold_call.hpp"
+#include "result_faults.hpp"
 
 namespace checkop::test {
 namespace {
 
-constexpr size_t kRoom = 1024;  // mutants times passes
+constexpr size_t kRoom = 2048;  // faults times passes
 
 struct Entry {
-  const Mutant* mutant;
   const Operator* op;
   const Pass* pass;
+  const FaultSpec* emulated = nullptr;  // one of the three
+  const ResultFault* result = nullptr;
+  const BehaviourFault* behaviour = nullptr;
+
+  std::string_view name() const {
+    return emulated != nullptr ? emulated->name : result != nullptr ? result->spec.name : behaviour->spec.name;
+  }
 };
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = [] {
     std::vector<Entry> list;
-    for (const Mutant& mutant : kMutants)
-      for (const Operator* op : operators())
-        for (const Pass& pass : op->passes)
-          if (applies(mutant, *op, pass)) list.push_back({&mutant, op, &pass});
+    for (const Operator* op : operators()) {
+      for (const Pass& pass : op->passes) {
+        if (pass.emulation != nullptr)
+          for (const FaultSpec& fault : pass.emulation->faults) list.push_back({op, &pass, &fault, nullptr, nullptr});
+        for (const ResultFault& fault : result_faults()) list.push_back({op, &pass, nullptr, &fault, nullptr});
+        for (const BehaviourFault& fault : behaviour_faults()) list.push_back({op, &pass, nullptr, nullptr, &fault});
+      }
+    }
     return list;
   }();
   return all;
 }
 
+void emulate(const Entry& entry, const checkop_call& call) {
+  const std::vector<Tensor> inputs = inputs_of(*entry.pass, call);
+  std::vector<const Tensor*> present;
+  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+  std::vector<double> attrs;
+  for (int32_t i = 0; i < call.n_attrs; ++i) attrs.push_back(call.attrs[i].value);
+  Values values(static_cast<size_t>(call.n_outputs));
+  for (size_t i = 0; i < values.size(); ++i)
+    if (call.outputs[i].data != nullptr) values[i].resize(static_cast<size_t>(count_of(call.outputs[i])));
+  const Arithmetic arithmetic(Plan{Plan::Order::blocked, 512}, entry.emulated->name);
+  entry.pass->emulation->run({present, attrs, arithmetic, values, 1});
+  for (size_t i = 0; i < values.size(); ++i)
+    if (call.outputs[i].data != nullptr) store(call.outputs[i], values[i]);
+}
+
+void spoil(const Entry& entry, const checkop_call& call) {
+  Values values = gold_values(*entry.pass, call);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const checkop_tensor& output = call.outputs[i];
+    if (output.data == nullptr) continue;
+    const OutputSpec& spec = entry.pass->outputs[i];
+    const Shape shape(output.shape, output.shape + output.rank);
+    Tensor stored("y", static_cast<DType>(output.dtype), shape);
+    Result result{spec, judged_view(*entry.op, spec.tensor, shape), values[i], stored};
+    if (entry.result->spoil != nullptr) entry.result->spoil(result);
+    info(stored.dtype).encode(values[i].data(), stored.bytes.data(), values[i].size());
+    if (entry.result->spoil_stored != nullptr) entry.result->spoil_stored(result);
+    std::copy_n(stored.bytes.data(), stored.bytes.size(), static_cast<std::byte*>(output.data));
+  }
+}
+
 checkop_status launch(size_t number, const checkop_call* call) {
   const Entry& entry = entries()[number];
-  return answer(*call, [&] { answer_with_fault(entry.mutant->fault, *entry.op, *entry.pass, *call); });
+  return answer(*call, [&] {
+    if (entry.emulated != nullptr) emulate(entry, *call);
+    if (entry.result != nullptr) spoil(entry, *call);
+    if (entry.behaviour != nullptr) entry.behaviour->answer(*entry.op, *entry.pass, *call);
+  });
 }
 
 std::vector<checkop_kernel> make_kernels() {
@@ -37,7 +88,7 @@ std::vector<checkop_kernel> make_kernels() {
   static std::list<std::string> names;  // the ABI keeps pointers into it
   std::vector<checkop_kernel> kernels;
   for (size_t i = 0; i < entries().size(); ++i) {
-    names.push_back(candidate_name(*entries()[i].mutant));
+    names.push_back("mutant-" + std::string(entries()[i].name()));
     kernels.push_back({sizeof(checkop_kernel), names.back().c_str(), entries()[i].op->name.data(),
                        entries()[i].pass->name.data(), CHECKOP_CPU, 0, 0, nullptr, kLaunches[std::min(i, kRoom - 1)]});
   }

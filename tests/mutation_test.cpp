@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The contract against faults and controls: every fault is rejected for its own reason, every control accepted.
+#include "mutation.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "behaviour_faults.hpp"
+#include "gold_helper.hpp"
+#include "inputs.hpp"
+#include "judge_helper.hpp"
+#include "plugin.hpp"
+#include "process.hpp"
+#include "result_faults.hpp"
+#include "runner.hpp"
+#include "sweep.hpp"
+
+namespace checkop {
+namespace {
+
+std::vector<Case> mutation_cases(std::string_view op) {
+  return load_cases(CHECKOP_SOURCE_DIR "/cases/" + std::string(op) + ".json", "mutation");
+}
+
+std::string describe(const Case& c, const Trial& trial) {
+  return case_name(c) + "/" + std::string(c.pass->name) + " " + trial.name + " " + trial.output + ": " +
+         std::string(to_string(trial.judgment.verdict)) + " " + trial.judgment.kind + ": " + trial.judgment.reason;
+}
+
+class Mutation : public testing::TestWithParam<const Operator*> {};
+
+TEST_P(Mutation, TheDefaultContractRejectsEveryFaultAndAcceptsEveryControl) {
+  const Contract contract = default_contract();
+  // By pass, fault, output and dtype: a suite finds what one of its cases finds.
+  using Key = std::tuple<std::string, std::string, std::string, DType>;
+  std::map<Key, bool> changed, killed;
+  std::map<std::string, std::set<std::string>> faults_of_pass;
+  int64_t controls = 0;
+  for (const Case& c : mutation_cases(GetParam()->name)) {
+    for (const Trial& trial : try_contract(c, contract, {}, 1)) {
+      if (trial.kind == Trial::Kind::control) {
+        EXPECT_EQ(trial.judgment.verdict, Verdict::pass) << describe(c, trial);
+        ++controls;
+        continue;
+      }
+      ASSERT_NE(trial.kind, Trial::Kind::excluded) << describe(c, trial);
+      const Key key{c.pass->name, trial.name, trial.output, c.dtype};
+      changed[key] |= trial.kind == Trial::Kind::fault;
+      killed[key] |= trial.kind == Trial::Kind::fault && trial.rejected() && trial.judgment.kind == trial.expected;
+      if (trial.kind == Trial::Kind::fault) faults_of_pass[std::string(c.pass->name)].insert(trial.name);
+    }
+  }
+  EXPECT_GT(controls, 0);
+  for (const auto& [key, has_changed] : changed) {
+    const auto& [pass, fault, output, dtype] = key;
+    if (has_changed) {
+      EXPECT_TRUE(killed[key]) << GetParam()->name << "/" << pass << " " << info(dtype).name << " " << fault << " "
+                               << output;
+    }
+  }
+  for (const Pass& pass : GetParam()->passes) {
+    ASSERT_NE(pass.emulation, nullptr) << pass.name;
+    EXPECT_GE(pass.emulation->faults.size(), 6U) << pass.name;
+    const std::set<std::string>& seen = faults_of_pass[std::string(pass.name)];
+    EXPECT_GE(seen.size(), 12U) << pass.name;
+    // A fault that no case shows is a fault that nobody tried.
+    for (const FaultSpec& fault : pass.emulation->faults)
+      EXPECT_TRUE(seen.contains(std::string(fault.name))) << pass.name << " " << fault.name;
+  }
+}
+
+const Candidate* find(const std::vector<Candidate>& candidates, std::string_view name, const Case& c) {
+  for (const Candidate& candidate : candidates) {
+    if (candidate.name == name && candidate.op == c.op->name && candidate.pass == c.pass->name) return &candidate;
+  }
+  return nullptr;
+}
+
+/// What candidate `name` of plugin `path` gets for `c` under the default contract.
+Judgment judgment_of(const std::string& path, std::string_view name, const Case& c) {
+  const std::vector<Candidate> candidates = load_plugin(path);
+  const Candidate* candidate = find(candidates, name, c);
+  if (candidate == nullptr) return {Verdict::unsupported, "", "no such candidate"};
+  const Contract contract = default_contract();
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = make_outputs(c);
+  std::vector<Demands> demands;
+  for (const OutputSpec& spec : c.pass->outputs) demands.push_back(contract.demands_for(c, spec));
+  const auto device = open_cpu_device();
+  const RunResult run = run_candidate(*device, *candidate, c, inputs, outputs, RunChecks{});
+  std::vector<Comparison> comparisons;
+  if (run.status == RunStatus::ok) comparisons = judge_outputs(c, inputs, outputs, contract, {}, 1);
+  return judge(c, run, comparisons, demands, RunChecks{}, /*accuracy=*/true);
+}
+
+TEST_P(Mutation, TheGoldAndTheNativeCandidatePassTheSameCases) {
+  const std::string plugins = CHECKOP_TEST_PLUGIN_DIR;
+  const std::string native =
+      std::string(CHECKOP_BINARY_DIR) + "/kernels/" + std::string(GetParam()->name) + "/native.so";
+  for (const Case& c : mutation_cases(GetParam()->name)) {
+    const Judgment of_gold = judgment_of(plugins + "/perfect.so", "perfect", c);
+    EXPECT_EQ(of_gold.verdict, Verdict::pass) << case_name(c) << " " << of_gold.reason;
+    const Judgment of_native = judgment_of(native, "native", c);
+    EXPECT_EQ(of_native.verdict, Verdict::pass) << case_name(c) << " " << of_native.reason;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryOperator, Mutation, testing::ValuesIn(operators().begin(), operators().end()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+Case small_logp(std::string_view pass, DType dtype = DType::f32) {
+  return gold_case("logp", pass, dtype, {{"batch", 2}, {"seq", 4}, {"vocab", 300}});
+}
+
+Contract with_gate(const std::string& gate) {
+  return Contract::parse(R"({"format": "check_operator/contract-2", "name": "of this test", "rules": [
+    {"match": {"op": "logp"}, "gates": [)" +
+                             gate + R"(], "why": "a tolerance of this test, to see who passes"}]})",
+                         "test.json");
+}
+
+std::set<std::string> survivors(const Case& c, const Contract& contract) {
+  std::set<std::string> names;
+  for (const Trial& trial : try_contract(c, contract, {}, 1)) {
+    if (trial.kind == Trial::Kind::fault && !trial.rejected()) names.insert(trial.name);
+  }
+  return names;
+}
+
+TEST(MutationOfContracts, ATooLooseOneLetsFaultsLive) {
+  const Contract loose = with_gate(R"({"metric": "atol_rtol", "atol": 0.05, "rtol": 0.01})");
+  const std::set<std::string> alive = survivors(small_logp("backward"), loose);
+  EXPECT_TRUE(alive.contains("softmax_term_dropped"));
+  EXPECT_TRUE(alive.contains("largest_alone"));
+  EXPECT_TRUE(alive.contains("scaled_0.995"));
+  EXPECT_FALSE(alive.contains("nan"));
+  EXPECT_FALSE(alive.contains("unwritten_row"));
+  EXPECT_EQ(survivors(small_logp("backward"), default_contract()), std::set<std::string>{});
+}
+
+TEST(MutationOfContracts, ATooStrictOneRejectsControls) {
+  const Contract strict = with_gate(R"({"metric": "ulp", "limit": 0})");
+  int64_t rejected = 0;
+  for (const Trial& trial : try_contract(small_logp("backward"), strict, {}, 1))
+    rejected += trial.kind == Trial::Kind::control && trial.rejected() ? 1 : 0;
+  EXPECT_GT(rejected, 0);
+}
+
+TEST(MutationOfContracts, PlansBeyondTheChainAreExcusedOnlyWhereTheyFail) {
+  const Case c = small_logp("forward");
+  const auto kinds = [&](const std::string& numbers) {
+    std::map<Trial::Kind, int64_t> counts;
+    for (const Trial& trial :
+         try_contract(c, with_gate(R"({"metric": "bound_ratio", "limit": )" + numbers + R"(, "lambda": 6})"), {}, 1))
+      ++counts[trial.kind];
+    return counts;
+  };
+  EXPECT_EQ(kinds(R"(1, "max_chain": 1)")[Trial::Kind::excluded], 0)
+      << "a chain that is too long, and a result that is right";
+  auto strict = kinds(R"(1e-4, "max_chain": 1)");
+  EXPECT_EQ(strict[Trial::Kind::control], 0);
+  EXPECT_EQ(strict[Trial::Kind::excluded], std::ssize(all_plans()));
+  EXPECT_EQ(kinds(R"(1e-4, "max_chain": 0)")[Trial::Kind::excluded], 0) << "no chain is too long";
+}
+
+TEST(MutationOfContracts, TrialsAreThoseOfTheSeed) {
+  const auto ratios = [](uint64_t seed, unsigned threads) {
+    Case c = small_logp("forward");
+    c.seed = seed;
+    std::vector<double> all;
+    for (const Trial& trial : try_contract(c, default_contract(), {}, threads)) all.push_back(trial.loudest.ratio);
+    return all;
+  };
+  EXPECT_EQ(ratios(7, 1), ratios(7, 3));
+  EXPECT_NE(ratios(7, 1), ratios(8, 1));
+}
+
+TEST(MutationOfContracts, FaultsThatNeedAnInputOrADtypeWaitForIt) {
+  const auto has = [](const Case& c, std::string_view fault) {
+    for (const Trial& trial : try_contract(c, default_contract(), {}, 1))
+      if (trial.name == fault) return true;
+    return false;
+  };
+  Case c = gold_case("lm_head", "forward", DType::f32, {{"batch", 1}, {"seq", 3}, {"hidden", 5}, {"vocab", 7}});
+  EXPECT_FALSE(has(c, "bias_left_out"));
+  EXPECT_TRUE(has(c, "tf32_factors"));
+  EXPECT_FALSE(has(c, "truncated"));
+  c.optionals.insert("bias");
+  EXPECT_TRUE(has(c, "bias_left_out"));
+  c.dtype = DType::bf16;
+  EXPECT_FALSE(has(c, "tf32_factors"));
+  EXPECT_TRUE(has(c, "truncated"));
+}
+
+const std::string kMutate = "mutate --op logp --pass backward --dtype bf16 ";
+
+TEST(MutateCommand, ExitsByTheKillRateAndTheControls) {
+  expect_exit(run_program(kMutate), 0, "kill rate 1.0000");
+  const std::string seed = kMutate + "--contract " CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json ";
+  const ProcessResult loose = run_program(seed);
+  expect_exit(loose, 1, "SURVIVED logp/backward bf16 softmax_term_dropped");
+  EXPECT_NE(loose.text.find("of its limit would reject it, controls reach"), std::string::npos) << loose.text;
+  expect_exit(run_program(seed + "--min-kill 0.1"), 0, "kill rate 0.");
+}
+
+TEST(MutateCommand, TakesSizesSuitesAndSeeds) {
+  expect_exit(run_program(kMutate + "--vocab 200 --seq 3 --seeds 2"), 0, "2 seeds");
+  expect_exit(run_program("mutate --suite smoke --op silu --pass forward --dtype fp32"), 0, "kill rate 1.0000");
+  expect_exit(run_program("mutate --suite mutation --op logp --vocab 3"), 2,
+              "has no effect on cases that come from files");
+  expect_exit(run_program(kMutate + "--seeds 0"), 2, "--seeds: expected 1 to 1000, got 0");
+  expect_exit(run_program(kMutate + "--min-kill 1.5"), 2, "--min-kill: expected 0 to 1, got 1.5");
+  expect_exit(run_program(kMutate + "--min-kill nan"), 2, "--min-kill");
+}
+
+}  // namespace
+}  // namespace checkop
