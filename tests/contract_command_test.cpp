@@ -146,5 +146,53 @@ TEST(ContractCommand, LintExitsByWhatItFinds) {
   expect_exit(run_program("contract lint"), 2, "file is required");
 }
 
+// --- diff ------------------------------------------------------------------------------------------------------------
+
+TEST(ContractCommand, DiffOfAContractWithItselfIsEmptyAndExitsZero) {
+  expect_exit(run_program("contract diff contracts/default.json contracts/default.json"), 0,
+              "0 changes of what is asked");
+}
+
+TEST(ContractCommand, DiffMakesOneLineOfManyEqualOnes) {
+  const std::string a = written(document({rule("{}")})), b = written(document({rule("{}", 7)}));
+  const ProcessResult result = run_program("contract diff " + a + " " + b + " --op logp --vocab 1:1000:1");
+  expect_exit(result, 1,
+              "looser   bound_ratio lambda       6 -> 7\n         6000 times: logp/backward dlogits, logp/forward");
+  EXPECT_NE(result.text.find("6000 cases: 1 change of what is asked"), std::string::npos) << result.text;
+}
+
+TEST(ContractCommand, DiffFindsOverlaysOfArchitecturesUnasked) {
+  const std::string a = written(document({rule("{}")}));
+  const std::string b =
+      written(document({rule("{}")}, overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 7})")})));
+  expect_exit(run_program("contract diff " + a + " " + b), 1, "; only for sm90");
+  expect_exit(run_program("contract diff " + a + " " + b + " --arch-key none"), 0, "0 changes");
+  expect_exit(run_program("contract diff " + a + " " + b + " --arch-key sm90"), 1, "1 change of what is asked");
+}
+
+// The gradient without its softmax term, which a tolerance of 5e-2 accepts.
+TEST(ContractCommand, DiffRunsCandidatesOnceAndShowsVerdictsThatChange) {
+  const std::string flags = fmt::format(
+      "contract diff contracts/default.json contracts/rl_kernel.json --op logp --pass backward --dtype bf16 --batch 1 "
+      "--seq 2 --vocab 5000 --device cpu --plugin {}/mutants.so --candidate ",
+      CHECKOP_TEST_PLUGIN_DIR);
+  const ProcessResult result = run_program(flags + "native,mutant-softmax_term_dropped");
+  expect_exit(result, 1, "2 checks judged by both: 1 verdict change");
+  EXPECT_NE(result.text.find("logp/backward/mutant-softmax_term_dropped/logp-bf16-1x2x5000\n  fail: dlogits"),
+            std::string::npos)
+      << result.text;
+  EXPECT_NE(result.text.find("out of bound\n  pass\n"), std::string::npos) << result.text;
+}
+
+TEST(ContractCommand, DiffSaysWhatCannotBeCompared) {
+  expect_exit(run_program("contract diff contracts/default.json"), 2, "contracts");
+  expect_exit(run_program("contract diff contracts/default.json missing.json"), 2, "missing.json: cannot be opened");
+  const std::string crashes = fmt::format(
+      "contract diff contracts/default.json contracts/default.json --op matmul --pass forward --dtype fp32 --batch 1 "
+      "--seq 2 --k-dim 2 --n-dim 4 --device cpu --plugin {}/crashes.so --candidate segfaults",
+      CHECKOP_TEST_PLUGIN_DIR);
+  expect_exit(run_program(crashes), 4, "error  matmul/forward/segfaults/");
+}
+
 }  // namespace
 }  // namespace checkop
