@@ -137,6 +137,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   lint->add_option("file", options.contracts, "contracts")->required()->type_name("FILE...");
   CLI::App* diff = contract->add_subcommand("diff", "in what two contracts differ; exit 1 when they do");
   add_diff_options(*diff, options.run, options.contracts);
+  CLI::App* calibrate =
+      contract->add_subcommand("calibrate", "how far candidates stay inside the limits, and limits that would do");
+  add_calibrate_options(*calibrate, options.run);
   app.footer(
       "Examples:\n"
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
@@ -165,6 +168,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (explain->parsed()) options.command = Command::explain;
   if (lint->parsed()) options.command = Command::lint;
   if (diff->parsed()) options.command = Command::diff;
+  if (calibrate->parsed()) options.command = Command::calibrate;
   const CLI::App* innermost = &app;
   while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
   note_given(*innermost, options.run);

@@ -62,7 +62,7 @@ struct MutateOptions {
   double min_kill = 1;  ///< share of the faults that the contract must reject
 };
 
-enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint, diff };
+enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint, diff, calibrate };
 
 struct Options {
   Command command = Command::run;

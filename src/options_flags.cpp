@@ -238,4 +238,12 @@ void add_diff_options(CLI::App& app, RunOptions& run, std::vector<std::string>& 
   add_force_option(app, run);
 }
 
+void add_calibrate_options(CLI::App& app, RunOptions& run) {
+  add_candidate_options(app, run);
+  add_case_options(app, run);
+  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
+  add_contract_options(app, run);
+  add_force_option(app, run);
+}
+
 }  // namespace checkop

@@ -17,5 +17,6 @@ void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 // Of `contract`.
 void add_explain_options(CLI::App& app, RunOptions& run);
 void add_diff_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts);
+void add_calibrate_options(CLI::App& app, RunOptions& run);
 
 }  // namespace checkop

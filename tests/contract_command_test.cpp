@@ -194,5 +194,29 @@ TEST(ContractCommand, DiffSaysWhatCannotBeCompared) {
   expect_exit(run_program(crashes), 4, "error  matmul/forward/segfaults/");
 }
 
+// --- calibrate -------------------------------------------------------------------------------------------------------
+
+TEST(ContractCommand, CalibrateGivesTheHeadroomOfEveryGateAndChangesNoFile) {
+  const std::string text = document({rule("{}", 600)}), path = written(text);
+  const ProcessResult result = run_program("contract calibrate " + kTiny + "--contract " + path);
+  expect_exit(result, 0, path + ": rules[0].gates[0]  bound_ratio\n  limit 1, achieved 0.");
+  EXPECT_NE(result.text.find("by logp/forward logp of native in logp-fp32-1x2x17; 1 output held to it"),
+            std::string::npos)
+      << result.text;
+  EXPECT_NE(result.text.find("proposed 0.00"), std::string::npos) << result.text;
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
+}
+
+TEST(ContractCommand, CalibrateSaysThatALimitIsExceeded) {
+  expect_exit(run_program("contract calibrate " + kZeros), 1, "EXCEEDED: look at the candidate first");
+}
+
+TEST(ContractCommand, CalibrateWithoutAComparisonExitsThree) {
+  expect_exit(
+      run_program("contract calibrate --op logp --candidate native --device cpu --dtype fp64 --batch 1 --seq 2"), 3,
+      "unsupported  logp/forward/native/");
+}
+
 }  // namespace
 }  // namespace checkop

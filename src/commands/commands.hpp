@@ -15,5 +15,6 @@ int show_command(const Options& options);
 int explain_command(const Options& options);
 int lint_command(const Options& options);
 int diff_command(const Options& options);
+int calibrate_command(const Options& options);
 
 }  // namespace checkop
