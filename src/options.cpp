@@ -146,6 +146,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator --op all --dtype fp32,bf16,fp16 --check-grad --json report.json\n"
       "  check_operator bench --op logp --candidate native,mine --plugin ./mine.so --device cpu --baseline native\n"
       "  check_operator mutate --op logp --contract mine.json\n"
+      "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
 
   std::vector<std::string> arguments = join_negative_values(argc, argv);
