@@ -111,8 +111,8 @@ class Verdicts {
       session.judge_by(b_, attempt);
       compare(check_name(*attempt.check), before, attempt.record.judgment);
     });
-    fmt::print("{} check{} judged by both: {} verdict{} change\n", checks_, checks_ == 1 ? "" : "s", changed_,
-               changed_ == 1 ? "" : "s");
+    fmt::print("{} check{} judged by both: {}\n", checks_, checks_ == 1 ? "" : "s",
+               changed_ == 1 ? "1 verdict changes" : fmt::format("{} verdicts change", changed_));
   }
   int64_t changed() const { return changed_; }
   bool ran_all() const { return ran_all_; }
