@@ -78,14 +78,23 @@ TEST(ContractCommand, AFailureOfAnotherKindIsNotExpected) {
 
 // 6*sqrt(1024) + 1*1024 units of 2^-24 of the magnitude, then half an ulp of bf16 at 1.
 TEST(ContractCommand, ExplainGivesEveryNumberItsSourceAndAWorkedBound) {
-  const ProcessResult result =
-      run_program("contract explain --op matmul --dtype bf16 --arch-key sm70 --batch 1 --seq 2 --k-dim 4096 --n-dim 8");
+  const std::string gate = R"({"metric": "bound_ratio", "limit": 1, "lambda": 6, "step": 8, "max_chain": 16384,
+                               "bias_ulps": 1})";
+  const std::string path = written(document(
+      {rule(R"({"op": "logp"})"), fmt::format(R"({{"match": {{"op": "matmul"}}, "gates": [{}], "why": "w"}})", gate)},
+      overlays({overlay(R"({"arch": "sm70"})", R"("bound_ratio": {"step": 4})")})));
+  const ProcessResult result = run_program(
+      "contract explain --op matmul --dtype bf16 --arch-key sm70 --batch 1 --seq 2 "
+      "--k-dim 4096 --n-dim 8 --contract " +
+      path);
   expect_exit(result, 0, "matmul/forward  matmul-bf16-1x2x4096x8  architecture sm70  candidate not named");
-  for (const char* part : {"c  bf16, contraction, sums of 4096 terms; contracts/default.json: rules[5]",
-                           "lambda     6          rules[5].gates[0]", "step       4          overlays[0]",
-                           "chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05",
-                           "computed 7.248e-05, stored 0.003906, so up to 0.003979", "determinism, batch invariance",
-                           "contracts/default.json: overlays[0]: Volta's", "gold  all rows"})
+  for (const std::string& part :
+       {"c  bf16, contraction, sums of 4096 terms; " + path + ": rules[1]",
+        std::string("lambda     6          rules[1].gates[0]"), std::string("step       4          overlays[0]"),
+        std::string("chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05"),
+        std::string("computed 7.248e-05, stored 0.003906, so up to 0.003979"),
+        std::string("determinism, batch invariance"), path + ": overlays[0]: r\n", path + ": rules[1]: w\n",
+        std::string("gold  all rows")})
     EXPECT_NE(result.text.find(part), std::string::npos) << "no '" << part << "' in: " << result.text;
 }
 
@@ -107,8 +116,11 @@ TEST(ContractCommand, ExplainAppliesOverlaysOfTheCandidateAndShowsWhatIsExpected
 }
 
 TEST(ContractCommand, ExplainSpeaksJsonToo) {
+  const std::string path = written(document({rule(R"({"pass": "forward"})"), rule(R"({"pass": "backward"})")}));
   const ProcessResult result = run_program(
-      "contract explain --op logp --check-grad --dtype bf16 --batch 1 --seq 2 --vocab 151936 --arch-key none --json");
+      "contract explain --op logp --check-grad --dtype bf16 --batch 1 --seq 2 --vocab 151936 --arch-key none --json "
+      "--contract " +
+      path);
   ASSERT_EQ(result.code, 0) << result.text;
   const auto json = nlohmann::json::parse(result.text);
   ASSERT_EQ(json["cases"].size(), 2u);
