@@ -10,15 +10,15 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRelFloor = 1e-3;  // of the gold's root mean square: below it a relative error says nothing
 
-/// `x` rounded up to four significant digits.
-double round_up(double x) {
+}  // namespace
+
+double round_up(double x, int digits) {
   if (x == 0 || !std::isfinite(x)) return x;
-  const double scale = std::pow(10.0, 3 - std::floor(std::log10(x)));
-  const double rounded = std::ceil(x * scale) / scale;
+  const double scale = std::pow(10.0, digits - 1 - std::floor(std::log10(x)));
+  // A product that is a whole number but for its own rounding counts as one.
+  const double rounded = std::ceil(x * scale * (1 - 1e-15)) / scale;
   return rounded < x ? std::nextafter(x, kInfinity) : rounded;
 }
-
-}  // namespace
 
 GateResult gate_result(const Gate& gate, double achieved) {
   GateResult result;
@@ -29,7 +29,7 @@ GateResult gate_result(const Gate& gate, double achieved) {
   result.limit = gate.metric == Metric::atol_rtol ? 1 : (gate.metric == Metric::bits ? 0 : gate.limit);
   result.achieved = achieved;
   result.headroom = achieved > 0 ? result.limit / achieved : kInfinity;
-  result.passing = round_up(achieved);
+  result.passing = round_up(achieved, 4);
   result.holds = achieved <= result.limit;
   return result;
 }

@@ -37,6 +37,9 @@ struct GateResult {
   std::string source = {};
 };
 
+/// A positive `x` rounded up to so many significant digits; never below x.
+double round_up(double x, int digits);
+
 /// A gate's result, but for what only some have: out_of_bound, and whether it holds where single elements decide.
 GateResult gate_result(const Gate& gate, double achieved);
 

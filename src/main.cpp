@@ -27,6 +27,10 @@ int main(int argc, char** argv) {
         return explain_command(*options);
       case Command::lint:
         return lint_command(*options);
+      case Command::diff:
+        return diff_command(*options);
+      case Command::calibrate:
+        return calibrate_command(*options);
     }
   } catch (const EnvironmentError& e) {
     std::fprintf(stderr, "check_operator: %s\n", e.what());

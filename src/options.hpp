@@ -62,14 +62,14 @@ struct MutateOptions {
   double min_kill = 1;  ///< share of the faults that the contract must reject
 };
 
-enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint };
+enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint, diff, calibrate };
 
 struct Options {
   Command command = Command::run;
   RunOptions run;  ///< of bench and the subcommands of contract too, where they apply
   BenchOptions bench;
   MutateOptions mutate;
-  std::vector<std::string> contracts;  ///< of lint
+  std::vector<std::string> contracts;  ///< of lint any number, of diff two
   std::string show_op;
   std::string command_line;  ///< quoted for a shell
 };

@@ -78,14 +78,23 @@ TEST(ContractCommand, AFailureOfAnotherKindIsNotExpected) {
 
 // 6*sqrt(1024) + 1*1024 units of 2^-24 of the magnitude, then half an ulp of bf16 at 1.
 TEST(ContractCommand, ExplainGivesEveryNumberItsSourceAndAWorkedBound) {
-  const ProcessResult result =
-      run_program("contract explain --op matmul --dtype bf16 --arch-key sm70 --batch 1 --seq 2 --k-dim 4096 --n-dim 8");
+  const std::string gate = R"({"metric": "bound_ratio", "limit": 1, "lambda": 6, "step": 8, "max_chain": 16384,
+                               "bias_ulps": 1})";
+  const std::string path = written(document(
+      {rule(R"({"op": "logp"})"), fmt::format(R"({{"match": {{"op": "matmul"}}, "gates": [{}], "why": "w"}})", gate)},
+      overlays({overlay(R"({"arch": "sm70"})", R"("bound_ratio": {"step": 4})")})));
+  const ProcessResult result = run_program(
+      "contract explain --op matmul --dtype bf16 --arch-key sm70 --batch 1 --seq 2 "
+      "--k-dim 4096 --n-dim 8 --contract " +
+      path);
   expect_exit(result, 0, "matmul/forward  matmul-bf16-1x2x4096x8  architecture sm70  candidate not named");
-  for (const char* part : {"c  bf16, contraction, sums of 4096 terms; contracts/default.json: rules[5]",
-                           "lambda     6          rules[5].gates[0]", "step       4          overlays[0]",
-                           "chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05",
-                           "computed 7.248e-05, stored 0.003906, so up to 0.003979", "determinism, batch invariance",
-                           "contracts/default.json: overlays[0]: Volta's", "gold  all rows"})
+  for (const std::string& part :
+       {"c  bf16, contraction, sums of 4096 terms; " + path + ": rules[1]",
+        std::string("lambda     6          rules[1].gates[0]"), std::string("step       4          overlays[0]"),
+        std::string("chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05"),
+        std::string("computed 7.248e-05, stored 0.003906, so up to 0.003979"),
+        std::string("determinism, batch invariance"), path + ": overlays[0]: r\n", path + ": rules[1]: w\n",
+        std::string("gold  all rows")})
     EXPECT_NE(result.text.find(part), std::string::npos) << "no '" << part << "' in: " << result.text;
 }
 
@@ -107,8 +116,11 @@ TEST(ContractCommand, ExplainAppliesOverlaysOfTheCandidateAndShowsWhatIsExpected
 }
 
 TEST(ContractCommand, ExplainSpeaksJsonToo) {
+  const std::string path = written(document({rule(R"({"pass": "forward"})"), rule(R"({"pass": "backward"})")}));
   const ProcessResult result = run_program(
-      "contract explain --op logp --check-grad --dtype bf16 --batch 1 --seq 2 --vocab 151936 --arch-key none --json");
+      "contract explain --op logp --check-grad --dtype bf16 --batch 1 --seq 2 --vocab 151936 --arch-key none --json "
+      "--contract " +
+      path);
   ASSERT_EQ(result.code, 0) << result.text;
   const auto json = nlohmann::json::parse(result.text);
   ASSERT_EQ(json["cases"].size(), 2u);
@@ -144,6 +156,79 @@ TEST(ContractCommand, LintExitsByWhatItFinds) {
   expect_exit(refused, 2, "check_operator: missing.json: cannot be opened");
   EXPECT_NE(refused.text.find(path + ": overlays[0]: expired"), std::string::npos) << refused.text;
   expect_exit(run_program("contract lint"), 2, "file is required");
+}
+
+// --- diff ------------------------------------------------------------------------------------------------------------
+
+TEST(ContractCommand, DiffOfAContractWithItselfIsEmptyAndExitsZero) {
+  expect_exit(run_program("contract diff contracts/default.json contracts/default.json"), 0,
+              "0 changes of what is asked");
+}
+
+TEST(ContractCommand, DiffMakesOneLineOfManyEqualOnes) {
+  const std::string a = written(document({rule("{}")})), b = written(document({rule("{}", 7)}));
+  const ProcessResult result = run_program("contract diff " + a + " " + b + " --op logp --vocab 1:1000:1");
+  expect_exit(result, 1,
+              "looser   bound_ratio lambda       6 -> 7\n         6000 times: logp/backward dlogits, logp/forward");
+  EXPECT_NE(result.text.find("6000 cases: 1 change of what is asked"), std::string::npos) << result.text;
+}
+
+TEST(ContractCommand, DiffFindsOverlaysOfArchitecturesUnasked) {
+  const std::string a = written(document({rule("{}")}));
+  const std::string b =
+      written(document({rule("{}")}, overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 7})")})));
+  expect_exit(run_program("contract diff " + a + " " + b), 1, "; only for sm90");
+  expect_exit(run_program("contract diff " + a + " " + b + " --arch-key none"), 0, "0 changes");
+  expect_exit(run_program("contract diff " + a + " " + b + " --arch-key sm90"), 1, "1 change of what is asked");
+}
+
+// Under a tolerance of 5e-2 a gradient without its softmax term would pass, and so nothing that passes says anything.
+TEST(ContractCommand, DiffRunsCandidatesOnceAndShowsVerdictsThatChange) {
+  const std::string flags = fmt::format(
+      "contract diff contracts/default.json contracts/rl_kernel.json --op logp --pass backward --dtype bf16 --batch 1 "
+      "--seq 2 --vocab 5000 --device cpu --plugin {}/mutants.so --candidate ",
+      CHECKOP_TEST_PLUGIN_DIR);
+  const ProcessResult result = run_program(flags + "mutant-zeros,mutant-softmax_term_dropped");
+  expect_exit(result, 1, "2 checks judged by both: 1 verdict changes");
+  EXPECT_NE(result.text.find("logp/backward/mutant-softmax_term_dropped/logp-bf16-1x2x5000\n  fail: dlogits"),
+            std::string::npos)
+      << result.text;
+  EXPECT_NE(result.text.find("out of bound\n  vacuous: dlogits"), std::string::npos) << result.text;
+  EXPECT_EQ(result.text.find("mutant-zeros/"), std::string::npos) << result.text;  // both reject it
+}
+
+TEST(ContractCommand, DiffSaysWhatCannotBeCompared) {
+  expect_exit(run_program("contract diff contracts/default.json"), 2, "contracts");
+  expect_exit(run_program("contract diff contracts/default.json missing.json"), 2, "missing.json: cannot be opened");
+  const std::string crashes = fmt::format(
+      "contract diff contracts/default.json contracts/default.json --op matmul --pass forward --dtype fp32 --batch 1 "
+      "--seq 2 --k-dim 2 --n-dim 4 --device cpu --plugin {}/crashes.so --candidate segfaults",
+      CHECKOP_TEST_PLUGIN_DIR);
+  expect_exit(run_program(crashes), 4, "error  matmul/forward/segfaults/");
+}
+
+// --- calibrate -------------------------------------------------------------------------------------------------------
+
+TEST(ContractCommand, CalibrateGivesTheHeadroomOfEveryGateAndChangesNoFile) {
+  const std::string text = document({rule("{}", 600)}), path = written(text);
+  const ProcessResult result = run_program("contract calibrate " + kTiny + "--contract " + path);
+  expect_exit(result, 0, path + ": rules[0].gates[0]  bound_ratio\n  limit 1, achieved 0.");
+  EXPECT_NE(result.text.find("by logp/forward logp of native in logp-fp32-1x2x17; 1 output held to it"),
+            std::string::npos)
+      << result.text;
+  EXPECT_NE(result.text.find("proposed 0.00"), std::string::npos) << result.text;
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
+}
+
+TEST(ContractCommand, CalibrateSaysThatALimitIsExceeded) {
+  expect_exit(run_program("contract calibrate " + kZeros), 1, "EXCEEDED: look at the candidate first");
+}
+
+TEST(ContractCommand, CalibrateWithoutAComparisonExitsThree) {
+  expect_exit(
+      run_program("contract calibrate --op logp --candidate native --device cpu --dtype fp64 --batch 1 --seq 2"), 3,
+      "unsupported  logp/forward/native/");
 }
 
 }  // namespace

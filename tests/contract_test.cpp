@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "contract_helper.hpp"
+#include "json.hpp"
 #include "text.hpp"
 
 namespace checkop {
@@ -290,6 +291,26 @@ TEST(Contract, DefaultRejectsASerialSumOverAVocabulary) {
   const Gate gate = gates(contract, judged("logp", "forward", "logp", DType::bf16)).all[0];
   EXPECT_EQ(gate.metric, Metric::bound_ratio);
   EXPECT_LT(sum_growth(gate, 151936, 0x1p-24), 6e-5);  // what a serial fp32 sum of exponentials was measured to err by
+}
+
+// The schema is validated against this file by schema.contract, so a metric that the schema lacks is found.
+TEST(Contract, TheTestContractSetsEveryNumberOfEveryMetric) {
+  const std::string path = CHECKOP_SOURCE_DIR "/tests/data/contracts/everything.json";
+  EXPECT_EQ(error_of([&] { Contract::load(path); }), "no error");
+  const JsonValue root = JsonValue::load(path, "a contract");
+  for (const Metric metric : all_metrics()) {
+    const auto has_all = [&](const JsonValue& json) {
+      return std::all_of(keys_of(metric).begin(), keys_of(metric).end(),
+                         [&](const GateKey& key) { return json.has(key.name); });
+    };
+    bool in_gate = false, in_overlay = keys_of(metric).empty();
+    for (const JsonValue& rule : root.at("rules").items())
+      for (const JsonValue& gate : rule.at("gates").items())
+        in_gate |= gate.at("metric").string() == to_string(metric) && has_all(gate);
+    for (const JsonValue& overlay : root.at("overlays").items())
+      if (const auto set = overlay.at("set").find(to_string(metric))) in_overlay |= has_all(*set);
+    EXPECT_TRUE(in_gate && in_overlay) << to_string(metric);
+  }
 }
 
 TEST(Contract, EveryShippedContractLoads) {

@@ -14,5 +14,7 @@ int list_command(const Options& options);
 int show_command(const Options& options);
 int explain_command(const Options& options);
 int lint_command(const Options& options);
+int diff_command(const Options& options);
+int calibrate_command(const Options& options);
 
 }  // namespace checkop

@@ -219,12 +219,16 @@ size_t Selection::candidate_count() const {
   return names.size();
 }
 
-Contract load_contract(const RunOptions& options) {
+Contract load_contract(const RunOptions& options, const std::string& path) {
   if (options.arch_key != "auto" && options.arch_key != "none" && !is_known_arch(options.arch_key)) {
     throw InputError("--arch-key", fmt::format("unknown architecture '{}'", options.arch_key),
                      fmt::format("use auto, none or one of {}", known_archs()));
   }
-  return Contract::load(options.contract.empty() ? find_shipped("contracts/default.json") : options.contract, today());
+  return Contract::load(path, today());
+}
+
+Contract load_contract(const RunOptions& options) {
+  return load_contract(options, options.contract.empty() ? find_shipped("contracts/default.json") : options.contract);
 }
 
 unsigned thread_count(const RunOptions& options) {

@@ -32,8 +32,9 @@ struct Selection {
   size_t candidate_count() const;
 };
 
-/// The contract of --contract as it stands today. Throws InputError for an unknown --arch-key too.
+/// The contract of --contract, or that of `path`, as it stands today. Throws InputError for an unknown --arch-key too.
 Contract load_contract(const RunOptions& options);
+Contract load_contract(const RunOptions& options, const std::string& path);
 
 /// The cases that flags or files make, without --filter. Throws InputError for unknown names and sizes.
 std::vector<Case> select_cases(const RunOptions& options);

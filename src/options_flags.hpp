@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags of every subcommand; options.cpp puts them together.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "options.hpp"
+
+namespace checkop {
+
+void add_run_options(CLI::App& app, RunOptions& run);
+void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench);
+void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
+
+// Of `contract`.
+void add_explain_options(CLI::App& app, RunOptions& run);
+void add_diff_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts);
+void add_calibrate_options(CLI::App& app, RunOptions& run);
+
+}  // namespace checkop
