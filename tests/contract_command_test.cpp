@@ -126,10 +126,10 @@ TEST(ContractCommand, ExplainSpeaksJsonToo) {
   ASSERT_EQ(json["cases"].size(), 2u);
   const auto& output = json["cases"][1]["outputs"][0];
   EXPECT_EQ(output["name"], "dlogits");
-  EXPECT_EQ(output["rule"], "contracts/default.json: rules[3]");
+  EXPECT_EQ(output["rule"], path + ": rules[1]");
   EXPECT_EQ(output["gates"][0]["chain"], 1024);
   EXPECT_EQ(output["gates"][0]["numbers"][0], nlohmann::json::parse(R"({"key": "limit", "value": 1.0,
-                                                                         "from": "rules[3].gates[0]"})"));
+                                                                         "from": "rules[1].gates[0]"})"));
   EXPECT_DOUBLE_EQ(output["gates"][0]["growth"].get<double>(), 192 * 0x1p-24);
   EXPECT_EQ(json["cases"][0]["gold"]["rows"], "all");
 }

@@ -71,10 +71,14 @@ TEST(Residuals, RightOutputsMeetEveryIdentityInEveryDtype) {
   }
 }
 
-TEST(Residuals, AGoldOfAllRowsNeedsNone) {
-  Question q(sized("matmul", "forward", DType::f32));
+TEST(Residuals, AGoldOfAllRowsNeedsNoneUnlessTheContractAsks) {
+  Question q(sized("silu", "forward", DType::f32));  // of which the contract asks none
   q.rows.clear();
   EXPECT_TRUE(q.compare()[0].identities.empty());
+  Question asked(sized("matmul", "forward", DType::f32));
+  asked.rows.clear();
+  ASSERT_EQ(asked.compare()[0].identities.size(), 1U);
+  EXPECT_EQ(asked.compare()[0].identities[0].identity, "freivalds");
 }
 
 TEST(Residuals, ARowThatTheGoldLeftOutMayNotBeNaN) {
