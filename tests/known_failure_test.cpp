@@ -188,6 +188,15 @@ TEST(KnownFailure, VacuousStaysVacuous) {
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
 }
 
+// Its kind is that of a failure which is expected, but nothing was seen that could have failed.
+TEST(KnownFailure, InvarianceThatCouldNotBeSeenStaysVacuous) {
+  Clean r;
+  r.run.outputs[0].subsets = {{0, 1, {}}};
+  EXPECT_EQ(r.judged(R"("invariance")").kind, "invariance");
+  EXPECT_EQ(r.judged(R"("invariance")").verdict, Verdict::vacuous);
+  EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
+}
+
 TEST(KnownFailure, APassIsUnexpectedOnlyWhereAllThatIsExpectedWasLookedFor) {
   Clean r;
   r.checks.invariance = false;
