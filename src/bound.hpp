@@ -27,10 +27,17 @@ struct PreparedGate {
       case Metric::bound_ratio:
         return gate.limit * bound(size, magnitude, rounding);
       case Metric::atol_rtol:
-        return gate.atol + gate.rtol * size;
+        return tolerance(size);
       default:
         return -1;
     }
+  }
+
+  /// What atol and rtol allow at a value of that size.
+  double tolerance(double size) const {
+    const double relative = gate.rtol * size;
+    if (gate.either == 0) return gate.atol + relative;
+    return gate.atol < relative ? relative : gate.atol;
   }
 
   /// E: of the computation, before it is stored.

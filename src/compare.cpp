@@ -47,7 +47,8 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
   for (const Gate& gate : gates.all) {
     if (is_elementwise(gate.metric)) prepared.emplace_back(gate, dtype, terms);
     if (gate.metric == Metric::bound_ratio) bound.emplace(gate, dtype, terms);
-    if (gate.metric == Metric::vs_baseline) baseline = &gate;
+    if (gate.metric == Metric::vs_baseline || gate.metric == Metric::max_vs_baseline || gate.metric == Metric::cosine)
+      baseline = &gate;
     if (gate.metric == Metric::bias_t) bias = &gate;
     if (gate.metric == Metric::clip_flips) clip = &gate;
     if (gate.metric == Metric::block_rel_l2)
@@ -105,6 +106,10 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
       return blocks->worst(gate.limit);
     case Metric::vs_baseline:
       return checkop::vs_baseline(sum);
+    case Metric::cosine:
+      return checkop::cosine(sum);
+    case Metric::max_vs_baseline:
+      return checkop::max_vs_baseline(sum);
     case Metric::bound_rms:
       return checkop::bound_rms(sum);
     case Metric::bias_t:

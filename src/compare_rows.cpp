@@ -72,7 +72,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
         gate.bounds(size.data(), block.magnitude, block.rounding, n, allowed.data(), other.data());
         may_lean = gate.gate.limit > 1 || !(largest_of(other.data(), n) < 0);
       } else {
-        for (size_t i = 0; i < n; ++i) allowed[i] = gate.gate.atol + gate.gate.rtol * size[i];
+        for (size_t i = 0; i < n; ++i) allowed[i] = gate.tolerance(size[i]);
       }
       // No error is none of its bound, unless that is undefined.
       for (size_t i = 0; i < n; ++i) other[i] = error[i] == 0 ? 0 * allowed[i] : error[i] / allowed[i];
@@ -184,12 +184,27 @@ void OutputComparison::State::add_leaning(const Block& block, RowSums& sums) con
   }
 }
 
-void OutputComparison::State::add_rounding(const Block& block, RowSums& sums) const {
-  std::array<double, kBlock> stored_gold;
-  info(dtype).decode(block.expected, stored_gold.data(), block.count);
+void OutputComparison::State::add_baseline(const Block& block, RowSums& sums) const {
+  constexpr double kShift = 0.3;
+  std::array<double, kBlock> stored_gold, shifted;
+  std::array<std::byte, kBlock * 8> stored;
+  const DTypeInfo& type = info(dtype);
+  const auto store = [&](std::array<double, kBlock>& values) {
+    type.encode(values.data(), stored.data(), block.count);
+    type.decode(stored.data(), values.data(), block.count);
+  };
+  type.decode(block.expected, stored_gold.data(), block.count);
+  for (size_t i = 0; i < block.count; ++i) shifted[i] = block.value[i] + kShift;
+  store(shifted);
+  for (size_t i = 0; i < block.count; ++i) shifted[i] -= kShift;
+  store(shifted);
   for (size_t i = 0; i < block.count; ++i) {
-    const double rounding = stored_gold[i] - block.value[i];
-    if (std::isfinite(rounding)) sums.squared_rounding += rounding * rounding;
+    const double y = block.value[i], rounding = stored_gold[i] - y, error = std::abs(block.got[i] - y);
+    if (!std::isfinite(rounding) || !std::isfinite(error)) continue;
+    sums.squared_rounding += rounding * rounding;
+    sums.squared_got += block.got[i] * block.got[i];
+    sums.largest_error = std::max(sums.largest_error, error);
+    sums.largest_of_baseline = std::max(sums.largest_of_baseline, std::abs(rounding) + std::abs(shifted[i] - y));
   }
 }
 
@@ -234,7 +249,7 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
                       max_ulp_distance(dtype, a, b, count)};
     tally.max_ulp = std::max(tally.max_ulp, block.max_ulp);
     if (!compare_ordinary(block, tally, sums, relative)) compare_any(block, tally, sums, relative);
-    if (baseline) add_rounding(block, sums);
+    if (baseline) add_baseline(block, sums);
   }
   if (blocks) add_blocks(row, decoded.data(), value);
   trivial.look(row, value, magnitude, rounding);

@@ -114,7 +114,7 @@ struct OutputComparison::State {
   bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
   void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
   void add_leaning(const Block& block, RowSums& sums) const;
-  void add_rounding(const Block& block, RowSums& sums) const;
+  void add_baseline(const Block& block, RowSums& sums) const;
   void add_blocks(int64_t row, const double* decoded, const double* value);
   double allowed(double value, double magnitude, double rounding) const;
   Achieved achieved(const Gate& gate, const RowSums& sum, const std::optional<PolicyMetrics>& policy) const;

@@ -124,16 +124,23 @@ void check_gates(const JsonValue& json, const Rule& rule) {
 }
 
 Rule read_rule(const JsonValue& json) {
-  json.allow_keys({"match", "gates", "nonfinite", "why"});
+  json.allow_keys({"match", "gates", "nonfinite", "elements", "why"});
   Rule rule;
   rule.path = json.path();
   rule.match = read_match(json.at("match"));
   rule.why = json.at("why").sentence();
   for (const JsonValue& item : json.at("gates").items()) read_gate(item, rule);
   if (rule.gates.empty()) json.at("gates").fail("at least one gate", "a rule without gates would pass everything");
-  if (std::none_of(rule.gates.begin(), rule.gates.end(), [](const Gate& g) { return is_elementwise(g.metric); }))
+  const bool of_elements =
+      std::any_of(rule.gates.begin(), rule.gates.end(), [](const Gate& g) { return is_elementwise(g.metric); });
+  const auto elements = json.find("elements");
+  if (elements) elements->one_of("policy", {"unjudged"});
+  if (elements && of_elements)
+    elements->fail("no gate of single elements", "remove the key, or the gate that judges them");
+  if (!elements && !of_elements)
     json.at("gates").fail("at least one gate of single elements",
-                          "add bound_ratio, atol_rtol, ulp or bits: what holds of an output as a whole hides elements");
+                          "add bound_ratio, atol_rtol, ulp or bits: what holds of an output as a whole hides elements; "
+                          "to have it so all the same, write \"elements\": \"unjudged\"");
   check_gates(json, rule);
   if (const auto nonfinite = json.find("nonfinite"))
     rule.nonfinite_may_match = nonfinite->one_of("policy", {"fail", "match"}) == "match";

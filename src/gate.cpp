@@ -21,7 +21,8 @@ constexpr GateKey kLimit = real("limit", &Gate::limit);
 constexpr std::array kBoundRatioKeys{
     kLimit, real("lambda", &Gate::lambda), integer("max_chain", &Gate::max_chain, 0, Looser::larger_or_zero),
     integer("step", &Gate::step, 1, Looser::smaller, false), real("bias_ulps", &Gate::bias_ulps, false)};
-constexpr std::array kToleranceKeys{real("atol", &Gate::atol), real("rtol", &Gate::rtol)};
+constexpr std::array kToleranceKeys{real("atol", &Gate::atol), real("rtol", &Gate::rtol),
+                                    integer("either", &Gate::either, 0, Looser::smaller, false)};
 constexpr std::array kLimitOnly{kLimit};
 // A larger block hides single elements, a smaller one is mostly rounding noise: neither direction is the strict one.
 constexpr std::array kBlockKeys{kLimit, integer("rows", &Gate::rows, 1, Looser::any),
@@ -40,7 +41,9 @@ constexpr std::array kTable{
     Entry{Metric::bits, "bits", {}},
     Entry{Metric::ulp, "ulp", kLimitOnly},
     Entry{Metric::rel_l2, "rel_l2", kLimitOnly},
+    Entry{Metric::cosine, "cosine", kLimitOnly},
     Entry{Metric::block_rel_l2, "block_rel_l2", kBlockKeys},
+    Entry{Metric::max_vs_baseline, "max_vs_baseline", kLimitOnly},
     Entry{Metric::vs_baseline, "vs_baseline", kLimitOnly},
     Entry{Metric::bound_rms, "bound_rms", kLimitOnly},
     Entry{Metric::bias_t, "bias_t", kBiasKeys},

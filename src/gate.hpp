@@ -18,16 +18,18 @@ namespace checkop {
 enum class Metric : uint8_t {
   // Of every element: the worst one decides.
   bound_ratio,  ///< |c - y| / B; see element_bound()
-  atol_rtol,    ///< |c - y| / (atol + rtol*|y|), at most 1
+  atol_rtol,    ///< |c - y| / (atol + rtol*|y|), at most 1; with `either`, over the larger of the two
   bits,         ///< stored bits equal those of r(y)
   ulp,          ///< numbers of the output's dtype between c and r(y)
   // Of the output as a whole: errors that are too many, too large together, or all to one side.
-  rel_l2,        ///< |c - y|_2 / |y|_2
-  block_rel_l2,  ///< the same of every block of rows x columns, edges from 0; the worst block decides
-  vs_baseline,   ///< rms(c - y) / rms(r(y) - y): against an ideal candidate, whose only error is to store the result
-  bound_rms,     ///< rms of |c - y| / B
-  bias_t,        ///< how far errors lean to one side; see bias_statistic()
-  identities,    ///< identities of the operator on every row, over their bounds; see Residual
+  rel_l2,           ///< |c - y|_2 / |y|_2
+  cosine,           ///< 1 - 2<c, y>/(|c|^2 + |y|^2), which is |c - y|^2/(|c|^2 + |y|^2)
+  block_rel_l2,     ///< rel_l2 of every block of rows x columns, edges from 0; the worst block decides
+  max_vs_baseline,  ///< max|c - y| / (max|r(y) - y| + max|r(r(y + 0.3) - 0.3) - y|), as FlashAttention's tests have it
+  vs_baseline,      ///< rms(c - y) / rms(r(y) - y): against an ideal candidate, whose only error is to store the result
+  bound_rms,        ///< rms of |c - y| / B
+  bias_t,           ///< how far errors lean to one side; see bias_statistic()
+  identities,       ///< identities of the operator on every row, over their bounds; see Residual
   // Of one token's log-probability, or ratio of probabilities, a row: see PolicyMetrics.
   max_abs_dlogp,
   k3_mean,
@@ -54,6 +56,7 @@ struct Gate {
   int64_t max_chain = 0;      ///< bound_ratio: longest chain of additions allowed however long the sum; 0 = no cap
   double bias_ulps = 0;       ///< bound_ratio: signed error per step in units of u*magnitude (tensor cores truncate)
   double atol = 0, rtol = 0;  ///< atol_rtol
+  int64_t either = 0;         ///< atol_rtol: 1: within atol or within rtol*|y|, in place of their sum
   int64_t rows = 0, columns = 0;  ///< block_rel_l2: size of a block
   double one_sided = 0;           ///< bias_t: the share of growth*magnitude that may lean to one side
   double clip_eps = 0.2;          ///< clip_flips: the ratio is clipped outside of [1 - eps, 1 + eps]

@@ -35,7 +35,8 @@ struct Trial {
 };
 
 /// All controls and faults of `c` under `contract`: plans and faults of the pass's emulation, faults of results, output
-/// by output, and faults of behaviour. Deterministic by the case's seed; none for a case without rows. Needs 24 bytes per element of the outputs.
+/// by output, and faults of behaviour. Deterministic by the case's seed; none for a case without rows. Needs 24 bytes
+/// per element of the outputs.
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads);
 
 }  // namespace checkop

@@ -25,12 +25,25 @@ RowSums& RowSums::operator+=(const RowSums& other) {
   squared_error += other.squared_error;
   squared_gold += other.squared_gold;
   squared_ratio += other.squared_ratio;
+  squared_got += other.squared_got;
+  largest_error = std::max(largest_error, other.largest_error);
+  largest_of_baseline = std::max(largest_of_baseline, other.largest_of_baseline);
   squared_rounding += other.squared_rounding;
   finite += other.finite;
   return *this;
 }
 
 Achieved rel_l2(const RowSums& total) { return {root_ratio(total.squared_error, total.squared_gold)}; }
+
+Achieved cosine(const RowSums& total) {
+  if (total.squared_error == 0) return {};
+  return {total.squared_error / (total.squared_got + total.squared_gold)};
+}
+
+Achieved max_vs_baseline(const RowSums& total) {
+  if (total.largest_error == 0) return {};
+  return {total.largest_of_baseline > 0 ? total.largest_error / total.largest_of_baseline : kInfinity};
+}
 
 Achieved vs_baseline(const RowSums& total) { return {root_ratio(total.squared_error, total.squared_rounding)}; }
 

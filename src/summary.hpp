@@ -16,9 +16,11 @@ namespace checkop {
 /// Sums over the finite elements of a row. Totals are taken in row order, whatever the order in which rows arrive.
 struct RowSums {
   double abs_error = 0, squared_error = 0, squared_gold = 0;
-  double squared_ratio = 0;          ///< of errors over their bounds; only for bound_rms
-  double squared_rounding = 0;       ///< of the gold stored once; only for vs_baseline
-  double leaning = 0, may_lean = 0;  ///< S and A of bias_statistic(); only for bias_t
+  double squared_ratio = 0;                           ///< of errors over their bounds; only for bound_rms
+  double squared_got = 0;                             ///< of the candidate's elements; only for cosine
+  double largest_error = 0, largest_of_baseline = 0;  ///< only for max_vs_baseline
+  double squared_rounding = 0;                        ///< of the gold stored once; only for vs_baseline
+  double leaning = 0, may_lean = 0;                   ///< S and A of bias_statistic(); only for bias_t
   int64_t finite = 0;
   bool seen = false;
 
@@ -41,6 +43,13 @@ struct Achieved {
 /// open: each within its own tolerance, all of them large. Under bound_ratio with limit 1 a 16-bit output's is at most
 /// u_out + |E|_2/|y|_2, so this gate is for contracts whose elements have more room.
 Achieved rel_l2(const RowSums& total);
+
+/// |c - y|^2/(|c|^2 + |y|^2): what DeepGEMM's tests call calc_diff. Single rows and small elements do not show in it.
+Achieved cosine(const RowSums& total);
+
+/// The largest error over that of a baseline which is right but for its precision. Elements below the largest do not
+/// show in it.
+Achieved max_vs_baseline(const RowSums& total);
 
 /// rms(error) / rms(r(y) - y), r(y) the gold rounded once to the output's dtype: how much worse than storing the exact
 /// result. Rounding c = r(y + e) gives |c - y| <= |r(y) - y| + 2|e|, since c is the nearest number to y + e; so a

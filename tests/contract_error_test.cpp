@@ -170,7 +170,20 @@ TEST(Contract, GatesOfTheWholeOutputDoNotReplaceThoseOfElements) {
   EXPECT_EQ(
       gate_error(R"({"metric": "rel_l2", "limit": 1})"),
       "c.json: rules[0].gates: expected at least one gate of single elements, got an array of 1; add bound_ratio, "
-      "atol_rtol, ulp or bits: what holds of an output as a whole hides elements");
+      "atol_rtol, ulp or bits: what holds of an output as a whole hides elements; to have it so all the same, write "
+      R"("elements": "unjudged")");
+}
+
+TEST(Contract, ARuleSaysSoWhereElementsAreNotJudged) {
+  const auto with = [](const std::string& gate) {
+    return parse_error(R"({"format": "check_operator/contract-2", "name": "n", "rules": [{"match": {}, "gates": [)" +
+                       gate + R"(], "elements": "unjudged", "why": "w"}]})");
+  };
+  EXPECT_EQ(with(R"({"metric": "rel_l2", "limit": 1})"), "no error");
+  EXPECT_EQ(
+      with(R"({"metric": "atol_rtol", "atol": 1, "rtol": 1})"),
+      "c.json: rules[0].elements: expected no gate of single elements, got \"unjudged\"; remove the key, or the gate "
+      "that judges them");
 }
 
 TEST(Contract, GatesThatNeedBoundsSayso) {

@@ -118,6 +118,46 @@ TEST(Summary, AnErrorWhereTheGoldCanBeStoredIsInfinitelyWorse) {
   EXPECT_EQ(compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_baseline)}).gates[1].achieved, kInf);
 }
 
+// --- policies of other projects ---
+
+TEST(Summary, CosineIsTheSquaredErrorOverBothSquares) {
+  Matrix m(2, 2);
+  m.gold = {1, 2, 3, 4};
+  m.got = {1, 2, 3, 5};
+  const Comparison c = compare(DType::f32, m, {tolerance(10, 0), gate(Metric::cosine, 1e-2)});
+  double product = 0, squares = 0;
+  for (size_t i = 0; i < 4; ++i)
+    product += m.got[i] * m.gold[i], squares += m.got[i] * m.got[i] + m.gold[i] * m.gold[i];
+  EXPECT_NEAR(c.gates[1].achieved, 1 - 2 * product / squares, 1e-15);
+  EXPECT_FALSE(c.gates[1].holds);
+  m.got = m.gold;
+  EXPECT_EQ(compare(DType::f32, m, {tolerance(10, 0), gate(Metric::cosine, 0)}).gates[1].achieved, 0);
+}
+
+TEST(Summary, TheLargestErrorIsHeldAgainstThatOfStoring) {
+  Matrix m(1, 2);
+  m.gold = m.got = {1, 2};  // stored exactly; 1.3 and 2.3 - 0.3 are not
+  m.got[1] += std::exp2(-6);
+  const GateResult one = compare(DType::bf16, m, {tolerance(10, 0), gate(Metric::max_vs_baseline, 2)}).gates[1];
+  EXPECT_GT(one.achieved, 0.1);
+  m.got[1] = 3;
+  const GateResult far = compare(DType::bf16, m, {tolerance(10, 0), gate(Metric::max_vs_baseline, 2)}).gates[1];
+  EXPECT_DOUBLE_EQ(far.achieved, one.achieved * 64);
+  EXPECT_FALSE(far.holds);
+}
+
+TEST(Summary, EitherToleranceIsEnough) {
+  Matrix m(1, 2);
+  m.gold = {0, 100};
+  m.got = {0.009, 100.9};
+  Gate either = tolerance(1e-2, 1e-2);
+  either.either = 1;
+  EXPECT_TRUE(compare(DType::f32, m, {either}).passed());
+  m.got = {0, 101.005};  // within the sum of both, 1.01
+  EXPECT_FALSE(compare(DType::f32, m, {either}).passed());
+  EXPECT_TRUE(compare(DType::f32, m, {tolerance(1e-2, 1e-2)}).passed());
+}
+
 // --- errors over their bounds ---------------------------------------------------------------------------------------
 
 // 1000 elements that all err by 0.9 of the bound pass one by one; 1000 of which one does are what a right candidate
