@@ -9,6 +9,7 @@
 
 #include "behaviour_faults.hpp"
 #include "inputs.hpp"
+#include "parallel.hpp"
 #include "result_faults.hpp"
 #include "stored_gold.hpp"
 
@@ -222,6 +223,33 @@ std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::st
   trials.spoiled_results();
   trials.misbehaviour();
   return trials.take();
+}
+
+std::vector<Vacuity> vacuities(const Case& c, const Contract& contract, const Subject& subject, unsigned threads) {
+  if (row_count(c) == 0) return {};
+  const std::vector<Tensor> inputs = make_inputs(c, threads);
+  const StoredGold gold(c, inputs, threads);
+  const std::vector<Comparison> comparisons =
+      judge_outputs(c, inputs, stored(c, gold.values()), contract, subject, threads, {}, nullptr, &gold);
+  std::vector<Vacuity> all;
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    const OutputSpec& spec = c.pass->outputs[i];
+    for (const Trivial answer : comparisons[i].would_pass)
+      all.push_back({contract.gates_for(c, spec, subject).source, std::string(spec.tensor.name), answer});
+  }
+  return all;
+}
+
+void for_each_case(const std::vector<Case>& cases, unsigned threads,
+                   const std::function<void(size_t, unsigned)>& body) {
+  constexpr int64_t kSmall = int64_t{1} << 24;
+  const auto small = [&](size_t i) { return tensor_bytes(cases[i]) < kSmall; };
+  parallel_for(threads, std::ssize(cases), [&](int64_t i) {
+    if (small(static_cast<size_t>(i))) body(static_cast<size_t>(i), 1);
+  });
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (!small(i)) body(i, threads);
+  }
 }
 
 }  // namespace checkop

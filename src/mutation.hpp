@@ -2,6 +2,7 @@
 // Tries a contract: right computations that it must accept, wrong ones that it must reject. No GPU is needed.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,5 +39,17 @@ struct Trial {
 /// by output, and faults of behaviour. Deterministic by the case's seed; none for a case without rows. Needs 24 bytes
 /// per element of the outputs.
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads);
+
+/// A trivial answer that `contract` would accept for an output of a case although it is wrong.
+struct Vacuity {
+  std::string rule;  ///< Gates::source
+  std::string output;
+  Trivial answer = Trivial::zeros;
+};
+std::vector<Vacuity> vacuities(const Case& c, const Contract& contract, const Subject& subject, unsigned threads);
+
+/// Runs body(i, threads) for every case: small ones side by side on a thread each, then the others, which have work for
+/// all threads and the memory to match, one after the other.
+void for_each_case(const std::vector<Case>& cases, unsigned threads, const std::function<void(size_t, unsigned)>& body);
 
 }  // namespace checkop

@@ -134,9 +134,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* explain = contract->add_subcommand("explain", "every number that judges a case, and where it came from");
   add_explain_options(*explain, options.run);
   CLI::App* lint = contract->add_subcommand("lint", "what has expired or does nothing; exit 1 when there is some");
-  lint->add_option("file", options.contracts, "contracts")->required()->type_name("FILE...");
+  add_lint_options(*lint, options.run, options.contracts);
   CLI::App* diff = contract->add_subcommand("diff", "in what two contracts differ; exit 1 when they do");
-  add_diff_options(*diff, options.run, options.contracts);
+  add_diff_options(*diff, options);
   CLI::App* calibrate =
       contract->add_subcommand("calibrate", "how far candidates stay inside the limits, and limits that would do");
   add_calibrate_options(*calibrate, options.run);
@@ -174,7 +174,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
   note_given(*innermost, options.run);
   refuse_idle_flags(options.run);
-  if (mutate->parsed()) set_mutate_defaults(options.run);
+  if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);
   if (diff->parsed()) take_all(options.run);
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});
   for (const std::string& check : options.run.checks) {

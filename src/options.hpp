@@ -69,6 +69,7 @@ struct Options {
   RunOptions run;  ///< of bench and the subcommands of contract too, where they apply
   BenchOptions bench;
   MutateOptions mutate;
+  bool diff_mutants = false;           ///< of contract diff
   std::vector<std::string> contracts;  ///< of lint any number, of diff two
   std::string show_op;
   std::string command_line;  ///< quoted for a shell

@@ -223,8 +223,16 @@ void add_explain_options(CLI::App& app, RunOptions& run) {
   add_json_option(app, run, "the same as JSON to FILE, or in place of the text");
 }
 
-void add_diff_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts) {
-  app.add_option("contracts", contracts, "the two contracts")->required()->expected(2)->type_name("A B");
+void add_lint_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts) {
+  app.add_option("file", contracts, "contracts")->required()->type_name("FILE...");
+  add_case_options(app, run);
+  show_all_as_default(app);
+  app.get_option("--suite")->default_str("mutation");
+}
+
+void add_diff_options(CLI::App& app, Options& options) {
+  RunOptions& run = options.run;
+  app.add_option("contracts", options.contracts, "the two contracts")->required()->expected(2)->type_name("A B");
   add_case_options(app, run);
   show_all_as_default(app);
   add_candidate_options(app, run);
@@ -236,6 +244,8 @@ void add_diff_options(CLI::App& app, RunOptions& run, std::vector<std::string>& 
       ->description("whose overlays apply: none, or a key such as sm90; otherwise all that either contract names")
       ->default_str("");
   add_force_option(app, run);
+  app.add_flag("--mutants", options.diff_mutants,
+               "try the faults and controls of the cases under both, as mutate does");
 }
 
 void add_calibrate_options(CLI::App& app, RunOptions& run) {

@@ -16,7 +16,8 @@ void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 
 // Of `contract`.
 void add_explain_options(CLI::App& app, RunOptions& run);
-void add_diff_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts);
+void add_lint_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts);
+void add_diff_options(CLI::App& app, Options& options);
 void add_calibrate_options(CLI::App& app, RunOptions& run);
 
 }  // namespace checkop

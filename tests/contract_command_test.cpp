@@ -143,9 +143,28 @@ TEST(ContractCommand, ExplainRefusesWhatItCannotKnow) {
 
 // --- lint ------------------------------------------------------------------------------------------------------------
 
+TEST(ContractCommand, LintFindsLimitsThatATrivialAnswerMeets) {
+  const std::string command = "contract lint contracts/rl_kernel.json --op logp --pass backward --dtype ";
+  expect_exit(run_program(command + "bf16"), 1,
+              "contracts/rl_kernel.json: accuracy.default.logprob.bfloat16: looser than the vacuity floor: only the "
+              "largest element of every row would pass as logp/backward dlogits of logp-bf16-2x12x1021");
+  expect_exit(run_program(command + "fp32"), 0, "contracts/rl_kernel.json: clean");
+  expect_exit(run_program(command + "bf16 --batch 2 --seq 4 --vocab 4099"), 1, "of logp-bf16-2x4x4099");
+}
+
+TEST(ContractCommand, DiffNamesTheMutantsThatOneContractLetsThrough) {
+  const ProcessResult result = run_program(
+      "contract diff contracts/default.json contracts/policies/kernelbench.json --suite mutation --op logp "
+      "--pass backward --dtype bf16 --mutants");
+  expect_exit(result, 1, "mutant one_element_doubled of dlogits of backward/logp-bf16-2x12x1021: rejected -> accepted");
+  EXPECT_EQ(result.text.find("mutant zeros"), std::string::npos) << "both reject zeros";
+  expect_exit(run_program("contract diff contracts/default.json contracts/default.json --suite mutation --op logp "
+                          "--pass backward --dtype bf16 --mutants"),
+              0, "mutants and controls tried by both: 0 change");
+}
+
 TEST(ContractCommand, LintExitsByWhatItFinds) {
-  expect_exit(run_program("contract lint contracts/default.json contracts/rl_kernel.json"), 0,
-              "contracts/default.json: clean\ncontracts/rl_kernel.json: clean\n");
+  expect_exit(run_program("contract lint contracts/default.json"), 0, "contracts/default.json: clean");
   const std::string path = written(document(
       {rule("{}")},
       overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 6})", R"("expires": "2020-01-31")")})));

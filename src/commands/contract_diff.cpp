@@ -11,6 +11,7 @@
 #include "commands/commands.hpp"
 #include "commands/session.hpp"
 #include "error.hpp"
+#include "mutation.hpp"
 #include "sampling.hpp"
 
 namespace checkop {
@@ -136,6 +137,33 @@ class Verdicts {
   bool ran_all_ = true;
 };
 
+/// Controls and faults that one of the contracts rejects and the other does not; gives their number.
+int64_t compare_mutants(const RunOptions& options, const Contract& a, const Contract& b,
+                        const std::vector<Case>& cases) {
+  std::vector<std::vector<Trial>> by_a(cases.size()), by_b(cases.size());
+  const std::string arch_key = chosen_arch(options);
+  for_each_case(cases, thread_count(options), [&](size_t i, unsigned threads) {
+    by_a[i] = try_contract(cases[i], a, arch_key, threads);
+    by_b[i] = try_contract(cases[i], b, arch_key, threads);
+  });
+  int64_t tried = 0, changed = 0;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    for (size_t k = 0; k < by_a[i].size(); ++k) {
+      const Trial &before = by_a[i][k], &after = by_b[i][k];
+      ++tried;
+      if (before.rejected() == after.rejected()) continue;
+      ++changed;
+      const auto word = [](const Trial& trial) { return trial.rejected() ? "rejected" : "accepted"; };
+      const bool right = before.meaning.empty();
+      fmt::print("{} {}{}{} of {}/{}: {} -> {}\n", right ? "control" : "mutant", before.name,
+                 before.output.empty() ? "" : " of ", before.output, cases[i].pass->name, case_name(cases[i]),
+                 word(before), word(after));
+    }
+  }
+  fmt::print("{} mutants and controls tried by both: {} change\n", tried, changed);
+  return changed;
+}
+
 }  // namespace
 
 int diff_command(const Options& options) {
@@ -158,6 +186,7 @@ int diff_command(const Options& options) {
     if (!verdicts.ran_all()) return 4;
     changed |= verdicts.changed() > 0;
   }
+  if (options.diff_mutants) changed |= compare_mutants(options.run, a, b, cases) > 0;
   return changed ? 1 : 0;
 }
 

@@ -4,17 +4,54 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <set>
+#include <tuple>
+
 #include "commands/commands.hpp"
+#include "commands/selection.hpp"
+#include "contract_diff.hpp"
 #include "error.hpp"
+#include "mutation.hpp"
 
 namespace checkop {
+namespace {
+
+/// Rules that would accept a trivial answer in one of the cases: their limits are looser than the vacuity floor.
+std::vector<Finding> below_floor(const Contract& contract, const RunOptions& options) {
+  const std::vector<Case> cases = select_cases(options);
+  std::map<std::tuple<std::string, std::string, Trivial>, std::set<std::string>> found;  // cases, by rule and answer
+  for (const std::string& arch : archs_named(contract, contract)) {
+    std::vector<std::vector<Vacuity>> of_case(cases.size());
+    for_each_case(cases, thread_count(options), [&](size_t i, unsigned threads) {
+      of_case[i] = vacuities(cases[i], contract, {arch, {}}, threads);
+    });
+    for (size_t i = 0; i < cases.size(); ++i) {
+      for (const Vacuity& v : of_case[i])
+        found[{v.rule, fmt::format("{}/{} {}", cases[i].op->name, cases[i].pass->name, v.output), v.answer}].insert(
+            case_name(cases[i]));
+    }
+  }
+  std::vector<Finding> findings;
+  for (const auto& [key, names] : found) {
+    const auto& [rule, output, answer] = key;
+    const std::string path = rule.starts_with(contract.path() + ": ") ? rule.substr(contract.path().size() + 2) : rule;
+    findings.push_back(
+        {path, fmt::format("looser than the vacuity floor: {} would pass as {} of {}{}", describe(answer), output,
+                           *names.begin(), names.size() > 1 ? fmt::format(" and {} more", names.size() - 1) : "")});
+  }
+  return findings;
+}
+
+}  // namespace
 
 int lint_command(const Options& options) {
   bool unreadable = false, found_any = false;
   for (const std::string& file : options.contracts) {
     try {
       const Contract contract = Contract::load(file, today());
-      const std::vector<Finding> findings = lint(contract);
+      std::vector<Finding> findings = lint(contract);
+      for (Finding& finding : below_floor(contract, options.run)) findings.push_back(std::move(finding));
       for (const Finding& finding : findings) fmt::print("{}: {}: {}\n", file, finding.path, finding.what);
       if (findings.empty()) fmt::print("{}: clean\n", file);
       found_any |= !findings.empty();

@@ -15,7 +15,6 @@
 #include "commands/selection.hpp"
 #include "error.hpp"
 #include "mutation.hpp"
-#include "parallel.hpp"
 #include "report.hpp"
 
 namespace checkop {
@@ -216,22 +215,12 @@ std::vector<Tried> try_all(const std::vector<Case>& cases, const Options& option
       all.back().c.seed += static_cast<uint64_t>(i), all.back().c.grad_seed += static_cast<uint64_t>(i);
     }
   }
-  // Small cases side by side; those with work enough for all threads, and the memory to match, one after the other.
-  constexpr int64_t kSmall = int64_t{1} << 24;
-  const std::string arch_key =
-      options.run.arch_key == "auto" || options.run.arch_key == "none" ? "" : options.run.arch_key;
-  const unsigned threads = thread_count(options.run);
-  const auto small = [](const Tried& tried) { return tensor_bytes(tried.c) < kSmall; };
-  const auto run = [&](Tried& tried, unsigned inner) {
-    tried.trials = try_contract(tried.c, contract, arch_key, inner);
-  };
-  parallel_for(threads, std::ssize(all), [&](int64_t i) {
-    Tried& tried = all[static_cast<size_t>(i)];
-    if (small(tried)) run(tried, 1);
+  const std::string arch_key = chosen_arch(options.run);
+  std::vector<Case> seeded;
+  for (const Tried& tried : all) seeded.push_back(tried.c);
+  for_each_case(seeded, thread_count(options.run), [&](size_t i, unsigned threads) {
+    all[i].trials = try_contract(all[i].c, contract, arch_key, threads);
   });
-  for (Tried& tried : all) {
-    if (!small(tried)) run(tried, threads);
-  }
   return all;
 }
 

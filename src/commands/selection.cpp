@@ -231,6 +231,10 @@ Contract load_contract(const RunOptions& options) {
   return load_contract(options, options.contract.empty() ? find_shipped("contracts/default.json") : options.contract);
 }
 
+std::string chosen_arch(const RunOptions& options) {
+  return options.arch_key == "auto" || options.arch_key == "none" ? "" : options.arch_key;
+}
+
 unsigned thread_count(const RunOptions& options) {
   constexpr unsigned kMost = 64;  // OpenBLAS has room for so many callers at a time
   return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));

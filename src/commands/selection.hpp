@@ -42,6 +42,9 @@ std::vector<Case> select_cases(const RunOptions& options);
 /// Throws InputError for unknown names, sizes and candidates, EnvironmentError for a device that is not there.
 Selection select_checks(const RunOptions& options);
 
+/// --arch-key where no device is looked at: "" for auto and none.
+std::string chosen_arch(const RunOptions& options);
+
 /// Threads of the gold and the generator.
 unsigned thread_count(const RunOptions& options);
 
