@@ -20,7 +20,7 @@ LAYERS = (
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures trivial",),
     ("residuals", "diagnosis"),
-    ("gold stored_gold",),  # feeds the comparison, so that gold rows are never all stored
+    ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case"),
     ("runner buffers stage bench behaviour_faults",),
     ("isolate wire",),

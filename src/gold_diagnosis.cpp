@@ -6,6 +6,7 @@
 
 #include "diagnosis.hpp"
 #include "gold.hpp"
+#include "gold_faults.hpp"
 #include "sampling.hpp"
 
 namespace checkop {
@@ -90,9 +91,11 @@ std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, si
   const MatrixView view = judged_view(*c.op, spec, output.shape);
   const FailureSummary failures = comparison.failures();
   const std::vector<int64_t> wanted = rows_to_compare(failures, view.rows);
-  return diagnose({output.dtype, output.bytes.data(), view, rows, failures,
-                   nearby_rows(c, inputs, index, view, comparison, wanted, threads),
-                   masks_of(c, inputs, spec, view.columns)});
+  std::string text = diagnose({output.dtype, output.bytes.data(), view, rows, failures,
+                               nearby_rows(c, inputs, index, view, comparison, wanted, threads),
+                               masks_of(c, inputs, spec, view.columns)});
+  const std::string fault = emulated_fault(c, inputs, index, failures, threads);
+  return text.empty() || fault.empty() ? text + fault : fault + "; " + text;
 }
 
 }  // namespace checkop

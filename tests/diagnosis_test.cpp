@@ -9,9 +9,11 @@
 #include <cstring>
 #include <functional>
 
+#include "emulation.hpp"
 #include "gold.hpp"
 #include "inputs.hpp"
 #include "judge_helper.hpp"
+#include "sampling.hpp"
 
 namespace checkop {
 namespace {
@@ -188,6 +190,54 @@ TEST(Diagnosis, AGoldOfSampledRowsIsEnough) {
   const std::vector<RowSet> rows{{false, {0, 7, 30, 51}}};
   const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), {}, 1, rows)[0];
   EXPECT_NE(comparison.diagnosis.find("the gold of the row after"), std::string::npos) << comparison.diagnosis;
+}
+
+// --- faults that are known
+// ---------------------------------------------------------------------------------------------
+
+/// What is said of output 0 of a kernel with that fault, which adds up in another order than the emulation that it is
+/// compared with.
+std::string said_of(const Case& c, std::string_view fault, const Plan& plan = {Plan::Order::serial}) {
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<const Tensor*> present;
+  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+  std::vector<Tensor> outputs = make_outputs(c);
+  Values values;
+  for (const Tensor& output : outputs) values.emplace_back(output.name.empty() ? 0 : output.count());
+  const Arithmetic arithmetic(plan, fault);
+  c.pass->emulation->run({present, c.attrs, arithmetic, values, 1});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].name.empty())
+      info(outputs[i].dtype).encode(values[i].data(), outputs[i].bytes.data(), values[i].size());
+  }
+  return judge_outputs(c, inputs, outputs, default_contract(), {}, 1)[0].diagnosis;
+}
+
+TEST(EmulatedFault, IsNamedWhateverTheOrderOfTheSums) {
+  const Case logits = gold_case("logp", "backward", DType::bf16, {{"batch", 2}, {"seq", 8}, {"vocab", 700}});
+  EXPECT_TRUE(said_of(logits, "last_tile_skipped").starts_with("as where the last tile of a sum is left out"));
+  EXPECT_TRUE(said_of(logits, "softmax_term_dropped").starts_with("as where the gradient is the upstream at the id"));
+  const Case product =
+      gold_case("matmul", "forward", DType::f32, {{"batch", 1}, {"seq", 8}, {"k_dim", 300}, {"n_dim", 40}});
+  EXPECT_TRUE(said_of(product, "tf32_factors").starts_with("as where factors of products are rounded to the 11 bits"));
+  EXPECT_TRUE(
+      said_of(product, "bf16_accumulator", {Plan::Order::pairwise}).starts_with("as where sums are kept in bf16"));
+  EXPECT_EQ(said_of(product, ""), "");
+}
+
+TEST(EmulatedFault, OfALargeCaseOneRowIsEnough) {
+  const Case c = gold_case("logp", "forward", DType::f32, {{"batch", 2}, {"seq", 256}, {"vocab", 100000}});
+  ASSERT_GT(gold_work(c) * static_cast<double>(c.pass->emulation->faults.size()), 5e8);
+  EXPECT_TRUE(said_of(c, "wrong_label").starts_with("as where the id is one too large (wrong_label)"));
+}
+
+TEST(EmulatedFault, IsNotGuessedWhereNoneFits) {
+  const Case c = gold_case("logp", "forward", DType::f32, {{"batch", 2}, {"seq", 8}, {"vocab", 700}});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = rounded_gold(c, inputs);
+  outputs[0].set(3, outputs[0].at(3) + 0.01);
+  EXPECT_EQ(judge_outputs(c, inputs, outputs, default_contract(), {}, 1)[0].diagnosis.find("as where"),
+            std::string::npos);
 }
 
 }  // namespace
