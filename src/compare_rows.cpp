@@ -108,7 +108,7 @@ struct OutputComparison::State::Element {
   bool passes(const PreparedGate& gate, double allowed, double distance, double& over) const {
     const Metric metric = gate.gate.metric;
     if (metric == Metric::bits) {
-      const bool within = equal_bits || (match && !finite);
+      const bool within = match && (equal_bits || !finite);
       over = within ? 0 : kInfinity;
       return within;
     }

@@ -161,6 +161,19 @@ TEST(Compare, IntegersAreEqualToTheLastUnit) {
   }
 }
 
+// Equal bits do not make a NaN right where the contract accepts none.
+TEST(Compare, ANanInTheGoldIsNoMatchForBitsUnlessTheContractSaysSo) {
+  for (const bool may_match : {false, true}) {
+    Tensor tensor("y", DType::f32, {2});
+    tensor.set(0, NAN), tensor.set(1, 1);
+    OutputComparison comparison(DType::f32, tensor.bytes.data(), {1, 2}, {{bits_gate()}, may_match, "test"}, 1);
+    const std::vector<double> gold{tensor.at(0), 1}, none{0, 0};
+    comparison.add({0, 0, 1, 2, gold.data(), none.data(), none.data()});
+    EXPECT_EQ(comparison.finish().passed(), may_match);
+    EXPECT_EQ(comparison.finish().nonfinite, may_match ? 0 : 1);
+  }
+}
+
 // As doubles both are 2^53.
 TEST(Compare, IntegersBeyondDoublesAreToldApart) {
   Tensor tensor("y", DType::i64, {1});
