@@ -194,6 +194,41 @@ TEST(MutationOfContracts, FaultsThatNeedAnInputOrADtypeWaitForIt) {
   EXPECT_TRUE(has(c, "truncated"));
 }
 
+/// The controls of `c` on inputs whose first tensor is multiplied by `scale`: as large as its log-probabilities get.
+std::pair<double, int64_t> far_from_zero(const Case& c, double scale) {
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, scale * inputs[0].at(i));
+  std::vector<const Tensor*> present;
+  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+  double largest = 0;
+  int64_t passed = 0;
+  for (const Plan& plan : all_plans()) {
+    std::vector<Tensor> outputs = make_outputs(c);
+    Values values{std::vector<double>(static_cast<size_t>(outputs[0].count()))};
+    const Arithmetic arithmetic(plan);
+    c.pass->emulation->run({present, c.attrs, arithmetic, values, 1});
+    info(outputs[0].dtype).encode(values[0].data(), outputs[0].bytes.data(), values[0].size());
+    for (const double x : values[0]) largest = std::max(largest, std::abs(x));
+    passed += judge_outputs(c, inputs, outputs, default_contract(), {}, 1)[0].passed() ? 1 : 0;
+  }
+  return {largest, passed};
+}
+
+// Where tolerances that do not know the size of what was added up stop right kernels.
+TEST(MutationOfContracts, RightKernelsPassHoweverFarFromZeroTheirResultsAre) {
+  Case logits = gold_case("logp", "forward", DType::bf16, {{"batch", 2}, {"seq", 32}, {"vocab", 1000}});
+  logits.ignored_every = 0;
+  const auto [of_logits, logits_passed] = far_from_zero(logits, 3);
+  EXPECT_GT(of_logits, 16);
+  EXPECT_EQ(logits_passed, std::ssize(all_plans()));
+  Case linear =
+      gold_case("linear_logp", "forward", DType::bf16, {{"batch", 2}, {"seq", 8}, {"hidden", 512}, {"vocab", 300}});
+  linear.ignored_every = 0;
+  const auto [of_linear, linear_passed] = far_from_zero(linear, 40);
+  EXPECT_GT(of_linear, 160);
+  EXPECT_EQ(linear_passed, std::ssize(all_plans()));
+}
+
 const std::string kMutate = "mutate --op logp --pass backward --dtype bf16 ";
 
 TEST(MutateCommand, ExitsByTheKillRateAndTheControls) {
