@@ -13,7 +13,10 @@
 #include "digest.hpp"
 #include "error.hpp"
 #include "gold.hpp"
+#include "interruption.hpp"
+#include "output_file.hpp"
 #include "report.hpp"
+#include "report_stream.hpp"
 #include "saved_case.hpp"
 #include "text.hpp"
 
@@ -53,8 +56,8 @@ Report new_report(const Options& options, const Contract& contract) {
 
 /// Writes the report in the forms that were asked for and gives the exit code.
 int finish(Report& report, const RunOptions& options, Clock::time_point start) {
-  mark_vacuous(report);
-  report.complete = true;
+  report.complete = report.stopped.empty();
+  if (report.complete) mark_vacuous(report);  // what is missing might have told something
   report.wall_ms = ms_since(start);
   if (options.json_to_stdout) {
     fmt::print("{}", to_json(report));
@@ -62,7 +65,9 @@ int finish(Report& report, const RunOptions& options, Clock::time_point start) {
     print_summary(stdout, report);
   }
   if (!options.json_file.empty()) write_file(options.json_file, to_json(report));
-  return exit_code(verdicts_of(report));
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw EnvironmentError("standard output: cannot be written; make room, or write to another place");
+  return exit_code_of(report);
 }
 
 }  // namespace
@@ -81,29 +86,29 @@ int run_command(const Options& options) {
   session.check_questions(contract);
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
   Report report = new_report(options, contract);
-  // After every check while that costs little. The report grows: written each time, a long run would do nothing else.
-  constexpr double kShareOfFlushes = 0.1;
-  double flush_ms = 0, flushed_at = 0;
-  const auto flush = [&] {
-    report.wall_ms = ms_since(start);
-    if (options.run.json_file.empty() || report.wall_ms - flushed_at < flush_ms / kShareOfFlushes) return;
-    write_file(options.run.json_file, to_json(report));
-    flushed_at = ms_since(start);
-    flush_ms = flushed_at - report.wall_ms;
-  };
-  flush();  // a path that can't be written is found before the work
+  report.planned = std::ssize(selection.checks);
+  std::optional<ReportStream> stream;  // first of all: a path that can't be written is found before the work
+  if (!options.run.json_file.empty()) stream.emplace(options.run.json_file, report);
   std::FILE* text = options.run.json_to_stdout ? nullptr : stdout;
-  session.run_all(
-      [&](Attempt& attempt) {
-        session.judge_by(contract, attempt);
-        save(options.run, attempt, session.threads());
-        report.records.push_back(std::move(attempt.record));
-        if (text != nullptr) print_record(text, report.records.back());
-        flush();
-      },
-      [&](const DeviceInfo& device) {
-        if (text != nullptr) print_header(text, report, device, selection.checks.size(), selection.candidate_count());
-      });
+  note_interruptions();
+  try {
+    session.run_all(
+        [&](Attempt& attempt) {
+          session.judge_by(contract, attempt);
+          save(options.run, attempt, session.threads());
+          report.records.push_back(std::move(attempt.record));
+          report.wall_ms = ms_since(start);
+          if (text != nullptr) print_record(text, report.records.back());
+          if (stream) stream->add(report, report.records.back());
+          stop_if_interrupted();
+        },
+        [&](const DeviceInfo& device) {
+          if (text != nullptr)
+            print_header(text, report, device, selection.checks.size(), selection.candidate_count());
+        });
+  } catch (const Interrupted&) {
+    report.stopped = interruption();
+  }
   return finish(report, options.run, start);
 }
 
@@ -142,6 +147,7 @@ int replay_command(const Options& options) {
   record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true,
                           contract.known_for(saved.c, {arch_key, saved.candidate}));
   record.times.total_ms = ms_since(start);
+  report.planned = 1;
   report.records.push_back(std::move(record));
   if (!options.run.json_to_stdout) {
     print_header(stdout, report, report.records.front().device, 1, 1);
