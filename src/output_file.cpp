@@ -93,6 +93,27 @@ void write_file(const std::string& path, std::string_view text) {
   if (!in_place && std::rename(written_to.c_str(), target.c_str()) != 0) fail("cannot be replaced");
 }
 
+LineFile::LineFile(const std::string& path)
+    : path_(path), descriptor_(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666)) {
+  if (descriptor_ < 0) fail_to_write(path, "cannot be opened", errno);
+}
+
+LineFile::~LineFile() { close(descriptor_); }
+
+void LineFile::add(std::string line) {
+  line += '\n';
+  if (!write_all(descriptor_, line)) fail_to_write(path_, "cannot be written", errno);
+}
+
+void append_to_file(const std::string& path, std::string_view text) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (file < 0) fail_to_write(path, "cannot be opened", errno);
+  const bool written = write_all(file, text);
+  const int error = errno;
+  close(file);
+  if (!written) fail_to_write(path, "cannot be written", error);
+}
+
 GrowingFile::GrowingFile(const std::string& path, Swap swap)
     : path_(path), target_(resolve(path)), spare_name_(fmt::format("{}.{}.tmp", target_, getpid())), swap_(swap) {}
 

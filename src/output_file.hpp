@@ -17,6 +17,25 @@ void write_file(const std::string& path, std::string_view text);
 /// False for what write_file() writes to directly.
 bool is_replaceable(const std::string& path);
 
+/// A file that gets a line at a time, each with one write; only the last one can be cut short.
+class LineFile {
+ public:
+  /// Empties the file. Throws as write_file().
+  explicit LineFile(const std::string& path);
+  ~LineFile();
+  LineFile(const LineFile&) = delete;
+  LineFile& operator=(const LineFile&) = delete;
+
+  void add(std::string line);  ///< without its end
+
+ private:
+  std::string path_;
+  int descriptor_;
+};
+
+/// Adds `text` to the end of a file. Throws as write_file().
+void append_to_file(const std::string& path, std::string_view text);
+
 /// A document that grows: a body that is only added to, and a tail that changes each time, such as closing brackets.
 /// After every publish() the file holds the whole of it, at a cost of what was added and the tail; a process that is
 /// killed at any time leaves the file as of the latest publish(). Nothing is flushed to the disk itself: a machine that

@@ -74,6 +74,6 @@ std::string ReportStream::tail(const Report& report) const {
   return fmt::format("{}\n],\n{}}}\n", candidates_.empty() ? "" : end_of_candidate(), members(end));
 }
 
-void ReportStream::finish(const Report& report) { write_file(path_, to_json(report)); }
+void ReportStream::finish(const std::string& json) { write_file(path_, json); }
 
 }  // namespace checkop

@@ -22,8 +22,8 @@ class ReportStream {
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
 
-  /// The whole report, in its final form.
-  void finish(const Report& report);
+  /// The whole report, in its final form, as to_json() gives it.
+  void finish(const std::string& json);
 
  private:
   std::string end_of_candidate() const;

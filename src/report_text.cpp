@@ -145,10 +145,7 @@ void print_summary(std::FILE* out, const Report& report) {
              report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
              report.wall_ms);
   const auto verdicts = verdicts_of(report);
-  constexpr Verdict kAll[] = {Verdict::pass,    Verdict::fail,    Verdict::vacuous,
-                              Verdict::error,   Verdict::timeout, Verdict::unsupported,
-                              Verdict::skipped, Verdict::xfail,   Verdict::xpass};
-  for (const Verdict verdict : kAll) {
+  for (const Verdict verdict : all_verdicts()) {
     const auto count = std::count(verdicts.begin(), verdicts.end(), verdict);
     if (count == 0) continue;
     fmt::print(out, "{} {} {}\n", verdict == Verdict::pass ? "[  PASSED  ]" : tag(verdict), count, to_string(verdict));

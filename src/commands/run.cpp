@@ -8,15 +8,14 @@
 #include <ctime>
 
 #include "commands/commands.hpp"
+#include "commands/run_outputs.hpp"
 #include "commands/selection.hpp"
 #include "commands/session.hpp"
 #include "digest.hpp"
 #include "error.hpp"
 #include "gold.hpp"
 #include "interruption.hpp"
-#include "output_file.hpp"
 #include "report.hpp"
-#include "report_stream.hpp"
 #include "saved_case.hpp"
 #include "text.hpp"
 
@@ -54,19 +53,12 @@ Report new_report(const Options& options, const Contract& contract) {
   return report;
 }
 
-/// Writes the report in the forms that were asked for and gives the exit code.
-int finish(Report& report, const RunOptions& options, Clock::time_point start) {
+/// Ends the report and its outputs, and gives the exit code.
+int finish(Report& report, RunOutputs& outputs, Clock::time_point start) {
   report.complete = report.stopped.empty();
   if (report.complete) mark_vacuous(report);  // what is missing might have told something
   report.wall_ms = ms_since(start);
-  if (options.json_to_stdout) {
-    fmt::print("{}", to_json(report));
-  } else {
-    print_summary(stdout, report);
-  }
-  if (!options.json_file.empty()) write_file(options.json_file, to_json(report));
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    throw EnvironmentError("standard output: cannot be written; make room, or write to another place");
+  outputs.finish(report);
   return exit_code_of(report);
 }
 
@@ -87,9 +79,7 @@ int run_command(const Options& options) {
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
   Report report = new_report(options, contract);
   report.planned = std::ssize(selection.checks);
-  std::optional<ReportStream> stream;  // first of all: a path that can't be written is found before the work
-  if (!options.run.json_file.empty()) stream.emplace(options.run.json_file, report);
-  std::FILE* text = options.run.json_to_stdout ? nullptr : stdout;
+  RunOutputs outputs(options.run, report);
   note_interruptions();
   try {
     session.run_all(
@@ -98,18 +88,14 @@ int run_command(const Options& options) {
           save(options.run, attempt, session.threads());
           report.records.push_back(std::move(attempt.record));
           report.wall_ms = ms_since(start);
-          if (text != nullptr) print_record(text, report.records.back());
-          if (stream) stream->add(report, report.records.back());
+          outputs.add(report, report.records.back());
           stop_if_interrupted();
         },
-        [&](const DeviceInfo& device) {
-          if (text != nullptr)
-            print_header(text, report, device, selection.checks.size(), selection.candidate_count());
-        });
+        [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count()); });
   } catch (const Interrupted&) {
     report.stopped = interruption();
   }
-  return finish(report, options.run, start);
+  return finish(report, outputs, start);
 }
 
 int replay_command(const Options& options) {
@@ -148,12 +134,11 @@ int replay_command(const Options& options) {
                           contract.known_for(saved.c, {arch_key, saved.candidate}));
   record.times.total_ms = ms_since(start);
   report.planned = 1;
+  RunOutputs outputs(options.run, report);
+  outputs.begin(report, record.device, 1);
   report.records.push_back(std::move(record));
-  if (!options.run.json_to_stdout) {
-    print_header(stdout, report, report.records.front().device, 1, 1);
-    print_record(stdout, report.records.front());
-  }
-  return finish(report, options.run, start);
+  outputs.add(report, report.records.back());
+  return finish(report, outputs, start);
 }
 
 }  // namespace checkop
