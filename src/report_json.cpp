@@ -41,6 +41,21 @@ Json policy(const std::optional<PolicyMetrics>& m) {
           {"clip_eps", number(m->clip_eps)}};
 }
 
+/// The histogram without the empty bins around it.
+Json error_map(const ErrorMap& map) {
+  if (map.empty()) return nullptr;
+  const auto& bins = map.histogram;
+  const auto filled = [](int64_t count) { return count > 0; };
+  const auto first = std::find_if(bins.begin() + 1, bins.end(), filled);
+  const auto end = std::find_if(bins.rbegin(), bins.rend(), filled).base();
+  Json histogram = {{"below", bins[0]}, {"from_log2", nullptr}, {"counts", Json::array()}};
+  if (first < end) {
+    histogram["from_log2"] = ErrorMap::kLowest + (first - bins.begin()) - 1;
+    histogram["counts"] = std::vector<int64_t>(first, end);
+  }
+  return {{"histogram", histogram}, {"cell", {map.rows_per_cell, map.columns_per_cell}}, {"cells", map.cells}};
+}
+
 Json output(const CaseRecord& record, size_t index) {
   const TensorSpec& spec = record.c.pass->outputs[index].tensor;
   const Comparison& comparison = record.comparisons[index];
@@ -98,6 +113,7 @@ Json output(const CaseRecord& record, size_t index) {
                                  : ""},
           {"gates", gates},
           {"diagnosis", comparison.diagnosis},
+          {"error_map", error_map(comparison.map)},
           {"policy", policy(comparison.policy)},
           {"gold_rows", comparison.rows.all ? Json("all") : Json(comparison.rows.chosen)},
           {"total_rows", comparison.total_rows},
