@@ -142,6 +142,9 @@ void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
 void add_form_options(CLI::App& app, ReportForms& forms) {
   app.add_option("--junit", forms.junit, "JUnit XML, for CI servers")->type_name("FILE")->group("Reports");
   app.add_option("--markdown", forms.markdown, "a summary in Markdown")->type_name("FILE")->group("Reports");
+  app.add_option("--html", forms.html, "one page for people, with maps of the errors")
+      ->type_name("FILE")
+      ->group("Reports");
 }
 
 /// Which of the chosen checks.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report in the forms that others read: JUnit XML for CI servers, Markdown and annotations for GitHub.
+// The report in the forms that others read: JUnit XML for CI servers, Markdown and annotations for GitHub, HTML for
+// people.
 #pragma once
 
 #include <string>
@@ -20,10 +21,15 @@ std::string to_markdown(const ReadReport& report, size_t most_bytes = size_t{900
 /// Lines that make GitHub annotate a run with its failures; at most ten, as many as it shows of a step.
 std::vector<std::string> github_annotations(const ReadReport& report);
 
+/// One page that needs no other file and no network: the verdict, a table of cases to filter, and of each case its
+/// gates, a histogram and a map of its errors, what repetition and the batch did to its bits, and the command that
+/// repeats it. `json` is what `report` was read from.
+std::string to_html(const ReadReport& report, const JsonValue& json);
+
 /// Files to write; "" for one that is not wanted.
 struct ReportForms {
-  std::string junit, markdown;
-  bool any() const { return !junit.empty() || !markdown.empty(); }
+  std::string junit, markdown, html;
+  bool any() const { return !junit.empty() || !markdown.empty() || !html.empty(); }
 };
 
 /// Writes the forms of the report with the JSON text `json`. Throws as write_file().

@@ -5,39 +5,10 @@
 #include <utility>
 
 #include "report_forms.hpp"
+#include "text.hpp"
 
 namespace checkop {
 namespace {
-
-/// `text` for an attribute or an element; characters that XML 1.0 has no place for become "?".
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\n':
-      case '\t':
-      case '\r':
-        out += fmt::format("&#{};", static_cast<int>(code));
-        break;
-      default:
-        out += code < 0x20 ? '?' : c;
-    }
-  }
-  return out;
-}
 
 /// The element that a verdict puts into its test case; "" for none.
 std::string element_of(Verdict verdict) {
@@ -72,15 +43,15 @@ struct Counts {
 
 std::string test_case(const std::string& group, const std::string& name, double seconds, const std::string& element,
                       const std::string& type, const std::string& message, const std::string& text) {
-  std::string xml =
-      fmt::format("    <testcase classname=\"{}\" name=\"{}\" time=\"{:.3f}\"", escaped(group), escaped(name), seconds);
+  std::string xml = fmt::format("    <testcase classname=\"{}\" name=\"{}\" time=\"{:.3f}\"", escape_xml(group),
+                                escape_xml(name), seconds);
   if (element.empty()) return xml + "/>\n";
   xml += ">\n";
   if (element == "skipped") {
-    xml += fmt::format("      <skipped message=\"{}\"/>\n", escaped(message));
+    xml += fmt::format("      <skipped message=\"{}\"/>\n", escape_xml(message));
   } else {
-    xml += fmt::format("      <{0} type=\"{1}\" message=\"{2}\">{3}</{0}>\n", element, escaped(type), escaped(message),
-                       escaped(text));
+    xml += fmt::format("      <{0} type=\"{1}\" message=\"{2}\">{3}</{0}>\n", element, escape_xml(type),
+                       escape_xml(message), escape_xml(text));
   }
   return xml + "    </testcase>\n";
 }
@@ -112,7 +83,7 @@ std::string to_junit(const ReadReport& report) {
                                     {"device", report.device},
                                     {"contract", report.contract_path},
                                     {"contract_hash", report.contract_hash}}) {
-    properties += fmt::format("      <property name=\"{}\" value=\"{}\"/>\n", name, escaped(value));
+    properties += fmt::format("      <property name=\"{}\" value=\"{}\"/>\n", name, escape_xml(value));
   }
   return fmt::format(
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
@@ -122,8 +93,8 @@ std::string to_junit(const ReadReport& report) {
       "    <properties>\n{5}    </properties>\n{6}"
       "    <system-out/>\n    <system-err/>\n"
       "  </testsuite>\n</testsuites>\n",
-      totals, escaped(report.suite_name), timestamp(report.started), escaped(report.host), counts.skipped, properties,
-      cases);
+      totals, escape_xml(report.suite_name), timestamp(report.started), escape_xml(report.host), counts.skipped,
+      properties, cases);
 }
 
 }  // namespace checkop

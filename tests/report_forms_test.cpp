@@ -184,6 +184,40 @@ TEST(Forms, ARunWritesThem) {
   EXPECT_EQ(read[5]["verdicts"], (nlohmann::json{{"fail", 2}, {"pass", 2}}));
 }
 
+TEST(Html, HoldsTheReportAndNeedsNothingElse) {
+  const std::string folder = testing::TempDir();
+  run_program(kTiny + kMutants + "--candidate native,mutant-zeros --html " + folder + "run.html --json " + folder +
+              "run.json");
+  const std::string page = content(folder + "run.html");
+  for (const char* mark : {"@VERDICT@", "@REPORT@"}) EXPECT_EQ(page.find(mark), std::string::npos) << mark;
+  EXPECT_NE(page.find("<h1 id=\"verdict\">Not passed: 2 of 4 checks did not pass: 2 fail</h1>"), std::string::npos);
+  for (const char* loads : {"src=", "href=", "@import", "url("})
+    EXPECT_EQ(page.find(loads), std::string::npos) << loads;
+  const std::string open = "<script type=\"application/json\" id=\"report\">";
+  const size_t begin = page.find(open) + open.size();
+  auto shown = nlohmann::json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+  auto report = nlohmann::json::parse(std::ifstream(folder + "run.json"));
+  for (auto& candidate : report["candidates"]) {
+    for (auto& c : candidate["cases"]) {
+      for (auto& output : c["outputs"]) output.erase("gold_rows");
+    }
+  }
+  EXPECT_EQ(shown, report);
+}
+
+TEST(Html, WhatACandidateSaysCannotEndTheScript) {
+  run_program(kTiny + "--candidate native --json " + testing::TempDir() + "said.json");
+  auto report = nlohmann::json::parse(std::ifstream(testing::TempDir() + "said.json"));
+  report["candidates"][0]["cases"][0]["message"] = "</script><script>alert(1)</script><!--";
+  report["suite_name"] = "@REPORT@";
+  const JsonValue json = JsonValue::parse(report.dump(), "report");
+  const std::string page = to_html(read_report(json), json);
+  EXPECT_EQ(page.find("alert(1)</script>"), std::string::npos);
+  EXPECT_EQ(count(page, "</script>"), 2u);
+  EXPECT_EQ(count(page, "<!--"), 1u) << "the page's own comment";
+  EXPECT_EQ(count(page, "@REPORT@"), 1u) << "text of a report is no mark";
+}
+
 TEST(Forms, AVerdictThatTheWholeRunChangesIsRevisedInTheStream) {
   // All rows are equal, which only the run as a whole makes vacuous.
   const std::string path = testing::TempDir() + "revised.jsonl";
