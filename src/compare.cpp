@@ -43,6 +43,7 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
       gates(std::move(all_gates)),
       quantity(tokens),
       failures(view.rows, view.columns),
+      map(view.rows, view.columns),
       trivial(dtype, got, view, prepared) {
   for (const Gate& gate : gates.all) {
     if (is_elementwise(gate.metric)) prepared.emplace_back(gate, dtype, terms);
@@ -135,6 +136,7 @@ Comparison OutputComparison::finish() const {
   result.gold_is_zero = total.count > 0 && !state_->trivial.is_wrong(Trivial::zeros);
   const bool told = state_->view.rows > 1 && total.count > 1;
   result.rows_are_equal = told && !state_->trivial.is_wrong(Trivial::next_row);
+  if (!state_->prepared.empty()) result.map = state_->map.map();
   result.first = total.first;
   result.worst = total.worst;
   result.max_abs = total.nonfinite > 0 ? kInfinity : total.max_abs;

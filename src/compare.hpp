@@ -11,6 +11,7 @@
 
 #include "bound.hpp"
 #include "contract.hpp"
+#include "error_map.hpp"
 #include "failures.hpp"
 #include "operator.hpp"
 #include "policy_metrics.hpp"
@@ -74,6 +75,7 @@ struct Comparison {
   double rel_l2 = 0;     ///< |got - gold| / |gold| in the 2-norm; infinity for a zero gold that is missed
   std::optional<PolicyMetrics> policy;  ///< of outputs that hold log-probabilities or ratios of tokens
   std::vector<GateResult> gates;
+  ErrorMap map;           ///< empty unless a gate is of single elements
   std::string diagnosis;  ///< what the failing elements look like, when that can be told; "" otherwise
   bool gates_hold() const {
     return std::all_of(gates.begin(), gates.end(), [](const auto& g) { return g.holds; });

@@ -16,18 +16,6 @@ bool same_class(double a, double b) { return (std::isnan(a) && std::isnan(b)) ||
 constexpr size_t kLanes = 4;  // of a reduction, so that compilers vectorise it
 using Lanes = std::array<double, kLanes>;
 
-/// The largest of n >= 1 numbers; a NaN may hide.
-double largest_of(const double* x, size_t n) {
-  Lanes most;
-  most.fill(x[0]);
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (size_t l = 0; l < kLanes; ++l) most[l] = most[l] < x[i + l] ? x[i + l] : most[l];
-  }
-  for (; i < n; ++i) most[0] = std::max(most[0], x[i]);
-  return std::max(std::max(most[0], most[1]), std::max(most[2], most[3]));
-}
-
 struct Sums {
   double sum, squares;
 };
@@ -42,14 +30,25 @@ Sums sums_of(const double* x, size_t n) {
   return {(sum[0] + sum[1]) + (sum[2] + sum[3]), (squares[0] + squares[1]) + (squares[2] + squares[3])};
 }
 
+/// Distances in numbers of the dtype over `limit`.
+void ulp_ratios(DType dtype, const std::byte* a, const std::byte* b, size_t n, uint64_t largest, double limit,
+                double* ratios) {
+  for (size_t i = 0; i < n; ++i) {
+    const auto at = static_cast<int64_t>(i);
+    const auto distance = largest == 0 ? 0 : *ulp_distance(dtype, load_bits(dtype, a, at), load_bits(dtype, b, at));
+    ratios[i] = distance == 0 ? 0 : static_cast<double>(distance) / limit;
+  }
+}
+
 }  // namespace
 
 /// The ordinary case: all finite, all within every gate, and none worse than what was seen. Loops without branches, so
 /// that compilers vectorise them. Returns false, with nothing changed, when the block is not ordinary.
 bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
                                                RelativeErrors& relative) const {
-  std::array<double, kBlock> size, error, allowed, other;
+  std::array<double, kBlock> size, error, allowed, other, most;
   std::array<double, kMaxFastGates> worst{};
+  double most_of_all = 0;
   bool may_lean = false;
   double squared_ratio = 0;
   if (!tally.worst || prepared.size() > kMaxFastGates) return false;
@@ -67,6 +66,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
     if (gate.gate.metric == Metric::ulp) {
       worst[k] = static_cast<double>(block.max_ulp);
       largest = block.max_ulp == 0 ? 0 : worst[k] / gate.gate.limit;
+      ulp_ratios(dtype, block.stored, block.expected, n, block.max_ulp, gate.gate.limit, other.data());
     } else {
       if (gate.gate.metric == Metric::bound_ratio) {
         gate.bounds(size.data(), block.magnitude, block.rounding, n, allowed.data(), other.data());
@@ -83,7 +83,12 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
     }
     // Below 1, not at it: a quotient may have been rounded to 1.
     if (!(largest < 1) || largest > tally.worst->ratio) return false;
+    most_of_all = std::max(most_of_all, largest);
+    if (prepared.size() == 1) continue;
+    for (size_t i = 0; i < n; ++i) most[i] = k == 0 || most[i] < other[i] ? other[i] : most[i];
   }
+  if (!prepared.empty())
+    tally.map->add(block.first_column, prepared.size() == 1 ? other.data() : most.data(), n, most_of_all);
   for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
   tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
   sums.abs_error += errors.sum;
@@ -165,6 +170,11 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
       tally.take_nonfinite(report);
     }
     tally.take_worst(report);
+    if (!prepared.empty()) {
+      // A quotient may have been rounded to 1.
+      const double ratio = passes ? report.ratio : std::max(report.ratio, std::nextafter(1.0, 2.0));
+      tally.map->add(block.first_column + at, &ratio, 1, ratio);
+    }
     if (!finite) continue;
     tally.max_abs = std::max(tally.max_abs, e.error);
     sums.add(g, e.error);
@@ -232,6 +242,7 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
 
   Tally tally;
   tally.gates.resize(prepared.size());
+  tally.map.emplace(map);
   RowSums sums;
   RelativeErrors relative;
   for (size_t at = 0; at < n; at += kBlock) {
@@ -264,6 +275,7 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
   place = sums;
   total.merge(tally);
   failures.add(tally.failures, row);
+  map.add(row, *tally.map);
   for (int b = relative.low; b <= relative.high; ++b) {
     double& largest = max_rel[static_cast<size_t>(b)];
     largest = std::max(largest, relative.largest[static_cast<size_t>(b)]);

@@ -30,7 +30,8 @@ struct Tally {
   double max_abs = 0;
   uint64_t max_ulp = 0;
   std::vector<GateTally> gates;
-  RowFailures failures;  ///< of a row; not merged
+  RowFailures failures;                 ///< of a row; not merged
+  std::optional<ErrorMapper::Row> map;  ///< likewise
 
   void take_first(const ElementReport& e) { take_lower(e, first); }
   void take_nonfinite(const ElementReport& e) { take_lower(e, first_nonfinite); }
@@ -104,6 +105,7 @@ struct OutputComparison::State {
   std::vector<Token> tokens;
   std::vector<RowSums> rows;
   FailureRecorder failures;
+  ErrorMapper map;
   TrivialAnswers trivial;
   std::mutex mutex;
   Tally total;                             // under mutex

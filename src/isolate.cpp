@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "interruption.hpp"
 #include "isolate_child.hpp"
 #include "text.hpp"
 #include "wire.hpp"
@@ -232,7 +233,11 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
     send_message(process_->socket.get(), request, descriptors, deadline);
     Message message;
     json answer;
-    switch (receive_message(process_->socket.get(), message, deadline, [&] { return process_->is_alive(); })) {
+    const auto goes_on = [&] {
+      stop_if_interrupted();
+      return process_->is_alive();
+    };
+    switch (receive_message(process_->socket.get(), message, deadline, goes_on)) {
       case Received::message:
         answer = json::parse(message.body);
         if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());

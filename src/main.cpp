@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // argv -> Options -> command -> exit code; the only place that catches what ends a run.
+#include <signal.h>
+
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
 #include "commands/commands.hpp"
 #include "error.hpp"
@@ -9,6 +12,7 @@
 
 int main(int argc, char** argv) {
   using namespace checkop;
+  signal(SIGXFSZ, SIG_IGN);  // a file that may not grow further is an error to be told, not the end
   try {
     const auto options = parse_options(argc, argv);
     if (!options) return 0;
@@ -38,6 +42,9 @@ int main(int argc, char** argv) {
   } catch (const InputError& e) {
     std::fprintf(stderr, "check_operator: %s\n", e.what());
     return 2;
+  } catch (const std::system_error& e) {  // no room behind standard output, no more threads
+    std::fprintf(stderr, "check_operator: %s\n", e.what());
+    return 5;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "check_operator: internal error: %s\n", e.what());
     return 4;

@@ -72,10 +72,21 @@ void refuse_idle_flags(const RunOptions& run) {
       refuse(flag, "has no effect without --input-mode constant", "add it, or leave the value out");
     }
   }
+  std::set<std::string> files_written;
+  for (const auto& [flag, file] : {std::pair<std::string, const std::string&>{"--json", run.json_file},
+                                   {"--jsonl", run.jsonl_file},
+                                   {"--junit", run.forms.junit},
+                                   {"--markdown", run.forms.markdown},
+                                   {"--html", run.forms.html}}) {
+    if (!file.empty() && !files_written.insert(file).second)
+      refuse(flag, fmt::format("another report goes to '{}' too", file), "give each a file of its own");
+  }
   if (run.has("--save") && !run.has("--save-tensors"))
     refuse("--save", "has no effect alone", "add --save-tensors DIR");
   if (!run.has("--replay")) return;
-  const std::set<std::string> useful{"--replay", "--contract", "--arch-key", "--force-arch-key", "--json", "--threads"};
+  const std::set<std::string> useful{"--replay", "--contract", "--arch-key",  "--force-arch-key",
+                                     "--json",   "--jsonl",    "--junit",     "--markdown",
+                                     "--html",   "--github",   "--no-github", "--threads"};
   for (const std::string& flag : run.given) {
     if (!useful.contains(flag)) refuse(flag, "has no effect with --replay, which runs nothing", "leave it out");
   }

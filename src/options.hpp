@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "report_forms.hpp"
+
 namespace checkop {
 
 /// Flags of `check_operator [run]`, as the user gave them; bench has those that choose cases and candidates.
@@ -31,7 +33,9 @@ struct RunOptions {
   std::vector<std::string> checks;  ///< empty: all that the contract asks
   std::string gold_rows;            ///< "all" or a number; empty: as the contract says
   bool json_to_stdout = false;
-  std::string json_file;
+  std::string json_file, jsonl_file;
+  ReportForms forms;           ///< of the same report
+  std::optional<bool> github;  ///< annotations and the step's summary; unless given, as GITHUB_ACTIONS says
   bool list = false;
   std::string filter;
   std::vector<std::string> plugins;

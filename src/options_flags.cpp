@@ -138,6 +138,15 @@ void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
       ->group("Reports");
 }
 
+/// The forms that are made of a JSON report.
+void add_form_options(CLI::App& app, ReportForms& forms) {
+  app.add_option("--junit", forms.junit, "JUnit XML, for CI servers")->type_name("FILE")->group("Reports");
+  app.add_option("--markdown", forms.markdown, "a summary in Markdown")->type_name("FILE")->group("Reports");
+  app.add_option("--html", forms.html, "one page for people, with maps of the errors")
+      ->type_name("FILE")
+      ->group("Reports");
+}
+
 /// Which of the chosen checks.
 void add_selection_options(CLI::App& app, RunOptions& run) {
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
@@ -183,6 +192,17 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->type_name("all|N")
       ->group("Judging");
   add_json_option(app, run, "the report as JSON to FILE, or in place of the text");
+  app.add_option("--jsonl", run.jsonl_file, "one JSON object a line, each as soon as it is known")
+      ->type_name("FILE")
+      ->group("Reports");
+  add_form_options(app, run.forms);
+  app.add_flag_callback(
+         "--github", [&run] { run.github = true; },
+         "annotations, and the summary in GITHUB_STEP_SUMMARY; on by itself where GITHUB_ACTIONS is true")
+      ->group("Reports");
+  app.add_flag_callback(
+         "--no-github", [&run] { run.github = false; }, "neither, wherever it runs")
+      ->group("Reports");
   app.add_option("--save-tensors", run.save_folder, "write cases as safetensors files")
       ->type_name("DIR")
       ->group("Reports");

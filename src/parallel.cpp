@@ -9,12 +9,17 @@
 #include <thread>
 #include <vector>
 
+#include "interruption.hpp"
+
 namespace checkop {
 
 void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)>& body) {
   const auto workers = static_cast<int64_t>(std::max(1u, threads));
   if (workers == 1 || n <= 1) {
-    for (int64_t i = 0; i < n; ++i) body(i);
+    for (int64_t i = 0; i < n; ++i) {
+      stop_if_interrupted();
+      body(i);
+    }
     return;
   }
   std::atomic<int64_t> next{0};
@@ -25,7 +30,10 @@ void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)
     for (int64_t w = 0; w < std::min(workers, n); ++w) {
       pool.emplace_back([&] {
         try {
-          for (int64_t i = next++; i < n; i = next++) body(i);
+          for (int64_t i = next++; i < n; i = next++) {
+            stop_if_interrupted();
+            body(i);
+          }
         } catch (...) {
           const std::lock_guard lock(error_mutex);
           if (!error) error = std::current_exception();

@@ -38,12 +38,17 @@ struct Report {
   std::string contract_path, contract_hash;
   std::vector<std::string> warnings = {};  ///< of the contract: what has expired
   std::vector<CaseRecord> records;
-  bool complete = false;  ///< false in the report of a run that is not, or never came, to its end
+  int64_t planned = 0;       ///< checks that the run is to make
+  bool complete = false;     ///< false in the report of a run that is not, or never came, to its end
+  std::string stopped = {};  ///< the signal that ended it early
   std::string started, host;
   double wall_ms = 0;
 };
 
 std::vector<Verdict> verdicts_of(const Report& report);
+
+/// Of the whole run; at least 4 of one that did not come to its end.
+int exit_code_of(const Report& report);
 
 /// Passes become vacuous where the whole run tells nothing of an output of that candidate, pass and dtype: its gold is
 /// zero throughout in every case, or all of its rows have the same bits in every case that has several.
@@ -52,11 +57,6 @@ void mark_vacuous(Report& report);
 /// The report as JSON (contracts/report.schema.json), keys sorted; what differs from run to run is under
 /// "volatile".
 std::string to_json(const Report& report);
-
-/// Writes `text` to `path` so that a reader always finds a complete file: a temporary file beside it, then a rename.
-/// What is there and no regular file (a pipe, /dev/stdout) is written to directly; a symbolic link keeps pointing where
-/// it did. Throws InputError when that can't be done.
-void write_file(const std::string& path, const std::string& text);
 
 /// Terminal text, one part at a time: a header, a line or block per case, a summary.
 void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates);

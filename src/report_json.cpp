@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JSON report: the field names of the seed's report at every level, and what makes a verdict repeatable added to
 // them.
-#include <fcntl.h>
+#include "report_json.hpp"
+
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "error.hpp"
-#include "report.hpp"
 #include "version.hpp"
 
 namespace checkop {
@@ -45,6 +39,21 @@ Json policy(const std::optional<PolicyMetrics>& m) {
           {"ratio_deviation", number(m->ratio_deviation)},
           {"clip_flips", number(m->clip_flips)},
           {"clip_eps", number(m->clip_eps)}};
+}
+
+/// The histogram without the empty bins around it.
+Json error_map(const ErrorMap& map) {
+  if (map.empty()) return nullptr;
+  const auto& bins = map.histogram;
+  const auto filled = [](int64_t count) { return count > 0; };
+  const auto first = std::find_if(bins.begin() + 1, bins.end(), filled);
+  const auto end = std::find_if(bins.rbegin(), bins.rend(), filled).base();
+  Json histogram = {{"below", bins[0]}, {"from_log2", nullptr}, {"counts", Json::array()}};
+  if (first < end) {
+    histogram["from_log2"] = ErrorMap::kLowest + (first - bins.begin()) - 1;
+    histogram["counts"] = std::vector<int64_t>(first, end);
+  }
+  return {{"histogram", histogram}, {"cell", {map.rows_per_cell, map.columns_per_cell}}, {"cells", map.cells}};
 }
 
 Json output(const CaseRecord& record, size_t index) {
@@ -104,6 +113,7 @@ Json output(const CaseRecord& record, size_t index) {
                                  : ""},
           {"gates", gates},
           {"diagnosis", comparison.diagnosis},
+          {"error_map", error_map(comparison.map)},
           {"policy", policy(comparison.policy)},
           {"gold_rows", comparison.rows.all ? Json("all") : Json(comparison.rows.chosen)},
           {"total_rows", comparison.total_rows},
@@ -174,6 +184,8 @@ Json attributes(const Case& c) {
   return map;
 }
 
+}  // namespace
+
 Json case_json(const CaseRecord& record) {
   Json outputs = Json::array();
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
@@ -205,9 +217,13 @@ Json case_json(const CaseRecord& record) {
           {"outputs", outputs}};
 }
 
+namespace {
+
 double rate(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
 }
+
+}  // namespace
 
 Json device_json(const DeviceInfo& device) {
   return {{"kind", device.kind},
@@ -220,6 +236,60 @@ Json device_json(const DeviceInfo& device) {
           {"runtime", device.runtime}};
 }
 
+Json candidate_json(const CaseRecord& record) {
+  return {{"candidate_name", fmt::format("{}-{}", record.candidate, record.c.op->name)},
+          {"backend", record.candidate},
+          {"op", record.c.op->name},
+          {"device", device_json(record.device)},
+          {"plugin", {{"path", record.plugin_path}, {"digest", record.plugin_digest}}}};
+}
+
+void CandidateTotals::add(const CaseRecord& record, const Json& as_json) {
+  const bool pass = record.judgment.verdict == Verdict::pass;
+  passed &= pass || record.judgment.verdict == Verdict::xfail;
+  for (const Json& entry : as_json["outputs"]) {
+    if (pass && entry["count"] == 0) continue;  // declared to be empty
+    ++outputs;
+    passed_outputs += entry["passed"].get<bool>() ? 1 : 0;
+  }
+}
+
+Json CandidateTotals::json() const {
+  return {{"total_outputs", outputs},
+          {"passed_outputs", passed_outputs},
+          {"pass_rate", rate(passed_outputs, outputs)},
+          {"passed", passed}};
+}
+
+Json totals_json(int64_t candidates, int64_t passed) {
+  return {{"total_candidates", candidates}, {"passed_candidates", passed}, {"pass_rate", rate(passed, candidates)}};
+}
+
+Json timing_json(const CaseRecord& record) {
+  return {{"case_name", case_name(record.c)}, {"pass", record.c.pass->name},
+          {"candidate", record.candidate},    {"generate_ms", record.times.generate_ms},
+          {"gold_ms", record.times.gold_ms},  {"compare_ms", record.times.compare_ms},
+          {"run_ms", record.times.run_ms},    {"transfer_ms", record.times.transfer_ms},
+          {"total_ms", record.times.total_ms}};
+}
+
+Json run_json(const Report& report) {
+  return {{"format", "check_operator/report-1"},
+          {"suite_name", report.suite_name},
+          {"planned", report.planned},
+          {"contract", {{"path", report.contract_path}, {"hash", report.contract_hash}}},
+          {"environment",
+           {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
+          {"command", report.command},
+          {"warnings", report.warnings}};
+}
+
+std::string dump_json(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+namespace {
+
 /// The device that a reader asks for first: the GPU if one was used.
 DeviceInfo main_device(const Report& report) {
   DeviceInfo none;
@@ -231,46 +301,17 @@ DeviceInfo main_device(const Report& report) {
 }
 
 /// The cases of one candidate on one operator.
-Json candidate_json(const std::vector<const CaseRecord*>& records) {
+Json candidate_with_cases(const std::vector<const CaseRecord*>& records) {
   Json cases = Json::array();
-  int64_t outputs = 0, passed_outputs = 0;
-  bool passed = true;
+  CandidateTotals totals;
   for (const CaseRecord* record : records) {
     cases.push_back(case_json(*record));
-    passed &= record->judgment.verdict == Verdict::pass || record->judgment.verdict == Verdict::xfail;
-    for (const Json& entry : cases.back()["outputs"]) {
-      if (record->judgment.verdict == Verdict::pass && entry["count"] == 0) continue;  // declared to be empty
-      ++outputs;
-      passed_outputs += entry["passed"].get<bool>() ? 1 : 0;
-    }
+    totals.add(*record, cases.back());
   }
-  const CaseRecord& first = *records.front();
-  return {{"candidate_name", fmt::format("{}-{}", first.candidate, first.c.op->name)},
-          {"backend", first.candidate},
-          {"op", first.c.op->name},
-          {"device", device_json(first.device)},
-          {"plugin", {{"path", first.plugin_path}, {"digest", first.plugin_digest}}},
-          {"total_outputs", outputs},
-          {"passed_outputs", passed_outputs},
-          {"pass_rate", rate(passed_outputs, outputs)},
-          {"passed", passed},
-          {"cases", cases}};
-}
-
-Json timings(const Report& report) {
-  Json list = Json::array();
-  for (const CaseRecord& record : report.records) {
-    list.push_back({{"case_name", case_name(record.c)},
-                    {"pass", record.c.pass->name},
-                    {"candidate", record.candidate},
-                    {"generate_ms", record.times.generate_ms},
-                    {"gold_ms", record.times.gold_ms},
-                    {"compare_ms", record.times.compare_ms},
-                    {"run_ms", record.times.run_ms},
-                    {"transfer_ms", record.times.transfer_ms},
-                    {"total_ms", record.times.total_ms}});
-  }
-  return list;
+  Json candidate = candidate_json(*records.front());
+  candidate.update(totals.json());
+  candidate["cases"] = std::move(cases);
+  return candidate;
 }
 
 }  // namespace
@@ -279,6 +320,11 @@ std::vector<Verdict> verdicts_of(const Report& report) {
   std::vector<Verdict> verdicts;
   for (const CaseRecord& record : report.records) verdicts.push_back(record.judgment.verdict);
   return verdicts;
+}
+
+int exit_code_of(const Report& report) {
+  const int code = exit_code(verdicts_of(report));
+  return report.complete ? code : std::max(code, 4);
 }
 
 std::string to_json(const Report& report) {
@@ -294,57 +340,27 @@ std::string to_json(const Report& report) {
       found->push_back(&record);
     }
   }
-  Json candidates = Json::array();
+  Json candidates = Json::array(), timings = Json::array();
   int64_t passed = 0;
   for (const auto& group : groups) {
-    candidates.push_back(candidate_json(group));
+    candidates.push_back(candidate_with_cases(group));
     passed += candidates.back()["passed"].get<bool>() ? 1 : 0;
   }
-  const auto total = static_cast<int64_t>(groups.size());
-  const int code = exit_code(verdicts_of(report));
-  const Json root = {
-      {"format", "check_operator/report-1"},
-      {"suite_name", report.suite_name},
-      {"total_candidates", total},
-      {"passed_candidates", passed},
-      {"pass_rate", rate(passed, total)},
-      {"complete", report.complete},
-      {"passed", report.complete && code == 0},
-      {"exit_code", report.complete ? code : std::max(code, 4)},
-      {"device", device_json(main_device(report))},
-      {"contract", {{"path", report.contract_path}, {"hash", report.contract_hash}}},
-      {"environment",
-       {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
-      {"command", report.command},
-      {"warnings", report.warnings},
-      {"candidates", candidates},
-      {"volatile",
-       {{"started", report.started},
-        {"host", report.host},
-        {"wall_ms", report.wall_ms},
-        {"timings", timings(report)}}}};
-  // A message may hold any bytes that a plugin wrote: what is not UTF-8 is replaced, never an exception.
-  return root.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  const fs::path resolved = fs::weakly_canonical(path, ignored);
-  const std::string target = resolved.empty() ? path : resolved.string();
-  const bool in_place = fs::exists(target, ignored) && !fs::is_regular_file(target, ignored);
-  const std::string written_to = in_place ? target : fmt::format("{}.{}.tmp", target, getpid());
-  const auto fail = [&](const char* doing) {
-    const std::string why = std::strerror(errno);
-    if (!in_place) unlink(written_to.c_str());
-    throw InputError(path, fmt::format("{}: {}", doing, why), "give a path that can be written");
-  };
-  std::FILE* file = std::fopen(written_to.c_str(), "wb");
-  if (file == nullptr) fail("cannot be opened");
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool closed = std::fclose(file) == 0;
-  if (!written || !closed) fail("cannot be written");
-  if (!in_place && std::rename(written_to.c_str(), target.c_str()) != 0) fail("cannot be replaced");
+  for (const CaseRecord& record : report.records) timings.push_back(timing_json(record));
+  const int code = exit_code_of(report);
+  Json root = run_json(report);
+  root.update(totals_json(std::ssize(groups), passed));
+  root.update(Json{{"complete", report.complete},
+                   {"passed", code == 0},
+                   {"exit_code", code},
+                   {"device", device_json(main_device(report))},
+                   {"candidates", std::move(candidates)},
+                   {"volatile",
+                    {{"started", report.started},
+                     {"host", report.host},
+                     {"wall_ms", report.wall_ms},
+                     {"timings", std::move(timings)}}}});
+  return dump_json(root, 1) + "\n";
 }
 
 }  // namespace checkop

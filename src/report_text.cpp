@@ -141,13 +141,11 @@ void print_record(std::FILE* out, const CaseRecord& record) {
 }
 
 void print_summary(std::FILE* out, const Report& report) {
-  fmt::print(out, "[==========] {} check{} ran ({:.0f} ms)\n", report.records.size(),
-             report.records.size() == 1 ? "" : "s", report.wall_ms);
+  fmt::print(out, "[==========] {}{} check{} ran ({:.0f} ms)\n", report.records.size(),
+             report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
+             report.wall_ms);
   const auto verdicts = verdicts_of(report);
-  constexpr Verdict kAll[] = {Verdict::pass,    Verdict::fail,    Verdict::vacuous,
-                              Verdict::error,   Verdict::timeout, Verdict::unsupported,
-                              Verdict::skipped, Verdict::xfail,   Verdict::xpass};
-  for (const Verdict verdict : kAll) {
+  for (const Verdict verdict : all_verdicts()) {
     const auto count = std::count(verdicts.begin(), verdicts.end(), verdict);
     if (count == 0) continue;
     fmt::print(out, "{} {} {}\n", verdict == Verdict::pass ? "[  PASSED  ]" : tag(verdict), count, to_string(verdict));
@@ -156,7 +154,8 @@ void print_summary(std::FILE* out, const Report& report) {
       if (record.judgment.verdict == verdict) fmt::print(out, "{}   {}\n", tag(verdict), title(record));
     }
   }
-  const int code = exit_code(verdicts);
+  if (!report.stopped.empty()) fmt::print(out, "{} stopped the run before its end (exit code 4).\n", report.stopped);
+  const int code = exit_code_of(report);
   if (code == 3) {
     fmt::print(
         out, "{} (exit code 3).\n",

@@ -85,6 +85,35 @@ bool glob_covers(std::string_view a, std::string_view b) {
       a, b, [](char x, char y) { return (x == '?' && y != '*') || x == y; }, false);
 }
 
+std::string escape_xml(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\n':
+      case '\t':
+      case '\r':
+        out += fmt::format("&#{};", static_cast<int>(code));
+        break;
+      default:
+        out += code < 0x20 ? '?' : c;
+    }
+  }
+  return out;
+}
+
 std::string format_bytes(uint64_t bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   if (bytes < 1024) return fmt::format("{} B", bytes);

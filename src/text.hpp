@@ -20,6 +20,9 @@ bool globs_overlap(std::string_view a, std::string_view b);
 /// Whether `a` matches whatever `b` matches; false also for a few pairs where it does, such as "a*" and "a?*".
 bool glob_covers(std::string_view a, std::string_view b);
 
+/// For an attribute or an element of XML or HTML; characters that XML 1.0 has no place for become "?".
+std::string escape_xml(std::string_view text);
+
 /// "512 B", "16.0 MiB".
 std::string format_bytes(uint64_t bytes);
 

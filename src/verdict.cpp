@@ -237,6 +237,13 @@ std::string_view to_string(Verdict verdict) {
   return "?";
 }
 
+std::span<const Verdict> all_verdicts() {
+  static constexpr Verdict kAll[] = {Verdict::pass,    Verdict::fail,    Verdict::vacuous,
+                                     Verdict::error,   Verdict::timeout, Verdict::unsupported,
+                                     Verdict::skipped, Verdict::xfail,   Verdict::xpass};
+  return kAll;
+}
+
 Shape unravel(const Shape& shape, int64_t index) {
   Shape at(shape.size());
   for (size_t d = shape.size(); d-- > 0; index /= shape[d]) at[d] = index % shape[d];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@ namespace checkop {
 
 enum class Verdict : uint8_t { pass, fail, vacuous, error, timeout, unsupported, skipped, xfail, xpass };
 std::string_view to_string(Verdict verdict);
+std::span<const Verdict> all_verdicts();
 
 struct Judgment {
   Verdict verdict = Verdict::error;

@@ -15,6 +15,7 @@
 #include "commands/selection.hpp"
 #include "error.hpp"
 #include "inputs.hpp"
+#include "output_file.hpp"
 #include "paths.hpp"
 #include "report.hpp"
 

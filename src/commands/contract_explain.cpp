@@ -12,6 +12,7 @@
 #include "commands/selection.hpp"
 #include "error.hpp"
 #include "gold.hpp"
+#include "output_file.hpp"
 #include "report.hpp"
 #include "sampling.hpp"
 

@@ -15,6 +15,7 @@
 #include "commands/selection.hpp"
 #include "error.hpp"
 #include "mutation.hpp"
+#include "output_file.hpp"
 #include "report.hpp"
 
 namespace checkop {

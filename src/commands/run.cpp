@@ -8,11 +8,13 @@
 #include <ctime>
 
 #include "commands/commands.hpp"
+#include "commands/run_outputs.hpp"
 #include "commands/selection.hpp"
 #include "commands/session.hpp"
 #include "digest.hpp"
 #include "error.hpp"
 #include "gold.hpp"
+#include "interruption.hpp"
 #include "report.hpp"
 #include "saved_case.hpp"
 #include "text.hpp"
@@ -51,18 +53,13 @@ Report new_report(const Options& options, const Contract& contract) {
   return report;
 }
 
-/// Writes the report in the forms that were asked for and gives the exit code.
-int finish(Report& report, const RunOptions& options, Clock::time_point start) {
-  mark_vacuous(report);
-  report.complete = true;
+/// Ends the report and its outputs, and gives the exit code.
+int finish(Report& report, RunOutputs& outputs, Clock::time_point start) {
+  report.complete = report.stopped.empty();
+  if (report.complete) mark_vacuous(report);  // what is missing might have told something
   report.wall_ms = ms_since(start);
-  if (options.json_to_stdout) {
-    fmt::print("{}", to_json(report));
-  } else {
-    print_summary(stdout, report);
-  }
-  if (!options.json_file.empty()) write_file(options.json_file, to_json(report));
-  return exit_code(verdicts_of(report));
+  outputs.finish(report);
+  return exit_code_of(report);
 }
 
 }  // namespace
@@ -81,30 +78,24 @@ int run_command(const Options& options) {
   session.check_questions(contract);
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
   Report report = new_report(options, contract);
-  // After every check while that costs little. The report grows: written each time, a long run would do nothing else.
-  constexpr double kShareOfFlushes = 0.1;
-  double flush_ms = 0, flushed_at = 0;
-  const auto flush = [&] {
-    report.wall_ms = ms_since(start);
-    if (options.run.json_file.empty() || report.wall_ms - flushed_at < flush_ms / kShareOfFlushes) return;
-    write_file(options.run.json_file, to_json(report));
-    flushed_at = ms_since(start);
-    flush_ms = flushed_at - report.wall_ms;
-  };
-  flush();  // a path that can't be written is found before the work
-  std::FILE* text = options.run.json_to_stdout ? nullptr : stdout;
-  session.run_all(
-      [&](Attempt& attempt) {
-        session.judge_by(contract, attempt);
-        save(options.run, attempt, session.threads());
-        report.records.push_back(std::move(attempt.record));
-        if (text != nullptr) print_record(text, report.records.back());
-        flush();
-      },
-      [&](const DeviceInfo& device) {
-        if (text != nullptr) print_header(text, report, device, selection.checks.size(), selection.candidate_count());
-      });
-  return finish(report, options.run, start);
+  report.planned = std::ssize(selection.checks);
+  RunOutputs outputs(options.run, report);
+  note_interruptions();
+  try {
+    session.run_all(
+        [&](Attempt& attempt) {
+          session.judge_by(contract, attempt);
+          save(options.run, attempt, session.threads());
+          report.records.push_back(std::move(attempt.record));
+          report.wall_ms = ms_since(start);
+          outputs.add(report, report.records.back());
+          stop_if_interrupted();
+        },
+        [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count()); });
+  } catch (const Interrupted&) {
+    report.stopped = interruption();
+  }
+  return finish(report, outputs, start);
 }
 
 int replay_command(const Options& options) {
@@ -142,12 +133,12 @@ int replay_command(const Options& options) {
   record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true,
                           contract.known_for(saved.c, {arch_key, saved.candidate}));
   record.times.total_ms = ms_since(start);
+  report.planned = 1;
+  RunOutputs outputs(options.run, report);
+  outputs.begin(report, record.device, 1);
   report.records.push_back(std::move(record));
-  if (!options.run.json_to_stdout) {
-    print_header(stdout, report, report.records.front().device, 1, 1);
-    print_record(stdout, report.records.front());
-  }
-  return finish(report, options.run, start);
+  outputs.add(report, report.records.back());
+  return finish(report, outputs, start);
 }
 
 }  // namespace checkop

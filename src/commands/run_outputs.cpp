@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run's outputs, opened, fed and finished together.
+#include "commands/run_outputs.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "error.hpp"
+#include "report_forms.hpp"
+
+namespace checkop {
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void write_to_github(const ReadReport& report, std::FILE* out) {
+  for (const std::string& line : github_annotations(report)) fmt::print(out, "{}\n", line);
+  const std::string summary = variable("GITHUB_STEP_SUMMARY");
+  if (!summary.empty()) append_to_file(summary, to_markdown(report));
+}
+
+}  // namespace
+
+RunOutputs::RunOutputs(const RunOptions& options, const Report& report)
+    : options_(options),
+      text_(options.json_to_stdout ? nullptr : stdout),
+      github_(options.github.value_or(variable("GITHUB_ACTIONS") == "true")) {
+  if (!options.json_file.empty()) json_ = std::make_unique<ReportStream>(options.json_file, report);
+  if (!options.jsonl_file.empty()) lines_ = std::make_unique<ReportLines>(options.jsonl_file, report);
+  if (options.forms.any()) write_forms(options.forms, JsonValue::parse(to_json(report), "report"));
+}
+
+void RunOutputs::begin(const Report& report, const DeviceInfo& device, size_t n_candidates) {
+  if (text_ != nullptr) print_header(text_, report, device, static_cast<size_t>(report.planned), n_candidates);
+}
+
+void RunOutputs::add(const Report& report, const CaseRecord& record) {
+  if (text_ != nullptr) print_record(text_, record);
+  if (json_) json_->add(report, record);
+  if (lines_) lines_->add(report, record);
+}
+
+void RunOutputs::finish(const Report& report) {
+  const std::string json = to_json(report);
+  if (text_ != nullptr) {
+    print_summary(text_, report);
+  } else {
+    fmt::print("{}", json);
+  }
+  if (json_) json_->finish(json);
+  if (lines_) lines_->finish(report);
+  if (github_ || options_.forms.any()) {
+    const JsonValue document = JsonValue::parse(json, "report");
+    write_forms(options_.forms, document);
+    if (github_) write_to_github(read_report(document), text_ != nullptr ? text_ : stderr);
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw EnvironmentError("standard output: cannot be written; make room, or write to another place");
+}
+
+}  // namespace checkop

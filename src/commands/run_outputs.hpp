@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where what a run finds goes: text, JSON, lines, the forms for CI.
+#pragma once
+
+#include <memory>
+
+#include "options.hpp"
+#include "report.hpp"
+#include "report_lines.hpp"
+#include "report_stream.hpp"
+
+namespace checkop {
+
+class RunOutputs {
+ public:
+  /// Writes to every file that was asked for that nothing was checked yet, so that a path that can't be written is
+  /// found before the work, and that no file of an earlier run passes for this one's. Throws as write_file().
+  RunOutputs(const RunOptions& options, const Report& report);
+
+  /// Before the first check.
+  void begin(const Report& report, const DeviceInfo& device, size_t n_candidates);
+  /// `record` is the newest of `report`.
+  void add(const Report& report, const CaseRecord& record);
+  void finish(const Report& report);
+
+ private:
+  const RunOptions& options_;
+  std::FILE* text_;  ///< null when the JSON report takes its place
+  bool github_;
+  std::unique_ptr<ReportStream> json_;
+  std::unique_ptr<ReportLines> lines_;
+};
+
+}  // namespace checkop

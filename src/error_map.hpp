@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where an output errs and by how much, in a few kilobytes: a histogram, and a grid over rows and columns.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace checkop {
+
+/// Of the ratio of an element's error to what its gates allow; above 1 it failed.
+struct ErrorMap {
+  static constexpr int kBins = 64, kLowest = -48;
+  /// Bin 0: ratios below 2^kLowest, also no error at all. Bin i: [2^(kLowest+i-1), 2^(kLowest+i)); the last one is
+  /// open, and holds what is not finite.
+  std::array<int64_t, kBins> histogram{};
+  int64_t rows_per_cell = 1, columns_per_cell = 1;  ///< powers of two, so that cells end where tiles of kernels do
+  /// One string a row of cells, one character a cell, for the largest ratio in it. '0'-'9' and 'a'-'z' in steps of a
+  /// third of a power of two, up to 2^-(35/3) ... 1; 'A'-'Z' in steps of a power of two, up to 2 ... 2^26. '.': no
+  /// error.
+  /// '!': more, or not finite. ' ': nothing there was compared.
+  std::vector<std::string> cells;
+
+  bool empty() const { return cells.empty(); }
+};
+
+/// Collects an ErrorMap from rows in any order, from any thread.
+class ErrorMapper {
+ public:
+  static constexpr int64_t kMostCells = 64;  ///< a side
+
+  ErrorMapper(int64_t rows, int64_t columns);
+
+  /// One row's part.
+  class Row {
+   public:
+    explicit Row(const ErrorMapper& mapper);
+    /// Of `count` elements from `column` on, of which `largest` is the largest ratio. None is negative or NaN.
+    void add(int64_t column, const double* ratios, size_t count, double largest);
+
+   private:
+    friend class ErrorMapper;
+    int shift_;
+    /// Several, for neighbours are often in one bin, and an increment waits for the one before it.
+    std::array<std::array<uint32_t, ErrorMap::kBins>, 4> histograms_{};
+    std::array<double, kMostCells> largest_;
+  };
+  void add(int64_t row, const Row& part);
+
+  ErrorMap map() const;
+
+ private:
+  int64_t columns_;  ///< of cells
+  int row_shift_, column_shift_;
+  mutable std::mutex mutex_;
+  std::array<int64_t, ErrorMap::kBins> histogram_{};
+  std::vector<double> largest_;  ///< by cell; negative: nothing there
+};
+
+/// The largest of n >= 1 numbers; a NaN may hide.
+double largest_of(const double* x, size_t n);
+
+/// The character of a cell.
+char error_level(double ratio);
+
+}  // namespace checkop

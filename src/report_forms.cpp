@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which form goes to which file.
+#include "report_forms.hpp"
+
+#include "output_file.hpp"
+
+namespace checkop {
+
+void write_forms(const ReportForms& forms, const JsonValue& json) {
+  const ReadReport report = read_report(json);
+  if (!forms.junit.empty()) write_file(forms.junit, to_junit(report));
+  if (!forms.markdown.empty()) write_file(forms.markdown, to_markdown(report));
+  if (!forms.html.empty()) write_file(forms.html, to_html(report, json));
+}
+
+}  // namespace checkop

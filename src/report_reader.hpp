@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A JSON report read back: what its other forms are made of, and what two reports are compared by.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "json.hpp"
+#include "verdict.hpp"
+
+namespace checkop {
+
+struct ReadGate {
+  std::string metric;
+  double achieved = 0, limit = 0, headroom = 0;  ///< headroom: infinite when nothing was off
+  bool holds = false;
+};
+
+struct ReadOutput {
+  std::string name;
+  int64_t count = 0, out_of_bound = 0;
+  std::vector<ReadGate> gates;
+  double headroom() const;  ///< of the tightest gate
+};
+
+struct ReadCase {
+  std::string candidate, op, pass, dtype, name;
+  std::string device, plugin_digest, data_hash;
+  Verdict verdict = Verdict::error;
+  std::string kind, reason, repeat;
+  std::vector<ReadOutput> outputs;
+  double total_ms = 0;  ///< 0 where the report has no time of it
+
+  double headroom() const;    ///< of the tightest gate of any output
+  std::string title() const;  ///< "logp/forward  native  logp-bf16-1x2x17"
+};
+
+struct ReadReport {
+  std::string suite_name, command, started, host, device, contract_path, contract_hash;
+  int64_t planned = 0;  ///< 0 in reports that do not say
+  bool complete = false;
+  int exit_code = 4;
+  double wall_ms = 0;
+  std::vector<ReadCase> cases;  ///< by candidate, in the order of the report
+
+  std::map<Verdict, int64_t> counts() const;
+  /// "3 of 120 checks did not pass: 2 fail, 1 vacuous"; says when not all that were planned ran.
+  std::string verdict_line() const;
+};
+
+/// Throws InputError with file and path where `document` is no report.
+ReadReport read_report(const JsonValue& document);
+
+/// Whether a check went as a gate wants it.
+bool is_good(Verdict verdict);
+
+}  // namespace checkop

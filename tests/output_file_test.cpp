@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that a reader always finds complete, also when the disk is full or somebody else is at work on them.
+#include "output_file.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "contract_helper.hpp"
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string content(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+/// An empty folder of this test's own.
+std::string fresh_folder() {
+  const std::string folder =
+      testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name() + "_files";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+size_t files_in(const std::string& folder) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+/// Files of this process may not grow beyond so many bytes while it lives.
+class SizeLimit {
+ public:
+  explicit SizeLimit(rlim_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~SizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  rlimit before_{};
+  sighandler_t handler_;
+};
+
+TEST(WriteFile, ReplacesTheFileAsAWhole) {
+  const std::string path = fresh_folder() + "/report.json";
+  write_file(path, "one");
+  write_file(path, "two");
+  EXPECT_EQ(content(path), "two");
+  const std::string link = path + ".link";
+  fs::create_symlink(path, link);
+  write_file(link, "three");
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(content(path), "three");
+  write_file("/dev/null", "nothing");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_NE(contract_test::error_of([] { write_file("/nowhere/at/all.json", "x"); }).find("/nowhere/at/all.json"),
+            std::string::npos);
+}
+
+TEST(WriteFile, WithoutRoomTheOldFileStays) {
+  const std::string folder = fresh_folder(), path = folder + "/report.json";
+  write_file(path, "old");
+  {
+    const SizeLimit limit(100);
+    EXPECT_THROW(write_file(path, std::string(101, 'x')), EnvironmentError);
+  }
+  EXPECT_EQ(content(path), "old");
+  EXPECT_EQ(files_in(folder), 1u);
+  EXPECT_THROW(write_file("/dev/full", "x"), EnvironmentError);
+}
+
+using Swap = GrowingFile::Swap;
+class GrowingFileTest : public testing::TestWithParam<Swap> {};
+INSTANTIATE_TEST_SUITE_P(By, GrowingFileTest, testing::Values(Swap::exchange, Swap::link, Swap::copy),
+                         [](const auto& info) {
+                           return info.param == Swap::exchange ? "Exchange"
+                                  : info.param == Swap::link   ? "Link"
+                                                               : "Copy";
+                         });
+
+TEST_P(GrowingFileTest, IsBodyAndTailAfterEveryPublish) {
+  const std::string folder = fresh_folder(), path = folder + "/report.json";
+  std::string body;
+  {
+    GrowingFile file(path, GetParam());
+    for (int i = 0; i < 50; ++i) {
+      const std::string more = fmt::format("<{}>", i), tail(static_cast<size_t>(50 - i) * 3, ']');  // gets shorter
+      file.publish(more, tail);
+      body += more;
+      ASSERT_EQ(content(path), body + tail) << i;
+    }
+  }
+  EXPECT_EQ(content(path), body + "]]]");
+  EXPECT_EQ(files_in(folder), 1u) << "the spare file is still there";
+}
+
+TEST_P(GrowingFileTest, WithoutRoomTheLatestStaysAndCanBeGoneOnWith) {
+  const std::string folder = fresh_folder(), path = folder + "/report.json";
+  GrowingFile file(path, GetParam());
+  file.publish("a", "]");
+  file.publish("b", "]");
+  {
+    const SizeLimit limit(8);
+    EXPECT_THROW(file.publish("0123456789", "]"), EnvironmentError);
+  }
+  EXPECT_EQ(content(path), "ab]");
+  file.publish("c", "]");
+  EXPECT_EQ(content(path), "abc]");
+}
+
+TEST_P(GrowingFileTest, SurvivesAReplacementByAnother) {
+  const std::string folder = fresh_folder(), path = folder + "/report.json";
+  GrowingFile file(path, GetParam());
+  file.publish("a", "]");
+  write_file(path, "another's");
+  fs::copy_file(path, folder + "/witness");
+  fs::create_hard_link(path, folder + "/other");
+  file.publish("b", "]");
+  file.publish("c", "]");
+  EXPECT_EQ(content(path), "abc]");
+  EXPECT_EQ(content(folder + "/other"), "another's") << "wrote into a file that is not its own";
+  fs::remove(path);
+  file.publish("d", "]");
+  EXPECT_EQ(content(path), "abcd]");
+}
+
+TEST(GrowingFile, AReaderKeepsWhatItOpened) {
+  const std::string path = fresh_folder() + "/report.json";
+  GrowingFile file(path);
+  file.publish("a", "]");
+  std::ifstream reader(path);
+  file.publish("b", "]");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(reader), {}), "a]");
+}
+
+TEST(GrowingFile, APathThatCannotBeWrittenIsTheUsersMistake) {
+  GrowingFile file("/nowhere/at/all.json");
+  EXPECT_THROW(file.publish("a", "]"), InputError);
+}
+
+}  // namespace
+}  // namespace checkop

@@ -1,0 +1,84 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A run that is killed, interrupted or out of room leaves a report that is valid and has every check that was finished.
+# Usage: report_killed_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tool=$1 plugins=$2 work=$3
+shift 3
+rm -rf "$work"
+mkdir -p "$work"
+
+die() { echo "report_killed_test: $*" >&2; exit 1; }
+count() { grep -o '"case_name"' "$1" | wc -l; }
+# Some hundred checks of a few ms each.
+many=(--op silu --candidate native --device cpu --batch 1 --seq 1:400 --hidden 8 --threads 1)
+
+# --- SIGKILL at twenty moments, spread over the run ---
+finished=0
+for i in {1..20}; do
+  "$tool" "${many[@]}" --json "$work/killed-$i.json" >"$work/killed-$i.txt" 2>&1 &
+  pid=$!
+  sleep "$(printf '0.%03d' $((RANDOM % 70 * 10 + 20)))"
+  kill -KILL "$pid" 2>/dev/null || true
+  code=0
+  wait "$pid" 2>/dev/null || code=$?
+  if [[ $code != 137 ]]; then finished=$((finished + 1)); continue; fi
+  # Killed before its first act, it leaves none; text says what was finished.
+  lines=$(grep -c '^\[       OK \]' "$work/killed-$i.txt" || true)
+  if [[ ! -e $work/killed-$i.json ]]; then
+    ((lines == 0)) || die "run $i: $lines checks were finished, and there is no report"
+    continue
+  fi
+  grep -q '"complete":false' "$work/killed-$i.json" || die "run $i was killed, and its report is complete"
+  checks=$(count "$work/killed-$i.json")
+  # The text of a check comes right before its place in the report.
+  ((checks == lines || checks + 1 == lines)) || die "run $i: $checks checks in the report, $lines in the text"
+done
+((finished < 20)) || die "no run was killed: all were over before"
+"$@" contracts/report.schema.json "$work"/killed-*.json
+
+# --- SIGTERM and SIGINT: exit code 4, the report so far, no spare file ---
+for signal in TERM INT; do
+  report=$work/stopped-$signal.json
+  # Job control: a background process of a script ignores SIGINT otherwise.
+  set -m
+  "$tool" "${many[@]/400/40000}" --json "$report" >"$work/stopped-$signal.txt" 2>&1 &
+  pid=$!
+  set +m
+  until [[ -e $report ]] && (($(count "$report") > 3)); do sleep 0.05; done
+  kill -"$signal" "$pid"
+  code=0
+  wait "$pid" || code=$?
+  [[ $code == 4 ]] || die "SIG$signal: expected exit 4, got $code"
+  grep -q "SIG$signal stopped the run" "$work/stopped-$signal.txt" || die "SIG$signal: the text does not say so"
+  grep -q '"complete": false' "$report" || die "SIG$signal: the report does not say so"
+  grep -q '"total_ms"' "$report" || die "SIG$signal: no timings"
+done
+# A candidate that hangs does not keep it.
+report=$work/stopped-hanging.json
+set -m
+"$tool" --op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --plugin "$plugins/crashes.so" --candidate sleeps \
+  --json "$report" >"$work/hanging.txt" 2>&1 &
+pid=$!
+set +m
+until [[ -e $report ]]; do sleep 0.05; done
+sleep 0.3
+kill -TERM "$pid"
+code=0
+wait "$pid" || code=$?
+[[ $code == 4 ]] || die "a hanging candidate: expected exit 4, got $code"
+"$@" contracts/report.schema.json "$work"/stopped-*.json
+if compgen -G "$work/stopped-*.tmp" >/dev/null; then die "spare files are left: $(ls "$work")"; fi
+
+# --- no room: exit code 5, one sentence, the report so far ---
+code=0
+(ulimit -f 64; exec "$tool" "${many[@]}" --json "$work/full.json") >"$work/full.txt" 2>&1 || code=$?
+[[ $code == 5 ]] || die "no room: expected exit 5, got $code"
+grep -q 'full.json: cannot be written: File too large; make room' "$work/full.txt" || die "no room: $(tail -1 "$work/full.txt")"
+(($(count "$work/full.json") > 3)) || die "no room: the report so far is gone"
+"$@" contracts/report.schema.json "$work/full.json"
+code=0
+"$tool" "${many[@]/400/4}" --json >/dev/full 2>"$work/stdout.txt" || code=$?
+[[ $code == 5 ]] || die "standard output without room: expected exit 5, got $code"
+echo "report_killed_test: $((20 - finished)) runs killed, all reports valid"
