@@ -23,8 +23,8 @@ struct Cost {
 };
 Cost cost_of(const Case& c, const std::vector<Tensor>& inputs);
 
-/// What output `index` of a failed comparison looks like; see emulated_fault() and diagnose(). The gold is run again for some of its rows,
-/// unless that would mean all rows of a large case.
+/// What output `index` of a failed comparison looks like; see emulated_fault() and diagnose(). The gold is run again
+/// for some of its rows, unless that would mean all rows of a large case.
 std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
                             const OutputComparison& comparison, const RowSet& rows, unsigned threads);
 
