@@ -27,9 +27,8 @@ SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n) 
   row.sum =
       arithmetic.sum(n, [&](int64_t v) { return arithmetic.exponential(z[v] - (v < stale ? stale_max : row.max)); });
   if (arithmetic.has(kPaddedColumnCounted.name)) {
-    const auto padding =
-        static_cast<float>((n + kPadded - 1) / kPadded * kPadded - n + (n % kPadded == 0 ? kPadded : 0));
-    row.sum += padding * arithmetic.exponential(-row.max);
+    const int64_t rest = n % kPadded, padding = kPadded - rest;  // a whole tile where none is needed
+    row.sum += static_cast<float>(padding) * arithmetic.exponential(-row.max);
   }
   return row;
 }
