@@ -35,6 +35,10 @@ int main(int argc, char** argv) {
         return diff_command(*options);
       case Command::calibrate:
         return calibrate_command(*options);
+      case Command::report:
+        return report_command(*options);
+      case Command::report_diff:
+        return report_diff_command(*options);
     }
   } catch (const EnvironmentError& e) {
     std::fprintf(stderr, "check_operator: %s\n", e.what());

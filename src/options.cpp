@@ -151,6 +151,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* calibrate =
       contract->add_subcommand("calibrate", "how far candidates stay inside the limits, and limits that would do");
   add_calibrate_options(*calibrate, options.run);
+  CLI::App* report = app.add_subcommand("report", "a JSON report in other forms; two of them compared");
+  report->require_subcommand(0, 1);
+  add_report_options(*report, options.report);
+  CLI::App* report_diff =
+      report->add_subcommand("diff", "what broke, and which headroom was lost; exit 1 when the later one is worse");
+  add_report_diff_options(*report_diff, options.report);
   app.footer(
       "Examples:\n"
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
@@ -158,6 +164,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator bench --op logp --candidate native,mine --plugin ./mine.so --device cpu --baseline native\n"
       "  check_operator mutate --op logp --contract mine.json\n"
       "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
+      "  check_operator report diff main.json mine.json\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
 
   std::vector<std::string> arguments = join_negative_values(argc, argv);
@@ -181,6 +188,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (lint->parsed()) options.command = Command::lint;
   if (diff->parsed()) options.command = Command::diff;
   if (calibrate->parsed()) options.command = Command::calibrate;
+  if (report->parsed()) options.command = report_diff->parsed() ? Command::report_diff : Command::report;
   const CLI::App* innermost = &app;
   while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
   note_given(*innermost, options.run);
@@ -206,6 +214,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
                      "give a number of seeds");
   if (!(options.mutate.min_kill >= 0 && options.mutate.min_kill <= 1))
     throw InputError("--min-kill", fmt::format("expected 0 to 1, got {}", options.mutate.min_kill), "give a share");
+  if (options.command == Command::report && options.report.file.empty())
+    throw InputError("report", "no report is named",
+                     "write check_operator report FILE, or check_operator report diff OLD NEW");
+  if (!(options.report.factor >= 1 && options.report.factor <= 1e6))
+    throw InputError("--factor", fmt::format("expected 1 to 1e6, got {}", options.report.factor), "give a factor");
   constexpr int64_t kLongest = 30 * 24 * 3600;
   if (options.run.timeout_s < 1 || options.run.timeout_s > kLongest)
     throw InputError("--timeout-s", fmt::format("expected 1 to {} seconds, got {}", kLongest, options.run.timeout_s),

@@ -66,13 +66,24 @@ struct MutateOptions {
   double min_kill = 1;  ///< share of the faults that the contract must reject
 };
 
-enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint, diff, calibrate };
+/// Of `check_operator report`.
+struct ReportOptions {
+  std::string file;           ///< a JSON report
+  ReportForms forms;          ///< made of it
+  std::string before, after;  ///< of `report diff`
+  double factor = 1.5;        ///< a headroom that shrank by more is lost
+  bool allow_gone = false;
+  std::string diff_markdown;
+};
+
+enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint, diff, calibrate, report, report_diff };
 
 struct Options {
   Command command = Command::run;
   RunOptions run;  ///< of bench and the subcommands of contract too, where they apply
   BenchOptions bench;
   MutateOptions mutate;
+  ReportOptions report;
   bool diff_mutants = false;           ///< of contract diff
   std::vector<std::string> contracts;  ///< of lint any number, of diff two
   std::string show_op;

@@ -235,6 +235,19 @@ void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate) {
   add_json_option(app, run, "the table as JSON to FILE, or in place of the text");
 }
 
+void add_report_options(CLI::App& app, ReportOptions& report) {
+  app.add_option("file", report.file, "a report that --json FILE wrote")->type_name("FILE");
+  add_form_options(app, report.forms);
+}
+
+void add_report_diff_options(CLI::App& app, ReportOptions& report) {
+  app.add_option("before", report.before, "the earlier report")->required()->type_name("OLD");
+  app.add_option("after", report.after, "the later report")->required()->type_name("NEW");
+  app.add_option("--factor", report.factor, "a headroom that shrank by more than this is lost")->capture_default_str();
+  app.add_flag("--allow-gone", report.allow_gone, "checks that passed before may be missing now");
+  app.add_option("--markdown", report.diff_markdown, "the difference in Markdown")->type_name("FILE");
+}
+
 void add_explain_options(CLI::App& app, RunOptions& run) {
   add_case_options(app, run);
   app.add_option("--candidate", run.candidates, "by name: whose overlays apply")->expected(1)->type_name("NAME");

@@ -14,6 +14,9 @@ void add_run_options(CLI::App& app, RunOptions& run);
 void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench);
 void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 
+void add_report_options(CLI::App& app, ReportOptions& report);
+void add_report_diff_options(CLI::App& app, ReportOptions& report);
+
 // Of `contract`.
 void add_explain_options(CLI::App& app, RunOptions& run);
 void add_lint_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts);

@@ -6,12 +6,11 @@
 #include <cmath>
 
 #include "report_forms.hpp"
+#include "report_markup.hpp"
 
 namespace checkop {
-namespace {
 
-/// `text` in a table's cell, with nothing in it that Markdown or HTML would act on.
-std::string cell(const std::string& text) {
+std::string escape_markdown(std::string_view text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
@@ -42,6 +41,8 @@ std::string cell(const std::string& text) {
   }
   return out;
 }
+
+namespace {
 
 /// A block of code; longer fences than any in `text`.
 std::string code_block(const std::string& text) {
@@ -86,8 +87,8 @@ std::string table_of_candidates(const ReadReport& report) {
   std::string text =
       "| operator, pass | candidate | checks | verdicts | least headroom | in |\n|---|---|---|---|---|---|\n";
   for (const auto& [key, row] : rows) {
-    text += fmt::format("| {} | {} | {} | {} | {} | {} |\n", cell(key.first), cell(key.second), row.checks,
-                        row.verdicts(), format_headroom(row.headroom), cell(row.tightest));
+    text += fmt::format("| {} | {} | {} | {} | {} | {} |\n", escape_markdown(key.first), escape_markdown(key.second),
+                        row.checks, row.verdicts(), format_headroom(row.headroom), escape_markdown(row.tightest));
   }
   return text;
 }
@@ -106,10 +107,11 @@ std::string escape_data(const std::string& text, bool property) {
 
 std::string to_markdown(const ReadReport& report, size_t most_bytes) {
   const bool passed = report.complete && report.exit_code == 0;
-  std::string text = fmt::format("## check_operator: {}\n\n{}, on {}, contract {} (`{}`).\n\n{}\n",
-                                 passed ? "passed" : fmt::format("not passed, exit code {}", report.exit_code),
-                                 cell(report.verdict_line()), cell(report.device), cell(report.contract_path),
-                                 report.contract_hash, code_block(report.command));
+  std::string text =
+      fmt::format("## check_operator: {}\n\n{}, on {}, contract {} (`{}`).\n\n{}\n",
+                  passed ? "passed" : fmt::format("not passed, exit code {}", report.exit_code),
+                  escape_markdown(report.verdict_line()), escape_markdown(report.device),
+                  escape_markdown(report.contract_path), report.contract_hash, code_block(report.command));
   // The table says something of everything: the list of failures takes what room it leaves.
   const std::string table = report.cases.empty() ? "" : "### Candidates\n\n" + table_of_candidates(report);
   constexpr size_t kForMore = 200;
@@ -118,8 +120,9 @@ std::string to_markdown(const ReadReport& report, size_t most_bytes) {
   int64_t left_out = 0;
   for (const ReadCase& c : report.cases) {
     if (is_good(c.verdict)) continue;
-    const std::string entry = fmt::format("<details><summary><b>{}</b> {}: {}</summary>\n\n{}\n</details>\n",
-                                          to_string(c.verdict), cell(c.title()), cell(c.reason), code_block(c.repeat));
+    const std::string entry =
+        fmt::format("<details><summary><b>{}</b> {}: {}</summary>\n\n{}\n</details>\n", to_string(c.verdict),
+                    escape_markdown(c.title()), escape_markdown(c.reason), code_block(c.repeat));
     if (left_out > 0 || text.size() + failures.size() + entry.size() > room) {
       ++left_out;
     } else {

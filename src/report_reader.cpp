@@ -35,7 +35,7 @@ ReadOutput read_output(const JsonValue& json) {
   output.out_of_bound = json.at("out_of_bound").integer(0);
   for (const JsonValue& gate : json.at("gates").items()) {
     output.gates.push_back({gate.at("metric").string(), read_number(gate.at("achieved")), read_number(gate.at("limit")),
-                            read_number(gate.at("headroom")), gate.at("holds").boolean()});
+                            read_number(gate.at("headroom"))});
   }
   return output;
 }

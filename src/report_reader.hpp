@@ -15,7 +15,6 @@ namespace checkop {
 struct ReadGate {
   std::string metric;
   double achieved = 0, limit = 0, headroom = 0;  ///< headroom: infinite when nothing was off
-  bool holds = false;
 };
 
 struct ReadOutput {

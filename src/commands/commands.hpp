@@ -16,5 +16,7 @@ int explain_command(const Options& options);
 int lint_command(const Options& options);
 int diff_command(const Options& options);
 int calibrate_command(const Options& options);
+int report_command(const Options& options);
+int report_diff_command(const Options& options);
 
 }  // namespace checkop

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two reports of the same checks: what broke, what was mended, which headroom was lost.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "report_reader.hpp"
+
+namespace checkop {
+
+struct ReportDiff {
+  struct Change {
+    std::optional<ReadCase> before, after;  ///< absent where a report lacks the check
+  };
+  struct Loss {
+    Change change;
+    std::string output, metric;
+    double before = 0, after = 0;  ///< headrooms; infinite: exact
+  };
+  int64_t in_both = 0, added = 0;
+  std::vector<Change> broken;      ///< did not fail before, or was not there, and does not pass now
+  std::vector<Change> gone;        ///< passed before, and was not checked now
+  std::vector<Change> mended;      ///< did not pass before and passes now
+  std::vector<Change> unmended;    ///< passes neither before nor now
+  std::vector<Loss> losses;        ///< of checks that pass in both
+  std::vector<std::string> notes;  ///< what makes the two hard to compare
+  bool incomplete = false;         ///< the later run did not come to its end
+
+  /// Whether the later report is worse. `allow_gone`: checks may be taken away.
+  bool regressed(bool allow_gone) const {
+    return incomplete || !broken.empty() || !losses.empty() || (!allow_gone && !gone.empty());
+  }
+};
+
+/// Checks are the same where operator, pass, candidate and case name are. A headroom is lost where it shrank to less
+/// than 1/factor, of gates that measure the size of errors: bias_t is a statistic, which noise moves by more. The
+/// result points into both reports.
+ReportDiff diff_reports(const ReadReport& before, const ReadReport& after, double factor);
+
+/// The difference in words, and the same in Markdown.
+std::string to_text(const ReportDiff& diff, double factor, bool allow_gone);
+std::string to_markdown(const ReportDiff& diff, double factor, bool allow_gone);
+
+}  // namespace checkop
