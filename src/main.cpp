@@ -39,6 +39,8 @@ int main(int argc, char** argv) {
         return report_command(*options);
       case Command::report_diff:
         return report_diff_command(*options);
+      case Command::completion:
+        return std::fputs(options->completion.c_str(), stdout) < 0 ? 5 : 0;
     }
   } catch (const EnvironmentError& e) {
     std::fprintf(stderr, "check_operator: %s\n", e.what());

@@ -11,6 +11,7 @@
 #include "bench.hpp"
 #include "error.hpp"
 #include "options_flags.hpp"
+#include "text.hpp"
 #include "version.hpp"
 
 namespace checkop {
@@ -84,9 +85,9 @@ void refuse_idle_flags(const RunOptions& run) {
   if (run.has("--save") && !run.has("--save-tensors"))
     refuse("--save", "has no effect alone", "add --save-tensors DIR");
   if (!run.has("--replay")) return;
-  const std::set<std::string> useful{"--replay", "--contract", "--arch-key",  "--force-arch-key",
-                                     "--json",   "--jsonl",    "--junit",     "--markdown",
-                                     "--html",   "--github",   "--no-github", "--threads"};
+  const std::set<std::string> useful{"--replay",    "--contract", "--arch-key", "--force-arch-key", "--json",
+                                     "--jsonl",     "--junit",    "--markdown", "--html",           "--github",
+                                     "--no-github", "--color",    "--threads"};
   for (const std::string& flag : run.given) {
     if (!useful.contains(flag)) refuse(flag, "has no effect with --replay, which runs nothing", "leave it out");
   }
@@ -94,11 +95,45 @@ void refuse_idle_flags(const RunOptions& run) {
 
 void require_one_of(const std::string& flag, const std::string& value, const std::vector<std::string>& known) {
   if (std::find(known.begin(), known.end(), value) == known.end()) {
-    throw InputError(flag, fmt::format("unknown value '{}'", value), fmt::format("known: {}", fmt::join(known, ", ")));
+    const std::string nearest = did_you_mean(value, known);
+    throw InputError(flag, fmt::format("unknown value '{}'", value),
+                     fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(known, ", ")));
   }
 }
 
+/// The subcommand that was reached.
+const CLI::App& innermost(const CLI::App& app) {
+  const CLI::App* reached = &app;
+  while (!reached->get_subcommands().empty()) reached = reached->get_subcommands().front();
+  return *reached;
+}
+
+/// For the first argument that nothing takes.
+[[noreturn]] void refuse_extra(const CLI::App& app) {
+  const std::vector<std::string> extras = app.remaining(true);
+  const std::string extra = extras.empty() ? "" : extras.front(), name = extra.substr(0, extra.find('='));
+  const CLI::App& reached = innermost(app);
+  std::vector<std::string> known;
+  const bool is_flag = name.starts_with("-");
+  for (const CLI::Option* option : reached.get_options()) {
+    for (const std::string& flag : option->get_lnames()) {
+      if (is_flag) known.push_back("--" + flag);
+    }
+  }
+  for (const CLI::App* command : reached.get_subcommands({})) {
+    if (!is_flag) known.push_back(command->get_name());
+  }
+  const std::string nearest = did_you_mean(name, known);
+  throw InputError("command line", fmt::format("unknown {} '{}'", is_flag ? "flag" : "argument", name),
+                   nearest.empty() ? "see 'check_operator --help'" : nearest);
+}
+
 }  // namespace
+
+const std::vector<std::string>& shipped_suites() {
+  static const std::vector<std::string> kSuites{"smoke", "ci", "nightly", "large", "mutation"};
+  return kSuites;
+}
 
 std::string quote_command(const std::vector<std::string>& arguments) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
@@ -157,6 +192,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* report_diff =
       report->add_subcommand("diff", "what broke, and which headroom was lost; exit 1 when the later one is worse");
   add_report_diff_options(*report_diff, options.report);
+  std::string shell;
+  CLI::App* completion = app.add_subcommand("completion", "a script that completes the command line in a shell");
+  completion->add_option("shell", shell, "bash or zsh")->required();
   app.footer(
       "Examples:\n"
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
@@ -178,6 +216,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     app.exit(e);
     return {};
   } catch (const CLI::ParseError& e) {
+    if (!app.remaining(true).empty()) refuse_extra(app);
     throw InputError("command line", e.what(), "see 'check_operator --help'");
   }
   if (bench->parsed()) options.command = Command::bench;
@@ -189,12 +228,16 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (diff->parsed()) options.command = Command::diff;
   if (calibrate->parsed()) options.command = Command::calibrate;
   if (report->parsed()) options.command = report_diff->parsed() ? Command::report_diff : Command::report;
-  const CLI::App* innermost = &app;
-  while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
-  note_given(*innermost, options.run);
+  if (completion->parsed()) {
+    options.command = Command::completion;
+    require_one_of("completion", shell, {"bash", "zsh"});
+    options.completion = completion_script(app, shell);
+  }
+  note_given(innermost(app), options.run);
   refuse_idle_flags(options.run);
   if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);
   if (diff->parsed()) take_all(options.run);
+  require_one_of("--color", options.run.color, {"auto", "always", "never"});
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});
   for (const std::string& check : options.run.checks) {
     require_one_of("--check", check, {"accuracy", "invariance", "determinism", "memory"});

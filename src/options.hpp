@@ -36,6 +36,7 @@ struct RunOptions {
   std::string json_file, jsonl_file;
   ReportForms forms;           ///< of the same report
   std::optional<bool> github;  ///< annotations and the step's summary; unless given, as GITHUB_ACTIONS says
+  std::string color = "auto";  ///< of the text: auto, always or never
   bool list = false;
   std::string filter;
   std::vector<std::string> plugins;
@@ -76,7 +77,20 @@ struct ReportOptions {
   std::string diff_markdown;
 };
 
-enum class Command : uint8_t { run, bench, mutate, list, show, explain, lint, diff, calibrate, report, report_diff };
+enum class Command : uint8_t {
+  run,
+  bench,
+  mutate,
+  list,
+  show,
+  explain,
+  lint,
+  diff,
+  calibrate,
+  report,
+  report_diff,
+  completion
+};
 
 struct Options {
   Command command = Command::run;
@@ -84,6 +98,7 @@ struct Options {
   BenchOptions bench;
   MutateOptions mutate;
   ReportOptions report;
+  std::string completion;              ///< a script for a shell
   bool diff_mutants = false;           ///< of contract diff
   std::vector<std::string> contracts;  ///< of lint any number, of diff two
   std::string show_op;
@@ -93,6 +108,9 @@ struct Options {
 /// Returns the options, or nothing when help or the version was asked for and printed.
 /// Throws InputError naming the flag for anything else that does not parse.
 std::optional<Options> parse_options(int argc, const char* const* argv);
+
+/// Suites that the shipped case files know, for hints.
+const std::vector<std::string>& shipped_suites();
 
 /// Joins arguments so that a shell reads them back as they are.
 std::string quote_command(const std::vector<std::string>& arguments);

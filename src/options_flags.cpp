@@ -69,14 +69,17 @@ void add_attributes(CLI::App& app, RunOptions& run) {
 
 /// What chooses candidates, and where they run.
 void add_candidate_options(CLI::App& app, RunOptions& run) {
+  app.option_defaults()->group("Candidates");
   add_names(app, "--candidate", run.candidates, "candidates, or all that run on the device");
   app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
+  app.option_defaults()->group("Options");
 }
 
 /// What chooses cases.
 void add_case_options(CLI::App& app, RunOptions& run) {
+  app.option_defaults()->group("Checks");
   add_names(app, "--op", run.ops, "operators, or all");
   add_names(app, "--dtype", run.dtypes, "fp32, bf16, fp16, fp64, or all (the first three)");
   add_names(app, "--pass", run.passes, "forward, backward, or all");
@@ -86,6 +89,7 @@ void add_case_options(CLI::App& app, RunOptions& run) {
         run.passes = {"forward", "backward"};
       },
       "forward and backward");
+  app.option_defaults()->group("Options");
   app.add_option("--preset", run.presets, "sizes of models, or all; sizes and attributes that are given win")
       ->delimiter(',')
       ->group("Sizes");
@@ -117,8 +121,8 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       ->capture_default_str()
       ->group("Data");
 
-  app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Selection");
-  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large")->group("Selection");
+  app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Checks");
+  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large")->group("Checks");
   app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")->capture_default_str();
 }
 
@@ -149,9 +153,9 @@ void add_form_options(CLI::App& app, ReportForms& forms) {
 
 /// Which of the chosen checks.
 void add_selection_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
+  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
   app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
-      ->group("Selection");
+      ->group("Checks");
 }
 
 void add_arch_option(CLI::App& app, RunOptions& run) {
@@ -196,6 +200,9 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->type_name("FILE")
       ->group("Reports");
   add_form_options(app, run.forms);
+  app.add_option("--color", run.color, "of the text: auto (on a terminal, unless NO_COLOR is set), always or never")
+      ->capture_default_str()
+      ->group("Reports");
   app.add_flag_callback(
          "--github", [&run] { run.github = true; },
          "annotations, and the summary in GITHUB_STEP_SUMMARY; on by itself where GITHUB_ACTIONS is true")
@@ -284,7 +291,7 @@ void add_diff_options(CLI::App& app, Options& options) {
 void add_calibrate_options(CLI::App& app, RunOptions& run) {
   add_candidate_options(app, run);
   add_case_options(app, run);
-  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Selection");
+  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
   add_contract_options(app, run);
   add_force_option(app, run);
 }

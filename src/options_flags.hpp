@@ -23,4 +23,7 @@ void add_lint_options(CLI::App& app, RunOptions& run, std::vector<std::string>& 
 void add_diff_options(CLI::App& app, Options& options);
 void add_calibrate_options(CLI::App& app, RunOptions& run);
 
+/// For bash or zsh, of the program whose flags and subcommands `app` has.
+std::string completion_script(const CLI::App& app, const std::string& shell);
+
 }  // namespace checkop

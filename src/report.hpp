@@ -58,9 +58,10 @@ void mark_vacuous(Report& report);
 /// "volatile".
 std::string to_json(const Report& report);
 
-/// Terminal text, one part at a time: a header, a line or block per case, a summary.
+/// Terminal text, one part at a time: a header, a line or block per case, a summary. With `color` the verdicts are
+/// coloured.
 void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates);
-void print_record(std::FILE* out, const CaseRecord& record);
-void print_summary(std::FILE* out, const Report& report);
+void print_record(std::FILE* out, const CaseRecord& record, bool color = false);
+void print_summary(std::FILE* out, const Report& report, bool color = false);
 
 }  // namespace checkop

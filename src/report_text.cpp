@@ -34,6 +34,15 @@ std::string tag(Verdict verdict) {
   return "[    ?     ]";
 }
 
+/// `text` in the colour of a verdict.
+std::string painted(const std::string& text, Verdict verdict, bool color) {
+  if (!color) return text;
+  constexpr const char *kGreen = "32", *kRed = "31", *kYellow = "33";
+  const bool good = verdict == Verdict::pass;
+  const bool mild = verdict == Verdict::xfail || verdict == Verdict::skipped || verdict == Verdict::unsupported;
+  return fmt::format("\x1b[{}m{}\x1b[0m", good ? kGreen : mild ? kYellow : kRed, text);
+}
+
 /// "logp/forward  native  bf16  batch=2 seq=16 vocab=257 seed=123"
 std::string title(const CaseRecord& record) {
   const Case& c = record.c;
@@ -124,11 +133,11 @@ void print_header(std::FILE* out, const Report& report, const DeviceInfo& device
   for (const std::string& warning : report.warnings) fmt::print(out, "[ WARNING  ] {}\n", warning);
 }
 
-void print_record(std::FILE* out, const CaseRecord& record) {
+void print_record(std::FILE* out, const CaseRecord& record, bool color) {
   const Verdict verdict = record.judgment.verdict;
   const bool pass = verdict == Verdict::pass;
-  fmt::print(out, "{} {}{} ({:.0f} ms)\n", tag(verdict), title(record), pass ? headroom(record) + coverage(record) : "",
-             record.times.total_ms);
+  fmt::print(out, "{} {}{} ({:.0f} ms)\n", painted(tag(verdict), verdict, color), title(record),
+             pass ? headroom(record) + coverage(record) : "", record.times.total_ms);
   if (pass && !record.judgment.reason.empty()) fmt::print(out, "             {}\n", record.judgment.reason);
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
   if (!pass) {
@@ -140,7 +149,7 @@ void print_record(std::FILE* out, const CaseRecord& record) {
   std::fflush(out);
 }
 
-void print_summary(std::FILE* out, const Report& report) {
+void print_summary(std::FILE* out, const Report& report, bool color) {
   fmt::print(out, "[==========] {}{} check{} ran ({:.0f} ms)\n", report.records.size(),
              report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
              report.wall_ms);
@@ -148,10 +157,12 @@ void print_summary(std::FILE* out, const Report& report) {
   for (const Verdict verdict : all_verdicts()) {
     const auto count = std::count(verdicts.begin(), verdicts.end(), verdict);
     if (count == 0) continue;
-    fmt::print(out, "{} {} {}\n", verdict == Verdict::pass ? "[  PASSED  ]" : tag(verdict), count, to_string(verdict));
+    fmt::print(out, "{} {} {}\n", painted(verdict == Verdict::pass ? "[  PASSED  ]" : tag(verdict), verdict, color),
+               count, to_string(verdict));
     if (verdict == Verdict::pass) continue;
     for (const CaseRecord& record : report.records) {
-      if (record.judgment.verdict == verdict) fmt::print(out, "{}   {}\n", tag(verdict), title(record));
+      if (record.judgment.verdict == verdict)
+        fmt::print(out, "{}   {}\n", painted(tag(verdict), verdict, color), title(record));
     }
   }
   if (!report.stopped.empty()) fmt::print(out, "{} stopped the run before its end (exit code 4).\n", report.stopped);

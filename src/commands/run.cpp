@@ -62,6 +62,15 @@ int finish(Report& report, RunOutputs& outputs, Clock::time_point start) {
   return exit_code_of(report);
 }
 
+/// Checks as progress shows them: small ones cost some time too.
+std::vector<Progress::Step> steps_of(const Selection& selection) {
+  constexpr double kSmall = 1 << 20;
+  std::vector<Progress::Step> steps;
+  for (const Check& check : selection.checks)
+    steps.push_back({check_name(check), kSmall + static_cast<double>(tensor_bytes(check.c))});
+  return steps;
+}
+
 }  // namespace
 
 int run_command(const Options& options) {
@@ -91,7 +100,9 @@ int run_command(const Options& options) {
           outputs.add(report, report.records.back());
           stop_if_interrupted();
         },
-        [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count()); });
+        [&](const DeviceInfo& device) {
+          outputs.begin(report, device, selection.candidate_count(), steps_of(selection));
+        });
   } catch (const Interrupted&) {
     report.stopped = interruption();
   }
@@ -135,7 +146,7 @@ int replay_command(const Options& options) {
   record.times.total_ms = ms_since(start);
   report.planned = 1;
   RunOutputs outputs(options.run, report);
-  outputs.begin(report, record.device, 1);
+  outputs.begin(report, record.device, 1, {});
   report.records.push_back(std::move(record));
   outputs.add(report, report.records.back());
   return finish(report, outputs, start);

@@ -3,6 +3,7 @@
 #include "commands/run_outputs.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdlib>
 
@@ -17,6 +18,12 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+/// What --color asks for; NO_COLOR as at no-color.org.
+bool wants_color(const std::string& asked) {
+  if (asked != "auto") return asked == "always";
+  return variable("NO_COLOR").empty() && variable("TERM") != "dumb" && isatty(STDOUT_FILENO) != 0;
+}
+
 void write_to_github(const ReadReport& report, std::FILE* out) {
   for (const std::string& line : github_annotations(report)) fmt::print(out, "{}\n", line);
   const std::string summary = variable("GITHUB_STEP_SUMMARY");
@@ -28,26 +35,33 @@ void write_to_github(const ReadReport& report, std::FILE* out) {
 RunOutputs::RunOutputs(const RunOptions& options, const Report& report)
     : options_(options),
       text_(options.json_to_stdout ? nullptr : stdout),
+      color_(wants_color(options.color)),
       github_(options.github.value_or(variable("GITHUB_ACTIONS") == "true")) {
   if (!options.json_file.empty()) json_ = std::make_unique<ReportStream>(options.json_file, report);
   if (!options.jsonl_file.empty()) lines_ = std::make_unique<ReportLines>(options.jsonl_file, report);
   if (options.forms.any()) write_forms(options.forms, JsonValue::parse(to_json(report), "report"));
 }
 
-void RunOutputs::begin(const Report& report, const DeviceInfo& device, size_t n_candidates) {
+void RunOutputs::begin(const Report& report, const DeviceInfo& device, size_t n_candidates,
+                       std::vector<Progress::Step> steps) {
   if (text_ != nullptr) print_header(text_, report, device, static_cast<size_t>(report.planned), n_candidates);
+  progress_.emplace(text_, std::move(steps));
+  progress_->show(0);
 }
 
 void RunOutputs::add(const Report& report, const CaseRecord& record) {
-  if (text_ != nullptr) print_record(text_, record);
+  progress_->clear();
+  if (text_ != nullptr) print_record(text_, record, color_);
   if (json_) json_->add(report, record);
   if (lines_) lines_->add(report, record);
+  progress_->show(report.records.size());
 }
 
 void RunOutputs::finish(const Report& report) {
   const std::string json = to_json(report);
+  if (progress_) progress_->clear();
   if (text_ != nullptr) {
-    print_summary(text_, report);
+    print_summary(text_, report, color_);
   } else {
     fmt::print("{}", json);
   }

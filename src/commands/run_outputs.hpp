@@ -3,10 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "options.hpp"
 #include "report.hpp"
 #include "report_lines.hpp"
+#include "report_progress.hpp"
 #include "report_stream.hpp"
 
 namespace checkop {
@@ -17,8 +20,8 @@ class RunOutputs {
   /// found before the work, and that no file of an earlier run passes for this one's. Throws as write_file().
   RunOutputs(const RunOptions& options, const Report& report);
 
-  /// Before the first check.
-  void begin(const Report& report, const DeviceInfo& device, size_t n_candidates);
+  /// Before the first check. `steps` are the checks, in their order.
+  void begin(const Report& report, const DeviceInfo& device, size_t n_candidates, std::vector<Progress::Step> steps);
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
   void finish(const Report& report);
@@ -26,7 +29,8 @@ class RunOutputs {
  private:
   const RunOptions& options_;
   std::FILE* text_;  ///< null when the JSON report takes its place
-  bool github_;
+  bool color_, github_;
+  std::optional<Progress> progress_;
   std::unique_ptr<ReportStream> json_;
   std::unique_ptr<ReportLines> lines_;
 };

@@ -12,6 +12,7 @@
 
 #include "error.hpp"
 #include "paths.hpp"
+#include "rule_table.hpp"
 #include "sweep.hpp"
 #include "text.hpp"
 
@@ -116,9 +117,14 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     }
   }
   for (const auto& [name, value] : options.dims) {
-    if (!used.contains(name))
-      throw InputError(fmt::format("size '{}'", name), fmt::format("no selected operator has it (value {})", value),
-                       "see 'check_operator show OP'");
+    if (used.contains(name)) continue;
+    std::vector<std::string> known;
+    for (const Operator* op : ops) {
+      for (const std::string_view dim : dims_of(*op)) known.emplace_back(dim);
+    }
+    const std::string nearest = did_you_mean(name, known);
+    throw InputError(fmt::format("size '{}'", name), fmt::format("no selected operator has it (value {})", value),
+                     nearest.empty() ? "see 'check_operator show OP'" : nearest);
   }
   return cases;
 }
@@ -133,8 +139,10 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
     std::move(found.begin(), found.end(), std::back_inserter(cases));
   }
   if (cases.empty() && !options.suite.empty()) {
+    const std::string nearest = did_you_mean(options.suite, shipped_suites());
     throw InputError("--suite", fmt::format("no case of {} belongs to '{}'", fmt::join(paths, ", "), options.suite),
-                     "name a suite that the case files list under \"suites\"");
+                     fmt::format("{}{}name a suite that the case files list under \"suites\"", nearest,
+                                 nearest.empty() ? "" : " or "));
   }
   const auto ops = parse_operators("--op", options.has("--op") ? options.ops : std::vector<std::string>{"all"});
   const auto dtypes = parse_dtypes("--dtype", options.dtypes);
@@ -221,8 +229,9 @@ size_t Selection::candidate_count() const {
 
 Contract load_contract(const RunOptions& options, const std::string& path) {
   if (options.arch_key != "auto" && options.arch_key != "none" && !is_known_arch(options.arch_key)) {
+    const std::string nearest = did_you_mean(options.arch_key, all_archs());
     throw InputError("--arch-key", fmt::format("unknown architecture '{}'", options.arch_key),
-                     fmt::format("use auto, none or one of {}", known_archs()));
+                     nearest.empty() ? fmt::format("use auto, none or one of {}", known_archs()) : nearest);
   }
   return Contract::load(path, today());
 }
