@@ -230,8 +230,9 @@ size_t Selection::candidate_count() const {
 Contract load_contract(const RunOptions& options, const std::string& path) {
   if (options.arch_key != "auto" && options.arch_key != "none" && !is_known_arch(options.arch_key)) {
     const std::string nearest = did_you_mean(options.arch_key, all_archs());
-    throw InputError("--arch-key", fmt::format("unknown architecture '{}'", options.arch_key),
-                     nearest.empty() ? fmt::format("use auto, none or one of {}", known_archs()) : nearest);
+    throw InputError(
+        "--arch-key", fmt::format("unknown architecture '{}'", options.arch_key),
+        fmt::format("{}{}use auto, none or one of {}", nearest, nearest.empty() ? "" : " or ", known_archs()));
   }
   return Contract::load(path, today());
 }
