@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A folder of its own for every process of tests: they run side by side, and some use the same file names.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace {
+
+/// Where testing::TempDir() is, from before the first test until the process ends.
+class TempDir {
+ public:
+  TempDir() : path_((std::filesystem::temp_directory_path() / "checkop_tests.XXXXXX").string()) {
+    if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder " + path_);
+    setenv("TEST_TMPDIR", path_.c_str(), 1);
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    if (getpid() == owner_) std::filesystem::remove_all(path_, ignored);  // a forked child leaves it alone
+  }
+
+ private:
+  std::string path_;
+  pid_t owner_ = getpid();
+};
+
+const TempDir temp_dir;
+
+}  // namespace
