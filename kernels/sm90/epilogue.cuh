@@ -44,7 +44,7 @@ __device__ __forceinline__ void pack_sums(const float (&sum)[count], uint32_t (&
 }
 
 /// Stores a box of 64 columns of c and this warp's 16 rows, which begin at (m, n), by way of `buffer` in shared memory,
-/// one of the warp's P::kStoreBuffers. Other boxes may still be on their way.
+/// one of the warp's P::kStoreBuffers, which take turns. Other boxes may still be on their way.
 template <typename P>
 __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer, int m,
                                              int n, int m_extent, int n_extent) {

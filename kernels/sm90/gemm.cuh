@@ -145,18 +145,20 @@ __global__ __launch_bounds__(P::kThreads,
     uint32_t packed[kStages16 ? P::kN / 4 : 1];
     uint32_t packed_tile = 0;
     int next_box = P::kBoxes;  // of packed_tile, the first that is not yet stored
+    // A warp takes its buffers in turn, also from tile to tile: a plan may have an odd number of boxes.
     const uint32_t staging = base + P::kStages * P::kStageBytes + warp * P::kStoreBuffers * P::kBoxBytes;
+    uint32_t turn = 0;
     const auto store_next_box = [&] {
       int64_t m, n;
       place(packed_tile, m, n);
 #pragma unroll
       for (int box = 0; box < P::kBoxes; ++box) {  // registers have no run-time index
         if (box != next_box) continue;
-        store_staged<P>(packed + box * 16, p.c_map, staging + box % P::kStoreBuffers * P::kBoxBytes,
-                        static_cast<int>(m) + warp * 16, static_cast<int>(n) + box * 64, static_cast<int>(p.a.extent),
-                        static_cast<int>(p.b.extent));
+        store_staged<P>(packed + box * 16, p.c_map, staging + turn * P::kBoxBytes, static_cast<int>(m) + warp * 16,
+                        static_cast<int>(n) + box * 64, static_cast<int>(p.a.extent), static_cast<int>(p.b.extent));
       }
       ++next_box;
+      turn = (turn + 1) % P::kStoreBuffers;
     };
 
     for (uint32_t tile = blockIdx.x / P::kCluster; tile < tiles; tile += stride) {

@@ -135,9 +135,19 @@ class Sm90 : public testing::Test {
 /// Plan P for products of at most `max_rows` rows has the bits of mma.sync, and writes nothing else.
 template <typename P, typename T>
 void expect_same_bits(int64_t max_rows) {
-  const Shape shapes[] = {{8, 8, 8},      {1, 4096, 520, 0, true}, {5, 264, 1000},          {16, 40, 72, 0, true},
-                          {64, 520, 264}, {72, 1032, 200},         {128, 200, 1160},        {136, 8, 16},
-                          {520, 776, 88}, {1032, 264, 136},        {264, 4104, 72, 0, true}};
+  const Shape shapes[] = {{8, 8, 8},
+                          {1, 4096, 520, 0, true},
+                          {5, 264, 1000},
+                          {16, 40, 72, 0, true},
+                          {64, 520, 264},
+                          {72, 1032, 200},
+                          {128, 200, 1160},
+                          {136, 8, 16},
+                          {520, 776, 88},
+                          {1032, 264, 136},
+                          {264, 4104, 72, 0, true},
+                          // One step of k and many tiles a block: a tile is stored while the next is already done.
+                          {40008, 200, 16}};
   for (const Shape& at : shapes) {
     if (at.m > max_rows) continue;
     for (const Along along : kAlongs) {
