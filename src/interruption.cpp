@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <initializer_list>
 
 namespace checkop {
 namespace {
