@@ -65,19 +65,34 @@ __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUten
   }
 }
 
-/// Rows m .. m + 63 and columns n .. n + kN - 1 by a warpgroup, from the registers, for any place and size of c.
-template <typename P, typename Out>
-__device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out* __restrict__ c, int64_t m, int64_t n,
-                                             int64_t m_extent, int64_t n_extent) {
-  const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
-  const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<Out>) == 0;
-  m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
-  constexpr const Out* kNoBias = nullptr;
+/// c[m, n] = sum + bias[n], rounded once: the epilogue of plain products.
+template <typename T, typename Out>
+struct StoreTiles {
+  CUtensorMap c_map;           ///< only when staged
+  const T* __restrict__ bias;  ///< [b.extent] or null
+  Out* __restrict__ c;         ///< [a.extent, b.extent], contiguous
+  bool staged;                 ///< stores through shared memory and the copy engine
+
+  template <typename P>
+  static constexpr bool kMayStage = P::kStores == Stores::staged&& std::is_same_v<T, Out>;
+  static constexpr bool kReadsRows = false;
+  struct Rows {};
+
+  /// Rows m .. m + 63 and columns n .. n + kN - 1 by a warpgroup, from the registers, for any place and size of c.
+  template <typename P>
+  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows&, int64_t m, int64_t n, int64_t m_extent,
+                                       int64_t n_extent) const {
+    if (bias != nullptr) add_bias(sum, bias, n, n_extent);
+    const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
+    const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<Out>) == 0;
+    m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
+    constexpr const Out* kNoBias = nullptr;
 #pragma unroll
-  for (int i = 0; i < P::kN / 2; i += 4) {
-    mma::store_pair(c, m, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i], sum[i + 1]);
-    mma::store_pair(c, m + 8, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i + 2], sum[i + 3]);
+    for (int i = 0; i < P::kN / 2; i += 4) {
+      mma::store_pair(c, m, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i], sum[i + 1]);
+      mma::store_pair(c, m + 8, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i + 2], sum[i + 3]);
+    }
   }
-}
+};
 
 }  // namespace checkop::kernels::sm90

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// c[m, n] = sum_k a(m, k) * b(n, k) + bias[n] on Hopper: one warp (or warpgroup) loads stages of both factors ahead,
-// one or two warpgroups multiply them, a persistent grid walks the tiles. What fixes the bits: plan.cuh.
+// sum_k a(m, k) * b(n, k) on Hopper: one warp (or warpgroup) loads stages of both factors ahead, one or two warpgroups
+// multiply them, a persistent grid walks the tiles. What becomes of the sums is up to the epilogue: StoreTiles
+// (epilogue.cuh), or one that takes them in registers. What fixes their bits: plan.cuh.
 #pragma once
 
 #include "epilogue.cuh"
@@ -8,22 +9,20 @@
 
 namespace checkop::kernels::sm90 {
 
-template <typename T, typename Out, bool a_along_k, bool b_along_k>
+template <typename T, typename Epilogue, bool a_along_k, bool b_along_k>
 struct Problem {
-  CUtensorMap a_map, b_map, c_map;  ///< c_map only when staged, the others only with Loads::copy_engine
+  CUtensorMap a_map, b_map;  ///< only with Loads::copy_engine
+  Epilogue out;
   Factor<T, a_along_k> a;
   Factor<T, b_along_k> b;
   int64_t k;
-  const T* __restrict__ bias;       ///< [b.extent] or null
-  Out* __restrict__ c;              ///< [a.extent, b.extent], contiguous
   uint32_t tiles_m, tiles_n, band;  ///< of clusters
   int a_lines;                      ///< of a that a block loads into a slab when it is along k: its box, for few rows
-  bool staged;                      ///< c_map is valid
 };
 
-template <typename P, typename T, typename Out, bool a_along_k, bool b_along_k>
+template <typename P, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
 __global__ __launch_bounds__(P::kThreads,
-                             1) void kernel(const __grid_constant__ Problem<T, Out, a_along_k, b_along_k> p) {
+                             1) void kernel(const __grid_constant__ Problem<T, Epilogue, a_along_k, b_along_k> p) {
   using SlotsA = Layout<a_along_k, P::kM, P::kBlockK>;
   using SlotsB = Layout<b_along_k, P::kN, P::kBlockK>;
   using BoxA = Box<SlotsA, a_along_k, P::kClusterN>;
@@ -141,7 +140,7 @@ __global__ __launch_bounds__(P::kThreads,
     Ring<P::kStages> ring;
 
     // Staged stores wait until the next tile is under way: a box a step, while the tensor cores are busy.
-    constexpr bool kStages16 = P::kStores == Stores::staged && std::is_same_v<T, Out>;
+    constexpr bool kStages16 = Epilogue::template kMayStage<P>;
     uint32_t packed[kStages16 ? P::kN / 4 : 1];
     uint32_t packed_tile = 0;
     int next_box = P::kBoxes;  // of packed_tile, the first that is not yet stored
@@ -149,19 +148,28 @@ __global__ __launch_bounds__(P::kThreads,
     const uint32_t staging = base + P::kStages * P::kStageBytes + warp * P::kStoreBuffers * P::kBoxBytes;
     uint32_t turn = 0;
     const auto store_next_box = [&] {
-      int64_t m, n;
-      place(packed_tile, m, n);
+      if constexpr (kStages16) {
+        int64_t m, n;
+        place(packed_tile, m, n);
 #pragma unroll
-      for (int box = 0; box < P::kBoxes; ++box) {  // registers have no run-time index
-        if (box != next_box) continue;
-        store_staged<P>(packed + box * 16, p.c_map, staging + turn * P::kBoxBytes, static_cast<int>(m) + warp * 16,
-                        static_cast<int>(n) + box * 64, static_cast<int>(p.a.extent), static_cast<int>(p.b.extent));
+        for (int box = 0; box < P::kBoxes; ++box) {  // registers have no run-time index
+          if (box != next_box) continue;
+          store_staged<P>(packed + box * 16, p.out.c_map, staging + turn * P::kBoxBytes,
+                          static_cast<int>(m) + warp * 16, static_cast<int>(n) + box * 64, static_cast<int>(p.a.extent),
+                          static_cast<int>(p.b.extent));
+        }
+        ++next_box;
+        turn = (turn + 1) % P::kStoreBuffers;
       }
-      ++next_box;
-      turn = (turn + 1) % P::kStoreBuffers;
     };
 
     for (uint32_t tile = blockIdx.x / P::kCluster; tile < tiles; tile += stride) {
+      typename Epilogue::Rows rows{};
+      if constexpr (Epilogue::kReadsRows) {  // now, so that what they say of a row is there when it is asked for
+        int64_t m, n;
+        place(tile, m, n);
+        rows = p.out.read_rows(m + group * 64, p.a.extent);
+      }
       uint32_t before = 0;
       for (int step = 0; step < steps; ++step) {
         wait_for(full(ring.stage), ring.parity);
@@ -190,16 +198,21 @@ __global__ __launch_bounds__(P::kThreads,
 #pragma unroll
       for (int i = 0; i < P::kN / 2; ++i) asm volatile("" : "+f"(sum[i])::"memory");  // no use moves before the wait
 
-      if (p.bias != nullptr || !kStages16 || !p.staged) {
+      if constexpr (!kStages16) {
         int64_t m, n;
         place(tile, m, n);
-        if (p.bias != nullptr) add_bias(sum, p.bias, n, p.b.extent);
-        if (!kStages16 || !p.staged) {
-          store_direct<P>(sum, p.c, m + group * 64, n, p.a.extent, p.b.extent);
-          continue;
+        p.out.template take<P>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
+        continue;
+      } else {
+        if (p.out.bias != nullptr || !p.out.staged) {
+          int64_t m, n;
+          place(tile, m, n);
+          if (!p.out.staged) {
+            p.out.template take<P>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
+            continue;
+          }
+          add_bias(sum, p.out.bias, n, p.b.extent);
         }
-      }
-      if constexpr (kStages16) {
         pack_sums<T>(sum, packed);
         packed_tile = tile;
         next_box = 0;

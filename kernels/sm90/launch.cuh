@@ -35,17 +35,17 @@ int resident_clusters(const void* function) {
 }
 
 /// Enqueues; with Loads::copy_engine both factors must have tensor maps. k_extent, a.extent and b.extent are positive.
-template <typename P, typename T, typename Out, bool a_along_k, bool b_along_k>
-cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
-                   Out* c, cudaStream_t stream) {
+template <typename P, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
+cudaError_t launch_into(const Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
+                        int64_t k_extent, cudaStream_t stream) {
   using SlotsA = Layout<a_along_k, P::kM, P::kBlockK>;
   using SlotsB = Layout<b_along_k, P::kN, P::kBlockK>;
-  constexpr auto function = kernel<P, T, Out, a_along_k, b_along_k>;
+  constexpr auto function = kernel<P, T, Epilogue, a_along_k, b_along_k>;
   // Height of a band of tiles: with the columns that a wave of blocks then takes, about a square.
   constexpr int kBandRows = 2048;
 
-  Problem<T, Out, a_along_k, b_along_k> p{};
-  p.a = a, p.b = b, p.k = k_extent, p.bias = bias, p.c = c;
+  Problem<T, Epilogue, a_along_k, b_along_k> p{};
+  p.out = out, p.a = a, p.b = b, p.k = k_extent;
   p.tiles_m = static_cast<uint32_t>(ceil_div(a.extent, P::kM * P::kClusterM));
   p.tiles_n = static_cast<uint32_t>(ceil_div(b.extent, P::kN * P::kClusterN));
   p.band = kBandRows / (P::kM * P::kClusterM);
@@ -65,12 +65,6 @@ cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
       return cudaErrorInvalidValue;
     }
   }
-  if constexpr (P::kStores == Stores::staged && std::is_same_v<T, Out>) {
-    const Matrix out{c, b.extent, a.extent, b.extent};
-    p.staged = has_tensor_map<Out>(out);
-    if (p.staged && !make_tensor_map<Out>(p.c_map, out, 64, 16, Ahead::nothing)) return cudaErrorInvalidValue;
-  }
-
   if (const auto error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kDynamicBytes))
     return error;
   const int64_t tiles = int64_t{p.tiles_m} * p.tiles_n;
@@ -84,6 +78,20 @@ cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
   config.blockDim = P::kThreads, config.dynamicSmemBytes = P::kDynamicBytes, config.stream = stream;
   config.attrs = &attribute, config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, function, p);
+}
+
+/// c = a * b + bias. As launch_into().
+template <typename P, typename T, typename Out, bool a_along_k, bool b_along_k>
+cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
+                   Out* c, cudaStream_t stream) {
+  StoreTiles<T, Out> out{};
+  out.bias = bias, out.c = c;
+  if constexpr (StoreTiles<T, Out>::template kMayStage<P>) {
+    const Matrix matrix{c, b.extent, a.extent, b.extent};
+    out.staged = has_tensor_map<Out>(matrix);
+    if (out.staged && !make_tensor_map<Out>(out.c_map, matrix, 64, 16, Ahead::nothing)) return cudaErrorInvalidValue;
+  }
+  return launch_into<P>(out, a, b, k_extent, stream);
 }
 
 }  // namespace checkop::kernels::sm90

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear_logp on any GPU: logits in fp32 blocks of at most 1024 rows x 16384 columns, fp32 throughout. Names as in
+// cuda.cu, which says what is computed.
+//
+// A row's bits, and those of every gradient, do not depend on how the blocks are cut: sums go by fixed units (512 terms
+// of a product, 256 columns of the softmax), the cuts are multiples of the units, and units are added in order.
+#pragma once
+
+#include "gemm_tile.cuh"
+#include "segments.cuh"
+
+namespace checkop::kernels::linear_logp {
+
+// A block of logits is 64 MiB at most: eight tiles of rows by 128 of columns, several waves of blocks on any GPU.
+constexpr int64_t kBlockRows = 1024, kBlockColumns = 16384;
+static_assert(kBlockRows % kSumUnit == 0 && kBlockColumns % kSumUnit == 0);
+// The fp32 sums of dlm_head_weight exist for one block of columns at a time, in about 256 MiB.
+constexpr int64_t kWeightSums = int64_t{64} << 20;
+
+/// z becomes dz, in place; 0 in rows that are left out.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ z, int64_t ldz,
+                                                               const T* __restrict__ bias,
+                                                               const int64_t* __restrict__ target_ids, int64_t ignored,
+                                                               const float* __restrict__ grad_logp,
+                                                               const Partial* __restrict__ totals, int64_t first_column,
+                                                               int64_t n_columns) {
+  const int64_t row = blockIdx.y;
+  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (column >= n_columns) return;
+  const Partial total = totals[row];
+  const int64_t target = target_ids[row];
+  float* __restrict__ place = z + row * ldz + column;
+  if (target == ignored) {
+    *place = 0.0f;
+    return;
+  }
+  const float p = expf(biased(*place, bias, first_column + column) - exp_shift(total.max)) * (1.0f / total.sum);
+  *place = grad_logp[row] * ((first_column + column == target ? 1.0f : 0.0f) - p);
+}
+
+/// The rows of hidden that count; zeros in place of the others, whose 0 * NaN would reach dlm_head_weight.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void keep_rows(const T* __restrict__ hidden,
+                                                      const int64_t* __restrict__ target_ids, int64_t ignored,
+                                                      int64_t rows, int64_t columns, T* __restrict__ kept) {
+  const int64_t count = rows * columns;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
+    kept[i] = target_ids[i / columns] == ignored ? from_float<T>(0.0f) : hidden[i];
+  }
+}
+
+/// sums[column] (+)= sum over rows of dz, by units of kSumUnit rows like the products.
+static __global__ __launch_bounds__(kThreads) void sum_columns(const float* __restrict__ dz, int64_t ldz, int64_t rows,
+                                                               int64_t n_columns, float* __restrict__ sums,
+                                                               bool accumulate) {
+  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (column >= n_columns) return;
+  float total = accumulate ? sums[column] : 0.0f;
+  for (int64_t first = 0; first < rows; first += kSumUnit) {
+    const int64_t end = min(first + kSumUnit, rows);
+    float unit = 0.0f;
+#pragma unroll 8
+    for (int64_t row = first; row < end; ++row) unit += dz[row * ldz + column];
+    total += unit;
+  }
+  sums[column] = total;
+}
+
+/// to[row, column] = from[row, column], rounded once. from has leading dimension ld, to is contiguous.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void round_to(const float* __restrict__ from, int64_t ld, int64_t rows,
+                                                     int64_t columns, T* __restrict__ to) {
+  const int64_t count = rows * columns;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
+    to[i] = from_float<T>(from[i / columns * ld + i % columns]);
+  }
+}
+
+/// Blocks for `count` elements, at least one; the kernels stride over what several waves leave.
+inline unsigned blocks_for(int64_t count) {
+  constexpr int64_t kMaxBlocks = 4096;
+  const int64_t blocks = ceil_div(count, kThreads);
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
+}
+
+template <typename T>
+void launch_round_to(const float* from, int64_t ld, int64_t rows, int64_t columns, T* to, cudaStream_t stream) {
+  round_to<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(from, ld, rows, columns, to);
+}
+
+struct Sizes {
+  int64_t rows = 0, hidden = 0, vocab = 0;
+  size_t element_bytes = 0;
+};
+
+/// Byte offsets into the workspace, each a multiple of 256.
+struct Layout {
+  int64_t block_rows, block_columns, n_segments;
+  int64_t ld_sums;  ///< leading dimension of hidden_sums and weight_sums: a multiple of 4, as the products want
+  size_t target_logit, partials, totals, z, kept_hidden, hidden_sums, weight_sums, bias_sums, bytes;
+};
+
+inline Layout layout_of(const Sizes& sizes, bool backward) {
+  Layout at{};
+  at.block_rows = sizes.rows < kBlockRows ? sizes.rows : kBlockRows;
+  at.block_columns = round_up(sizes.vocab, kSumUnit);
+  if (at.block_columns > kBlockColumns) at.block_columns = kBlockColumns;
+  at.ld_sums = round_up(sizes.hidden, 4);
+  if (backward && at.ld_sums > 0) {
+    int64_t fit = kWeightSums / at.ld_sums / kSumUnit * kSumUnit;
+    if (fit < kSumUnit) fit = kSumUnit;
+    if (at.block_columns > fit) at.block_columns = fit;
+  }
+  at.n_segments = ceil_div(sizes.vocab, kSegment);
+  size_t end = kIdCheckBytes;
+  const auto place = [&end](int64_t count, size_t element_bytes) {
+    const size_t start = end;
+    end += static_cast<size_t>(round_up(count * static_cast<int64_t>(element_bytes), 256));
+    return start;
+  };
+  at.target_logit = place(at.block_rows, sizeof(float));
+  at.partials = place(at.block_rows * at.n_segments, sizeof(Partial));
+  at.z = place(at.block_rows * at.block_columns, sizeof(float));
+  if (backward) {
+    at.totals = place(sizes.rows, sizeof(Partial));
+    at.kept_hidden = place(sizes.rows * sizes.hidden, sizes.element_bytes);
+    at.hidden_sums = place(sizes.rows * at.ld_sums, sizeof(float));
+    at.weight_sums = place(at.block_columns * at.ld_sums, sizeof(float));
+    at.bias_sums = place(at.block_columns, sizeof(float));
+  }
+  at.bytes = end;
+  return at;
+}
+
+/// What both passes work on.
+template <typename T>
+struct Problem {
+  Sizes sizes;
+  Layout at;
+  const T *hidden, *weight, *bias;  ///< bias is null when absent
+  const int64_t* target_ids;
+  int64_t ignored;
+  std::byte* workspace;
+  cudaStream_t stream;
+
+  template <typename U>
+  U* in_workspace(size_t offset) const {
+    return reinterpret_cast<U*>(workspace + offset);
+  }
+  int64_t rows_from(int64_t first) const {
+    return sizes.rows - first < at.block_rows ? sizes.rows - first : at.block_rows;
+  }
+  int64_t columns_from(int64_t first) const {
+    return sizes.vocab - first < at.block_columns ? sizes.vocab - first : at.block_columns;
+  }
+};
+
+/// The block of logits without bias, into the workspace.
+template <typename T>
+void launch_logits(const Problem<T>& p, int64_t first_row, int64_t first_column) {
+  const int64_t hidden = p.sizes.hidden;
+  launch_gemm(make_factor<true>(p.hidden + first_row * hidden, hidden, p.rows_from(first_row)),
+              make_factor<true>(p.weight + first_column * hidden, hidden, p.columns_from(first_column)), hidden,
+              p.template in_workspace<float>(p.at.z), p.at.block_columns, false, p.stream);
+}
+
+/// logp or totals, whichever is not null, of every row.
+template <typename T>
+void launch_softmax(const Problem<T>& p, float* logp, Partial* totals) {
+  auto* z = p.template in_workspace<float>(p.at.z);
+  auto* partials = p.template in_workspace<Partial>(p.at.partials);
+  auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
+  for (int64_t row = 0; row < p.sizes.rows; row += p.at.block_rows) {
+    const int64_t rows = p.rows_from(row);
+    for (int64_t column = 0; column < p.sizes.vocab; column += p.at.block_columns) {
+      const int64_t columns = p.columns_from(column);
+      launch_logits(p, row, column);
+      const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSegment * kWarpsPerBlock)), static_cast<unsigned>(rows));
+      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.at.block_columns, p.bias, p.target_ids + row, column,
+                                                          columns, p.at.n_segments, partials, target_logit);
+    }
+    merge_segments<<<static_cast<unsigned>(ceil_div(rows, kWarpsPerBlock)), kThreads, 0, p.stream>>>(
+        partials, target_logit, p.target_ids + row, p.ignored, rows, p.at.n_segments,
+        logp == nullptr ? nullptr : logp + row, totals == nullptr ? nullptr : totals + row);
+  }
+}
+
+/// Column blocks outside, so that the sums of one block of dlm_head_weight are finished before the next begins; row
+/// blocks inside. The logits are computed a second time: stored, they would be [rows, vocab].
+template <typename T>
+void launch_gradients(Problem<T> p, const float* grad_logp, T* dhidden, T* dweight, T* dbias) {
+  auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
+  keep_rows<T><<<blocks_for(p.sizes.rows * p.sizes.hidden), kThreads, 0, p.stream>>>(
+      p.hidden, p.target_ids, p.ignored, p.sizes.rows, p.sizes.hidden, kept);
+  p.hidden = kept;
+  const int64_t hidden = p.sizes.hidden, ld = p.at.ld_sums, ldz = p.at.block_columns;
+  auto* z = p.template in_workspace<float>(p.at.z);
+  auto* totals = p.template in_workspace<Partial>(p.at.totals);
+  auto* hidden_sums = p.template in_workspace<float>(p.at.hidden_sums);
+  auto* weight_sums = p.template in_workspace<float>(p.at.weight_sums);
+  auto* bias_sums = p.template in_workspace<float>(p.at.bias_sums);
+  launch_softmax<T>(p, nullptr, totals);
+  for (int64_t column = 0; column < p.sizes.vocab; column += p.at.block_columns) {
+    const int64_t columns = p.columns_from(column);
+    const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kThreads));
+    for (int64_t row = 0; row < p.sizes.rows; row += p.at.block_rows) {
+      const int64_t rows = p.rows_from(row);
+      launch_logits(p, row, column);
+      logits_to_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
+          z, ldz, p.bias, p.target_ids + row, p.ignored, grad_logp + row, totals + row, column, columns);
+      launch_gemm(make_factor<true>(z, ldz, rows), make_factor<false>(p.weight + column * hidden, hidden, hidden),
+                  columns, hidden_sums + row * ld, ld, column > 0, p.stream);
+      launch_gemm(make_factor<false>(z, ldz, columns), make_factor<false>(p.hidden + row * hidden, hidden, hidden),
+                  rows, weight_sums, ld, row > 0, p.stream);
+      if (dbias != nullptr) {
+        sum_columns<<<column_blocks, kThreads, 0, p.stream>>>(z, ldz, rows, columns, bias_sums, row > 0);
+      }
+    }
+    launch_round_to<T>(weight_sums, ld, columns, hidden, dweight + column * hidden, p.stream);
+    if (dbias != nullptr) launch_round_to<T>(bias_sums, columns, 1, columns, dbias + column, p.stream);
+  }
+  launch_round_to<T>(hidden_sums, ld, p.sizes.rows, hidden, dhidden, p.stream);
+}
+
+constexpr int kForwardInputs = 4, kBackwardInputs = 5, kForwardOutputs = 1, kBackwardOutputs = 3;
+
+/// Sizes as far as the shapes tell; zeros for shapes that check_call() will refuse.
+inline Sizes sizes_of(const checkop_call* call) {
+  if (call->n_inputs < kForwardInputs || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
+  const size_t element_bytes = call->inputs[0].dtype == CHECKOP_F32 ? 4 : 2;
+  return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), call->inputs[1].shape[0], element_bytes};
+}
+
+/// `workspace`: bytes that the call must bring.
+inline checkop_status check_call(const checkop_call* call, bool backward, size_t workspace) {
+  CallCheck check(call);
+  if (check.counts(backward ? kBackwardInputs : kForwardInputs, backward ? kBackwardOutputs : kForwardOutputs).failed())
+    return check.status();
+  const checkop_tensor &hidden = call->inputs[0], &weight = call->inputs[1], &ids = call->inputs[2];
+  const checkop_tensor& bias = call->inputs[3];
+  if (check.rank_at_least(hidden, "hidden", 1).rank_at_least(weight, "lm_head_weight", 2).failed())
+    return check.status();
+  const int32_t n_leading = hidden.rank - 1;
+  check.float_dtype(hidden, "hidden").contiguous(hidden, "hidden");
+  check.dtype(weight, "lm_head_weight", hidden.dtype)
+      .shape(weight, "lm_head_weight", weight, 1, {last_extent(hidden)})
+      .contiguous(weight, "lm_head_weight");
+  check.dtype(ids, "target_ids", CHECKOP_I64).shape(ids, "target_ids", hidden, n_leading, {});
+  check.contiguous(ids, "target_ids");
+  if (bias.data != nullptr) {
+    check.dtype(bias, "bias", hidden.dtype).shape(bias, "bias", weight, 1, {}).contiguous(bias, "bias");
+  }
+  if (backward) {
+    const checkop_tensor &grad = call->inputs[4], &dhidden = call->outputs[0], &dweight = call->outputs[1];
+    const checkop_tensor& dbias = call->outputs[2];
+    check.dtype(grad, "grad_logp", CHECKOP_F32).shape(grad, "grad_logp", hidden, n_leading, {});
+    check.contiguous(grad, "grad_logp");
+    check.dtype(dhidden, "dhidden", hidden.dtype).shape(dhidden, "dhidden", hidden, hidden.rank, {});
+    check.contiguous(dhidden, "dhidden");
+    check.dtype(dweight, "dlm_head_weight", hidden.dtype).shape(dweight, "dlm_head_weight", weight, 2, {});
+    check.contiguous(dweight, "dlm_head_weight");
+    if (dbias.data != nullptr) {
+      check.dtype(dbias, "dbias", hidden.dtype).shape(dbias, "dbias", weight, 1, {}).contiguous(dbias, "dbias");
+    }
+  } else {
+    const checkop_tensor& logp = call->outputs[0];
+    check.dtype(logp, "logp", CHECKOP_F32).shape(logp, "logp", hidden, n_leading, {}).contiguous(logp, "logp");
+  }
+  if (check.failed()) return check.status();
+  if (last_extent(hidden) > kMaxGemmColumns) {
+    return say(call, CHECKOP_UNSUPPORTED, "tensor 'hidden': last extent %lld, at most %lld is supported",
+               static_cast<long long>(last_extent(hidden)), static_cast<long long>(kMaxGemmColumns));
+  }
+  return check.workspace(workspace).status();
+}
+
+template <typename T>
+checkop_status run(const checkop_call* call, const Problem<T>& p, bool backward) {
+  if (p.sizes.rows == 0) {  // sums of nothing: the weight's gradients are still to be written
+    if (!backward) return CHECKOP_OK;
+    for (int i = 1; i < kBackwardOutputs; ++i) {
+      const auto count = static_cast<size_t>(i == 1 ? p.sizes.vocab * p.sizes.hidden : p.sizes.vocab);
+      if (call->outputs[i].data == nullptr || count == 0) continue;
+      const auto error = cudaMemsetAsync(call->outputs[i].data, 0, count * sizeof(T), p.stream);
+      if (auto status = cuda_status(call, error, "clear a gradient")) return status;
+    }
+    return CHECKOP_OK;
+  }
+  if (auto status =
+          check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", p.workspace, p.stream, p.ignored)) {
+    return status;
+  }
+  if (backward) {
+    launch_gradients<T>(p, static_cast<const float*>(call->inputs[4].data), static_cast<T*>(call->outputs[0].data),
+                        static_cast<T*>(call->outputs[1].data), static_cast<T*>(call->outputs[2].data));
+  } else {
+    launch_softmax<T>(p, static_cast<float*>(call->outputs[0].data), nullptr);
+  }
+  return launch_status(call, backward ? "launch linear_logp backward" : "launch linear_logp forward");
+}
+
+inline checkop_status launch(const checkop_call* call, bool backward) {
+  const Sizes sizes = sizes_of(call);
+  if (auto status = check_call(call, backward, layout_of(sizes, backward).bytes)) return status;
+  int64_t ignored = 0;
+  if (auto status = read_ignore_index(call, ignored)) return status;
+  return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    const Problem<T> problem{sizes,
+                             layout_of(sizes, backward),
+                             static_cast<const T*>(call->inputs[0].data),
+                             static_cast<const T*>(call->inputs[1].data),
+                             static_cast<const T*>(call->inputs[3].data),
+                             static_cast<const int64_t*>(call->inputs[2].data),
+                             ignored,
+                             static_cast<std::byte*>(call->workspace),
+                             static_cast<cudaStream_t>(call->stream)};
+    return run<T>(call, problem, backward);
+  });
+}
+
+inline checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }
+inline checkop_status launch_backward(const checkop_call* call) { return launch(call, true); }
+inline size_t forward_workspace(const checkop_call* call) { return layout_of(sizes_of(call), false).bytes; }
+inline size_t backward_workspace(const checkop_call* call) { return layout_of(sizes_of(call), true).bytes; }
+
+}  // namespace checkop::kernels::linear_logp

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Epilogue of products whose rows are logits: what their log-sum-exp needs, a segment of 256 columns at a time, without
+// storing a logit. One tile is one segment, whatever the plan, and a warpgroup adds it up in one order; so the bits of
+// a row depend on nothing but the row.
+//
+// Exponentials are powers of 2 and are taken relative to one that is a whole number: z * log2(e) - k rounds once, and
+// segments are brought to a common k without rounding at all.
+#pragma once
+
+#include "epilogue.cuh"
+
+namespace checkop::kernels::sm90 {
+
+constexpr int kSegmentColumns = 256;
+constexpr float kLog2E = 0x1.715476p+0f;
+
+/// Sum of exp(z) over a segment or a row: 2^exponent * sum. -inf and 0 where all logits are -inf.
+struct PowerSum {
+  float exponent, sum;
+};
+
+/// 2^x as the hardware has it: 2 ulp, 0 below 2^-126.
+__device__ inline float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <typename T>
+struct SumSegments {
+  const T* __restrict__ bias;              ///< [vocab] or null
+  const int64_t* __restrict__ target_ids;  ///< [rows]
+  PowerSum* __restrict__ sums;             ///< [segments, rows]
+  float* __restrict__ target_logit;        ///< [rows]; untouched where the target is not in the vocabulary
+
+  template <typename P>
+  static constexpr bool kMayStage = false;
+  static constexpr bool kReadsRows = true;
+  /// The targets of this thread's two rows, -1 for rows that are not there.
+  struct Rows {
+    int64_t target[2];
+  };
+
+  __device__ Rows read_rows(int64_t m, int64_t m_extent) const {
+    m += threadIdx.x % kGroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+    return {{m < m_extent ? target_ids[m] : -1, m + 8 < m_extent ? target_ids[m + 8] : -1}};
+  }
+
+  /// Rows m .. m + 63, columns n .. n + 255, by a warpgroup. Fragment of `sum`: wgmma.cuh.
+  template <typename P>
+  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
+                                       int64_t m_extent, int64_t n_extent) const {
+    static_assert(P::kN == kSegmentColumns);
+    constexpr int kPerRow = P::kN / 4;  // columns of a row that a thread has; the four lanes of a quad have it all
+    const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
+    m += threadIdx.x % kGroup / kWarp * 16 + lane / 4;
+    if (bias != nullptr) add_bias(sum, bias, n, n_extent);
+    if (n + P::kN > n_extent) {
+      const int left = static_cast<int>(n_extent - n) - quad_lane * 2;
+#pragma unroll
+      for (int i = 0; i < P::kN / 2; ++i) {
+        if (i / 4 * 8 + i % 2 >= left) sum[i] = -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Value i of the row is column i / 2 * 8 + quad_lane * 2 + i % 2 of the segment.
+      const auto at = [](int i) { return i / 2 * 4 + i % 2; };
+      const int64_t row = m + half * 8, target = rows.target[half] - n;
+      if (target >= 0 && target < P::kN && target % 8 / 2 == quad_lane) {
+        const int place = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
+        float logit = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPerRow; ++i) logit = i == place ? sum[at(i) + half * 2] : logit;
+        target_logit[row] = logit;
+      }
+      float most = sum[half * 2];
+#pragma unroll
+      for (int i = 1; i < kPerRow; ++i) most = fmaxf(most, sum[at(i) + half * 2]);
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+      // NaN and +inf reach the sum as NaN: fmaxf skips NaN, the power does not; and inf - inf is NaN.
+      const float exponent = most > -INFINITY ? rintf(most * kLog2E) : 0.0f;
+      float part[4] = {};
+#pragma unroll
+      for (int i = 0; i < kPerRow; ++i) part[i % 4] += power_of_2(fmaf(sum[at(i) + half * 2], kLog2E, -exponent));
+      float total = (part[0] + part[1]) + (part[2] + part[3]);
+      total += __shfl_xor_sync(kAllLanes, total, 1);
+      total += __shfl_xor_sync(kAllLanes, total, 2);
+      if (quad_lane == 0 && row < m_extent) {
+        sums[n / P::kN * m_extent + row] = {most == -INFINITY ? most : exponent, total};
+      }
+    }
+  }
+};
+
+constexpr int kMergeRows = 32, kMergeParts = 32;  // of a block: a warp takes every 32nd segment, a lane a row
+
+/// a + b at the larger exponent.
+__device__ inline PowerSum merged(const PowerSum& a, const PowerSum& b) {
+  const float exponent = fmaxf(a.exponent, b.exponent);
+  if (exponent == -INFINITY) return {exponent, a.sum + b.sum};
+  return {exponent, a.sum * power_of_2(a.exponent - exponent) + b.sum * power_of_2(b.exponent - exponent)};
+}
+
+/// logp[row] = target_logit[row] - log(sum of the row's segments); 0 where the target is `ignored`.
+static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_sums(
+    const PowerSum* __restrict__ sums, const float* __restrict__ target_logit, const int64_t* __restrict__ target_ids,
+    int64_t ignored, int64_t rows, int64_t n_segments, float* __restrict__ logp) {
+  __shared__ PowerSum parts[kMergeParts][kMergeRows];
+  const int lane = threadIdx.x % kWarp, part = threadIdx.x / kWarp;
+  const int64_t row = int64_t{blockIdx.x} * kMergeRows + lane;
+  PowerSum mine{-INFINITY, 0.0f};
+  if (row < rows) {
+#pragma unroll 4
+    for (int64_t i = part; i < n_segments; i += kMergeParts) mine = merged(mine, sums[i * rows + row]);
+  }
+  parts[part][lane] = mine;
+  __syncthreads();
+  if (part != 0 || row >= rows) return;
+  for (int i = 1; i < kMergeParts; ++i) mine = merged(mine, parts[i][lane]);
+  if (target_ids[row] == ignored) {
+    logp[row] = 0.0f;
+    return;
+  }
+  // log(sum) = exponent * ln 2 + log(mine.sum), ln 2 in two parts and the large difference first: it is nearly exact,
+  // where the log-sum-exp of large logits would be rounded at its own size.
+  constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
+  const float exponent = mine.exponent;
+  logp[row] = fmaf(-exponent, kLn2Rest, fmaf(-exponent, kLn2, target_logit[row])) - logf(mine.sum);
+}
+
+}  // namespace checkop::kernels::sm90
