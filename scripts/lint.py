@@ -16,7 +16,7 @@ from typing import NamedTuple
 # "report" also covers report_text.cpp and report_json.cpp.
 LAYERS = (
     ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation gold_call result_faults interruption output_file",),
-    ("case case_file sweep preset",),
+    ("case case_file sweep preset", "axes"),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures trivial error_map",),
     ("residuals", "diagnosis"),

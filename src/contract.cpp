@@ -136,7 +136,9 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject
 Demands Contract::demands_for(const Case& c, const OutputSpec& output) const {
   const auto own = table_->operator_demands.find(c.op->name);
   const Demands& demands = own == table_->operator_demands.end() ? table_->demands : own->second;
-  return {demands.determinism, demands.batch_invariance && is_per_row(*c.op, output.tensor)};
+  Demands own_demands = demands;
+  own_demands.batch_invariance &= is_per_row(*c.op, output.tensor);
+  return own_demands;
 }
 
 const Sampling& Contract::sampling() const { return table_->sampling; }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "axes.hpp"
 #include "case.hpp"
 #include "date.hpp"
 #include "gate.hpp"
@@ -53,8 +54,10 @@ const std::vector<std::string>& known_kinds();
 
 /// Bitwise conditions on repetition and on the batch.
 struct Demands {
-  bool determinism = true;       ///< two runs give the same bits
-  bool batch_invariance = true;  ///< a per-row output's bits do not depend on the other rows
+  bool determinism = true;        ///< two runs give the same bits
+  bool batch_invariance = true;   ///< a per-row output's bits do not depend on the other rows
+  int runs = 20;                  ///< launches that must agree where repetition is looked at by name
+  AxisSet axes = AxisSet::all();  ///< of both: those that count
 };
 
 /// When the gold is computed for a sample of rows only.

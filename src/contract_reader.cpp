@@ -147,10 +147,38 @@ Rule read_rule(const JsonValue& json) {
   return rule;
 }
 
+/// A list of axes, of rows or of launches.
+AxisSet read_axes(const JsonValue& json, bool rows) {
+  std::vector<std::string> known;
+  for (const Axis axis : all_axes()) {
+    if (is_of_rows(axis) == rows) known.emplace_back(to_string(axis));
+  }
+  AxisSet axes;
+  for (const JsonValue& item : json.items()) axes.insert(*parse_axis(item.one_of("axis", known)));
+  if (axes == AxisSet()) json.fail("at least one axis", fmt::format("known: {}", fmt::join(known, ", ")));
+  return axes;
+}
+
+void read_determinism(const JsonValue& json, Demands& demands) {
+  constexpr int64_t kMostRuns = 10000;
+  json.allow_keys({"runs", "axes"});
+  if (json.members().empty()) json.fail("runs or axes", "write true where both are as usual");
+  if (const auto runs = json.find("runs")) demands.runs = static_cast<int>(runs->integer(2, kMostRuns));
+  if (const auto axes = json.find("axes")) demands.axes = of_rows(demands.axes) | read_axes(*axes, /*rows=*/false);
+}
+
 /// What `json` leaves out stays as it is. Keys beside those of Demands are for the caller.
 void read_demands(const JsonValue& json, Demands& demands) {
-  if (const auto key = json.find("determinism")) demands.determinism = key->boolean();
+  if (const auto key = json.find("determinism")) {
+    demands.determinism = key->is_object() || key->boolean();
+    if (key->is_object()) read_determinism(*key, demands);
+  }
   if (const auto key = json.find("batch_invariance")) demands.batch_invariance = key->boolean();
+  if (const auto key = json.find("invariance")) {
+    if (!demands.batch_invariance) key->fail("no axes beside \"batch_invariance\": false", "remove one of them");
+    key->allow_keys({"axes"});
+    demands.axes = of_launches(demands.axes) | read_axes(key->at("axes"), /*rows=*/true);
+  }
 }
 
 void read_operator_demands(const JsonValue& json, RuleTable& table) {
@@ -161,7 +189,7 @@ void read_operator_demands(const JsonValue& json, RuleTable& table) {
       throw InputError(json.where(), fmt::format("unknown operator '{}'", op),
                        hint.empty() ? fmt::format("known: {}", fmt::join(known, ", ")) : hint);
     }
-    own.allow_keys({"determinism", "batch_invariance"});
+    own.allow_keys({"determinism", "batch_invariance", "invariance"});
     if (own.members().empty()) own.fail("a demand", "remove the operator or say what is demanded of it");
     read_demands(own, table.operator_demands.emplace(op, table.demands).first->second);
   }
@@ -173,7 +201,7 @@ void read_contract_2(const JsonValue& root, RuleTable& table) {
   for (const JsonValue& item : root.at("rules").items()) table.rules.push_back(read_rule(item));
   if (table.rules.empty()) root.at("rules").fail("at least one rule");
   if (const auto json = root.find("demands")) {
-    json->allow_keys({"determinism", "batch_invariance", "operators"});
+    json->allow_keys({"determinism", "batch_invariance", "invariance", "operators"});
     read_demands(*json, table.demands);
     if (const auto own = json->find("operators")) read_operator_demands(*own, table);
   }

@@ -46,7 +46,7 @@ TEST(Contract, AnUnknownKeyIsAnErrorAtEveryLevel) {
   EXPECT_NE(
       rules_error({rule("{}")}, R"(, "demand": {})").find("c.json: unknown key 'demand'; did you mean 'demands'?"),
       std::string::npos);
-  EXPECT_NE(rules_error({rule("{}")}, R"(, "demands": {"invariance": true})").find("c.json: demands: unknown key"),
+  EXPECT_NE(rules_error({rule("{}")}, R"(, "demands": {"reproducible": true})").find("c.json: demands: unknown key"),
             std::string::npos);
   EXPECT_NE(rules_error({rule(R"({"operator": "logp"})")}).find("c.json: rules[0].match: unknown key 'operator'"),
             std::string::npos);
@@ -65,8 +65,9 @@ TEST(Contract, DemandsOfAnOperatorAreCheckedLikeTheRest) {
             "c.json: demands.operators: unknown operator 'matmull'; did you mean 'matmul'?");
   EXPECT_TRUE(with(R"({"convolution": {"determinism": true}})")
                   .starts_with("c.json: demands.operators: unknown operator 'convolution'; known: logp, "));
-  EXPECT_TRUE(with(R"({"matmul": {"invariance": true}})")
-                  .starts_with("c.json: demands.operators.matmul: unknown key 'invariance'"));
+  EXPECT_TRUE(
+      with(R"({"matmul": {"invariant": true}})")
+          .starts_with("c.json: demands.operators.matmul: unknown key 'invariant'; did you mean 'invariance'?"));
   EXPECT_TRUE(with(R"({"matmul": {"operators": {}}})")
                   .starts_with("c.json: demands.operators.matmul: unknown key 'operators'"));
   EXPECT_EQ(with(R"({"matmul": {}})"),
@@ -75,6 +76,22 @@ TEST(Contract, DemandsOfAnOperatorAreCheckedLikeTheRest) {
   EXPECT_EQ(with(R"({"matmul": {"batch_invariance": 0}})"),
             "c.json: demands.operators.matmul.batch_invariance: expected true or false, got 0");
   EXPECT_EQ(with("[]"), "c.json: demands.operators: expected an object, got an empty array");
+}
+
+TEST(Contract, DemandedAxesAreCheckedByNameAndKind) {
+  const auto with = [](std::string_view demands) {
+    return rules_error({rule("{}")}, fmt::format(R"(, "demands": {})", demands));
+  };
+  EXPECT_TRUE(with(R"({"invariance": {"axes": ["positon"]}})")
+                  .starts_with("c.json: demands.invariance.axes[0]: unknown axis 'positon'; did you mean 'position'?"));
+  EXPECT_TRUE(with(R"({"invariance": {"axes": ["alignment"]}})").starts_with("c.json: demands.invariance.axes[0]: "));
+  EXPECT_TRUE(with(R"({"determinism": {"axes": ["batch"]}})").starts_with("c.json: demands.determinism.axes[0]: "));
+  EXPECT_TRUE(with(R"({"invariance": {"axes": []}})")
+                  .starts_with("c.json: demands.invariance.axes: expected at least one axis"));
+  EXPECT_TRUE(with(R"({"determinism": {"runs": 1}})").starts_with("c.json: demands.determinism.runs: "));
+  EXPECT_TRUE(with(R"({"determinism": {}})").starts_with("c.json: demands.determinism: expected runs or axes"));
+  EXPECT_TRUE(with(R"({"batch_invariance": false, "invariance": {"axes": ["batch"]}})")
+                  .starts_with("c.json: demands.invariance: expected no axes beside"));
 }
 
 TEST(Contract, AKeyThatAppearsTwiceIsAnError) {

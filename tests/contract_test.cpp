@@ -154,6 +154,20 @@ TEST(Contract, DemandsAreOnUnlessTurnedOff) {
   EXPECT_FALSE(off.demands_for(j.c, *j.output).batch_invariance);
 }
 
+TEST(Contract, DemandsNameAxesAndRuns) {
+  const Judged j = judged("logp", "forward", "logp");
+  EXPECT_EQ(parse({rule("{}")}).demands_for(j.c, *j.output).axes, AxisSet::all());
+  EXPECT_EQ(parse({rule("{}")}).demands_for(j.c, *j.output).runs, 20);
+  const Contract some = parse({rule("{}")}, R"(, "demands": {"invariance": {"axes": ["batch", "chunks"]},
+                              "determinism": {"runs": 5}, "operators": {"logp": {"determinism": {"axes": ["graph"]}}}})");
+  const Demands own = some.demands_for(j.c, *j.output);
+  EXPECT_TRUE(own.determinism);
+  EXPECT_EQ(own.runs, 5);
+  EXPECT_EQ(own.axes, (AxisSet{Axis::batch, Axis::chunks, Axis::graph}));
+  const Judged other = judged("matmul", "forward", "c");
+  EXPECT_EQ(of_launches(some.demands_for(other.c, *other.output).axes), of_launches(AxisSet::all()));
+}
+
 TEST(Contract, AnOperatorsOwnDemandsReplaceThoseForAll) {
   const Contract contract = parse({rule("{}")}, R"(, "demands": {"operators": {"matmul": {"batch_invariance": false},
                                                     "logp": {"determinism": true}}, "determinism": false})");

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of axes.
+#include "axes.hpp"
+
+#include <array>
+
+namespace checkop {
+namespace {
+
+struct AxisName {
+  Axis axis;
+  std::string_view name, violation;
+};
+
+constexpr std::array<AxisName, kAxes> kNames{{
+    {Axis::repetition, "repetition", "launches on the same data disagree"},
+    {Axis::first_call, "first_call", "the first launch and a later one disagree"},
+    {Axis::outputs, "outputs", "the result depends on what lay in the outputs before"},
+    {Axis::workspace, "workspace", "the result depends on what lies in the workspace or on its size"},
+    {Axis::alignment, "alignment", "the result depends on the alignment of the tensors"},
+    {Axis::after_shapes, "after_shapes", "the result depends on launches of other shapes before"},
+    {Axis::contention, "contention", "the result depends on other work on the device"},
+    {Axis::graph, "graph", "a replayed graph and a launch disagree"},
+    {Axis::row_stride, "row_stride", "a row's bits depend on the distance between rows or on what lies between them"},
+    {Axis::neighbours, "neighbours", "a row's bits depend on what the other rows hold"},
+    {Axis::position, "position", "a row's bits depend on its place in the batch"},
+    {Axis::grouping, "grouping", "a row's bits depend on how the batch's dimensions share the rows"},
+    {Axis::batch, "batch", "a row's bits depend on the number of rows"},
+    {Axis::chunks, "chunks", "a row's bits depend on where the batch is cut"},
+    {Axis::padding, "padding", "a row's bits depend on rows behind the last one"},
+}};
+
+constexpr std::array<Axis, kAxes> kAll = [] {
+  std::array<Axis, kAxes> all{};
+  for (size_t i = 0; i < all.size(); ++i) all[i] = kNames[i].axis;
+  return all;
+}();
+
+AxisSet kept(AxisSet axes, bool rows) {
+  AxisSet some;
+  for (const Axis axis : kAll) {
+    if (axes.has(axis) && is_of_rows(axis) == rows) some.insert(axis);
+  }
+  return some;
+}
+
+}  // namespace
+
+std::string_view to_string(Axis axis) { return kNames[static_cast<size_t>(axis)].name; }
+std::string_view describe(Axis axis) { return kNames[static_cast<size_t>(axis)].violation; }
+
+std::optional<Axis> parse_axis(std::string_view name) {
+  for (const AxisName& each : kNames) {
+    if (each.name == name) return each.axis;
+  }
+  return {};
+}
+
+std::span<const Axis> all_axes() { return kAll; }
+
+AxisSet of_rows(AxisSet axes) { return kept(axes, true); }
+AxisSet of_launches(AxisSet axes) { return kept(axes, false); }
+
+std::string known_axes() {
+  std::string text;
+  for (const AxisName& each : kNames) text.append(text.empty() ? "" : ", ").append(each.name);
+  return text;
+}
+
+}  // namespace checkop
