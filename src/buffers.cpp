@@ -29,19 +29,21 @@ constexpr Poison kPoison[] = {
 
 const Poison& poison_of(DType dtype) { return kPoison[static_cast<size_t>(dtype)]; }
 
-GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit)
+GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit,
+                             size_t offset)
     : device_(device),
       dtype_(dtype),
       count_(count),
       what_(std::move(what)),
       unit_(std::move(unit)),
       guard_bytes_(std::max(static_cast<size_t>(kGuardElements) * info(dtype).bytes, kLeastGuardBytes)),
+      offset_(offset),
       bytes_(static_cast<size_t>(count) * info(dtype).bytes),
-      memory_(device.allocate(bytes_ + 2 * guard_bytes_, what_)) {
+      memory_(device.allocate(bytes_ + 2 * guard_bytes_ + offset_, what_)) {
   static_assert(kGuardElements % 256 == 0 && kLeastGuardBytes % 256 == 0, "the payload would not be 256-byte aligned");
   try {
-    device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
-    device_.fill(memory_ + guard_bytes_ + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
+    device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_ + offset_);
+    device_.fill(data() + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
   } catch (...) {
     device_.free(memory_);  // no destructor runs for an object whose constructor threw
     throw;
@@ -57,23 +59,23 @@ void GuardedBuffer::download(std::byte* host) { device_.download(host, data(), b
 void GuardedBuffer::poison(uint64_t pattern) { device_.fill(data(), pattern, info(dtype_).bytes, bytes_); }
 
 void GuardedBuffer::check_guards(std::vector<std::string>& violations) {
-  std::vector<std::byte> band(guard_bytes_);
-  const auto guard_elements = static_cast<int64_t>(guard_bytes_ / info(dtype_).bytes);
-  const auto changed_in_band = [&](const std::byte* from) {
-    device_.download(band.data(), from, guard_bytes_);
+  std::vector<std::byte> band(guard_bytes_ + offset_);
+  const auto elements = [&](size_t bytes) { return static_cast<int64_t>(bytes / info(dtype_).bytes); };
+  const auto changed_in_band = [&](const std::byte* from, size_t bytes) {
+    device_.download(band.data(), from, bytes);
     std::vector<int64_t> changed;
-    for (int64_t i = 0; i < guard_elements; ++i) {
+    for (int64_t i = 0; i < elements(bytes); ++i) {
       if (load_bits(dtype_, band.data(), i) != poison_of(dtype_).guard) changed.push_back(i);
     }
     return changed;
   };
   const auto plural = [&](size_t n) { return fmt::format("{} {}{}", n, unit_, n == 1 ? "" : "s"); };
 
-  if (const auto before = changed_in_band(memory_); !before.empty()) {
+  if (const auto before = changed_in_band(memory_, guard_bytes_ + offset_); !before.empty()) {
     violations.push_back(fmt::format("{}: {} changed before its start, nearest at {}", what_, plural(before.size()),
-                                     before.back() - guard_elements));
+                                     before.back() - elements(guard_bytes_ + offset_)));
   }
-  if (const auto behind = changed_in_band(memory_ + guard_bytes_ + bytes_); !behind.empty()) {
+  if (const auto behind = changed_in_band(data() + bytes_, guard_bytes_); !behind.empty()) {
     violations.push_back(
         fmt::format("{}: {} changed behind its end, first at +{}", what_, plural(behind.size()), behind.front()));
   }

@@ -23,17 +23,21 @@ const Poison& poison_of(DType dtype);
 /// 4096 one-byte elements are a short step for a kernel that thinks in floats.
 inline constexpr size_t kLeastGuardBytes = 65536;
 
-/// A guard band of at least kGuardElements and kLeastGuardBytes, `count` elements 256-byte aligned, another guard band.
+/// A guard band of at least kGuardElements and kLeastGuardBytes, `count` elements `offset` bytes past a 256-byte
+/// boundary, another guard band. `offset` is a multiple of the element's size.
 class GuardedBuffer {
  public:
   /// `what` begins every message: "output 'dlogits'". `unit` is what an element is called there.
-  GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit = "element");
+  GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit = "element",
+                size_t offset = 0);
   ~GuardedBuffer();
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;
 
-  std::byte* data() { return memory_ + guard_bytes_; }
+  std::byte* data() { return memory_ + guard_bytes_ + offset_; }
   size_t bytes() const { return bytes_; }
+  int64_t count() const { return count_; }
+  DType dtype() const { return dtype_; }
   const std::string& what() const { return what_; }
 
   void upload(const std::byte* host);
@@ -57,7 +61,7 @@ class GuardedBuffer {
   DType dtype_;
   int64_t count_;
   std::string what_, unit_;
-  size_t guard_bytes_, bytes_;
+  size_t guard_bytes_, offset_, bytes_;  ///< the guard in front is longer by the offset
   std::byte* memory_;
 };
 

@@ -38,7 +38,7 @@ typedef struct {
   int32_t dtype;          /* CHECKOP_F64 ... */
   int32_t rank;           /* 0 for a scalar and for an absent tensor */
   const int64_t* shape;   /* [rank] */
-  const int64_t* strides; /* [rank], in elements */
+  const int64_t* strides; /* [rank], in elements; a kernel heeds them or refuses what it does not expect */
 } checkop_tensor;
 
 typedef struct {
@@ -52,7 +52,7 @@ typedef struct {
   const checkop_tensor* inputs;  /* in the order that `check_operator show OP` prints, optional ones included */
   const checkop_tensor* outputs; /* likewise */
   const checkop_attr* attrs;     /* likewise */
-  void* workspace;               /* as many bytes as workspace_bytes() asked for, 256-byte aligned; content undefined */
+  void* workspace;               /* at least what workspace_bytes() asked for, 256-byte aligned; content undefined */
   size_t workspace_bytes;
   void* stream;             /* cudaStream_t; NULL on the CPU */
   int32_t rank, world_size; /* tensor-parallel operators; 0 and 1 otherwise */

@@ -164,23 +164,21 @@ std::string request_number() {
 }
 
 /// Throws WireError unless the result speaks of everything that was asked for.
-void require_complete(const Case& c, const RunChecks& checks, const RunResult& result) {
+void require_complete(const Case& c, const DeviceInfo& device, const RunChecks& checks, const RunResult& result) {
   if (result.status != RunStatus::ok) return;
-  bool complete = result.outputs.size() == c.pass->outputs.size();
+  const std::vector<Context> contexts = contexts_of(c, device, checks);
+  bool complete = result.outputs.size() == c.pass->outputs.size() && result.contexts.size() == contexts.size();
+  for (size_t k = 0; complete && k < contexts.size(); ++k) complete &= result.contexts[k].what == contexts[k].what;
   for (size_t i = 0; complete && i < result.outputs.size(); ++i) {
     const TensorSpec& spec = c.pass->outputs[i].tensor;
     if (!is_present(c, spec)) continue;
     const OutputRun& run = result.outputs[i];
     const int64_t count = element_count(shape_of(c, spec));
     if (checks.determinism) complete &= run.repeat.compared == count;
-    if (!checks.invariance || !is_per_row(*c.op, spec)) continue;
-    const auto ranges = subset_ranges(row_count(c));
-    complete &= run.subsets.size() == ranges.size();
-    for (size_t k = 0; complete && k < ranges.size(); ++k) {
-      const SubsetResult& subset = run.subsets[k];
-      const int64_t expected = count / row_count(c) * (ranges[k].second - ranges[k].first);
-      complete &= std::pair(subset.begin, subset.end) == ranges[k];
-      complete &= subset.bits.compared == expected || subset.bits.compared == 0;  // 0: unsupported for so few rows
+    complete &= run.contexts.size() == contexts.size();
+    for (size_t k = 0; complete && k < contexts.size(); ++k) {
+      const int64_t expected = result.contexts[k].supported ? compared_elements(c, spec, contexts[k]) : 0;
+      complete &= run.contexts[k].bits.compared == expected;
     }
   }
   if (!complete) throw WireError("its answer leaves out checks that were asked for");
@@ -269,11 +267,11 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
                {"case", encode(c)},
                {"inputs", encode(inputs, descriptors)},
                {"outputs", encode(outputs, descriptors)},
-               {"checks", {checks.determinism, checks.invariance, checks.memory}}};
+               {"checks", encode(checks)}};
   RunResult result;
   const auto take = [&](const json& answer) {
     result = decode_result(answer);
-    require_complete(c, checks, result);
+    require_complete(c, info_.device.value(), checks, result);
     return !result.device_lost;
   };
   ask(std::move(request), descriptors, limit, take, [&](RunStatus status, std::string message) {

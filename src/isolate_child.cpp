@@ -94,9 +94,8 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
     return encode(bench_candidates(device, chosen, c, inputs, decode_plan(request.at("bench"))));
   }
   std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), descriptors, next, /*writable=*/true);
-  const json& checks = request.at("checks");
   return encode(run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), c, inputs, outputs,
-                              {checks.at(0).get<bool>(), checks.at(1).get<bool>(), checks.at(2).get<bool>()}));
+                              decode_checks(request.at("checks"))));
 }
 
 /// Answers requests until the parent closes its end.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one candidate on one case: the full batch twice, then some of its rows alone.
+// Runs one candidate on one case: the full batch twice, then its rows in other contexts.
 #include "runner.hpp"
 
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "invariance_run.hpp"
 #include "stage.hpp"
 
 namespace checkop {
@@ -47,72 +48,6 @@ OutputRun compare_runs(GuardedBuffer& second, const Tensor& first) {
   return result;
 }
 
-/// Adds a sentence for every input whose bytes are no longer the host's, unless one says so of it already.
-/// `rows[i]` is where buffer i's content begins on the host; nullptr for one that is not to be looked at.
-void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& rows,
-                          const std::vector<Tensor>& host, std::vector<std::string>& modified) {
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i] || rows[i] == nullptr) continue;
-    const std::string prefix = host[i].name + ": ";
-    const auto known = [&](const std::string& line) { return line.starts_with(prefix); };
-    if (std::any_of(modified.begin(), modified.end(), known)) continue;
-    const BitDifference bits = buffers[i]->difference_from(rows[i]);
-    if (bits.different == 0) continue;
-    modified.push_back(fmt::format("{}{} element{} changed, first at index {}", prefix, bits.different,
-                                   bits.different == 1 ? "" : "s", bits.first_index));
-  }
-}
-
-std::vector<const std::byte*> whole_tensors(const std::vector<Tensor>& host) {
-  std::vector<const std::byte*> rows;
-  for (const Tensor& tensor : host) rows.push_back(tensor.bytes.data());
-  return rows;
-}
-
-/// Rows [begin, end) alone, against what the full batch left in `outputs`. `whole` holds the full batch's buffers of
-/// inputs that are not per-row.
-void run_subset(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& host_inputs,
-                const std::vector<BufferPtr>& whole, int64_t begin, int64_t end, const std::vector<Tensor>& outputs,
-                const RunChecks& checks, RunResult& result) {
-  Stage stage(device, kernel, slice_rows(c, begin, end), fmt::format(" (rows [{},{}) alone)", begin, end));
-  std::vector<const std::byte*> host_rows(whole.size(), nullptr);  // whole tensors are compared once, at the end
-  for (size_t i = 0; i < whole.size(); ++i) {
-    const TensorSpec& spec = c.pass->inputs[i];
-    if (!is_per_row(*c.op, spec) || !is_present(c, spec)) {
-      stage.inputs.push_back(whole[i]);
-      continue;
-    }
-    const auto first = begin * matrix_view(*c.op, spec, host_inputs[i].shape).columns;
-    host_rows[i] = host_inputs[i].bytes.data() + static_cast<size_t>(first) * info(host_inputs[i].dtype).bytes;
-    stage.inputs.push_back(stage.make_buffer("input", spec));
-    stage.inputs.back()->upload(host_rows[i]);
-  }
-  stage.make_outputs_and_workspace();
-  bool supported = true;
-  try {
-    stage.launch(0);
-  } catch (const Stopped& stopped) {
-    if (stopped.status != RunStatus::unsupported) throw;
-    supported = false;  // a candidate may demand a multiple of so many rows: then these say nothing
-  }
-  if (checks.memory) {
-    stage.check_guards(result.guard_violations);
-    note_modified_inputs(stage.inputs, host_rows, host_inputs, result.modified_inputs);
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const TensorSpec& spec = c.pass->outputs[i].tensor;
-    if (!is_per_row(*c.op, spec) || !stage.outputs[i]) continue;
-    SubsetResult subset{begin, end, {}};
-    if (supported) {
-      const int64_t first = begin * matrix_view(*c.op, spec, outputs[i].shape).columns;
-      subset.bits = stage.outputs[i]->difference_from(outputs[i].bytes.data() +
-                                                      static_cast<size_t>(first) * info(outputs[i].dtype).bytes);
-      if (subset.bits.different > 0) subset.bits.first_index += first;
-    }
-    result.outputs[i].subsets.push_back(subset);
-  }
-}
-
 void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
              std::vector<Tensor>& outputs, const RunChecks& checks, RunResult& result) {
   Stage stage(device, kernel, c, "");
@@ -139,7 +74,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
 
   result.outputs.resize(outputs.size());
   // After each run: a second run may undo what the first one did to an input.
-  if (checks.memory) note_modified_inputs(stage.inputs, whole_tensors(inputs), inputs, result.modified_inputs);
+  if (checks.memory) note_modified_inputs(stage.inputs, first_bytes(inputs), inputs, result.modified_inputs);
   if (checks.determinism || checks.memory) {
     stage.launch(1);
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -148,22 +83,10 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   }
   if (checks.memory) {
     stage.check_guards(result.guard_violations);
-    note_modified_inputs(stage.inputs, whole_tensors(inputs), inputs, result.modified_inputs);
+    note_modified_inputs(stage.inputs, first_bytes(inputs), inputs, result.modified_inputs);
   }
 
-  const auto per_row = [&](const OutputSpec& spec) { return is_per_row(*c.op, spec.tensor); };
-  if (!checks.invariance || std::none_of(c.pass->outputs.begin(), c.pass->outputs.end(), per_row)) return;
-  // Only what the subsets use stays on the device: the largest cases fill it.
-  std::vector<BufferPtr> whole = std::move(stage.inputs);
-  for (size_t i = 0; i < whole.size(); ++i) {
-    if (is_per_row(*c.op, c.pass->inputs[i])) whole[i].reset();
-  }
-  stage.outputs.clear();
-  stage.workspace.reset();
-  for (const auto& [begin, end] : subset_ranges(row_count(c))) {
-    run_subset(device, kernel, c, inputs, whole, begin, end, outputs, checks, result);
-  }
-  if (checks.memory) note_modified_inputs(whole, whole_tensors(inputs), inputs, result.modified_inputs);
+  run_contexts(device, kernel, c, inputs, outputs, checks, stage, result);
 }
 
 }  // namespace
@@ -215,19 +138,16 @@ std::vector<Tensor> make_outputs(const Case& c) {
   return outputs;
 }
 
-std::vector<std::pair<int64_t, int64_t>> subset_ranges(int64_t rows) {
-  std::vector<std::pair<int64_t, int64_t>> ranges;
-  if (rows <= 1) return ranges;
-  const auto add = [&](int64_t begin, int64_t end) {
-    const std::pair range{begin, end};
-    const bool whole_batch = begin == 0 && end == rows;
-    if (!whole_batch && std::find(ranges.begin(), ranges.end(), range) == ranges.end()) ranges.push_back(range);
-  };
-  add(0, 1);
-  add(rows - 1, rows);
-  add(rows / 3, std::min(rows / 3 + 5, rows));
-  if (rows >= 4) add(0, rows / 2);
-  return ranges;
+std::vector<Context> contexts_of(const Case& c, const DeviceInfo& device, const RunChecks& checks) {
+  AxisPlan plan = checks.plan;
+  const AxisSet asked = plan.axes;
+  plan.axes = AxisSet();
+  if (checks.determinism) plan.axes = plan.axes | of_launches(asked);
+  const auto outputs = c.pass->outputs;
+  const bool any_rows = std::any_of(outputs.begin(), outputs.end(),
+                                    [&](const OutputSpec& spec) { return is_per_row(*c.op, spec.tensor); });
+  if (checks.invariance && any_rows) plan.axes = plan.axes | of_rows(asked);
+  return plan_contexts(c, device, plan);
 }
 
 RunResult run_candidate(Device& device, const Candidate& candidate, const Case& c, const std::vector<Tensor>& inputs,
@@ -240,6 +160,7 @@ RunResult run_candidate(Device& device, const Candidate& candidate, const Case& 
     result.status = status;
     result.message = std::move(message);
     result.outputs.clear();
+    result.contexts.clear();
   };
   try {
     if (std::string why = why_unsupported(*candidate.kernel, device.info()); !why.empty()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one candidate on one case: own copies, poisoned outputs, guard bands, two runs, row subsets.
+// Runs one candidate on one case: own copies, poisoned outputs, guard bands, two runs, other contexts.
 #pragma once
 
 #include <string>
@@ -8,6 +8,7 @@
 #include "bits.hpp"
 #include "case.hpp"
 #include "device.hpp"
+#include "invariance.hpp"
 #include "plugin.hpp"
 
 namespace checkop {
@@ -17,24 +18,40 @@ std::string_view to_string(RunStatus status);
 
 struct RunChecks {
   bool determinism = true, invariance = true, memory = true;
+  AxisPlan plan = {};  ///< of its axes, those that determinism and invariance ask for are looked at
 };
 
-/// Rows [begin, end) computed alone against the same rows of the full batch.
-struct SubsetResult {
-  int64_t begin = 0, end = 0;
-  BitDifference bits;  ///< compared is 0 when the candidate does not support this number of rows
+/// The contexts that `checks` ask for.
+std::vector<Context> contexts_of(const Case& c, const DeviceInfo& device, const RunChecks& checks);
+
+/// A context as it was launched.
+struct ContextRun {
+  Axis axis = Axis::repetition;
+  std::string what;
+  bool supported = true;
+  std::string message;  ///< why not
+};
+
+/// One output in one context against the full batch or the context's twin; places are those of the full batch.
+struct ContextBits {
+  BitDifference bits;              ///< compared is 0 where nothing could be; row 0 of axes of rows is not in it
+  int64_t row_zero_different = 0;  ///< elements of row 0, which is the first in most decompositions: told, not counted
 };
 
 struct OutputRun {
   int64_t unwritten = 0, first_unwritten = -1;  ///< elements that still held the poison of a run that was to write them
   BitDifference repeat;                         ///< first run against second
-  std::vector<SubsetResult> subsets;            ///< per-row outputs only
+  std::vector<ContextBits> contexts;            ///< one per RunResult::contexts
+  /// Where a row's bits depend on the number of rows: the smallest number, found by bisection, at which they are not
+  /// those of the row alone; 0 where none was found.
+  int64_t smallest_rows = 0;
 };
 
 struct RunResult {
   RunStatus status = RunStatus::failed;
   std::string message;                        ///< the candidate's own words, the device's error or the signal
   std::vector<OutputRun> outputs;             ///< in the order of the pass; empty unless ok
+  std::vector<ContextRun> contexts;           ///< in the order of contexts_of(); empty unless ok
   std::vector<std::string> guard_violations;  ///< "output 'dlogits': 3 elements changed behind its end, first at +0"
   std::vector<std::string> modified_inputs;   ///< "logits: 2 elements changed, first at index 12"
   bool device_lost = false;                   ///< the process can't use its device any more
@@ -50,13 +67,10 @@ std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& devi
 /// Room for the outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
 std::vector<Tensor> make_outputs(const Case& c);
 
-/// Runs `candidate` on copies of `inputs` and stores what it wrote first into `outputs`, made by make_outputs().
+/// Runs `candidate` on copies of `inputs` and stores what it wrote first into `outputs`, made by make_outputs(); then
+/// again, then in the contexts of `checks`.
 /// Never throws for what the candidate does: that is in the result.
 RunResult run_candidate(Device& device, const Candidate& candidate, const Case& c, const std::vector<Tensor>& inputs,
                         std::vector<Tensor>& outputs, const RunChecks& checks);
-
-/// Row ranges [begin, end) to recompute alone: the first row, the last, some inner ones, half the batch. Empty for a
-/// single row.
-std::vector<std::pair<int64_t, int64_t>> subset_ranges(int64_t rows);
 
 }  // namespace checkop

@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMessageBytes = 512;
 /// The workspace differs in both runs, so that a candidate that counts on its content disagrees with itself.
-constexpr uint64_t kWorkspacePoison[2] = {0xff, 0x5a};
+constexpr Found kFound[2] = {{0, 0xff}, {1, 0x5a}};
 
 }  // namespace
 
@@ -24,10 +24,12 @@ constexpr uint64_t kWorkspacePoison[2] = {0xff, 0x5a};
 /// or attributes changes nothing of ours.
 class Call {
  public:
-  Call(const Case& c, Device& device, const std::vector<BufferPtr>& inputs, const std::vector<BufferPtr>& outputs,
-       GuardedBuffer* workspace) {
-    for (size_t i = 0; i < inputs.size(); ++i) add(inputs_, c, c.pass->inputs[i], inputs[i].get());
-    for (size_t i = 0; i < outputs.size(); ++i) add(outputs_, c, c.pass->outputs[i].tensor, outputs[i].get());
+  Call(const Stage& stage, Device& device, GuardedBuffer* workspace) {
+    const Case& c = stage.stage_case();
+    for (size_t i = 0; i < stage.inputs.size(); ++i) add(inputs_, stage, c.pass->inputs[i], stage.inputs[i].get());
+    for (size_t i = 0; i < stage.outputs.size(); ++i) {
+      add(outputs_, stage, c.pass->outputs[i].tensor, stage.outputs[i].get());
+    }
     for (const AttrSpec& spec : c.op->attrs) names_.push_back(std::make_unique<std::string>(spec.name));
     for (size_t i = 0; i < names_.size(); ++i) attrs_.push_back({names_[i]->c_str(), c.attrs[i]});
     call_.struct_size = sizeof(call_);
@@ -56,13 +58,15 @@ class Call {
     Shape shape, strides;
   };
 
-  void add(std::vector<checkop_tensor>& tensors, const Case& c, const TensorSpec& spec, GuardedBuffer* buffer) {
+  void add(std::vector<checkop_tensor>& tensors, const Stage& stage, const TensorSpec& spec, GuardedBuffer* buffer) {
+    const Case& c = stage.stage_case();
     auto extents = std::make_unique<Extents>();
     if (buffer != nullptr) {
       extents->shape = shape_of(c, spec);
       extents->strides.assign(extents->shape.size(), 1);
       for (size_t i = extents->shape.size(); i-- > 1;) {
         extents->strides[i - 1] = extents->strides[i] * extents->shape[i];
+        if (i + 1 == extents->shape.size()) extents->strides[i - 1] += stage.padding_of(spec);
       }
     }
     tensors.push_back({buffer == nullptr ? nullptr : buffer->data(), static_cast<int32_t>(dtype_of(c, spec)),
@@ -110,31 +114,50 @@ std::optional<Stopped> judge_status(int status, const std::string& message) {
 
 BufferPtr Stage::make_buffer(std::string_view role, const TensorSpec& spec) {
   if (!is_present(case_, spec)) return nullptr;
-  return std::make_shared<GuardedBuffer>(device_, dtype_of(case_, spec), element_count(shape_of(case_, spec)),
-                                         fmt::format("{} '{}'{}", role, spec.name, suffix_));
+  const Shape shape = shape_of(case_, spec);
+  int64_t count = element_count(shape);
+  if (const int64_t padding = padding_of(spec); padding > 0) count += count / shape.back() * padding;
+  const size_t width = info(dtype_of(case_, spec)).bytes;
+  return std::make_shared<GuardedBuffer>(device_, dtype_of(case_, spec), count,
+                                         fmt::format("{} '{}'{}", role, spec.name, suffix_), "element",
+                                         (layout_.offset + width - 1) / width * width);
+}
+
+int64_t Stage::padding_of(const TensorSpec& spec) const {
+  return is_per_row(*case_.op, spec) && split_dims(spec.dims).size() >= 2 ? layout_.row_padding : 0;
 }
 
 void Stage::make_outputs_and_workspace() {
   for (const OutputSpec& spec : case_.pass->outputs) outputs.push_back(make_buffer("output", spec.tensor));
+  make_workspace(0);
+}
+
+void Stage::make_workspace(size_t extra) {
+  workspace.reset();
   if (kernel_.workspace_bytes == nullptr) return;
-  Call call(case_, device_, inputs, outputs, nullptr);
-  const size_t bytes = guarded_call("workspace_bytes", [&] { return kernel_.workspace_bytes(call.get()); });
+  Call call(*this, device_, nullptr);
+  size_t bytes = guarded_call("workspace_bytes", [&] { return kernel_.workspace_bytes(call.get()); });
   if (bytes > size_t{1} << 48) {
     throw Stopped{RunStatus::failed, fmt::format("workspace_bytes asked for {} bytes", bytes)};
   }
   if (bytes == 0) return;
+  bytes += extra;
   workspace =
       std::make_unique<GuardedBuffer>(device_, DType::u8, static_cast<int64_t>(bytes), "workspace" + suffix_, "byte");
 }
 
-std::string Stage::launch(int run) {
+std::string Stage::launch(int run) { return launch(kFound[run], run); }
+
+std::string Stage::launch(const Found& found) { return launch(found, 0); }
+
+std::string Stage::launch(const Found& found, int run) {
   for (const BufferPtr& output : outputs) {
-    if (output) output->poison_output(run);
+    if (output) output->poison(found.outputs < 2 ? poison_of(output->dtype()).output[found.outputs] : 0);
   }
-  if (workspace) workspace->poison(kWorkspacePoison[run]);
+  if (workspace) workspace->poison(found.workspace);
   device_.synchronize("poison outputs" + suffix_);
 
-  Call call(case_, device_, inputs, outputs, workspace.get());
+  Call call(*this, device_, workspace.get());
   const auto start = Clock::now();
   std::optional<Stopped> stopped;
   int status = CHECKOP_FAILED;  // int: a candidate may return what is no checkop_status
@@ -160,7 +183,7 @@ std::string Stage::launch(int run) {
 }
 
 void Stage::enqueue() {
-  if (!call_) call_ = std::make_shared<Call>(case_, device_, inputs, outputs, workspace.get());
+  if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get());
   const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call_->get())); });
   if (status == CHECKOP_OK) return;
   throw judge_status(status, call_->message()).value();

@@ -116,31 +116,58 @@ void judge_numbers(const Case& c, size_t index, const Comparison& comparison, Fi
   }
 }
 
-void judge_bits(const Case& c, size_t index, const OutputRun& output, const Demands& demands, const RunChecks& checks,
-                Findings& found) {
-  const TensorSpec& spec = spec_of(c, index).tensor;
-  const auto difference = [&](const BitDifference& bits) {
-    return fmt::format("{} of {} elements differ, first {}{}: bits {:#x} and {:#x}", bits.different, bits.compared,
-                       spec.name, coordinates(shape_of(c, spec), bits.first_index), bits.a_bits, bits.b_bits);
-  };
-  if (checks.determinism && demands.determinism && output.repeat.different > 0) {
-    found.push_back(
-        fail("determinism", fmt::format("two runs on the same data disagree: {}", difference(output.repeat))));
+/// "3 of 64 elements differ, first y[2,5]: bits 0x3f80 and 0x3f81 (1 ulp)"
+std::string describe_difference(const Case& c, const TensorSpec& spec, const BitDifference& bits) {
+  const auto ulps = ulp_distance(dtype_of(c, spec), bits.a_bits, bits.b_bits);
+  return fmt::format("{} of {} elements differ, first {}{}: bits {:#x} and {:#x}{}", bits.different, bits.compared,
+                     spec.name, coordinates(shape_of(c, spec), bits.first_index), bits.a_bits, bits.b_bits,
+                     ulps ? fmt::format(" ({} ulp)", *ulps) : "");
+}
+
+/// The first context, in the order of axes, that changed the output's bits: of the demanded axes of rows, or of those
+/// that are not. True when there is one.
+bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Demands& demands, bool rows,
+                    Findings& found) {
+  const OutputRun& output = run.outputs[index];
+  std::optional<size_t> first;
+  for (size_t k = 0; k < output.contexts.size(); ++k) {
+    const Axis axis = run.contexts[k].axis;
+    if (is_of_rows(axis) != rows || !demands.axes.has(axis) || output.contexts[k].bits.different == 0) continue;
+    if (!first || axis < run.contexts[*first].axis) first = k;
   }
-  if (!checks.invariance || !demands.batch_invariance) return;
-  const auto said_nothing = [](const SubsetResult& subset) { return subset.bits.compared == 0; };
-  if (!output.subsets.empty() && std::all_of(output.subsets.begin(), output.subsets.end(), said_nothing)) {
+  if (!first) return false;
+  const ContextRun& context = run.contexts[*first];
+  std::string where;
+  if (rows && output.smallest_rows > 0) where = fmt::format("; from {} rows on not as alone", output.smallest_rows);
+  found.push_back(
+      fail(rows ? "invariance" : "determinism",
+           fmt::format("{} ({}: {}): {}{}", describe(context.axis), to_string(context.axis), context.what,
+                       describe_difference(c, spec_of(c, index).tensor, output.contexts[*first].bits), where)));
+  return true;
+}
+
+void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands& demands, const RunChecks& checks,
+                Findings& found) {
+  const OutputRun& output = run.outputs[index];
+  const TensorSpec& spec = spec_of(c, index).tensor;
+  if (checks.determinism && demands.determinism && !judge_contexts(c, index, run, demands, /*rows=*/false, found) &&
+      output.repeat.different > 0) {
+    found.push_back(fail("determinism", fmt::format("two runs on the same data disagree: {}",
+                                                    describe_difference(c, spec, output.repeat))));
+  }
+  if (!checks.invariance || !demands.batch_invariance || !is_per_row(*c.op, spec)) return;
+  bool any = false, compared = false;
+  for (size_t k = 0; k < output.contexts.size(); ++k) {
+    any |= is_of_rows(run.contexts[k].axis);
+    compared |= is_of_rows(run.contexts[k].axis) && output.contexts[k].bits.compared > 0;
+  }
+  if (any && !compared && row_count(c) > 1) {
     found.push_back(
         {Verdict::vacuous, "invariance",
          fmt::format("{}: the candidate supports no part of the batch alone, so its batch invariance was not seen",
                      spec.name)});
   }
-  for (const SubsetResult& subset : output.subsets) {
-    if (subset.bits.different == 0) continue;
-    found.push_back(fail("invariance", fmt::format("rows [{}, {}) alone and within the batch of {} rows disagree: {}",
-                                                   subset.begin, subset.end, row_count(c), difference(subset.bits))));
-    return;
-  }
+  judge_contexts(c, index, run, demands, /*rows=*/true, found);
 }
 
 /// Of what the candidate did; `compared` becomes true where something was.
@@ -170,9 +197,9 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
   }
   for (size_t i = 0; i < run.outputs.size(); ++i) {
     const OutputRun& output = run.outputs[i];
-    judge_bits(c, i, output, demands[i], checks, found);
+    judge_bits(c, i, run, demands[i], checks, found);
     compared |= checks.determinism && output.repeat.compared > 0;
-    for (const SubsetResult& subset : output.subsets) compared |= checks.invariance && subset.bits.compared > 0;
+    for (const ContextBits& context : output.contexts) compared |= context.bits.compared > 0;
   }
   return found;
 }
@@ -180,7 +207,10 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
 /// Of a check without findings.
 Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, const RunChecks& checks, bool accuracy,
                      bool compared) {
-  if (!compared && !checks.memory) return {Verdict::vacuous, "empty", "nothing was compared"};
+  if (!compared && !checks.memory) {
+    if (row_count(c) == 0) return {Verdict::skipped, "empty", "no rows: there are no bits to compare"};
+    return {Verdict::vacuous, "empty", "nothing was compared"};
+  }
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
     if (comparisons[i].would_pass.empty()) continue;
     std::vector<std::string_view> answers;

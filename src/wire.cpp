@@ -203,21 +203,39 @@ Case decode_case(const json& json) {
   return c;
 }
 
+json encode(const RunChecks& checks) {
+  return {checks.determinism, checks.invariance, checks.memory,
+          checks.plan.all,    checks.plan.runs,  checks.plan.axes.bits()};
+}
+
+RunChecks decode_checks(const json& json) {
+  return {json.at(0).get<bool>(),
+          json.at(1).get<bool>(),
+          json.at(2).get<bool>(),
+          {json.at(3).get<bool>(), json.at(4).get<int>(), AxisSet::from_bits(json.at(5).get<uint32_t>())}};
+}
+
 json encode(const RunResult& result) {
+  json contexts = json::array();
+  for (const ContextRun& context : result.contexts) {
+    contexts.push_back({static_cast<int>(context.axis), context.what, context.supported, context.message});
+  }
   json outputs = json::array();
   for (const OutputRun& output : result.outputs) {
-    json subsets = json::array();
-    for (const SubsetResult& subset : output.subsets) {
-      subsets.push_back({subset.begin, subset.end, encode_bits(subset.bits)});
+    json bits = json::array();
+    for (const ContextBits& context : output.contexts) {
+      bits.push_back({encode_bits(context.bits), context.row_zero_different});
     }
     outputs.push_back({{"unwritten", output.unwritten},
                        {"first_unwritten", output.first_unwritten},
                        {"repeat", encode_bits(output.repeat)},
-                       {"subsets", subsets}});
+                       {"contexts", bits},
+                       {"smallest_rows", output.smallest_rows}});
   }
   return {{"status", static_cast<int>(result.status)},
           {"message", result.message},
           {"outputs", outputs},
+          {"contexts", contexts},
           {"guard_violations", result.guard_violations},
           {"modified_inputs", result.modified_inputs},
           {"device_lost", result.device_lost},
@@ -234,10 +252,17 @@ RunResult decode_result(const json& json) {
     output.unwritten = item.at("unwritten").get<int64_t>();
     output.first_unwritten = item.at("first_unwritten").get<int64_t>();
     output.repeat = decode_bits(item.at("repeat"));
-    for (const auto& subset : item.at("subsets")) {
-      output.subsets.push_back({subset.at(0).get<int64_t>(), subset.at(1).get<int64_t>(), decode_bits(subset.at(2))});
+    for (const auto& context : item.at("contexts")) {
+      output.contexts.push_back({decode_bits(context.at(0)), context.at(1).get<int64_t>()});
     }
+    output.smallest_rows = item.at("smallest_rows").get<int64_t>();
     result.outputs.push_back(std::move(output));
+  }
+  for (const auto& item : json.at("contexts")) {
+    const int axis = item.at(0).get<int>();
+    if (axis < 0 || axis >= kAxes) throw WireError("a context of no known axis");
+    result.contexts.push_back({static_cast<Axis>(axis), item.at(1).get<std::string>(), item.at(2).get<bool>(),
+                               item.at(3).get<std::string>()});
   }
   result.guard_violations = json.at("guard_violations").get<std::vector<std::string>>();
   result.modified_inputs = json.at("modified_inputs").get<std::vector<std::string>>();

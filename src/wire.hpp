@@ -61,6 +61,9 @@ Received receive_message(int socket, Message& message, std::chrono::steady_clock
 nlohmann::json encode(const Case& c);
 Case decode_case(const nlohmann::json& json);
 
+nlohmann::json encode(const RunChecks& checks);
+RunChecks decode_checks(const nlohmann::json& json);
+
 nlohmann::json encode(const RunResult& result);
 RunResult decode_result(const nlohmann::json& json);
 

@@ -66,9 +66,10 @@ TEST(Worker, GivesTheOutputAndResultOfACleanRun) {
   for (int64_t i = 0; i < outputs[0].count(); ++i) EXPECT_EQ(outputs[0].at(i), product(inputs, i / 4, i % 4)) << i;
   ASSERT_EQ(result.outputs.size(), 1u);
   EXPECT_EQ(result.outputs[0].repeat.compared, 24);
-  ASSERT_EQ(result.outputs[0].subsets.size(), 4u);
-  EXPECT_EQ(result.outputs[0].subsets[1].begin, 5);
-  EXPECT_EQ(result.outputs[0].subsets[1].bits.compared, 4);
+  ASSERT_EQ(result.contexts.size(), 4u);
+  EXPECT_EQ(result.contexts[2].what, "the last row alone");
+  ASSERT_EQ(result.outputs[0].contexts.size(), 4u);
+  EXPECT_EQ(result.outputs[0].contexts[2].bits.compared, 4);
 }
 
 TEST(Worker, PassesAbsentTensorsOn) {
@@ -270,7 +271,8 @@ TEST(Wire, ResultSurvivesTheWayThereAndBack) {
   RunResult result;
   result.status = RunStatus::timeout;
   result.message = "text";
-  result.outputs = {{3, 9, {10, 2, 4, ~uint64_t{0}, 1}, {{5, 6, {1, 1, 0, 2, 3}}}}};
+  result.outputs = {{3, 9, {10, 2, 4, ~uint64_t{0}, 1}, {{{1, 1, 0, 2, 3}, 4}}, 17}};
+  result.contexts = {{Axis::padding, "one row", false, "no"}};
   result.guard_violations = {"g"};
   result.modified_inputs = {"m"};
   result.device_lost = true;
@@ -280,7 +282,11 @@ TEST(Wire, ResultSurvivesTheWayThereAndBack) {
   EXPECT_EQ(encode(back), encode(result));
   EXPECT_EQ(back.status, result.status);
   EXPECT_EQ(back.outputs[0].repeat.a_bits, ~uint64_t{0});
-  EXPECT_EQ(back.outputs[0].subsets[0].bits.b_bits, 3u);
+  EXPECT_EQ(back.outputs[0].contexts[0].bits.b_bits, 3u);
+  EXPECT_EQ(back.outputs[0].contexts[0].row_zero_different, 4);
+  EXPECT_EQ(back.outputs[0].smallest_rows, 17);
+  EXPECT_EQ(back.contexts[0].axis, Axis::padding);
+  EXPECT_EQ(back.contexts[0].message, "no");
   EXPECT_EQ(back.run_ms, result.run_ms);
 }
 

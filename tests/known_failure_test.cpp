@@ -191,7 +191,8 @@ TEST(KnownFailure, VacuousStaysVacuous) {
 // Its kind is that of a failure which is expected, but nothing was seen that could have failed.
 TEST(KnownFailure, InvarianceThatCouldNotBeSeenStaysVacuous) {
   Clean r;
-  r.run.outputs[0].subsets = {{0, 1, {}}};
+  r.run.contexts = {{Axis::batch, "the last row alone", true, ""}};
+  r.run.outputs[0].contexts.resize(1);
   EXPECT_EQ(r.judged(R"("invariance")").kind, "invariance");
   EXPECT_EQ(r.judged(R"("invariance")").verdict, Verdict::vacuous);
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);

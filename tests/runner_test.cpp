@@ -14,8 +14,6 @@
 namespace checkop {
 namespace {
 
-using Ranges = std::vector<std::pair<int64_t, int64_t>>;
-
 struct Ran {
   RunResult result;
   std::vector<Tensor> inputs, outputs;
@@ -40,7 +38,7 @@ void expect_clean(const RunResult& result) {
   for (const OutputRun& output : result.outputs) {
     EXPECT_EQ(output.unwritten, 0);
     EXPECT_EQ(output.repeat.different, 0);
-    for (const SubsetResult& subset : output.subsets) EXPECT_EQ(subset.bits.different, 0) << subset.begin;
+    for (const ContextBits& context : output.contexts) EXPECT_EQ(context.bits.different, 0);
   }
 }
 
@@ -114,9 +112,9 @@ TEST(Runner, WriteBehindTheWorkspaceIsFound) {
 
 TEST(Runner, WriteThatHappensOnlyForASingleRowIsFound) {
   const auto result = run("memory_faults", "single_row_overrun", matmul_case()).result;
-  ASSERT_EQ(result.guard_violations.size(), 2u);  // the first row alone and the last row alone
+  ASSERT_EQ(result.guard_violations.size(), 1u);
   EXPECT_EQ(result.guard_violations[0],
-            "output 'c' (rows [0,1) alone): 4 elements changed behind its end, first at +0");
+            "output 'c' (batch: the last row alone): 4 elements changed behind its end, first at +0");
 }
 
 TEST(Runner, OneFaultOfASharedInputIsReportedOnce) {
@@ -171,52 +169,38 @@ TEST(Runner, CandidateThatReadsItsWorkspaceDisagreesWithItself) {
 TEST(Runner, RowWhoseBitsDependOnTheBatchIsFoundWithItsPlace) {
   const auto result = run("changing_bits", "depends_on_batch", matmul_case()).result;
   EXPECT_EQ(result.outputs[0].repeat.different, 0);
-  const auto& subsets = result.outputs[0].subsets;
-  ASSERT_EQ(subsets.size(), 4u);
-  // Row 0 alone is also the last row of its batch, and gets 1; in the full batch it gets nothing.
-  EXPECT_EQ(subsets[0].bits.different, 1);
-  EXPECT_EQ(subsets[0].bits.first_index, 3);
-  EXPECT_EQ(subsets[0].bits.compared, 4);
-  EXPECT_EQ(subsets[1].begin, 5);
-  EXPECT_EQ(subsets[1].bits.first_index, 23);
+  ASSERT_EQ(result.contexts.size(), 4u);
+  EXPECT_EQ(result.contexts[2].what, "the last row alone");
+  // The last row gets the number of rows: 1 alone, 6 in the full batch.
+  const ContextBits& alone = result.outputs[0].contexts[2];
+  EXPECT_EQ(alone.bits.compared, 4);
+  EXPECT_EQ(alone.bits.different, 1);
+  EXPECT_EQ(alone.bits.first_index, 23);
+  EXPECT_EQ(result.outputs[0].smallest_rows, 2);
 }
 
-TEST(Runner, SubsetThatACandidateDoesNotSupportIsNotCompared) {
+TEST(Runner, ContextThatACandidateDoesNotSupportIsNotCompared) {
   const auto result = run("honest", "even_rows", matmul_case()).result;
   ASSERT_EQ(result.status, RunStatus::ok);
-  const auto& subsets = result.outputs[0].subsets;
-  ASSERT_EQ(subsets.size(), 4u);
-  EXPECT_EQ(subsets[0].bits.compared, 0);   // [0,1)
-  EXPECT_EQ(subsets[2].bits.compared, 16);  // [2,6)
+  ASSERT_EQ(result.contexts.size(), 4u);
+  EXPECT_FALSE(result.contexts[2].supported);  // the last row alone
+  EXPECT_EQ(result.outputs[0].contexts[2].bits.compared, 0);
+  EXPECT_TRUE(result.contexts[1].supported);  // all rows in reverse
+  EXPECT_EQ(result.outputs[0].contexts[1].bits.compared, 20);
 }
 
-TEST(Runner, SubsetsAreSkippedWhenNotAskedFor) {
-  EXPECT_TRUE(run("honest", "honest", matmul_case(), {true, false, true}).result.outputs[0].subsets.empty());
+TEST(Runner, ContextsAreSkippedWhenNotAskedFor) {
+  const auto result = run("honest", "honest", matmul_case(), {true, false, true}).result;
+  EXPECT_TRUE(result.contexts.empty());
+  EXPECT_TRUE(result.outputs[0].contexts.empty());
 }
 
-TEST(Runner, OutputsThatAreNotPerRowHaveNoSubsets) {
+TEST(Runner, OutputsThatAreNotPerRowAreNotComparedRowByRow) {
   const auto result = run("honest", "tells_bias", linear_logp_case("backward", true)).result;
   ASSERT_EQ(result.outputs.size(), 3u);
-  EXPECT_FALSE(result.outputs[0].subsets.empty());  // dhidden
-  EXPECT_TRUE(result.outputs[1].subsets.empty());   // dlm_head_weight
-  EXPECT_TRUE(result.outputs[2].subsets.empty());   // dbias
-}
-
-TEST(SubsetRanges, CoverFirstRowLastRowInnerRowsAndHalf) {
-  EXPECT_EQ(subset_ranges(30), (Ranges{{0, 1}, {29, 30}, {10, 15}, {0, 15}}));
-}
-
-TEST(SubsetRanges, NeverHoldTheWholeBatchOrOneRangeTwice) {
-  for (int64_t rows = 1; rows < 40; ++rows) {
-    const Ranges ranges = subset_ranges(rows);
-    for (size_t i = 0; i < ranges.size(); ++i) {
-      EXPECT_TRUE(0 <= ranges[i].first && ranges[i].first < ranges[i].second && ranges[i].second <= rows) << rows;
-      EXPECT_NE(ranges[i], (std::pair<int64_t, int64_t>{0, rows}));
-      for (size_t j = 0; j < i; ++j) EXPECT_NE(ranges[i], ranges[j]) << rows;
-    }
-  }
-  EXPECT_TRUE(subset_ranges(1).empty());
-  EXPECT_EQ(subset_ranges(2), (Ranges{{0, 1}, {1, 2}}));
+  EXPECT_GT(result.outputs[0].contexts[0].bits.compared, 0);  // dhidden
+  EXPECT_EQ(result.outputs[1].contexts[0].bits.compared, 0);  // dlm_head_weight
+  EXPECT_EQ(result.outputs[2].contexts[0].bits.compared, 0);  // dbias
 }
 
 // --- optional tensors

@@ -101,7 +101,8 @@ TEST(Verdict, BitDifferencesFailOnlyWhereDemanded) {
   EXPECT_EQ(r.judged().kind, "determinism");
   r.demands[0].determinism = false;
   EXPECT_EQ(r.judged().verdict, Verdict::pass);
-  r.run.outputs[0].subsets = {{0, 1, {1, 1, 0, 1, 2}}};
+  r.run.contexts = {{Axis::batch, "the last row alone", true, ""}};
+  r.run.outputs[0].contexts = {{{1, 1, 5, 0x3f800000, 0x3f800003}}};
   EXPECT_EQ(r.judged().kind, "invariance");
   r.checks.invariance = false;
   EXPECT_EQ(r.judged().verdict, Verdict::pass);
@@ -109,10 +110,52 @@ TEST(Verdict, BitDifferencesFailOnlyWhereDemanded) {
 
 TEST(Verdict, InvarianceThatCouldNotBeSeenIsVacuous) {
   Clean r;
-  r.run.outputs[0].subsets = {{0, 1, {}}, {2, 3, {}}};
+  r.run.contexts = {{Axis::batch, "the last row alone", true, ""}, {Axis::position, "6 rows in reverse", true, ""}};
+  r.run.outputs[0].contexts.resize(2);
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
-  r.run.outputs[0].subsets[1].bits.compared = 1;
+  r.run.outputs[0].contexts[1].bits.compared = 1;
   EXPECT_EQ(r.judged().verdict, Verdict::pass);
+}
+
+TEST(Verdict, BrokenAxisIsNamedWithItsPlaceAndTheSmallestNumberOfRows) {
+  Clean r;
+  r.run.contexts = {{Axis::padding, "1 row behind", true, ""},
+                    {Axis::batch, "the last row alone", true, ""},
+                    {Axis::batch, "first 2", true, ""}};
+  r.run.outputs[0].contexts = {{{5, 5, 1, 7, 8}}, {{1, 1, 5, 0x3f800000, 0x3f800003}}, {{1, 1, 1, 1, 2}}};
+  r.run.outputs[0].smallest_rows = 3;
+  EXPECT_EQ(r.judged().reason,
+            "a row's bits depend on the number of rows (batch: the last row alone): 1 of 1 elements differ, first "
+            "logp[1,2]: bits 0x3f800000 and 0x3f800003 (3 ulp); from 3 rows on not as alone");
+}
+
+TEST(Verdict, DifferenceThatSpoilsEveryComparisonIsNamedFirst) {
+  Clean r;
+  r.run.contexts = {{Axis::neighbours, "odd rows hold NaN", true, ""},
+                    {Axis::first_call, "the same launch again", true, ""}};
+  r.run.outputs[0].contexts = {{{3, 1, 2, 1, 2}}, {{6, 1, 0, 1, 2}}};
+  r.run.outputs[0].repeat = {6, 1, 0, 1, 2};
+  EXPECT_EQ(r.judged().kind, "determinism");
+  EXPECT_EQ(r.judged().reason.find("the first launch and a later one disagree (first_call: "), 0u);
+  r.demands[0].determinism = false;
+  EXPECT_EQ(r.judged().kind, "invariance");
+}
+
+TEST(Verdict, AxisThatTheContractDoesNotNameDoesNotCount) {
+  Clean r;
+  r.run.contexts = {{Axis::position, "6 rows in reverse", true, ""}, {Axis::batch, "the last row alone", true, ""}};
+  r.run.outputs[0].contexts = {{{5, 1, 3, 1, 2}, 0}, {{1, 0, -1, 0, 0}, 0}};
+  EXPECT_EQ(r.judged().verdict, Verdict::fail);
+  r.demands[0].axes = {Axis::batch};
+  EXPECT_EQ(r.judged().verdict, Verdict::pass);
+}
+
+TEST(Verdict, BitsOfACaseWithoutRowsAreSkipped) {
+  Clean r;
+  r.c.dims["batch"] = 0;
+  r.run.outputs[0].repeat.compared = 0;
+  r.accuracy = r.checks.memory = false;
+  EXPECT_EQ(r.judged().verdict, Verdict::skipped);
 }
 
 TEST(Verdict, RunStatusDecidesFirst) {

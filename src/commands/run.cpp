@@ -76,7 +76,7 @@ std::vector<Progress::Step> steps_of(const Selection& selection) {
 int run_command(const Options& options) {
   const auto start = Clock::now();
   const Contract contract = load_contract(options.run);
-  const Session session(options.run, select_checks(options.run));
+  Session session(options.run, select_checks(options.run));
   const Selection& selection = session.selection();
   if (options.run.list) {
     for (const Check& check : selection.checks) {
@@ -85,6 +85,7 @@ int run_command(const Options& options) {
     return selection.checks.empty() ? 3 : 0;
   }
   session.check_questions(contract);
+  session.plan_for(contract);
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
   Report report = new_report(options, contract);
   report.planned = std::ssize(selection.checks);

@@ -62,7 +62,17 @@ int64_t gold_rows(const RunOptions& options, const Contract& contract, const Cas
 }  // namespace
 
 Session::Session(const RunOptions& options, Selection selection)
-    : options_(options), selection_(std::move(selection)), threads_(thread_count(options)) {}
+    : options_(options), selection_(std::move(selection)), threads_(thread_count(options)) {
+  plan_.all = options.has("--check");
+}
+
+void Session::plan_for(const Contract& contract) {
+  for (const Check& check : selection_.checks) {
+    for (const OutputSpec& spec : check.c.pass->outputs) {
+      plan_.runs = std::max(plan_.runs, contract.demands_for(check.c, spec).runs);
+    }
+  }
+}
 
 bool Session::wants(std::string_view check) const {
   return options_.checks.empty() ||
@@ -125,7 +135,7 @@ Attempt Session::attempt(Worker& worker, const Check& check, const std::string& 
   record.candidate = check.candidate.name;
   record.plugin_path = check.candidate.plugin_path;
   record.plugin_digest = check.candidate.plugin_digest;
-  record.checks = {wants("determinism"), wants("invariance"), wants("memory")};
+  record.checks = {wants("determinism"), wants("invariance"), wants("memory"), plan_};
   record.device = worker.info().device.value();
   if (!check.candidate.has_kernel) {
     record.run.status = RunStatus::unsupported;

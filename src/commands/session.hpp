@@ -33,6 +33,9 @@ class Session {
   const Selection& selection() const { return selection_; }
   unsigned threads() const { return threads_; }
 
+  /// Looks at as much as `contract` demands; of several contracts, as the one that demands most.
+  void plan_for(const Contract& contract);
+
   /// Finds what is wrong with the question before any answer is worked on: an output that `contract` has no rule for,
   /// a bad --gold-rows.
   void check_questions(const Contract& contract) const;
@@ -53,6 +56,7 @@ class Session {
   const RunOptions& options_;
   Selection selection_;
   unsigned threads_;
+  AxisPlan plan_{false, 2};  ///< all axes where checks were asked for by name
 };
 
 }  // namespace checkop

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts, axis by axis.
+#include "invariance.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+#include "random.hpp"
+#include "sampling.hpp"
+
+namespace checkop {
+namespace {
+
+/// Heights of tiles and pages that kernels are cut to.
+constexpr int64_t kTile = 16, kLargeTile = 128, kPage = 256;
+/// Rows of contexts that need not have all: several of the largest tiles.
+constexpr int64_t kFocus = 2 * kLargeTile, kQuickFocus = 64;
+
+/// "1 row", "17 rows".
+std::string rows_text(int64_t n) { return fmt::format("{} row{}", n, n == 1 ? "" : "s"); }
+
+std::vector<int64_t> range(int64_t begin, int64_t end) {
+  std::vector<int64_t> rows(static_cast<size_t>(end - begin));
+  std::iota(rows.begin(), rows.end(), begin);
+  return rows;
+}
+
+class Planner {
+ public:
+  Planner(const Case& c, const DeviceInfo& device, const AxisPlan& plan)
+      : c_(c), device_(device), plan_(plan), n_(row_count(c)), row_dims_(split_dims(c.op->row_dims)) {
+    outer_ = row_dims_.size() < 2 ? 1 : c.dims.find(row_dims_.front())->second;
+    focus_ = std::min(n_, plan.all ? kFocus : kQuickFocus);
+  }
+
+  std::vector<Context> take() {
+    if (n_ == 0) return {};
+    if (plan_.all) {
+      launches();
+      if (!row_dims_.empty()) all_of_rows();
+    } else if (!row_dims_.empty() && n_ > 1) {
+      few_of_rows();
+    }
+    return within_budget();
+  }
+
+ private:
+  void add(Context context) {
+    if (plan_.axes.has(context.axis)) lists_[context.axis].push_back(std::move(context));
+  }
+
+  Context full(Axis axis, std::string what) const {
+    Context context;
+    context.axis = axis, context.what = std::move(what);
+    context.rows = range(0, n_), context.outer = outer_, context.sums = true;
+    return context;
+  }
+
+  Context of(Axis axis, std::string what, std::vector<int64_t> rows) const {
+    Context context;
+    context.axis = axis, context.what = std::move(what), context.rows = std::move(rows);
+    return context;
+  }
+
+  /// Rows [0, focus): the whole case where that is all there is, else against the same rows launched plainly.
+  Context focused(Axis axis, std::string what) const {
+    if (focus_ == n_) return full(axis, std::move(what));
+    Context context = of(axis, std::move(what), range(0, focus_));
+    context.twin = {0, focus_}, context.sums = true;
+    return context;
+  }
+
+  /// The context on the whole case, and on few rows where those cost less.
+  template <class Edit>
+  void add_full_and_focused(Axis axis, const std::string& what, const Edit& edit) {
+    for (const bool small : {false, true}) {
+      if (small && focus_ == n_) continue;
+      Context context = small ? focused(axis, fmt::format("{}, {}", what, rows_text(focus_))) : full(axis, what);
+      edit(context);
+      add(std::move(context));
+    }
+  }
+
+  void launches() {
+    repetition();
+    add(full(Axis::first_call, "the same launch again"));
+    add_full_and_focused(Axis::outputs, "outputs of zeros", [](Context& x) { x.outputs_before = 2; });
+    add_full_and_focused(Axis::outputs, "outputs of another NaN", [](Context& x) { x.outputs_before = 1; });
+    add_full_and_focused(Axis::workspace, "a workspace of 0x5a, 4096 bytes larger than asked for",
+                         [](Context& x) { x.workspace_before = 0x5a, x.workspace_extra = 4096; });
+    add_full_and_focused(Axis::workspace, "a workspace of zeros", [](Context& x) { x.workspace_before = 0; });
+    for (const size_t offset : {2, 4, 8, 16}) {
+      if (offset < info(c_.dtype).bytes) continue;
+      add_full_and_focused(Axis::alignment, fmt::format("tensors {} bytes past a 256-byte boundary", offset),
+                           [&](Context& x) { x.offset = offset; });
+    }
+    add(full(Axis::after_shapes, "the same launch after those of other shapes"));
+  }
+
+  /// The first launch of a context is what the others are compared with.
+  void repetition() {
+    constexpr double kShare = 4;
+    const double each = cost_of(c_, full(Axis::repetition, ""));
+    const bool splits = focus_ < n_ && each * plan_.runs > kShare;
+    const int in_full = splits ? std::clamp(static_cast<int>(kShare / each), 2, plan_.runs) : plan_.runs;
+    Context all = full(Axis::repetition, fmt::format("{} launches", in_full));
+    all.launches = in_full;
+    add(std::move(all));
+    if (plan_.runs - in_full < 2) return;
+    Context few = focused(Axis::repetition, "");
+    few.launches = plan_.runs - in_full, few.twin = {0, 0};
+    few.what = fmt::format("{} launches of {}", few.launches, rows_text(focus_));
+    add(std::move(few));
+  }
+
+  void few_of_rows() {
+    add(of(Axis::batch, "the last row alone", {n_ - 1}));
+    if (n_ >= 4) add(of(Axis::batch, fmt::format("the first {}", rows_text(n_ / 2)), range(0, n_ / 2)));
+    reversed(focused(Axis::position, ""));
+    disturbed(focused(Axis::neighbours, ""), 1, Disturbance::nan);
+  }
+
+  void all_of_rows() {
+    batch();
+    position();
+    neighbours();
+    padding();
+    row_stride();
+    chunks();
+    grouping();
+  }
+
+  void batch() {
+    if (n_ > 1) add(of(Axis::batch, "the last row alone", {n_ - 1}));
+    if (n_ > 2) add(of(Axis::batch, fmt::format("row {} alone", n_ / 2), {n_ / 2}));
+    for (const int64_t m : sizes()) add(of(Axis::batch, fmt::format("the first {}", rows_text(m)), range(0, m)));
+  }
+
+  /// Numbers of rows, those at which kernels change their minds most often first.
+  std::vector<int64_t> sizes() const {
+    std::vector<int64_t> wanted{2, 16, 64, 128, 17, 3, 8, 32, 65, 129, 4, 9, 5, 6, 7, 15, 31, 33, 63, 96, 127};
+    add_wave_edges(wanted);
+    for (const int64_t m : {256, 512, 1024, 2048, 4096, 8192}) wanted.insert(wanted.end(), {m, m + 1, m - 1});
+    wanted.insert(wanted.end(), {192, 191, 193, 384, 768, n_ - 1, n_ / 2});
+    std::vector<int64_t> sizes;
+    for (const int64_t m : wanted) {
+      if (m > 1 && m < n_ && std::find(sizes.begin(), sizes.end(), m) == sizes.end()) sizes.push_back(m);
+    }
+    return sizes;
+  }
+
+  /// Rows at which the tiles of the first output fill the multiprocessors once, twice, four times.
+  void add_wave_edges(std::vector<int64_t>& wanted) const {
+    const OutputSpec& output = c_.pass->outputs.front();
+    if (device_.kind == "cpu" || device_.multiprocessors < 1 || !is_per_row(*c_.op, output.tensor)) return;
+    const int64_t columns = matrix_view(*c_.op, output.tensor, shape_of(c_, output.tensor)).columns;
+    const int64_t tiles_of_a_row = (columns + kLargeTile - 1) / kLargeTile;
+    for (const int64_t waves : {1, 2, 4}) {
+      const int64_t high = std::max<int64_t>(1, waves * device_.multiprocessors / tiles_of_a_row);
+      for (const int64_t height : {kLargeTile, kLargeTile / 2}) {
+        wanted.insert(wanted.end(), {high * height, high * height + 1, (high + 1) * height});
+      }
+    }
+  }
+
+  void reversed(Context context) {
+    std::reverse(context.rows.begin(), context.rows.end());
+    context.sums = false;
+    context.what = fmt::format("{} in reverse", rows_text(std::ssize(context.rows)));
+    add(std::move(context));
+  }
+
+  void position() {
+    if (n_ < 2) return;
+    reversed(full(Axis::position, ""));
+    for (const int64_t by : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 31, 32, 63, 64, 127, 128}) {
+      if (by >= focus_) break;
+      Context context = focused(Axis::position, fmt::format("{} moved by {}", rows_text(focus_), by));
+      std::rotate(context.rows.begin(), context.rows.begin() + by, context.rows.end());
+      context.sums = false;
+      add(std::move(context));
+    }
+    Context shuffled = full(Axis::position, "rows in a random order");
+    const Stream stream = Stream::derive(c_.seed, c_.op->name, "positions");
+    for (int64_t i = n_ - 1; i > 0; --i) {
+      const auto at = static_cast<size_t>(stream.below(static_cast<uint64_t>(i), static_cast<uint64_t>(i) + 1));
+      std::swap(shuffled.rows[static_cast<size_t>(i)], shuffled.rows[at]);
+    }
+    shuffled.sums = false;
+    add(std::move(shuffled));
+  }
+
+  static std::string_view text_of(Disturbance disturbance) {
+    constexpr std::array<std::string_view, 5> kTexts{"copies of one of them", "zeros", "the largest finite numbers",
+                                                     "NaN", "infinities"};
+    return kTexts[static_cast<size_t>(disturbance)];
+  }
+
+  /// Every second row, from `first` on, disturbs the others.
+  void disturbed(Context context, int64_t first, Disturbance disturbance) {
+    for (size_t i = static_cast<size_t>(first); i < context.rows.size(); i += 2) context.rows[i] = ~context.rows[i];
+    context.sums = false, context.disturbance = disturbance;
+    context.what = fmt::format("{} rows hold {}", first == 0 ? "even" : "odd", text_of(disturbance));
+    add(std::move(context));
+  }
+
+  void neighbours() {
+    using enum Disturbance;
+    if (n_ < 2) return;
+    disturbed(full(Axis::neighbours, ""), 1, nan);
+    for (const Disturbance each : {huge, zeros, infinity, nan}) {
+      for (const int64_t first : {0, 1}) disturbed(focused(Axis::neighbours, ""), first, each);
+    }
+    for (const int64_t kept : {focus_ / 2, focus_ - 1}) {
+      Context copies = focused(Axis::neighbours, fmt::format("all rows hold copies of row {}", kept));
+      for (int64_t i = 0; i < focus_; ++i) {
+        if (i != kept) copies.rows[static_cast<size_t>(i)] = ~kept;
+      }
+      copies.sums = false;
+      add(std::move(copies));
+    }
+  }
+
+  /// The batch, or its first rows, with others behind it up to the edge of a tile.
+  void padding() {
+    using enum Disturbance;
+    for (const auto& [multiple, disturbance] : {std::pair{int64_t{1}, nan}, {64, zeros}, {8, nan}, {128, huge}}) {
+      const int64_t more = multiple - focus_ % multiple;
+      Context context =
+          of(Axis::padding, fmt::format("{} of {} behind {}", rows_text(more), text_of(disturbance), rows_text(focus_)),
+             range(0, focus_));
+      for (int64_t i = 0; i < more; ++i) context.rows.push_back(~(i % focus_));
+      context.disturbance = disturbance;
+      add(std::move(context));
+    }
+  }
+
+  void row_stride() {
+    for (const auto& [elements, zeros] : {std::pair{int64_t{8}, false}, {1, false}, {16, true}}) {
+      Context context = focused(Axis::row_stride, fmt::format("{} element{} of {} behind each row", elements,
+                                                              elements == 1 ? "" : "s", zeros ? "zeros" : "NaN"));
+      context.row_padding = elements, context.zeros_between = zeros;
+      add(std::move(context));
+    }
+  }
+
+  void chunks() {
+    const auto chunk = [&](int64_t begin, int64_t end) {
+      if (begin < end && end - begin < n_) {
+        add(of(Axis::chunks, fmt::format("rows [{}, {}) as a chunk", begin, end), range(begin, end)));
+      }
+    };
+    for (const int64_t cut : {n_ / 3, kTile, kTile + 1, kTile - 1, int64_t{1}, kLargeTile, kLargeTile + 1,
+                              kLargeTile - 1, kPage, kPage + 1, kPage - 1, n_ - 1}) {
+      if (cut < 1 || cut >= n_) continue;
+      chunk(std::max<int64_t>(0, cut - kFocus), cut);
+      chunk(cut, std::min(n_, cut + kFocus + 1));
+    }
+  }
+
+  void grouping() {
+    if (row_dims_.size() < 2) return;
+    if (outer_ > 1 && outer_ < n_) {
+      Context transposed = full(Axis::grouping, fmt::format("{} and {} exchanged", row_dims_[0], row_dims_[1]));
+      transposed.sums = false, transposed.outer = n_ / outer_;
+      for (int64_t i = 0; i < n_; ++i) {
+        transposed.rows[static_cast<size_t>(i)] = i % outer_ * (n_ / outer_) + i / outer_;
+      }
+      add(std::move(transposed));
+    }
+    for (const bool along_first : {true, false}) {
+      const int64_t outer = along_first ? focus_ : 1;
+      if (n_ < 2 || (focus_ == n_ && outer_ == outer)) continue;
+      Context context =
+          focused(Axis::grouping, fmt::format("{} along {}", rows_text(focus_), row_dims_[along_first ? 0 : 1]));
+      context.outer = outer, context.sums = false;
+      add(std::move(context));
+    }
+  }
+
+  /// First one context of every axis, then what costs little, then the rest, the axes in turn.
+  int priority_of(Axis axis, size_t place, const Context& context) const {
+    constexpr double kLittle = 0.25;
+    if (axis == Axis::repetition) return 0;
+    return place == 0 ? 1 : cost_of(c_, context) <= kLittle ? 2 : 3;
+  }
+
+  std::vector<Context> within_budget() {
+    struct Entry {
+      int priority;
+      size_t place;
+      Axis axis;
+      Context* context;
+    };
+    std::vector<Entry> entries;
+    for (auto& [axis, list] : lists_) {
+      for (size_t i = 0; i < list.size(); ++i) entries.push_back({priority_of(axis, i, list[i]), i, axis, &list[i]});
+    }
+    std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+      return std::tie(a.priority, a.place) < std::tie(b.priority, b.place);
+    });
+    std::set<std::pair<int64_t, int64_t>> twins;
+    double cost = 2;
+    std::erase_if(entries, [&](const Entry& entry) {
+      const Context& context = *entry.context;
+      double more = context.launches * cost_of(c_, context);
+      const bool new_twin = context.has_twin() && !twins.contains(context.twin);
+      if (new_twin) more += cost_of(c_, of(entry.axis, "", range(context.twin.first, context.twin.second)));
+      if (entry.axis != Axis::repetition && cost + more > kMostLaunches) return true;
+      cost += more;
+      if (new_twin) twins.insert(context.twin);
+      return false;
+    });
+    // In the order of axes, but for those that want other shapes before them.
+    std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+      const bool a_last = a.axis == Axis::after_shapes, b_last = b.axis == Axis::after_shapes;
+      return std::tie(a_last, a.axis, a.place) < std::tie(b_last, b.axis, b.place);
+    });
+    std::vector<Context> contexts;
+    for (const Entry& entry : entries) contexts.push_back(std::move(*entry.context));
+    return contexts;
+  }
+
+  const Case& c_;
+  const DeviceInfo& device_;
+  const AxisPlan& plan_;
+  int64_t n_, outer_ = 1, focus_ = 0;
+  std::vector<std::string_view> row_dims_;
+  std::map<Axis, std::vector<Context>> lists_;
+};
+
+}  // namespace
+
+Case context_case(const Case& c, const Context& context) {
+  const auto names = split_dims(c.op->row_dims);
+  if (names.empty()) return c;
+  Case arranged = c;
+  for (const std::string_view name : names) arranged.dims.find(name)->second = 1;
+  arranged.dims.find(names.front())->second = context.outer;
+  arranged.dims.find(names.back())->second = std::ssize(context.rows) / context.outer;
+  return arranged;
+}
+
+double cost_of(const Case& c, const Context& context) {
+  const auto bytes = [](const Case& launched) {
+    return std::max(static_cast<double>(tensor_bytes(launched)), gold_work(launched) / kProductsPerByte);
+  };
+  return bytes(context_case(c, context)) / std::max(kSmallBytes, bytes(c));
+}
+
+int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context) {
+  if (!is_present(c, output)) return 0;
+  const int64_t times = std::max(1, context.launches - 1);
+  const MatrixView view = matrix_view(*c.op, output, shape_of(c, output));
+  if (!is_per_row(*c.op, output)) return context.sums ? times * view.rows * view.columns : 0;
+  const bool counts_first = !is_of_rows(context.axis);
+  const auto counts = [&](int64_t row) { return row > 0 || (row == 0 && counts_first); };
+  return times * view.columns * std::count_if(context.rows.begin(), context.rows.end(), counts);
+}
+
+std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan) {
+  return Planner(c, device, plan).take();
+}
+
+}  // namespace checkop

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts: other launches in which a row must keep its bits. Which ones a case gets; pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "axes.hpp"
+#include "case.hpp"
+#include "device.hpp"
+
+namespace checkop {
+
+/// What floating-point inputs of a row hold that is there to disturb the others.
+enum class Disturbance : uint8_t { none, zeros, huge, nan, infinity };
+
+/// One launch of some rows of a case, or several of the same.
+struct Context {
+  Axis axis;
+  std::string what;  ///< "the last row alone"
+  /// The row of the case that each row of the launch is. Negative: ~r, made of row r to disturb, and not compared.
+  std::vector<int64_t> rows;
+  int64_t outer = 1;  ///< of the row dimensions, the first; the last has rows/outer, any other is 1
+  bool sums = false;  ///< the rows are those of what it is compared with, in order: sums over rows are compared too
+  Disturbance disturbance = Disturbance::none;
+  int launches = 1;                  ///< more: each but the first is compared with the first
+  size_t offset = 0;                 ///< bytes past a 256-byte boundary, rounded up to whole elements, of every tensor
+  int64_t row_padding = 0;           ///< elements between rows of per-row tensors with rank 2 or more
+  bool zeros_between = false;        ///< what those hold; else NaN
+  int outputs_before = 0;            ///< what lies in the outputs: poison 0 or 1, or zeros (2)
+  uint64_t workspace_before = 0xff;  ///< every byte of the workspace
+  size_t workspace_extra = 0;        ///< bytes more than asked for
+  /// Rows [first, second) of the case, launched plainly, are what it is compared with; an empty range: the full batch.
+  std::pair<int64_t, int64_t> twin{0, 0};
+
+  bool has_twin() const { return twin.second > twin.first; }
+};
+
+/// How much of the axes to look at.
+struct AxisPlan {
+  bool all = false;  ///< false: what is cheap; see plan_contexts()
+  int runs = 20;     ///< launches of `repetition`
+  AxisSet axes = AxisSet::all();
+};
+
+/// The most that all contexts of a case cost together, in launches of the whole case, two of them the runner's own.
+inline constexpr double kMostLaunches = 20;
+
+/// What a launch of `context` costs, in launches of the whole case: the bytes of its tensors, or its multiplications at
+/// kProductsPerByte where they take longer, as on an H200 in bf16. Where arithmetic is slower, a launch of few rows
+/// costs less than this says. A small case counts as kSmallBytes, for below that a launch costs more than what it does.
+inline constexpr double kSmallBytes = 4 << 20, kProductsPerByte = 100;
+double cost_of(const Case& c, const Context& context);
+
+/// The case that a context launches.
+Case context_case(const Case& c, const Context& context);
+
+/// Elements of an output that `context` compares, row 0 of axes of rows not counted; 0 where it says nothing of it.
+int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context);
+
+/// The contexts of `c` in the order in which they run. Without `plan.all` these are batch (the last row alone, the
+/// first half), position and neighbours on at most 64 rows: what a kernel breaks most often, for the price of a launch
+/// or two. With it every axis has its contexts, the most telling ones first; when they would cost more than
+/// kMostLaunches together, those that no longer fit are left out, the least telling first. `repetition` keeps its
+/// number of launches, part of them on few rows, and is never left out. None for a case without rows, and none of rows
+/// for operators without row dimensions.
+std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan);
+
+}  // namespace checkop

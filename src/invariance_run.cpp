@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts on a device: their inputs gathered row by row, their outputs taken apart the same way.
+#include "invariance_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "invariance_rows.hpp"
+
+namespace checkop {
+namespace {
+
+class Contexts {
+ public:
+  Contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
+           const std::vector<Tensor>& outputs, const RunChecks& checks, Stage& full, RunResult& result)
+      : device_(device),
+        kernel_(kernel),
+        c_(c),
+        inputs_(inputs),
+        reference_(&outputs),
+        checks_(checks),
+        full_(full),
+        result_(result),
+        contexts_(contexts_of(c, device.info(), checks)) {}
+
+  void run() {
+    for (const Context& context : contexts_) result_.contexts.push_back({context.axis, context.what, true, ""});
+    for (OutputRun& output : result_.outputs) output.contexts.resize(contexts_.size());
+    each([this](const Context& context) { return is_in_place(context); }, [&](size_t k) { run_in_place(k); });
+    if (contexts_.empty()) return;
+    keep_shared_inputs();
+    each([this](const Context& context) { return !is_in_place(context); }, [&](size_t k) { run_apart(k); });
+    bisect();
+    if (checks_.memory) note_modified_inputs(shared_, first_bytes(inputs_), inputs_, result_.modified_inputs);
+  }
+
+ private:
+  template <class Which, class Body>
+  void each(const Which& which, const Body& body) {
+    for (size_t k = 0; k < contexts_.size(); ++k) {
+      if (!which(contexts_[k])) continue;
+      try {
+        body(k);
+      } catch (const Stopped& stopped) {
+        if (stopped.status != RunStatus::unsupported) throw;
+        // A candidate may demand a multiple of so many rows, say: then the context tells nothing.
+        result_.contexts[k].supported = false;
+        result_.contexts[k].message = stopped.message;
+      }
+    }
+  }
+
+  /// Whether the full batch's own buffers do. after_shapes comes last, when they are gone.
+  bool is_in_place(const Context& context) const {
+    return context.sums && std::ssize(context.rows) == row_count(c_) && context.offset == 0 &&
+           context.row_padding == 0 && context.axis != Axis::after_shapes;
+  }
+
+  static Found found_by(const Context& context) {
+    return {static_cast<uint64_t>(context.outputs_before), context.workspace_before};
+  }
+
+  std::string suffix(const Context& context) const {
+    return fmt::format(" ({}: {})", to_string(context.axis), context.what);
+  }
+
+  void run_in_place(size_t k) {
+    const Context& context = contexts_[k];
+    if (context.workspace_extra > 0) full_.make_workspace(context.workspace_extra);
+    full_.launch(found_by(context));
+    compare_launches(k, full_, *reference_, 0);
+    if (context.axis == Axis::first_call && is_broken(k)) {
+      // Every later launch would disagree with the first: what they are compared with is the second.
+      warm_ = download(full_);
+      reference_ = &warm_;
+    }
+    if (checks_.memory) {
+      full_.check_guards(result_.guard_violations);
+      note_modified_inputs(full_.inputs, first_bytes(inputs_), inputs_, result_.modified_inputs);
+    }
+    if (context.workspace_extra > 0) full_.make_workspace(0);
+  }
+
+  bool is_broken(size_t k) const {
+    return std::any_of(result_.outputs.begin(), result_.outputs.end(),
+                       [&](const OutputRun& output) { return output.contexts[k].bits.different > 0; });
+  }
+
+  static std::vector<Tensor> download(const Stage& stage) {
+    std::vector<Tensor> outputs = make_outputs(stage.stage_case());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (stage.outputs[i]) stage.outputs[i]->download(outputs[i].bytes.data());
+    }
+    return outputs;
+  }
+
+  /// What the stage's launch left against `reference`, or each further launch against the one before it.
+  void compare_launches(size_t k, Stage& stage, const std::vector<Tensor>& reference, int64_t first_row) {
+    const Context& context = contexts_[k];
+    if (context.launches == 1) return compare(k, stage, reference, first_row);
+    const std::vector<Tensor> first = download(stage);
+    for (int i = 1; i < context.launches; ++i) {
+      stage.launch(found_by(context));
+      compare(k, stage, first, 0);
+    }
+  }
+
+  void compare(size_t k, Stage& stage, const std::vector<Tensor>& reference, int64_t first_row) {
+    const Context& context = contexts_[k];
+    for (size_t i = 0; i < reference.size(); ++i) {
+      if (!stage.outputs[i]) continue;
+      const TensorSpec& spec = c_.pass->outputs[i].tensor;
+      ContextBits& found = result_.outputs[i].contexts[k];
+      if (is_per_row(*c_.op, spec)) {
+        const int64_t columns = matrix_view(*c_.op, spec, reference[i].shape).columns;
+        RowsCompared rows(context, reference[i], columns, first_row, found);
+        read(stage, spec, *stage.outputs[i],
+             [&](const std::byte* block, int64_t first, int64_t n) { rows.add(block, first, n); });
+      } else if (context.sums) {
+        const BitDifference part = stage.outputs[i]->difference_from(reference[i].bytes.data());
+        const int64_t compared = found.bits.compared + part.compared;
+        if (found.bits.different == 0) found.bits = part;
+        found.bits.compared = compared;
+      }
+    }
+  }
+
+  /// body(block, first element, elements) for the output without what lies between its rows, which must be as it was.
+  template <class Body>
+  void read(const Stage& stage, const TensorSpec& spec, GuardedBuffer& output, const Body& body) {
+    const int64_t padding = stage.padding_of(spec);
+    if (padding == 0) return output.for_each_block(body);
+    const size_t width = info(output.dtype()).bytes;
+    const int64_t run = shape_of(stage.stage_case(), spec).back(), runs = output.count() / (run + padding);
+    std::vector<std::byte> all(output.bytes());
+    output.download(all.data());
+    int64_t written = 0;
+    for (int64_t i = 0; i < runs; ++i) {
+      const std::byte* const at = all.data() + static_cast<size_t>(i * (run + padding)) * width;
+      for (int64_t p = run; p < run + padding; ++p) {
+        written += load_bits(output.dtype(), at, p) == poison_of(output.dtype()).output[0] ? 0 : 1;
+      }
+      body(at, i * run, run);
+    }
+    if (written > 0 && checks_.memory) {
+      result_.guard_violations.push_back(
+          fmt::format("{}: {} elements changed between its rows", output.what(), written));
+    }
+  }
+
+  /// Only what all contexts use stays on the device: the largest cases fill it.
+  void keep_shared_inputs() {
+    shared_ = std::move(full_.inputs);
+    for (size_t i = 0; i < shared_.size(); ++i) {
+      if (is_per_row(*c_.op, c_.pass->inputs[i])) shared_[i].reset();
+    }
+    full_.outputs.clear();
+    full_.workspace.reset();
+  }
+
+  void run_apart(size_t k) {
+    const Context& context = contexts_[k];
+    const std::vector<Tensor>& reference = context.has_twin() ? twin_of(context) : *reference_;
+    launch(context, [&](Stage& stage) { compare_launches(k, stage, reference, context.twin.first); });
+  }
+
+  /// The outputs of a plain launch of the context's twin.
+  const std::vector<Tensor>& twin_of(const Context& context) {
+    const auto known = twins_.find(context.twin);
+    if (known != twins_.end()) return known->second;
+    Context plain;
+    plain.axis = Axis::batch, plain.what = fmt::format("rows [{}, {})", context.twin.first, context.twin.second);
+    for (int64_t row = context.twin.first; row < context.twin.second; ++row) plain.rows.push_back(row);
+    launch(plain, [&](Stage& stage) { twins_.emplace(context.twin, download(stage)); });
+    return twins_.at(context.twin);
+  }
+
+  template <class Look>
+  void launch(const Context& context, const Look& look) {
+    Stage stage(device_, kernel_, context_case(c_, context), suffix(context), {context.offset, context.row_padding});
+    std::vector<std::vector<std::byte>> gathered(inputs_.size());
+    std::vector<const std::byte*> content(inputs_.size(), nullptr);
+    const bool moves = context.offset > 0 || context.row_padding > 0;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const TensorSpec& spec = c_.pass->inputs[i];
+      if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves)) {
+        stage.inputs.push_back(shared_[i]);  // compared once, at the end
+        continue;
+      }
+      content[i] = gather(c_, context, inputs_[i], spec, stage.padding_of(spec), gathered[i]);
+      stage.inputs.push_back(stage.make_buffer("input", spec));
+      stage.inputs.back()->upload(content[i]);
+    }
+    stage.make_outputs_and_workspace();
+    if (context.workspace_extra > 0) stage.make_workspace(context.workspace_extra);
+    stage.launch(found_by(context));
+    look(stage);
+    if (!checks_.memory) return;
+    stage.check_guards(result_.guard_violations);
+    note_modified_inputs(stage.inputs, content, inputs_, result_.modified_inputs);
+  }
+
+  /// Where an output's rows were seen to depend on the number of rows, the smallest number that shows it.
+  void bisect() {
+    for (size_t i = 0; i < result_.outputs.size(); ++i) {
+      const std::vector<ContextBits>& found = result_.outputs[i].contexts;
+      const int64_t columns = found.empty() || !is_per_row(*c_.op, c_.pass->outputs[i].tensor)
+                                  ? 0
+                                  : matrix_view(*c_.op, c_.pass->outputs[i].tensor, make_shape(i)).columns;
+      for (size_t k = 0; k < found.size() && columns > 0; ++k) {
+        const Axis axis = contexts_[k].axis;
+        if ((axis != Axis::batch && axis != Axis::chunks) || found[k].bits.different == 0) continue;
+        try {
+          result_.outputs[i].smallest_rows = smallest_rows(i, found[k].bits.first_index / columns);
+        } catch (const Stopped& stopped) {
+          if (stopped.status != RunStatus::unsupported) throw;  // not every number of rows can be asked for
+        }
+        break;
+      }
+    }
+  }
+
+  Shape make_shape(size_t i) const { return shape_of(c_, c_.pass->outputs[i].tensor); }
+
+  /// The smallest number of rows at which `row`, as the first of them, has other bits than alone in output `i`; 0 where
+  /// no number shows it.
+  int64_t smallest_rows(size_t i, int64_t row) {
+    const int64_t n = row_count(c_);
+    const std::vector<std::byte> alone = row_among(i, row, 1);
+    const auto differs = [&](int64_t rows) { return row_among(i, row, rows) != alone; };
+    // Powers of two and their neighbours bracket the first change; kernels seldom go back to what they did before.
+    int64_t same = 1, different = 0;
+    for (int64_t rows = 2; different == 0; rows = std::min(2 * rows, n)) {
+      (differs(rows) ? different : same) = rows;
+      if (rows == n) break;
+    }
+    if (different == 0) return 0;
+    while (different - same > 1) {
+      const int64_t middle = same + (different - same) / 2;
+      (differs(middle) ? different : same) = middle;
+    }
+    return different;
+  }
+
+  /// Row `row` of output `i` when it is the first of `count` rows.
+  std::vector<std::byte> row_among(size_t i, int64_t row, int64_t count) {
+    const int64_t n = row_count(c_);
+    Context context;
+    context.axis = Axis::batch, context.what = fmt::format("{} rows from row {} on", count, row);
+    for (int64_t k = 0; k < count; ++k) context.rows.push_back((row + k) % n);
+    std::vector<std::byte> bytes;
+    launch(context, [&](Stage& stage) {
+      const std::vector<Tensor> outputs = download(stage);
+      bytes.assign(outputs[i].bytes.data(),
+                   outputs[i].bytes.data() + outputs[i].bytes.size() / static_cast<size_t>(count));
+    });
+    return bytes;
+  }
+
+  Device& device_;
+  const checkop_kernel& kernel_;
+  const Case& c_;
+  const std::vector<Tensor>& inputs_;
+  const std::vector<Tensor>* reference_;
+  const RunChecks& checks_;
+  Stage& full_;
+  RunResult& result_;
+  std::vector<Context> contexts_;
+  std::vector<BufferPtr> shared_;
+  std::vector<Tensor> warm_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<Tensor>> twins_;
+};
+
+}  // namespace
+
+std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host) {
+  std::vector<const std::byte*> content;
+  for (const Tensor& tensor : host) content.push_back(tensor.bytes.data());
+  return content;
+}
+
+void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
+                          const std::vector<Tensor>& host, std::vector<std::string>& modified) {
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (!buffers[i] || content[i] == nullptr) continue;
+    const std::string prefix = host[i].name + ": ";
+    const auto known = [&](const std::string& line) { return line.starts_with(prefix); };
+    if (std::any_of(modified.begin(), modified.end(), known)) continue;
+    const BitDifference bits = buffers[i]->difference_from(content[i]);
+    if (bits.different == 0) continue;
+    modified.push_back(fmt::format("{}{} element{} changed, first at index {}", prefix, bits.different,
+                                   bits.different == 1 ? "" : "s", bits.first_index));
+  }
+}
+
+void run_contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
+                  const std::vector<Tensor>& outputs, const RunChecks& checks, Stage& full, RunResult& result) {
+  Contexts(device, kernel, c, inputs, outputs, checks, full, result).run();
+}
+
+}  // namespace checkop

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches the contexts of a case and compares bits.
+#pragma once
+
+#include <vector>
+
+#include "runner.hpp"
+#include "stage.hpp"
+
+namespace checkop {
+
+/// Where the content of each tensor begins.
+std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host);
+
+/// Adds a sentence for every input whose bytes are no longer the host's, unless one says so of it already.
+/// `content[i]` is what buffer i held on the host; nullptr for one that is not to be looked at.
+void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
+                          const std::vector<Tensor>& host, std::vector<std::string>& modified);
+
+/// Launches the contexts that `checks` ask for and fills `result` with what they did to the bits of `outputs`, the full
+/// batch's. `full` holds the full batch; its per-row tensors are freed on the way.
+void run_contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
+                  const std::vector<Tensor>& outputs, const RunChecks& checks, Stage& full, RunResult& result);
+
+}  // namespace checkop
