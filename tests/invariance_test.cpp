@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts: which a case gets and what they cost; ten candidates that each break an axis, caught by that axis.
+#include "invariance.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "gold_helper.hpp"
+#include "inputs.hpp"
+#include "isolate.hpp"
+#include "run_helper.hpp"
+#include "verdict.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr AxisPlan kAll{true};
+
+Case product_case(int64_t batch, int64_t seq, int64_t k = 64, int64_t n = 8, DType dtype = DType::f32) {
+  return gold_case("matmul", "forward", dtype, {{"batch", batch}, {"seq", seq}, {"k_dim", k}, {"n_dim", n}});
+}
+
+DeviceInfo cpu() {
+  DeviceInfo device;
+  device.kind = "cpu";
+  return device;
+}
+
+std::set<Axis> axes_of(const std::vector<Context>& contexts) {
+  std::set<Axis> axes;
+  for (const Context& context : contexts) axes.insert(context.axis);
+  return axes;
+}
+
+TEST(Contexts, EveryAxisOfADeviceWithoutStreamsHasSome) {
+  std::set<Axis> wanted(all_axes().begin(), all_axes().end());
+  wanted.erase(Axis::contention), wanted.erase(Axis::graph);
+  EXPECT_EQ(axes_of(plan_contexts(product_case(2, 20), cpu(), kAll)), wanted);
+}
+
+TEST(Contexts, DefaultRunHasFourOfRows) {
+  const auto contexts = plan_contexts(product_case(2, 20), cpu(), {});
+  EXPECT_EQ(contexts.size(), 4u);
+  EXPECT_EQ(axes_of(contexts), (std::set<Axis>{Axis::neighbours, Axis::position, Axis::batch}));
+}
+
+TEST(Contexts, AxesThatWereNotAskedForAreLeftOut) {
+  AxisPlan plan = kAll;
+  plan.axes = {Axis::chunks, Axis::repetition};
+  EXPECT_EQ(axes_of(plan_contexts(product_case(2, 20), cpu(), plan)), (std::set<Axis>{Axis::repetition, Axis::chunks}));
+}
+
+TEST(Contexts, RowsExistAndFillTheLaunch) {
+  for (const int64_t rows : {1, 2, 3, 5, 16, 17, 40, 257, 300, 1000}) {
+    for (const AxisPlan& plan : {AxisPlan{}, kAll}) {
+      const Case c = product_case(1, rows);
+      for (const Context& context : plan_contexts(c, cpu(), plan)) {
+        EXPECT_EQ(row_count(context_case(c, context)), std::ssize(context.rows)) << rows << context.what;
+        for (const int64_t row : context.rows) {
+          const int64_t source = row < 0 ? ~row : row;
+          ASSERT_TRUE(source >= 0 && source < rows) << rows << context.what;
+        }
+      }
+    }
+  }
+}
+
+TEST(Contexts, NoRowsAskForNothing) { EXPECT_TRUE(plan_contexts(product_case(0, 4), cpu(), kAll).empty()); }
+
+TEST(Contexts, OperatorWithoutRowsHasAxesOfLaunchesAlone) {
+  const Case c = gold_case("grpo_loss", "forward", DType::f32, {{"batch", 4}, {"seq", 4}, {"vocab", 31}});
+  const auto contexts = plan_contexts(c, cpu(), kAll);
+  EXPECT_FALSE(contexts.empty());
+  for (const Context& context : contexts) EXPECT_FALSE(is_of_rows(context.axis)) << context.what;
+}
+
+/// All launches of a plan, those of twins and the runner's own two included.
+double total_cost(const Case& c, const std::vector<Context>& contexts) {
+  double cost = 2;
+  std::set<std::pair<int64_t, int64_t>> twins;
+  for (const Context& context : contexts) {
+    cost += context.launches * cost_of(c, context);
+    if (!context.has_twin() || !twins.insert(context.twin).second) continue;
+    Context plain;
+    plain.rows.resize(static_cast<size_t>(context.twin.second - context.twin.first));
+    cost += cost_of(c, plain);
+  }
+  return cost;
+}
+
+TEST(Contexts, LargeCaseCostsAtMostTwentyLaunchesAndKeepsEveryAxis) {
+  for (const int64_t rows : {4096, 65536}) {
+    const Case c = product_case(2, rows / 2, 4096, 4096, DType::bf16);
+    const auto contexts = plan_contexts(c, cpu(), kAll);
+    EXPECT_EQ(axes_of(contexts).size(), 13u) << rows;
+    EXPECT_LE(total_cost(c, contexts), kMostLaunches) << rows;
+  }
+}
+
+TEST(Contexts, RepetitionKeepsItsNumberOfLaunches) {
+  for (const int64_t rows : {40, 65536}) {
+    AxisPlan plan = kAll;
+    plan.axes = {Axis::repetition};
+    int launches = 0;
+    for (const Context& context : plan_contexts(product_case(1, rows, 1024, 1024), cpu(), plan)) {
+      launches += context.launches;
+    }
+    EXPECT_EQ(launches, 20) << rows;
+  }
+}
+
+TEST(Contexts, WaveEdgesFollowTheMultiprocessors) {
+  const auto has = [](const DeviceInfo& device, int64_t rows) {
+    const auto contexts = plan_contexts(product_case(1, 20000, 64, 1024), device, kAll);
+    return std::any_of(contexts.begin(), contexts.end(), [&](const Context& context) {
+      return context.axis == Axis::batch && std::ssize(context.rows) == rows;
+    });
+  };
+  DeviceInfo gpu;
+  gpu.kind = "cuda", gpu.multiprocessors = 132;
+  // 1024 columns are 8 tiles: 132 multiprocessors hold 16 rows of tiles at once, and 33 in two waves.
+  for (const int64_t rows : {17 * 128, 33 * 128, 33 * 128 + 1}) {
+    EXPECT_TRUE(has(gpu, rows)) << rows;
+    EXPECT_FALSE(has(cpu(), rows)) << rows;
+  }
+}
+
+// --- the axes at work: ten candidates
+
+/// Runs a candidate of tests/plugins/axis_faults.cpp in a fresh process on all axes.
+RunResult run_all_axes(const std::string& candidate, const Case& c) {
+  Worker worker({{test_plugin("axis_faults")}, "cpu"});
+  const auto inputs = make_inputs(c, 1);
+  auto outputs = make_outputs(c);
+  RunChecks checks;
+  checks.plan.all = true;
+  return worker.run(candidate, c, inputs, outputs, checks, std::chrono::seconds(60));
+}
+
+std::set<std::string_view> broken_axes(const RunResult& result) {
+  std::set<std::string_view> broken;
+  for (size_t k = 0; k < result.contexts.size(); ++k) {
+    for (const OutputRun& output : result.outputs) {
+      if (output.contexts[k].bits.different > 0) broken.insert(to_string(result.contexts[k].axis));
+    }
+  }
+  return broken;
+}
+
+struct AxisFault {
+  const char* candidate;
+  std::set<std::string_view> broken;
+  const char* named;  ///< in the verdict
+};
+
+void PrintTo(const AxisFault& fault, std::ostream* out) { *out << fault.candidate; }
+
+class BrokenAxis : public testing::TestWithParam<AxisFault> {};
+
+TEST_P(BrokenAxis, IsCaughtAndNamed) {
+  const Case c = product_case(2, 20);
+  const RunResult result = run_all_axes(GetParam().candidate, c);
+  ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_EQ(broken_axes(result), GetParam().broken);
+  RunChecks checks;
+  const Judgment judgment = judge(c, result, {}, {Demands()}, checks, /*accuracy=*/false);
+  EXPECT_EQ(judgment.verdict, Verdict::fail);
+  EXPECT_NE(judgment.reason.find(std::string("(") + GetParam().named + ": "), std::string::npos) << judgment.reason;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Nine, BrokenAxis,
+    testing::Values(AxisFault{"batch_dependent_tile", {"batch", "chunks"}, "batch"},
+                    AxisFault{"position_dependent_order", {"position", "grouping", "chunks"}, "position"},
+                    AxisFault{
+                        "neighbour_leak", {"neighbours", "position", "grouping", "batch", "chunks"}, "neighbours"},
+                    AxisFault{"padding_leak", {"row_stride"}, "row_stride"},
+                    AxisFault{"chunk_dependent_split", {"batch", "chunks", "padding"}, "batch"},
+                    AxisFault{"alignment_dependent_path", {"alignment"}, "alignment"},
+                    AxisFault{"stale_workspace", {"workspace"}, "workspace"},
+                    AxisFault{"uninitialised_read", {"outputs"}, "outputs"},
+                    AxisFault{"first_call_differs", {"first_call"}, "first_call"}),
+    [](const auto& each) { return std::string(each.param.candidate); });
+
+// A race shows in any launch, whatever else is new about it; repetition is named, for it spoils the other comparisons.
+TEST(Race, IsCaughtByRepetitionAndNamed) {
+  const Case c = product_case(2, 20);
+  const RunResult result = run_all_axes("race", c);
+  ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_TRUE(broken_axes(result).contains("repetition"));
+  const Judgment judgment = judge(c, result, {}, {Demands()}, {}, /*accuracy=*/false);
+  EXPECT_EQ(judgment.kind, "determinism");
+  EXPECT_NE(judgment.reason.find("(repetition: 20 launches)"), std::string::npos) << judgment.reason;
+}
+
+// Row 0 of `position_dependent_order` moves to place 39 when rows are reversed, and changes its bits as row 8 does.
+TEST(RowZero, IsToldAndNotCounted) {
+  const Case c = product_case(2, 20, 64, 8);
+  const RunResult result = run_all_axes("position_dependent_order", c);
+  int64_t told = 0;
+  for (size_t k = 0; k < result.contexts.size(); ++k) {
+    const ContextBits& found = result.outputs[0].contexts[k];
+    if (result.contexts[k].axis != Axis::position) continue;
+    told += found.row_zero_different;
+    EXPECT_EQ(found.bits.compared, 39 * 8) << result.contexts[k].what;
+    EXPECT_TRUE(found.bits.different == 0 || found.bits.first_index >= 8) << result.contexts[k].what;
+  }
+  EXPECT_GT(told, 0);
+}
+
+TEST(SmallestRows, AreFoundByBisection) {
+  const RunResult result = run_all_axes("batch_dependent_tile", product_case(2, 20));
+  EXPECT_EQ(result.outputs[0].smallest_rows, 16);
+}
+
+// A refusal is no pass: the axis says that nothing was compared.
+TEST(RowStride, RefusalIsUnsupported) {
+  const RunResult result = run_all_axes("first_call_differs", product_case(2, 20));
+  int refused = 0;
+  for (size_t k = 0; k < result.contexts.size(); ++k) {
+    if (result.contexts[k].axis != Axis::row_stride) continue;
+    EXPECT_FALSE(result.contexts[k].supported);
+    EXPECT_EQ(result.outputs[0].contexts[k].bits.compared, 0);
+    ++refused;
+  }
+  EXPECT_GT(refused, 0);
+}
+
+}  // namespace
+}  // namespace checkop
