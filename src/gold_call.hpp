@@ -17,11 +17,30 @@
 
 namespace checkop {
 
+/// Runs body(element of the tensor's memory, element in row-major order, elements) for each run of its last dimension.
+template <class Body>
+void for_each_run(const checkop_tensor& t, const Body& body) {
+  const Shape shape(t.shape, t.shape + t.rank);
+  const int64_t count = element_count(shape), run = t.rank == 0 ? 1 : shape.back();
+  for (int64_t first = 0; first < count; first += run) {
+    int64_t place = 0, rest = first / run;
+    for (int32_t d = t.rank - 1; d-- > 0; rest /= shape[static_cast<size_t>(d)]) {
+      place += rest % shape[static_cast<size_t>(d)] * t.strides[d];
+    }
+    body(place, first, run);
+  }
+}
+
 /// A copy of a call's tensor, with an empty name when it is absent.
 inline Tensor copy_of(const checkop_tensor& t, std::string_view name) {
   if (t.data == nullptr && t.rank == 0) return {};
   Tensor copy(std::string(name), static_cast<DType>(t.dtype), Shape(t.shape, t.shape + t.rank));
-  if (const size_t bytes = copy.bytes.size(); bytes > 0) std::memcpy(copy.bytes.data(), t.data, bytes);
+  const size_t width = info(copy.dtype).bytes;
+  for_each_run(t, [&](int64_t place, int64_t first, int64_t n) {
+    std::memcpy(copy.bytes.data() + static_cast<size_t>(first) * width,
+                static_cast<const std::byte*>(t.data) + static_cast<size_t>(place) * width,
+                static_cast<size_t>(n) * width);
+  });
   return copy;
 }
 
@@ -63,7 +82,11 @@ inline Values gold_values(const Pass& pass, const checkop_call& call) {
 
 /// Stores `values` with one rounding.
 inline void store(const checkop_tensor& t, const std::vector<double>& values) {
-  info(static_cast<DType>(t.dtype)).encode(values.data(), static_cast<std::byte*>(t.data), values.size());
+  const DTypeInfo& type = info(static_cast<DType>(t.dtype));
+  for_each_run(t, [&](int64_t place, int64_t first, int64_t n) {
+    type.encode(values.data() + first, static_cast<std::byte*>(t.data) + static_cast<size_t>(place) * type.bytes,
+                static_cast<size_t>(n));
+  });
 }
 
 /// Calls `body`; what it throws becomes the call's message.
