@@ -38,6 +38,8 @@ std::string_view to_string(InputMode mode) {
       return "peaked";
     case InputMode::extreme:
       return "extreme";
+    case InputMode::wide:
+      return "wide";
   }
   return "?";
 }

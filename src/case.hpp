@@ -12,7 +12,7 @@
 
 namespace checkop {
 
-enum class InputMode : uint8_t { random, constant, integer, peaked, extreme };
+enum class InputMode : uint8_t { random, constant, integer, peaked, extreme, wide };
 enum class GradMode : uint8_t { random, ones };
 std::string_view to_string(InputMode mode);
 

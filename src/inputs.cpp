@@ -5,8 +5,9 @@
 // Modes. random: by Fill. constant: every floating input is constant_value + 0.01 * its position in the pass; ids are
 // token_value modulo the extent. integer: every floating input, weights included, is an integer in [-4, 4]; a product
 // sum of K terms then stays within 16 K, exact in an FP32 accumulator in any order up to K = 2^20. peaked: see
-// plant_targets. extreme: see plant_extremes. Upstream gradients are ones with GradMode::ones; otherwise integers in
-// mode integer, else normals.
+// plant_targets. extreme: see plant_extremes. wide: as random, each floating element times its own
+// 2^-n, n in [0, 12] at random: sums that round more often. Upstream gradients are ones with GradMode::ones; otherwise
+// integers in mode integer, else normals.
 #include "inputs.hpp"
 
 #include <algorithm>
@@ -25,6 +26,7 @@ constexpr int64_t kChunk = 64 * kDrawBuffer;
 constexpr int64_t kRowsOfATask = 16;
 constexpr int kLargestInteger = 4;
 constexpr double kPeakedFraction = 0.7;
+constexpr uint64_t kWidest = 12;
 
 /// Fills a tensor through draw(first, buffer, n), which sets buffer[i] to element first + i, and rounds once.
 template <typename Draw>
@@ -95,10 +97,15 @@ void fill_tensor(const Case& c, const TensorSpec& spec, size_t position, unsigne
     return fill(tensor, threads,
                 [&](int64_t first, double* out, int64_t n) { stream.integers(first, out, n, kLargestInteger); });
   }
+  const Stream exponents = Stream::derive(c.seed, c.op->name, std::string(spec.name) + " wide");
   const double scale = spec.fill == Fill::weight ? 1.0 / std::sqrt(static_cast<double>(extent_of(c, spec))) : 1.0;
   fill(tensor, threads, [&](int64_t first, double* out, int64_t n) {
     stream.normals(first, out, n);
     for (int64_t i = 0; i < n; ++i) out[i] *= scale;
+    if (c.input_mode != InputMode::wide) return;
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = std::ldexp(out[i], -static_cast<int>(exponents.below(static_cast<uint64_t>(first + i), kWidest + 1)));
+    }
   });
 }
 

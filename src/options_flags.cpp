@@ -98,7 +98,7 @@ void add_case_options(CLI::App& app, RunOptions& run) {
   add_names(app, "--with", run.with, "optional inputs: none, or names joined by +; a list sweeps them");
   app.get_option("--with")->group("Data");
 
-  app.add_option("--input-mode", run.input_mode, "random, constant, integer, peaked or extreme")
+  app.add_option("--input-mode", run.input_mode, "random, constant, integer, peaked, extreme or wide")
       ->capture_default_str()
       ->group("Data");
   app.add_option("--constant-value", run.constant_value, "of --input-mode constant")

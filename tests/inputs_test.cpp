@@ -277,6 +277,17 @@ TEST(Inputs, PeakedModeWithoutTargetsIsRandom) {
   EXPECT_EQ(hash_of(make_inputs(single, 1)[0]), hash_of(make_inputs(peaked_single, 1)[0]));
 }
 
+TEST(Inputs, WideSpreadsExponentsAndKeepsMantissas) {
+  Case c = matmul_case(40, 50, 6), wide = c;
+  wide.input_mode = InputMode::wide;
+  const std::vector<double> usual = values_of(make_inputs(c, 1)[0]), spread = values_of(make_inputs(wide, 2)[0]);
+  std::set<double> powers;
+  for (size_t i = 0; i < usual.size(); ++i) powers.insert(std::log2(usual[i] / spread[i]));
+  std::set<double> expected;
+  for (int n = 0; n <= 12; ++n) expected.insert(n);
+  EXPECT_EQ(powers, expected);
+}
+
 TEST(Inputs, ExtremeRowsAreOfSixKinds) {
   Case c = logp_case(12, 64), random = c;
   c.input_mode = InputMode::extreme;
