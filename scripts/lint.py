@@ -22,7 +22,7 @@ LAYERS = (
     ("residuals", "diagnosis"),
     ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case"),
-    ("runner buffers stage bench behaviour_faults invariance",),
+    ("runner buffers stage bench behaviour_faults invariance sensitivity",),
     ("isolate wire",),
     ("verdict",),
     ("report", "mutation"),

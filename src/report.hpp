@@ -10,6 +10,7 @@
 #include "compare.hpp"
 #include "device.hpp"
 #include "runner.hpp"
+#include "sensitivity.hpp"
 #include "verdict.hpp"
 
 namespace checkop {
@@ -24,13 +25,22 @@ struct CaseRecord {
   std::string candidate, plugin_path, plugin_digest;
   DeviceInfo device;  ///< that the candidate ran on
   Judgment judgment;
+  bool judged_by_run = false;  ///< what other checks of the run told changed the judgment, after it was printed
   RunResult run;
-  std::vector<Comparison> comparisons;  ///< in the order of the pass; empty when accuracy was not asked for
-  std::vector<Demands> demands;         ///< likewise
+  std::vector<Comparison> comparisons;   ///< in the order of the pass; empty when accuracy was not asked for
+  std::vector<Demands> demands;          ///< likewise
+  std::vector<Sensitivity> sensitivity;  ///< likewise; empty when invariance was not asked for by name
   RunChecks checks;
   std::string data_hash;
   std::string repeat;  ///< the command that repeats this case alone
   Timings times;
+};
+
+/// A candidate that must be caught, run beside the others.
+struct Control {
+  std::string device;
+  bool caught = false;
+  std::string reason;  ///< how, or why not
 };
 
 struct Report {
@@ -38,6 +48,7 @@ struct Report {
   std::string contract_path, contract_hash;
   std::vector<std::string> warnings = {};  ///< of the contract: what has expired
   std::vector<CaseRecord> records;
+  std::vector<Control> controls;  ///< of the check of invariance, one a device; empty where it was not relied on
   int64_t planned = 0;       ///< checks that the run is to make
   bool complete = false;     ///< false in the report of a run that is not, or never came, to its end
   std::string stopped = {};  ///< the signal that ended it early
@@ -53,6 +64,10 @@ int exit_code_of(const Report& report);
 /// Passes become vacuous where the whole run tells nothing of an output of that candidate, pass and dtype: its gold is
 /// zero throughout in every case, or all of its rows have the same bits in every case that has several.
 void mark_vacuous(Report& report);
+
+/// Passes become vacuous where invariance was asked for by name and no case of the run would have shown a violation in
+/// an output of that candidate, pass and dtype: see Sensitivity::proves().
+void mark_insensitive(Report& report);
 
 /// The report as JSON (contracts/report.schema.json), keys sorted; what differs from run to run is under
 /// "volatile".

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "report_bits.hpp"
 #include "version.hpp"
 
 namespace checkop {
@@ -123,65 +124,6 @@ Json output(const CaseRecord& record, size_t index) {
           {"worst", element(comparison.worst, shape)}};
 }
 
-/// Where and what the bits were only stands there when they differ.
-Json bits(const BitDifference& difference) {
-  Json json = {{"compared", difference.compared}, {"different", difference.different}};
-  if (difference.different == 0) return json;
-  json["first_index"] = difference.first_index;
-  json["bits"] = {fmt::format("{:#x}", difference.a_bits), fmt::format("{:#x}", difference.b_bits)};
-  return json;
-}
-
-/// What each axis did to output `index`. Contexts that changed bits are told one by one, the first three of an axis.
-Json axes(const CaseRecord& record, size_t index) {
-  constexpr size_t kMostTold = 3;
-  const TensorSpec& spec = record.c.pass->outputs[index].tensor;
-  Json list = Json::array();
-  for (const Axis axis : all_axes()) {
-    int64_t contexts = 0, unsupported = 0, compared = 0, different = 0, row_zero = 0;
-    Json broken = Json::array();
-    for (size_t k = 0; k < record.run.contexts.size(); ++k) {
-      const ContextRun& context = record.run.contexts[k];
-      const ContextBits& found = record.run.outputs[index].contexts[k];
-      if (context.axis != axis || (context.supported && found.bits.compared + found.row_zero_different == 0)) continue;
-      ++contexts;
-      unsupported += context.supported ? 0 : 1;
-      compared += found.bits.compared, different += found.bits.different, row_zero += found.row_zero_different;
-      if (found.bits.different == 0 || broken.size() == kMostTold) continue;
-      Json entry = bits(found.bits);
-      entry["what"] = context.what;
-      entry["coordinates"] = unravel(shape_of(record.c, spec), found.bits.first_index);
-      const auto ulps = ulp_distance(dtype_of(record.c, spec), found.bits.a_bits, found.bits.b_bits);
-      entry["ulp"] = ulps ? Json(*ulps) : Json(nullptr);
-      broken.push_back(entry);
-    }
-    if (contexts == 0) continue;
-    list.push_back({{"axis", to_string(axis)},
-                    {"contexts", contexts},
-                    {"unsupported", unsupported},
-                    {"compared", compared},
-                    {"different", different},
-                    {"row_0_different", row_zero},
-                    {"broken", broken}});
-  }
-  return list;
-}
-
-/// What repetition and the batch did to each output's bits; kept also where the contract does not demand it.
-Json bit_checks(const CaseRecord& record) {
-  Json list = Json::array();
-  for (size_t i = 0; i < record.run.outputs.size(); ++i) {
-    const TensorSpec& spec = record.c.pass->outputs[i].tensor;
-    if (!is_present(record.c, spec)) continue;
-    const OutputRun& run = record.run.outputs[i];
-    list.push_back({{"name", spec.name},
-                    {"repeat", bits(run.repeat)},
-                    {"axes", axes(record, i)},
-                    {"smallest_rows", run.smallest_rows}});
-  }
-  return list;
-}
-
 std::string check_word(const CaseRecord& record, bool asked, bool ran, bool broken) {
   if (!asked || !ran || record.run.status != RunStatus::ok) return "not run";
   return broken ? "fail" : "pass";
@@ -247,6 +189,7 @@ Json case_json(const CaseRecord& record) {
           {"message", record.run.message},
           {"checks", checks(record)},
           {"bit_checks", bit_checks(record)},
+          {"rows_case", case_name(record.run.rows_case.value_or(record.c))},
           {"memory_findings", memory},
           {"outputs", outputs}};
 }
@@ -334,6 +277,14 @@ DeviceInfo main_device(const Report& report) {
   return (gpu == report.records.end() ? report.records.front() : *gpu).device;
 }
 
+Json controls_json(const Report& report) {
+  Json list = Json::array();
+  for (const Control& control : report.controls) {
+    list.push_back({{"device", control.device}, {"caught", control.caught}, {"reason", control.reason}});
+  }
+  return list;
+}
+
 /// The cases of one candidate on one operator.
 Json candidate_with_cases(const std::vector<const CaseRecord*>& records) {
   Json cases = Json::array();
@@ -389,6 +340,7 @@ std::string to_json(const Report& report) {
                    {"exit_code", code},
                    {"device", device_json(main_device(report))},
                    {"candidates", std::move(candidates)},
+                   {"controls", controls_json(report)},
                    {"volatile",
                     {{"started", report.started},
                      {"host", report.host},

@@ -153,6 +153,10 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
   fmt::print(out, "[==========] {}{} check{} ran ({:.0f} ms)\n", report.records.size(),
              report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
              report.wall_ms);
+  for (const Control& control : report.controls) {
+    fmt::print(out, "[ CONTROL  ] a product whose bits depend on the number of rows was {}caught on {}\n",
+               control.caught ? "" : "NOT ", control.device);
+  }
   const auto verdicts = verdicts_of(report);
   for (const Verdict verdict : all_verdicts()) {
     const auto count = std::count(verdicts.begin(), verdicts.end(), verdict);
@@ -161,8 +165,9 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
                count, to_string(verdict));
     if (verdict == Verdict::pass) continue;
     for (const CaseRecord& record : report.records) {
-      if (record.judgment.verdict == verdict)
-        fmt::print(out, "{}   {}\n", painted(tag(verdict), verdict, color), title(record));
+      if (record.judgment.verdict != verdict) continue;
+      fmt::print(out, "{}   {}\n", painted(tag(verdict), verdict, color), title(record));
+      if (record.judged_by_run) fmt::print(out, "             {}\n", record.judgment.reason);
     }
   }
   if (!report.stopped.empty()) fmt::print(out, "{} stopped the run before its end (exit code 4).\n", report.stopped);

@@ -58,6 +58,45 @@ void mark_vacuous(Report& report) {
       } else {
         continue;
       }
+      record.judged_by_run = true;
+      break;
+    }
+  }
+}
+
+void mark_insensitive(Report& report) {
+  std::map<Key, const Sensitivity*> best;  // of what was asked for and applies
+  const auto asked = [](const CaseRecord& record, size_t i) {
+    return record.run.status == RunStatus::ok && record.checks.invariance && record.demands[i].batch_invariance &&
+           row_count(record.c) > 0 && record.sensitivity[i].state != Sensitivity::State::not_applicable;
+  };
+  for (const CaseRecord& record : report.records) {
+    for (size_t i = 0; i < record.sensitivity.size(); ++i) {
+      if (!asked(record, i)) continue;
+      const Sensitivity*& known = best[key_of(record, i)];
+      const Sensitivity& own = record.sensitivity[i];
+      const bool measured = own.state == Sensitivity::State::measured;
+      if (known == nullptr || (measured && own.unseen() < known->unseen())) known = &own;
+    }
+  }
+  for (CaseRecord& record : report.records) {
+    if (record.judgment.verdict != Verdict::pass) continue;
+    for (size_t i = 0; i < record.sensitivity.size(); ++i) {
+      if (!asked(record, i)) continue;
+      const Sensitivity& found = *best[key_of(record, i)];
+      if (found.proves()) continue;
+      const std::string_view name = record.c.pass->outputs[i].tensor.name;
+      record.judgment = {
+          Verdict::vacuous, "insensitive",
+          found.state == Sensitivity::State::measured
+              ? fmt::format(
+                    "{}: at best, another order of summation changes {:.2g} of the elements in this run, and of "
+                    "{} compared elements all stay the same with probability {:.2g}; use more rows or longer "
+                    "sums",
+                    name, found.share(), found.compared, found.unseen())
+              : fmt::format("{}: whether the data would show another order of summation was not measured: {}", name,
+                            found.why)};
+      record.judged_by_run = true;
       break;
     }
   }

@@ -2,6 +2,7 @@
 // Runs one candidate on one case: own copies, poisoned outputs, guard bands, two runs, other contexts.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ struct RunResult {
   std::string message;                        ///< the candidate's own words, the device's error or the signal
   std::vector<OutputRun> outputs;             ///< in the order of the pass; empty unless ok
   std::vector<ContextRun> contexts;           ///< in the order of contexts_of(); empty unless ok
+  std::optional<Case> rows_case;              ///< whose rows contexts of axes of rows have, where not the case's own
   std::vector<std::string> guard_violations;  ///< "output 'dlogits': 3 elements changed behind its end, first at +0"
   std::vector<std::string> modified_inputs;   ///< "logits: 2 elements changed, first at index 12"
   bool device_lost = false;                   ///< the process can't use its device any more

@@ -139,10 +139,11 @@ bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Dem
   const ContextRun& context = run.contexts[*first];
   std::string where;
   if (rows && output.smallest_rows > 0) where = fmt::format("; from {} rows on not as alone", output.smallest_rows);
-  found.push_back(
-      fail(rows ? "invariance" : "determinism",
-           fmt::format("{} ({}: {}): {}{}", describe(context.axis), to_string(context.axis), context.what,
-                       describe_difference(c, spec_of(c, index).tensor, output.contexts[*first].bits), where)));
+  found.push_back(fail(rows ? "invariance" : "determinism",
+                       fmt::format("{} ({}: {}): {}{}", describe(context.axis), to_string(context.axis), context.what,
+                                   describe_difference(rows ? run.rows_case.value_or(c) : c, spec_of(c, index).tensor,
+                                                       output.contexts[*first].bits),
+                                   where)));
   return true;
 }
 

@@ -51,6 +51,26 @@ TEST(Cli, ABatchWithoutRowsPassesAndSaysSo) {
   EXPECT_NE(result.text.find("no rows: the launch, the memory and what sums over rows"), std::string::npos);
 }
 
+TEST(Cli, InvarianceByNameProvesItselfAndRunsItsPositiveControl) {
+  const ProcessResult ran = run_program(
+      "--op matmul --candidate native --device cpu --batch 1 --seq 4 --k-dim 64 --n-dim 16 --check invariance --json");
+  EXPECT_EQ(ran.code, 0) << ran.text;
+  const auto report = nlohmann::json::parse(ran.text);
+  ASSERT_EQ(report["controls"].size(), 1u);
+  EXPECT_TRUE(report["controls"][0]["caught"]);
+  const auto& found = report["candidates"][0]["cases"][0];
+  EXPECT_TRUE(found["bit_checks"][0]["sensitivity"]["proves"]);
+  EXPECT_LT(found["bit_checks"][0]["sensitivity"]["unseen"], 1e-9);
+}
+
+TEST(Cli, SumsTooShortToShowAnOrderAreVacuous) {
+  const ProcessResult ran = run_program(
+      "--op matmul --candidate native --device cpu --dtype bf16 --batch 1 --seq 2 --k-dim 3 --n-dim 1 "
+      "--check invariance");
+  EXPECT_EQ(ran.code, 1) << ran.text;
+  EXPECT_NE(ran.text.find("another order of summation changes"), std::string::npos) << ran.text;
+}
+
 TEST(Cli, DataThatAnOperatorLacksAreCalledRandom) {
   const ProcessResult result =
       run_program("--op matmul,logp --device cpu --candidate native --input-mode extreme --list");

@@ -8,6 +8,7 @@
 #include <ctime>
 
 #include "commands/commands.hpp"
+#include "commands/control.hpp"
 #include "commands/run_outputs.hpp"
 #include "commands/selection.hpp"
 #include "commands/session.hpp"
@@ -56,7 +57,8 @@ Report new_report(const Options& options, const Contract& contract) {
 /// Ends the report and its outputs, and gives the exit code.
 int finish(Report& report, RunOutputs& outputs, Clock::time_point start) {
   report.complete = report.stopped.empty();
-  if (report.complete) mark_vacuous(report);  // what is missing might have told something
+  if (report.complete) mark_vacuous(report), mark_insensitive(report);  // what is missing might have told something
+  void_passes(report);
   report.wall_ms = ms_since(start);
   outputs.finish(report);
   return exit_code_of(report);
@@ -86,12 +88,16 @@ int run_command(const Options& options) {
   }
   session.check_questions(contract);
   session.plan_for(contract);
+  session.find_proofs();
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
   Report report = new_report(options, contract);
   report.planned = std::ssize(selection.checks);
   RunOutputs outputs(options.run, report);
   note_interruptions();
   try {
+    for (const std::string& device : session.controlled_devices()) {
+      report.controls.push_back(run_control(device, session.plan()));
+    }
     session.run_all(
         [&](Attempt& attempt) {
           session.judge_by(contract, attempt);

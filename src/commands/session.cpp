@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <optional>
 
 #include "digest.hpp"
@@ -57,6 +58,24 @@ std::string resolve_arch_key(const RunOptions& options, const DeviceInfo& device
 int64_t gold_rows(const RunOptions& options, const Contract& contract, const Case& c) {
   if (options.gold_rows.empty()) return contract.sampling().rows_for(gold_work(c));
   return options.gold_rows == "all" ? 0 : parse_sizes("--gold-rows", options.gold_rows).front();
+}
+
+/// Appends what `other` saw of the rows of `c` to `run`; a failure of it is one of the whole.
+void take_contexts(RunResult other, const Case& c, RunResult& run) {
+  const auto append = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+  if (other.status != RunStatus::ok) {
+    other.message += fmt::format(" ({})", case_name(c));
+    run = std::move(other);
+    return;
+  }
+  run.rows_case = c;
+  append(run.guard_violations, other.guard_violations);
+  append(run.modified_inputs, other.modified_inputs);
+  append(run.contexts, other.contexts);
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    append(run.outputs[i].contexts, other.outputs[i].contexts);
+    run.outputs[i].smallest_rows = other.outputs[i].smallest_rows;
+  }
 }
 
 }  // namespace
@@ -125,6 +144,43 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
   }
 }
 
+void Session::find_proofs() {
+  if (plan_.all && wants("invariance")) proofs_ = Proofs(selection_.checks, threads_);
+}
+
+std::vector<std::string> Session::controlled_devices() const {
+  std::vector<std::string> devices;
+  if (!wants("invariance") || (options_.suite.empty() && !plan_.all)) return devices;
+  for (const Check& check : selection_.checks) {
+    const std::string& device = check.candidate.device;
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+  }
+  return devices;
+}
+
+/// Runs the case, and where the rows of another one are to be compared, that one too.
+void Session::run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) const {
+  CaseRecord& record = attempt.record;
+  const std::chrono::seconds limit(options_.timeout_s);
+  const bool apart = proof != nullptr && case_name(proof->c) != case_name(record.c);
+  RunChecks own = record.checks;
+  own.invariance &= !apart;
+  record.run = worker.run(record.candidate, record.c, attempt.inputs, attempt.outputs, own, limit);
+  if (proof == nullptr) return;
+  record.sensitivity = proof->sensitivity;
+  if (!apart) {
+    count_compared(proof->c, contexts_of(proof->c, record.device, own), record.run, record.sensitivity);
+  } else if (record.run.status == RunStatus::ok) {
+    RunChecks of_rows = record.checks;
+    of_rows.determinism = false;
+    const std::vector<Tensor> inputs = make_inputs(proof->c, threads_);
+    std::vector<Tensor> outputs = make_outputs(proof->c);
+    RunResult other = worker.run(record.candidate, proof->c, inputs, outputs, of_rows, limit);
+    count_compared(proof->c, contexts_of(proof->c, record.device, of_rows), other, record.sensitivity);
+    take_contexts(std::move(other), proof->c, record.run);
+  }
+}
+
 Attempt Session::attempt(Worker& worker, const Check& check, const std::string& arch_key) const {
   const auto start = Clock::now();
   Attempt attempt;
@@ -147,8 +203,7 @@ Attempt Session::attempt(Worker& worker, const Check& check, const std::string& 
   record.times.generate_ms = ms_since(start);
   record.data_hash = tensor_digest(attempt.inputs, threads_);
   attempt.outputs = make_outputs(check.c);
-  record.run = worker.run(check.candidate.name, check.c, attempt.inputs, attempt.outputs, record.checks,
-                          std::chrono::seconds(options_.timeout_s));
+  run(worker, proofs_.find(check.c), attempt);
   // The gold is about to be computed from these: a candidate that reached the host's copy must not choose them.
   if (tensor_digest(attempt.inputs, threads_) != record.data_hash) {
     record.run.modified_inputs.insert(record.run.modified_inputs.begin(), "the host's own copy of the inputs");

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "commands/proofs.hpp"
 #include "commands/selection.hpp"
 #include "contract.hpp"
 #include "options.hpp"
@@ -36,6 +37,10 @@ class Session {
   /// Looks at as much as `contract` demands; of several contracts, as the one that demands most.
   void plan_for(const Contract& contract);
 
+  /// Finds out what the data can show, and for every pass and dtype a case that shows enough, where invariance is asked
+  /// for by name: rows are then compared in that case's launches.
+  void find_proofs();
+
   /// Finds what is wrong with the question before any answer is worked on: an output that `contract` has no rule for,
   /// a bad --gold-rows.
   void check_questions(const Contract& contract) const;
@@ -45,17 +50,23 @@ class Session {
   void run_all(const std::function<void(Attempt&)>& body,
                const std::function<void(const DeviceInfo&)>& device = {}) const;
 
+  /// Devices whose passes need the positive control: those of a suite, or of invariance asked for by name.
+  std::vector<std::string> controlled_devices() const;
+  const AxisPlan& plan() const { return plan_; }
+
   /// Enters into the record what `contract` demands, the comparisons and the judgment; again for another contract.
   void judge_by(const Contract& contract, Attempt& attempt) const;
 
  private:
   bool wants(std::string_view check) const;
+  void run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) const;
   Attempt attempt(Worker& worker, const Check& check, const std::string& arch_key) const;
   std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;
 
   const RunOptions& options_;
   Selection selection_;
   unsigned threads_;
+  Proofs proofs_;
   AxisPlan plan_{false, 2};  ///< all axes where checks were asked for by name
 };
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The positive control of a run.
+#include "commands/control.hpp"
+
+#include <fmt/format.h>
+
+#include "error.hpp"
+#include "inputs.hpp"
+#include "isolate.hpp"
+#include "paths.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::string_view kCandidate = "split_k_by_rows";
+constexpr std::chrono::seconds kLimit{60};
+
+/// Long enough sums, and enough rows, for each of its three ways to add them up.
+Case control_case() {
+  Case c;
+  c.op = find_operator("matmul");
+  c.pass = find_pass(*c.op, "forward");
+  c.dtype = DType::f32;
+  c.dims = {{"batch", 1}, {"seq", 64}, {"k_dim", 256}, {"n_dim", 32}};
+  return c;
+}
+
+/// What the check of invariance says of it.
+Judgment judge_control(const std::string& device, const AxisPlan& plan) {
+  const std::string kind = device == "cpu" ? "cpu" : "cuda";
+  const Case c = control_case();
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = make_outputs(c);
+  const RunChecks checks{false, true, false, plan};
+  Worker worker({{find_shipped(fmt::format("controls/{}/{}.so", kind, kCandidate))}, device});
+  const RunResult run = worker.run(std::string(kCandidate), c, inputs, outputs, checks, kLimit);
+  return judge(c, run, {}, {Demands()}, checks, /*accuracy=*/false);
+}
+
+}  // namespace
+
+Control run_control(const std::string& device, const AxisPlan& plan) {
+  Control control;
+  control.device = device;
+  try {
+    const Judgment judgment = judge_control(device, plan);
+    control.caught = judgment.verdict == Verdict::fail && judgment.kind == "invariance";
+    control.reason = judgment.verdict == Verdict::pass ? "its rows were found to have the same bits in every context"
+                                                       : judgment.reason;
+  } catch (const InputError& e) {
+    control.reason = e.what();
+  } catch (const EnvironmentError& e) {
+    control.reason = e.what();
+  }
+  return control;
+}
+
+void void_passes(Report& report) {
+  for (const Control& control : report.controls) {
+    if (control.caught) continue;
+    const bool cpu = control.device == "cpu";
+    for (CaseRecord& record : report.records) {
+      if (record.judgment.verdict != Verdict::pass || !record.checks.invariance) continue;
+      if ((record.device.kind == "cpu") != cpu) continue;
+      record.judged_by_run = true;
+      record.judgment = {Verdict::error, "control",
+                         fmt::format("the positive control {}, whose bits depend on the number of rows, was not caught "
+                                     "on {}: {}",
+                                     kCandidate, control.device, control.reason)};
+    }
+  }
+}
+
+}  // namespace checkop

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The positive control of a run: a candidate whose bits depend on the batch must be caught, or no pass counts.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report.hpp"
+
+namespace checkop {
+
+/// Runs the control on `device` ("cpu", "cuda:0") as the run's candidates were run, in a worker of its own.
+Control run_control(const std::string& device, const AxisPlan& plan);
+
+/// Makes errors of those passes of `report` that rely on the invariance check of a device whose control was not caught.
+void void_passes(Report& report);
+
+}  // namespace checkop

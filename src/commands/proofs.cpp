@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// One proof for every pass and dtype of a run.
+#include "commands/proofs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+namespace checkop {
+namespace {
+
+std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c.pass->name, case_name(c)); }
+
+}  // namespace
+
+Proofs::Proofs(const std::vector<Check>& checks, unsigned threads) {
+  std::map<std::tuple<const Operator*, const Pass*, DType>, std::vector<const Case*>> groups;
+  std::set<std::string> known;
+  for (const Check& check : checks) {
+    if (check.candidate.has_kernel && known.insert(key_of(check.c)).second)
+      groups[{check.c.op, check.c.pass, check.c.dtype}].push_back(&check.c);
+  }
+  for (const auto& [key, cases] : groups) {
+    Proof proof = find_proof(cases, threads);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Case& c = *cases[i];
+      Entry& entry = entries_[key_of(c)];
+      if (i == proof.index) {
+        entry = {proof.c, std::move(proof.sensitivity)};
+      } else {
+        entry = {c, sensitivity_of(c, threads)};
+      }
+    }
+  }
+}
+
+const Proofs::Entry* Proofs::find(const Case& c) const {
+  const auto found = entries_.find(key_of(c));
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+void count_compared(const Case& c, const std::vector<Context>& contexts, const RunResult& run,
+                    std::vector<Sensitivity>& sensitivity) {
+  std::set<int64_t> rows;
+  for (size_t k = 0; k < contexts.size() && k < run.contexts.size(); ++k) {
+    if (!is_of_rows(contexts[k].axis) || !run.contexts[k].supported) continue;
+    for (const int64_t row : contexts[k].rows) {
+      if (row > 0) rows.insert(row);
+    }
+  }
+  for (size_t i = 0; i < sensitivity.size(); ++i) {
+    const TensorSpec& spec = c.pass->outputs[i].tensor;
+    if (sensitivity[i].state == Sensitivity::State::not_applicable) continue;
+    sensitivity[i].compared = std::ssize(rows) * matrix_view(*c.op, spec, shape_of(c, spec)).columns;
+  }
+}
+
+}  // namespace checkop

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which case of a run proves that its data would show a violation, for every pass and dtype.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "commands/selection.hpp"
+#include "sensitivity.hpp"
+
+namespace checkop {
+
+class Proofs {
+ public:
+  Proofs() = default;
+  Proofs(const std::vector<Check>& checks, unsigned threads);
+
+  struct Entry {
+    Case c;  ///< whose launches are compared in place of the case's own
+    std::vector<Sensitivity> sensitivity;
+  };
+  /// nullptr where nothing was to be proven.
+  const Entry* find(const Case& c) const;
+
+ private:
+  std::map<std::string, Entry> entries_;  ///< by pass and name of the case
+};
+
+/// Enters into `sensitivity` how many elements of the rows of `c` the contexts that the candidate supported compared.
+void count_compared(const Case& c, const std::vector<Context>& contexts, const RunResult& run,
+                    std::vector<Sensitivity>& sensitivity);
+
+}  // namespace checkop

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the JSON report that tells what became of bits.
+#include "report_bits.hpp"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace checkop {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Where and what the bits were only stands there when they differ.
+Json bits(const BitDifference& difference) {
+  Json json = {{"compared", difference.compared}, {"different", difference.different}};
+  if (difference.different == 0) return json;
+  json["first_index"] = difference.first_index;
+  json["bits"] = {fmt::format("{:#x}", difference.a_bits), fmt::format("{:#x}", difference.b_bits)};
+  return json;
+}
+
+/// What each axis did to output `index`. Contexts that changed bits are told one by one, the first three of an axis.
+Json axes(const CaseRecord& record, size_t index) {
+  constexpr size_t kMostTold = 3;
+  const TensorSpec& spec = record.c.pass->outputs[index].tensor;
+  Json list = Json::array();
+  for (const Axis axis : all_axes()) {
+    int64_t contexts = 0, unsupported = 0, compared = 0, different = 0, row_zero = 0;
+    Json broken = Json::array();
+    for (size_t k = 0; k < record.run.contexts.size(); ++k) {
+      const ContextRun& context = record.run.contexts[k];
+      const ContextBits& found = record.run.outputs[index].contexts[k];
+      if (context.axis != axis || (context.supported && found.bits.compared + found.row_zero_different == 0)) continue;
+      ++contexts;
+      unsupported += context.supported ? 0 : 1;
+      compared += found.bits.compared, different += found.bits.different, row_zero += found.row_zero_different;
+      if (found.bits.different == 0 || broken.size() == kMostTold) continue;
+      Json entry = bits(found.bits);
+      entry["what"] = context.what;
+      const Case& place = is_of_rows(axis) && record.run.rows_case ? *record.run.rows_case : record.c;
+      entry["coordinates"] = unravel(shape_of(place, spec), found.bits.first_index);
+      const auto ulps = ulp_distance(dtype_of(record.c, spec), found.bits.a_bits, found.bits.b_bits);
+      entry["ulp"] = ulps ? Json(*ulps) : Json(nullptr);
+      broken.push_back(entry);
+    }
+    if (contexts == 0) continue;
+    list.push_back({{"axis", to_string(axis)},
+                    {"contexts", contexts},
+                    {"unsupported", unsupported},
+                    {"compared", compared},
+                    {"different", different},
+                    {"row_0_different", row_zero},
+                    {"broken", broken}});
+  }
+  return list;
+}
+
+Json sensitivity(const Sensitivity& found) {
+  using State = Sensitivity::State;
+  const bool measured = found.state == State::measured;
+  const char* const otherwise = found.state == State::not_applicable ? "not applicable" : "not measured";
+  return {{"state", measured ? "measured" : otherwise},
+          {"why", found.why},
+          {"emulated", found.elements},
+          {"changed", found.changed},
+          {"compared", found.compared},
+          {"share", measured ? Json(found.share()) : Json(nullptr)},
+          {"unseen", measured ? Json(found.unseen()) : Json(nullptr)},
+          {"proves", found.proves()}};
+}
+
+}  // namespace
+
+Json bit_checks(const CaseRecord& record) {
+  Json list = Json::array();
+  for (size_t i = 0; i < record.run.outputs.size(); ++i) {
+    const TensorSpec& spec = record.c.pass->outputs[i].tensor;
+    if (!is_present(record.c, spec)) continue;
+    const OutputRun& run = record.run.outputs[i];
+    list.push_back({{"name", spec.name},
+                    {"repeat", bits(run.repeat)},
+                    {"axes", axes(record, i)},
+                    {"sensitivity", i < record.sensitivity.size() ? sensitivity(record.sensitivity[i]) : Json(nullptr)},
+                    {"smallest_rows", run.smallest_rows}});
+  }
+  return list;
+}
+
+}  // namespace checkop

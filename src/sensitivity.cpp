@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// The emulated pass in three orders.
+#include "sensitivity.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "emulation.hpp"
+#include "error.hpp"
+#include "gold.hpp"
+#include "inputs.hpp"
+#include "sampling.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr int64_t kFewestTerms = 3, kShortest = 32;
+/// Of a case whose rows were added to.
+constexpr double kMostWork = 4e8;
+constexpr int64_t kMostBytes = int64_t{64} << 20, kMostRows = 1 << 16;
+
+Case with_rows(const Case& c, int64_t rows) { return slice_rows(c, 0, rows); }
+
+/// Some rows of `c`, no longer than what can be emulated in time. nullopt when it has no such sizes.
+std::optional<Case> sample_case(const Case& c, double work) {
+  Case sample = with_rows(c, 1);
+  if (sample.dtype == DType::f64) sample.dtype = DType::f32;
+  while (gold_work(sample) > work) {
+    const auto of_rows = split_dims(c.op->row_dims);
+    std::string_view longest;
+    for (const auto& [name, extent] : sample.dims) {
+      const bool fits = extent % 2 == 0 && extent / 2 >= kShortest;
+      if (fits && std::find(of_rows.begin(), of_rows.end(), name) == of_rows.end() &&
+          (longest.empty() || extent > sample.dims.find(longest)->second)) {
+        longest = name;
+      }
+    }
+    if (longest.empty()) break;
+    sample.dims.find(longest)->second /= 2;
+  }
+  constexpr double kFarTooMuch = 64;
+  if (gold_work(sample) > kFarTooMuch * work) return {};
+  return with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / gold_work(sample)), 1, kMostRows));
+}
+
+std::vector<std::vector<std::byte>> emulated(const Case& c, const std::vector<const Tensor*>& inputs, const Plan& plan,
+                                             unsigned threads) {
+  Values values;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    values.emplace_back(is_present(c, spec.tensor) ? element_count(shape_of(c, spec.tensor)) : 0);
+  }
+  const Arithmetic arithmetic(plan);
+  c.pass->emulation->run({inputs, c.attrs, arithmetic, values, threads});
+  std::vector<std::vector<std::byte>> stored;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const DTypeInfo& type = info(dtype_of(c, c.pass->outputs[i].tensor));
+    type.encode(values[i].data(), stored.emplace_back(values[i].size() * type.bytes).data(), values[i].size());
+  }
+  return stored;
+}
+
+int64_t count_changed(const std::vector<std::byte>& a, const std::vector<std::byte>& b, size_t width) {
+  int64_t changed = 0;
+  for (size_t at = 0; at < a.size(); at += width) changed += std::memcmp(&a[at], &b[at], width) != 0 ? 1 : 0;
+  return changed;
+}
+
+void measure(const Case& sample, std::vector<Sensitivity>& found, unsigned threads) {
+  using enum Plan::Order;
+  const std::vector<Tensor> inputs = make_inputs(sample, threads);
+  std::vector<const Tensor*> present;
+  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+  const auto usual = emulated(sample, present, {serial, 0, true}, threads);
+  for (const Plan& plan : {Plan{reversed, 0, true}, Plan{split, 2, true}}) {
+    const auto other = emulated(sample, present, plan, threads);
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (found[i].state == Sensitivity::State::not_applicable) continue;
+      const size_t width = info(dtype_of(sample, sample.pass->outputs[i].tensor)).bytes;
+      const int64_t changed = count_changed(usual[i], other[i], width);
+      const bool first = found[i].state != Sensitivity::State::measured;
+      found[i].changed = first ? changed : std::min(found[i].changed, changed);
+      found[i].elements = static_cast<int64_t>(usual[i].size() / width);
+      found[i].state = Sensitivity::State::measured;
+    }
+  }
+}
+
+}  // namespace
+
+double Sensitivity::share() const {
+  const double seen = static_cast<double>(changed) - 2 * std::sqrt(static_cast<double>(changed));
+  return elements > 0 ? std::max(0.0, seen) / static_cast<double>(elements) : 0;
+}
+
+double Sensitivity::unseen() const { return std::pow(1 - share(), static_cast<double>(compared)); }
+
+std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double work) {
+  std::vector<Sensitivity> found(c.pass->outputs.size());
+  bool any = false;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const OutputSpec& spec = c.pass->outputs[i];
+    if (!is_present(c, spec.tensor) || !is_per_row(*c.op, spec.tensor) || sum_terms(c, spec) < kFewestTerms ||
+        spec.numerics == Numerics::exact) {
+      found[i].state = Sensitivity::State::not_applicable;
+    } else {
+      any = true;
+    }
+  }
+  const auto give_up = [&](const std::string& why) {
+    for (Sensitivity& each : found) {
+      if (each.state != Sensitivity::State::not_applicable) each = {Sensitivity::State::not_measured, why};
+    }
+  };
+  if (!any) return found;
+  if (c.pass->emulation == nullptr) {
+    give_up("the pass has no emulation");
+    return found;
+  }
+  try {
+    const std::optional<Case> sample = sample_case(c, work);
+    if (sample) {
+      measure(*sample, found, threads);
+    } else {
+      give_up("a row is too much work to emulate");
+    }
+  } catch (const InputError& e) {  // sizes that do not go together any more
+    give_up(e.what());
+  }
+  return found;
+}
+
+int64_t elements_of_rows(const Case& c, const TensorSpec& output) {
+  return (row_count(c) - 1) * matrix_view(*c.op, output, shape_of(c, output)).columns;
+}
+
+namespace {
+
+bool is_asked(const Sensitivity& each) { return each.state != Sensitivity::State::not_applicable; }
+
+/// `c` with so many rows, or as many of them as memory and time permit; never with fewer than it has.
+Case with_more_rows(const Case& c, int64_t wanted) {
+  wanted = std::min(wanted, kMostRows);
+  while (wanted > row_count(c) &&
+         (tensor_bytes(with_rows(c, wanted)) > kMostBytes || gold_work(with_rows(c, wanted)) > kMostWork)) {
+    wanted -= std::max<int64_t>(1, wanted / 8);
+  }
+  return wanted > row_count(c) ? with_rows(c, wanted) : c;
+}
+
+/// The number of rows that brings unseen() of every output below its limit; the most there may be where one has no
+/// measured share.
+int64_t rows_needed(const Case& c, const std::vector<Sensitivity>& sensitivity) {
+  int64_t rows = row_count(c);
+  for (size_t i = 0; i < sensitivity.size(); ++i) {
+    if (!is_asked(sensitivity[i])) continue;
+    const double share = std::min(sensitivity[i].share(), 0.999999);
+    if (!(share > 0)) return kMostRows;
+    const TensorSpec& spec = c.pass->outputs[i].tensor;
+    const auto columns = static_cast<double>(matrix_view(*c.op, spec, shape_of(c, spec)).columns);
+    const double needed = std::log(kUnseenLimit) / std::log1p(-share) / columns;
+    // Row 0 does not count; one row more for what rounding takes off.
+    rows = std::max(rows, static_cast<int64_t>(std::min(std::ceil(needed) + 2, static_cast<double>(kMostRows))));
+  }
+  return rows;
+}
+
+/// The probability that the least telling output hides a violation when all rows but the first are compared.
+double worst_unseen(const Case& c, std::vector<Sensitivity> sensitivity) {
+  double worst = 0;
+  for (size_t i = 0; i < sensitivity.size(); ++i) {
+    if (!is_asked(sensitivity[i])) continue;
+    sensitivity[i].compared = elements_of_rows(c, c.pass->outputs[i].tensor);
+    worst = std::max(worst, sensitivity[i].state == Sensitivity::State::measured ? sensitivity[i].unseen() : 1.0);
+  }
+  return worst;
+}
+
+/// How much a case promises: elements times the share that changes, which grows as the square root of the terms. The
+/// least of its outputs counts.
+double promise(const Case& c) {
+  constexpr int64_t kEnoughTerms = 16;  // sums of a few terms of narrow formats are often exact
+  if (row_count(c) == 0 || c.op->row_dims.empty() ||
+      (c.input_mode != InputMode::random && c.input_mode != InputMode::peaked))
+    return 0;
+  const Case widened = with_more_rows(c, kMostRows);
+  double least = 0;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    if (!is_present(c, spec.tensor) || !is_per_row(*c.op, spec.tensor) || sum_terms(c, spec) < kFewestTerms) continue;
+    const int64_t terms = sum_terms(c, spec);
+    const double own = static_cast<double>(elements_of_rows(widened, spec.tensor)) *
+                       std::sqrt(static_cast<double>(terms)) * (terms < kEnoughTerms ? 1e-3 : 1);
+    least = least == 0 ? own : std::min(least, own);
+  }
+  return least;
+}
+
+}  // namespace
+
+Proof find_proof(std::span<const Case* const> cases, unsigned threads) {
+  Proof best;
+  double most = -1;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (const double own = promise(*cases[i]); own > most) most = own, best.index = i, best.c = *cases[i];
+  }
+  best.sensitivity = sensitivity_of(best.c, threads);
+  if (std::none_of(best.sensitivity.begin(), best.sensitivity.end(), is_asked)) return best;
+  Case tried = best.c;
+  double unseen = worst_unseen(best.c, best.sensitivity);
+  for (const InputMode mode : {tried.input_mode, InputMode::wide}) {
+    tried.input_mode = mode;
+    // gold_work() counts dimensions that are added up as if they were multiplied: what takes no time may be repeated.
+    constexpr std::chrono::milliseconds kShort{300};
+    auto start = std::chrono::steady_clock::now();
+    for (const double work : {1e6, 3e7, 5e8}) {
+      if (unseen < kUnseenLimit) return best;
+      if (work > 1e8 && std::chrono::steady_clock::now() - start > kShort) break;
+      start = std::chrono::steady_clock::now();
+      const std::vector<Sensitivity> found = sensitivity_of(tried, threads, work);
+      const Case widened = with_more_rows(tried, rows_needed(tried, found));
+      const double own = worst_unseen(widened, found);
+      if (own < unseen) unseen = own, best.c = widened, best.sensitivity = found;
+    }
+  }
+  return best;
+}
+
+}  // namespace checkop

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// What data can show: shares of elements that another order of summation changes, cases with enough of them, and what
+// becomes of a run that has none or whose positive control was not caught.
+#include "sensitivity.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "commands/control.hpp"
+#include "gold_helper.hpp"
+
+namespace checkop {
+namespace {
+
+Case product(int64_t rows, int64_t k, int64_t n, DType dtype = DType::f32) {
+  return gold_case("matmul", "forward", dtype, {{"batch", 1}, {"seq", rows}, {"k_dim", k}, {"n_dim", n}});
+}
+
+using State = Sensitivity::State;
+
+TEST(Sensitivity, LongSumsInFp32ChangeWithTheOrder) {
+  const Sensitivity found = sensitivity_of(product(8, 256, 16), 1)[0];
+  EXPECT_EQ(found.state, State::measured);
+  EXPECT_GT(found.share(), 0.3);
+  EXPECT_LE(found.share(), 1.0);
+}
+
+TEST(Sensitivity, NarrowOutputsChangeSeldom) {
+  const auto share = [](DType dtype) { return sensitivity_of(product(8, 256, 64, dtype), 1, 1e7)[0].share(); };
+  EXPECT_LT(share(DType::bf16), 1e-3);
+  EXPECT_LT(share(DType::bf16), share(DType::f16));
+  EXPECT_LT(share(DType::f16), share(DType::f32));
+}
+
+TEST(Sensitivity, ExactSumsNeverChange) {
+  Case c = product(8, 64, 64);
+  c.input_mode = InputMode::integer;
+  const Sensitivity found = sensitivity_of(c, 1)[0];
+  EXPECT_EQ(found.state, State::measured);
+  EXPECT_GT(found.elements, 0);
+  EXPECT_EQ(found.changed, 0);
+}
+
+TEST(Sensitivity, WithoutASumThereIsNothingToReorder) {
+  EXPECT_EQ(sensitivity_of(product(8, 2, 16), 1)[0].state, State::not_applicable);
+  const Case silu = gold_case("silu", "forward", DType::f32, {{"batch", 1}, {"seq", 4}, {"hidden", 64}});
+  EXPECT_EQ(sensitivity_of(silu, 1)[0].state, State::not_applicable);
+}
+
+TEST(Sensitivity, OutputsThatSumOverRowsAreNotComparedRowByRow) {
+  const Case c = gold_case("matmul", "backward", DType::f32, {{"batch", 1}, {"seq", 8}, {"k_dim", 64}, {"n_dim", 8}});
+  EXPECT_EQ(sensitivity_of(c, 1)[0].state, State::measured);        // da
+  EXPECT_EQ(sensitivity_of(c, 1)[1].state, State::not_applicable);  // db
+}
+
+TEST(Sensitivity, ShareStaysBelowWhatWasSeen) {
+  Sensitivity found{State::measured, "", 1000, 100, 50};
+  EXPECT_DOUBLE_EQ(found.share(), 0.08);
+  EXPECT_DOUBLE_EQ(found.unseen(), std::pow(0.92, 50));
+  found.changed = 3;
+  EXPECT_EQ(found.share(), 0);
+  EXPECT_EQ(found.unseen(), 1);
+  EXPECT_FALSE(found.proves());
+}
+
+TEST(Sensitivity, ProofNeedsOneInABillion) {
+  Sensitivity found{State::measured, "", 10000, 10000, 0};  // a share of 0.98
+  found.compared = 5;
+  EXPECT_FALSE(found.proves());
+  found.compared = 6;
+  EXPECT_TRUE(found.proves());
+  found.state = State::not_measured;
+  EXPECT_FALSE(found.proves());
+}
+
+TEST(Proof, RowsAreAddedUntilTheDataShowEnough) {
+  const Case small = product(2, 64, 16, DType::bf16);
+  const Case* const cases[] = {&small};
+  Proof proof = find_proof(cases, 2);
+  EXPECT_GT(row_count(proof.c), 1000);
+  EXPECT_EQ(proof.c.dims.at("k_dim"), 64);
+  proof.sensitivity[0].compared = elements_of_rows(proof.c, proof.c.pass->outputs[0].tensor);
+  EXPECT_TRUE(proof.sensitivity[0].proves()) << proof.sensitivity[0].unseen();
+}
+
+TEST(Proof, CaseThatShowsEnoughStaysAsItIs) {
+  const Case c = product(32, 256, 64);
+  const Case* const cases[] = {&c};
+  EXPECT_EQ(case_name(find_proof(cases, 1).c), case_name(c));
+}
+
+TEST(Proof, MostPromisingCaseIsChosen) {
+  const Case none = product(0, 256, 64), thin = product(4, 3, 1), good = product(64, 256, 64);
+  const Case* const cases[] = {&none, &thin, &good};
+  EXPECT_EQ(find_proof(cases, 1).index, 2u);
+}
+
+// --- what becomes of a run
+
+CaseRecord passing(const Case& c, int64_t changed) {
+  CaseRecord record;
+  record.c = c;
+  record.candidate = "mine";
+  record.device.kind = "cpu";
+  record.judgment = {Verdict::pass, "", ""};
+  record.run.status = RunStatus::ok;
+  record.demands.resize(1);
+  record.sensitivity = {{State::measured, "", 1000, changed, 100}};
+  return record;
+}
+
+TEST(Insensitive, RunWhoseDataShowNothingIsVacuous) {
+  Report report;
+  report.records = {passing(product(2, 64, 16), 0)};
+  mark_insensitive(report);
+  EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
+  EXPECT_EQ(report.records[0].judgment.kind, "insensitive");
+}
+
+TEST(Insensitive, OneCaseOfTheSameKindIsEnough) {
+  Report report;
+  report.records = {passing(product(2, 64, 16), 0), passing(product(8, 64, 16), 900)};
+  mark_insensitive(report);
+  EXPECT_EQ(report.records[0].judgment.verdict, Verdict::pass);
+  report.records[1].c.dtype = DType::bf16;  // of another dtype it proves nothing for this one
+  mark_insensitive(report);
+  EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
+  EXPECT_EQ(report.records[1].judgment.verdict, Verdict::pass);
+}
+
+TEST(Insensitive, WhatWasNotMeasuredIsVacuous) {
+  Report report;
+  report.records = {passing(product(2, 64, 16), 900)};
+  report.records[0].sensitivity[0] = {State::not_measured, "too much work"};
+  mark_insensitive(report);
+  EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
+}
+
+TEST(Insensitive, NothingIsAskedOfOutputsWithoutSumsOrDemands) {
+  Report report;
+  report.records = {passing(product(2, 64, 16), 0), passing(product(2, 64, 16), 0)};
+  report.records[0].sensitivity[0].state = State::not_applicable;
+  report.records[1].demands[0].batch_invariance = false;
+  mark_insensitive(report);
+  for (const CaseRecord& record : report.records) EXPECT_EQ(record.judgment.verdict, Verdict::pass);
+}
+
+TEST(PositiveControl, RunIsVoidWhereItWasNotCaught) {
+  Report report;
+  report.records = {passing(product(2, 64, 16), 900), passing(product(2, 64, 16), 900)};
+  report.records[1].device.kind = "cuda";
+  report.controls = {{"cpu", false, "its rows were the same"}, {"cuda:0", true, ""}};
+  void_passes(report);
+  EXPECT_EQ(report.records[0].judgment.verdict, Verdict::error);
+  EXPECT_EQ(report.records[0].judgment.kind, "control");
+  EXPECT_EQ(report.records[1].judgment.verdict, Verdict::pass);
+}
+
+// The program's folder has it; that of the tests has not.
+TEST(PositiveControl, IsNotCaughtWhereItIsMissing) {
+  const Control control = run_control("cpu", {});
+  EXPECT_FALSE(control.caught);
+  EXPECT_NE(control.reason.find("controls/cpu/split_k_by_rows.so"), std::string::npos) << control.reason;
+}
+
+}  // namespace
+}  // namespace checkop
