@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -12,6 +11,14 @@
 
 namespace checkop {
 namespace {
+
+/// What the next launch answers: the ABI carries no state of the caller's.
+struct Current {
+  const BehaviourFault* fault = nullptr;
+  const Case* c = nullptr;
+  unsigned calls = 0;  ///< so far, of one run_with_fault()
+};
+thread_local Current current;
 
 /// One call and its right answer.
 struct Site {
@@ -114,10 +121,9 @@ void round_a_tie_the_other_way(const Site& s, int64_t count) {
 }
 
 void change_every_second_call(const Operator& op, const Pass& pass, const checkop_call& call) {
-  static std::atomic<unsigned> calls{0};
   const Site s(op, pass, call);
   s.store_from(0);
-  if ((calls++ & 1U) != 0) round_a_tie_the_other_way(s, std::ssize(s.values[0]));
+  if ((current.calls & 1U) != 0) round_a_tie_the_other_way(s, std::ssize(s.values[0]));
 }
 
 void change_single_rows(const Operator& op, const Pass& pass, const checkop_call& call) {
@@ -140,15 +146,10 @@ constexpr std::array kFaults{
         {"batch_dependent", "one last bit differs where a row is alone", "invariance"}, true, change_single_rows},
 };
 
-/// What the next launch answers: the ABI carries no state of the caller's.
-struct Current {
-  const BehaviourFault* fault = nullptr;
-  const Case* c = nullptr;
-};
-thread_local Current current;
-
 checkop_status launch(const checkop_call* call) {
-  return answer(*call, [&] { current.fault->answer(*current.c->op, *current.c->pass, *call); });
+  const checkop_status status = answer(*call, [&] { current.fault->answer(*current.c->op, *current.c->pass, *call); });
+  ++current.calls;
+  return status;
 }
 
 }  // namespace
@@ -171,7 +172,7 @@ RunResult run_with_fault(const BehaviourFault& fault, const Case& c, const std::
   candidate.op = c.op->name;
   candidate.pass = c.pass->name;
   candidate.kernel = &kernel;
-  current = {&fault, &c};
+  current = {&fault, &c, 0};
   const auto device = open_cpu_device();
   return run_candidate(*device, candidate, c, inputs, outputs, checks);
 }
