@@ -111,6 +111,14 @@ class CpuDevice final : public Device {
 
 }  // namespace
 
+void Device::run(const Manner& manner, const std::function<bool()>& launch) {
+  if (manner.kind == Manner::Kind::contended) {
+    throw NotOnDevice(fmt::format("'{}' runs one launch at a time: nothing can contend with it", info().kind));
+  }
+  if (manner.kind == Manner::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
+  launch();
+}
+
 std::unique_ptr<Device> open_cpu_device() { return std::make_unique<CpuDevice>(); }
 
 #ifdef CHECK_OPERATOR_CUDA

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace checkop {
 
@@ -19,6 +20,17 @@ struct DeviceInfo {
   int multiprocessors = 0;
   uint64_t memory_bytes = 0;
   std::string driver, runtime;  ///< "13.0"; "" on the CPU
+};
+
+/// How the work of a launch comes to run.
+struct Manner {
+  enum class Kind : uint8_t {
+    plain,
+    contended,  ///< beside other work, on a stream of its own, that holds `percent` of the multiprocessors
+    replayed,   ///< recorded in a graph, which is launched twice
+  };
+  Kind kind = Kind::plain;
+  int percent = 0;
 };
 
 /// Every member throws DeviceError with what was being done and the driver's own words; a CUDA error is cleared first.
@@ -35,6 +47,10 @@ class Device {
   virtual void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) = 0;
   /// Waits for all work of the device, whatever its stream, and reports asynchronous errors.
   virtual void synchronize(const std::string& what) = 0;
+
+  /// Calls `launch`, which puts work on stream() and says whether it did, so that the work runs in this manner; what it
+  /// put there may still run at the end. `launch` must not throw. Throws NotOnDevice where that can't be.
+  virtual void run(const Manner& manner, const std::function<bool()>& launch);
 
   // For timing.
   virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
@@ -61,6 +77,16 @@ class DeviceError : public std::exception {
  private:
   std::string message_;
   bool sticky_;
+};
+
+/// A manner of running work that the device, or the work, does not know.
+class NotOnDevice : public std::exception {
+ public:
+  explicit NotOnDevice(std::string why) : why_(std::move(why)) {}
+  const char* what() const noexcept override { return why_.c_str(); }
+
+ private:
+  std::string why_;
 };
 
 std::unique_ptr<Device> open_cpu_device();

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA device. The only file in src/ that includes the CUDA runtime. nvcc compiles it: timing takes two kernels.
+// The CUDA device. The only file in src/ that includes the CUDA runtime. nvcc compiles it: timing and contention take
+// kernels.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -11,6 +13,7 @@
 #include <source_location>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "device.hpp"
@@ -68,6 +71,24 @@ __global__ void wait_ns(uint64_t ns) {
   } while (now - start < ns);
 }
 
+/// What host and device tell each other while multiprocessors are held.
+struct Held {
+  unsigned blocks;  ///< that run; written by the device
+  unsigned stop;    ///< not 0: end; written by the host
+};
+
+/// Every block takes a multiprocessor, whose shared memory it has all of, until it is told to end or `most_ns` are
+/// over.
+__global__ void hold_multiprocessor(volatile Held* held, uint64_t most_ns) {
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  atomicAdd_system(const_cast<unsigned*>(&held->blocks), 1u);
+  do {
+    __nanosleep(500);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (held->stop == 0 && now - start < most_ns);
+}
+
 struct StreamDelete {
   using pointer = cudaStream_t;
   void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
@@ -85,6 +106,22 @@ Event make_event() {
   check(cudaEventCreate(&event), "create an event");
   return Event(event);
 }
+
+struct HostDelete {
+  void operator()(Held* held) const noexcept { (void)cudaFreeHost(held); }
+};
+
+struct GraphDelete {
+  using pointer = cudaGraph_t;
+  void operator()(cudaGraph_t graph) const noexcept { (void)cudaGraphDestroy(graph); }
+};
+using Graph = std::unique_ptr<cudaGraph_t, GraphDelete>;
+
+struct GraphExecDelete {
+  using pointer = cudaGraphExec_t;
+  void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
+};
+using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
 
 class CudaDevice final : public Device {
  public:
@@ -161,6 +198,18 @@ class CudaDevice final : public Device {
     check(cudaGetLastError(), what);  // a launch error that a candidate did not report
   }
 
+  void run(const Manner& manner, const std::function<bool()>& launch) override {
+    switch (manner.kind) {
+      case Manner::Kind::plain:
+        launch();
+        return;
+      case Manner::Kind::contended:
+        return run_contended(manner.percent, launch);
+      case Manner::Kind::replayed:
+        return run_replayed(launch);
+    }
+  }
+
   size_t cache_bytes() const override { return static_cast<size_t>(properties_.l2CacheSize); }
 
   void copy(std::byte* to, const std::byte* from, size_t bytes) override {
@@ -199,6 +248,70 @@ class CudaDevice final : public Device {
   }
 
  private:
+  /// The contending work ends with the launch's, and by itself after a second: a candidate that waits for the whole
+  /// device, or whose blocks all have to run at once, would wait for ever.
+  void run_contended(int percent, const std::function<bool()>& launch) {
+    constexpr std::chrono::milliseconds kMostStart{200}, kMost{500};
+    constexpr uint64_t kMostHeldNs = 1'000'000'000;
+    using Clock = std::chrono::steady_clock;
+    if (!other_stream_) {
+      cudaStream_t stream = nullptr;
+      check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream for contending work");
+      other_stream_.reset(stream);
+      Held* held = nullptr;
+      check(cudaHostAlloc(reinterpret_cast<void**>(&held), sizeof(Held), cudaHostAllocMapped), "allocate flags");
+      held_.reset(held);
+      check(cudaFuncSetAttribute(hold_multiprocessor, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(properties_.sharedMemPerBlockOptin)),
+            "let contending work have a multiprocessor's shared memory");
+    }
+    const auto blocks = static_cast<unsigned>(std::max(1, properties_.multiProcessorCount * percent / 100));
+    volatile Held* const held = held_.get();
+    held->blocks = 0;
+    held->stop = 0;
+    hold_multiprocessor<<<blocks, 1, properties_.sharedMemPerBlockOptin, other_stream_.get()>>>(held_.get(),
+                                                                                                kMostHeldNs);
+    check(cudaGetLastError(), "start contending work");
+    auto start = Clock::now();
+    while (held->blocks < blocks && Clock::now() - start < kMostStart) std::this_thread::yield();
+    const bool holds = held->blocks == blocks;
+    launch();
+    const cudaError_t launched = cudaGetLastError();  // a launch error that a candidate did not report
+    start = Clock::now();
+    while (cudaStreamQuery(stream_.get()) == cudaErrorNotReady && Clock::now() - start < kMost) {
+      std::this_thread::yield();
+    }
+    held->stop = 1;
+    check(cudaStreamSynchronize(other_stream_.get()), "run beside contending work");
+    check(launched, "run beside contending work");
+    if (!holds) throw NotOnDevice("the contending work did not get the multiprocessors");
+  }
+
+  void run_replayed(const std::function<bool()>& launch) {
+    // Thread-local: calls that can't be part of a graph fail, and are not made outside of it instead.
+    check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "begin to record a graph");
+    const bool launched = launch();
+    cudaGraph_t recorded = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream_.get(), &recorded);
+    const Graph graph(recorded);
+    (void)cudaGetLastError();  // of calls that failed because they were recorded
+    size_t nodes = 0;
+    if (launched && ended == cudaSuccess && graph) {
+      check(cudaGraphGetNodes(graph.get(), nullptr, &nodes), "count what was recorded");
+    }
+    if (nodes == 0) {
+      throw NotOnDevice(std::string("the launch can't be recorded in a graph: ") +
+                        (ended != cudaSuccess ? cudaGetErrorString(ended)
+                         : launched           ? "nothing was put on its stream"
+                                              : "it failed meanwhile"));
+    }
+    cudaGraphExec_t instance = nullptr;
+    check(cudaGraphInstantiate(&instance, graph.get(), 0), "make a graph");
+    const GraphExec replay(instance);
+    for (int i = 0; i < 2; ++i) check(cudaGraphLaunch(replay.get(), stream_.get()), "launch a graph");
+    check(cudaStreamSynchronize(stream_.get()), "replay a graph");
+  }
+
   void copy(std::byte* to, const std::byte* from, size_t bytes, cudaMemcpyKind kind, std::string_view verb) {
     if (bytes == 0) return;
     const std::string doing = std::string(verb) + " (" + format_bytes(bytes) + ")";
@@ -212,7 +325,8 @@ class CudaDevice final : public Device {
 
   int index_;
   cudaDeviceProp properties_{};
-  Stream stream_;
+  Stream stream_, other_stream_;
+  std::unique_ptr<Held, HostDelete> held_;  ///< of run_contended()
   Event start_, stop_;
   std::unique_ptr<std::byte, MemoryDelete> flushed_;  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;

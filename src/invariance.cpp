@@ -76,10 +76,10 @@ class Planner {
     return context;
   }
 
-  /// The context on the whole case, and on few rows where those cost less.
+  /// The context on few rows, where those cost less, and on the whole case.
   template <class Edit>
-  void add_full_and_focused(Axis axis, const std::string& what, const Edit& edit) {
-    for (const bool small : {false, true}) {
+  void add_focused_and_full(Axis axis, const std::string& what, const Edit& edit) {
+    for (const bool small : {true, false}) {
       if (small && focus_ == n_) continue;
       Context context = small ? focused(axis, fmt::format("{}, {}", what, rows_text(focus_))) : full(axis, what);
       edit(context);
@@ -90,32 +90,44 @@ class Planner {
   void launches() {
     repetition();
     add(full(Axis::first_call, "the same launch again"));
-    add_full_and_focused(Axis::outputs, "outputs of zeros", [](Context& x) { x.outputs_before = 2; });
-    add_full_and_focused(Axis::outputs, "outputs of another NaN", [](Context& x) { x.outputs_before = 1; });
-    add_full_and_focused(Axis::workspace, "a workspace of 0x5a, 4096 bytes larger than asked for",
+    add_focused_and_full(Axis::outputs, "outputs of zeros", [](Context& x) { x.outputs_before = 2; });
+    add_focused_and_full(Axis::outputs, "outputs of another NaN", [](Context& x) { x.outputs_before = 1; });
+    add_focused_and_full(Axis::workspace, "a workspace of 0x5a, 4096 bytes larger than asked for",
                          [](Context& x) { x.workspace_before = 0x5a, x.workspace_extra = 4096; });
-    add_full_and_focused(Axis::workspace, "a workspace of zeros", [](Context& x) { x.workspace_before = 0; });
-    for (const size_t offset : {2, 4, 8, 16}) {
+    add_focused_and_full(Axis::workspace, "a workspace of zeros", [](Context& x) { x.workspace_before = 0; });
+    for (const size_t offset : {2, 4, 8, 16, 256}) {
       if (offset < info(c_.dtype).bytes) continue;
-      add_full_and_focused(Axis::alignment, fmt::format("tensors {} bytes past a 256-byte boundary", offset),
+      add_focused_and_full(Axis::alignment,
+                           offset == 256 ? "tensors at an odd multiple of 256 bytes"
+                                         : fmt::format("tensors {} bytes past a 256-byte boundary", offset),
                            [&](Context& x) { x.offset = offset; });
     }
+    for (const int percent : {50, 90}) {
+      add_focused_and_full(Axis::contention, fmt::format("other work on {} % of the multiprocessors", percent),
+                           [&](Context& x) {
+                             x.manner = {Manner::Kind::contended, percent};
+                           });
+    }
+    add_focused_and_full(Axis::graph, "the second of two replays of a graph",
+                         [](Context& x) { x.manner.kind = Manner::Kind::replayed; });
     add(full(Axis::after_shapes, "the same launch after those of other shapes"));
   }
 
   /// The first launch of a context is what the others are compared with.
   void repetition() {
-    constexpr double kShare = 4;
-    const double each = cost_of(c_, full(Axis::repetition, ""));
+    constexpr double kShare = 3;
+    constexpr int64_t kPart = 16;
+    const double each = cost_of(c_, device_, full(Axis::repetition, ""));
     const bool splits = focus_ < n_ && each * plan_.runs > kShare;
     const int in_full = splits ? std::clamp(static_cast<int>(kShare / each), 2, plan_.runs) : plan_.runs;
     Context all = full(Axis::repetition, fmt::format("{} launches", in_full));
     all.launches = in_full;
     add(std::move(all));
     if (plan_.runs - in_full < 2) return;
-    Context few = focused(Axis::repetition, "");
-    few.launches = plan_.runs - in_full, few.twin = {0, 0};
-    few.what = fmt::format("{} launches of {}", few.launches, rows_text(focus_));
+    const int64_t rows = std::clamp<int64_t>(n_ / kPart, 1, focus_);
+    const int launches = plan_.runs - in_full;
+    Context few = of(Axis::repetition, fmt::format("{} launches of {}", launches, rows_text(rows)), range(0, rows));
+    few.launches = launches, few.sums = true;
     add(std::move(few));
   }
 
@@ -139,7 +151,27 @@ class Planner {
   void batch() {
     if (n_ > 1) add(of(Axis::batch, "the last row alone", {n_ - 1}));
     if (n_ > 2) add(of(Axis::batch, fmt::format("row {} alone", n_ / 2), {n_ / 2}));
-    for (const int64_t m : sizes()) add(of(Axis::batch, fmt::format("the first {}", rows_text(m)), range(0, m)));
+    for (const int64_t m : sizes()) {
+      Context context = of(Axis::batch, fmt::format("the first {}", rows_text(m)), range(0, m));
+      context.covers = m == n_ - 1;
+      add(std::move(context));
+    }
+    for (const int64_t m : {1, 2, 4, 8, 16}) at_other_places(m);
+  }
+
+  /// A few rows hold too few elements to show a change that only so few rows make: more of them, here and there.
+  void at_other_places(int64_t m) {
+    constexpr int64_t kElements = 4096, kMostPlaces = 64;
+    int64_t columns = kElements;
+    for (const OutputSpec& output : c_.pass->outputs) {
+      if (!is_present(c_, output.tensor) || !is_per_row(*c_.op, output.tensor)) continue;
+      columns = std::min(columns, matrix_view(*c_.op, output.tensor, shape_of(c_, output.tensor)).columns);
+    }
+    const int64_t places = std::min({kMostPlaces / m, kElements / std::max<int64_t>(1, columns * m), n_ / m - 1});
+    for (int64_t i = 1; i <= places; ++i) {
+      const int64_t begin = (n_ - m) * i / (places + 1);
+      add(of(Axis::batch, fmt::format("rows [{}, {}) alone", begin, begin + m), range(begin, begin + m)));
+    }
   }
 
   /// Numbers of rows, those at which kernels change their minds most often first.
@@ -213,7 +245,11 @@ class Planner {
   void neighbours() {
     using enum Disturbance;
     if (n_ < 2) return;
-    disturbed(full(Axis::neighbours, ""), 1, nan);
+    for (const int64_t first : {1, 0}) {
+      Context all = full(Axis::neighbours, "");
+      all.covers = true;
+      disturbed(std::move(all), first, nan);
+    }
     for (const Disturbance each : {huge, zeros, infinity, nan}) {
       for (const int64_t first : {0, 1}) disturbed(focused(Axis::neighbours, ""), first, each);
     }
@@ -227,37 +263,49 @@ class Planner {
     }
   }
 
-  /// The batch, or its first rows, with others behind it up to the edge of a tile.
+  /// The batch, and its first rows, with others behind it up to the edge of a tile.
   void padding() {
     using enum Disturbance;
-    for (const auto& [multiple, disturbance] : {std::pair{int64_t{1}, nan}, {64, zeros}, {8, nan}, {128, huge}}) {
-      const int64_t more = multiple - focus_ % multiple;
-      Context context =
-          of(Axis::padding, fmt::format("{} of {} behind {}", rows_text(more), text_of(disturbance), rows_text(focus_)),
-             range(0, focus_));
-      for (int64_t i = 0; i < more; ++i) context.rows.push_back(~(i % focus_));
-      context.disturbance = disturbance;
-      add(std::move(context));
-    }
+    padded(n_, 1, nan);
+    if (focus_ < n_) padded(focus_, 1, nan);
+    padded(focus_, 64, zeros), padded(focus_, 8, nan), padded(focus_, 128, huge);
+  }
+
+  void padded(int64_t rows, int64_t multiple, Disturbance disturbance) {
+    const int64_t more = multiple - rows % multiple;
+    Context context =
+        of(Axis::padding, fmt::format("{} of {} behind {}", rows_text(more), text_of(disturbance), rows_text(rows)),
+           range(0, rows));
+    for (int64_t i = 0; i < more; ++i) context.rows.push_back(~(i % rows));
+    context.disturbance = disturbance;
+    add(std::move(context));
   }
 
   void row_stride() {
     for (const auto& [elements, zeros] : {std::pair{int64_t{8}, false}, {1, false}, {16, true}}) {
-      Context context = focused(Axis::row_stride, fmt::format("{} element{} of {} behind each row", elements,
-                                                              elements == 1 ? "" : "s", zeros ? "zeros" : "NaN"));
-      context.row_padding = elements, context.zeros_between = zeros;
-      add(std::move(context));
+      const std::string what = fmt::format("{} element{} of {} behind each row", elements, elements == 1 ? "" : "s",
+                                           zeros ? "zeros" : "NaN");
+      // A kernel that refuses does so before any work: the whole batch first.
+      for (const bool all : {true, false}) {
+        if (!all && focus_ == n_) continue;
+        Context context = all ? full(Axis::row_stride, what)
+                              : focused(Axis::row_stride, fmt::format("{}, {}", what, rows_text(focus_)));
+        context.row_padding = elements, context.zeros_between = zeros;
+        add(std::move(context));
+      }
     }
   }
 
   void chunks() {
-    const auto chunk = [&](int64_t begin, int64_t end) {
-      if (begin < end && end - begin < n_) {
-        add(of(Axis::chunks, fmt::format("rows [{}, {}) as a chunk", begin, end), range(begin, end)));
-      }
+    const auto chunk = [&](int64_t begin, int64_t end, bool covers = false) {
+      if (begin >= end || end - begin == n_) return;
+      Context context = of(Axis::chunks, fmt::format("rows [{}, {}) as a chunk", begin, end), range(begin, end));
+      context.covers = covers;
+      add(std::move(context));
     };
-    for (const int64_t cut : {n_ / 3, kTile, kTile + 1, kTile - 1, int64_t{1}, kLargeTile, kLargeTile + 1,
-                              kLargeTile - 1, kPage, kPage + 1, kPage - 1, n_ - 1}) {
+    if (n_ >= 3) chunk(0, n_ / 3, true), chunk(n_ / 3, n_, true);
+    for (const int64_t cut : {kTile, kTile + 1, kTile - 1, int64_t{1}, kLargeTile, kLargeTile + 1, kLargeTile - 1,
+                              kPage, kPage + 1, kPage - 1, n_ - 1}) {
       if (cut < 1 || cut >= n_) continue;
       chunk(std::max<int64_t>(0, cut - kFocus), cut);
       chunk(cut, std::min(n_, cut + kFocus + 1));
@@ -274,21 +322,26 @@ class Planner {
       }
       add(std::move(transposed));
     }
-    for (const bool along_first : {true, false}) {
-      const int64_t outer = along_first ? focus_ : 1;
-      if (n_ < 2 || (focus_ == n_ && outer_ == outer)) continue;
-      Context context =
-          focused(Axis::grouping, fmt::format("{} along {}", rows_text(focus_), row_dims_[along_first ? 0 : 1]));
-      context.outer = outer, context.sums = false;
-      add(std::move(context));
+    if (n_ < 2) return;
+    for (const int64_t rows : {n_, focus_}) {
+      for (const bool along_first : {true, false}) {
+        const int64_t outer = along_first ? rows : 1;
+        if (rows == n_ && outer == outer_) continue;
+        Context context = rows == n_ ? full(Axis::grouping, "") : focused(Axis::grouping, "");
+        context.what = fmt::format("{} along {}", rows_text(rows), row_dims_[along_first ? 0 : 1]);
+        context.outer = outer, context.sums = false;
+        add(std::move(context));
+      }
+      if (focus_ == n_) break;
     }
   }
 
-  /// First one context of every axis, then what costs little, then the rest, the axes in turn.
+  /// First one context of every axis and those that cover the rows, then what costs little, then the rest, the axes in
+  /// turn.
   int priority_of(Axis axis, size_t place, const Context& context) const {
     constexpr double kLittle = 0.25;
     if (axis == Axis::repetition) return 0;
-    return place == 0 ? 1 : cost_of(c_, context) <= kLittle ? 2 : 3;
+    return place == 0 || context.covers ? 1 : cost_of(c_, device_, context) <= kLittle ? 2 : 3;
   }
 
   std::vector<Context> within_budget() {
@@ -309,10 +362,10 @@ class Planner {
     double cost = 2;
     std::erase_if(entries, [&](const Entry& entry) {
       const Context& context = *entry.context;
-      double more = context.launches * cost_of(c_, context);
+      double more = context.launches * cost_of(c_, device_, context);
       const bool new_twin = context.has_twin() && !twins.contains(context.twin);
-      if (new_twin) more += cost_of(c_, of(entry.axis, "", range(context.twin.first, context.twin.second)));
-      if (entry.axis != Axis::repetition && cost + more > kMostLaunches) return true;
+      if (new_twin) more += cost_of(c_, device_, of(entry.axis, "", range(context.twin.first, context.twin.second)));
+      if (entry.priority > 1 && cost + more > kMostLaunches) return true;
       cost += more;
       if (new_twin) twins.insert(context.twin);
       return false;
@@ -336,33 +389,6 @@ class Planner {
 };
 
 }  // namespace
-
-Case context_case(const Case& c, const Context& context) {
-  const auto names = split_dims(c.op->row_dims);
-  if (names.empty()) return c;
-  Case arranged = c;
-  for (const std::string_view name : names) arranged.dims.find(name)->second = 1;
-  arranged.dims.find(names.front())->second = context.outer;
-  arranged.dims.find(names.back())->second = std::ssize(context.rows) / context.outer;
-  return arranged;
-}
-
-double cost_of(const Case& c, const Context& context) {
-  const auto bytes = [](const Case& launched) {
-    return std::max(static_cast<double>(tensor_bytes(launched)), gold_work(launched) / kProductsPerByte);
-  };
-  return bytes(context_case(c, context)) / std::max(kSmallBytes, bytes(c));
-}
-
-int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context) {
-  if (!is_present(c, output)) return 0;
-  const int64_t times = std::max(1, context.launches - 1);
-  const MatrixView view = matrix_view(*c.op, output, shape_of(c, output));
-  if (!is_per_row(*c.op, output)) return context.sums ? times * view.rows * view.columns : 0;
-  const bool counts_first = !is_of_rows(context.axis);
-  const auto counts = [&](int64_t row) { return row > 0 || (row == 0 && counts_first); };
-  return times * view.columns * std::count_if(context.rows.begin(), context.rows.end(), counts);
-}
 
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan) {
   return Planner(c, device, plan).take();

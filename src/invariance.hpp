@@ -33,6 +33,8 @@ struct Context {
   int outputs_before = 0;            ///< what lies in the outputs: poison 0 or 1, or zeros (2)
   uint64_t workspace_before = 0xff;  ///< every byte of the workspace
   size_t workspace_extra = 0;        ///< bytes more than asked for
+  Manner manner = {};
+  bool covers = false;  ///< it is needed for its axis to compare every row but the first
   /// Rows [first, second) of the case, launched plainly, are what it is compared with; an empty range: the full batch.
   std::pair<int64_t, int64_t> twin{0, 0};
 
@@ -51,9 +53,10 @@ inline constexpr double kMostLaunches = 20;
 
 /// What a launch of `context` costs, in launches of the whole case: the bytes of its tensors, or its multiplications at
 /// kProductsPerByte where they take longer, as on an H200 in bf16. Where arithmetic is slower, a launch of few rows
-/// costs less than this says. A small case counts as kSmallBytes, for below that a launch costs more than what it does.
-inline constexpr double kSmallBytes = 4 << 20, kProductsPerByte = 100;
-double cost_of(const Case& c, const Context& context);
+/// costs less than this says. A small case counts as kSmallBytes, on a GPU as kSmallGpuBytes, for below that a launch
+/// costs more than what it does.
+inline constexpr double kSmallBytes = 4 << 20, kSmallGpuBytes = 256 << 20, kProductsPerByte = 100;
+double cost_of(const Case& c, const DeviceInfo& device, const Context& context);
 
 /// The case that a context launches.
 Case context_case(const Case& c, const Context& context);
@@ -63,10 +66,11 @@ int64_t compared_elements(const Case& c, const TensorSpec& output, const Context
 
 /// The contexts of `c` in the order in which they run. Without `plan.all` these are batch (the last row alone, the
 /// first half), position and neighbours on at most 64 rows: what a kernel breaks most often, for the price of a launch
-/// or two. With it every axis has its contexts, the most telling ones first; when they would cost more than
-/// kMostLaunches together, those that no longer fit are left out, the least telling first. `repetition` keeps its
-/// number of launches, part of them on few rows, and is never left out. None for a case without rows, and none of rows
-/// for operators without row dimensions.
+/// or two. With it every axis has its contexts, and every axis of rows compares every row but the first; of the others,
+/// when all would cost more than kMostLaunches together, those that no longer fit are left out, the least telling
+/// first. `repetition` keeps its number of launches, most of them on few rows; only where those cost as much as many,
+/// since weights outweigh the rows, does the whole cost more than kMostLaunches. None for a case without rows, and none
+/// of rows for operators without row dimensions.
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan);
 
 }  // namespace checkop

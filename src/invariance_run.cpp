@@ -61,7 +61,7 @@ class Contexts {
   }
 
   static Found found_by(const Context& context) {
-    return {static_cast<uint64_t>(context.outputs_before), context.workspace_before};
+    return {static_cast<uint64_t>(context.outputs_before), context.workspace_before, context.manner};
   }
 
   std::string suffix(const Context& context) const {

@@ -28,12 +28,14 @@ Json axes(const CaseRecord& record, size_t index) {
   for (const Axis axis : all_axes()) {
     int64_t contexts = 0, unsupported = 0, compared = 0, different = 0, row_zero = 0;
     Json broken = Json::array();
+    std::string why;
     for (size_t k = 0; k < record.run.contexts.size(); ++k) {
       const ContextRun& context = record.run.contexts[k];
       const ContextBits& found = record.run.outputs[index].contexts[k];
       if (context.axis != axis || (context.supported && found.bits.compared + found.row_zero_different == 0)) continue;
       ++contexts;
       unsupported += context.supported ? 0 : 1;
+      if (why.empty()) why = context.message;
       compared += found.bits.compared, different += found.bits.different, row_zero += found.row_zero_different;
       if (found.bits.different == 0 || broken.size() == kMostTold) continue;
       Json entry = bits(found.bits);
@@ -48,6 +50,7 @@ Json axes(const CaseRecord& record, size_t index) {
     list.push_back({{"axis", to_string(axis)},
                     {"contexts", contexts},
                     {"unsupported", unsupported},
+                    {"why_unsupported", why},
                     {"compared", compared},
                     {"different", different},
                     {"row_0_different", row_zero},

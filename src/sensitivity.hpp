@@ -25,7 +25,8 @@ struct Sensitivity {
   State state = State::not_measured;
   std::string why;
   int64_t elements = 0, changed = 0;  ///< emulated, and changed by the order that changes the fewest
-  int64_t compared = 0;               ///< elements of the case that contexts of rows compared, each counted once
+  /// Elements of the case that contexts of rows compared, each counted once, of the axis that compared the fewest.
+  int64_t compared = 0;
 
   /// Share q of elements that change: two standard deviations of `changed` below what was seen, at least 0.
   double share() const;

@@ -161,13 +161,27 @@ std::string Stage::launch(const Found& found, int run) {
   const auto start = Clock::now();
   std::optional<Stopped> stopped;
   int status = CHECKOP_FAILED;  // int: a candidate may return what is no checkop_status
+  const auto launch = [&] {
+    try {
+      status = guarded_call("launch", [&] { return kernel_.launch(call.get()); });
+    } catch (Stopped& thrown) {
+      stopped = std::move(thrown);
+    }
+    return !stopped && status == CHECKOP_OK;
+  };
+  std::string unknown;
   try {
-    status = guarded_call("launch", [&] { return kernel_.launch(call.get()); });
-  } catch (Stopped& thrown) {
-    stopped = std::move(thrown);
+    device_.run(found.manner, launch);
+  } catch (const NotOnDevice& e) {
+    unknown = e.what();
   }
   std::string message = call.message();
-  if (!stopped) stopped = judge_status(status, message);
+  if (!unknown.empty()) {
+    // The candidate's own failure is one to be recorded, say: plainly it ran.
+    stopped = Stopped{RunStatus::unsupported, message.empty() ? unknown : fmt::format("{} ({})", unknown, message)};
+  } else if (!stopped) {
+    stopped = judge_status(status, message);
+  }
   // Also after a failure: work that was enqueued must end before its buffers go, and its errors belong to this case.
   try {
     device_.synchronize(fmt::format("run {} of '{}'{}", run + 1, kernel_.name, suffix_));

@@ -35,6 +35,7 @@ struct Layout {
 struct Found {
   uint64_t outputs = 0;       ///< 0 or 1: that output poison; 2: zeros
   uint64_t workspace = 0xff;  ///< in every byte
+  Manner manner = {};
 };
 
 /// One arrangement of buffers: the full batch or some of its rows.

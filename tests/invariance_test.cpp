@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "gold_helper.hpp"
@@ -34,10 +35,9 @@ std::set<Axis> axes_of(const std::vector<Context>& contexts) {
   return axes;
 }
 
-TEST(Contexts, EveryAxisOfADeviceWithoutStreamsHasSome) {
-  std::set<Axis> wanted(all_axes().begin(), all_axes().end());
-  wanted.erase(Axis::contention), wanted.erase(Axis::graph);
-  EXPECT_EQ(axes_of(plan_contexts(product_case(2, 20), cpu(), kAll)), wanted);
+TEST(Contexts, EveryAxisHasSome) {
+  const std::set<Axis> all(all_axes().begin(), all_axes().end());
+  EXPECT_EQ(axes_of(plan_contexts(product_case(2, 20), cpu(), kAll)), all);
 }
 
 TEST(Contexts, DefaultRunHasFourOfRows) {
@@ -76,16 +76,40 @@ TEST(Contexts, OperatorWithoutRowsHasAxesOfLaunchesAlone) {
   for (const Context& context : contexts) EXPECT_FALSE(is_of_rows(context.axis)) << context.what;
 }
 
+// A change that only single rows see must show in enough elements, though a launch of one row has few.
+TEST(Contexts, SingleRowsAreTakenFromManyPlaces) {
+  std::set<int64_t> places;
+  for (const Context& context : plan_contexts(product_case(2, 500, 64, 8), cpu(), kAll)) {
+    if (context.axis == Axis::batch && context.rows.size() == 1) places.insert(context.rows[0]);
+  }
+  EXPECT_GE(places.size(), 64u);
+}
+
+// What find_proof() counts on.
+TEST(Contexts, EveryAxisOfRowsComparesEveryRowButTheFirst) {
+  for (const int64_t rows : {7, 40, 300, 2000, 65536}) {
+    std::map<Axis, std::set<int64_t>> compared;
+    for (const Context& context : plan_contexts(product_case(1, rows, 256, 256), cpu(), kAll)) {
+      if (!is_of_rows(context.axis)) continue;
+      for (const int64_t row : context.rows) {
+        if (row > 0) compared[context.axis].insert(row);
+      }
+    }
+    EXPECT_EQ(compared.size(), 7u);
+    for (const auto& [axis, seen] : compared) EXPECT_EQ(std::ssize(seen), rows - 1) << to_string(axis) << " " << rows;
+  }
+}
+
 /// All launches of a plan, those of twins and the runner's own two included.
 double total_cost(const Case& c, const std::vector<Context>& contexts) {
   double cost = 2;
   std::set<std::pair<int64_t, int64_t>> twins;
   for (const Context& context : contexts) {
-    cost += context.launches * cost_of(c, context);
+    cost += context.launches * cost_of(c, cpu(), context);
     if (!context.has_twin() || !twins.insert(context.twin).second) continue;
     Context plain;
     plain.rows.resize(static_cast<size_t>(context.twin.second - context.twin.first));
-    cost += cost_of(c, plain);
+    cost += cost_of(c, cpu(), plain);
   }
   return cost;
 }
@@ -94,8 +118,18 @@ TEST(Contexts, LargeCaseCostsAtMostTwentyLaunchesAndKeepsEveryAxis) {
   for (const int64_t rows : {4096, 65536}) {
     const Case c = product_case(2, rows / 2, 4096, 4096, DType::bf16);
     const auto contexts = plan_contexts(c, cpu(), kAll);
-    EXPECT_EQ(axes_of(contexts).size(), 13u) << rows;
+    EXPECT_EQ(axes_of(contexts).size(), static_cast<size_t>(kAxes)) << rows;
     EXPECT_LE(total_cost(c, contexts), kMostLaunches) << rows;
+  }
+}
+
+// As in decoding: a launch of one row reads all of the weights.
+TEST(Contexts, CaseWhoseWeightsOutweighItsRowsKeepsEveryAxis) {
+  DeviceInfo gpu;
+  gpu.kind = "cuda", gpu.multiprocessors = 132;
+  for (const DeviceInfo& device : {cpu(), gpu}) {
+    const auto contexts = plan_contexts(product_case(1, 64, 14336, 16384, DType::bf16), device, kAll);
+    EXPECT_EQ(axes_of(contexts).size(), static_cast<size_t>(kAxes)) << device.kind;
   }
 }
 
@@ -173,7 +207,7 @@ TEST_P(BrokenAxis, IsCaughtAndNamed) {
 INSTANTIATE_TEST_SUITE_P(
     Nine, BrokenAxis,
     testing::Values(AxisFault{"batch_dependent_tile", {"batch", "chunks"}, "batch"},
-                    AxisFault{"position_dependent_order", {"position", "grouping", "chunks"}, "position"},
+                    AxisFault{"position_dependent_order", {"position", "grouping", "batch", "chunks"}, "position"},
                     AxisFault{
                         "neighbour_leak", {"neighbours", "position", "grouping", "batch", "chunks"}, "neighbours"},
                     AxisFault{"padding_leak", {"row_stride"}, "row_stride"},
@@ -213,6 +247,16 @@ TEST(RowZero, IsToldAndNotCounted) {
 TEST(SmallestRows, AreFoundByBisection) {
   const RunResult result = run_all_axes("batch_dependent_tile", product_case(2, 20));
   EXPECT_EQ(result.outputs[0].smallest_rows, 16);
+}
+
+TEST(AxesOfAGpu, SayOnTheCpuWhyTheyWereNotRun) {
+  const RunResult result = run_all_axes("first_call_differs", product_case(2, 20));
+  std::map<Axis, std::string> why;
+  for (const ContextRun& context : result.contexts) {
+    if (!context.supported) why[context.axis] = context.message;
+  }
+  EXPECT_NE(why[Axis::contention].find("nothing can contend"), std::string::npos) << why[Axis::contention];
+  EXPECT_NE(why[Axis::graph].find("has no graphs"), std::string::npos) << why[Axis::graph];
 }
 
 // A refusal is no pass: the axis says that nothing was compared.

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <tuple>
 
@@ -43,17 +44,19 @@ const Proofs::Entry* Proofs::find(const Case& c) const {
 
 void count_compared(const Case& c, const std::vector<Context>& contexts, const RunResult& run,
                     std::vector<Sensitivity>& sensitivity) {
-  std::set<int64_t> rows;
+  std::map<Axis, std::set<int64_t>> rows;
   for (size_t k = 0; k < contexts.size() && k < run.contexts.size(); ++k) {
     if (!is_of_rows(contexts[k].axis) || !run.contexts[k].supported) continue;
     for (const int64_t row : contexts[k].rows) {
-      if (row > 0) rows.insert(row);
+      if (row > 0) rows[contexts[k].axis].insert(row);
     }
   }
+  int64_t fewest = rows.empty() ? 0 : std::numeric_limits<int64_t>::max();
+  for (const auto& [axis, of_axis] : rows) fewest = std::min<int64_t>(fewest, std::ssize(of_axis));
   for (size_t i = 0; i < sensitivity.size(); ++i) {
     const TensorSpec& spec = c.pass->outputs[i].tensor;
     if (sensitivity[i].state == Sensitivity::State::not_applicable) continue;
-    sensitivity[i].compared = std::ssize(rows) * matrix_view(*c.op, spec, shape_of(c, spec)).columns;
+    sensitivity[i].compared = fewest * matrix_view(*c.op, spec, shape_of(c, spec)).columns;
   }
 }
 

@@ -27,7 +27,8 @@ class Proofs {
   std::map<std::string, Entry> entries_;  ///< by pass and name of the case
 };
 
-/// Enters into `sensitivity` how many elements of the rows of `c` the contexts that the candidate supported compared.
+/// Enters into `sensitivity` how many elements of the rows of `c` the contexts of each axis compared, each element
+/// counted once and of axes of rows that the candidate supports: those of the axis that compared the fewest.
 void count_compared(const Case& c, const std::vector<Context>& contexts, const RunResult& run,
                     std::vector<Sensitivity>& sensitivity);
 

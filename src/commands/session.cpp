@@ -86,9 +86,12 @@ Session::Session(const RunOptions& options, Selection selection)
 }
 
 void Session::plan_for(const Contract& contract) {
+  plan_.axes = AxisSet();
   for (const Check& check : selection_.checks) {
     for (const OutputSpec& spec : check.c.pass->outputs) {
-      plan_.runs = std::max(plan_.runs, contract.demands_for(check.c, spec).runs);
+      const Demands demands = contract.demands_for(check.c, spec);
+      plan_.runs = std::max(plan_.runs, demands.runs);
+      plan_.axes = plan_.axes | demands.axes;
     }
   }
 }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a context launches, costs and compares.
+#include <algorithm>
+
+#include "invariance.hpp"
+#include "sampling.hpp"
+
+namespace checkop {
+
+Case context_case(const Case& c, const Context& context) {
+  const auto names = split_dims(c.op->row_dims);
+  if (names.empty()) return c;
+  Case arranged = c;
+  for (const std::string_view name : names) arranged.dims.find(name)->second = 1;
+  arranged.dims.find(names.front())->second = context.outer;
+  arranged.dims.find(names.back())->second = std::ssize(context.rows) / context.outer;
+  return arranged;
+}
+
+double cost_of(const Case& c, const DeviceInfo& device, const Context& context) {
+  const double small = device.kind == "cpu" ? kSmallBytes : kSmallGpuBytes;
+  const auto bytes = [](const Case& launched) {
+    return std::max(static_cast<double>(tensor_bytes(launched)), gold_work(launched) / kProductsPerByte);
+  };
+  return bytes(context_case(c, context)) / std::max(small, bytes(c));
+}
+
+int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context) {
+  if (!is_present(c, output)) return 0;
+  const int64_t times = std::max(1, context.launches - 1);
+  const MatrixView view = matrix_view(*c.op, output, shape_of(c, output));
+  if (!is_per_row(*c.op, output)) return context.sums ? times * view.rows * view.columns : 0;
+  const bool counts_first = !is_of_rows(context.axis);
+  const auto counts = [&](int64_t row) { return row > 0 || (row == 0 && counts_first); };
+  return times * view.columns * std::count_if(context.rows.begin(), context.rows.end(), counts);
+}
+
+}  // namespace checkop
