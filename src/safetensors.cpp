@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 
 #include "error.hpp"
 #include "json.hpp"
+#include "text.hpp"
 
 namespace checkop {
 namespace {
@@ -21,6 +23,7 @@ namespace {
 constexpr uint64_t kMaxHeader = 100'000'000;  // as in the format's reference reader
 
 std::optional<DType> parse_name(std::string_view name) {
+  if (name == "BOOL") return DType::u8;
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i64, DType::i32, DType::u8}) {
     if (info(dtype).safetensors == name) return dtype;
   }
@@ -39,17 +42,6 @@ void write_at(int file, const std::string& path, uint64_t offset, const void* da
     bytes -= static_cast<size_t>(done);
   }
 }
-
-/// A file descriptor that closes itself.
-struct File {
-  explicit File(int descriptor) : fd(descriptor) {}
-  ~File() {
-    if (fd >= 0) close(fd);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int fd;
-};
 
 void read_at(int file, const std::string& path, uint64_t offset, void* data, size_t bytes) {
   char* to = static_cast<char*>(data);
@@ -80,23 +72,37 @@ SafetensorsEntry parse_entry(const std::string& name, const JsonValue& value, ui
   entry.begin = static_cast<uint64_t>(offsets[0].integer(0));
   entry.end = static_cast<uint64_t>(offsets[1].integer(0));
   const auto bytes = static_cast<uint64_t>(element_count(entry.shape)) * info(entry.dtype).bytes;
-  if (entry.begin > entry.end || entry.end > data_bytes || entry.end - entry.begin != bytes) {
+  if (entry.begin > entry.end || entry.end - entry.begin != bytes) {
+    throw InputError(value.where(),
+                     fmt::format("has offsets [{}, {}) but needs {} bytes", entry.begin, entry.end, bytes), kHint);
+  }
+  if (entry.end > data_bytes) {
     throw InputError(
         value.where(),
-        fmt::format("has offsets [{}, {}) but needs {} of {} bytes", entry.begin, entry.end, bytes, data_bytes), kHint);
+        fmt::format("has offsets [{}, {}) but the file holds {} bytes of data", entry.begin, entry.end, data_bytes),
+        "the file is truncated; write it again");
   }
   return entry;
 }
 
-/// Two tensors in the same bytes: more memory than the file is long, and one of them is not what was written.
-void refuse_overlaps(const std::string& path, std::vector<SafetensorsEntry> entries) {
+/// Two tensors in the same bytes: more memory than the file is long, and one of them is not what was written. Bytes of
+/// no tensor: something was lost, or hides there.
+void require_tiling(const std::string& path, std::vector<SafetensorsEntry> entries, uint64_t data_bytes) {
+  constexpr const char* kHint = "the file is no valid safetensors file";
   std::erase_if(entries, [](const SafetensorsEntry& entry) { return entry.begin == entry.end; });
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < entries.size(); ++i) {
-    if (entries[i].begin >= entries[i - 1].end) continue;
-    throw InputError(path, fmt::format("tensors '{}' and '{}' overlap", entries[i - 1].name, entries[i].name),
-                     "the file is no valid safetensors file");
+  uint64_t end = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].begin < end)
+      throw InputError(path, fmt::format("tensors '{}' and '{}' overlap", entries[i - 1].name, entries[i].name), kHint);
+    if (entries[i].begin > end)
+      throw InputError(
+          path, fmt::format("has {} bytes before '{}' that are no tensor's", entries[i].begin - end, entries[i].name),
+          kHint);
+    end = entries[i].end;
   }
+  if (end != data_bytes)
+    throw InputError(path, fmt::format("has {} bytes at its end that are no tensor's", data_bytes - end), kHint);
 }
 
 }  // namespace
@@ -138,51 +144,101 @@ void SafetensorsWriter::write(const std::string& name, uint64_t offset, const vo
   write_at(file_, path_, data_begin_ + entries_.at(name).begin + offset, data, bytes);
 }
 
+void write_safetensors(const std::string& path, const std::vector<Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<SafetensorsEntry> entries;
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.name.empty()) entries.push_back({tensor.name, tensor.dtype, tensor.shape});
+  }
+  SafetensorsWriter file(path, entries, metadata);
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.name.empty()) file.write(tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
+  }
+}
+
+SafetensorsReader::SafetensorsReader(const std::string& path, const std::string& hint) : path_(path) {
+  // Without waiting: a pipe that nobody writes to would block for ever.
+  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file_ < 0) throw InputError(path, fmt::format("cannot be opened: {}", std::strerror(errno)), hint);
+  try {
+    read_header(hint);
+  } catch (...) {
+    close(file_);
+    throw;
+  }
+}
+
+SafetensorsReader::~SafetensorsReader() { close(file_); }
+
+void SafetensorsReader::read_header(const std::string& hint) {
+  struct stat status {};
+  if (fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) throw InputError(path_, "is no file", hint);
+  const auto size = static_cast<uint64_t>(status.st_size);
+  uint64_t length = 0;
+  if (size >= 8) read_at(file_, path_, 0, &length, 8);
+  if (size < 8) throw InputError(path_, fmt::format("is no safetensors file: it has {} bytes", size), hint);
+  if (length > kMaxHeader || length > size - 8) {
+    throw InputError(
+        path_, fmt::format("is no safetensors file, or truncated: its header would be {} bytes long", length), hint);
+  }
+  std::string text(length, '\0');
+  read_at(file_, path_, 8, text.data(), text.size());
+  const JsonValue header = JsonValue::parse(text, path_);
+  if (!header.is_object()) throw InputError(path_, "has a header that is no JSON object", hint);
+  data_begin_ = 8 + length;
+  for (const auto& [name, value] : header.members()) {
+    if (name == "__metadata__") {
+      for (const auto& [key, entry] : value.members()) metadata_[key] = entry.string();
+    } else {
+      entries_.push_back(parse_entry(name, value, size - data_begin_));
+    }
+  }
+  require_tiling(path_, entries_, size - data_begin_);
+}
+
+const SafetensorsEntry* SafetensorsReader::find(const std::string& name) const {
+  const auto found =
+      std::lower_bound(entries_.begin(), entries_.end(), name,
+                       [](const SafetensorsEntry& entry, const std::string& n) { return entry.name < n; });
+  return found == entries_.end() || found->name != name ? nullptr : &*found;
+}
+
+const SafetensorsEntry& SafetensorsReader::at(const std::string& name) const {
+  if (const SafetensorsEntry* entry = find(name)) return *entry;
+  std::vector<std::string> known;
+  for (const SafetensorsEntry& entry : entries_) known.push_back(entry.name);
+  constexpr size_t kMostNamed = 8;
+  std::string hint = did_you_mean(name, known);
+  if (known.size() <= kMostNamed)
+    hint += fmt::format("{}it holds {}", hint.empty() ? "" : " ",
+                        known.empty() ? "none" : fmt::to_string(fmt::join(known, ", ")));
+  throw InputError(path_, fmt::format("holds no tensor '{}'", name), hint);
+}
+
+Tensor SafetensorsReader::read(const SafetensorsEntry& entry) const {
+  Tensor tensor(entry.name, entry.dtype, entry.shape);
+  read(entry, tensor.bytes.data());
+  return tensor;
+}
+
+void SafetensorsReader::read(const SafetensorsEntry& entry, std::byte* to) const {
+  read_at(file_, path_, data_begin_ + entry.begin, to, entry.end - entry.begin);
+}
+
 const Tensor* SafetensorsFile::find(const std::string& name) const {
   const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return t.name == name; });
   return found == tensors.end() ? nullptr : &*found;
 }
 
-SafetensorsFile read_safetensors(const std::string& path, const std::vector<std::string>& wanted) {
-  const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.fd < 0) {
-    throw InputError(path, fmt::format("cannot be opened: {}", std::strerror(errno)),
-                     "give a file that --save-tensors wrote");
-  }
-  struct stat status {};
-  if (fstat(file.fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-    throw InputError(path, "is no file", "give a file that --save-tensors wrote");
-  }
-  const auto size = static_cast<uint64_t>(status.st_size);
-  uint64_t length = 0;
-  if (size >= 8) read_at(file.fd, path, 0, &length, 8);
-  if (size < 8 || length > kMaxHeader || length > size - 8) {
-    throw InputError(path, "is no safetensors file", "give a file that --save-tensors wrote");
-  }
-  std::string text(length, '\0');
-  read_at(file.fd, path, 8, text.data(), text.size());
-  const JsonValue header = JsonValue::parse(text, path);
-  if (!header.is_object()) {
-    throw InputError(path, "has a header that is no JSON object", "give a file that --save-tensors wrote");
-  }
-  SafetensorsFile result;
-  std::vector<SafetensorsEntry> entries;
-  for (const auto& [name, value] : header.members()) {
-    if (name == "__metadata__") {
-      for (const auto& [key, entry] : value.members()) result.metadata[key] = entry.string();
-    } else {
-      entries.push_back(parse_entry(name, value, size - 8 - length));
-    }
-  }
-  refuse_overlaps(path, entries);
-  for (const SafetensorsEntry& entry : entries) {
+SafetensorsFile read_safetensors(const std::string& path, const std::vector<std::string>& wanted,
+                                 const std::string& hint) {
+  const SafetensorsReader file(path, hint);
+  SafetensorsFile result{file.metadata(), {}};
+  for (const SafetensorsEntry& entry : file.entries()) {
     const bool keep = wanted.empty() || std::any_of(wanted.begin(), wanted.end(), [&](const std::string& prefix) {
                         return entry.name.starts_with(prefix);
                       });
-    if (!keep) continue;
-    Tensor tensor(entry.name, entry.dtype, entry.shape);
-    read_at(file.fd, path, 8 + length + entry.begin, tensor.bytes.data(), tensor.bytes.size());
-    result.tensors.push_back(std::move(tensor));
+    if (keep) result.tensors.push_back(file.read(entry));
   }
   return result;
 }

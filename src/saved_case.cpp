@@ -167,7 +167,7 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
 }
 
 SavedCase load_case(const std::string& path) {
-  SafetensorsFile file = read_safetensors(path, {"input/", "output/"});
+  SafetensorsFile file = read_safetensors(path, {"input/", "output/"}, "give a file that --save-tensors wrote");
   const auto meta = [&](const std::string& key) {
     const auto found = file.metadata.find(key);
     if (found == file.metadata.end())

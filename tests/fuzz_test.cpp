@@ -170,6 +170,48 @@ TEST(Fuzz, SafetensorsAndReplayedCases) {
   EXPECT_GT(cases.refused, kCount / 4);
 }
 
+/// Small and large tensors, an empty one and a scalar, names that need escapes.
+std::string several_tensors(const std::string& path) {
+  std::vector<Tensor> tensors;
+  tensors.emplace_back("a", DType::f32, Shape{2, 3});
+  tensors.emplace_back("b.weight", DType::bf16, Shape{7});
+  tensors.emplace_back("\"none\"", DType::i64, Shape{0, 4});
+  tensors.emplace_back("scalar", DType::f64, Shape{});
+  tensors.emplace_back("mask", DType::u8, Shape{5, 1});
+  write_safetensors(path, tensors, {{"format", "pt"}});
+  return read_file(path);
+}
+
+TEST(Fuzz, SafetensorsOfAnySource) {
+  const std::string path = scratch_folder() + "/damaged.safetensors";
+  const std::string whole = several_tensors(path);
+  uint64_t header = 0;
+  std::memcpy(&header, whole.data(), 8);
+  Outcomes outcomes;
+  constexpr int kCount = 12000;
+  for (int i = 0; i < kCount && !HasFailure(); ++i) {
+    Mutator mutator(static_cast<uint64_t>(i));
+    std::string bytes = whole;
+    switch (i % 4) {
+      case 0:  // anywhere, the length included
+        mutator.damage_bytes(bytes);
+        break;
+      case 1:  // in the header, whose length stays right
+        bytes = damaged({whole.substr(8, header), whole.substr(8 + header)}, static_cast<uint64_t>(i));
+        break;
+      case 2:  // data that are too long, or bytes in their middle
+        bytes.insert(mutator.below(bytes.size()), mutator.below(9), 'x');
+        break;
+      default:
+        bytes.resize(mutator.below(bytes.size() + 1));
+    }
+    write_file(path, bytes);
+    read_one([&] { read_safetensors(path); }, fmt::format("safetensors file {}", i), outcomes);
+  }
+  EXPECT_GT(outcomes.valid, kCount / 100);
+  EXPECT_GT(outcomes.refused, kCount / 4);
+}
+
 // The whole program, as a user meets it: a list of checks or one line that says what is wrong.
 TEST(Fuzz, ShippedFilesThroughTheCommandLine) {
   const InSourceTree here;

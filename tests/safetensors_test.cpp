@@ -90,6 +90,47 @@ TEST(Safetensors, TensorsThatOverlapAreRefused) {
   EXPECT_NE(error_of([] { read_safetensors(path()); }).find("tensors 'a' and 'b' overlap"), std::string::npos);
 }
 
+TEST(Safetensors, BytesOfNoTensorAreRefused) {
+  const std::string header = R"({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+                                 "b": {"dtype": "U8", "shape": [2], "data_offsets": [3, 5]}})";
+  write_raw(header.size(), header, "xxxxx");
+  EXPECT_NE(error_of([] { read_safetensors(path()); }).find("has 1 bytes before 'b' that are no tensor's"),
+            std::string::npos);
+  const std::string one = R"({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}})";
+  write_raw(one.size(), one, "xxxx");
+  EXPECT_NE(error_of([] { read_safetensors(path()); }).find("has 2 bytes at its end"), std::string::npos);
+}
+
+TEST(Safetensors, TruncatedDataAreCalledThat) {
+  const std::string one = R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}})";
+  write_raw(one.size(), one, "xxxx");
+  EXPECT_NE(error_of([] { read_safetensors(path()); }).find("truncated"), std::string::npos);
+}
+
+TEST(Safetensors, BoolIsReadAsBytes) {
+  const std::string header = R"({"mask": {"dtype": "BOOL", "shape": [3], "data_offsets": [0, 3]}})";
+  write_raw(header.size(), header, std::string("\1\0\1", 3));
+  const SafetensorsFile file = read_safetensors(path());
+  EXPECT_EQ(file.find("mask")->dtype, DType::u8);
+  EXPECT_EQ(file.find("mask")->at(1), 0);
+  EXPECT_EQ(file.find("mask")->at(2), 1);
+}
+
+TEST(Safetensors, TensorsAreReadOneAtATimeByName) {
+  std::vector<Tensor> tensors;
+  tensors.emplace_back("layer.0.y", DType::f32, Shape{2});
+  tensors.emplace_back("layer.1.y", DType::f32, Shape{2});
+  tensors.emplace_back();  // an absent one
+  tensors[1].set(1, 2.5);
+  write_safetensors(path(), tensors);
+  const SafetensorsReader file(path());
+  ASSERT_EQ(file.entries().size(), 2u);
+  EXPECT_EQ(file.read(file.at("layer.1.y")).at(1), 2.5);
+  EXPECT_EQ(file.find("layer"), nullptr);
+  EXPECT_NE(error_of([&] { file.at("layer.1.x"); }).find("holds no tensor 'layer.1.x'; did you mean"),
+            std::string::npos);
+}
+
 TEST(Safetensors, FolderThatIsNotThereIsAnError) {
   EXPECT_NE(error_of([] { SafetensorsWriter("/nowhere/at/all.safetensors", {}, {}); }).find("cannot be created"),
             std::string::npos);
