@@ -21,8 +21,8 @@ LAYERS = (
     ("compare bound summary policy_metrics failures trivial error_map",),
     ("residuals", "diagnosis"),
     ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
-    ("device", "plugin", "saved_case"),
-    ("runner buffers stage bench behaviour_faults invariance sensitivity",),
+    ("device", "plugin", "saved_case", "external_process"),
+    ("runner buffers stage bench behaviour_faults invariance sensitivity external",),
     ("isolate wire",),
     ("verdict",),
     ("report", "mutation"),

@@ -59,6 +59,7 @@ typedef struct {
   void* comm;               /* ncclComm_t; NULL otherwise */
   char* message;            /* out, [message_bytes], NUL-terminated: why not OK, or which variant ran */
   size_t message_bytes;
+  const struct checkop_kernel* kernel; /* the entry that is launched: one function can serve many */
 } checkop_call; /* it and what it points to end when launch returns; the buffers and the stream live on */
 
 typedef enum {
@@ -67,7 +68,7 @@ typedef enum {
   CHECKOP_FAILED = 2       /* bad input such as an id out of range, or a launch error; `message` says which */
 } checkop_status;
 
-typedef struct {
+typedef struct checkop_kernel {
   uint32_t struct_size;
   const char* name;                               /* the candidate: "native", "cuda", "cublas", ... */
   const char* op;                                 /* "logp", ... */

@@ -12,7 +12,9 @@
 #include <fstream>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "error.hpp"
@@ -40,14 +42,14 @@ uint64_t physical_memory() {
 
 class CpuDevice final : public Device {
  public:
-  CpuDevice() {
+  explicit CpuDevice(std::optional<DeviceInfo> elsewhere) : elsewhere_(std::move(elsewhere)) {
     info_.kind = "cpu";
     info_.name = processor_name();
     info_.multiprocessors = static_cast<int>(std::max(1l, sysconf(_SC_NPROCESSORS_ONLN)));
     info_.memory_bytes = physical_memory();
   }
 
-  DeviceInfo info() const override { return info_; }
+  DeviceInfo info() const override { return elsewhere_ ? *elsewhere_ : info_; }
 
   void* stream() override { return nullptr; }
 
@@ -106,7 +108,8 @@ class CpuDevice final : public Device {
 
   std::vector<uint64_t> flushed_;
   volatile uint64_t read_ = 0;  // keeps the reads of flush_cache()
-  DeviceInfo info_;             // read once: /proc/cpuinfo takes a millisecond
+  std::optional<DeviceInfo> elsewhere_;
+  DeviceInfo info_;  // read once: /proc/cpuinfo takes a millisecond
 };
 
 }  // namespace
@@ -119,7 +122,8 @@ void Device::run(const Manner& manner, const std::function<bool()>& launch) {
   launch();
 }
 
-std::unique_ptr<Device> open_cpu_device() { return std::make_unique<CpuDevice>(); }
+std::unique_ptr<Device> open_cpu_device() { return std::make_unique<CpuDevice>(std::nullopt); }
+std::unique_ptr<Device> open_cpu_device(const DeviceInfo& elsewhere) { return std::make_unique<CpuDevice>(elsewhere); }
 
 #ifdef CHECK_OPERATOR_CUDA
 bool built_with_cuda() { return true; }

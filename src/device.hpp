@@ -90,6 +90,8 @@ class NotOnDevice : public std::exception {
 };
 
 std::unique_ptr<Device> open_cpu_device();
+/// Memory of the host, for a candidate that computes elsewhere; info() is what is known of there.
+std::unique_ptr<Device> open_cpu_device(const DeviceInfo& elsewhere);
 /// Throws EnvironmentError when this build has no CUDA or the machine no such device.
 std::unique_ptr<Device> open_cuda_device(int index);
 /// CUDA devices that can be used; 0 without a driver or in a build without CUDA. Never throws.

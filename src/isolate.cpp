@@ -39,13 +39,6 @@ constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kDeathLimit{20};
 
-std::string describe_end(int status) {
-  if (WIFSIGNALED(status)) {
-    return fmt::format("killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
-  }
-  return fmt::format("left with exit code {} before it answered", WEXITSTATUS(status));
-}
-
 }  // namespace
 
 /// A live child. Its destruction ends it and everything it started.
@@ -86,11 +79,18 @@ struct Worker::Process {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     kill_all();
-    return describe_end(wait());
+    const int status = wait();
+    return describe_end(status) + (WIFEXITED(status) ? " before it answered" : "");
   }
 };
 
-Worker::Worker(WorkerConfig config) : config_(std::move(config)) { start(); }
+Worker::Worker(WorkerConfig config) : config_(std::move(config)) {
+  if (config_.external) {
+    folder_ = std::make_unique<TempFolder>();
+    config_.external->folder = folder_->path();
+  }
+  start();
+}
 
 Worker::~Worker() = default;
 
@@ -116,8 +116,11 @@ void Worker::start() {
   setpgid(pid, pid);  // in both processes: whoever comes first
   childs_end = Descriptor();
 
-  const std::string where = fmt::format(
-      "worker for {}", config_.plugins.empty() ? "no plugin" : fmt::to_string(fmt::join(config_.plugins, ", ")));
+  const std::string where =
+      config_.external
+          ? fmt::format("--exec '{}'", config_.external->command)
+          : fmt::format("worker for {}",
+                        config_.plugins.empty() ? "no plugin" : fmt::to_string(fmt::join(config_.plugins, ", ")));
   Message message;
   json answer;
   try {
@@ -127,10 +130,10 @@ void Worker::start() {
         answer = json::parse(message.body);
         break;
       case Received::end:
-        throw InputError(where, process->bury(), "one of them crashes while it is loaded");
+        throw InputError(where, process->bury(), "it crashes while it is loaded");
       case Received::late:
-        throw InputError(where, fmt::format("not ready within {} s", kStartLimit.count()),
-                         "one of them blocks while it is loaded");
+        throw InputError(where, fmt::format("not ready within {} s{}", kStartLimit.count(), words_of_external()),
+                         "it blocks while it is loaded");
     }
     if (answer.contains("error")) {
       const auto text = answer.at("text").get<std::string>();
@@ -202,6 +205,10 @@ void require_complete(size_t candidates, const BenchPlan& plan, const BenchResul
 
 }  // namespace
 
+std::string Worker::words_of_external() const {
+  return config_.external ? last_words(stderr_file(*config_.external)) : "";
+}
+
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {
   std::vector<std::string> known;
   for (size_t i = 0; i < info_.candidates.size(); ++i) {
@@ -246,7 +253,7 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
         end(RunStatus::crashed, process_->bury());
         break;
       case Received::late:
-        end(RunStatus::timeout, fmt::format("no answer within {} s; killed", limit.count()));
+        end(RunStatus::timeout, fmt::format("no answer within {} s; killed{}", limit.count(), words_of_external()));
         break;
     }
   } catch (const EnvironmentError& e) {

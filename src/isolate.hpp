@@ -11,14 +11,16 @@
 #include <vector>
 
 #include "bench.hpp"
+#include "external.hpp"
 #include "runner.hpp"
 
 namespace checkop {
 
 struct WorkerConfig {
-  std::vector<std::string> plugins;  ///< paths to load
-  std::string device = "cpu";        ///< "cpu", "cuda" or "cuda:N"
-  bool count_cuda_devices = false;   ///< starts the driver, which takes a quarter of a second
+  std::vector<std::string> plugins;              ///< paths to load
+  std::string device = "cpu";                    ///< "cpu", "cuda" or "cuda:N"
+  bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
+  std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; its folder is the worker's affair
 };
 
 /// What a worker says of itself once it is up.
@@ -53,6 +55,7 @@ class Worker {
   struct Process;
   using Stop = std::function<void(RunStatus, std::string)>;
   void start();
+  std::string words_of_external() const;  ///< "" when there is none
   size_t index_of(const std::string& candidate, const Case& c) const;
   /// Sends the request. Calls `take` with the answer, which says whether the process is still of use, or `stop` with
   /// the reason why there is none.
@@ -60,6 +63,7 @@ class Worker {
            const std::function<bool(const nlohmann::json&)>& take, const Stop& stop);
   WorkerConfig config_;
   WorkerInfo info_;
+  std::unique_ptr<TempFolder> folder_;  ///< of an external process; outlives it
   std::unique_ptr<Process> process_;
 };
 

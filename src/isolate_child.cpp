@@ -122,8 +122,13 @@ void run_child(int socket, pid_t parent, const WorkerConfig& config) {
   try {
     detach_from_parent(socket, parent);
     try {
-      const std::vector<Candidate> candidates = load_plugins(config.plugins);
-      const std::unique_ptr<Device> device = open_device(config.device);
+      std::optional<External> external;
+      if (config.external) {
+        signal(SIGPIPE, SIG_IGN);
+        external.emplace(*config.external);
+      }
+      const std::vector<Candidate> candidates = external ? external->candidates() : load_plugins(config.plugins);
+      const std::unique_ptr<Device> device = external ? external->open_device() : open_device(config.device);
       say(hello(candidates, *device, config.count_cuda_devices));
       serve(*device, candidates);
     } catch (const InputError& e) {

@@ -82,6 +82,7 @@ void refuse_idle_flags(const RunOptions& run) {
     if (!file.empty() && !files_written.insert(file).second)
       refuse(flag, fmt::format("another report goes to '{}' too", file), "give each a file of its own");
   }
+  if (run.has("--exec-name") && !run.has("--exec")) refuse("--exec-name", "has no effect alone", "add --exec COMMAND");
   if (run.has("--save") && !run.has("--save-tensors"))
     refuse("--save", "has no effect alone", "add --save-tensors DIR");
   if (!run.has("--replay")) return;

@@ -40,6 +40,7 @@ struct RunOptions {
   bool list = false;
   std::string filter;
   std::vector<std::string> plugins;
+  std::vector<std::string> external, external_names;  ///< commands of --exec, and what they are called
   std::string save_folder, save_which = "incorrect";
   std::string replay;
   int64_t timeout_s = 300;

@@ -77,6 +77,15 @@ void add_candidate_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Options");
 }
 
+/// Candidates that are processes; not for timing, since their tensors travel through files.
+void add_external_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--exec", run.external, "a command that is a candidate: it is sent cases as lines, tensors as files")
+      ->type_name("COMMAND")
+      ->group("Candidates");
+  add_names(app, "--exec-name", run.external_names, "what the commands of --exec are called; exec otherwise");
+  app.get_option("--exec-name")->type_name("NAME")->group("Candidates");
+}
+
 /// What chooses cases.
 void add_case_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Checks");
@@ -184,6 +193,7 @@ void show_all_as_default(CLI::App& app) {
 
 void add_run_options(CLI::App& app, RunOptions& run) {
   add_candidate_options(app, run);
+  add_external_options(app, run);
   add_case_options(app, run);
   add_selection_options(app, run);
   add_contract_options(app, run);
@@ -276,6 +286,7 @@ void add_diff_options(CLI::App& app, Options& options) {
   add_case_options(app, run);
   show_all_as_default(app);
   add_candidate_options(app, run);
+  add_external_options(app, run);
   app.get_option("--candidate")
       ->description("runs these, or all, and shows which verdicts change; nothing is run otherwise")
       ->default_str("none");
@@ -290,6 +301,7 @@ void add_diff_options(CLI::App& app, Options& options) {
 
 void add_calibrate_options(CLI::App& app, RunOptions& run) {
   add_candidate_options(app, run);
+  add_external_options(app, run);
   add_case_options(app, run);
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
   add_contract_options(app, run);

@@ -90,13 +90,7 @@ void require_valid(const std::string& path, int index, const checkop_kernel& ker
   const std::string place = fmt::format("{}: kernels[{}]", path, index);
   if (is_blank(kernel.name)) throw InputError(place, "no name", "set checkop_kernel.name to the candidate's name");
   const std::string where = fmt::format("{} '{}'", place, kernel.name);
-  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-";
-  const std::string_view name = kernel.name;
-  if (name.find_first_not_of(kAllowed) != std::string_view::npos || name == "all" || name == "none" ||
-      name.front() == '-' || name.front() == '.') {
-    throw InputError(where, "is no candidate name",
-                     "use letters, digits and . _ + -, beginning with a letter or digit");
-  }
+  if (!is_candidate_name(kernel.name)) throw InputError(where, "is no candidate name", kCandidateNameHint);
   require_known_pass(where, kernel);
   if (kernel.launch == nullptr) throw InputError(where, "launch is NULL", "set checkop_kernel.launch");
   if (kernel.device != CHECKOP_CPU && kernel.device != CHECKOP_CUDA) {
@@ -109,6 +103,12 @@ void require_valid(const std::string& path, int index, const checkop_kernel& ker
 }
 
 }  // namespace
+
+bool is_candidate_name(std::string_view name) {
+  constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-";
+  return !name.empty() && name.find_first_not_of(kAllowed) == std::string_view::npos && name != "all" &&
+         name != "none" && name.front() != '-' && name.front() != '.';
+}
 
 std::vector<Candidate> load_plugin(const std::string& path) {
   if (!fs::exists(path)) throw InputError(path, "no such file", "give the path of a plugin's shared library");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "check_operator.h"
@@ -25,6 +26,11 @@ std::vector<Candidate> load_plugins(const std::vector<std::string>& paths);
 
 /// kernels/<op>/*.so beside the executable for the given operators (all when empty), sorted.
 std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops);
+
+/// Whether `name` can be a candidate's: it stands in flags, globs and file names.
+bool is_candidate_name(std::string_view name);
+/// What such a name is made of, for hints.
+inline constexpr char kCandidateNameHint[] = "use letters, digits and . _ + -, beginning with a letter or digit";
 
 std::string file_digest(const std::string& path);
 

@@ -171,6 +171,7 @@ RunResult run_candidate(Device& device, const Candidate& candidate, const Case& 
     result.status = RunStatus::ok;
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);
+    result.device_lost = stopped.status == RunStatus::crashed;  // the next check gets a fresh process
   } catch (const DeviceError& e) {
     stop(RunStatus::failed, e.what());
     result.device_lost = e.sticky();

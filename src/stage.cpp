@@ -24,7 +24,7 @@ constexpr Found kFound[2] = {{0, 0xff}, {1, 0x5a}};
 /// or attributes changes nothing of ours.
 class Call {
  public:
-  Call(const Stage& stage, Device& device, GuardedBuffer* workspace) {
+  Call(const Stage& stage, Device& device, GuardedBuffer* workspace, const checkop_kernel& kernel) {
     const Case& c = stage.stage_case();
     for (size_t i = 0; i < stage.inputs.size(); ++i) add(inputs_, stage, c.pass->inputs[i], stage.inputs[i].get());
     for (size_t i = 0; i < stage.outputs.size(); ++i) {
@@ -45,6 +45,7 @@ class Call {
     call_.world_size = 1;
     call_.message = message_;
     call_.message_bytes = kMessageBytes;
+    call_.kernel = &kernel;
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -89,6 +90,8 @@ template <class Body>
 auto guarded_call(std::string_view what, const Body& body) {
   try {
     return body();
+  } catch (const Stopped&) {  // of a candidate in another process, which has ended
+    throw;
   } catch (const std::exception& e) {
     throw Stopped{RunStatus::failed, fmt::format("{} threw: {}", what, e.what())};
   } catch (...) {
@@ -135,7 +138,7 @@ void Stage::make_outputs_and_workspace() {
 void Stage::make_workspace(size_t extra) {
   workspace.reset();
   if (kernel_.workspace_bytes == nullptr) return;
-  Call call(*this, device_, nullptr);
+  Call call(*this, device_, nullptr, kernel_);
   size_t bytes = guarded_call("workspace_bytes", [&] { return kernel_.workspace_bytes(call.get()); });
   if (bytes > size_t{1} << 48) {
     throw Stopped{RunStatus::failed, fmt::format("workspace_bytes asked for {} bytes", bytes)};
@@ -157,7 +160,7 @@ std::string Stage::launch(const Found& found, int run) {
   if (workspace) workspace->poison(found.workspace);
   device_.synchronize("poison outputs" + suffix_);
 
-  Call call(*this, device_, workspace.get());
+  Call call(*this, device_, workspace.get(), kernel_);
   const auto start = Clock::now();
   std::optional<Stopped> stopped;
   int status = CHECKOP_FAILED;  // int: a candidate may return what is no checkop_status
@@ -197,7 +200,7 @@ std::string Stage::launch(const Found& found, int run) {
 }
 
 void Stage::enqueue() {
-  if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get());
+  if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
   const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call_->get())); });
   if (status == CHECKOP_OK) return;
   throw judge_status(status, call_->message()).value();

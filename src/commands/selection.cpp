@@ -161,7 +161,7 @@ bool takes_all(const RunOptions& options) { return is_all(options.candidates); }
 
 /// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device.
 std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
-                                         const std::set<std::string>& ops) {
+                                         const std::set<std::string>& ops, const Selection& selection) {
   std::vector<std::string> available, usable;
   for (size_t i = 0; i < known.candidates.size(); ++i) {
     const Candidate& candidate = known.candidates[i];
@@ -169,7 +169,8 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
     if (std::find(available.begin(), available.end(), candidate.name) == available.end())
       available.push_back(candidate.name);
     const bool runs =
-        known.candidate_device[i] == CHECKOP_CPU ? choice.cpu : choice.cuda && known.cuda_devices > choice.index;
+        selection.external.contains(candidate.name) ||
+        (known.candidate_device[i] == CHECKOP_CPU ? choice.cpu : choice.cuda && known.cuda_devices > choice.index);
     if (runs && std::find(usable.begin(), usable.end(), candidate.name) == usable.end())
       usable.push_back(candidate.name);
   }
@@ -185,6 +186,59 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
                      fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(available, ", ")));
   }
   return named;
+}
+
+std::string external_name(const RunOptions& options, size_t index) {
+  if (index < options.external_names.size()) return options.external_names[index];
+  return index == 0 ? "exec" : fmt::format("exec{}", index + 1);
+}
+
+/// Throws InputError unless every command has a name of its own that no candidate of `known` has.
+void check_external_names(const RunOptions& options, const WorkerInfo& known) {
+  if (options.external_names.size() > options.external.size()) {
+    throw InputError("--exec-name",
+                     fmt::format("{} names for {} commands", options.external_names.size(), options.external.size()),
+                     "give one name for each --exec, in their order");
+  }
+  std::set<std::string> taken;
+  for (const Candidate& candidate : known.candidates) taken.insert(candidate.name);
+  for (size_t i = 0; i < options.external.size(); ++i) {
+    const std::string name = external_name(options, i);
+    if (!is_candidate_name(name))
+      throw InputError("--exec-name", fmt::format("'{}' is no candidate name", name), kCandidateNameHint);
+    if (!taken.insert(name).second)
+      throw InputError("--exec-name", fmt::format("there is a candidate '{}' already", name), "choose another");
+  }
+}
+
+/// Where the commands of --exec should compute; where there is a choice, it is theirs.
+std::string external_device(const DeviceChoice& choice) {
+  if (!choice.cuda) return "cpu";
+  return choice.cpu ? "auto" : fmt::format("cuda:{}", choice.index);
+}
+
+/// Starts the wanted commands of --exec and adds what they can do to `known`.
+void start_external(const RunOptions& options, const DeviceChoice& choice, WorkerInfo& known, Selection& selection) {
+  for (size_t i = 0; i < options.external.size(); ++i) {
+    const std::string name = external_name(options, i);
+    const auto& wanted = options.candidates;
+    if (!takes_all(options) && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
+    auto worker = std::make_shared<Worker>(
+        WorkerConfig{{}, "cpu", false, {{name, options.external[i], external_device(choice)}}});
+    const WorkerInfo& info = worker->info();
+    known.candidates.insert(known.candidates.end(), info.candidates.begin(), info.candidates.end());
+    known.candidate_device.insert(known.candidate_device.end(), info.candidate_device.begin(),
+                                  info.candidate_device.end());
+    selection.external[name] = std::move(worker);
+  }
+}
+
+/// Whether the machine's devices are of interest: not to commands of --exec, which look for their own.
+bool needs_devices(const RunOptions& options) {
+  std::set<std::string> external;
+  for (size_t i = 0; i < options.external.size(); ++i) external.insert(external_name(options, i));
+  return takes_all(options) || !std::all_of(options.candidates.begin(), options.candidates.end(),
+                                            [&](const std::string& name) { return external.contains(name); });
 }
 
 bool knows_operator(const WorkerInfo& known, const std::string& name, const Operator& op) {
@@ -270,16 +324,19 @@ Selection select_checks(const RunOptions& options) {
   const std::vector<Case> cases = select_cases(options);
   std::set<std::string> ops;
   for (const Case& c : cases) ops.emplace(c.op->name);
-  const WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins, choice.cuda);
-  require_devices(options, choice, known.cuda_devices);
+  WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins, choice.cuda);
+  check_external_names(options, known);
+  if (needs_devices(options)) require_devices(options, choice, known.cuda_devices);
   const bool all = takes_all(options);
   Selection selection;
-  for (const std::string& name : candidate_names(options, known, choice, ops)) {
+  start_external(options, choice, known, selection);
+  for (const std::string& name : candidate_names(options, known, choice, ops, selection)) {
     for (const Case& c : cases) {
       Check check{c, choose(options, known, choice, name, c)};
       // Of `all` candidates those are meant that know the operator. One that lacks a pass must not go unnoticed.
       if (all && !knows_operator(known, name, *c.op)) continue;
-      const bool no_gpu = check.candidate.device != "cpu" && known.cuda_devices == 0;
+      const bool no_gpu =
+          check.candidate.device != "cpu" && known.cuda_devices == 0 && !selection.external.contains(name);
       if (all && no_gpu) continue;
       if (options.filter.empty() || fnmatch(options.filter.c_str(), check_name(check).c_str(), 0) == 0) {
         if (no_gpu) {

@@ -2,6 +2,8 @@
 // Options -> the checks to make: which cases, by which candidates, on which device.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,8 @@ struct Check {
 
 struct Selection {
   std::vector<Check> checks;  ///< candidate by candidate, so that each needs one worker
+  /// Of the commands of --exec, by candidate: started to ask what they can do, and kept for the checks.
+  std::map<std::string, std::shared_ptr<Worker>> external;
 
   /// Plugins that hold any check of the same candidate on the same device.
   std::vector<std::string> plugins_of(const ChosenCandidate& candidate) const;

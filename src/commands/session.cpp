@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <memory>
 #include <optional>
 
 #include "digest.hpp"
@@ -32,6 +33,8 @@ std::string repeat_line(const RunOptions& options, const Check& check, const std
   std::string line = fmt::format("check_operator {} --candidate {} --device {} --contract {}", case_flags(check.c),
                                  check.candidate.name, check.candidate.device, quote_command({contract}));
   for (const std::string& plugin : options.plugins) line += " --plugin " + quote_command({plugin});
+  for (const std::string& command : options.external) line += " --exec " + quote_command({command});
+  if (!options.external_names.empty()) line += fmt::format(" --exec-name {}", fmt::join(options.external_names, ","));
   if (options.arch_key != "auto") line += " --arch-key " + options.arch_key;
   if (options.force_arch_key) line += " --force-arch-key";
   if (!options.checks.empty()) line += fmt::format(" --check {}", fmt::join(options.checks, ","));
@@ -130,14 +133,18 @@ void Session::check_questions(const Contract& contract) const {
 
 void Session::run_all(const std::function<void(Attempt&)>& body,
                       const std::function<void(const DeviceInfo&)>& device) const {
-  std::optional<Worker> worker;
+  std::shared_ptr<Worker> worker;
   std::string running, arch_key;
   for (const Check& check : selection_.checks) {
     const std::string wanted = check.candidate.name + "@" + check.candidate.device;
     if (!worker || running != wanted) {
       const bool first = !worker;
       worker.reset();
-      worker.emplace(WorkerConfig{selection_.plugins_of(check.candidate), check.candidate.device});
+      const auto external = selection_.external.find(check.candidate.name);
+      worker =
+          external != selection_.external.end()
+              ? external->second
+              : std::make_shared<Worker>(WorkerConfig{selection_.plugins_of(check.candidate), check.candidate.device});
       running = wanted;
       arch_key = resolve_arch_key(options_, worker->info().device.value());
       if (first && device) device(*worker->info().device);

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns Python functions into a candidate of check_operator. This one file is all that is needed; copy it.
+
+    from check_operator_candidate import serve
+
+    def rms_norm(x, weight, eps):
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+    serve({"rms_norm": rms_norm})
+
+    check_operator --op rms_norm --dtype bf16 --check-grad --exec 'python3 mine.py' --candidate exec
+
+A function gets an operator's inputs and attributes by their names, as `check_operator show OP` prints them: tensors of the
+framework, and numbers. Attributes that its signature lacks are left out; a tensor that it lacks, an optional one that the
+case has, makes the case unsupported. It returns the output, a tuple of the outputs in their order, or a dict by name, each
+of the dtype and shape that the operator declares (`show` says fp32 where that is not the dtype of the case).
+
+Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, upstream gradients
+as grad_NAME among them, and returns the gradients dNAME. Under "OP" alone torch and JAX differentiate the function.
+
+Frameworks: torch (Triton too), JAX, NumPy; the first of them that is imported when serve() is called, or framework=.
+  torch   device="cuda" computes on the GPU; without it, where --device says; tensors lie there. The end of all work is
+          waited for. A CUDA error that spoils the device ends the process, and check_operator starts another.
+  JAX     likewise; 64-bit types are switched on, for ids and fp64.
+  NumPy   has no bf16: such inputs come as float32, which holds them exactly, and a float32 result is rounded to bf16 once,
+          to nearest, ties to even. No gradients by themselves.
+A function says that it does not do a case by raising Unsupported or NotImplementedError; any other exception is a failure
+of the candidate, with the traceback on standard error. What functions print goes to standard error too.
+
+The protocol, for other languages: JSON objects, one a line; the first answers {"hello": {"protocol": 1, "device": D}}, D
+being "auto", "cpu" or "cuda:N":
+  {"protocol": 1, "device": {"kind": "cpu"}, "kernels": [{"op": "rms_norm", "pass": "forward"}]}
+  {"no_device": "why"} where the device is not there, {"error": "why"} for anything else that is wrong.
+kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver, runtime may follow. Then
+  {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-06}, "inputs": "FILE", "outputs": "FILE",
+           "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
+is answered, once the file with the wanted tensors is written, by
+  {"id": 1, "status": "ok"}     or "unsupported" or "failed"; with "message": "why" if there is something to say.
+Both files are safetensors. Attributes that are not finite are strings. At the end of its input the process leaves.
+"""
+import ctypes
+import inspect
+import json
+import os
+import struct
+import sys
+import traceback
+
+PROTOCOL = 1
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+
+
+class Unsupported(Exception):
+    """Raised by a function for what it does not do."""
+
+
+def read_safetensors(path):
+    """{name: (dtype, shape, bytearray)}"""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        tensors = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            data = bytearray(end - begin)
+            file.seek(8 + length + begin)
+            if file.readinto(data) != len(data):
+                raise ValueError(f"{path}: {name} is cut short")
+            tensors[name] = (entry["dtype"], tuple(entry["shape"]), data)
+        return tensors
+
+
+def write_safetensors(path, tensors):
+    """tensors: {name: (dtype, shape, bytes-like of one byte an item)}"""
+    header, end = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            file.write(data)
+
+
+class NumPy:
+    can_differentiate = False
+
+    def __init__(self, device):
+        import numpy
+
+        self.numpy = numpy
+        self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "U8": "u1", "BOOL": "u1"}
+
+    def describe_device(self):
+        return {"kind": "cpu"}
+
+    def load(self, dtype, shape, data):
+        np = self.numpy
+        if dtype == "BF16":
+            bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+            return bits.view(np.float32).reshape(shape)
+        return np.frombuffer(data, "<" + self.types[dtype]).reshape(shape)
+
+    def store(self, array, want):
+        np = self.numpy
+        array = np.asarray(array)
+        dtype = want["dtype"]
+        if dtype == "BF16" and array.dtype == np.float32:
+            return "BF16", array.shape, self.to_bf16(array).tobytes()
+        for name, code in self.types.items():
+            if name != "BOOL" and array.dtype == np.dtype("<" + code):
+                return name, array.shape, np.ascontiguousarray(array).tobytes()
+        raise TypeError(f"output '{want['name']}' has dtype {array.dtype}")
+
+    def to_bf16(self, array):
+        """The high halves of float32 numbers, rounded to nearest, ties to even; a NaN stays one."""
+        np = self.numpy
+        bits = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+        nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        return np.where(nan, (bits >> 16) | 0x40, rounded).astype("<u2")
+
+    def finish(self):
+        pass
+
+    def is_lost(self):
+        return False
+
+
+class Torch:
+    can_differentiate = True
+
+    def __init__(self, device):
+        import torch
+
+        self.torch = torch
+        self.device = torch.device("cpu" if device == "auto" else device)
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available() or (self.device.index or 0) >= torch.cuda.device_count():
+                raise NoDevice(f"torch {torch.__version__} finds no device '{device}'")
+            self.device = torch.device("cuda", self.device.index or 0)
+            torch.cuda.set_device(self.device)
+        self.types = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+                      "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+
+    def describe_device(self):
+        if self.device.type == "cpu":
+            return {"kind": "cpu"}
+        has = self.torch.cuda.get_device_properties(self.device)
+        return {"kind": "cuda", "index": self.device.index, "name": has.name, "arch": has.major * 10 + has.minor,
+                "multiprocessors": has.multi_processor_count, "memory_bytes": has.total_memory,
+                "runtime": str(self.torch.version.cuda or "")}
+
+    def load(self, dtype, shape, data):
+        torch = self.torch
+        if not data:
+            return torch.empty(shape, dtype=self.types[dtype], device=self.device)
+        return torch.frombuffer(data, dtype=self.types[dtype]).reshape(shape).to(self.device)
+
+    def store(self, tensor, want):
+        tensor = tensor.detach().contiguous().cpu()
+        for name, dtype in self.types.items():
+            if dtype == tensor.dtype:
+                size = tensor.numel() * tensor.element_size()
+                return name, tuple(tensor.shape), ctypes.string_at(tensor.data_ptr(), size) if size else b""
+        raise TypeError(f"output '{want['name']}' has dtype {tensor.dtype}")
+
+    def gradients(self, forward, tensors, attrs, request):
+        """Of the function's outputs, weighted with grad_NAME, to the inputs whose dNAME is wanted."""
+        inputs, upstream, wanted = split(tensors, request)
+        leaves = {name: inputs[name].detach().requires_grad_() for name in wanted}
+        with self.torch.enable_grad():
+            outputs = by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"])
+        names = list(upstream)
+        found = self.torch.autograd.grad([outputs[name] for name in names], list(leaves.values()),
+                                         [upstream[name] for name in names])
+        return {"d" + name: gradient for name, gradient in zip(leaves, found)}
+
+    def finish(self):
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+    def is_lost(self):
+        try:
+            self.finish()
+        except RuntimeError:
+            return True
+        return False
+
+
+class Jax:
+    can_differentiate = True
+
+    def __init__(self, device):
+        import jax
+        import ml_dtypes  # comes with JAX
+        import numpy
+
+        jax.config.update("jax_enable_x64", True)
+        self.jax, self.numpy = jax, numpy
+        kind, _, index = device.partition(":")
+        try:
+            self.device = jax.devices("gpu" if kind == "cuda" else "cpu")[int(index or 0)]
+        except (RuntimeError, IndexError) as error:
+            raise NoDevice(f"JAX {jax.__version__} finds no device '{device}': {error}") from error
+        jax.config.update("jax_default_device", self.device)
+        self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4",
+                      "U8": "u1", "BOOL": "u1"}
+
+    def describe_device(self):
+        if self.device.platform == "cpu":
+            return {"kind": "cpu"}
+        arch = str(getattr(self.device, "compute_capability", "0")).replace(".", "")
+        return {"kind": "cuda", "index": self.device.id, "name": self.device.device_kind, "arch": int(arch)}
+
+    def load(self, dtype, shape, data):
+        array = self.numpy.frombuffer(data, self.numpy.dtype(self.types[dtype])).reshape(shape)
+        return self.jax.device_put(array, self.device)
+
+    def store(self, array, want):
+        array = self.numpy.asarray(array)
+        for name, dtype in self.types.items():
+            if name != "BOOL" and array.dtype == self.numpy.dtype(dtype):
+                return name, array.shape, array.tobytes()
+        raise TypeError(f"output '{want['name']}' has dtype {array.dtype}")
+
+    def gradients(self, forward, tensors, attrs, request):
+        inputs, upstream, wanted = split(tensors, request)
+
+        def weighed(*leaves):
+            outputs = by_name(call(forward, {**inputs, **dict(zip(wanted, leaves))}, attrs), request["forward_outputs"])
+            return [outputs[name] for name in upstream]
+
+        _, pull_back = self.jax.vjp(weighed, *[inputs[name] for name in wanted])
+        return {"d" + name: gradient for name, gradient in zip(wanted, pull_back(list(upstream.values())))}
+
+    def finish(self):
+        pass  # store() waits for what it stores
+
+    def is_lost(self):
+        return False
+
+
+class NoDevice(Exception):
+    pass
+
+
+def split(tensors, request):
+    """Inputs of the forward pass, upstream gradients by output, names of inputs whose gradients are wanted."""
+    upstream = {name[len("grad_"):]: tensor for name, tensor in tensors.items()
+                if name.startswith("grad_") and name[len("grad_"):] in request["forward_outputs"]}
+    inputs = {name: tensor for name, tensor in tensors.items() if name[len("grad_"):] not in upstream
+              or not name.startswith("grad_")}
+    return inputs, upstream, [want["name"][1:] for want in request["want"]]
+
+
+def call(function, tensors, attrs):
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a built-in function
+        return function(**tensors, **attrs)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return function(**tensors, **attrs)
+    for name in tensors:
+        if name not in parameters:
+            raise Unsupported(f"the function takes no '{name}'")
+    return function(**tensors, **{name: value for name, value in attrs.items() if name in parameters})
+
+
+def by_name(result, names):
+    if isinstance(result, dict):
+        return result
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    if len(results) != len(names):
+        raise TypeError(f"the function returned {len(results)} outputs, expected {len(names)}: {', '.join(names)}")
+    return dict(zip(names, results))
+
+
+def number(value):
+    """Attributes that are whole, such as ignore_index, come as int."""
+    value = float(value)
+    return int(value) if value.is_integer() else value
+
+
+def run(request, functions, framework):
+    """Computes and writes what is wanted."""
+    tensors = {name: framework.load(*entry) for name, entry in read_safetensors(request["inputs"]).items()}
+    attrs = {name: number(value) for name, value in request["attrs"].items()}
+    op, direction = request["op"], request["pass"]
+    function = functions.get(f"{op}/{direction}", functions.get(op) if direction == "forward" else None)
+    names = [want["name"] for want in request["want"]]
+    if function is None:
+        outputs = framework.gradients(functions[op], tensors, attrs, request)
+    else:
+        outputs = by_name(call(function, tensors, attrs), names)
+    framework.finish()
+    missing = [name for name in names if outputs.get(name) is None]
+    if missing:
+        raise TypeError(f"the function returned no '{missing[0]}'")
+    write_safetensors(request["outputs"], {want["name"]: framework.store(outputs[want["name"]], want)
+                                           for want in request["want"]})
+
+
+def answer_to(request, functions, framework):
+    try:
+        run(request, functions, framework)
+        return {"status": "ok"}
+    except (Unsupported, NotImplementedError) as refusal:
+        return {"status": "unsupported", "message": str(refusal) or type(refusal).__name__}
+    except Exception as error:  # whatever the function throws is the candidate's failure, not the end
+        traceback.print_exc()
+        if framework.is_lost():
+            sys.stderr.flush()
+            os._exit(70)  # nothing works on this device any more in this process
+        return {"status": "failed", "message": f"{type(error).__name__}: {error}"}
+
+
+def kernels_of(functions, framework):
+    kernels = []
+    for key in functions:
+        op, slash, direction = key.partition("/")
+        if slash and direction not in ("forward", "backward"):
+            raise ValueError(f"'{key}': expected OP, OP/forward or OP/backward")
+        directions = [direction] if slash else ["forward", "backward"] if framework.can_differentiate else ["forward"]
+        for each in directions:
+            kernel = {"op": op, "pass": each}
+            if kernel not in kernels:
+                kernels.append(kernel)
+    return kernels
+
+
+def choose_framework(name):
+    known = {"torch": Torch, "jax": Jax, "numpy": NumPy}
+    if name is not None:
+        return known[name]
+    return next((known[each] for each in known if each in sys.modules), NumPy)
+
+
+def serve(functions, framework=None, device=None):
+    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: as check_operator says."""
+    # Only answers may go to standard output, and nothing else may read the requests.
+    lines = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+
+    def say(answer):
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    hello = json.loads(lines.readline())["hello"]
+    if hello["protocol"] != PROTOCOL:
+        return say({"error": f"speaks protocol {PROTOCOL}, not {hello['protocol']}"})
+    wanted = device or hello["device"]
+    if device == "cuda" and hello["device"].startswith("cuda"):
+        wanted = hello["device"]
+    try:
+        framework = choose_framework(framework)(wanted)
+        say({"protocol": PROTOCOL, "device": framework.describe_device(), "kernels": kernels_of(functions, framework)})
+    except NoDevice as error:
+        return say({"no_device": str(error)})
+    for line in lines:
+        request = json.loads(line)["run"]
+        answer = answer_to(request, functions, framework)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        say({"id": request["id"], **answer})

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a candidate's process is asked, and how its answers are taken.
+#include "external.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "error.hpp"
+#include "json.hpp"
+#include "operator.hpp"
+#include "safetensors.hpp"
+#include "stage.hpp"
+#include "text.hpp"
+
+namespace checkop {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kProtocol = 1;
+/// Alignment of the buffers that a runner makes unless it asks about alignment.
+constexpr uintptr_t kAlignment = 256;
+
+std::string one_line(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+/// JSON has no infinity and no NaN: such a number is a string.
+json number(double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); }
+
+/// Memory of this process; the device is that of another one.
+DeviceInfo read_device(const JsonValue& answer) {
+  DeviceInfo device;
+  device.kind = "cpu";
+  const auto said = answer.find("device");
+  if (!said) return device;
+  said->allow_keys({"kind", "index", "name", "arch", "multiprocessors", "memory_bytes", "driver", "runtime"});
+  constexpr int64_t kMost = 1 << 20;
+  const auto text = [&](const char* key) { return said->has(key) ? said->at(key).string() : ""; };
+  const auto count = [&](const char* key) {
+    return said->has(key) ? static_cast<int>(said->at(key).integer(0, kMost)) : 0;
+  };
+  device.kind = said->at("kind").one_of("kind of device", {"cpu", "cuda"});
+  device.index = count("index");
+  device.name = text("name");
+  device.arch = count("arch");
+  if (device.arch > 0) device.arch_key = fmt::format("sm{}", device.arch);
+  device.multiprocessors = count("multiprocessors");
+  if (said->has("memory_bytes")) device.memory_bytes = static_cast<uint64_t>(said->at("memory_bytes").integer(0));
+  device.driver = text("driver");
+  device.runtime = text("runtime");
+  return device;
+}
+
+void require_wanted_device(const std::string& where, const std::string& wanted, const DeviceInfo& device) {
+  const std::string is = device.kind == "cpu" ? "cpu" : fmt::format("cuda:{}", device.index);
+  if (wanted == "auto" || wanted == is) return;
+  throw InputError(where, fmt::format("computes on '{}', and '{}' was asked for", is, wanted),
+                   "choose another --device, or have it heed the one in the first request");
+}
+
+/// Why a tensor can't be handed on as a file; "" when it can.
+std::string why_not_portable(const checkop_tensor& tensor) {
+  int64_t stride = 1;
+  for (int32_t i = tensor.rank; i-- > 0; stride *= tensor.shape[i]) {
+    if (tensor.shape[i] > 1 && tensor.strides[i] != stride) return "a file has no strides: rows can't lie apart";
+  }
+  if (reinterpret_cast<uintptr_t>(tensor.data) % kAlignment != 0) return "a file has no alignment of memory";
+  return "";
+}
+
+/// Reads what the process wrote into the call's outputs. Returns what is wrong with it; "" when nothing is.
+std::string take_outputs(const std::string& path, const Pass& pass, const checkop_call& call) {
+  try {
+    const SafetensorsReader file(path, "write the outputs to the file that the request names");
+    for (int32_t i = 0; i < call.n_outputs; ++i) {
+      const checkop_tensor& output = call.outputs[i];
+      if (output.data == nullptr) continue;
+      const std::string name(pass.outputs[static_cast<size_t>(i)].tensor.name);
+      const SafetensorsEntry* entry = file.find(name);
+      if (entry == nullptr) return fmt::format("it wrote no output '{}'", name);
+      const Shape shape(output.shape, output.shape + output.rank);
+      const DType dtype = static_cast<DType>(output.dtype);
+      if (entry->dtype != dtype || entry->shape != shape) {
+        return fmt::format("its output '{}' is {} {}, expected {} {}", name, info(entry->dtype).name,
+                           to_string(entry->shape), info(dtype).name, to_string(shape));
+      }
+      file.read(*entry, static_cast<std::byte*>(output.data));
+    }
+    return "";
+  } catch (const InputError& e) {
+    return fmt::format("its outputs can't be read: {}", e.what());
+  }
+}
+
+void tell(const checkop_call& call, const std::string& message) {
+  if (call.message_bytes == 0) return;
+  const size_t n = std::min(message.size(), call.message_bytes - 1);
+  std::memcpy(call.message, message.data(), n);
+  call.message[n] = '\0';
+}
+
+/// Files of one request, gone after it: no later request can find them.
+struct RequestFiles {
+  std::string inputs, outputs;
+  ~RequestFiles() {
+    unlink(inputs.c_str());
+    unlink(outputs.c_str());
+  }
+};
+
+json describe_outputs(const Pass& pass, const checkop_call& call) {
+  json outputs = json::array();
+  for (int32_t i = 0; i < call.n_outputs; ++i) {
+    const checkop_tensor& output = call.outputs[i];
+    if (output.data == nullptr) continue;
+    outputs.push_back({{"name", pass.outputs[static_cast<size_t>(i)].tensor.name},
+                       {"dtype", info(static_cast<DType>(output.dtype)).safetensors},
+                       {"shape", Shape(output.shape, output.shape + output.rank)}});
+  }
+  return outputs;
+}
+
+json names_of_forward_outputs(const Operator& op) {
+  json names = json::array();
+  for (const OutputSpec& spec : op.passes.front().outputs) names.push_back(spec.tensor.name);
+  return names;
+}
+
+void write_inputs(const std::string& path, const Pass& pass, const checkop_call& call) {
+  std::vector<SafetensorsEntry> entries;
+  for (int32_t i = 0; i < call.n_inputs; ++i) {
+    const checkop_tensor& input = call.inputs[i];
+    if (input.data == nullptr) continue;
+    entries.push_back({std::string(pass.inputs[static_cast<size_t>(i)].name), static_cast<DType>(input.dtype),
+                       Shape(input.shape, input.shape + input.rank)});
+  }
+  SafetensorsWriter file(path, entries, {});
+  size_t next = 0;
+  for (int32_t i = 0; i < call.n_inputs; ++i) {
+    if (call.inputs[i].data == nullptr) continue;
+    const SafetensorsEntry& entry = entries[next++];
+    file.write(entry.name, 0, call.inputs[i].data,
+               static_cast<size_t>(element_count(entry.shape)) * info(entry.dtype).bytes);
+  }
+}
+
+}  // namespace
+
+/// The entry comes first: a call's `kernel` is the address of the whole.
+struct External::Kernel {
+  checkop_kernel entry;
+  External* owner;
+  const Operator* op;
+  const Pass* pass;
+};
+
+External::External(const ExternalCommand& command)
+    : folder_(command.folder), process_(command.command, stderr_file(command)) {
+  const std::string where = fmt::format("--exec '{}'", command.command);
+  std::string line;
+  try {
+    line = process_.ask(one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}}}}));
+  } catch (const ProcessEnded& e) {
+    throw InputError(where, e.what(), "it should answer the first line with what it can do");
+  }
+  const JsonValue answer = JsonValue::parse(line, where);
+  if (const auto lacking = answer.find("no_device"))
+    throw EnvironmentError(fmt::format("{}: {}", where, lacking->string()));
+  if (const auto error = answer.find("error")) throw InputError(where, error->string());
+  answer.allow_keys({"protocol", "device", "kernels"});
+  answer.at("protocol").integer(kProtocol, kProtocol);
+  device_ = read_device(answer);
+  require_wanted_device(where, command.device, device_);
+  const int32_t kind = device_.kind == "cuda" ? CHECKOP_CUDA : CHECKOP_CPU;
+  const std::string digest = command_digest(command.command);
+  std::vector<std::string> known;
+  for (const Operator* op : operators()) known.emplace_back(op->name);
+  for (const JsonValue& item : answer.at("kernels").items()) {
+    item.allow_keys({"op", "pass"});
+    const Operator& op = *find_operator(item.at("op").one_of("operator", known));
+    std::vector<std::string> passes;
+    for (const Pass& pass : op.passes) passes.emplace_back(pass.name);
+    const Pass& pass = *find_pass(op, item.at("pass").one_of("pass", passes));
+    const auto same = [&](const Candidate& each) { return each.op == op.name && each.pass == pass.name; };
+    if (std::any_of(candidates_.begin(), candidates_.end(), same)) item.fail("each operator and pass once");
+    auto kernel = std::make_unique<Kernel>();
+    *kernel = {{sizeof(checkop_kernel), command.name.c_str(), op.name.data(), pass.name.data(), kind, 0, 0, nullptr,
+                &External::launch},
+               this,
+               &op,
+               &pass};
+    candidates_.push_back(
+        {command.name, std::string(op.name), std::string(pass.name), command.command, digest, &kernel->entry});
+    kernels_.push_back(std::move(kernel));
+  }
+  if (candidates_.empty()) throw InputError(where, "says that it can do nothing", "name operators in its first answer");
+}
+
+External::~External() = default;
+
+std::unique_ptr<Device> External::open_device() const {
+  return device_.kind == "cuda" ? open_cpu_device(device_) : open_cpu_device();
+}
+
+checkop_status External::launch(const checkop_call* call) {
+  const auto& kernel = *reinterpret_cast<const Kernel*>(call->kernel);
+  return kernel.owner->run(kernel, *call);
+}
+
+checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
+  for (const auto& [tensors, n] : {std::pair{call.inputs, call.n_inputs}, {call.outputs, call.n_outputs}}) {
+    for (int32_t i = 0; i < n; ++i) {
+      const std::string why = tensors[i].data == nullptr ? "" : why_not_portable(tensors[i]);
+      if (why.empty()) continue;
+      tell(call, why);
+      return CHECKOP_UNSUPPORTED;
+    }
+  }
+  const int64_t id = ++requests_;
+  const RequestFiles files{fmt::format("{}/inputs-{}.safetensors", folder_, id),
+                           fmt::format("{}/outputs-{}.safetensors", folder_, id)};
+  try {
+    write_inputs(files.inputs, *kernel.pass, call);
+  } catch (const InputError& e) {
+    throw Stopped{RunStatus::no_device, fmt::format("the inputs can't be handed over: {}", e.what())};
+  }
+  json attrs = json::object();
+  for (int32_t i = 0; i < call.n_attrs; ++i) attrs[call.attrs[i].name] = number(call.attrs[i].value);
+  const json request{{"id", id},
+                     {"op", kernel.op->name},
+                     {"pass", kernel.pass->name},
+                     {"attrs", attrs},
+                     {"inputs", files.inputs},
+                     {"outputs", files.outputs},
+                     {"want", describe_outputs(*kernel.pass, call)},
+                     {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
+  try {
+    const std::string line = process_.ask(one_line({{"run", request}}));
+    std::string status, message;
+    try {
+      const JsonValue answer = JsonValue::parse(line, "its answer");
+      answer.allow_keys({"id", "status", "message"});
+      answer.at("id").integer(id, id);
+      status = answer.at("status").one_of("status", {"ok", "unsupported", "failed"});
+      if (answer.has("message")) message = answer.at("message").string();
+    } catch (const InputError& e) {
+      process_.give_up(fmt::format("{}: '{}'", e.what(), line.substr(0, 200)));
+    }
+    if (status == "ok") {
+      if (const std::string wrong = take_outputs(files.outputs, *kernel.pass, call); !wrong.empty()) {
+        status = "failed";
+        message = wrong;
+      }
+    }
+    tell(call, message);
+    return status == "ok" ? CHECKOP_OK : status == "failed" ? CHECKOP_FAILED : CHECKOP_UNSUPPORTED;
+  } catch (const ProcessEnded& e) {
+    throw Stopped{RunStatus::crashed, e.what()};
+  }
+}
+
+std::string command_digest(const std::string& command) {
+  std::string all = command;
+  std::istringstream words(command);
+  for (std::string word; words >> word;) {
+    std::erase_if(word, [](char c) { return c == '\'' || c == '"'; });
+    std::error_code ignored;
+    if (std::filesystem::is_regular_file(word, ignored) && access(word.c_str(), R_OK) == 0)
+      all += "\n" + file_digest(word);
+  }
+  return fnv1a_hex(all);
+}
+
+std::string stderr_file(const ExternalCommand& command) { return command.folder + "/stderr"; }
+
+}  // namespace checkop

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Starts a process, speaks with it, and tells how it ended.
+#include "external_process.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+/// For a process whose standard output is closed to end.
+constexpr std::chrono::seconds kDeathLimit{5};
+/// Of what a process wrote to its standard error.
+constexpr off_t kLastBytes = 16384;
+constexpr size_t kLastLines = 6, kLongestWords = 1200;
+
+/// The last bytes of a file; "" when it can't be read.
+std::string tail_of(const std::string& path, off_t most) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return "";
+  struct stat status {};
+  std::string text;
+  if (fstat(file, &status) == 0 && status.st_size > 0) {
+    const off_t from = std::max<off_t>(0, status.st_size - most);
+    text.resize(static_cast<size_t>(status.st_size - from));
+    text.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(file, text.data(), text.size(), from))));
+  }
+  close(file);
+  return text;
+}
+
+bool write_all(int file, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = write(file, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    done += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+/// The command in place of the shell where it is a simple one, so that its signals and its closed output are seen, and
+/// not what the shell makes of them.
+std::string without_shell(const std::string& command) {
+  const std::string first = command.substr(0, command.find(' '));
+  const bool simple = command.find_first_of(";&|()<>\n") == std::string::npos && !first.empty() &&
+                      first.find('=') == std::string::npos && first != "exec" && first != "!";
+  return simple ? "exec " + command : command;
+}
+
+/// What the new process does between the fork and the shell: only what is safe there.
+[[noreturn]] void become_shell(const char* command, int in, int out, int errors, pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);
+  signal(SIGPIPE, SIG_DFL);
+  dup2(in, STDIN_FILENO);
+  dup2(out, STDOUT_FILENO);
+  dup2(errors, STDERR_FILENO);
+  execl("/bin/sh", "sh", "-c", command, static_cast<char*>(nullptr));
+  _exit(127);
+}
+
+}  // namespace
+
+TempFolder::TempFolder() {
+  std::error_code error;
+  const std::filesystem::path base = std::filesystem::temp_directory_path(error);
+  path_ = (base / "check_operator.XXXXXX").string();
+  if (error || mkdtemp(path_.data()) == nullptr) {
+    throw EnvironmentError(fmt::format("no temporary folder can be made in '{}': {}", base.string(),
+                                       error ? error.message() : std::strerror(errno)));
+  }
+}
+
+TempFolder::~TempFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string describe_end(int status) {
+  if (WIFSIGNALED(status)) {
+    return fmt::format("killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
+  }
+  return fmt::format("left with exit code {}", WEXITSTATUS(status));
+}
+
+std::string last_words(const std::string& stderr_file) {
+  std::vector<std::string> lines;
+  std::string line;
+  for (const char c : tail_of(stderr_file, kLastBytes) + "\n") {
+    if (c != '\n') {
+      line += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+      continue;
+    }
+    if (line.find_first_not_of(' ') != std::string::npos) lines.push_back(line);
+    line.clear();
+  }
+  if (lines.empty()) return "";
+  if (lines.size() > kLastLines) lines.erase(lines.begin(), lines.end() - kLastLines);
+  std::string words = fmt::format("{}", fmt::join(lines, " | "));
+  if (words.size() > kLongestWords) words = "..." + words.substr(words.size() - kLongestWords);
+  return fmt::format("; it wrote: '{}'", words);
+}
+
+LineProcess::LineProcess(const std::string& command, const std::string& stderr_file) : stderr_file_(stderr_file) {
+  std::array<int, 2> in{-1, -1}, out{-1, -1};
+  // Each write goes to the end, wherever that is after the file was emptied.
+  errors_ = open(stderr_file.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
+  const pid_t parent = getpid();
+  const std::string in_shell = without_shell(command);
+  if (errors_ >= 0 && pipe2(in.data(), O_CLOEXEC) == 0 && pipe2(out.data(), O_CLOEXEC) == 0) pid_ = fork();
+  if (pid_ == 0) become_shell(in_shell.c_str(), in[0], out[1], errors_, parent);
+  const int error = errno;
+  for (const int end : {in[0], out[1]}) {
+    if (end >= 0) close(end);
+  }
+  to_ = in[1];
+  from_ = out[0];
+  if (pid_ > 0) return;
+  for (const int end : {to_, from_, errors_}) {
+    if (end >= 0) close(end);
+  }
+  throw ProcessEnded(fmt::format("can't be started: {}", std::strerror(error)));
+}
+
+LineProcess::~LineProcess() {
+  if (pid_ > 0) {
+    kill(pid_, SIGKILL);
+    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  for (const int end : {to_, from_, errors_}) close(end);
+}
+
+void LineProcess::pass_stderr_on() {
+  write_all(STDERR_FILENO, tail_of(stderr_file_, kLastBytes));
+  if (ftruncate(errors_, 0) != 0) return;  // then the next request's words follow this one's
+}
+
+void LineProcess::give_up(const std::string& why) {
+  const std::string words = last_words(stderr_file_);
+  pass_stderr_on();
+  if (pid_ > 0) {
+    kill(pid_, SIGKILL);
+    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+  }
+  throw ProcessEnded(why + words);
+}
+
+std::string LineProcess::read_line() {
+  for (;;) {
+    if (const size_t end = pending_.find('\n'); end != std::string::npos) {
+      std::string line = pending_.substr(0, end);
+      pending_.erase(0, end + 1);
+      return line;
+    }
+    if (pending_.size() > kLongestLine) give_up(fmt::format("wrote a line of more than {} bytes", kLongestLine));
+    std::array<char, 65536> block;
+    const ssize_t n = read(from_, block.data(), block.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n > 0) {
+      pending_.append(block.data(), static_cast<size_t>(n));
+      continue;
+    }
+    for (const auto until = std::chrono::steady_clock::now() + kDeathLimit; std::chrono::steady_clock::now() < until;) {
+      int status = 0;
+      if (waitpid(pid_, &status, WNOHANG) == pid_) {
+        pid_ = -1;
+        give_up(describe_end(status) + " before it answered");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    give_up("closed its standard output but went on; killed");
+  }
+}
+
+std::string LineProcess::ask(const std::string& line) {
+  if (pid_ < 0) throw ProcessEnded("has ended already");
+  write_all(to_, line + "\n");  // where nobody reads, nobody answers
+  std::string answer = read_line();
+  pass_stderr_on();
+  return answer;
+}
+
+}  // namespace checkop

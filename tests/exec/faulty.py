@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A candidate for matmul forward that misbehaves as its argument says; "honest" does not.
+
+Usage: faulty.py MODE [FILE]   FILE gets a line for every start
+"""
+import json
+import os
+import signal
+import struct
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts"))
+from check_operator_candidate import read_safetensors, write_safetensors
+
+mode = sys.argv[1]
+
+
+def say(answer):
+    sys.stdout.write((answer if isinstance(answer, str) else json.dumps(answer)) + "\n")
+    sys.stdout.flush()
+
+
+def product(tensors):
+    """(shape, rows as lists) of a[batch, seq, k] b[k, n] in fp32"""
+    _, (batch, seq, k), a = tensors["a"]
+    _, (_, n), b = tensors["b"]
+    a = struct.unpack(f"<{batch * seq * k}f", a)
+    b = struct.unpack(f"<{k * n}f", b)
+    rows = [[sum(a[r * k + i] * b[i * n + c] for i in range(k)) for c in range(n)] for r in range(batch * seq)]
+    return (batch, seq, n), rows
+
+
+def answer(request, times):
+    if mode == "exits":
+        print("about to leave", file=sys.stderr)
+        print("the reason is\tthis", file=sys.stderr, flush=True)
+        sys.exit(7)
+    if mode == "exits_once" and times == 1 and starts == 1:
+        sys.exit(7)
+    if mode == "segfaults":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if mode == "hangs":
+        print("waiting for the lock", file=sys.stderr, flush=True)
+        time.sleep(600)
+    if mode == "closes_output":
+        os.close(1)
+        time.sleep(600)
+    if mode == "garbage":
+        return say("hello, world")
+    if mode == "endless_line":
+        sys.stdout.write("x" * (3 << 20))
+        return sys.stdout.flush()
+    if mode == "answers_too_early":  # each answer but the first is that of the request before
+        if times == 1:
+            say({"id": request["id"], "status": "ok"})
+        return say({"id": request["id"], "status": "ok"})
+    if mode in ("unsupported", "failed"):
+        return say({"id": request["id"], "status": mode, "message": "as it likes"})
+    if mode == "odd_status":
+        return say({"id": request["id"], "status": "fine"})
+    shape, rows = product(read_safetensors(request["inputs"]))
+    dtype = "F32"
+    if mode == "changes_with_rows" and len(rows) > 2:
+        rows = [[value + 0.5 for value in row] for row in rows]
+    if mode == "changes_with_time" and times > 1:
+        rows[0][0] += 0.5
+    if mode == "wrong":
+        rows[0][0] += 1
+    if mode == "wrong_shape":
+        shape = (*shape[:2], 1, shape[2])
+    if mode == "wrong_dtype":
+        dtype = "I32"
+    data = struct.pack(f"<{len(rows) * len(rows[0])}f", *[value for row in rows for value in row])
+    tensors = {"other" if mode == "no_output" else "c": (dtype, shape, data)}
+    if mode != "no_file":
+        write_safetensors(request["outputs"], tensors)
+    if mode == "truncated":
+        os.truncate(request["outputs"], os.path.getsize(request["outputs"]) - 3)
+    if mode == "leaves_between":
+        say({"id": request["id"], "status": "ok"})
+        sys.exit(5)
+    if mode == "talks":
+        print("a line for people", file=sys.stderr, flush=True)
+    say({"id": request["id"], "status": "ok", "message": "plain loops"})
+
+
+starts = 1
+if len(sys.argv) > 2:
+    with open(sys.argv[2], "a+") as file:
+        file.write("start\n")
+        file.flush()
+        file.seek(0)
+        starts = len(file.readlines())
+hello = json.loads(sys.stdin.readline())["hello"]
+kernel = {"op": "matmul", "pass": "forward"}
+if mode == "hello_exits":
+    sys.exit("no such module")
+elif mode == "hello_garbage":
+    say("Welcome!")
+elif mode == "hello_unknown_operator":
+    say({"protocol": 1, "kernels": [{"op": "matmull", "pass": "forward"}]})
+elif mode == "hello_nothing":
+    say({"protocol": 1, "kernels": []})
+elif mode == "hello_no_device":
+    say({"no_device": "there is no accelerator"})
+elif mode == "hello_other_protocol":
+    say({"protocol": 2, "kernels": [kernel]})
+elif mode == "hello_twice":
+    say({"protocol": 1, "kernels": [kernel, kernel]})
+elif mode == "accelerator":
+    say({"protocol": 1, "kernels": [kernel], "device": {"kind": "cuda", "name": "Some GPU", "arch": 90}})
+else:
+    say({"protocol": 1, "kernels": [kernel]})
+for times, line in enumerate(sys.stdin, 1):
+    answer(json.loads(line)["run"], times)

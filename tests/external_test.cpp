@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// A process as a candidate: what it computes is checked as a plugin's, and whatever it does ends in a verdict.
+#include "external.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "contract_helper.hpp"
+#include "error.hpp"
+#include "isolate.hpp"
+#include "process.hpp"
+#include "run_helper.hpp"
+
+namespace checkop {
+namespace {
+
+using contract_test::error_of;
+using namespace std::chrono_literals;
+
+namespace fs = std::filesystem;
+
+std::string faulty(const std::string& mode) {
+  return std::string(CHECKOP_PYTHON) + " " + CHECKOP_SOURCE_DIR + "/tests/exec/faulty.py " + mode;
+}
+
+Worker make_worker(const std::string& mode, const std::string& device = "auto") {
+  return Worker({{}, "cpu", false, {{"mine", faulty(mode), device}}});
+}
+
+RunResult run(Worker& worker, std::chrono::seconds limit = 60s) {
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  return worker.run("mine", c, inputs, outputs, {}, limit);
+}
+
+RunResult run(const std::string& mode, std::chrono::seconds limit = 60s) {
+  Worker worker = make_worker(mode);
+  return run(worker, limit);
+}
+
+void expect_result(const std::string& mode, const std::string& status, const std::string& message) {
+  const RunResult result = run(mode);
+  EXPECT_EQ(to_string(result.status), status) << mode << ": " << result.message;
+  EXPECT_NE(result.message.find(message), std::string::npos) << mode << ": " << result.message;
+}
+
+std::string scratch(const std::string& name) {
+  std::string path = testing::TempDir() + "external_" + name;
+  fs::remove_all(path);
+  return path;
+}
+
+int64_t lines_of(const std::string& path) {
+  std::ifstream file(path);
+  int64_t lines = 0;
+  for (std::string line; std::getline(file, line);) ++lines;
+  return lines;
+}
+
+// --- what it computes
+// ------------------------------------------------------------------------------------------------------------------
+
+TEST(External, GivesTheOutputAndBitsOfACleanRun) {
+  Worker worker = make_worker("honest");
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  const RunResult result = worker.run("mine", c, inputs, outputs, {}, 60s);
+  ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_EQ(result.message, "plain loops");
+  for (int64_t i = 0; i < outputs[0].count(); ++i) EXPECT_EQ(outputs[0].at(i), product(inputs, i / 4, i % 4)) << i;
+  ASSERT_EQ(result.outputs.size(), 1u);
+  EXPECT_EQ(result.outputs[0].repeat.compared, 24);
+  EXPECT_EQ(result.outputs[0].repeat.different, 0);
+  EXPECT_EQ(result.outputs[0].unwritten, 0);
+}
+
+TEST(External, TellsWhatItCanDo) {
+  const Worker worker = make_worker("honest");
+  const WorkerInfo& info = worker.info();
+  ASSERT_EQ(info.candidates.size(), 1u);
+  EXPECT_EQ(info.candidates[0].name, "mine");
+  EXPECT_EQ(info.candidates[0].op, "matmul");
+  EXPECT_EQ(info.candidates[0].pass, "forward");
+  EXPECT_EQ(info.candidates[0].path, faulty("honest"));
+  EXPECT_EQ(info.candidate_device[0], CHECKOP_CPU);
+  EXPECT_EQ(info.device->kind, "cpu");
+}
+
+TEST(External, DeviceIsThatOfTheProcess) {
+  Worker worker = make_worker("accelerator");
+  EXPECT_EQ(worker.info().candidate_device[0], CHECKOP_CUDA);
+  EXPECT_EQ(worker.info().device->name, "Some GPU");
+  EXPECT_EQ(worker.info().device->arch_key, "sm90");
+  EXPECT_EQ(to_string(run(worker).status), "ok");
+}
+
+TEST(External, DeviceThatWasNotAskedForIsRefused) {
+  EXPECT_NE(error_of([] { make_worker("honest", "cuda:0"); }).find("computes on 'cpu', and 'cuda:0' was asked for"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { make_worker("accelerator", "cpu"); }).find("computes on 'cuda:0'"), std::string::npos);
+  EXPECT_EQ(make_worker("accelerator", "cuda:0").info().device->kind, "cuda");
+}
+
+TEST(External, SecondRunThatDiffersIsSeen) {
+  const RunResult result = run("changes_with_time");
+  ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_EQ(result.outputs[0].repeat.different, 1);
+}
+
+TEST(External, StartsOnceForManyCases) {
+  const std::string starts = scratch("starts");
+  Worker worker = make_worker("honest " + starts);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(to_string(run(worker).status), "ok");
+  EXPECT_EQ(lines_of(starts), 1);
+}
+
+// --- what it does wrong
+// ----------------------------------------------------------------------------------------------------------------
+
+TEST(External, DeathIsACrashWithItsLastWords) {
+  const RunResult result = run("exits");
+  EXPECT_EQ(to_string(result.status), "crashed");
+  EXPECT_EQ(result.message,
+            "left with exit code 7 before it answered; it wrote: 'about to leave | the reason is this'");
+}
+
+TEST(External, SignalIsACrash) {
+  expect_result("segfaults", "crashed", "killed by signal 11 (Segmentation fault) before it answered");
+}
+
+TEST(External, CommandsOfAShellWork) {
+  for (const std::string& command : {"cd / && " + faulty("honest"), "MODE=1 " + faulty("honest"),
+                                     faulty("honest") + " 2>&1", "exec " + faulty("honest")}) {
+    Worker worker({{}, "cpu", false, {{"mine", command}}});
+    EXPECT_EQ(to_string(run(worker).status), "ok") << command;
+  }
+}
+
+TEST(External, DeathAfterAnAnswerIsACrash) { expect_result("leaves_between", "crashed", "left with exit code 5"); }
+
+TEST(External, FreshProcessFollowsACrash) {
+  const std::string starts = scratch("restarts");
+  Worker worker = make_worker("exits_once " + starts);
+  EXPECT_EQ(to_string(run(worker).status), "crashed");
+  EXPECT_EQ(to_string(run(worker).status), "ok");
+  EXPECT_EQ(lines_of(starts), 2);
+}
+
+TEST(External, SilenceIsATimeOutWithItsLastWords) {
+  Worker worker = make_worker("hangs");
+  const RunResult result = run(worker, 1s);
+  EXPECT_EQ(to_string(result.status), "timeout");
+  EXPECT_EQ(result.message, "no answer within 1 s; killed; it wrote: 'waiting for the lock'");
+}
+
+TEST(External, ClosedOutputIsACrash) { expect_result("closes_output", "crashed", "closed its standard output"); }
+
+TEST(External, GarbageIsACrash) {
+  expect_result("garbage", "crashed", "'hello, world'");
+  expect_result("endless_line", "crashed", "a line of more than 1048576 bytes");
+  expect_result("odd_status", "crashed", "unknown status 'fine'");
+}
+
+TEST(External, AnswerToAnEarlierRequestIsACrash) {
+  // The first answer is right in form, but there is no file behind it.
+  expect_result("no_file", "failed", "its outputs can't be read");
+  Worker worker = make_worker("answers_too_early");
+  EXPECT_EQ(to_string(run(worker).status), "failed");
+  const RunResult second = run(worker);
+  EXPECT_EQ(to_string(second.status), "crashed");
+  EXPECT_NE(second.message.find("its answer: id: expected an integer >= 2 and <= 2, got 1"), std::string::npos)
+      << second.message;
+}
+
+TEST(External, RefusalIsUnsupported) { expect_result("unsupported", "unsupported", "as it likes"); }
+
+TEST(External, FailureIsItsOwnWord) { expect_result("failed", "failed", "as it likes"); }
+
+TEST(External, OutputsThatAreNotTheWantedOnesAreAFailure) {
+  expect_result("no_output", "failed", "it wrote no output 'c'");
+  expect_result("wrong_shape", "failed", "its output 'c' is fp32 [2, 3, 1, 4], expected fp32 [2, 3, 4]");
+  expect_result("wrong_dtype", "failed", "its output 'c' is int32 [2, 3, 4], expected fp32 [2, 3, 4]");
+  expect_result("truncated", "failed", "its outputs can't be read");
+}
+
+// --- its first answer
+// ------------------------------------------------------------------------------------------------------------------
+
+TEST(External, CommandThatCannotServeIsAnInputError) {
+  const auto error = [](const std::string& mode) { return error_of([&] { make_worker(mode); }); };
+  EXPECT_NE(error("hello_exits").find("left with exit code 1 before it answered; it wrote: 'no such module'"),
+            std::string::npos);
+  EXPECT_NE(error("hello_garbage").find("--exec"), std::string::npos);
+  EXPECT_NE(error("hello_unknown_operator").find("unknown operator 'matmull'; did you mean 'matmul'?"),
+            std::string::npos);
+  EXPECT_NE(error("hello_nothing").find("can do nothing"), std::string::npos);
+  EXPECT_NE(error("hello_other_protocol").find("protocol: expected"), std::string::npos);
+  EXPECT_NE(error("hello_twice").find("expected each operator and pass once"), std::string::npos);
+  EXPECT_NE(error_of([] {
+              Worker({{}, "cpu", false, {{"mine", "/nowhere/at/all"}}});
+            }).find("exit code 127"),
+            std::string::npos);
+}
+
+TEST(External, DeviceThatIsNotThereIsAnEnvironmentError) {
+  EXPECT_THROW(make_worker("hello_no_device"), EnvironmentError);
+}
+
+TEST(External, DigestChangesWithTheScript) {
+  const std::string script = scratch("script.py"), command = "python3 '" + script + "' --flag";
+  std::ofstream(script) << "one";
+  const std::string digest = command_digest(command);
+  EXPECT_EQ(command_digest(command), digest);
+  std::ofstream(script) << "two";
+  EXPECT_NE(command_digest(command), digest);
+  EXPECT_NE(command_digest("python3"), command_digest("python4"));
+}
+
+TEST(External, FolderIsGoneAfterwards) {
+  const std::string parent = scratch("folders");
+  fs::create_directories(parent);
+  const char* before = std::getenv("TMPDIR");
+  const std::string saved = before == nullptr ? "" : before;
+  setenv("TMPDIR", parent.c_str(), 1);
+  {
+    Worker worker = make_worker("hangs");
+    EXPECT_EQ(to_string(run(worker, 1s).status), "timeout");
+    EXPECT_FALSE(fs::is_empty(parent));
+  }
+  saved.empty() ? unsetenv("TMPDIR") : setenv("TMPDIR", saved.c_str(), 1);
+  EXPECT_TRUE(fs::is_empty(parent));
+}
+
+// --- the whole program
+// -----------------------------------------------------------------------------------------------------------------
+
+constexpr char kMatmul[] = "--op matmul --dtype fp32 --device cpu --batch 2 --seq 3 --k-dim 5 ";
+
+ProcessResult run_faulty(const std::string& mode, const std::string& more = "--n-dim 4 --candidate exec") {
+  return run_program(kMatmul + ("--exec '" + faulty(mode) + "' ") + more);
+}
+
+TEST(External, HonestProcessPasses) { expect_exit(run_faulty("honest"), 0, "matmul/forward  exec  fp32"); }
+
+TEST(External, WrongNumbersFail) { expect_exit(run_faulty("wrong"), 1, "c[0,0,0] = "); }
+
+TEST(External, RowsThatDependOnTheirBatchFail) {
+  expect_exit(run_faulty("changes_with_rows", "--n-dim 4 --candidate exec --check invariance"), 1, "elements differ");
+}
+
+TEST(External, CrashLeavesTheOtherChecksAlone) {
+  const std::string starts = scratch("cli_starts");
+  const ProcessResult result = run_faulty("exits_once " + starts, "--n-dim 4,6,8 --candidate exec");
+  expect_exit(result, 4, "left with exit code 7 before it answered");
+  expect_exit(result, 4, "2 pass");
+  EXPECT_EQ(lines_of(starts), 2);
+}
+
+TEST(External, RunStartsTheProcessOnce) {
+  const std::string starts = scratch("cli_once");
+  expect_exit(run_faulty("honest " + starts, "--n-dim 4,6,8 --candidate exec"), 0, "3 pass");
+  EXPECT_EQ(lines_of(starts), 1);
+}
+
+TEST(External, RepeatLineNamesTheCommand) {
+  expect_exit(run_faulty("wrong", "--n-dim 4 --exec-name slow --candidate slow"), 1,
+              "--candidate slow --device cpu --contract contracts/default.json --exec '" + faulty("wrong") +
+                  "' --exec-name slow");
+}
+
+TEST(External, NamesAreChecked) {
+  expect_exit(run_faulty("honest", "--exec-name native"), 2, "there is a candidate 'native' already");
+  expect_exit(run_faulty("honest", "--exec-name 'a b'"), 2, "'a b' is no candidate name");
+  expect_exit(run_faulty("honest", "--exec-name a,b"), 2, "2 names for 1 commands");
+  expect_exit(run_program("--op matmul --exec-name a"), 2, "--exec-name: has no effect alone");
+  expect_exit(run_program("bench --op matmul --exec a"), 2, "unknown flag '--exec'");
+}
+
+TEST(External, TwoCommandsAreTwoCandidates) {
+  const std::string two = kMatmul + ("--n-dim 4 --exec '" + faulty("honest")) + "' --exec '" + faulty("wrong") + "' ";
+  expect_exit(run_program(two + "--candidate exec,exec2"), 1, "matmul/forward  exec2  fp32");
+  expect_exit(run_program(two + "--candidate good --exec-name good,bad"), 0, "matmul/forward  good  fp32");
+}
+
+TEST(External, OneThatComputesOnAnAcceleratorNeedsNoneInThisBuild) {
+  const ProcessResult result = run_program(
+      "--op matmul --dtype fp32 --device cuda --batch 2 --seq 3 --k-dim 5 --n-dim 4 --candidate exec --exec '" +
+      faulty("accelerator") + "' --json");
+  expect_exit(result, 0, "\"Some GPU\"");
+}
+
+TEST(External, NumpyExamplePassesForwardAndBackward) {
+  expect_exit(
+      run_program("--op rms_norm --dtype fp32,bf16,fp16 --check-grad --device cpu --batch 3 --seq 5 --hidden 1,67,512 "
+                  "--with none,mask --candidate exec --exec '" CHECKOP_PYTHON " docs/exec/rms_norm_numpy.py'"),
+      0, "36 pass");
+}
+
+}  // namespace
+}  // namespace checkop
