@@ -204,6 +204,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator mutate --op logp --contract mine.json\n"
       "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
       "  check_operator report diff main.json mine.json\n"
+      "  check_operator --op rms_norm --check-grad --exec 'python3 mine.py' --candidate exec\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
 
   std::vector<std::string> arguments = join_negative_values(argc, argv);

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/check_operator_candidate.py without check_operator: rounding, files, and how functions are called."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
+sys.path.insert(0, FOLDER)
+import check_operator_candidate as helper
+
+
+def nearest_bf16(value):
+    """The bits of the bf16 number nearest to a finite or infinite float32, from the distances to its two neighbours."""
+    bits = int(np.float32(value).view(np.uint32))
+    sign, low = bits >> 31 << 15, (bits & 0x7FFFFFFF) >> 16
+
+    def number(half):  # exact in double; the number after the largest is 2^128, which rounds to infinity
+        return 2.0**128 if half == 0x7F80 else float(np.uint32(half << 16).view(np.float32))
+
+    if low == 0x7F80:
+        return sign | low
+    size = abs(float(value))
+    below, above = size - number(low), number(low + 1) - size
+    up = above < below or (above == below and low % 2 == 1)
+    return sign | (low + up)
+
+
+class Bf16(unittest.TestCase):
+    def setUp(self):
+        self.numpy = helper.NumPy("cpu")
+
+    def test_rounds_to_nearest_ties_to_even(self):
+        highs = [*range(0, 0x10000, 97), 0x7F7F, 0x7F80, 0xFF7F, 0xFF80, 0, 1, 0x7F, 0x80]
+        bits = np.array([high << 16 | low for high in highs for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)], np.uint32)
+        numbers = bits.view(np.float32)
+        numbers = numbers[~np.isnan(numbers)]
+        found = self.numpy.to_bf16(numbers)
+        self.assertEqual(found.tolist(), [nearest_bf16(number) for number in numbers])
+
+    def test_nan_stays_nan(self):
+        nans = np.array([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001], np.uint32).view(np.float32)
+        for half in self.numpy.to_bf16(nans).tolist():
+            self.assertGreater(half & 0x7FFF, 0x7F80)
+
+    def test_every_number_survives_the_way_through_fp32(self):
+        halves = np.arange(0x10000, dtype="<u2")
+        numbers = self.numpy.load("BF16", (256, 256), bytearray(halves.tobytes()))
+        kept = ~np.isnan(numbers.reshape(-1))
+        self.assertEqual(self.numpy.to_bf16(numbers)[kept].tolist(), halves[kept].tolist())
+
+    def test_only_float32_is_rounded_to_bf16(self):
+        want = {"name": "y", "dtype": "BF16"}
+        self.assertEqual(self.numpy.store(np.ones(3, np.float32), want)[0], "BF16")
+        self.assertEqual(self.numpy.store(np.ones(3, np.float64), want)[0], "F64")
+
+
+class Files(unittest.TestCase):
+    def test_what_is_written_is_read_back(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "x")
+            tensors = {"y": ("F32", (2, 1), b"12345678"), "none": ("U8", (0, 4), b""), "s": ("F64", (), b"abcdefgh")}
+            helper.write_safetensors(path, tensors)
+            self.assertEqual(helper.read_safetensors(path), {name: (d, s, bytearray(b)) for name, (d, s, b) in
+                                                             tensors.items()})
+
+
+class Calls(unittest.TestCase):
+    def test_attributes_that_are_not_named_are_left_out(self):
+        self.assertEqual(helper.call(lambda x, eps: (x, eps), {"x": 1}, {"eps": 2, "beta": 3}), (1, 2))
+        self.assertEqual(helper.call(lambda **all: all, {"x": 1}, {"eps": 2}), {"x": 1, "eps": 2})
+
+    def test_tensor_that_is_not_named_is_unsupported(self):
+        with self.assertRaisesRegex(helper.Unsupported, "takes no 'bias'"):
+            helper.call(lambda x: x, {"x": 1, "bias": 2}, {})
+
+    def test_results_get_their_names(self):
+        self.assertEqual(helper.by_name(5, ["y"]), {"y": 5})
+        self.assertEqual(helper.by_name((5, 6), ["y", "lse"]), {"y": 5, "lse": 6})
+        self.assertEqual(helper.by_name({"lse": 6}, ["y", "lse"]), {"lse": 6})
+        with self.assertRaisesRegex(TypeError, "returned 1 outputs, expected 2: y, lse"):
+            helper.by_name(5, ["y", "lse"])
+
+    def test_inputs_upstream_gradients_and_wanted_ones_are_told_apart(self):
+        request = {"forward_outputs": ["y"], "want": [{"name": "dx"}, {"name": "dgrad_x"}]}
+        inputs, upstream, wanted = helper.split({"x": 1, "grad_x": 2, "grad_y": 3}, request)
+        self.assertEqual((inputs, upstream, wanted), ({"x": 1, "grad_x": 2}, {"y": 3}, ["x", "grad_x"]))
+
+    def test_whole_attributes_are_integers(self):
+        self.assertIs(type(helper.number(-100.0)), int)
+        self.assertEqual(helper.number("inf"), float("inf"))
+
+    def test_passes_follow_from_the_keys(self):
+        numpy = helper.NumPy("cpu")
+        self.assertEqual(helper.kernels_of({"silu": None}, numpy), [{"op": "silu", "pass": "forward"}])
+        numpy.can_differentiate = True
+        both = [{"op": "silu", "pass": "forward"}, {"op": "silu", "pass": "backward"}]
+        self.assertEqual(helper.kernels_of({"silu": None, "silu/backward": None}, numpy), both)
+        with self.assertRaises(ValueError):
+            helper.kernels_of({"silu/sideways": None}, numpy)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+from check_operator_candidate import serve
+import numpy as np
+def silu(x):
+    print("printed")
+    if x.shape[0] == 2: raise NotImplementedError("two rows")
+    if x.shape[0] == 3: return x.reshape(-1), x
+    if x.shape[0] == 4: raise KeyError("four")
+    return x / (1 + np.exp(-x))
+serve({{"silu": silu}})
+"""
+
+
+class Serving(unittest.TestCase):
+    """One conversation with a process."""
+
+    def talk(self, rows):
+        with tempfile.TemporaryDirectory() as folder:
+            inputs, outputs = os.path.join(folder, "in"), os.path.join(folder, "out")
+            x = np.linspace(-2, 2, rows * 4, dtype=np.float32).reshape(rows, 1, 4)
+            helper.write_safetensors(inputs, {"x": ("F32", x.shape, x.tobytes())})
+            request = {"id": 9, "op": "silu", "pass": "forward", "attrs": {}, "inputs": inputs, "outputs": outputs,
+                       "want": [{"name": "y", "dtype": "F32", "shape": [rows, 1, 4]}], "forward_outputs": ["y"]}
+            lines = [{"hello": {"protocol": 1, "device": "auto"}}, {"run": request}]
+            done = subprocess.run([sys.executable, "-c", SCRIPT.format(folder=FOLDER)], capture_output=True, text=True,
+                                  input="".join(json.dumps(line) + "\n" for line in lines), check=True)
+            hello, answer = map(json.loads, done.stdout.splitlines())
+            self.assertEqual(hello, {"protocol": 1, "device": {"kind": "cpu"},
+                                     "kernels": [{"op": "silu", "pass": "forward"}]})
+            self.assertIn("printed", done.stderr)
+            y = helper.read_safetensors(outputs)["y"] if os.path.exists(outputs) else None
+            return answer, y, x
+
+    def test_result_is_written(self):
+        answer, (dtype, shape, data), x = self.talk(1)
+        self.assertEqual(answer, {"id": 9, "status": "ok"})
+        self.assertEqual((dtype, shape), ("F32", (1, 1, 4)))
+        np.testing.assert_allclose(np.frombuffer(data, "f4"), (x / (1 + np.exp(-x))).reshape(-1), rtol=1e-6)
+
+    def test_refusal_is_unsupported(self):
+        self.assertEqual(self.talk(2)[0], {"id": 9, "status": "unsupported", "message": "two rows"})
+
+    def test_too_many_results_are_a_failure(self):
+        self.assertEqual(self.talk(3)[0]["status"], "failed")
+
+    def test_exception_is_a_failure_with_its_text(self):
+        self.assertEqual(self.talk(4)[0], {"id": 9, "status": "failed", "message": "KeyError: 'four'"})
+
+
+if __name__ == "__main__":
+    unittest.main()
