@@ -123,6 +123,19 @@ struct IdentityArgs {
   void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
 };
 
+/// What a model of a device's arithmetic looks at: inputs, and the rows of each output that are wanted.
+struct ModelArgs {
+  std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr: absent
+  std::span<const RowSet> row_sets;       ///< in the order of the pass
+  unsigned threads = 1;
+  /// Takes a row of an output as the accumulators hold it, before it is rounded to the output's dtype.
+  std::function<void(int output, int64_t row, const float* values)> sink;
+
+  const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
+  const RowSet& rows(int output) const { return row_sets[static_cast<size_t>(output)]; }
+  void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
+};
+
 /// What a pass costs however it is computed, for rates. The bytes are those of all inputs, read once, and of all
 /// outputs, written once, but for `unread_bytes`.
 struct Work {
@@ -131,7 +144,6 @@ struct Work {
 };
 
 struct Emulation;  // emulation.hpp
-
 struct Pass {
   std::string_view name;  ///< "forward" or "backward"
   std::span<const TensorSpec> inputs;
