@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tensor cores of the device make of given blocks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace checkop {
+
+/// c += x y^T for c.size()/128 problems, each x[16, 16], y[8, 16] in fp16 or bf16 bits and c[16, 8], all row-major.
+void multiply_on_tensor_cores(bool bf16, const std::vector<uint16_t>& x, const std::vector<uint16_t>& y,
+                              std::vector<float>& c);
+
+/// Whether the model of tensor_core.hpp claims the device.
+bool has_sm90();
+
+}  // namespace checkop
