@@ -7,6 +7,7 @@
 #include "identity.hpp"
 #include "operator.hpp"
 #include "product.hpp"
+#include "tensor_core.hpp"
 
 namespace checkop {
 
@@ -82,6 +83,17 @@ void check_gradients(const IdentityArgs& args) {
   check_product(args, 1, rows_of(grad, true), rows_of(hidden));
 }
 
+void model_logits(const ModelArgs& args) {
+  emit_tensor_core_product(args, 0, rows_of(args.in(0)), rows_of(args.in(1), true), args.inputs[2]);
+}
+
+/// dbias is no product: it has no model.
+void model_gradients(const ModelArgs& args) {
+  const Tensor &hidden = args.in(0), &weight = args.in(1), &grad = args.in(3);
+  emit_tensor_core_product(args, 0, rows_of(grad), rows_of(weight));
+  emit_tensor_core_product(args, 1, rows_of(grad, true), rows_of(hidden));
+}
+
 /// `products` of 2 rows hidden vocab operations each.
 template <int products>
 Work work(const GoldArgs& args) {
@@ -89,8 +101,8 @@ Work work(const GoldArgs& args) {
 }
 
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_logits, work<1>, &kLmHeadForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients, work<2>, &kLmHeadBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_logits, work<1>, &kLmHeadForward, model_logits},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients, work<2>, &kLmHeadBackward, model_gradients}};
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 
 #include "identity.hpp"
 #include "product.hpp"
+#include "tensor_core.hpp"
 
 namespace checkop {
 
@@ -50,6 +51,14 @@ void check_backward(const IdentityArgs& args) {
   check_product(args, 1, matrix(a, true), matrix(grad));
 }
 
+void model_forward(const ModelArgs& args) { emit_tensor_core_product(args, 0, matrix(args.in(0)), matrix(args.in(1))); }
+
+void model_backward(const ModelArgs& args) {
+  const Tensor &a = args.in(0), &b = args.in(1), &grad = args.in(2);
+  emit_tensor_core_product(args, 0, matrix(grad), matrix(b, true));
+  emit_tensor_core_product(args, 1, matrix(a, true), matrix(grad));
+}
+
 /// `products` of 2 rows k n operations each.
 template <int products>
 Work work(const GoldArgs& args) {
@@ -60,8 +69,8 @@ Work work(const GoldArgs& args) {
 }  // namespace
 
 constexpr std::array<Pass, 2> kMatmulPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>, &kMatmulForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>, &kMatmulBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>, &kMatmulForward, model_forward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>, &kMatmulBackward, model_backward}};
 
 extern const Operator kMatmul;
 constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kMatmulPasses};

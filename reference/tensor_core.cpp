@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor core blocks in integer arithmetic: one element at a time for every value, tiles at a time for finite ones.
+// Tensor core blocks: in integer arithmetic one element at a time, and many at a time where fp32 says the same.
 #include "tensor_core.hpp"
 
 #include <algorithm>
@@ -13,10 +13,23 @@
 namespace checkop {
 namespace {
 
-constexpr int kFraction = 25;         // bits of a term below the largest exponent that survive
-constexpr int kNone = -100000;        // exponent of a zero: below every other one
-constexpr int64_t kTileColumns = 64;  // of the fast path: its arrays stay in the first-level cache
+/// What an architecture adds at once: so many products and the accumulator, of which so many bits below the largest
+/// exponent survive.
+struct Unit {
+  size_t width;
+  int fraction;
+};
+constexpr Unit kSm90{static_cast<size_t>(kTensorCoreBlock), 25};
+constexpr Unit kSm80{8, 24};
+
+constexpr int64_t kTileColumns = 64;             // of a task: what a block needs of them stays in the first-level cache
+constexpr int64_t kRows = 256;                   // whose accumulators stay in the second-level cache
+constexpr int64_t kDepth = 1024;                 // of y that is taken apart at once
+constexpr int64_t kElements = int64_t{1} << 24;  // of x, 128 MiB taken apart, and of results
 constexpr uint32_t kNan = 0x7fffffff;
+
+// Exponents of a zero and of what is infinite or NaN: the sum of one of them and any other tells which it was.
+constexpr int kZero = -10000, kSpecial = 12000;
 
 /// fp16 or bf16: |value| = significand * 2^(exponent - fraction).
 struct Format {
@@ -29,29 +42,34 @@ struct Format {
 
   struct Number {
     int significand;  ///< with the sign
-    int exponent;     ///< kNone for 0
-    bool special;     ///< infinite or NaN
+    int exponent;     ///< kZero of 0, kSpecial of infinities and NaN
   };
   Number split(uint16_t bits) const {
     const int field = bits >> fraction & exponent_mask, low = bits & ((1 << fraction) - 1);
     const int size = field == 0 ? low : low | 1 << fraction;
-    return {(bits & 0x8000) != 0 ? -size : size, size == 0 ? kNone : std::max(field, 1) - bias, field == exponent_mask};
+    return {(bits & 0x8000) != 0 ? -size : size, field == exponent_mask ? kSpecial
+                                                 : size == 0            ? kZero
+                                                                        : std::max(field, 1) - bias};
   }
-  double value(uint16_t bits) const {  // of a special one
-    if ((bits & ((1 << fraction) - 1)) != 0) return std::numeric_limits<double>::quiet_NaN();
+  float value(uint16_t bits) const {
+    const Number number = split(bits);
+    if (number.exponent != kSpecial)
+      return std::ldexp(static_cast<float>(number.significand), number.exponent - fraction);
+    if ((bits & ((1 << fraction) - 1)) != 0) return std::numeric_limits<float>::quiet_NaN();
     return (bits & 0x8000) != 0 ? -INFINITY : INFINITY;
   }
 };
 
+/// A finite fp32 number: |value| = significand * 2^(exponent - 23).
 struct Accumulator {
-  int significand, exponent;  ///< |value| = significand * 2^(exponent - 23)
+  int significand, exponent;
 
   explicit Accumulator(float x) {
     const auto bits = std::bit_cast<uint32_t>(x);
     const int field = static_cast<int>(bits >> 23 & 0xff), low = static_cast<int>(bits & 0x7fffff);
     const int size = field == 0 ? low : low | 0x800000;
     significand = (bits >> 31) != 0 ? -size : size;
-    exponent = size == 0 ? kNone : std::max(field, 1) - 127;
+    exponent = size == 0 ? kZero : std::max(field, 1) - 127;
   }
 };
 
@@ -66,49 +84,143 @@ double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(std::max(exponent, -1022) + 1023) << 52);
 }
 
+/// A double without the places that fp32 has none for, above its subnormal numbers.
+double cut_normal(double exact) {
+  constexpr uint64_t kDropped = (uint64_t{1} << (53 - 24)) - 1;
+  return std::bit_cast<double>(std::bit_cast<uint64_t>(exact) & ~kDropped);
+}
+
 /// `exact` cut toward zero to fp32, infinite beyond its range.
 float cut(double exact) {
-  // Above the normal numbers' limit the last places go; below it, those under 2^-149. No branch, so that loops over
-  // this vectorise.
-  constexpr uint64_t kDropped = (uint64_t{1} << (53 - 24)) - 1;
-  const auto normal = std::bit_cast<double>(std::bit_cast<uint64_t>(exact) & ~kDropped);
-  const double small =
-      static_cast<double>(static_cast<int>(std::abs(exact) < 0x1p-126 ? exact * 0x1p149 : 0)) * 0x1p-149;
-  return static_cast<float>(std::abs(exact) < 0x1p-126 ? small : normal);
+  if (std::abs(exact) < 0x1p-126) return static_cast<float>(static_cast<int>(exact * 0x1p149)) * 0x1p-149f;
+  return static_cast<float>(cut_normal(exact));
 }
 
 /// Where a factor or the accumulator is infinite or NaN, the sum is that of IEEE 754, with one NaN.
-float special_block(const Format& format, const uint16_t* x, const uint16_t* y, float accumulator) {
+float special_block(const Unit& unit, const Format& format, const uint16_t* x, const uint16_t* y, float accumulator) {
   double sum = accumulator;  // infinite, NaN, or does not matter
-  for (int64_t i = 0; i < kTensorCoreBlock; ++i) {
-    const Format::Number a = format.split(x[i]), b = format.split(y[i]);
-    if (!a.special && !b.special) continue;
-    sum += (a.special ? format.value(x[i]) : a.significand) * (b.special ? format.value(y[i]) : b.significand);
+  for (size_t i = 0; i < unit.width; ++i) {
+    if (format.split(x[i]).exponent != kSpecial && format.split(y[i]).exponent != kSpecial) continue;
+    sum += static_cast<double>(format.value(x[i])) * static_cast<double>(format.value(y[i]));
   }
   return std::isnan(sum) ? std::bit_cast<float>(kNan) : static_cast<float>(sum);
 }
 
-/// A factor's numbers, split; K is filled up with zeros.
-struct Split {
-  std::vector<int16_t> significand;
-  std::vector<int> exponent;
-  std::vector<uint16_t> bits;
-  bool special = false;
-
-  void set(const Format& format, size_t at, uint16_t stored) {
-    const Format::Number number = format.split(stored);
-    significand[at] = static_cast<int16_t>(number.significand);
-    exponent[at] = number.exponent;
-    bits[at] = stored;
-    special |= number.special;
+float block(const Unit& unit, const Format& format, const uint16_t* x, const uint16_t* y, float accumulator) {
+  const Accumulator before(accumulator);
+  std::array<int, kTensorCoreBlock> product, exponent;
+  int top = before.exponent;
+  bool special = !std::isfinite(accumulator);
+  for (size_t i = 0; i < unit.width; ++i) {
+    const Format::Number a = format.split(x[i]), b = format.split(y[i]);
+    special |= a.exponent == kSpecial || b.exponent == kSpecial;
+    product[i] = a.significand * b.significand;
+    exponent[i] = a.exponent + b.exponent;
+    top = std::max(top, exponent[i]);
   }
+  if (special) return special_block(unit, format, x, y, accumulator);
+  double sum = aligned(before.significand, unit.fraction - 23, top - before.exponent);
+  for (size_t i = 0; i < unit.width; ++i) {
+    sum += aligned(product[i], unit.fraction - 2 * format.fraction, top - exponent[i]);
+  }
+  return cut(sum * power_of_two(top - unit.fraction));
+}
+
+// --- many at a time --------------------------------------------------------------------------------------------------
+
+/// Elements of a factor, taken apart. K is filled up with zeros.
+struct Elements {
+  std::vector<float> value;
+  std::vector<int16_t> exponent;
+  std::vector<uint16_t> bits;
+
   void resize(int64_t count) {
-    significand.assign(static_cast<size_t>(count), 0);
-    exponent.assign(static_cast<size_t>(count), kNone);
+    value.assign(static_cast<size_t>(count), 0);
+    exponent.assign(static_cast<size_t>(count), kZero);
     bits.assign(static_cast<size_t>(count), 0);
-    special = false;
+  }
+  void set(const Format& format, size_t at, uint16_t stored) {
+    value[at] = format.value(stored);
+    exponent[at] = static_cast<int16_t>(format.split(stored).exponent);
+    bits[at] = stored;
   }
 };
+
+using Accumulators = std::array<float, kTileColumns>;
+
+/// Where a block begins in a row of x, and in kTileColumns columns of y, laid out [k, kTileColumns].
+struct Place {
+  const Elements &x, &y;
+  size_t x_at, y_at;  ///< in k
+};
+
+/// Adds the `width` products at `place`: a product is exact in fp32, so is its multiple by a power of two, and the
+/// conversion to an integer cuts it. False, with nothing changed, where a number is special or exponents are so far out
+/// that a product could underflow and count all the same, or a sum overflow.
+template <size_t width, int fraction>
+bool fast_block(const Place& place, Accumulators& accumulators) {
+  constexpr int kLeast = -90, kMost = 120;
+  constexpr size_t n = kTileColumns;
+  std::array<int16_t, n> top;
+  for (size_t j = 0; j < n; ++j) {
+    const int bits = std::bit_cast<int>(accumulators[j]) & 0x7fffffff;
+    top[j] = static_cast<int16_t>(bits == 0 ? kZero : std::max(bits >> 23, 1) - 127);
+  }
+  for (size_t i = 0; i < width; ++i) {
+    const int16_t own = place.x.exponent[place.x_at + i];
+    const int16_t* const exponent = &place.y.exponent[(place.y_at + i) * n];
+    for (size_t j = 0; j < n; ++j) top[j] = std::max(top[j], static_cast<int16_t>(own + exponent[j]));
+  }
+  int misfits = 0;
+  std::array<float, n> scale;
+  for (size_t j = 0; j < n; ++j) {
+    const int exponent = std::max<int>(top[j], kLeast), all_zero = top[j] < kZero / 2;
+    misfits += (exponent != top[j] && all_zero == 0) | (exponent > kMost);
+    scale[j] = std::bit_cast<float>((127 + fraction - exponent) << 23);
+  }
+  if (misfits > 0) return false;
+  // Two sums: 16 products, each below 2^27, and the accumulator, below 2^26, could be more than an int holds.
+  std::array<int, n> low, high{};
+  for (size_t j = 0; j < n; ++j) low[j] = static_cast<int>(accumulators[j] * scale[j]);
+  for (size_t i = 0; i < width; ++i) {
+    const float factor = place.x.value[place.x_at + i];
+    const float* const value = &place.y.value[(place.y_at + i) * n];
+    std::array<int, n>& sum = i < 8 ? low : high;
+    for (size_t j = 0; j < n; ++j) sum[j] += static_cast<int>(factor * value[j] * scale[j]);
+  }
+  for (size_t j = 0; j < n; ++j) {
+    const double sum = static_cast<double>(low[j]) + static_cast<double>(high[j]);
+    accumulators[j] = static_cast<float>(cut_normal(sum / static_cast<double>(scale[j])));
+  }
+  return true;
+}
+
+/// The same, whatever the factors and the accumulators are.
+void any_block(const Unit& unit, const Format& format, const Place& place, Accumulators& accumulators) {
+  for (size_t j = 0; j < kTileColumns; ++j) {
+    std::array<uint16_t, kTensorCoreBlock> column;
+    for (size_t i = 0; i < unit.width; ++i) column[i] = place.y.bits[(place.y_at + i) * kTileColumns + j];
+    accumulators[j] = block(unit, format, &place.x.bits[place.x_at], column.data(), accumulators[j]);
+  }
+}
+
+/// kTensorCoreBlock products, added as `width` says.
+void add_block(int64_t width, const Format& format, const Place& place, Accumulators& accumulators) {
+  if (width == kTensorCoreBlock) {
+    if (!fast_block<kSm90.width, kSm90.fraction>(place, accumulators)) any_block(kSm90, format, place, accumulators);
+    return;
+  }
+  for (size_t i = 0; i < kTensorCoreBlock; i += static_cast<size_t>(width)) {
+    const Place at{place.x, place.y, place.x_at + i, place.y_at + i};
+    if (width == 1) {
+      const float factor = at.x.value[at.x_at];
+      const float* const value = &at.y.value[at.y_at * kTileColumns];
+      for (size_t j = 0; j < kTileColumns; ++j) accumulators[j] = std::fma(factor, value[j], accumulators[j]);
+    } else if (!fast_block<kSm80.width, kSm80.fraction>(at, accumulators)) {
+      any_block(kSm80, format, at, accumulators);
+    }
+  }
+}
 
 uint16_t stored_bits(const Tensor& tensor, int64_t index) {
   uint16_t bits;
@@ -116,124 +228,100 @@ uint16_t stored_bits(const Tensor& tensor, int64_t index) {
   return bits;
 }
 
-int64_t padded(int64_t k) { return (k + kTensorCoreBlock - 1) / kTensorCoreBlock * kTensorCoreBlock; }
-
-using Accumulators = std::array<float, kTileColumns>;
-
-/// One block of a row of x against kTileColumns columns of y, laid out [k, kTileColumns]; all finite.
-void fast_block(int shift, const Split& x, const Split& y, int64_t block, Accumulators& accumulators) {
-  std::array<int, kTileColumns> top, low, high;
-  for (size_t j = 0; j < kTileColumns; ++j) top[j] = Accumulator(accumulators[j]).exponent;
-  for (int64_t i = block; i < block + kTensorCoreBlock; ++i) {
-    const int own = x.exponent[static_cast<size_t>(i)];
-    const int* const exponent = &y.exponent[static_cast<size_t>(i * kTileColumns)];
-    for (size_t j = 0; j < kTileColumns; ++j) top[j] = std::max(top[j], own + exponent[j]);
-  }
-  // Two sums: of 8 products, each below 2^27, and the accumulator, below 2^26; then of the other 8.
-  for (size_t j = 0; j < kTileColumns; ++j) {
-    const Accumulator a(accumulators[j]);
-    low[j] = aligned(a.significand, kFraction - 23, top[j] - a.exponent), high[j] = 0;
-  }
-  for (int64_t i = 0; i < kTensorCoreBlock; ++i) {
-    const auto at = static_cast<size_t>(block + i);
-    const int own = x.exponent[at], factor = x.significand[at];
-    const int* const exponent = &y.exponent[at * kTileColumns];
-    const int16_t* const significand = &y.significand[at * kTileColumns];
-    std::array<int, kTileColumns>& sum = i < kTensorCoreBlock / 2 ? low : high;
-    for (size_t j = 0; j < kTileColumns; ++j) {
-      sum[j] += aligned(factor * significand[j], shift, top[j] - (own + exponent[j]));
-    }
-  }
-  for (size_t j = 0; j < kTileColumns; ++j) {
-    const double sum = static_cast<double>(low[j]) + static_cast<double>(high[j]);
-    accumulators[j] = cut(sum * power_of_two(top[j] - kFraction));
-  }
+std::vector<float> decoded(DType dtype, const std::byte* stored, size_t n) {
+  std::vector<double> values(n);
+  info(dtype).decode(stored, values.data(), n);
+  return {values.begin(), values.end()};
 }
 
-/// The same, whatever the factors and the accumulators are.
-void any_block(DType dtype, const Split& x, const Split& y, int64_t block, Accumulators& accumulators) {
-  for (size_t j = 0; j < kTileColumns; ++j) {
-    std::array<uint16_t, kTensorCoreBlock> column;
-    for (size_t i = 0; i < kTensorCoreBlock; ++i) {
-      column[i] = y.bits[(static_cast<size_t>(block) + i) * kTileColumns + j];
-    }
-    accumulators[j] = tensor_core_block(dtype, &x.bits[static_cast<size_t>(block)], column.data(), accumulators[j]);
-  }
+void round_to(DType dtype, Accumulators& values) {
+  const std::vector<double> wide(values.begin(), values.end());
+  std::array<std::byte, kTileColumns * sizeof(uint16_t)> stored;
+  info(dtype).encode(wide.data(), stored.data(), wide.size());
+  std::ranges::copy(decoded(dtype, stored.data(), wide.size()), values.begin());
 }
 
-/// A row of x against kTileColumns columns of y.
-Accumulators chain(DType dtype, const Format& format, const Split& x, const Split& y, int64_t k) {
-  Accumulators accumulators{};
-  bool finite = !x.special && !y.special;
-  for (int64_t block = 0; block < k; block += kTensorCoreBlock) {
-    if (!finite) {
-      any_block(dtype, x, y, block, accumulators);
-      continue;
-    }
-    fast_block(kFraction - 2 * format.fraction, x, y, block, accumulators);
-    float largest = 0;
-    for (const float a : accumulators) largest = std::max(largest, std::abs(a));
-    finite = std::isfinite(largest);
+/// A factor as it is used, with its transposition out of the way.
+struct View {
+  const Factor& factor;
+
+  int64_t rows() const { return factor.transposed ? factor.columns : factor.rows; }
+  int64_t columns() const { return factor.transposed ? factor.rows : factor.columns; }
+  uint16_t bits(int64_t row, int64_t column) const {
+    return stored_bits(*factor.tensor,
+                       factor.transposed ? column * factor.columns + row : row * factor.columns + column);
   }
-  return accumulators;
+};
+
+/// x * y for rows of x and the `width` columns of y from `first` on.
+std::vector<Accumulators> tile(const ModelOrder& order, DType dtype, const std::vector<Elements>& xs, const View& y,
+                               int64_t first, int64_t width) {
+  const Format format(dtype);
+  const int64_t k = y.rows(), blocks = (k + kTensorCoreBlock - 1) / kTensorCoreBlock;
+  const int64_t run = std::max<int64_t>(1, (blocks + order.parts - 1) / order.parts);
+  Elements ys;
+  std::vector<Accumulators> sums(xs.size(), Accumulators{}), part = sums;
+  for (int64_t at = 0; at < blocks; ++at) {
+    const int64_t begin = at * kTensorCoreBlock, taken = begin / kDepth * kDepth;
+    if (begin == taken) {
+      ys.resize(kDepth * kTileColumns);
+      for (int64_t i = taken; i < std::min(k, taken + kDepth); ++i) {
+        for (int64_t j = 0; j < width; ++j)
+          ys.set(format, static_cast<size_t>((i - taken) * kTileColumns + j), y.bits(i, first + j));
+      }
+    }
+    if (at % run == 0) part.assign(xs.size(), Accumulators{});
+    for (size_t r = 0; r < xs.size(); ++r)
+      add_block(order.width, format, {xs[r], ys, static_cast<size_t>(begin), static_cast<size_t>(begin - taken)},
+                part[r]);
+    if (at + 1 < blocks && (at + 1) % run != 0) continue;
+    for (size_t r = 0; r < xs.size(); ++r) {
+      if (order.narrow) round_to(dtype, part[r]);
+      for (size_t j = 0; j < kTileColumns; ++j) sums[r][j] = at < run ? part[r][j] : sums[r][j] + part[r][j];
+    }
+  }
+  return sums;
 }
 
 }  // namespace
 
 float tensor_core_block(DType factors, const uint16_t* x, const uint16_t* y, float accumulator) {
-  const Format format(factors);
-  const Accumulator before(accumulator);
-  std::array<int, kTensorCoreBlock> product, exponent;
-  int top = before.exponent;
-  bool special = !std::isfinite(accumulator);
-  for (size_t i = 0; i < kTensorCoreBlock; ++i) {
-    const Format::Number a = format.split(x[i]), b = format.split(y[i]);
-    special |= a.special || b.special;
-    product[i] = a.significand * b.significand;
-    exponent[i] = a.exponent + b.exponent;
-    top = std::max(top, exponent[i]);
-  }
-  if (special) return special_block(format, x, y, accumulator);
-  double sum = aligned(before.significand, kFraction - 23, top - before.exponent);
-  for (size_t i = 0; i < kTensorCoreBlock; ++i) {
-    sum += aligned(product[i], kFraction - 2 * format.fraction, top - exponent[i]);
-  }
-  return cut(sum * power_of_two(top - kFraction));
+  return block(kSm90, Format(factors), x, y, accumulator);
 }
 
-void emit_tensor_core_product(const ModelArgs& args, int index, const Factor& x, const Factor& y) {
+void emit_tensor_core_product(const ModelArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias) {
   const DType dtype = x.tensor->dtype;
   const Format format(dtype);
-  const int64_t m = x.transposed ? x.columns : x.rows, k = x.transposed ? x.rows : x.columns, depth = padded(k);
-  const int64_t n = y.transposed ? y.rows : y.columns;
+  const View left{x}, right{y};
+  const int64_t k = left.columns(), n = right.columns();
+  const int64_t depth = (k + kTensorCoreBlock - 1) / kTensorCoreBlock * kTensorCoreBlock;
   const RowSet& chosen = args.rows(index);
-  const int64_t rows = chosen.count(m), tiles = (n + kTileColumns - 1) / kTileColumns;
-  std::vector<Split> xs(static_cast<size_t>(rows));
-  args.parallel_for(rows, [&](int64_t r) {
-    Split& split = xs[static_cast<size_t>(r)];
-    split.resize(depth);
-    for (int64_t i = 0; i < k; ++i) {
-      const int64_t at = x.transposed ? i * x.columns + chosen.at(r) : chosen.at(r) * x.columns + i;
-      split.set(format, static_cast<size_t>(i), stored_bits(*x.tensor, at));
-    }
-  });
-  std::vector<float> values(static_cast<size_t>(rows * n));
-  args.parallel_for(tiles, [&](int64_t tile) {
-    static thread_local Split ys;
-    const int64_t first = tile * kTileColumns, width = std::min(kTileColumns, n - first);
-    ys.resize(depth * kTileColumns);
-    for (int64_t j = 0; j < width; ++j) {
-      for (int64_t i = 0; i < k; ++i) {
-        const int64_t at = y.transposed ? (first + j) * y.columns + i : i * y.columns + first + j;
-        ys.set(format, static_cast<size_t>(i * kTileColumns + j), stored_bits(*y.tensor, at));
+  const int64_t total = chosen.count(left.rows()),
+                step = std::clamp<int64_t>(kElements / std::max({n, depth, int64_t{1}}), 1, kRows);
+  std::vector<float> added(static_cast<size_t>(n), 0.0f);
+  if (bias != nullptr) added = decoded(bias->dtype, bias->bytes.data(), added.size());
+  for (int64_t row = 0; row < total; row += step) {
+    const int64_t rows = std::min(step, total - row);
+    std::vector<Elements> xs(static_cast<size_t>(rows));
+    args.parallel_for(rows, [&](int64_t r) {
+      Elements& own = xs[static_cast<size_t>(r)];
+      own.resize(depth);
+      for (int64_t i = 0; i < k; ++i) own.set(format, static_cast<size_t>(i), left.bits(chosen.at(row + r), i));
+    });
+    std::vector<float> values(static_cast<size_t>(rows * n));
+    args.parallel_for((n + kTileColumns - 1) / kTileColumns, [&](int64_t task) {
+      const int64_t first = task * kTileColumns, width = std::min(kTileColumns, n - first);
+      const std::vector<Accumulators> sums = tile(args.order, dtype, xs, right, first, width);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t j = 0; j < width; ++j) {
+          const float sum = sums[static_cast<size_t>(r)][static_cast<size_t>(j)];
+          values[static_cast<size_t>(r * n + first + j)] =
+              bias == nullptr ? sum : sum + added[static_cast<size_t>(first + j)];
+        }
       }
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      const Accumulators accumulators = chain(dtype, format, xs[static_cast<size_t>(r)], ys, depth);
-      std::copy_n(accumulators.begin(), width, &values[static_cast<size_t>(r * n + first)]);
-    }
-  });
-  for (int64_t r = 0; r < rows; ++r) args.sink(index, chosen.at(r), &values[static_cast<size_t>(r * n)]);
+    });
+    for (int64_t r = 0; r < rows; ++r) args.sink(index, chosen.at(row + r), values.data() + r * n);
+  }
 }
 
 }  // namespace checkop

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "operator.hpp"
+#include "model.hpp"
 #include "product.hpp"
 
 namespace checkop {
@@ -22,9 +22,12 @@ inline constexpr int64_t kTensorCoreBlock = 16;
 /// structure was found by Khattak & Mikaitis, "Accurate models of NVIDIA tensor cores", arXiv 2512.07004.
 float tensor_core_block(DType factors, const uint16_t* x, const uint16_t* y, float accumulator);
 
-/// Emits the rows args.rows(index) of x * y as tensor cores leave them, in fp32: every element one accumulator that
-/// starts at +0 and takes K in blocks of 16, ascending. A block's result depends on its terms alone, so these bits do
-/// not depend on the tile, the instruction's shape or the other rows. Both factors must have one dtype, fp16 or bf16.
-void emit_tensor_core_product(const ModelArgs& args, int index, const Factor& x, const Factor& y);
+/// Emits the rows args.rows(index) of x * y + bias as tensor cores leave them, in fp32; bias may be nullptr. args.order
+/// says how the products of an element are added up; the bias is added in fp32 last. A block's result depends on its
+/// terms alone, so these bits do not depend on the tile, the instruction's shape or the other rows. Both factors must
+/// have one dtype, fp16 or bf16. Blocks of 8 are those of sm_80, which keeps 24 bits below the largest exponent: as
+/// published (Xie, Wang & Yang, "MMA-Sim", arXiv 2511.10909), not seen here.
+void emit_tensor_core_product(const ModelArgs& args, int index, const Factor& x, const Factor& y,
+                              const Tensor* bias = nullptr);
 
 }  // namespace checkop

@@ -15,7 +15,7 @@ from typing import NamedTuple
 # A file of src/ includes files of lower layers and of its own family: the stems of one string. A stem covers its parts:
 # "report" also covers report_text.cpp and report_json.cpp.
 LAYERS = (
-    ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation gold_call result_faults interruption output_file",),
+    ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation model gold_call result_faults interruption output_file",),
     ("case case_file sweep preset", "axes"),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures trivial error_map",),
@@ -32,7 +32,7 @@ LAYERS = (
 # What may be included against the layers, and why.
 LAYER_EXCEPTIONS = {}
 # The gold knows what an operator is and how to say that an input is wrong; nothing else.
-REFERENCE_MAY_INCLUDE = {"operator.hpp", "emulation.hpp", "error.hpp", "cblas.h"}
+REFERENCE_MAY_INCLUDE = {"operator.hpp", "emulation.hpp", "model.hpp", "error.hpp", "cblas.h"}
 # The longest file a reader takes in at one sitting; longer ones with the reason.
 MAX_LINES = 400
 LONG_FILES = {}

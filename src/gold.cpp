@@ -21,10 +21,6 @@ void IdentityArgs::parallel_for(int64_t n, const std::function<void(int64_t)>& b
   checkop::parallel_for(threads, n, body);
 }
 
-void ModelArgs::parallel_for(int64_t n, const std::function<void(int64_t)>& body) const {
-  checkop::parallel_for(threads, n, body);
-}
-
 const RowSet& GoldArgs::rows(int output) const {
   static const RowSet kAll;
   return row_sets.empty() ? kAll : row_sets[static_cast<size_t>(output)];

@@ -123,19 +123,6 @@ struct IdentityArgs {
   void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
 };
 
-/// What a model of a device's arithmetic looks at: inputs, and the rows of each output that are wanted.
-struct ModelArgs {
-  std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr: absent
-  std::span<const RowSet> row_sets;       ///< in the order of the pass
-  unsigned threads = 1;
-  /// Takes a row of an output as the accumulators hold it, before it is rounded to the output's dtype.
-  std::function<void(int output, int64_t row, const float* values)> sink;
-
-  const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
-  const RowSet& rows(int output) const { return row_sets[static_cast<size_t>(output)]; }
-  void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
-};
-
 /// What a pass costs however it is computed, for rates. The bytes are those of all inputs, read once, and of all
 /// outputs, written once, but for `unread_bytes`.
 struct Work {
@@ -144,6 +131,8 @@ struct Work {
 };
 
 struct Emulation;  // emulation.hpp
+struct ModelArgs;  // model.hpp
+
 struct Pass {
   std::string_view name;  ///< "forward" or "backward"
   std::span<const TensorSpec> inputs;
@@ -154,6 +143,8 @@ struct Pass {
   void (*identities)(const IdentityArgs&) = nullptr;
   Work (*work)(const GoldArgs&) = nullptr;  ///< nullptr: no products, and every input is read
   const Emulation* emulation = nullptr;     ///< as kernels compute it, with the faults they have; nullptr: none
+  /// The outputs that are products, as tensor cores leave them; see has_model(). nullptr: no model.
+  void (*model)(const ModelArgs&) = nullptr;
 };
 
 /// Sizes and attributes of a case, for the rules that only the operator knows: an even head size, say.

@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <vector>
 
 namespace checkop {
 namespace {
@@ -71,16 +74,21 @@ TEST(TensorCore, SubnormalAndInfiniteResultsAndNan) {
   EXPECT_TRUE(std::isnan(tensor_core_block(DType::bf16, zero.data(), infinite.data(), 1)));
 }
 
-/// Random factors: normal numbers, wide exponents, zeros and subnormal ones; `special` adds infinities and NaN.
-Tensor factor(DType dtype, int64_t rows, int64_t columns, bool special, std::mt19937& random) {
+/// What factors hold: `ordinary` numbers around 1, which the fast path takes; `wide` exponents, zeros and subnormal
+/// numbers, which it takes at times; and `special`, with infinities and NaN.
+enum class Kind : uint8_t { ordinary, wide, special };
+constexpr Kind kKinds[] = {Kind::ordinary, Kind::wide, Kind::special};
+
+Tensor factor(DType dtype, int64_t rows, int64_t columns, Kind kind, std::mt19937& random) {
   Tensor tensor("x", dtype, {rows, columns});
   for (int64_t i = 0; i < tensor.count(); ++i) {
     auto bits = static_cast<uint16_t>(random());
-    if (!special) {
+    const uint16_t number = encoded(dtype, static_cast<double>(static_cast<int>(random() % 4001) - 2000) / 999.0);
+    if (kind == Kind::ordinary) bits = number;
+    if (kind == Kind::wide) {
       const uint16_t exponents = dtype == DType::bf16 ? 0x7f80 : 0x7c00;
       if ((bits & exponents) == exponents) bits = static_cast<uint16_t>(bits & ~0x4000);
-      if (random() % 3 != 0)
-        bits = encoded(dtype, static_cast<double>(static_cast<int>(random() % 4001) - 2000) / 999.0);
+      if (random() % 3 != 0) bits = number;
       if (random() % 16 == 0) bits &= 0x807f;
     }
     std::memcpy(tensor.bytes.data() + 2 * i, &bits, 2);
@@ -88,53 +96,229 @@ Tensor factor(DType dtype, int64_t rows, int64_t columns, bool special, std::mt1
   return tensor;
 }
 
+uint16_t bits_at(const Tensor& t, bool transposed, int64_t r, int64_t c) {
+  uint16_t bits;
+  std::memcpy(&bits, t.bytes.data() + 2 * (transposed ? c * t.shape[1] + r : r * t.shape[1] + c), 2);
+  return bits;
+}
+
+/// x * y, as emit_tensor_core_product gives it, in all rows.
+std::vector<float> product(const Factor& x, const Factor& y, const ModelOrder& order = {},
+                           const Tensor* bias = nullptr) {
+  const std::vector<RowSet> all(1);
+  std::vector<float> values;
+  const int64_t n = y.transposed ? y.rows : y.columns;
+  emit_tensor_core_product(
+      {{}, all, order, 2, [&](int, int64_t, const float* row) { values.insert(values.end(), row, row + n); }}, 0, x, y,
+      bias);
+  return values;
+}
+Factor matrix(const Tensor& t) { return {&t, t.shape[0], t.shape[1]}; }
+
+/// Elements whose bits are not the same.
+int differences(const std::vector<float>& a, const std::vector<float>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  int different = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    different += std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i]);
+  return different;
+}
+
+/// Blocks [first, last) of row r of x and column j of y, one after the other.
+float chain(const Tensor& x, bool tx, const Tensor& y, bool ty, int64_t r, int64_t j, int64_t first, int64_t last) {
+  const int64_t k = tx ? x.shape[0] : x.shape[1];
+  float sum = 0;
+  for (int64_t at = first * kTensorCoreBlock; at < std::min(k, last * kTensorCoreBlock); at += kTensorCoreBlock) {
+    Block a{}, b{};
+    for (int64_t i = 0; i < std::min(kTensorCoreBlock, k - at); ++i) {
+      a[static_cast<size_t>(i)] = bits_at(x, tx, r, at + i);
+      b[static_cast<size_t>(i)] = bits_at(y, ty, at + i, j);
+    }
+    sum = tensor_core_block(x.dtype, a.data(), b.data(), sum);
+  }
+  return sum;
+}
+
 TEST(TensorCore, AChainTakesBlocksInOrderInEveryLayout) {
   std::mt19937 random(3);
+  constexpr int64_t kM = 5, kK = 75, kN = 70;
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const bool special : {false, true}) {
+    for (const Kind kind : kKinds) {
       for (int layout = 0; layout < 4; ++layout) {
         const bool tx = layout % 2 != 0, ty = layout / 2 != 0;
-        constexpr int64_t kM = 5, kK = 75, kN = 70;
-        const Tensor x = factor(dtype, tx ? kK : kM, tx ? kM : kK, special, random);
-        const Tensor y = factor(dtype, ty ? kN : kK, ty ? kK : kN, special, random);
-        const auto bits_at = [](const Tensor& t, bool transposed, int64_t r, int64_t c) {
-          uint16_t bits;
-          std::memcpy(&bits, t.bytes.data() + 2 * (transposed ? c * t.shape[1] + r : r * t.shape[1] + c), 2);
-          return bits;
-        };
-        const std::vector<RowSet> rows{{false, {1, 4}}};
-        std::vector<int64_t> seen;
-        int different = 0, finite = 0;
-        emit_tensor_core_product({{},
-                                  rows,
-                                  2,
-                                  [&](int output, int64_t row, const float* values) {
-                                    EXPECT_EQ(output, 0);
-                                    seen.push_back(row);
-                                    for (int64_t j = 0; j < kN; ++j) {
-                                      float expected = 0;
-                                      for (int64_t at = 0; at < kK; at += kTensorCoreBlock) {
-                                        Block a{}, b{};
-                                        for (int64_t i = 0; i < std::min(kTensorCoreBlock, kK - at); ++i) {
-                                          a[static_cast<size_t>(i)] = bits_at(x, tx, row, at + i);
-                                          b[static_cast<size_t>(i)] = bits_at(y, ty, at + i, j);
-                                        }
-                                        expected = tensor_core_block(dtype, a.data(), b.data(), expected);
-                                      }
-                                      different +=
-                                          std::bit_cast<uint32_t>(expected) != std::bit_cast<uint32_t>(values[j]);
-                                      finite += std::isfinite(expected) ? 1 : 0;
-                                    }
-                                  }},
-                                 0, {&x, x.shape[0], x.shape[1], tx}, {&y, y.shape[0], y.shape[1], ty});
-        EXPECT_EQ(seen, (std::vector<int64_t>{1, 4}));
-        EXPECT_EQ(different, 0) << info(dtype).name << " layout " << layout;
-        if (!special) {
-          EXPECT_GT(finite, kN / 4);
+        const Tensor x = factor(dtype, tx ? kK : kM, tx ? kM : kK, kind, random);
+        const Tensor y = factor(dtype, ty ? kN : kK, ty ? kK : kN, kind, random);
+        std::vector<float> expected;
+        for (int64_t r = 0; r < kM; ++r)
+          for (int64_t j = 0; j < kN; ++j) expected.push_back(chain(x, tx, y, ty, r, j, 0, 5));
+        const std::vector<float> got = product({&x, x.shape[0], x.shape[1], tx}, {&y, y.shape[0], y.shape[1], ty});
+        EXPECT_EQ(differences(got, expected), 0) << info(dtype).name << " layout " << layout;
+        const auto finite = std::count_if(got.begin(), got.end(), [](float v) { return std::isfinite(v); });
+        EXPECT_TRUE(kind == Kind::special || finite > kM * kN / 4) << finite;
+      }
+    }
+  }
+}
+
+TEST(TensorCore, GivesTheRowsThatAreWanted) {
+  std::mt19937 random(4);
+  const Tensor x = factor(DType::bf16, 300, 20, Kind::ordinary, random),
+               y = factor(DType::bf16, 20, 3, Kind::ordinary, random);
+  const std::vector<float> all = product(matrix(x), matrix(y));
+  RowSet wanted{false, {1, 4}};
+  for (int64_t r = 30; r < 300; ++r) wanted.chosen.push_back(r);  // more than are computed at once
+  std::vector<RowSet> sets(2, RowSet{false, {}});
+  sets[1] = wanted;
+  std::vector<int64_t> seen;
+  emit_tensor_core_product({{},
+                            sets,
+                            {},
+                            2,
+                            [&](int output, int64_t row, const float* values) {
+                              EXPECT_EQ(output, 1);
+                              seen.push_back(row);
+                              for (int64_t j = 0; j < 3; ++j)
+                                EXPECT_EQ(values[j], all[static_cast<size_t>(row * 3 + j)]);
+                            }},
+                           1, matrix(x), matrix(y));
+  EXPECT_EQ(seen, wanted.chosen);
+}
+
+/// Kernels read tiles beyond the end of K as zeros, at times many of them.
+TEST(TensorCore, ZerosAppendedToKChangeNothing) {
+  std::mt19937 random(5);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const Kind kind : {Kind::ordinary, Kind::wide}) {
+      for (const int64_t k : {1, 15, 16, 17, 40}) {
+        const Tensor x = factor(dtype, 9, k, kind, random), y = factor(dtype, 33, k, kind, random);
+        const std::vector<float> short_sums = product(matrix(x), {&y, 33, k, true});
+        for (const uint16_t zero : {0x0000, 0x8000}) {
+          const int64_t padded_k = k + 64;
+          Tensor px("x", dtype, {9, padded_k}), py("y", dtype, {33, padded_k});
+          for (const auto& [from, to] : {std::pair{&x, &px}, std::pair{&y, &py}}) {
+            for (int64_t r = 0; r < from->shape[0]; ++r) {
+              for (int64_t i = 0; i < padded_k; ++i) {
+                const uint16_t bits = i < k ? bits_at(*from, false, r, i) : from == &x ? zero : 0;
+                std::memcpy(to->bytes.data() + 2 * (r * padded_k + i), &bits, 2);
+              }
+            }
+          }
+          EXPECT_EQ(differences(product(matrix(px), {&py, 33, padded_k, true}), short_sums), 0) << k;
         }
       }
     }
   }
+}
+
+TEST(TensorCore, ASumIsNeverNegativeZero) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    Block minus, one;
+    minus.fill(0x8000), one.fill(encoded(dtype, 1));
+    EXPECT_EQ(std::bit_cast<uint32_t>(tensor_core_block(dtype, minus.data(), one.data(), -0.0f)), 0U);
+    EXPECT_EQ(std::bit_cast<uint32_t>(tensor_core_block(dtype, minus.data(), one.data(), 0.0f)), 0U);
+  }
+  // Nor where all of a sum is cut: bf16 has products below the least fp32 number.
+  Block tiny{}, negative{};
+  tiny[0] = encoded(DType::bf16, 0x1p-80), negative[0] = encoded(DType::bf16, -0x1p-80);
+  EXPECT_EQ(std::bit_cast<uint32_t>(tensor_core_block(DType::bf16, tiny.data(), negative.data(), 0)), 0U);
+}
+
+TEST(TensorCore, SplitSumsAreAddedInFp32InOrder) {
+  std::mt19937 random(6);
+  constexpr int64_t kM = 3, kK = 330, kN = 20;  // 21 blocks: runs of 11, 6 and 3
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Tensor x = factor(dtype, kM, kK, Kind::ordinary, random), y = factor(dtype, kK, kN, Kind::ordinary, random);
+    for (const auto& [parts, run] : {std::pair{2, 11}, std::pair{4, 6}, std::pair{8, 3}}) {
+      for (const bool narrow : {false, true}) {
+        std::vector<float> expected;
+        for (int64_t r = 0; r < kM; ++r) {
+          for (int64_t j = 0; j < kN; ++j) {
+            float sum = 0;
+            for (int64_t first = 0; first < 21; first += run) {
+              const float part = chain(x, false, y, false, r, j, first, first + run);
+              double stored = 0;
+              const uint16_t bits = encoded(dtype, part);
+              info(dtype).decode(reinterpret_cast<const std::byte*>(&bits), &stored, 1);
+              sum += narrow ? static_cast<float>(stored) : part;
+            }
+            expected.push_back(sum);
+          }
+        }
+        const std::vector<float> got = product(matrix(x), matrix(y), {16, parts, narrow});
+        EXPECT_EQ(differences(got, expected), 0) << parts << narrow;
+        EXPECT_GT(differences(got, product(matrix(x), matrix(y))), 0) << parts << narrow;
+      }
+    }
+  }
+}
+
+TEST(TensorCore, LongSumsAreTakenApartInChunks) {
+  std::mt19937 random(9);
+  constexpr int64_t kK = 2100;
+  const Tensor x = factor(DType::bf16, 2, kK, Kind::ordinary, random),
+               y = factor(DType::bf16, kK, 3, Kind::ordinary, random);
+  std::vector<float> whole, halves;
+  for (int64_t r = 0; r < 2; ++r) {
+    for (int64_t j = 0; j < 3; ++j) {
+      whole.push_back(chain(x, false, y, false, r, j, 0, 132));
+      halves.push_back(chain(x, false, y, false, r, j, 0, 66) + chain(x, false, y, false, r, j, 66, 132));
+    }
+  }
+  EXPECT_EQ(differences(product(matrix(x), matrix(y)), whole), 0);
+  EXPECT_EQ(differences(product(matrix(x), matrix(y), {16, 2}), halves), 0);
+  EXPECT_GT(differences(whole, halves), 0);
+}
+
+TEST(TensorCore, ASerialChainRoundsEveryProductOnce) {
+  std::mt19937 random(7);
+  constexpr int64_t kK = 50, kN = 20;
+  const Tensor x = factor(DType::f16, 1, kK, Kind::ordinary, random),
+               y = factor(DType::f16, kK, kN, Kind::ordinary, random);
+  std::vector<float> expected;
+  for (int64_t j = 0; j < kN; ++j) {
+    float sum = 0;
+    for (int64_t i = 0; i < kK; ++i)
+      sum = std::fma(static_cast<float>(x.at(i)), static_cast<float>(y.at(i * kN + j)), sum);
+    expected.push_back(sum);
+  }
+  EXPECT_EQ(differences(product(matrix(x), matrix(y), {1, 1}), expected), 0);
+}
+
+/// Blocks of 8 that keep 24 bits, as was published of sm_80.
+TEST(TensorCore, BlocksOfEightKeepOneBitLess) {
+  const auto sum = [](const std::vector<double>& values, int64_t width) {
+    Tensor x("x", DType::bf16, {1, std::ssize(values)}), y("y", DType::bf16, {std::ssize(values), 1});
+    for (int64_t i = 0; i < x.count(); ++i) x.set(i, values[static_cast<size_t>(i)]), y.set(i, 1);
+    return product(matrix(x), matrix(y), {width, 1}).front();
+  };
+  const float next = std::nextafter(1.0f, 2.0f);
+  EXPECT_EQ(sum({1, 0x1p-24, 0x1p-24}, 8), next);
+  EXPECT_EQ(sum({1, 0x1p-25, 0x1p-25, 0x1p-25, 0x1p-25}, 16), next);
+  EXPECT_EQ(sum({1, 0x1p-25, 0x1p-25, 0x1p-25, 0x1p-25}, 8), 1);
+  // The second eight find a sum that has been cut.
+  const std::vector<double> spread{1, 0x1p-24, 0, 0, 0, 0, 0, 0, 0x1p-24};
+  EXPECT_EQ(sum(spread, 16), next);
+  EXPECT_EQ(sum(spread, 8), 1);
+}
+
+TEST(TensorCore, TheBiasIsAddedLastInFp32) {
+  Tensor x("x", DType::bf16, {2, 1}), y("y", DType::bf16, {1, 3}), bias("bias", DType::bf16, {3});
+  for (int64_t i = 0; i < 2; ++i) x.set(i, static_cast<double>(i + 1));
+  for (int64_t j = 0; j < 3; ++j) y.set(j, static_cast<double>(j + 1)), bias.set(j, 0x1p-20 * static_cast<double>(j));
+  EXPECT_EQ(product(matrix(x), matrix(y), {}, &bias),
+            (std::vector<float>{1, 2 + 0x1p-20f, 3 + 0x1p-19f, 2, 4 + 0x1p-20f, 6 + 0x1p-19f}));
+}
+
+TEST(TensorCore, DoesNotDependOnThreads) {
+  std::mt19937 random(8);
+  const Tensor x = factor(DType::bf16, 20, 100, Kind::wide, random),
+               y = factor(DType::bf16, 100, 200, Kind::wide, random);
+  const std::vector<RowSet> all(1);
+  std::vector<float> one;
+  emit_tensor_core_product(
+      {{}, all, {}, 1, [&](int, int64_t, const float* row) { one.insert(one.end(), row, row + 200); }}, 0, matrix(x),
+      matrix(y));
+  EXPECT_EQ(differences(one, product(matrix(x), matrix(y))), 0);
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Orders of addition, by name.
+#include "model.hpp"
+
+#include <fmt/format.h>
+
+#include "parallel.hpp"
+
+namespace checkop {
+
+std::string to_string(const ModelOrder& order) {
+  if (order.parts > 1) return fmt::format("split_k {}{}", order.parts, order.narrow ? " narrow" : "");
+  return order.width == 1 ? "serial fma" : fmt::format("ascending {}", order.width);
+}
+
+std::span<const ModelOrder> all_orders() {
+  static constexpr std::array kOrders{
+      ModelOrder{16, 1},       ModelOrder{16, 2},       ModelOrder{16, 4}, ModelOrder{16, 8}, ModelOrder{16, 2, true},
+      ModelOrder{16, 4, true}, ModelOrder{16, 8, true}, ModelOrder{8, 1},  ModelOrder{1, 1},
+  };
+  return kOrders;
+}
+
+void ModelArgs::parallel_for(int64_t n, const std::function<void(int64_t)>& body) const {
+  checkop::parallel_for(threads, n, body);
+}
+
+}  // namespace checkop
