@@ -19,7 +19,7 @@ LAYERS = (
     ("case case_file sweep preset", "axes"),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures trivial error_map",),
-    ("residuals", "diagnosis"),
+    ("residuals", "diagnosis", "model_bits"),
     ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case", "external_process"),
     ("runner buffers stage bench behaviour_faults invariance sensitivity external",),

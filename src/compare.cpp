@@ -26,7 +26,7 @@ GateResult gate_result(const Gate& gate, double achieved) {
   result.source = gate.source;
   result.atol = gate.atol;
   result.rtol = gate.rtol;
-  result.limit = gate.metric == Metric::atol_rtol ? 1 : (gate.metric == Metric::bits ? 0 : gate.limit);
+  result.limit = gate.metric == Metric::atol_rtol ? 1 : (is_of_bits(gate.metric) ? 0 : gate.limit);
   result.achieved = achieved;
   result.headroom = achieved > 0 ? result.limit / achieved : kInfinity;
   result.passing = round_up(achieved, 4);
@@ -115,6 +115,8 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
       return checkop::bound_rms(sum);
     case Metric::bias_t:
       return bias_statistic(rows);
+    case Metric::bits_of_model:
+      return {kInfinity};  // until check_model() has looked
     default:
       return {};
   }

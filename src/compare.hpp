@@ -53,6 +53,23 @@ struct IdentityResult {
   double value = 0, bound = 0;  ///< of the worst row
 };
 
+/// How much of what was looked at has the bits that an order of addition gives.
+struct OrderLikeness {
+  std::string order;  ///< by to_string(ModelOrder)
+  double equal;       ///< share of the elements
+};
+
+/// What a bits_of_model gate saw of one output.
+struct ModelComparison {
+  std::string arch, order;                            ///< that the contract names
+  int64_t compared = 0, expected = 0, different = 0;  ///< elements
+  int64_t first_index = -1;                           ///< the first that differs, flat
+  double got = 0, model = 0;                          ///< its values
+  uint64_t got_bits = 0, model_bits = 0;              ///< as stored
+  int64_t rows_tried = 0;                             ///< rows with differences on which the orders were tried
+  std::vector<OrderLikeness> orders;                  ///< the nearest first; empty when nothing differs
+};
+
 struct Comparison {
   int64_t count = 0;                       ///< elements compared
   int64_t expected = 0;                    ///< elements that were to be compared: of all rows, or of the sampled ones
@@ -73,7 +90,8 @@ struct Comparison {
   double rel_floor = 0;  ///< power of two next above 1e-3 of the root mean square of the gold
   uint64_t max_ulp = 0;  ///< distance in the output's dtype to the gold rounded once
   double rel_l2 = 0;     ///< |got - gold| / |gold| in the 2-norm; infinity for a zero gold that is missed
-  std::optional<PolicyMetrics> policy;  ///< of outputs that hold log-probabilities or ratios of tokens
+  std::optional<PolicyMetrics> policy;   ///< of outputs that hold log-probabilities or ratios of tokens
+  std::optional<ModelComparison> model;  ///< where the contract asks for the bits of a model
   std::vector<GateResult> gates;
   ErrorMap map;           ///< empty unless a gate is of single elements
   std::string diagnosis;  ///< what the failing elements look like, when that can be told; "" otherwise

@@ -39,6 +39,18 @@ void lay_over(const Overlay& overlay, bool expired, size_t index, Gates& gates) 
   if (applied) gate.source += " + " + overlay.path;
 }
 
+/// Adds the gates of `list` that are asked of `subject`. A model says nothing about other architectures than its own.
+void take(const GateList& list, const Subject& subject, const std::string& reason, Gates& gates) {
+  for (size_t i = 0; i < list.gates.size(); ++i) {
+    const Gate& gate = list.gates[i];
+    if (gate.metric == Metric::bits_of_model && modelled_arch(gate).key != subject.arch_key) continue;
+    gates.all.push_back(gate);
+    for (const GateKey& key : keys_of(gate.metric))
+      gates.numbers.push_back(
+          {gate.metric, &key, list.numbers[i].find(&key) == nullptr ? "" : list.gate_paths[i], reason});
+  }
+}
+
 }  // namespace
 
 std::string describe(const JudgedOutput& t) {
@@ -121,14 +133,13 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject
   if (!rule)
     throw InputError(path_, "no rule matches " + describe(target),
                      fmt::format("add one, or choose another dtype than {} or another contract", info(c.dtype).name));
-  Gates gates{rule->gates, rule->nonfinite_may_match, path_ + ": " + rule->path, rule->why, {}, {}};
-  for (size_t i = 0; i < rule->gates.size(); ++i)
-    for (const GateKey& key : keys_of(rule->gates[i].metric))
-      gates.numbers.push_back(
-          {rule->gates[i].metric, &key, rule->numbers[i].find(&key) == nullptr ? "" : rule->gate_paths[i], {}});
+  Gates gates{{}, rule->nonfinite_may_match, path_ + ": " + rule->path, rule->why, {}, {}};
+  take(*rule, subject, "", gates);
+  const size_t of_rule = gates.all.size();
   for (const Overlay& overlay : table_->overlays) {
     if (!overlay.match.fits(subject) || !overlay.match.fits(target)) continue;
-    for (size_t i = 0; i < gates.all.size(); ++i) lay_over(overlay, overlay.grant.expired(today_), i, gates);
+    for (size_t i = 0; i < of_rule; ++i) lay_over(overlay, overlay.grant.expired(today_), i, gates);
+    take(overlay.added, subject, overlay.grant.reason, gates);
   }
   return gates;
 }

@@ -88,10 +88,11 @@ struct RuleTable;  // rule_table.hpp
 /// most specific overlay that sets it: a candidate by its name beats a glob, a glob an architecture, an architecture
 /// everything that rules name. So an overlay that tightens one number does not undo another's tightening of a second.
 /// Two equally specific overlays that set the same number are an error of the file. An overlay may set a number to a
-/// looser one, than the rule has or an overlay below it, only when it says so.
+/// looser one, than the rule has or an overlay below it, only when it says so. An overlay may also add gates, of
+/// metrics that neither the rule nor another overlay has there; numbers that overlays set are those of rules.
 ///
-/// Past its date an overlay no longer loosens anything, but what it tightens stays: what runs out is a permission, and
-/// no check may turn green because a day has gone by.
+/// Past its date an overlay no longer loosens anything, but what it tightens or adds stays: what runs out is a
+/// permission, and no check may turn green because a day has gone by.
 ///
 /// Files of the seed's format have one rule per op_class and dtype of the *case*, for both passes; they judge integers
 /// by their bits.

@@ -49,7 +49,7 @@ void diff_gates(const Gates& a, const Gates& b, std::vector<Change>& changes) {
       const double from = key.value_in(*in_a), to = key.value_in(*in_b);
       if (from == to) continue;
       changes.push_back({tendency_of(key, from, to), fmt::format("{} {}", to_string(metric), key.name),
-                         fmt::format("{}", from), fmt::format("{}", to)});
+                         key.text_in(*in_a), key.text_in(*in_b)});
     }
   }
   add_asked("finite where the gold is not finite", !a.nonfinite_may_match, !b.nonfinite_may_match, changes);

@@ -72,7 +72,7 @@ void find_shadowed_overlays(const Contract& contract, Findings& found) {
                       if (shadow != nullptr) shadows.insert(shadow->path);
                     }
                   });
-    if (!seen && !shadows.empty())
+    if (!seen && !shadows.empty() && overlay.added.gates.empty())
       found.push_back({overlay.path, fmt::format("never counts: {} set the same numbers and are more specific",
                                                  fmt::join(shadows, ", "))});
   }

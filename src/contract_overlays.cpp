@@ -8,8 +8,51 @@
 namespace checkop {
 namespace {
 
+/// Reads "add".
+void read_added(const JsonValue& json, const RuleTable& table, Overlay& overlay) {
+  for (const JsonValue& item : json.items()) read_gate(item, overlay.added);
+  if (overlay.added.gates.empty()) json.fail("at least one gate", "remove the key or name what is added");
+  bool judges = false;
+  for (const JudgedOutput& target : all_targets()) {
+    const Rule* rule = overlay.match.fits(target) ? most_specific(table.rules, target, json.file()) : nullptr;
+    if (rule == nullptr) continue;
+    judges = true;
+    for (const Gate& gate : overlay.added.gates)
+      if (rule->find(gate.metric) != nullptr)
+        throw InputError(gate.source,
+                         fmt::format("{} has a gate '{}' for {}", rule->path, to_string(gate.metric), describe(target)),
+                         R"(change its numbers with "set")");
+    check_gates(overlay.added, *rule, {target}, overlay.path);
+  }
+  if (!judges) throw InputError(json.where(), "no rule judges these outputs", "name outputs that a rule matches");
+  for (const Gate& gate : overlay.added.gates) {
+    const std::string_view arch = modelled_arch(gate).key;
+    if (gate.metric == Metric::bits_of_model && !overlay.match.arch.empty() && overlay.match.arch != arch)
+      throw InputError(gate.source, fmt::format("a model of {}, added for {}", arch, overlay.match.arch),
+                       "let both name the same architecture");
+  }
+}
+
+/// Two overlays that add the same gate would have it twice.
+void check_added(const std::vector<Overlay>& all, const std::string& file) {
+  for (const Overlay& a : all) {
+    for (const Overlay& b : all) {
+      if (&a == &b || !a.match.meets(b.match)) continue;
+      for (const Gate& gate : a.added.gates) {
+        if (b.added.find(gate.metric) == nullptr) continue;
+        for (const JudgedOutput& target : all_targets())
+          if (a.match.fits(target) && b.match.fits(target))
+            throw InputError(file,
+                             fmt::format("{} and {} both add a gate '{}' for {}", a.path, b.path,
+                                         to_string(gate.metric), describe(target)),
+                             "remove one");
+      }
+    }
+  }
+}
+
 Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
-  json.allow_keys({"match", "set", "reason", "owner", "expires", "loosen"});
+  json.allow_keys({"match", "set", "add", "reason", "owner", "expires", "loosen"});
   Overlay overlay;
   overlay.path = json.path();
   const JsonValue match = json.at("match");
@@ -20,12 +63,15 @@ Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
                R"(add "arch" or "candidate"; what holds everywhere belongs in a rule)");
   if (const auto loosen = json.find("loosen")) overlay.loosen = loosen->boolean();
   overlay.grant = read_grant(json);
+  const auto add = json.find("add");
+  if (add) read_added(*add, table, overlay);
+  if (add && !json.has("set")) return overlay;
   const JsonValue set = json.at("set");
   set.allow_keys(names_of(all_metrics()));
   for (const Metric metric : all_metrics()) {
     const auto numbers = set.find(to_string(metric));
     if (!numbers) continue;
-    if (numbers->members().empty() || keys_of(metric).empty())
+    if (numbers->members().empty() || is_of_bits(metric))
       numbers->fail("a number to set", "remove the overlay or name what it changes");
     overlay.set.push_back(read_numbers(*numbers, metric));
     bool judges = false;
@@ -105,6 +151,7 @@ void read_overlays(const JsonValue& list, RuleTable& table) {
       throw InputError(items[i].where(), R"("loosen" is true and no number becomes looser)", "leave it out");
   std::stable_sort(all.begin(), all.end(),
                    [](const Overlay& a, const Overlay& b) { return a.match.specificity() < b.match.specificity(); });
+  check_added(all, list.file());
   table.overlays = std::move(all);
 }
 

@@ -66,6 +66,12 @@ GateNumbers read_numbers(const JsonValue& json, Metric metric, std::vector<std::
     keys.emplace_back(key.name);
     const auto value = json.find(key.name);
     if (!value) continue;
+    if (!key.words.empty()) {
+      const std::vector<std::string> words(key.words.begin(), key.words.end());
+      const auto found = std::find(words.begin(), words.end(), value->one_of(key.name, words));
+      numbers.set.push_back({&key, 0, found - words.begin()});
+      continue;
+    }
     if (key.integer != nullptr) numbers.set.push_back({&key, 0, value->integer(static_cast<int64_t>(key.least))});
     if (key.real != nullptr) numbers.set.push_back({&key, value->number(key.least), 0});
   }
@@ -81,26 +87,29 @@ Gate make_gate(const GateNumbers& numbers, std::string source) {
   return gate;
 }
 
-namespace {
-
-/// Reads a gate into `rule`.
-void read_gate(const JsonValue& json, Rule& rule) {
+void read_gate(const JsonValue& json, GateList& list) {
   const Metric metric = read_enum(json.at("metric"), "metric", all_metrics());
   GateNumbers numbers = read_numbers(json, metric, {"metric"});
   for (const GateKey& key : keys_of(metric)) {
     if (key.required) json.at(key.name);
   }
-  if (rule.find(metric) != nullptr)
+  if (list.find(metric) != nullptr)
     throw InputError(json.where(), fmt::format("a second gate of metric '{}'", to_string(metric)), "keep one");
-  rule.gates.push_back(make_gate(numbers, json.where()));
-  rule.numbers.push_back(std::move(numbers));
-  rule.gate_paths.push_back(json.path());
+  list.gates.push_back(make_gate(numbers, json.where()));
+  list.numbers.push_back(std::move(numbers));
+  list.gate_paths.push_back(json.path());
+  if (metric != Metric::bits_of_model) return;
+  const Gate& gate = list.gates.back();
+  if (gate.block != modelled_arch(gate).block)
+    throw InputError(json.at("block").where(),
+                     fmt::format("the model of {} adds {} products at once, not {}", modelled_arch(gate).key,
+                                 modelled_arch(gate).block, gate.block),
+                     "no other model is known");
 }
 
-/// Refuses gates that could judge nothing, or that lack what they need.
-void check_gates(const JsonValue& json, const Rule& rule) {
-  const std::vector<JudgedOutput> targets = all_targets();
-  for (const Gate& gate : rule.gates) {
+void check_gates(const GateList& list, const Rule& rule, const std::vector<JudgedOutput>& targets,
+                 const std::string& path) {
+  for (const Gate& gate : list.gates) {
     const bool needs_bound =
         gate.metric == Metric::bound_rms || gate.metric == Metric::bias_t || gate.metric == Metric::identities;
     if (needs_bound && rule.find(Metric::bound_ratio) == nullptr)
@@ -109,19 +118,23 @@ void check_gates(const JsonValue& json, const Rule& rule) {
                        "its numbers say what the computation may err by");
     bool any_identity = false;
     for (const JudgedOutput& t : targets) {
-      if (!rule.match.fits(t)) continue;
       any_identity |= t.pass->identities != nullptr;
       if (is_of_tokens(gate.metric) && token_quantity(*t.output) == TokenQuantity::none)
         throw InputError(gate.source,
-                         fmt::format("'{}' is for outputs 'logp' and 'ratio', and the rule matches {}",
-                                     to_string(gate.metric), describe(t)),
+                         fmt::format("'{}' is for outputs 'logp' and 'ratio', and {} matches {}",
+                                     to_string(gate.metric), path, describe(t)),
                          R"(name the output: "match": {"output": "logp"})");
+      if (gate.metric == Metric::bits_of_model && !has_model(*t.pass, *t.output, t.dtype))
+        throw InputError(gate.source, fmt::format("{} matches {}, of which there is no model", path, describe(t)),
+                         R"(products of matmul, det_gemm and lm_head have one in bf16 and fp16: name "op" and )"
+                         R"("dtype", of lm_head also "numerics": "contraction")");
     }
     if (gate.metric == Metric::identities && !any_identity)
-      throw InputError(gate.source, "no operator that the rule matches has identities",
-                       fmt::format("remove the gate of {}", json.path()));
+      throw InputError(gate.source, fmt::format("no operator that {} matches has identities", path), "remove the gate");
   }
 }
+
+namespace {
 
 Rule read_rule(const JsonValue& json) {
   json.allow_keys({"match", "gates", "nonfinite", "elements", "why"});
@@ -130,6 +143,8 @@ Rule read_rule(const JsonValue& json) {
   rule.match = read_match(json.at("match"));
   rule.why = json.at("why").sentence();
   for (const JsonValue& item : json.at("gates").items()) read_gate(item, rule);
+  std::vector<JudgedOutput> targets = all_targets();
+  std::erase_if(targets, [&rule](const JudgedOutput& t) { return !rule.match.fits(t); });
   if (rule.gates.empty()) json.at("gates").fail("at least one gate", "a rule without gates would pass everything");
   const bool of_elements =
       std::any_of(rule.gates.begin(), rule.gates.end(), [](const Gate& g) { return is_elementwise(g.metric); });
@@ -141,7 +156,9 @@ Rule read_rule(const JsonValue& json) {
     json.at("gates").fail("at least one gate of single elements",
                           "add bound_ratio, atol_rtol, ulp or bits: what holds of an output as a whole hides elements; "
                           "to have it so all the same, write \"elements\": \"unjudged\"");
-  check_gates(json, rule);
+  if (rule.gates.size() == 1 && rule.gates.front().metric == Metric::bits_of_model)
+    json.at("gates").fail("a gate beside bits_of_model", "on other architectures than its own nothing would be judged");
+  check_gates(rule, rule, targets, rule.path);
   if (const auto nonfinite = json.find("nonfinite"))
     rule.nonfinite_may_match = nonfinite->one_of("policy", {"fail", "match"}) == "match";
   return rule;

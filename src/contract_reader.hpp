@@ -39,6 +39,11 @@ Grant read_grant(const JsonValue& json);
 /// own.
 GateNumbers read_numbers(const JsonValue& json, Metric metric, std::vector<std::string> other_keys = {});
 Gate make_gate(const GateNumbers& numbers, std::string source);
+void read_gate(const JsonValue& json, GateList& list);
+/// Refuses gates that could judge nothing of `targets`, which `rule` judges, or that lack what they need. `path` is of
+/// the rule or the overlay that has them.
+void check_gates(const GateList& list, const Rule& rule, const std::vector<JudgedOutput>& targets,
+                 const std::string& path);
 
 /// Throws InputError when the match fits no output of any operator.
 void require_target(const JsonValue& json, const RuleMatch& match);

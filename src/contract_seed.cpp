@@ -89,7 +89,7 @@ void read_seed(const JsonValue& root, RuleTable& table) {
     const GateNumbers numbers = read_numbers(cell, Metric::atol_rtol);
     cell.at("atol");  // a missing rtol is 0 in this format
     table.rules.push_back(
-        {match, {make_gate(numbers, cell.where())}, {numbers}, {cell.path()}, false, cell.path(), ""});
+        {{{make_gate(numbers, cell.where())}, {numbers}, {cell.path()}}, match, false, cell.path(), ""});
   });
   if (table.rules.empty()) accuracy.at("default").fail("at least one op_class with a dtype");
   read_seed_invariance(root.at("batch_invariance"), table.rules);

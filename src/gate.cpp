@@ -2,6 +2,8 @@
 // The table of metrics.
 #include "gate.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
 
 namespace checkop {
@@ -9,11 +11,14 @@ namespace {
 
 constexpr GateKey real(std::string_view name, double Gate::*place, bool required = true,
                        Looser looser = Looser::larger) {
-  return {name, place, nullptr, 0, required, looser};
+  return {name, place, nullptr, 0, required, looser, {}};
 }
 constexpr GateKey integer(std::string_view name, int64_t Gate::*place, double least, Looser looser,
                           bool required = true) {
-  return {name, nullptr, place, least, required, looser};
+  return {name, nullptr, place, least, required, looser, {}};
+}
+constexpr GateKey word(std::string_view name, int64_t Gate::*place, std::span<const std::string_view> words) {
+  return {name, nullptr, place, 0, true, Looser::any, words};
 }
 
 constexpr GateKey kLimit = real("limit", &Gate::limit);
@@ -28,6 +33,11 @@ constexpr std::array kLimitOnly{kLimit};
 constexpr std::array kBlockKeys{kLimit, integer("rows", &Gate::rows, 1, Looser::any),
                                 integer("columns", &Gate::columns, 1, Looser::any)};
 constexpr std::array kBiasKeys{kLimit, real("one_sided", &Gate::one_sided)};
+constexpr std::array kArchs{kModelledArchs[0].key};
+static_assert(kArchs.size() == kModelledArchs.size());
+constexpr std::array<std::string_view, 1> kOrders{"ascending"};
+constexpr std::array kModelKeys{word("arch", &Gate::arch, kArchs), integer("block", &Gate::block, 1, Looser::any),
+                                word("order", &Gate::order, kOrders)};
 constexpr std::array kClipKeys{kLimit, real("clip_eps", &Gate::clip_eps, true, Looser::any)};
 
 struct Entry {
@@ -48,6 +58,7 @@ constexpr std::array kTable{
     Entry{Metric::bound_rms, "bound_rms", kLimitOnly},
     Entry{Metric::bias_t, "bias_t", kBiasKeys},
     Entry{Metric::identities, "identities", kLimitOnly},
+    Entry{Metric::bits_of_model, "bits_of_model", kModelKeys},
     Entry{Metric::max_abs_dlogp, "max_abs_dlogp", kLimitOnly},
     Entry{Metric::k3_mean, "k3_mean", kLimitOnly},
     Entry{Metric::k3_max, "k3_max", kLimitOnly},
@@ -72,6 +83,8 @@ std::span<const Metric> all_metrics() {
 
 bool is_elementwise(Metric metric) { return metric <= Metric::ulp; }
 
+bool is_of_bits(Metric metric) { return metric == Metric::bits || metric == Metric::bits_of_model; }
+
 bool is_of_tokens(Metric metric) { return metric >= Metric::max_abs_dlogp; }
 
 TokenQuantity token_quantity(const OutputSpec& output) {
@@ -81,6 +94,14 @@ TokenQuantity token_quantity(const OutputSpec& output) {
 }
 
 std::span<const GateKey> keys_of(Metric metric) { return entry(metric).keys; }
+
+std::string GateKey::text_in(const Gate& gate) const {
+  return words.empty() ? fmt::format("{}", value_in(gate)) : std::string(words[static_cast<size_t>(gate.*integer)]);
+}
+
+ModelOrder model_order(const Gate& gate) { return {gate.block, 1}; }
+
+const ModelledArch& modelled_arch(const Gate& gate) { return kModelledArchs.at(static_cast<size_t>(gate.arch)); }
 
 bool loosens(const GateKey& key, double from, double to) {
   switch (key.looser) {

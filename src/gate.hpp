@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model.hpp"
 #include "operator.hpp"
 
 namespace checkop {
@@ -30,6 +31,7 @@ enum class Metric : uint8_t {
   bound_rms,        ///< rms of |c - y| / B
   bias_t,           ///< how far errors lean to one side; see bias_statistic()
   identities,       ///< identities of the operator on every row, over their bounds; see Residual
+  bits_of_model,    ///< elements whose stored bits are not those of Pass::model; where the device is the modelled one
   // Of one token's log-probability, or ratio of probabilities, a row: see PolicyMetrics.
   max_abs_dlogp,
   k3_mean,
@@ -40,6 +42,7 @@ enum class Metric : uint8_t {
 std::string_view to_string(Metric metric);
 std::span<const Metric> all_metrics();
 bool is_elementwise(Metric metric);
+bool is_of_bits(Metric metric);  ///< bits, bits_of_model: they have no limit that could be another
 
 /// What an output holds a row of, for the metrics of tokens.
 enum class TokenQuantity : uint8_t { none, logp, ratio };
@@ -50,7 +53,7 @@ bool is_of_tokens(Metric metric);
 /// One condition on an output.
 struct Gate {
   Metric metric = Metric::bound_ratio;
-  double limit = 1.0;         ///< all but atol_rtol and bits
+  double limit = 1.0;         ///< all but atol_rtol and those of bits
   double lambda = 6.0;        ///< bound_ratio: standard deviations allowed to a sum of independent roundings
   int64_t step = 1;           ///< bound_ratio: terms added per rounding (16 for a tensor core block)
   int64_t max_chain = 0;      ///< bound_ratio: longest chain of additions allowed however long the sum; 0 = no cap
@@ -60,6 +63,8 @@ struct Gate {
   int64_t rows = 0, columns = 0;  ///< block_rel_l2: size of a block
   double one_sided = 0;           ///< bias_t: the share of growth*magnitude that may lean to one side
   double clip_eps = 0.2;          ///< clip_flips: the ratio is clipped outside of [1 - eps, 1 + eps]
+  int64_t arch = 0;               ///< bits_of_model: index in kModelledArchs
+  int64_t block = 0, order = 0;   ///< bits_of_model: see model_order()
   std::string source = {};        ///< "contracts/default.json: rules[3].gates[0]", "+ overlays[0]" where it applied
 };
 
@@ -79,12 +84,18 @@ struct GateKey {
   double least;
   bool required;  ///< policy must be stated; what describes hardware has a default
   Looser looser;
+  std::span<const std::string_view> words = {};  ///< that stand in the file for 0, 1, ... of an integer; none: numbers
 
   double value_in(const Gate& gate) const { return real != nullptr ? gate.*real : static_cast<double>(gate.*integer); }
+  std::string text_in(const Gate& gate) const;  ///< "0.25", "ascending"
 };
 /// Whether `to` in place of `from` lets pass what `from` does not, whatever the other numbers.
 bool loosens(const GateKey& key, double from, double to);
 
 std::span<const GateKey> keys_of(Metric metric);
+
+/// Of a bits_of_model gate.
+ModelOrder model_order(const Gate& gate);
+const ModelledArch& modelled_arch(const Gate& gate);
 
 }  // namespace checkop

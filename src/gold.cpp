@@ -7,6 +7,7 @@
 #include <chrono>
 #include <optional>
 
+#include "model_bits.hpp"
 #include "parallel.hpp"
 #include "residuals.hpp"
 #include "stored_gold.hpp"
@@ -116,6 +117,7 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
     results[i].diagnosis = diagnose_output(c, inputs, i, outputs[i], *comparisons[i], sets[i], threads);
   }
   check_identities(c, inputs, outputs, gates, terms, sets, threads, results);
+  check_model(c, inputs, outputs, gates, terms, sets, threads, results);
   if (times != nullptr) {
     times->wall_ms = ms_since(start);
     times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads) + ms_since(identities_start);

@@ -42,6 +42,23 @@ Json policy(const std::optional<PolicyMetrics>& m) {
           {"clip_eps", number(m->clip_eps)}};
 }
 
+Json model(const std::optional<ModelComparison>& m, const Shape& shape) {
+  if (!m) return nullptr;
+  Json orders = Json::array(), first = nullptr;
+  for (const OrderLikeness& likeness : m->orders)
+    orders.push_back({{"order", likeness.order}, {"equal", number(likeness.equal)}});
+  if (m->different > 0) {
+    first = {{"index", m->first_index},
+             {"coordinates", unravel(shape, m->first_index)},
+             {"got", number(m->got)},
+             {"model", number(m->model)},
+             {"bits", {fmt::format("{:#x}", m->got_bits), fmt::format("{:#x}", m->model_bits)}}};
+  }
+  return {{"arch", m->arch},           {"order", m->order},           {"compared", m->compared},
+          {"different", m->different}, {"rows_tried", m->rows_tried}, {"first", first},
+          {"orders", orders}};
+}
+
 /// The histogram without the empty bins around it.
 Json error_map(const ErrorMap& map) {
   if (map.empty()) return nullptr;
@@ -116,6 +133,7 @@ Json output(const CaseRecord& record, size_t index) {
           {"diagnosis", comparison.diagnosis},
           {"error_map", error_map(comparison.map)},
           {"policy", policy(comparison.policy)},
+          {"model", model(comparison.model, shape)},
           {"gold_rows", comparison.rows.all ? Json("all") : Json(comparison.rows.chosen)},
           {"total_rows", comparison.total_rows},
           {"identities", identities},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model_bits.hpp"
 #include "report.hpp"
 
 namespace checkop {
@@ -71,6 +72,16 @@ std::string coverage(const CaseRecord& record) {
   return text;
 }
 
+/// "; bits_of_model of c: 0 of 4096 differ".
+std::string of_model(const CaseRecord& record) {
+  std::string text;
+  for (size_t i = 0; i < record.comparisons.size(); ++i) {
+    if (const auto& model = record.comparisons[i].model)
+      text += fmt::format("; {} bits_of_model: {}", record.c.pass->outputs[i].tensor.name, describe(*model));
+  }
+  return text;
+}
+
 /// "logp 12x under its limit": how far the worst element stays inside its tightest gate.
 std::string headroom(const CaseRecord& record) {
   std::string text;
@@ -116,7 +127,13 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
     const TensorSpec& spec = record.c.pass->outputs[i].tensor;
     if (!is_present(record.c, spec)) continue;
     for (const GateResult& gate : record.comparisons[i].gates) {
-      fmt::print(out, "             {}{}: {}\n", gate.holds ? "" : "NOT MET ", spec.name, describe(gate));
+      const auto& model = record.comparisons[i].model;
+      const bool of_model = gate.metric == Metric::bits_of_model && model;
+      fmt::print(out, "             {}{}: {}\n", gate.holds ? "" : "NOT MET ", spec.name,
+                 of_model ? "bits_of_model: " + describe(*model) : describe(gate));
+      if (of_model && !model->orders.empty())
+        fmt::print(out, "             {}, orders on {} of its rows: {}\n", spec.name, model->rows_tried,
+                   describe_orders(*model));
     }
     if (!record.comparisons[i].diagnosis.empty()) {
       fmt::print(out, "             {} looks like this: {}\n", spec.name, record.comparisons[i].diagnosis);
@@ -137,7 +154,7 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
   const Verdict verdict = record.judgment.verdict;
   const bool pass = verdict == Verdict::pass;
   fmt::print(out, "{} {}{} ({:.0f} ms)\n", painted(tag(verdict), verdict, color), title(record),
-             pass ? headroom(record) + coverage(record) : "", record.times.total_ms);
+             pass ? headroom(record) + coverage(record) + of_model(record) : "", record.times.total_ms);
   if (pass && !record.judgment.reason.empty()) fmt::print(out, "             {}\n", record.judgment.reason);
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
   if (!pass) {

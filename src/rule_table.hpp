@@ -89,19 +89,22 @@ struct GateNumbers {
   }
 };
 
-struct Rule {
-  RuleMatch match;
+struct GateList {
   std::vector<Gate> gates;
   std::vector<GateNumbers> numbers;     ///< that the file gives, in the order of the gates; the rest are defaults
   std::vector<std::string> gate_paths;  ///< "rules[3].gates[0]", in the same order
-  bool nonfinite_may_match = false;
-  std::string path;  ///< "rules[3]"
-  std::string why;
 
   const Gate* find(Metric metric) const {
     const auto found = std::find_if(gates.begin(), gates.end(), [metric](const Gate& g) { return g.metric == metric; });
     return found == gates.end() ? nullptr : &*found;
   }
+};
+
+struct Rule : GateList {
+  RuleMatch match;
+  bool nonfinite_may_match = false;
+  std::string path;  ///< "rules[3]"
+  std::string why;
 };
 
 /// Who stands for an exception, and for how long.
@@ -115,6 +118,7 @@ struct Grant {
 struct Overlay {
   RuleMatch match;
   std::vector<GateNumbers> set;
+  GateList added;  ///< of metrics that no rule has whose outputs it fits
   bool loosen = false;
   Grant grant;
   std::string path;  ///< "overlays[0]", "accuracy.arch_overrides.sm90.logprob.fp32"

@@ -174,7 +174,9 @@ TEST(Contract, EveryMetricNamesTheKeysThatItLacks) {
     for (const GateKey& key : keys_of(metric)) {
       std::string text = fmt::format(R"({{"metric": "{}")", to_string(metric));
       for (const GateKey& other : keys_of(metric))
-        if (other.name != key.name) text += fmt::format(R"(, "{}": 1)", other.name);
+        if (other.name != key.name)
+          text += fmt::format(R"(, "{}": {})", other.name,
+                              other.words.empty() ? "1" : fmt::format("\"{}\"", other.words.front()));
       const std::string missing = fmt::format("c.json: rules[0].gates[0]: key '{}' is missing; add it", key.name);
       EXPECT_EQ(gate_error(text + "}") == missing, key.required) << text;
       EXPECT_NE(gate_error(text + fmt::format(R"(, "{}": -1}})", key.name)).find(fmt::format("{}: expected", key.name)),
@@ -218,7 +220,7 @@ TEST(Contract, IdentitiesThatNoOperatorHasAreAnError) {
         kGate)});
   };
   EXPECT_EQ(with("silu"),
-            "c.json: rules[0].gates[1]: no operator that the rule matches has identities; remove the gate of rules[0]");
+            "c.json: rules[0].gates[1]: no operator that rules[0] matches has identities; remove the gate");
   EXPECT_EQ(with("matmul"), "no error");
 }
 
@@ -230,7 +232,7 @@ TEST(Contract, GatesOfTokensAreForOutputsOfTokens) {
   EXPECT_EQ(with(R"({"output": "logp"})"), "no error");
   EXPECT_EQ(with(R"({"output": "ratio"})"), "no error");
   EXPECT_EQ(with(R"({"op": "logp"})"),
-            "c.json: rules[0].gates[1]: 'k3_mean' is for outputs 'logp' and 'ratio', and the rule matches "
+            "c.json: rules[0].gates[1]: 'k3_mean' is for outputs 'logp' and 'ratio', and rules[0] matches "
             "logp/backward dlogits fp64 (case fp64); name the output: \"match\": {\"output\": \"logp\"}");
 }
 

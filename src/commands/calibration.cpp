@@ -18,7 +18,7 @@ std::optional<double> propose_limit(double achieved, double limit) {
 std::string proposal_text(const GateResult& worst) {
   const bool exceeded = !(worst.achieved <= worst.limit);
   const std::string_view look = exceeded ? ", EXCEEDED: look at the candidate first" : "";
-  if (worst.metric == Metric::bits) return fmt::format("unchanged{}", look);
+  if (is_of_bits(worst.metric)) return fmt::format("unchanged{}", look);
   const std::optional<double> proposed = propose_limit(worst.achieved, worst.limit);
   if (!proposed) return worst.achieved == 0 ? "unchanged: nothing was off" : fmt::format("no limit passes{}", look);
   if (*proposed == worst.limit) return "unchanged";

@@ -27,7 +27,7 @@ struct CalibratedGate {
   std::string where, case_name;  ///< "logp/forward logp of native", "logp-fp32-2x16x257"
   int64_t outputs = 0;           ///< that were held to it
 
-  bool has_limit() const { return worst.metric != Metric::bits && worst.metric != Metric::atol_rtol; }
+  bool has_limit() const { return !is_of_bits(worst.metric) && worst.metric != Metric::atol_rtol; }
 };
 
 class Calibration {

@@ -82,6 +82,10 @@ std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
       return fmt::format("of value 1: up to {:.4g}", prepared.allowed(1, 1, 0));
     case Metric::bits:
       return "the bits of the gold, rounded once";
+    case Metric::bits_of_model:
+      return fmt::format(
+          "the bits of {}'s tensor cores: {}, one accumulator, then a bias if there is one, one rounding",
+          modelled_arch(gate).key, to_string(model_order(gate)));
     default:
       return "";
   }
@@ -94,7 +98,7 @@ void print_output(const Contract& contract, const ExplainedOutput& output) {
   for (const Gate& gate : gates.all) {
     fmt::print("    {}\n", to_string(gate.metric));
     for (const GateKey& key : keys_of(gate.metric))
-      fmt::print("      {:<10} {:<10} {}\n", key.name, key.value_in(gate), source_of(gates, gate.metric, key));
+      fmt::print("      {:<10} {:<10} {}\n", key.name, key.text_in(gate), source_of(gates, gate.metric, key));
     if (const std::string example = worked_example(gate, output); !example.empty()) fmt::print("      {}\n", example);
   }
   fmt::print("    not finite  {}\n", gates.nonfinite_may_match ? "as the gold is" : "fails");
@@ -140,7 +144,8 @@ Json gate_json(const Gate& gate, const ExplainedOutput& output) {
     const auto source =
         std::find_if(output.gates.numbers.begin(), output.gates.numbers.end(),
                      [&](const NumberSource& number) { return number.metric == gate.metric && number.key == &key; });
-    Json number{{"key", key.name}, {"value", key.value_in(gate)}, {"from", source_of(output.gates, gate.metric, key)}};
+    const Json value = key.words.empty() ? Json(key.value_in(gate)) : Json(key.text_in(gate));
+    Json number{{"key", key.name}, {"value", value}, {"from", source_of(output.gates, gate.metric, key)}};
     if (source != output.gates.numbers.end() && !source->reason.empty()) number["reason"] = source->reason;
     numbers.push_back(number);
   }

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gate bits_of_model: which outputs it judges, what it says of those that differ, and what a contract may ask.
+#include "model_bits.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "contract_helper.hpp"
+#include "gold_helper.hpp"
+#include "inputs.hpp"
+#include "model.hpp"
+#include "process.hpp"
+#include "runner.hpp"
+
+namespace checkop {
+namespace {
+
+using namespace contract_test;
+
+const std::string kContract = CHECKOP_SOURCE_DIR "/tests/data/contracts/bits_of_model.json";
+
+// --- the models of passes --------------------------------------------------------------------------------------------
+
+struct ModelCase {
+  const char *op, *pass;
+  DType dtype;
+  bool bias;
+};
+
+Case case_of(const ModelCase& m, int64_t rows = 37) {
+  const Dims dims = std::string_view(m.op) == "lm_head"
+                        ? Dims{{"batch", 1}, {"seq", rows}, {"hidden", 45}, {"vocab", 70}}
+                        : Dims{{"batch", 1}, {"seq", rows}, {"k_dim", 45}, {"n_dim", 70}};
+  std::set<std::string, std::less<>> optionals;
+  if (m.bias) optionals.insert("bias");
+  return gold_case(m.op, m.pass, m.dtype, dims, optionals);
+}
+
+const ModelCase kCases[] = {
+    {"matmul", "forward", DType::bf16, false},   {"matmul", "forward", DType::f16, false},
+    {"matmul", "backward", DType::bf16, false},  {"matmul", "backward", DType::f16, false},
+    {"det_gemm", "forward", DType::bf16, false}, {"det_gemm", "backward", DType::f16, false},
+    {"lm_head", "forward", DType::bf16, false},  {"lm_head", "forward", DType::f16, true},
+    {"lm_head", "backward", DType::bf16, true},  {"lm_head", "backward", DType::f16, false},
+};
+
+/// What `order` makes of all outputs of `c`; those without a model hold the gold.
+std::vector<Tensor> modelled(const Case& c, const std::vector<Tensor>& inputs, const ModelOrder& order) {
+  std::vector<Tensor> outputs = make_outputs(c);
+  const auto gold = collect_gold(c, inputs, 1);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    for (size_t k = 0; k < gold[i].value.size(); ++k) outputs[i].set(static_cast<int64_t>(k), gold[i].value[k]);
+  std::vector<const Tensor*> in;
+  for (const Tensor& tensor : inputs) in.push_back(tensor.name.empty() ? nullptr : &tensor);
+  const std::vector<RowSet> all(outputs.size());
+  c.pass->model({in, all, order, 2, [&](int output, int64_t row, const float* values) {
+                   Tensor& to = outputs[static_cast<size_t>(output)];
+                   const int64_t columns = to.shape.back();
+                   for (int64_t j = 0; j < columns; ++j) to.set(row * columns + j, static_cast<double>(values[j]));
+                 }});
+  return outputs;
+}
+
+std::vector<Comparison> judged_on_sm90(const Case& c, const std::vector<Tensor>& inputs,
+                                       const std::vector<Tensor>& outputs, const std::vector<RowSet>& rows = {}) {
+  return judge_outputs(c, inputs, outputs, Contract::load(kContract), {"sm90", "any"}, 2, rows);
+}
+
+// The bounds around the gold say that the model takes each factor where it lies; the gate, that it compares them all.
+TEST(BitsOfModel, EveryModelIsWithinTheBoundsAndEqualsItself) {
+  for (const ModelCase& m : kCases) {
+    const Case c = case_of(m);
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    const std::vector<Comparison> all = judged_on_sm90(c, inputs, modelled(c, inputs, {}));
+    for (size_t i = 0; i < all.size(); ++i) {
+      const OutputSpec& spec = c.pass->outputs[i];
+      if (!is_present(c, spec.tensor)) continue;
+      EXPECT_TRUE(all[i].passed()) << case_name(c) << " " << spec.tensor.name;
+      ASSERT_EQ(all[i].model.has_value(), spec.numerics == Numerics::contraction) << spec.tensor.name;
+      if (!all[i].model) continue;
+      EXPECT_EQ(all[i].model->compared, element_count(shape_of(c, spec.tensor)));
+      EXPECT_EQ(describe(*all[i].model), fmt::format("0 of {} differ", all[i].model->compared));
+    }
+  }
+}
+
+TEST(BitsOfModel, EveryOrderIsToldFromTheOthers) {
+  // Long sums in fp16, whose 11 bits show the order; the three orders that add all the same must not be told apart.
+  Case c = gold_case("matmul", "forward", DType::f16, {{"batch", 1}, {"seq", 16}, {"k_dim", 2048}, {"n_dim", 192}});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (const ModelOrder& order : all_orders()) {
+    const Comparison got = judged_on_sm90(c, inputs, modelled(c, inputs, order)).front();
+    ASSERT_TRUE(got.model);
+    if (order == ModelOrder{}) {
+      EXPECT_TRUE(got.passed());
+      continue;
+    }
+    EXPECT_FALSE(got.passed()) << to_string(order);
+    EXPECT_GT(got.model->different, 0) << to_string(order);
+    ASSERT_EQ(got.model->orders.size(), all_orders().size());
+    EXPECT_EQ(got.model->orders.front().order, to_string(order));
+    EXPECT_EQ(got.model->orders.front().equal, 1.0) << to_string(order);
+    EXPECT_LT(got.model->orders[1].equal, 1.0) << got.model->orders[1].order;
+  }
+}
+
+TEST(BitsOfModel, OneElementOffByItsLastBitFails) {
+  for (const ModelCase& m : kCases) {
+    const Case c = case_of(m);
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    for (size_t output = 0; output < c.pass->outputs.size(); ++output) {
+      std::vector<Tensor> outputs = modelled(c, inputs, {});
+      if (outputs[output].name.empty() || c.pass->outputs[output].numerics != Numerics::contraction) continue;
+      const int64_t at = outputs[output].count() - 1;
+      outputs[output].bytes.data()[2 * at] ^= std::byte{1};
+      const std::vector<Comparison> all = judged_on_sm90(c, inputs, outputs);
+      EXPECT_FALSE(all[output].gates_hold()) << case_name(c);
+      EXPECT_EQ(all[output].model->different, 1);
+      EXPECT_EQ(all[output].model->first_index, at);
+      EXPECT_EQ(all[output].model->got_bits ^ all[output].model->model_bits, 1U);
+      EXPECT_EQ(all[output].model->orders.front().order, "ascending 16");
+    }
+  }
+}
+
+TEST(BitsOfModel, TheBiasIsAddedInFp32AndTheSumRoundedOnce) {
+  Case c =
+      gold_case("lm_head", "forward", DType::bf16, {{"batch", 1}, {"seq", 1}, {"hidden", 1}, {"vocab", 1}}, {"bias"});
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  // 1 + 2^-8 + 2^-9 rounds up. The product alone, 1 + 2^-8, is a tie that rounds to 1, from where 2^-9 is lost.
+  inputs[0].set(0, 1 + 0x1p-4), inputs[1].set(0, 1 + 0x1p-4), inputs[2].set(0, -0x1p-3 + 0x1p-9);
+  const double exact = (1 + 0x1p-4) * (1 + 0x1p-4) - 0x1p-3 + 0x1p-9;
+  ASSERT_EQ(exact, 1 + 0x1p-8 + 0x1p-9);
+  const std::vector<Tensor> outputs = modelled(c, inputs, {});
+  EXPECT_EQ(outputs[0].at(0), 1 + 0x1p-7);
+  EXPECT_TRUE(judged_on_sm90(c, inputs, outputs).front().passed());
+}
+
+TEST(BitsOfModel, ANaNEqualsANaNAndNothingElse) {
+  const Case c = case_of({"matmul", "forward", DType::bf16, false});
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = modelled(c, inputs, {});
+  const int64_t columns = outputs[0].shape.back();
+  const auto model_of = [&] { return *judged_on_sm90(c, inputs, outputs).front().model; };
+  outputs[0].set(3, NAN);
+  EXPECT_EQ(model_of().different, 1);  // where the model has a number
+  inputs[0].set(0, NAN);               // the first row
+  EXPECT_EQ(model_of().different, columns - 1);
+  for (int64_t j = 0; j < columns; ++j) {
+    const uint16_t bits = j % 2 == 0 ? 0x7fff : 0xff81;  // one is the tensor cores' own, one nobody's
+    std::memcpy(outputs[0].bytes.data() + 2 * j, &bits, 2);
+  }
+  EXPECT_EQ(model_of().different, 0);
+  outputs[0].set(5, INFINITY);
+  EXPECT_EQ(model_of().different, 1);
+}
+
+TEST(BitsOfModel, LooksAtTheSampledRowsAlone) {
+  const Case c = case_of({"matmul", "backward", DType::bf16, false});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = modelled(c, inputs, {});
+  const std::vector<RowSet> rows{{false, {0, 5, 36}}, {false, {2, 44}}};
+  outputs[1].bytes.data()[2 * 3 * 70] ^= std::byte{1};  // row 3 of db
+  std::vector<Comparison> all = judged_on_sm90(c, inputs, outputs, rows);
+  EXPECT_EQ(describe(*all[0].model), "0 of 135 differ");
+  EXPECT_EQ(describe(*all[1].model), "0 of 140 differ");
+  outputs[1].bytes.data()[2 * (2 * 70 + 9)] ^= std::byte{1};
+  all = judged_on_sm90(c, inputs, outputs, rows);
+  EXPECT_EQ(all[1].model->different, 1);
+  EXPECT_EQ(all[1].model->first_index, 2 * 70 + 9);
+  EXPECT_EQ(all[1].model->rows_tried, 1);
+}
+
+TEST(BitsOfModel, ABatchWithoutRowsHasZeroGradientsOfWeights) {
+  const Case c = case_of({"matmul", "backward", DType::bf16, false}, 0);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  std::vector<Tensor> outputs = modelled(c, inputs, {});
+  EXPECT_EQ(describe(*judged_on_sm90(c, inputs, outputs)[1].model), "0 of 3150 differ");
+  outputs[1].set(7, -0.0);
+  EXPECT_EQ(judged_on_sm90(c, inputs, outputs)[1].model->different, 1);
+}
+
+// --- contracts -------------------------------------------------------------------------------------------------------
+
+constexpr std::string_view kModelGate =
+    R"({"metric": "bits_of_model", "arch": "sm90", "block": 16, "order": "ascending"})";
+const std::string kMatmul16 = R"({"op": "matmul", "dtype": ["bf16", "fp16"]})";
+
+std::string rule_with_model(std::string_view match, std::string_view gate = kModelGate) {
+  return fmt::format(R"({{"match": {}, "gates": [{}, {}], "why": "w"}})", match, kGate, gate);
+}
+
+std::string adding(std::string_view match, std::string_view gates = kModelGate, std::string_view more = "") {
+  return fmt::format(R"({{"match": {}, "add": [{}], "reason": "r", "owner": "o", "expires": "2026-01-31"{}}})", match,
+                     gates, more);
+}
+
+bool asks(const Gates& all) {
+  return std::any_of(all.all.begin(), all.all.end(), [](const Gate& g) { return g.metric == Metric::bits_of_model; });
+}
+
+Judged product(DType dtype = DType::bf16) { return judged("matmul", "forward", "c", dtype); }
+
+TEST(BitsOfModel, IsAskedOfItsOwnArchitectureAlone) {
+  const Contract contract = parse({rule("{}"), rule_with_model(kMatmul16)});
+  EXPECT_TRUE(asks(gates(contract, product(), "sm90", "cuda")));
+  EXPECT_TRUE(asks(gates(contract, product(DType::f16), "sm90")));
+  EXPECT_FALSE(asks(gates(contract, product(), "sm80", "cuda")));
+  EXPECT_FALSE(asks(gates(contract, product())));
+  EXPECT_FALSE(asks(gates(contract, product(DType::f32), "sm90")));
+  EXPECT_EQ(gates(contract, product()).numbers.size(), keys_of(Metric::bound_ratio).size());
+}
+
+TEST(BitsOfModel, AnOverlayAddsIt) {
+  const std::string match = R"({"arch": "sm90", "candidate": "cuda", "op": "matmul", "dtype": "bf16"})";
+  const Contract contract = parse({rule("{}")}, overlays({adding(match)}), parse_date("2026-06-01").value());
+  const Gates got = gates(contract, product(), "sm90", "cuda");
+  ASSERT_TRUE(asks(got)) << "what an overlay adds outlives its date";
+  EXPECT_EQ(got.all.size(), 2U);
+  EXPECT_EQ(got.all[0].source, "c.json: rules[0].gates[0]");
+  EXPECT_EQ(got.all[1].source, "c.json: overlays[0].add[0]");
+  EXPECT_EQ(got.numbers.back().path, "overlays[0].add[0]");
+  EXPECT_EQ(got.numbers.back().reason, "r");
+  EXPECT_EQ(model_order(got.all[1]), ModelOrder{});
+  EXPECT_FALSE(asks(gates(contract, product(), "sm90", "cuda-mine")));
+  EXPECT_FALSE(asks(gates(contract, product(), "sm80", "cuda")));
+  EXPECT_FALSE(asks(gates(contract, product(DType::f16), "sm90", "cuda")));
+}
+
+TEST(BitsOfModel, AnOverlayAddsAnyGate) {
+  const Contract contract = parse(
+      {rule("{}")}, overlays({adding(R"({"candidate": "mine", "op": "logp"})", R"({"metric": "ulp", "limit": 3})")}));
+  const Gates got = gates(contract, judged("logp", "forward", "logp"), "", "mine");
+  ASSERT_EQ(got.all.size(), 2U);
+  EXPECT_EQ(got.all[1].metric, Metric::ulp);
+  EXPECT_EQ(got.all[1].limit, 3.0);
+}
+
+std::string added_error(std::string_view match, std::string_view gates = kModelGate) {
+  return rules_error({rule("{}")}, overlays({adding(match, gates)}));
+}
+
+TEST(BitsOfModel, WhatNoModelCoversIsAnError) {
+  const std::string none = "of which there is no model";
+  EXPECT_NE(rules_error({rule_with_model("{}")}).find(none), std::string::npos);
+  EXPECT_NE(rules_error({rule_with_model(R"({"op": "matmul"})")}).find("matmul/forward c fp64"), std::string::npos);
+  EXPECT_NE(rules_error({rule_with_model(R"({"op": "lm_head", "dtype": "bf16"})")}).find("lm_head/backward dbias"),
+            std::string::npos);
+  EXPECT_NE(added_error(R"({"arch": "sm90", "op": "attention", "dtype": "bf16"})").find(none), std::string::npos);
+  EXPECT_EQ(rules_error({rule_with_model(R"({"op": "lm_head", "dtype": "bf16", "numerics": "contraction"})")}),
+            "no error");
+}
+
+TEST(BitsOfModel, WrongKeysAreErrors) {
+  const auto gate_with = [](std::string_view arch, std::string_view block, std::string_view order) {
+    return rules_error({rule_with_model(
+        kMatmul16,
+        fmt::format(R"({{"metric": "bits_of_model", "arch": {}, "block": {}, "order": {}}})", arch, block, order))});
+  };
+  EXPECT_EQ(gate_with(R"("sm90")", "16", R"("ascending")"), "no error");
+  EXPECT_NE(gate_with(R"("sm80")", "16", R"("ascending")").find("unknown arch 'sm80'"), std::string::npos);
+  EXPECT_NE(gate_with(R"("sm90")", "8", R"("ascending")").find("adds 16 products at once, not 8"), std::string::npos);
+  EXPECT_NE(gate_with(R"("sm90")", "16", R"("descending")").find("unknown order 'descending'"), std::string::npos);
+  EXPECT_NE(gate_with("90", "16", R"("ascending")").find("expected"), std::string::npos);
+  EXPECT_NE(rules_error({rule_with_model(kMatmul16, R"({"metric": "bits_of_model", "arch": "sm90"})")}).find("block"),
+            std::string::npos);
+  const std::string alone =
+      fmt::format(R"({{"match": {}, "gates": [{}], "elements": "unjudged", "why": "w"}})", kMatmul16, kModelGate);
+  EXPECT_NE(rules_error({alone}).find("a gate beside bits_of_model"), std::string::npos);
+}
+
+TEST(BitsOfModel, WhatAnOverlayAddsTwiceOrInVainIsAnError) {
+  const std::string match = R"({"arch": "sm90", "op": "matmul", "dtype": "bf16"})";
+  EXPECT_NE(rules_error({rule("{}"), rule_with_model(kMatmul16)}, overlays({adding(match)}))
+                .find("rules[1] has a gate 'bits_of_model' for matmul/forward c bf16"),
+            std::string::npos);
+  const std::string other = R"({"candidate": "c*", "op": "matmul", "dtype": ["bf16", "fp16"]})";
+  EXPECT_NE(rules_error({rule("{}")}, overlays({adding(match), adding(other)}))
+                .find("overlays[0] and overlays[1] both add a gate 'bits_of_model'"),
+            std::string::npos);
+  EXPECT_NE(added_error(R"({"arch": "sm80", "op": "matmul", "dtype": "bf16"})").find("a model of sm90, added for sm80"),
+            std::string::npos);
+  EXPECT_NE(added_error(match, "").find("at least one gate"), std::string::npos);
+  EXPECT_NE(rules_error({rule(R"({"op": "logp"})")}, overlays({adding(match)})).find("no rule judges these outputs"),
+            std::string::npos);
+  const std::string neither = R"({"match": {"arch": "sm90"}, "reason": "r", "owner": "o", "expires": "never"})";
+  EXPECT_NE(rules_error({rule("{}")}, overlays({neither})).find("set"), std::string::npos);
+}
+
+// --- the program -----------------------------------------------------------------------------------------------------
+
+std::string command(std::string_view candidate, std::string_view arch = "--arch-key sm90 --force-arch-key") {
+  return fmt::format(
+      "--op matmul,det_gemm,lm_head --device cpu --contract {} --plugin {}/modelled.so "
+      "--candidate {} --dtype bf16 --batch 1 --seq 24 --k-dim 1024 --n-dim 96 --hidden 1024 --vocab 96 --check-grad {}",
+      kContract, CHECKOP_TEST_PLUGIN_DIR, candidate, arch);
+}
+
+TEST(BitsOfModel, ACandidateThatKeepsTheOrderPasses) {
+  const ProcessResult result = run_program(command("ascending"));
+  expect_exit(result, 0, "6 pass");
+  EXPECT_NE(result.text.find("bits_of_model: 0 of 2304 differ"), std::string::npos) << result.text;
+}
+
+TEST(BitsOfModel, ACandidateThatSplitsKIsToldSo) {
+  const ProcessResult result = run_program(command("split_k_2"));
+  EXPECT_EQ(result.code, 1) << result.text;
+  EXPECT_NE(result.text.find("nearest order: split_k 2 (100 % equal)"), std::string::npos) << result.text;
+  EXPECT_NE(result.text.find("the model of sm90 has"), std::string::npos) << result.text;
+  expect_exit(run_program(command("split_k_2", "--arch-key none")), 0, "6 pass");
+}
+
+TEST(BitsOfModel, ACandidateOffByOneBitFails) {
+  const ProcessResult result = run_program(command("one_ulp"));
+  expect_exit(result, 1, "bits_of_model: 1 of 2304 differ; nearest order: ascending 16");
+}
+
+}  // namespace
+}  // namespace checkop
