@@ -290,6 +290,20 @@ TEST(BitsOfModel, WhatAnOverlayAddsTwiceOrInVainIsAnError) {
   EXPECT_NE(rules_error({rule("{}")}, overlays({neither})).find("set"), std::string::npos);
 }
 
+TEST(BitsOfModel, TheDefaultContractAsksItOfTheKernelsThatPromiseIt) {
+  const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
+  const Judged outputs[] = {
+      product(), judged("matmul", "backward", "db", DType::f16), judged("det_gemm", "backward", "da", DType::bf16),
+      judged("lm_head", "forward", "logits", DType::f16), judged("lm_head", "backward", "dweight", DType::bf16)};
+  for (const Judged& j : outputs) {
+    EXPECT_TRUE(asks(gates(contract, j, "sm90", "cuda")));
+    EXPECT_TRUE(asks(gates(contract, j, "sm90", "cuda-sm90")));
+    EXPECT_FALSE(asks(gates(contract, j, "sm90", "cublas")));
+    EXPECT_FALSE(asks(gates(contract, j, "sm80", "cuda")));
+  }
+  EXPECT_FALSE(asks(gates(contract, judged("lm_head", "backward", "dbias", DType::bf16), "sm90", "cuda")));
+}
+
 // --- the program -----------------------------------------------------------------------------------------------------
 
 std::string command(std::string_view candidate, std::string_view arch = "--arch-key sm90 --force-arch-key") {
@@ -316,6 +330,13 @@ TEST(BitsOfModel, ACandidateThatSplitsKIsToldSo) {
 TEST(BitsOfModel, ACandidateOffByOneBitFails) {
   const ProcessResult result = run_program(command("one_ulp"));
   expect_exit(result, 1, "bits_of_model: 1 of 2304 differ; nearest order: ascending 16");
+}
+
+TEST(BitsOfModel, ContractsExplainIt) {
+  const ProcessResult result =
+      run_program("contract explain --op lm_head --dtype bf16 --arch-key sm90 --candidate cuda --check-grad");
+  expect_exit(result, 0, "the bits of sm90's tensor cores: ascending 16");
+  EXPECT_NE(result.text.find("overlays[6].add[0]"), std::string::npos) << result.text;
 }
 
 }  // namespace
