@@ -46,7 +46,8 @@ inline size_t workspace_for(const checkop_call* call, bool backward) {
   return product_workspace(dtype, at.rows > at.vocab ? at.rows : at.vocab, at.hidden);
 }
 
-inline checkop_status check_call(const checkop_call* call, bool backward) {
+/// Dtypes, shapes and strides.
+inline checkop_status check_tensors(const checkop_call* call, bool backward) {
   CallCheck check(call);
   if (check.counts(backward ? kBackwardInputs : kForwardInputs, backward ? kBackwardOutputs : kForwardOutputs).failed())
     return check.status();
@@ -76,12 +77,16 @@ inline checkop_status check_call(const checkop_call* call, bool backward) {
   } else {
     like_logits(call->outputs[0], "logits");
   }
-  if (check.failed()) return check.status();
+  return check.status();
+}
+
+inline checkop_status check_call(const checkop_call* call, bool backward) {
+  if (auto status = check_tensors(call, backward)) return status;
   if (auto status = check_product(call, call->outputs[0], backward ? "dhidden" : "logits")) return status;
   if (backward) {
     if (auto status = check_product(call, call->outputs[1], "dweight")) return status;
   }
-  return check.workspace(workspace_for(call, backward)).status();
+  return CallCheck(call).workspace(workspace_for(call, backward)).status();
 }
 
 template <typename Product>

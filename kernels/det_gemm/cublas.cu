@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// det_gemm / cublas: cublasGemmEx with its default heuristics, sums in fp32.
+//   forward   c = a * b                  a, da: [rows, k_dim]    b, db: [k_dim, n_dim]    c, grad_c: [rows, n_dim]
+//   backward  da = grad_c * b^T, db = a^T * grad_c               all of one dtype, f32|f16|bf16, row-major, contiguous
+//   Limits: extents whose product with the element size cuBLAS can address (64-bit).
+//   Expected error: contraction class, one fp32 accumulation per element and one output rounding; fp32 inputs never
+//   pass through TF32. For fp16 and bf16 the partial sums of a split k stay in fp32. Bits may depend on the number of
+//   rows: the heuristics choose the kernel by shape.
+#include "cublas_product.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+checkop_status launch_forward(const checkop_call* call) { return launch_cublas_matmul<DefaultCublas>(call, false); }
+checkop_status launch_backward(const checkop_call* call) { return launch_cublas_matmul<DefaultCublas>(call, true); }
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "cublas", "det_gemm", "forward", CHECKOP_CUDA, 80, 0, cublas_workspace, launch_forward},
+    {sizeof(checkop_kernel), "cublas", "det_gemm", "backward", CHECKOP_CUDA, 80, 0, cublas_workspace, launch_backward},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }
