@@ -25,7 +25,7 @@ LAYERS = (
     ("runner buffers stage bench behaviour_faults invariance sensitivity external",),
     ("isolate wire",),
     ("verdict",),
-    ("report", "mutation"),
+    ("report certificate", "mutation"),
     ("options",),
     ("commands main",),
 )

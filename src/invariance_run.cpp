@@ -28,7 +28,8 @@ class Contexts {
         contexts_(contexts_of(c, device.info(), checks)) {}
 
   void run() {
-    for (const Context& context : contexts_) result_.contexts.push_back({context.axis, context.what, true, ""});
+    for (const Context& context : contexts_)
+      result_.contexts.push_back({context.axis, context.what, true, "", row_count(context_case(c_, context))});
     for (OutputRun& output : result_.outputs) output.contexts.resize(contexts_.size());
     each([this](const Context& context) { return is_in_place(context); }, [&](size_t k) { run_in_place(k); });
     if (contexts_.empty()) return;
@@ -71,7 +72,7 @@ class Contexts {
   void run_in_place(size_t k) {
     const Context& context = contexts_[k];
     if (context.workspace_extra > 0) full_.make_workspace(context.workspace_extra);
-    full_.launch(found_by(context));
+    result_.contexts[k].message = full_.launch(found_by(context));
     compare_launches(k, full_, *reference_, 0);
     if (context.axis == Axis::first_call && is_broken(k)) {
       // Every later launch would disagree with the first: what they are compared with is the second.
@@ -165,7 +166,10 @@ class Contexts {
   void run_apart(size_t k) {
     const Context& context = contexts_[k];
     const std::vector<Tensor>& reference = context.has_twin() ? twin_of(context) : *reference_;
-    launch(context, [&](Stage& stage) { compare_launches(k, stage, reference, context.twin.first); });
+    launch(context, [&](Stage& stage, const std::string& message) {
+      result_.contexts[k].message = message;
+      compare_launches(k, stage, reference, context.twin.first);
+    });
   }
 
   /// The outputs of a plain launch of the context's twin.
@@ -175,7 +179,7 @@ class Contexts {
     Context plain;
     plain.axis = Axis::batch, plain.what = fmt::format("rows [{}, {})", context.twin.first, context.twin.second);
     for (int64_t row = context.twin.first; row < context.twin.second; ++row) plain.rows.push_back(row);
-    launch(plain, [&](Stage& stage) { twins_.emplace(context.twin, download(stage)); });
+    launch(plain, [&](Stage& stage, const std::string&) { twins_.emplace(context.twin, download(stage)); });
     return twins_.at(context.twin);
   }
 
@@ -197,8 +201,7 @@ class Contexts {
     }
     stage.make_outputs_and_workspace();
     if (context.workspace_extra > 0) stage.make_workspace(context.workspace_extra);
-    stage.launch(found_by(context));
-    look(stage);
+    look(stage, stage.launch(found_by(context)));
     if (!checks_.memory) return;
     stage.check_guards(result_.guard_violations);
     note_modified_inputs(stage.inputs, content, inputs_, result_.modified_inputs);
@@ -253,7 +256,7 @@ class Contexts {
     context.axis = Axis::batch, context.what = fmt::format("{} rows from row {} on", count, row);
     for (int64_t k = 0; k < count; ++k) context.rows.push_back((row + k) % n);
     std::vector<std::byte> bytes;
-    launch(context, [&](Stage& stage) {
+    launch(context, [&](Stage& stage, const std::string&) {
       const std::vector<Tensor> outputs = download(stage);
       bytes.assign(outputs[i].bytes.data(),
                    outputs[i].bytes.data() + outputs[i].bytes.size() / static_cast<size_t>(count));

@@ -39,6 +39,10 @@ int main(int argc, char** argv) {
         return report_command(*options);
       case Command::report_diff:
         return report_diff_command(*options);
+      case Command::certify:
+        return certify_command(*options);
+      case Command::verify:
+        return verify_command(*options);
       case Command::completion:
         return std::fputs(options->completion.c_str(), stdout) < 0 ? 5 : 0;
     }

@@ -132,7 +132,7 @@ const CLI::App& innermost(const CLI::App& app) {
 }  // namespace
 
 const std::vector<std::string>& shipped_suites() {
-  static const std::vector<std::string> kSuites{"smoke", "ci", "nightly", "large", "mutation"};
+  static const std::vector<std::string> kSuites{"smoke", "ci", "nightly", "large", "invariance", "mutation"};
   return kSuites;
 }
 
@@ -193,6 +193,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* report_diff =
       report->add_subcommand("diff", "what broke, and which headroom was lost; exit 1 when the later one is worse");
   add_report_diff_options(*report_diff, options.report);
+  CLI::App* certify = app.add_subcommand("certify", "write down that bits depend on nothing they must not depend on");
+  add_certify_options(*certify, options.run, options.certificate);
+  CLI::App* verify = app.add_subcommand("verify", "see a certificate again on this machine, or compare two");
+  add_verify_options(*verify, options.run, options.certificate);
   std::string shell;
   CLI::App* completion = app.add_subcommand("completion", "a script that completes the command line in a shell");
   completion->add_option("shell", shell, "bash or zsh")->required();
@@ -205,6 +209,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
       "  check_operator report diff main.json mine.json\n"
       "  check_operator --op rms_norm --check-grad --exec 'python3 mine.py' --candidate exec\n"
+      "  check_operator certify --op det_gemm --candidate native --device cpu --out native.json\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
 
   std::vector<std::string> arguments = join_negative_values(argc, argv);
@@ -230,6 +235,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (diff->parsed()) options.command = Command::diff;
   if (calibrate->parsed()) options.command = Command::calibrate;
   if (report->parsed()) options.command = report_diff->parsed() ? Command::report_diff : Command::report;
+  if (certify->parsed()) options.command = Command::certify;
+  if (verify->parsed()) options.command = Command::verify;
   if (completion->parsed()) {
     options.command = Command::completion;
     require_one_of("completion", shell, {"bash", "zsh"});

@@ -78,6 +78,12 @@ struct ReportOptions {
   std::string diff_markdown;
 };
 
+/// Of `check_operator certify` and `verify`.
+struct CertificateOptions {
+  std::string out;                 ///< of certify
+  std::vector<std::string> files;  ///< of verify: one, to be seen again, or two
+};
+
 enum class Command : uint8_t {
   run,
   bench,
@@ -90,6 +96,8 @@ enum class Command : uint8_t {
   calibrate,
   report,
   report_diff,
+  certify,
+  verify,
   completion
 };
 
@@ -99,6 +107,7 @@ struct Options {
   BenchOptions bench;
   MutateOptions mutate;
   ReportOptions report;
+  CertificateOptions certificate;
   std::string completion;              ///< a script for a shell
   bool diff_mutants = false;           ///< of contract diff
   std::vector<std::string> contracts;  ///< of lint any number, of diff two

@@ -29,7 +29,7 @@ std::map<std::string, std::string> values_of_flags() {
           {"--device", "auto cpu cuda"},
           {"--preset", "all" + presets},
           {"--suite", fmt::format("{}", fmt::join(shipped_suites(), " "))},
-          {"--input-mode", "random constant integer peaked extreme"},
+          {"--input-mode", "random constant integer peaked extreme wide"},
           {"--grad-mode", "random ones"},
           {"--check", "accuracy invariance determinism memory"},
           {"--save", "incorrect all"},

@@ -131,7 +131,8 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       ->group("Data");
 
   app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Checks");
-  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large")->group("Checks");
+  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large, invariance")
+      ->group("Checks");
   app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")->capture_default_str();
 }
 
@@ -250,6 +251,27 @@ void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate) {
   app.add_option("--min-kill", mutate.min_kill, "share of the faults that the contract must reject, 0 to 1")
       ->capture_default_str();
   add_json_option(app, run, "the table as JSON to FILE, or in place of the text");
+}
+
+void add_certify_options(CLI::App& app, RunOptions& run, CertificateOptions& certificate) {
+  add_candidate_options(app, run);
+  add_case_options(app, run);
+  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
+  add_contract_options(app, run);
+  add_force_option(app, run);
+  app.add_option("--out", certificate.out, "where the certificate goes")->required()->type_name("FILE");
+}
+
+void add_verify_options(CLI::App& app, RunOptions& run, CertificateOptions& certificate) {
+  app.add_option("file", certificate.files, "a certificate, to be seen again here; or two, to be compared")
+      ->required()
+      ->expected(1, 2)
+      ->type_name("FILE [FILE]");
+  app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N; otherwise of the certificate's kind");
+  app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
+  add_contract_options(app, run);
+  add_force_option(app, run);
 }
 
 void add_report_options(CLI::App& app, ReportOptions& report) {

@@ -12,6 +12,8 @@ namespace checkop {
 
 void add_run_options(CLI::App& app, RunOptions& run);
 void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench);
+void add_certify_options(CLI::App& app, RunOptions& run, CertificateOptions& certificate);
+void add_verify_options(CLI::App& app, RunOptions& run, CertificateOptions& certificate);
 void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 
 void add_report_options(CLI::App& app, ReportOptions& report);

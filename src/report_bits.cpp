@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace checkop {
@@ -73,7 +75,47 @@ Json sensitivity(const Sensitivity& found) {
           {"proves", found.proves()}};
 }
 
+/// The numbers of rows whose rows had the bits of the full batch in every launch, and those where one had not.
+Json rows(const CaseRecord& record, size_t index) {
+  std::vector<int64_t> same, different;
+  for (size_t k = 0; k < record.run.contexts.size(); ++k) {
+    const ContextRun& context = record.run.contexts[k];
+    const ContextBits& found = record.run.outputs[index].contexts[k];
+    if (context.axis != Axis::batch || found.bits.compared == 0) continue;
+    (found.bits.different > 0 ? different : same).push_back(context.rows);
+  }
+  std::erase_if(same, [&](int64_t n) { return std::find(different.begin(), different.end(), n) != different.end(); });
+  return {{"same", intervals(std::move(same))}, {"different", intervals(std::move(different))}};
+}
+
 }  // namespace
+
+std::string intervals(std::vector<int64_t> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    if (!text.empty()) text += ", ";
+    text += end - i == 1 ? fmt::format("{}", numbers[i]) : fmt::format("{}-{}", numbers[i], numbers[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+Json variants(const CaseRecord& record) {
+  std::map<std::string, std::vector<int64_t>> by_message;
+  if (record.run.status == RunStatus::ok) by_message[record.run.message].push_back(row_count(record.c));
+  for (const ContextRun& context : record.run.contexts) {
+    if (context.supported) by_message[context.message].push_back(context.rows);
+  }
+  Json list = Json::array();
+  for (const auto& [message, numbers] : by_message) {
+    list.push_back({{"variant", message}, {"rows", intervals(numbers)}});
+  }
+  return list;
+}
 
 Json bit_checks(const CaseRecord& record) {
   Json list = Json::array();
@@ -84,6 +126,7 @@ Json bit_checks(const CaseRecord& record) {
     list.push_back({{"name", spec.name},
                     {"repeat", bits(run.repeat)},
                     {"axes", axes(record, i)},
+                    {"rows", rows(record, i)},
                     {"sensitivity", i < record.sensitivity.size() ? sensitivity(record.sensitivity[i]) : Json(nullptr)},
                     {"smallest_rows", run.smallest_rows}});
   }

@@ -207,6 +207,7 @@ Json case_json(const CaseRecord& record) {
           {"message", record.run.message},
           {"checks", checks(record)},
           {"bit_checks", bit_checks(record)},
+          {"variants", variants(record)},
           {"rows_case", case_name(record.run.rows_case.value_or(record.c))},
           {"memory_findings", memory},
           {"outputs", outputs}};

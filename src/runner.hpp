@@ -30,7 +30,8 @@ struct ContextRun {
   Axis axis = Axis::repetition;
   std::string what;
   bool supported = true;
-  std::string message;  ///< why not
+  std::string message;  ///< why not; otherwise the candidate's own words, which may name the variant that ran
+  int64_t rows = 0;     ///< of the launch
 };
 
 /// One output in one context against the full batch or the context's twin; places are those of the full batch.

@@ -218,7 +218,8 @@ RunChecks decode_checks(const json& json) {
 json encode(const RunResult& result) {
   json contexts = json::array();
   for (const ContextRun& context : result.contexts) {
-    contexts.push_back({static_cast<int>(context.axis), context.what, context.supported, context.message});
+    contexts.push_back(
+        {static_cast<int>(context.axis), context.what, context.supported, context.message, context.rows});
   }
   json outputs = json::array();
   for (const OutputRun& output : result.outputs) {
@@ -262,7 +263,7 @@ RunResult decode_result(const json& json) {
     const int axis = item.at(0).get<int>();
     if (axis < 0 || axis >= kAxes) throw WireError("a context of no known axis");
     result.contexts.push_back({static_cast<Axis>(axis), item.at(1).get<std::string>(), item.at(2).get<bool>(),
-                               item.at(3).get<std::string>()});
+                               item.at(3).get<std::string>(), item.at(4).get<int64_t>()});
   }
   result.guard_violations = json.at("guard_violations").get<std::vector<std::string>>();
   result.modified_inputs = json.at("modified_inputs").get<std::vector<std::string>>();

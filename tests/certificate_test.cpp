@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Certificates: the same bytes from run to run, no byte of which can be changed unseen, and what two of them say.
+#include "certificate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "error.hpp"
+#include "process.hpp"
+#include "report_bits.hpp"
+
+namespace checkop {
+namespace {
+
+const std::string kSmall = "--op matmul --device cpu --batch 1 --seq 40 --k-dim 64 --n-dim 16 ";
+
+std::string path(const std::string& name) { return testing::TempDir() + "certificate_" + name; }
+
+std::string text_of(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+std::string certify(const std::string& flags, const std::string& name) {
+  expect_exit(run_program(fmt::format("certify {} --out {}", flags, path(name))), 0, "Written to");
+  return text_of(path(name));
+}
+
+TEST(Certificate, SecondRunWritesTheSameBytesAndVerifies) {
+  const std::string first = certify(kSmall + "--candidate native", "first.json");
+  EXPECT_EQ(first, certify(kSmall + "--candidate native", "again.json"));
+  expect_exit(run_program("verify " + path("first.json")), 0, "All of the 1 outputs have the same bits.");
+}
+
+TEST(Certificate, EveryChangedByteIsRefused) {
+  const std::string text = certify(kSmall + "--candidate native", "changed.json");
+  ASSERT_NO_THROW(unseal(text, "c.json"));
+  for (size_t at = 0; at < text.size(); ++at) {
+    for (const int bits : {0x01, 0x10, 0x80, 0xff}) {
+      std::string changed = text;
+      changed[at] = static_cast<char>(changed[at] ^ bits);
+      EXPECT_THROW(unseal(changed, "c.json"), InputError) << at << " ^ " << bits << ": " << text.substr(at, 20);
+    }
+  }
+  EXPECT_THROW(unseal(text + " ", "c.json"), InputError);
+  EXPECT_THROW(unseal(text.substr(0, text.size() - 1), "c.json"), InputError);
+}
+
+TEST(Certificate, ChangedFileIsABadQuestion) {
+  std::string text = certify(kSmall + "--candidate native", "broken.json");
+  text[text.size() / 2] ^= 1;
+  std::ofstream(path("broken.json"), std::ios::binary) << text;
+  expect_exit(run_program("verify " + path("broken.json")), 2, "it was changed");
+}
+
+/// The content of the certificate in `text`, edited and sealed as if certify had written it.
+template <class Edit>
+void forge(const std::string& text, const std::string& name, const Edit& edit) {
+  nlohmann::json content = unseal(text, "c.json");
+  edit(content);
+  std::ofstream(path(name), std::ios::binary) << seal(content);
+}
+
+// As if the kernels here were others than those that were certified.
+TEST(Certificate, VerifyRunsAgainAndSaysWhatDiffers) {
+  const std::string text = certify(kSmall + "--candidate native", "here.json");
+  forge(text, "other_bits.json",
+        [](auto& content) { content["entries"][0]["outputs"][0]["digest"] = "0123456789abcdef"; });
+  const ProcessResult bits = run_program("verify " + path("other_bits.json"));
+  expect_exit(bits, 1, "output c has other bits: digests 0123456789abcdef and ");
+  forge(text, "other_device.json", [](auto& content) { content["device"]["multiprocessors"] = 132; });
+  const ProcessResult device = run_program("verify " + path("other_device.json"));
+  expect_exit(device, 0, "device: multiprocessors: 132 and ");
+  EXPECT_NE(device.text.find("All of the 1 outputs have the same bits."), std::string::npos) << device.text;
+}
+
+TEST(Certificate, NamesAxesRowsSensitivityAndTheDevice) {
+  const auto content = unseal(certify(kSmall + "--candidate native", "content.json"), "c.json");
+  EXPECT_EQ(content["device"]["kind"], "cpu");
+  EXPECT_GE(content["device"]["multiprocessors"], 1);
+  const auto& entry = content["entries"][0];
+  EXPECT_EQ(entry["variants"][0]["rows"], "1-33, 39-40, 48, 64, 104, 168");
+  const auto& bits = entry["bits"][0];
+  EXPECT_EQ(bits["axes"].size(), 15u);
+  EXPECT_TRUE(bits["sensitivity"]["proves"]);
+  EXPECT_EQ(entry["plugin"].template get<std::string>().size(), 16u);
+}
+
+TEST(Certificate, OfABrokenCandidateIsNotWritten) {
+  const ProcessResult result =
+      run_program(fmt::format("certify {} --candidate split_k_by_rows --plugin {}/split_k_by_rows.so --out {}", kSmall,
+                              CHECKOP_TEST_PLUGIN_DIR, path("none.json")));
+  expect_exit(result, 1, "No certificate");
+  EXPECT_NE(result.text.find("depend on the number of rows"), std::string::npos) << result.text;
+  EXPECT_EQ(text_of(path("none.json")), "");
+}
+
+TEST(Certificate, TwoCandidatesAreComparedByTheirDigests) {
+  certify(kSmall + "--candidate native", "native.json");
+  certify(fmt::format("{} --candidate perfect --plugin {}/perfect.so", kSmall, CHECKOP_TEST_PLUGIN_DIR),
+          "perfect.json");
+  expect_exit(run_program(fmt::format("verify {} {}", path("native.json"), path("perfect.json"))), 1,
+              "DIFFERS: matmul/forward matmul-fp32-1x40x64x16: output c has other bits");
+  expect_exit(run_program(fmt::format("verify {0} {0}", path("native.json"))), 0, "All of the 1 outputs");
+}
+
+TEST(Certificate, OtherDataAreNoComparison) {
+  certify(kSmall + "--candidate native", "data.json");
+  certify(kSmall + "--candidate native --seed 7", "other.json");
+  expect_exit(run_program(fmt::format("verify {} {}", path("data.json"), path("other.json"))), 1, "only in the first");
+}
+
+TEST(Certificate, IsOfOneCandidate) {
+  expect_exit(run_program(fmt::format("certify {} --candidate native,perfect --plugin {}/perfect.so --out {}", kSmall,
+                                      CHECKOP_TEST_PLUGIN_DIR, path("two.json"))),
+              2, "a certificate is of one candidate");
+}
+
+TEST(Intervals, JoinNeighbours) {
+  EXPECT_EQ(intervals({40, 2, 1, 3, 2, 15, 16}), "1-3, 15-16, 40");
+  EXPECT_EQ(intervals({}), "");
+}
+
+}  // namespace
+}  // namespace checkop
