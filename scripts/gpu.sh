@@ -7,6 +7,9 @@
 #   scripts/gpu.sh DIR sanitize    compute-sanitizer only
 #   scripts/gpu.sh DIR bench       timings of the memory-bound operators; not part of everything: nothing else may run
 #                                  on the card meanwhile
+#   scripts/gpu.sh DIR invariance  what the number of rows and the other axes do to bits: DIR/invariance.json for
+#                                  scripts/invariance_table.py, DIR/certificates of the candidates `cuda`; not part of
+#                                  everything
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are.
@@ -17,8 +20,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|invariance)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|invariance]" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -215,9 +218,43 @@ run_bench() {
   bench rope 300 --batch 2 --heads 32 --seq 4096 --head-dim 128
 }
 
-[[ $stage == sanitize || $stage == bench ]] || run_checks
-[[ $stage == judge || $stage == bench ]] || run_sanitizers
-[[ $stage != bench ]] || run_bench
+# certify OP LIMIT_S: a certificate of the candidate `cuda` in sizes of use
+certify() {
+  local op=$1 limit=$2 rc=0 start=$SECONDS
+  local file=$out/certificates/$op-cuda.json
+  rm -f "$file"
+  timeout --kill-after=10 "$limit" "$tool" certify --op "$op" --candidate cuda --device cuda --suite ci --out "$file" \
+    >"$out/certificates/$op-cuda.log" 2>&1 || rc=$?
+  ((rc <= 1)) || trouble=1
+  ((rc == 0)) || tail -n 5 "$out/certificates/$op-cuda.log"
+  row "certificate-$op" "$(meaning "$rc")" $((SECONDS - start)) "certificates/$op-cuda.json"
+}
+
+# bits NAME LIMIT_S ARGUMENTS...: as judge, into DIR/NAME.json: its passes are no passes of accuracy
+bits() {
+  judge "$@" --check invariance,determinism
+  [[ ! -s $out/report-$1.json ]] || mv "$out/report-$1.json" "$out/$1.json"
+}
+
+run_invariance() {
+  bits invariance 600 --suite invariance --candidate cublas,cublas-invariant,cuda,cuda-sm90
+  bits invariance-products 300 --op matmul,det_gemm --candidate cublas,cublas-invariant --dtype bf16 --batch 4 --seq 128 \
+    --k-dim 4096 --n-dim 1024 --check-grad
+  bits invariance-lm_head 300 --op lm_head --candidate cublas,cublas-invariant --dtype bf16 --batch 4 --seq 64 \
+    --hidden 2048 --vocab 32064 --check-grad
+  mkdir -p "$out/certificates"
+  local file
+  for file in kernels/*/cuda.cu; do certify "$(basename "$(dirname "$file")")" 300; done
+}
+
+case $stage in
+  bench) run_bench ;;
+  invariance) run_invariance ;;
+  *)
+    [[ $stage == sanitize ]] || run_checks
+    [[ $stage == judge ]] || run_sanitizers
+    ;;
+esac
 printf '\n'
 cat "$rows"/* | tee "$out/table-$stage.txt"
 [[ ! -e $rows/.trouble ]]
