@@ -126,7 +126,8 @@ int tell_differences(const Differences& found) {
     fmt::print("Nothing was compared (exit code 3).\n");
     return 3;
   }
-  fmt::print("{} of the {} outputs have the same bits.\n", found.bits.empty() ? "All" : "Not all", found.compared);
+  fmt::print("{} output{} compared: {}.\n", found.compared, found.compared == 1 ? "" : "s",
+             found.bits.empty() ? "the same bits" : "not the same");
   return found.bits.empty() ? 0 : 1;
 }
 
