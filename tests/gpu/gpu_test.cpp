@@ -2,6 +2,7 @@
 // What a GPU does wrong, seen through the whole program. Needs a CUDA device: run by scripts/gpu.sh, not by CI.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "process.hpp"
@@ -39,6 +40,65 @@ TEST(Gpu, EndlessKernelEndsAtTheTimeLimitAndTheNextOneIsUnharmed) {
 }
 
 TEST(Gpu, WorkOnAnotherStreamIsWaitedFor) { expect_exit(run("side_stream"), 0, "1 pass"); }
+
+// --- axes that only a GPU has, and cuBLAS
+
+/// The report of a check of all axes.
+nlohmann::json bits_of(const std::string& flags, int code) {
+  const ProcessResult result =
+      run_program(fmt::format("--op matmul --device cuda {} --check invariance,determinism --json", flags));
+  EXPECT_EQ(result.code, code) << result.text;
+  return nlohmann::json::parse(result.text, nullptr, /*allow_exceptions=*/false);
+}
+
+nlohmann::json axes_of(const std::string& candidate, int code) {
+  const nlohmann::json report =
+      bits_of(fmt::format("--dtype fp32 --batch 2 --seq 40 --k-dim 256 --n-dim 64 --candidate {} --plugin "
+                          "{}/gpu_axis_faults.so",
+                          candidate, CHECKOP_TEST_PLUGIN_DIR),
+              code);
+  nlohmann::json axes;
+  for (const auto& axis : report["candidates"][0]["cases"][0]["bit_checks"][0]["axes"]) {
+    axes[axis["axis"].get<std::string>()] = axis;
+  }
+  return axes;
+}
+
+TEST(GpuAxes, AllAreRunAndTheControlIsCaught) {
+  const nlohmann::json axes = axes_of("steady", 0);
+  ASSERT_EQ(axes.size(), 15u);
+  for (const auto& [name, axis] : axes.items()) {
+    EXPECT_EQ(axis["different"], 0) << name;
+    EXPECT_TRUE(axis["unsupported"] == 0 || name == "row_stride") << name << axis["why_unsupported"];
+  }
+}
+
+TEST(GpuAxes, ContentionFindsAKernelThatNeedsEveryMultiprocessor) {
+  const nlohmann::json axes = axes_of("needs_every_multiprocessor", 1);
+  EXPECT_GT(axes["contention"]["different"], 0);
+  EXPECT_EQ(axes["repetition"]["different"], 0);
+}
+
+TEST(GpuAxes, ReplayFindsAKernelThatDiffersInAGraph) {
+  const nlohmann::json axes = axes_of("differs_in_a_graph", 1);
+  EXPECT_GT(axes["graph"]["different"], 0);
+  EXPECT_EQ(axes["repetition"]["different"], 0);
+}
+
+TEST(GpuAxes, WhatCannotBeRecordedIsUnsupportedWithTheReason) {
+  const nlohmann::json axes = axes_of("waits_on_the_host", 0);
+  EXPECT_EQ(axes["graph"]["unsupported"], axes["graph"]["contexts"]);
+  EXPECT_NE(axes["graph"]["why_unsupported"].get<std::string>().find("can't be recorded"), std::string::npos);
+  EXPECT_EQ(axes["contention"]["unsupported"], 0);
+}
+
+// 1024 columns are few tiles: the default heuristics split k for few rows.
+TEST(GpuAxes, CublasDependsOnTheRowsAndCublasInvariantDoesNot) {
+  const std::string sizes = "--dtype bf16 --batch 1 --seq 512 --k-dim 4096 --n-dim 1024 --candidate ";
+  const nlohmann::json with_default = bits_of(sizes + "cublas", 1), invariant = bits_of(sizes + "cublas-invariant", 0);
+  EXPECT_EQ(with_default["candidates"][0]["cases"][0]["kind"], "invariance");
+  EXPECT_EQ(invariant["candidates"][0]["cases"][0]["verdict"], "pass");
+}
 
 TEST(Gpu, ArchKeyOfAnotherDeviceIsRefused) {
   expect_exit(run("honest", "--arch-key sm70"), 2, "is not the architecture of");
