@@ -223,7 +223,7 @@ certify() {
   local op=$1 limit=$2 rc=0 start=$SECONDS
   local file=$out/certificates/$op-cuda.json
   rm -f "$file"
-  timeout --kill-after=10 "$limit" "$tool" certify --op "$op" --candidate cuda --device cuda --suite ci --out "$file" \
+  timeout --kill-after=10 "$limit" "$tool" certify --op "$op" --candidate cuda --device cuda --suite ci --dtype bf16 --out "$file" \
     >"$out/certificates/$op-cuda.log" 2>&1 || rc=$?
   ((rc <= 1)) || trouble=1
   ((rc == 0)) || tail -n 5 "$out/certificates/$op-cuda.log"
