@@ -39,7 +39,7 @@ stage() {  # stage NAME COMMAND...: runs the command, remembers its time, ends t
 }
 
 check_format() {
-  find src reference kernels tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' |
+  find src reference kernels sdk tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' |
     sort | xargs clang-format-14 --dry-run -Werror
 }
 

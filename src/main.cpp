@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
         return bench_command(*options);
       case Command::mutate:
         return mutate_command(*options);
+      case Command::init:
+        return init_command(*options);
       case Command::list:
         return list_command(*options);
       case Command::show:

@@ -171,6 +171,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* mutate =
       app.add_subcommand("mutate", "try a contract: right computations and wrong ones, without a device");
   add_mutate_options(*mutate, options.run, options.mutate);
+  CLI::App* init = app.add_subcommand("init", "write a plugin project that builds and passes");
+  add_init_options(*init, options.init);
   CLI::App* list = app.add_subcommand("list", "operators, their passes and candidates");
   list->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   CLI::App* show = app.add_subcommand("show", "an operator: formula, tensors, attributes, candidates");
@@ -205,6 +207,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
       "  check_operator --op all --dtype fp32,bf16,fp16 --check-grad --json report.json\n"
       "  check_operator bench --op logp --candidate native,mine --plugin ./mine.so --device cpu --baseline native\n"
+      "  check_operator init my_op my_op_project\n"
       "  check_operator mutate --op logp --contract mine.json\n"
       "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
       "  check_operator report diff main.json mine.json\n"
@@ -228,6 +231,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   if (bench->parsed()) options.command = Command::bench;
   if (mutate->parsed()) options.command = Command::mutate;
+  if (init->parsed()) options.command = Command::init;
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
   if (explain->parsed()) options.command = Command::explain;

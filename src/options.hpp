@@ -84,10 +84,17 @@ struct CertificateOptions {
   std::vector<std::string> files;  ///< of verify: one, to be seen again, or two
 };
 
+/// Of `check_operator init`.
+struct InitOptions {
+  std::string name, folder, op = "rms_norm";
+  std::string device;  ///< "cpu" or "cuda"; empty: as the program was built
+};
+
 enum class Command : uint8_t {
   run,
   bench,
   mutate,
+  init,
   list,
   show,
   explain,
@@ -108,6 +115,7 @@ struct Options {
   MutateOptions mutate;
   ReportOptions report;
   CertificateOptions certificate;
+  InitOptions init;
   std::string completion;              ///< a script for a shell
   bool diff_mutants = false;           ///< of contract diff
   std::vector<std::string> contracts;  ///< of lint any number, of diff two

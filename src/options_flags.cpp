@@ -287,6 +287,17 @@ void add_report_diff_options(CLI::App& app, ReportOptions& report) {
   app.add_option("--markdown", report.diff_markdown, "the difference in Markdown")->type_name("FILE");
 }
 
+void add_init_options(CLI::App& app, InitOptions& init) {
+  app.add_option("name", init.name, "of the candidate")->required();
+  app.add_option("folder", init.folder, "of the project: empty, or not there yet")->required()->type_name("DIR");
+  app.add_option("--op", init.op, "the operator")->capture_default_str();
+  auto* cpu = app.add_flag_callback(
+      "--cpu", [&init] { init.device = "cpu"; }, "a kernel for the CPU, in C++");
+  app.add_flag_callback(
+         "--cuda", [&init] { init.device = "cuda"; }, "a CUDA kernel: the default where this program knows CUDA")
+      ->excludes(cpu);
+}
+
 void add_explain_options(CLI::App& app, RunOptions& run) {
   add_case_options(app, run);
   app.add_option("--candidate", run.candidates, "by name: whose overlays apply")->expected(1)->type_name("NAME");

@@ -19,6 +19,8 @@ void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 void add_report_options(CLI::App& app, ReportOptions& report);
 void add_report_diff_options(CLI::App& app, ReportOptions& report);
 
+void add_init_options(CLI::App& app, InitOptions& init);
+
 // Of `contract`.
 void add_explain_options(CLI::App& app, RunOptions& run);
 void add_lint_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts);

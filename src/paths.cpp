@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "error.hpp"
+#include "version.hpp"
 
 namespace checkop {
 
@@ -24,12 +25,26 @@ std::string short_path(const std::string& path) {
 
 std::string find_shipped(const std::string& relative) {
   const fs::path here = executable_folder();
-  for (const fs::path& folder : {here, here / "../..", here / "../share/check_operator", fs::path()}) {
+  // An installation first: two folders above its program is no source tree of ours.
+  for (const fs::path& folder : {here / kSharedFiles, here, here / "../..", fs::path()}) {
     const fs::path path = folder / relative;
     std::error_code error;
     if (fs::exists(path, error)) return short_path(path.string());
   }
-  throw InputError(relative, "is neither in the working directory nor beside the program", "run from the source tree");
+  throw InputError(relative, "is neither in the working directory nor beside the program",
+                   "install it again, or run from the source tree");
+}
+
+std::string installed_prefix() {
+  const fs::path here = executable_folder();
+  std::error_code error;
+  return fs::exists(here / kSharedFiles, error) ? (here / kPrefix).lexically_normal().parent_path().string() : "";
+}
+
+std::string shipped_kernels() {
+  const fs::path here = executable_folder(), installed = here / kInstalledKernels;
+  std::error_code error;
+  return (fs::exists(installed, error) ? installed : here / "kernels").lexically_normal().string();
 }
 
 }  // namespace checkop

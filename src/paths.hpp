@@ -13,9 +13,16 @@ std::string executable_folder();
 /// show.
 std::string short_path(const std::string& path);
 
-/// Finds a file or folder that comes with the program, such as "contracts/default.json": beside the executable, in the
-/// source tree above a build folder, in share/check_operator of an installation, at last in the working directory.
+/// Finds a file or folder that comes with the program, such as "contracts/default.json": in share/check_operator of the
+/// installation that the executable is part of, beside the executable, in the source tree above a build folder, at last
+/// in the working directory.
 /// As short_path gives it. Throws InputError when it is nowhere.
 std::string find_shipped(const std::string& relative);
+
+/// Where the running executable is installed; "" when it runs from a build folder.
+std::string installed_prefix();
+
+/// The folder with a folder of plugins for each operator: of the installation, or beside the executable.
+std::string shipped_kernels();
 
 }  // namespace checkop

@@ -164,9 +164,8 @@ std::vector<Candidate> load_plugins(const std::vector<std::string>& paths) {
 
 std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops) {
   std::error_code error;
-  const fs::path folder = fs::path(executable_folder()) / "kernels";
   std::vector<std::string> paths;
-  for (const fs::directory_entry& op : fs::directory_iterator(folder, error)) {
+  for (const fs::directory_entry& op : fs::directory_iterator(shipped_kernels(), error)) {
     const bool wanted = ops.empty() || std::find(ops.begin(), ops.end(), op.path().filename().string()) != ops.end();
     if (!wanted || !op.is_directory()) continue;
     for (const fs::directory_entry& file : fs::directory_iterator(op.path(), error)) {

@@ -24,7 +24,7 @@ std::vector<Candidate> load_plugin(const std::string& path);
 /// Loads every path; throws InputError when two plugins bring the same candidate for the same operator and pass.
 std::vector<Candidate> load_plugins(const std::vector<std::string>& paths);
 
-/// kernels/<op>/*.so beside the executable for the given operators (all when empty), sorted.
+/// <op>/*.so below shipped_kernels() for the given operators (all when empty), sorted.
 std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops);
 
 /// Whether `name` can be a candidate's: it stands in flags, globs and file names.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# add_kernel(kernels/<op>/<candidate>.cu|.cpp): one plugin, built to <build>/kernels/<op>/<candidate>.so. A candidate has
-# hyphens where its file has underscores: cuda_sm90.cu makes cuda-sm90.so.
+# add_kernel(kernels/<op>/<candidate>.cu|.cpp): one plugin, built to <build>/kernels/<op>/<candidate>.so and installed.
+# A candidate has hyphens where its file has underscores: cuda_sm90.cu makes cuda-sm90.so.
 function(add_kernel path)
   get_filename_component(candidate ${path} NAME_WE)
   get_filename_component(folder ${path} DIRECTORY)
@@ -26,5 +26,6 @@ function(add_kernel path)
       target_link_libraries(${target} PRIVATE CUDA::cublas CUDA::cublasLt)
     endif()
   endif()
+  install(TARGETS ${target} LIBRARY DESTINATION ${CHECK_OPERATOR_KERNELS}/${op})
   add_dependencies(kernels ${target})
 endfunction()

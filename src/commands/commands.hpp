@@ -12,6 +12,7 @@ int bench_command(const Options& options);
 int mutate_command(const Options& options);
 int certify_command(const Options& options);
 int verify_command(const Options& options);
+int init_command(const Options& options);
 int list_command(const Options& options);
 int show_command(const Options& options);
 int explain_command(const Options& options);

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# What an installation holds, and where. The program finds its files relative to itself, so that the prefix can be moved.
+include(GNUInstallDirs)
+set(CHECK_OPERATOR_SHARE ${CMAKE_INSTALL_DATADIR}/check_operator)
+set(CHECK_OPERATOR_KERNELS lib/check_operator/kernels)  # not for other programs, so without the part for the machine
+set(CHECK_OPERATOR_PACKAGE ${CMAKE_INSTALL_LIBDIR}/cmake/check_operator)
+foreach(folder SHARE KERNELS)
+  file(RELATIVE_PATH CHECK_OPERATOR_${folder}_FROM_BIN /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CHECK_OPERATOR_${folder}})
+endforeach()
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # the CUDA Toolkit's folder, which no system looks into by itself
+file(RELATIVE_PATH CHECK_OPERATOR_PREFIX_FROM_BIN /prefix/${CMAKE_INSTALL_BINDIR} /prefix)
+
+# install_check_operator(): rules for all but the plugins, which add_kernel() installs.
+function(install_check_operator)
+  install(TARGETS check_operator RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(DIRECTORY contracts cases DESTINATION ${CHECK_OPERATOR_SHARE} FILES_MATCHING PATTERN "*.json")
+  install(DIRECTORY sdk/init DESTINATION ${CHECK_OPERATOR_SHARE}/sdk)
+  install(FILES src/check_operator.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+  include(CMakePackageConfigHelpers)
+  set(PACKAGE_PROGRAM ${CMAKE_INSTALL_BINDIR}/check_operator)
+  set(PACKAGE_INCLUDE ${CMAKE_INSTALL_INCLUDEDIR})
+  configure_package_config_file(sdk/cmake/check_operatorConfig.cmake.in ${PROJECT_BINARY_DIR}/package/check_operatorConfig.cmake
+                                INSTALL_DESTINATION ${CHECK_OPERATOR_PACKAGE} PATH_VARS PACKAGE_PROGRAM PACKAGE_INCLUDE
+                                NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/check_operatorConfigVersion.cmake
+                                   COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/package/check_operatorConfig.cmake
+                ${PROJECT_BINARY_DIR}/package/check_operatorConfigVersion.cmake
+                sdk/cmake/check_operatorFunctions.cmake sdk/cmake/check_operatorTests.cmake
+          DESTINATION ${CHECK_OPERATOR_PACKAGE})
+endfunction()

@@ -1,0 +1,79 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The installed program as a new user meets it: from any folder, after the prefix was moved, and with a project of its own.
+# Usage: install_test.sh moved|init BUILD_FOLDER SCRATCH_FOLDER [CXX_FLAGS]
+set -euo pipefail
+what=$1 build=$(readlink -f "$2") scratch=$3 flags=${4:-}
+rm -rf "$scratch"
+mkdir -p "$scratch/empty"
+scratch=$(readlink -f "$scratch")
+cd "$scratch/empty"
+
+fail() { echo "install_test.sh: $*" >&2; exit 1; }
+
+# expect CODE TEXT COMMAND...: the command's exit code, and a fixed string in what it prints, wherever lines are broken.
+expect() {
+  local wanted=$1 text=$2 code=0
+  shift 2
+  "$@" >"$scratch/log" 2>&1 || code=$?
+  [[ $code == "$wanted" ]] || { cat "$scratch/log"; fail "exit code $code, expected $wanted: $*"; }
+  tr -s ' \n' ' ' <"$scratch/log" | grep -F -- "$text" >/dev/null || { cat "$scratch/log"; fail "'$text' is not in the output of $*"; }
+}
+
+cmake --install "$build" --prefix "$scratch/first" >/dev/null
+mv "$scratch/first" "$scratch/prefix"
+prefix=$scratch/prefix tool=$scratch/prefix/bin/check_operator
+
+case $what in
+  moved)
+    # Every shipped file comes from the prefix: cases, contract, plugins.
+    expect 0 "contract $prefix/share/check_operator/contracts/default.json" \
+      "$tool" --suite smoke --op silu --candidate native --device cpu --json report.json
+    grep -q "\"$prefix/lib/check_operator/kernels/silu/native.so\"" report.json || fail "not the prefix's plugin"
+    expect 0 "qwen3-8b" "$tool" list
+    ln -s "$tool" linked
+    expect 0 "1 pass" ./linked --op logp --candidate native --device cpu --batch 1 --seq 2 --vocab 17
+    # A source tree two folders above the program, and one in the working folder, are not the installation's.
+    mkdir -p "$scratch/contracts" contracts
+    echo '{' | tee "$scratch/contracts/default.json" >contracts/default.json
+    expect 0 "contract $prefix/share/check_operator/contracts/default.json" \
+      "$tool" --op logp --candidate native --device cpu --batch 1 --seq 2 --vocab 17
+    [[ -s $prefix/include/check_operator.h && -s $prefix/share/doc/check_operator/README.md ]] || fail "no header or no README"
+    ;;
+  init)
+    expect 0 "candidate 'my_op' for rms_norm" "$tool" init my_op project --cpu
+    cd project
+    expect 0 "" cmake -B build -DCMAKE_BUILD_TYPE=Release "-DCMAKE_PREFIX_PATH=$prefix" "-DCMAKE_CXX_FLAGS=$flags"
+    expect 0 "my_op" cmake --build build
+    checks=(ctest --test-dir build --no-tests=error --output-on-failure)
+    expect 0 "100% tests passed, 0 tests failed out of 2" "${checks[@]}"
+    # The tests do look at the kernel.
+    sed -i 's|static_cast<float>(hidden);|static_cast<float>(hidden + 1);|' my_op.cpp
+    expect 0 "my_op" cmake --build build
+    expect 8 "0% tests passed, 2 tests failed out of 2" "${checks[@]}"
+    grep -qF "out of bound" "$scratch/log" || fail "no numerical failure"
+    # A plugin that is not there is a failed test, not none.
+    rm build/my_op.so
+    expect 8 "my_op.so: no such file" "${checks[@]}"
+    # A test for each case, with flags of its own.
+    cp CMakeLists.txt good.txt
+    sed 's/DEVICE cpu/EACH_CASE ARGUMENTS --dtype fp32/' good.txt >CMakeLists.txt
+    sed -i 's|hidden + 1);|hidden);|' my_op.cpp
+    expect 0 "my_op" cmake --build build
+    expect 0 "my_op/rms_norm/forward/my_op/rms_norm-fp32-2x33x257" "${checks[@]}"
+    grep -qF "0 tests failed out of 9" "$scratch/log" || fail "not one test for each of the 9 cases in fp32"
+    # What can't be registered ends the configuration.
+    sed '/enable_testing/d' good.txt >CMakeLists.txt
+    expect 1 "call enable_testing() first" cmake -B build
+    sed 's/OPERATOR rms_norm/OPERATR rms_norm/' good.txt >CMakeLists.txt
+    expect 1 "no OPERATOR given" cmake -B build
+    sed 's/(my_op CASES/(my_op DEVCE cpu CASES/' good.txt >CMakeLists.txt
+    expect 1 "unknown argument 'DEVCE;cpu'" cmake -B build
+    sed 's/cases.json/none.json/' good.txt >CMakeLists.txt
+    expect 1 "there are no cases at" cmake -B build
+    ;;
+  *)
+    fail "unknown part '$what'"
+    ;;
+esac
+echo "install_test.sh: $what: as expected"
