@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The installed program as a new user meets it: from any folder, after the prefix was moved, and with a project of its own.
-# Usage: install_test.sh moved|init BUILD_FOLDER SCRATCH_FOLDER [CXX_FLAGS]
+# Usage: install_test.sh moved|init|packages BUILD_FOLDER SCRATCH_FOLDER [CXX_FLAGS]
 set -euo pipefail
 what=$1 build=$(readlink -f "$2") scratch=$3 flags=${4:-}
 rm -rf "$scratch"
@@ -71,6 +71,22 @@ case $what in
     expect 1 "unknown argument 'DEVCE;cpu'" cmake -B build
     sed 's/cases.json/none.json/' good.txt >CMakeLists.txt
     expect 1 "there are no cases at" cmake -B build
+    ;;
+  packages)
+    expect 0 "" cpack --config "$build/CPackConfig.cmake" -B "$scratch/packages"
+    mkdir "$scratch/deb" "$scratch/tgz"
+    dpkg-deb -x "$scratch"/packages/check-operator_*.deb "$scratch/deb"
+    tar -xzf "$scratch"/packages/check-operator-*.tar.gz -C "$scratch/tgz" --strip-components=1
+    for prefix in "$scratch/deb/usr" "$scratch/tgz"; do
+      expect 0 "contract $prefix/share/check_operator/contracts/default.json" \
+        "$prefix/bin/check_operator" --suite smoke --op silu --candidate native --device cpu
+      expect 0 "candidate 'my_op' for rms_norm" "$prefix/bin/check_operator" init my_op project --cpu
+      expect 0 "" cmake -S project -B project/build "-DCMAKE_PREFIX_PATH=$prefix"
+      rm -r project
+    done
+    # What it links is what it depends on.
+    expect 0 "libopenblas" dpkg-deb --field "$scratch"/packages/check-operator_*.deb Depends
+    expect 0 "libfmt" dpkg-deb --field "$scratch"/packages/check-operator_*.deb Depends
     ;;
   *)
     fail "unknown part '$what'"
