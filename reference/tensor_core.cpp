@@ -176,7 +176,7 @@ bool fast_block(const Place& place, Accumulators& accumulators) {
   for (size_t j = 0; j < n; ++j) {
     const int exponent = std::max<int>(top[j], kLeast), all_zero = top[j] < kZero / 2;
     misfits += (exponent != top[j] && all_zero == 0) | (exponent > kMost);
-    scale[j] = std::bit_cast<float>((127 + fraction - exponent) << 23);
+    scale[j] = std::bit_cast<float>(static_cast<uint32_t>(127 + fraction - exponent) << 23);
   }
   if (misfits > 0) return false;
   // Two sums: 16 products, each below 2^27, and the accumulator, below 2^26, could be more than an int holds.

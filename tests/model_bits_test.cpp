@@ -324,6 +324,7 @@ TEST(BitsOfModel, ACandidateThatSplitsKIsToldSo) {
   EXPECT_EQ(result.code, 1) << result.text;
   EXPECT_NE(result.text.find("nearest order: split_k 2 (100 % equal)"), std::string::npos) << result.text;
   EXPECT_NE(result.text.find("the model of sm90 has"), std::string::npos) << result.text;
+  EXPECT_NE(result.text.find("of its rows: split_k 2 100 %, "), std::string::npos) << result.text;
   expect_exit(run_program(command("split_k_2", "--arch-key none")), 0, "6 pass");
 }
 
