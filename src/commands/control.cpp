@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "error.hpp"
 #include "inputs.hpp"
 #include "isolate.hpp"
@@ -32,7 +34,8 @@ Judgment judge_control(const std::string& device, const AxisPlan& plan) {
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   std::vector<Tensor> outputs = make_outputs(c);
   const RunChecks checks{false, true, false, plan};
-  Worker worker({{find_shipped(fmt::format("controls/{}/{}.so", kind, kCandidate))}, device});
+  const auto beside = std::filesystem::path(shipped_kernels()).parent_path();
+  Worker worker({{(beside / "controls" / kind / fmt::format("{}.so", kCandidate)).string()}, device});
   const RunResult run = worker.run(std::string(kCandidate), c, inputs, outputs, checks, kLimit);
   return judge(c, run, {}, {Demands()}, checks, /*accuracy=*/false);
 }
