@@ -133,12 +133,12 @@ def check_foreign_includes(path, text, files):
 
 
 def check_cuda_headers(path, text):
-    if path.startswith(("kernels/", "sdk/init/", "tests/gpu/")) or path == "src/device_cuda.cpp":
+    if path.startswith(("kernels/", "sdk/init/", "tests/gpu/")) or path.startswith("src/device_cuda."):
         return
     for number, _, header in includes(text):
         if CUDA_HEADER.match(header):
             yield Finding(path, number, "cuda-header",
-                          f"'{header}' belongs in kernels/, sdk/init/, src/device_cuda.cpp or tests/gpu/ alone")
+                          f"'{header}' belongs in kernels/, sdk/init/, src/device_cuda.* or tests/gpu/ alone")
 
 
 def check_cuda_condition(files):

@@ -78,6 +78,14 @@ class CpuDevice final : public Device {
       copy_bytes(device + at, block, std::min(sizeof(block), bytes - at));
   }
 
+  bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
+    for (size_t k = 0; k < rows.size() && row_bytes > 0; ++k) {
+      if (rows[k] < 0) continue;
+      if (std::memcmp(a + k * row_bytes, b + static_cast<size_t>(rows[k]) * row_bytes, row_bytes) != 0) return false;
+    }
+    return true;
+  }
+
   void synchronize(const std::string&) override {}
 
   size_t cache_bytes() const override {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace checkop {
 
@@ -45,6 +46,10 @@ class Device {
   virtual void download(std::byte* host, const std::byte* device, size_t bytes) = 0;
   /// Fills [device, device + bytes) with repetitions of `pattern_bytes` (1, 2, 4 or 8) low bytes of `pattern`.
   virtual void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) = 0;
+  /// Whether row k of `a` has the bytes of row rows[k] of `b` for every k with rows[k] >= 0, where rows have
+  /// `row_bytes` bytes each. Compared where the memory is.
+  virtual bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes,
+                          const std::vector<int64_t>& rows) = 0;
   /// Waits for all work of the device, whatever its stream, and reports asynchronous errors.
   virtual void synchronize(const std::string& what) = 0;
 

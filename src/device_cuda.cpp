@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA device. The only file in src/ that includes the CUDA runtime. nvcc compiles it: timing and contention take
-// kernels.
+// The CUDA device. Besides device_cuda.cuh the only file in src/ that includes the CUDA runtime. nvcc compiles it.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "device.hpp"
+#include "device_cuda.cuh"
 #include "error.hpp"
 #include "text.hpp"
 
@@ -49,79 +49,11 @@ void check(cudaError_t status, std::string_view doing,
   throw DeviceError(describe(status, doing, at), sticky);
 }
 
-/// Reads n words. The sum is stored where it is `never`, so that the reads are not optimised away.
-__global__ void read_words(const uint4* __restrict__ words, size_t n, unsigned never, unsigned* __restrict__ sum_out) {
-  unsigned sum = 0;
-  const size_t stride = size_t{gridDim.x} * blockDim.x;
-#pragma unroll 4
-  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
-    const uint4 word = words[i];
-    sum += word.x + word.y + word.z + word.w;
-  }
-  if (sum == never) *sum_out = sum;
-}
-
-/// Keeps the stream busy for so many nanoseconds.
-__global__ void wait_ns(uint64_t ns) {
-  uint64_t start, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-  do {
-    __nanosleep(200);
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - start < ns);
-}
-
-/// What host and device tell each other while multiprocessors are held.
-struct Held {
-  unsigned blocks;  ///< that run; written by the device
-  unsigned stop;    ///< not 0: end; written by the host
-};
-
-/// Every block takes a multiprocessor, whose shared memory it has all of, until it is told to end or `most_ns` are
-/// over.
-__global__ void hold_multiprocessor(volatile Held* held, uint64_t most_ns) {
-  uint64_t start, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-  atomicAdd_system(const_cast<unsigned*>(&held->blocks), 1u);
-  do {
-    __nanosleep(500);
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (held->stop == 0 && now - start < most_ns);
-}
-
-struct StreamDelete {
-  using pointer = cudaStream_t;
-  void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
-};
-using Stream = std::unique_ptr<cudaStream_t, StreamDelete>;
-
-struct EventDelete {
-  using pointer = cudaEvent_t;
-  void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
-};
-using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
-
 Event make_event() {
   cudaEvent_t event = nullptr;
   check(cudaEventCreate(&event), "create an event");
   return Event(event);
 }
-
-struct HostDelete {
-  void operator()(Held* held) const noexcept { (void)cudaFreeHost(held); }
-};
-
-struct GraphDelete {
-  using pointer = cudaGraph_t;
-  void operator()(cudaGraph_t graph) const noexcept { (void)cudaGraphDestroy(graph); }
-};
-using Graph = std::unique_ptr<cudaGraph_t, GraphDelete>;
-
-struct GraphExecDelete {
-  using pointer = cudaGraphExec_t;
-  void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
-};
-using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
 
 class CudaDevice final : public Device {
  public:
@@ -191,6 +123,42 @@ class CudaDevice final : public Device {
       filled += next;
     }
     check(cudaStreamSynchronize(stream_.get()), doing);
+  }
+
+  bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
+    if (rows.empty() || row_bytes == 0) return true;
+    const size_t map_bytes = rows.size() * sizeof(int64_t), flag_bytes = sizeof(unsigned long long);
+    if (map_bytes + flag_bytes > compared_bytes_) {
+      compared_.reset();
+      compared_.reset(allocate(map_bytes + flag_bytes, "what rows are compared with"));
+      compared_bytes_ = map_bytes + flag_bytes;
+    }
+    std::byte* const flag = compared_.get() + compared_bytes_ - flag_bytes;  // aligned, as all are words of 8 bytes
+    upload(compared_.get(), reinterpret_cast<const std::byte*>(rows.data()), map_bytes);
+    check(cudaMemsetAsync(flag, 0, flag_bytes, stream_.get()), "compare rows");
+    // The widest words that rows and both addresses are multiples of.
+    const size_t places = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | row_bytes;
+    const auto launch = [&]<typename Word>(Word) {
+      constexpr int kThreads = 256, kBlocksPerMultiprocessor = 8;  // all threads that a multiprocessor holds
+      const auto most = static_cast<size_t>(properties_.multiProcessorCount * kBlocksPerMultiprocessor);
+      count_different<<<static_cast<unsigned>(std::min(rows.size(), most)), kThreads, 0, stream_.get()>>>(
+          reinterpret_cast<const Word*>(a), reinterpret_cast<const Word*>(b), row_bytes / sizeof(Word),
+          reinterpret_cast<const int64_t*>(compared_.get()), static_cast<int64_t>(rows.size()),
+          reinterpret_cast<unsigned long long*>(flag));
+    };
+    if (places % sizeof(uint64_t) == 0) {
+      launch(uint64_t{});
+    } else if (places % sizeof(uint32_t) == 0) {
+      launch(uint32_t{});
+    } else if (places % sizeof(uint16_t) == 0) {
+      launch(uint16_t{});
+    } else {
+      launch(uint8_t{});
+    }
+    check(cudaGetLastError(), "compare rows");
+    unsigned long long different = 0;
+    download(reinterpret_cast<std::byte*>(&different), flag, flag_bytes);
+    return different == 0;
   }
 
   void synchronize(const std::string& what) override {
@@ -328,6 +296,8 @@ class CudaDevice final : public Device {
   Stream stream_, other_stream_;
   std::unique_ptr<Held, HostDelete> held_;  ///< of run_contended()
   Event start_, stop_;
+  std::unique_ptr<std::byte, MemoryDelete> compared_;  ///< what rows_equal() takes: rows, and a count behind them
+  size_t compared_bytes_ = 0;
   std::unique_ptr<std::byte, MemoryDelete> flushed_;  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;
 };

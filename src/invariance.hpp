@@ -61,6 +61,9 @@ double cost_of(const Case& c, const DeviceInfo& device, const Context& context);
 /// The case that a context launches.
 Case context_case(const Case& c, const Context& context);
 
+/// Rows that `context` compares: row 0 does not count for axes of rows.
+int64_t rows_that_count(const Context& context);
+
 /// Elements of an output that `context` compares, row 0 of axes of rows not counted; 0 where it says nothing of it.
 int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context);
 

@@ -25,14 +25,18 @@ double cost_of(const Case& c, const DeviceInfo& device, const Context& context) 
   return bytes(context_case(c, context)) / std::max(small, bytes(c));
 }
 
+int64_t rows_that_count(const Context& context) {
+  const bool counts_first = !is_of_rows(context.axis);
+  const auto counts = [&](int64_t row) { return row > 0 || (row == 0 && counts_first); };
+  return std::count_if(context.rows.begin(), context.rows.end(), counts);
+}
+
 int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context) {
   if (!is_present(c, output)) return 0;
   const int64_t times = std::max(1, context.launches - 1);
   const MatrixView view = matrix_view(*c.op, output, shape_of(c, output));
   if (!is_per_row(*c.op, output)) return context.sums ? times * view.rows * view.columns : 0;
-  const bool counts_first = !is_of_rows(context.axis);
-  const auto counts = [&](int64_t row) { return row > 0 || (row == 0 && counts_first); };
-  return times * view.columns * std::count_if(context.rows.begin(), context.rows.end(), counts);
+  return times * view.columns * rows_that_count(context);
 }
 
 }  // namespace checkop

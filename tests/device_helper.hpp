@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "device.hpp"
 
@@ -23,6 +24,9 @@ class DelegatingDevice : public Device {
   }
   void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
     cpu_->fill(device, pattern, width, bytes);
+  }
+  bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
+    return cpu_->rows_equal(a, b, row_bytes, rows);
   }
   void synchronize(const std::string& what) override { cpu_->synchronize(what); }
   size_t cache_bytes() const override { return cpu_->cache_bytes(); }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "rows_equal_helper.hpp"
 
 namespace checkop {
 namespace {
@@ -46,6 +47,8 @@ TEST(CpuDevice, DownloadReturnsWhatWasUploaded) {
   device->free(memory);
   EXPECT_STREQ(back, text);
 }
+
+TEST(CpuDevice, RowsEqualTellsOneByte) { expect_rows_equal_tells(*open_cpu_device()); }
 
 TEST(CpuDevice, ImpossibleAllocationNamesWhatItWasFor) {
   const auto device = open_cpu_device();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "process.hpp"
+#include "rows_equal_helper.hpp"
 
 namespace checkop {
 namespace {
@@ -40,6 +41,8 @@ TEST(Gpu, EndlessKernelEndsAtTheTimeLimitAndTheNextOneIsUnharmed) {
 }
 
 TEST(Gpu, WorkOnAnotherStreamIsWaitedFor) { expect_exit(run("side_stream"), 0, "1 pass"); }
+
+TEST(Gpu, RowsEqualTellsOneByte) { expect_rows_equal_tells(*open_cuda_device(0)); }
 
 // --- axes that only a GPU has, and cuBLAS
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of the CUDA device itself, and owners of what it gets from the runtime.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace checkop {
+
+/// Reads n words. The sum is stored where it is `never`, so that the reads are not optimised away.
+static __global__ void read_words(const uint4* __restrict__ words, size_t n, unsigned never,
+                                  unsigned* __restrict__ sum_out) {
+  unsigned sum = 0;
+  const size_t stride = size_t{gridDim.x} * blockDim.x;
+#pragma unroll 4
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
+    const uint4 word = words[i];
+    sum += word.x + word.y + word.z + word.w;
+  }
+  if (sum == never) *sum_out = sum;
+}
+
+/// Keeps the stream busy for so many nanoseconds.
+static __global__ void wait_ns(uint64_t ns) {
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  do {
+    __nanosleep(200);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - start < ns);
+}
+
+/// Counts the words of n rows of `a` that differ from those of row rows[k] of `b`; a block takes a row at a time.
+template <typename Word>
+static __global__ void count_different(const Word* __restrict__ a, const Word* __restrict__ b, size_t words,
+                                       const int64_t* __restrict__ rows, int64_t n,
+                                       unsigned long long* __restrict__ different) {
+  unsigned long long own = 0;
+  for (int64_t k = blockIdx.x; k < n; k += gridDim.x) {
+    if (rows[k] < 0) continue;
+    const Word* const left = a + static_cast<size_t>(k) * words;
+    const Word* const right = b + static_cast<size_t>(rows[k]) * words;
+    for (size_t i = threadIdx.x; i < words; i += blockDim.x) own += left[i] != right[i] ? 1 : 0;
+  }
+  if (own > 0) atomicAdd(different, own);  // order-free: an integer sum
+}
+
+/// What host and device tell each other while multiprocessors are held.
+struct Held {
+  unsigned blocks;  ///< that run; written by the device
+  unsigned stop;    ///< not 0: end; written by the host
+};
+
+/// Every block takes a multiprocessor, whose shared memory it has all of, until it is told to end or `most_ns` are
+/// over.
+static __global__ void hold_multiprocessor(volatile Held* held, uint64_t most_ns) {
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  atomicAdd_system(const_cast<unsigned*>(&held->blocks), 1u);
+  do {
+    __nanosleep(500);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (held->stop == 0 && now - start < most_ns);
+}
+
+struct StreamDelete {
+  using pointer = cudaStream_t;
+  void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
+};
+using Stream = std::unique_ptr<cudaStream_t, StreamDelete>;
+
+struct EventDelete {
+  using pointer = cudaEvent_t;
+  void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
+
+struct HostDelete {
+  void operator()(Held* held) const noexcept { (void)cudaFreeHost(held); }
+};
+
+struct GraphDelete {
+  using pointer = cudaGraph_t;
+  void operator()(cudaGraph_t graph) const noexcept { (void)cudaGraphDestroy(graph); }
+};
+using Graph = std::unique_ptr<cudaGraph_t, GraphDelete>;
+
+struct GraphExecDelete {
+  using pointer = cudaGraphExec_t;
+  void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
+};
+using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
+
+}  // namespace checkop
