@@ -64,8 +64,6 @@ const Kind kKinds[] = {
     {"cancelling",
      [](Draw& d) { return d.encoded(std::ldexp(1 + d.below(4) * 0.25, d.below(3) - 1) * (1 - 2 * d.below(2))); },
      [](Draw& d) { return static_cast<float>(d.below(64) - 32) / 4; }},
-    {"sums below the least number", [](Draw& d) { return d.with_exponent(d.bf16() ? 46 + d.below(8) : 0); },
-     [](Draw& d) { return d.below(2) != 0 ? 0.0f : std::bit_cast<float>(d.sign() << 16 | d.below(3)); }},
     {"zeros of both signs", [](Draw& d) { return static_cast<uint16_t>(d.sign()); },
      [](Draw& d) {
        return d.below(3) == 0 ? -0.0f : d.below(2) != 0 ? d.subnormal() : static_cast<float>(d.normal());
