@@ -27,7 +27,7 @@ LAYERS = (
     ("verdict",),
     ("report certificate", "mutation"),
     ("options",),
-    ("commands main",),
+    ("commands main gtest",),
 )
 # What may be included against the layers, and why.
 LAYER_EXCEPTIONS = {}

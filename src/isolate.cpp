@@ -25,6 +25,7 @@
 #include "error.hpp"
 #include "interruption.hpp"
 #include "isolate_child.hpp"
+#include "isolate_local.hpp"
 #include "text.hpp"
 #include "wire.hpp"
 
@@ -39,7 +40,14 @@ constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kDeathLimit{20};
 
+/// Of this program; see Isolation.
+bool isolates = true;
+
 }  // namespace
+
+Isolation::Isolation(bool on) : before_(isolates) { isolates = on; }
+
+Isolation::~Isolation() { isolates = before_; }
 
 /// A live child. Its destruction ends it and everything it started.
 struct Worker::Process {
@@ -89,7 +97,12 @@ Worker::Worker(WorkerConfig config) : config_(std::move(config)) {
     folder_ = std::make_unique<TempFolder>();
     config_.external->folder = folder_->path();
   }
-  start();
+  if (isolates || config_.external) {  // a process by its nature
+    start();
+  } else {
+    local_ = std::make_unique<LocalWorker>(config_);
+    info_ = local_->info();
+  }
 }
 
 Worker::~Worker() = default;
@@ -269,6 +282,7 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
 
 RunResult Worker::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                       std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
+  if (local_) return local_->run(index_of(candidate, c), c, inputs, outputs, checks);
   std::vector<int> descriptors;
   json request{{"candidate", index_of(candidate, c)},
                {"case", encode(c)},
@@ -293,6 +307,7 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
                           const BenchPlan& plan, std::chrono::seconds limit) {
   std::vector<size_t> indices;
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
+  if (local_) return local_->bench(indices, c, inputs, plan);
   std::vector<int> descriptors;
   json request{
       {"candidates", indices}, {"case", encode(c)}, {"inputs", encode(inputs, descriptors)}, {"bench", encode(plan)}};

@@ -31,6 +31,22 @@ struct WorkerInfo {
   std::optional<DeviceInfo> device;   ///< absent when the config names no usable device
 };
 
+/// Whether workers are processes of their own; they are unless one of these says otherwise while it lives. Without, a
+/// worker is this process: a debugger sees the candidate, and a process that has used CUDA, which its child could not,
+/// can be asked. A crash is the end then, and there is no time limit.
+class Isolation {
+ public:
+  explicit Isolation(bool on);
+  ~Isolation();
+  Isolation(const Isolation&) = delete;
+  Isolation& operator=(const Isolation&) = delete;
+
+ private:
+  bool before_;
+};
+
+class LocalWorker;  // in isolate_local.hpp
+
 /// A child process that loads plugins and runs cases. Killed when destroyed.
 class Worker {
  public:
@@ -65,6 +81,7 @@ class Worker {
   WorkerInfo info_;
   std::unique_ptr<TempFolder> folder_;  ///< of an external process; outlives it
   std::unique_ptr<Process> process_;
+  std::unique_ptr<LocalWorker> local_;  ///< in place of the process
 };
 
 }  // namespace checkop

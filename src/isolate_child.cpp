@@ -50,21 +50,6 @@ void detach_from_parent(int socket, pid_t parent) {
   close_range(kChildSocket + 1, ~0u, 0);
 }
 
-std::unique_ptr<Device> open_device(const std::string& name) {
-  if (name == "cpu") return open_cpu_device();
-  int index = 0;
-  if (name != "cuda") {
-    const std::string_view prefix = "cuda:";
-    const char* end = name.data() + name.size();
-    const char* digits = name.data() + std::min(prefix.size(), name.size());
-    const auto [rest, error] = std::from_chars(digits, end, index);
-    if (!name.starts_with(prefix) || error != std::errc{} || rest != end || index < 0) {
-      throw InputError("--device", fmt::format("unknown device '{}'", name), "use cpu, cuda or cuda:N");
-    }
-  }
-  return open_cuda_device(index);
-}
-
 json hello(const std::vector<Candidate>& candidates, const Device& device, bool count_cuda_devices) {
   json list = json::array();
   for (const Candidate& candidate : candidates) {
@@ -115,6 +100,21 @@ void serve(Device& device, const std::vector<Candidate>& candidates) {
 }
 
 }  // namespace
+
+std::unique_ptr<Device> open_device(const std::string& name) {
+  if (name == "cpu") return open_cpu_device();
+  int index = 0;
+  if (name != "cuda") {
+    const std::string_view prefix = "cuda:";
+    const char* end = name.data() + name.size();
+    const char* digits = name.data() + std::min(prefix.size(), name.size());
+    const auto [rest, error] = std::from_chars(digits, end, index);
+    if (!name.starts_with(prefix) || error != std::errc{} || rest != end || index < 0) {
+      throw InputError("--device", fmt::format("unknown device '{}'", name), "use cpu, cuda or cuda:N");
+    }
+  }
+  return open_cuda_device(index);
+}
 
 void run_child(int socket, pid_t parent, const WorkerConfig& config) {
   // Whatever happens, the parent's destructors and atexit handlers must not run here.

@@ -8,6 +8,9 @@
 
 namespace checkop {
 
+/// "cpu", "cuda" or "cuda:N". Throws InputError for other names, EnvironmentError and DeviceError as the device does.
+std::unique_ptr<Device> open_device(const std::string& name);
+
 /// Serves requests that come over `socket` until the parent closes its end.
 [[noreturn]] void run_child(int socket, pid_t parent, const WorkerConfig& config);
 

@@ -8,6 +8,7 @@
 
 #include "commands/commands.hpp"
 #include "error.hpp"
+#include "isolate.hpp"
 #include "options.hpp"
 
 int main(int argc, char** argv) {
@@ -16,6 +17,7 @@ int main(int argc, char** argv) {
   try {
     const auto options = parse_options(argc, argv);
     if (!options) return 0;
+    const Isolation isolation(!options->run.no_isolate);
     switch (options->command) {
       case Command::run:
         return options->run.replay.empty() ? run_command(*options) : replay_command(*options);

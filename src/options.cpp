@@ -85,6 +85,8 @@ void refuse_idle_flags(const RunOptions& run) {
   if (run.has("--exec-name") && !run.has("--exec")) refuse("--exec-name", "has no effect alone", "add --exec COMMAND");
   if (run.has("--save") && !run.has("--save-tensors"))
     refuse("--save", "has no effect alone", "add --save-tensors DIR");
+  if (run.no_isolate && run.has("--timeout-s"))
+    refuse("--timeout-s", "has no effect with --no-isolate: this process can't stop itself", "leave one of them out");
   if (!run.has("--replay")) return;
   const std::set<std::string> useful{"--replay",    "--contract", "--arch-key", "--force-arch-key", "--json",
                                      "--jsonl",     "--junit",    "--markdown", "--html",           "--github",

@@ -74,6 +74,7 @@ void add_candidate_options(CLI::App& app, RunOptions& run) {
   app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
+  app.add_flag("--no-isolate", run.no_isolate, "run candidates in this process, for debuggers; a crash ends the run");
   app.option_defaults()->group("Options");
 }
 

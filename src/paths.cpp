@@ -11,10 +11,25 @@ namespace checkop {
 
 namespace fs = std::filesystem;
 
-std::string executable_folder() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).parent_path().string();
+namespace {
+
+std::string& chosen_folder() {
+  static std::string folder;
+  return folder;
 }
+
+}  // namespace
+
+std::string executable_path() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).string();
+}
+
+std::string program_folder() {
+  return chosen_folder().empty() ? fs::path(executable_path()).parent_path().string() : chosen_folder();
+}
+
+void set_program_folder(const std::string& folder) { chosen_folder() = folder; }
 
 std::string short_path(const std::string& path) {
   std::error_code error;
@@ -24,7 +39,7 @@ std::string short_path(const std::string& path) {
 }
 
 std::string find_shipped(const std::string& relative) {
-  const fs::path here = executable_folder();
+  const fs::path here = program_folder();
   // An installation first: two folders above its program is no source tree of ours.
   for (const fs::path& folder : {here / kSharedFiles, here, here / "../..", fs::path()}) {
     const fs::path path = folder / relative;
@@ -36,13 +51,13 @@ std::string find_shipped(const std::string& relative) {
 }
 
 std::string installed_prefix() {
-  const fs::path here = executable_folder();
+  const fs::path here = program_folder();
   std::error_code error;
   return fs::exists(here / kSharedFiles, error) ? (here / kPrefix).lexically_normal().parent_path().string() : "";
 }
 
 std::string shipped_kernels() {
-  const fs::path here = executable_folder(), installed = here / kInstalledKernels;
+  const fs::path here = program_folder(), installed = here / kInstalledKernels;
   std::error_code error;
   return (fs::exists(installed, error) ? installed : here / "kernels").lexically_normal().string();
 }

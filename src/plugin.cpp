@@ -102,6 +102,17 @@ void require_valid(const std::string& path, int index, const checkop_kernel& ker
   }
 }
 
+/// Plugins that are part of this program, by the paths that stand for them.
+std::map<std::string, const checkop_plugin*>& linked_plugins() {
+  static std::map<std::string, const checkop_plugin*> plugins;
+  return plugins;
+}
+
+const checkop_plugin& table_of(const std::string& path) {
+  const auto linked = linked_plugins().find(path);
+  return linked == linked_plugins().end() ? open_library(path) : *linked->second;
+}
+
 }  // namespace
 
 bool is_candidate_name(std::string_view name) {
@@ -110,9 +121,15 @@ bool is_candidate_name(std::string_view name) {
          name != "none" && name.front() != '-' && name.front() != '.';
 }
 
+LinkedPlugin::LinkedPlugin(const std::string& path, const checkop_plugin& plugin) : path_(path) {
+  linked_plugins()[path] = &plugin;
+}
+
+LinkedPlugin::~LinkedPlugin() { linked_plugins().erase(path_); }
+
 std::vector<Candidate> load_plugin(const std::string& path) {
   if (!fs::exists(path)) throw InputError(path, "no such file", "give the path of a plugin's shared library");
-  const checkop_plugin& plugin = open_library(path);
+  const checkop_plugin& plugin = table_of(path);
   const std::string digest = file_digest(path);
 
   // A plugin built with a later header has longer entries: its own size is the distance from one to the next.

@@ -17,6 +17,18 @@ struct Candidate {
   const checkop_kernel* kernel = nullptr;
 };
 
+/// While it lives, load_plugin(path) gives `plugin`, whose code is part of this program, and no library is loaded.
+class LinkedPlugin {
+ public:
+  LinkedPlugin(const std::string& path, const checkop_plugin& plugin);
+  ~LinkedPlugin();
+  LinkedPlugin(const LinkedPlugin&) = delete;
+  LinkedPlugin& operator=(const LinkedPlugin&) = delete;
+
+ private:
+  std::string path_;
+};
+
 /// Loads a plugin and keeps it loaded. Throws InputError: not a shared library, no symbol check_operator_plugin,
 /// another ABI version, a kernel without name or launch, an operator or pass that is unknown, the same kernel twice.
 std::vector<Candidate> load_plugin(const std::string& path);

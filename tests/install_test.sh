@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The installed program as a new user meets it: from any folder, after the prefix was moved, and with a project of its own.
-# Usage: install_test.sh moved|init|packages BUILD_FOLDER SCRATCH_FOLDER [CXX_FLAGS]
+# Usage: install_test.sh moved|init|packages|gtest BUILD_FOLDER SCRATCH_FOLDER [CXX_FLAGS]
 set -euo pipefail
 what=$1 build=$(readlink -f "$2") scratch=$3 flags=${4:-}
 rm -rf "$scratch"
@@ -55,6 +55,13 @@ case $what in
     # A plugin that is not there is a failed test, not none.
     rm build/my_op.so
     expect 8 "my_op.so: no such file" "${checks[@]}"
+    # So does every other template.
+    for op in logp matmul silu; do
+      expect 0 "candidate 'mine' for $op" "$tool" init mine "../$op" --cpu --op "$op"
+      expect 0 "" cmake -S "../$op" -B "../$op/build" -DCMAKE_BUILD_TYPE=Release "-DCMAKE_PREFIX_PATH=$prefix" "-DCMAKE_CXX_FLAGS=$flags"
+      expect 0 "mine" cmake --build "../$op/build"
+      expect 0 "100% tests passed, 0 tests failed out of 2" ctest --test-dir "../$op/build" --output-on-failure
+    done
     # A test for each case, with flags of its own.
     cp CMakeLists.txt good.txt
     sed 's/DEVICE cpu/EACH_CASE ARGUMENTS --dtype fp32/' good.txt >CMakeLists.txt
@@ -87,6 +94,20 @@ case $what in
     # What it links is what it depends on.
     expect 0 "libopenblas" dpkg-deb --field "$scratch"/packages/check-operator_*.deb Depends
     expect 0 "libfmt" dpkg-deb --field "$scratch"/packages/check-operator_*.deb Depends
+    ;;
+  gtest)
+    cp -r "$prefix/share/doc/check_operator/examples/gtest" example
+    cd example
+    expect 0 "" cmake -B build -DCMAKE_BUILD_TYPE=Release "-DCMAKE_PREFIX_PATH=$prefix" "-DCMAKE_CXX_FLAGS=$flags"
+    expect 0 "" cmake --build build
+    expect 0 "100% tests passed, 0 tests failed out of 6" ctest --test-dir build --no-tests=error --output-on-failure
+    # The tests do look at the kernel, and at the contract that they name.
+    sed -i 's/rms_norm(call, 1)/rms_norm(call, 2)/' rms_norm_test.cpp
+    expect 0 "" cmake --build build
+    expect 1 "does not pass as \"rms_norm\" 2 of 6 checks did not pass" build/rms_norm_test --gtest_filter=RmsNorm.Mine
+    sed -i 's/"cases.json", "--device cpu"/"cases.json", "--device cpu", {"--contract", "no such.json"}/' rms_norm_test.cpp
+    expect 0 "" cmake --build build
+    expect 1 "no such.json: cannot be opened" build/rms_norm_test --gtest_filter=RmsNorm.Mine
     ;;
   *)
     fail "unknown part '$what'"

@@ -11,8 +11,14 @@
 namespace checkop {
 namespace {
 
-TEST(Paths, ExecutableFolderHoldsThisTest) {
-  EXPECT_TRUE(std::filesystem::exists(executable_folder() + "/checkop_tests"));
+TEST(Paths, ProgramFolderHoldsThisTestUnlessItIsSet) {
+  EXPECT_TRUE(std::filesystem::exists(program_folder() + "/checkop_tests"));
+  EXPECT_EQ(executable_path(), program_folder() + "/checkop_tests");
+  set_program_folder("/elsewhere/bin");
+  EXPECT_EQ(program_folder(), "/elsewhere/bin");
+  EXPECT_EQ(shipped_kernels(), "/elsewhere/bin/kernels");
+  set_program_folder("");
+  EXPECT_EQ(executable_path(), program_folder() + "/checkop_tests");
 }
 
 TEST(Paths, ShortPathsAreRelativeToTheWorkingDirectoryBelowIt) {

@@ -119,7 +119,7 @@ int init_command(const Options& options) {
     fmt::print(
         "\nPREFIX is where check_operator is installed: this one runs from its build folder, so first\n"
         "  cmake --install {} --prefix PREFIX\n",
-        quote_command({executable_folder()}));
+        quote_command({program_folder()}));
   return 0;
 }
 

@@ -57,8 +57,7 @@ Report new_report(const Options& options, const Contract& contract) {
 /// Ends the report and its outputs, and gives the exit code.
 int finish(Report& report, RunOutputs& outputs, Clock::time_point start) {
   report.complete = report.stopped.empty();
-  if (report.complete) mark_vacuous(report), mark_insensitive(report);  // what is missing might have told something
-  void_passes(report);
+  judge_as_a_whole(report);
   report.wall_ms = ms_since(start);
   outputs.finish(report);
   return exit_code_of(report);

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of a test binary under check_operator: one that is right, and what wrong ones look like.
+#include <check_operator_gtest.h>
+#include <gtest/gtest-spi.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+
+namespace {
+
+/// y[r,h] = x[r,h] * weight[h] / sqrt(mean_h x[r,h]^2 + eps), in fp32 on the CPU. `eps_factor` spoils it.
+checkop_status rms_norm(const checkop_call* call, float eps_factor) {
+  if (call->inputs[0].dtype != CHECKOP_F32) return CHECKOP_UNSUPPORTED;
+  const int64_t* shape = call->inputs[0].shape;
+  const int64_t rows = shape[0] * shape[1], hidden = shape[2];
+  const float* x = static_cast<const float*>(call->inputs[0].data);
+  const float* weight = static_cast<const float*>(call->inputs[1].data);
+  float* y = static_cast<float*>(call->outputs[0].data);
+  const float eps = static_cast<float>(call->attrs[0].value) * eps_factor;
+  for (int64_t r = 0; r < rows; ++r, x += hidden, y += hidden) {
+    float sum = 0;
+    for (int64_t h = 0; h < hidden; ++h) sum += x[h] * x[h];
+    const float scale = 1 / std::sqrt(sum / static_cast<float>(hidden) + eps);
+    for (int64_t h = 0; h < hidden; ++h) y[h] = x[h] * scale * weight[h];
+  }
+  return CHECKOP_OK;
+}
+
+checkop_status my_launch(const checkop_call* call) { return rms_norm(call, 1); }
+checkop_status without_eps(const checkop_call* call) { return rms_norm(call, 0); }
+checkop_status crashing(const checkop_call*) { std::abort(); }
+
+TEST(RmsNorm, Mine) { EXPECT_OPERATOR_PASSES("rms_norm", my_launch, "cases.json", "--device cpu"); }
+
+TEST(RmsNorm, MineInOneSize) {
+  EXPECT_OPERATOR_PASSES("rms_norm", my_launch, "--device cpu --dtype fp32 --batch 4 --seq 16 --hidden 768");
+}
+
+// The rest shows what failures say; tests of yours have no need of it.
+
+TEST(RmsNorm, AMissingEpsFails) {
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", without_eps, "cases.json", "--device cpu"),
+                          "rms_norm/forward  without_eps  fp32  batch=2 seq=1 hidden=1 seed=123");
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", without_eps, "cases.json", "--device cpu"),
+                          "rms_norm_test --gtest_filter=RmsNorm.AMissingEpsFails");
+}
+
+TEST(RmsNorm, ACrashIsAFailureAndTheTestGoesOn) {
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", crashing, "--device cpu --batch 1 --seq 2 --hidden 8"),
+                          "killed by signal 6");
+}
+
+TEST(RmsNorm, WhatIsNotSupportedFails) {
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", my_launch, "--device cpu --dtype bf16"), "unsupported");
+}
+
+TEST(RmsNorm, AWrongQuestionFails) {
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rmsnorm", my_launch, "--device cpu"), "did you mean 'rms_norm'?");
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", my_launch, "none.json", "--device cpu"), "none.json");
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", my_launch, "cases.json", "--device cpu --filter x"),
+                          "nothing was checked");
+  EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", my_launch, "--device cpu --json out.json"),
+                          "--json has no effect here");
+}
+
+}  // namespace

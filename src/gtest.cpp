@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one symbol of libcheck_operator_gtest: the checker inside of somebody's test binary.
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "check_operator.h"
+#include "commands/linked_checks.hpp"
+#include "paths.hpp"
+#include "version.hpp"
+
+/// Documented in check_operator_gtest.h, which this file does not include, for it needs GoogleTest.
+CHECKOP_EXPORT int check_operator_check_linked(const checkop_kernel* kernel, const char* const* arguments,
+                                               int n_arguments, const char* test,
+                                               void (*say)(void* context, const char* text), void* context) {
+  namespace fs = std::filesystem;
+  Dl_info library{};
+  if (dladdr(reinterpret_cast<void*>(&check_operator_check_linked), &library) != 0 && library.dli_fname != nullptr) {
+    // What is shipped lies where the program would find it: in its folder, which for a build folder is the library's
+    // own.
+    std::error_code error;
+    const fs::path here = fs::canonical(library.dli_fname, error).parent_path(),
+                   program = here / checkop::kProgramFromLibrary;
+    checkop::set_program_folder((fs::exists(program / "check_operator", error) ? program : here).string());
+  }
+  const checkop::LinkedOutcome outcome =
+      checkop::check_linked(*kernel, {arguments, arguments + n_arguments}, test == nullptr ? "" : test);
+  if (!outcome.text.empty()) say(context, outcome.text.c_str());
+  return outcome.code;
+}
