@@ -44,7 +44,7 @@ struct RunOptions {
   std::string save_folder, save_which = "incorrect";
   std::string replay;
   int64_t timeout_s = 300;
-  bool no_isolate = false;  ///< candidates run in this process
+  bool no_isolate = false;                    ///< candidates run in this process
   unsigned threads = 0;                       ///< 0: one per core
   std::set<std::string> given;                ///< every flag that was given, "--vocab"
   std::vector<std::string> given_case_flags;  ///< those of them that make cases: sizes, attributes, data, --with

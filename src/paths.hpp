@@ -19,9 +19,8 @@ void set_program_folder(const std::string& folder);
 std::string short_path(const std::string& path);
 
 /// Finds a file or folder that comes with the program, such as "contracts/default.json": in share/check_operator of the
-/// installation that the program is part of, beside the program, in the source tree above a build folder, at last in the
-/// working directory.
-/// As short_path gives it. Throws InputError when it is nowhere.
+/// installation that the program is part of, beside the program, in the source tree above a build folder, at last in
+/// the working directory. As short_path gives it. Throws InputError when it is nowhere.
 std::string find_shipped(const std::string& relative);
 
 /// Where the program is installed; "" when it runs from a build folder.

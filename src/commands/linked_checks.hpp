@@ -15,8 +15,8 @@ struct LinkedOutcome {
 };
 
 /// Checks `kernel` on the cases that `arguments`, flags of the program, select. Its name may be any text, of which the
-/// candidate's name is made, and its device -1: what --device says, else CUDA where this program knows it. `test` is the
-/// name for --gtest_filter in lines that repeat a check. Throws nothing.
+/// candidate's name is made, and its device -1: what --device says, else CUDA where this program knows it. `test` is
+/// the name for --gtest_filter in lines that repeat a check. Throws nothing.
 LinkedOutcome check_linked(const checkop_kernel& kernel, const std::vector<std::string>& arguments,
                            const std::string& test);
 
