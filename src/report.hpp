@@ -49,9 +49,9 @@ struct Report {
   std::vector<std::string> warnings = {};  ///< of the contract: what has expired
   std::vector<CaseRecord> records;
   std::vector<Control> controls;  ///< of the check of invariance, one a device; empty where it was not relied on
-  int64_t planned = 0;       ///< checks that the run is to make
-  bool complete = false;     ///< false in the report of a run that is not, or never came, to its end
-  std::string stopped = {};  ///< the signal that ended it early
+  int64_t planned = 0;            ///< checks that the run is to make
+  bool complete = false;          ///< false in the report of a run that is not, or never came, to its end
+  std::string stopped = {};       ///< the signal that ended it early
   std::string started, host;
   double wall_ms = 0;
 };
