@@ -26,7 +26,8 @@ struct Asked {
 
 checkop_status silu(const checkop_call* call) {
   const checkop_tensor& x = call->inputs[0];
-  if (x.dtype != CHECKOP_F32) return CHECKOP_UNSUPPORTED;
+  const bool contiguous = x.strides[1] == x.shape[2] && x.strides[0] == x.shape[1] * x.shape[2];
+  if (x.dtype != CHECKOP_F32 || !contiguous) return CHECKOP_UNSUPPORTED;
   for (int64_t i = 0; i < x.shape[0] * x.shape[1] * x.shape[2]; ++i) {
     const float value = static_cast<const float*>(x.data)[i];
     static_cast<float*>(call->outputs[0].data)[i] = value / (1 + std::exp(-value));
