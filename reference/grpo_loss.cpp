@@ -114,7 +114,7 @@ std::vector<char> active_tokens(const Tensor& attention, const Tensor& completio
 /// What the tokens share.
 struct Batch {
   std::vector<char> active;
-  double n_active;
+  double n_active = 0;
   std::vector<int64_t> ids;
   std::vector<GoldElement> advantages;  ///< per completion
   double clip, beta;
