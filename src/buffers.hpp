@@ -49,6 +49,13 @@ class GuardedBuffer {
   /// Appends a sentence for each guard band that was written to.
   void check_guards(std::vector<std::string>& violations);
 
+  /// Whether the payload is what was uploaded last. Told without reading it back.
+  bool as_uploaded();
+
+  /// Whether the payloads have the same bytes. Told without reading them back.
+  bool equals(GuardedBuffer& other) { return bytes_ == other.bytes_ && device_.equal(data(), other.data(), bytes_); }
+  void copy_from(GuardedBuffer& other) { device_.copy(data(), other.data(), bytes_); }
+
   /// The payload's differences from `host`, `a` being the host's side.
   BitDifference difference_from(const std::byte* host);
 
@@ -63,6 +70,7 @@ class GuardedBuffer {
   std::string what_, unit_;
   size_t guard_bytes_, offset_, bytes_;  ///< the guard in front is longer by the offset
   std::byte* memory_;
+  uint64_t uploaded_ = 0;  ///< the fingerprint
 };
 
 }  // namespace checkop

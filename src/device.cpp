@@ -13,11 +13,13 @@
 #include <new>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "error.hpp"
+#include "mix.hpp"
 
 namespace checkop {
 namespace {
@@ -86,6 +88,16 @@ class CpuDevice final : public Device {
     return true;
   }
 
+  uint64_t fingerprint(const std::byte* memory, size_t bytes) override {
+    uint64_t sum = 0;
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, memory + at, std::min(sizeof(word), bytes - at));
+      sum += fingerprint_of(word, at / sizeof(word), fingerprint_salt());
+    }
+    return sum;
+  }
+
   void synchronize(const std::string&) override {}
 
   size_t cache_bytes() const override {
@@ -128,6 +140,22 @@ void Device::run(const Manner& manner, const std::function<bool()>& launch) {
   }
   if (manner.kind == Manner::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
   launch();
+}
+
+bool Device::equal(const std::byte* a, const std::byte* b, size_t bytes) {
+  constexpr size_t kPart = 65536;  // as rows: enough of them for every multiprocessor
+  std::vector<int64_t> parts(bytes / kPart);
+  std::iota(parts.begin(), parts.end(), 0);
+  const size_t rest = parts.size() * kPart;
+  return rows_equal(a, b, kPart, parts) && rows_equal(a + rest, b + rest, bytes - rest, {0});
+}
+
+uint64_t fingerprint_salt() {
+  static const uint64_t salt = [] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }();
+  return salt;
 }
 
 std::unique_ptr<Device> open_cpu_device() { return std::make_unique<CpuDevice>(std::nullopt); }

@@ -50,6 +50,11 @@ class Device {
   /// `row_bytes` bytes each. Compared where the memory is.
   virtual bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes,
                           const std::vector<int64_t>& rows) = 0;
+  /// Whether [a, a + bytes) and [b, b + bytes) are the same. Compared where the memory is.
+  bool equal(const std::byte* a, const std::byte* b, size_t bytes);
+  /// A number that other content, and the same content in another order, changes but for a chance of 2^-64. Differs
+  /// from process to process. Computed where the memory is.
+  virtual uint64_t fingerprint(const std::byte* memory, size_t bytes) = 0;
   /// Waits for all work of the device, whatever its stream, and reports asynchronous errors.
   virtual void synchronize(const std::string& what) = 0;
 

@@ -18,6 +18,7 @@
 #include "device.hpp"
 #include "device_cuda.cuh"
 #include "error.hpp"
+#include "mix.hpp"
 #include "text.hpp"
 
 namespace checkop {
@@ -108,57 +109,47 @@ class CudaDevice final : public Device {
     copy(host, device, bytes, cudaMemcpyDeviceToHost, "download");
   }
 
-  // A block of the pattern goes up once, and then what is filled doubles.
   void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) override {
     if (bytes == 0) return;
-    constexpr size_t kBlockBytes = size_t{4} << 20;  // a multiple of every pattern's size
-    const std::string doing = "fill (" + format_bytes(bytes) + ")";
-    std::vector<std::byte> block(std::min(bytes, kBlockBytes));
-    // The low bytes come first in memory: every host of a CUDA device is little-endian.
-    for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<std::byte>(pattern >> (i % pattern_bytes * 8));
-    check(cudaMemcpyAsync(device, block.data(), block.size(), cudaMemcpyHostToDevice, stream_.get()), doing);
-    for (size_t filled = block.size(); filled < bytes;) {
-      const size_t next = std::min(filled, bytes - filled);
-      check(cudaMemcpyAsync(device + filled, device, next, cudaMemcpyDeviceToDevice, stream_.get()), doing);
-      filled += next;
+    for (size_t width = pattern_bytes; width < sizeof(pattern); width *= 2) {
+      pattern &= ~uint64_t{0} >> (64 - 8 * width);
+      pattern |= pattern << (8 * width);
     }
+    fill_bytes<<<blocks_for(bytes / sizeof(uint4)), kThreads, 0, stream_.get()>>>(device, pattern, bytes);
+    const std::string doing = "fill (" + format_bytes(bytes) + ")";
+    check(cudaGetLastError(), doing);
     check(cudaStreamSynchronize(stream_.get()), doing);
   }
 
   bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
     if (rows.empty() || row_bytes == 0) return true;
-    const size_t map_bytes = rows.size() * sizeof(int64_t), flag_bytes = sizeof(unsigned long long);
-    if (map_bytes + flag_bytes > compared_bytes_) {
+    const size_t map_bytes = rows.size() * sizeof(int64_t);
+    if (map_bytes > compared_bytes_) {
       compared_.reset();
-      compared_.reset(allocate(map_bytes + flag_bytes, "what rows are compared with"));
-      compared_bytes_ = map_bytes + flag_bytes;
+      compared_.reset(allocate(map_bytes, "what rows are compared with"));
+      compared_bytes_ = map_bytes;
     }
-    std::byte* const flag = compared_.get() + compared_bytes_ - flag_bytes;  // aligned, as all are words of 8 bytes
     upload(compared_.get(), reinterpret_cast<const std::byte*>(rows.data()), map_bytes);
-    check(cudaMemsetAsync(flag, 0, flag_bytes, stream_.get()), "compare rows");
     // The widest words that rows and both addresses are multiples of.
     const size_t places = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | row_bytes;
-    const auto launch = [&]<typename Word>(Word) {
-      constexpr int kThreads = 256, kBlocksPerMultiprocessor = 8;  // all threads that a multiprocessor holds
-      const auto most = static_cast<size_t>(properties_.multiProcessorCount * kBlocksPerMultiprocessor);
-      count_different<<<static_cast<unsigned>(std::min(rows.size(), most)), kThreads, 0, stream_.get()>>>(
-          reinterpret_cast<const Word*>(a), reinterpret_cast<const Word*>(b), row_bytes / sizeof(Word),
-          reinterpret_cast<const int64_t*>(compared_.get()), static_cast<int64_t>(rows.size()),
-          reinterpret_cast<unsigned long long*>(flag));
+    const auto count = [&]<typename Word>(Word) {
+      return sum_of("compare rows", [&](unsigned long long* different) {
+        count_different<<<blocks_for(rows.size() * kThreads), kThreads, 0, stream_.get()>>>(
+            reinterpret_cast<const Word*>(a), reinterpret_cast<const Word*>(b), row_bytes / sizeof(Word),
+            reinterpret_cast<const int64_t*>(compared_.get()), static_cast<int64_t>(rows.size()), different);
+      });
     };
-    if (places % sizeof(uint64_t) == 0) {
-      launch(uint64_t{});
-    } else if (places % sizeof(uint32_t) == 0) {
-      launch(uint32_t{});
-    } else if (places % sizeof(uint16_t) == 0) {
-      launch(uint16_t{});
-    } else {
-      launch(uint8_t{});
-    }
-    check(cudaGetLastError(), "compare rows");
-    unsigned long long different = 0;
-    download(reinterpret_cast<std::byte*>(&different), flag, flag_bytes);
-    return different == 0;
+    if (places % sizeof(uint64_t) == 0) return count(uint64_t{}) == 0;
+    if (places % sizeof(uint32_t) == 0) return count(uint32_t{}) == 0;
+    if (places % sizeof(uint16_t) == 0) return count(uint16_t{}) == 0;
+    return count(uint8_t{}) == 0;
+  }
+
+  uint64_t fingerprint(const std::byte* memory, size_t bytes) override {
+    return sum_of("read back", [&](unsigned long long* sum) {
+      add_fingerprint<<<blocks_for(bytes / sizeof(uint64_t)), kThreads, 0, stream_.get()>>>(memory, bytes,
+                                                                                            fingerprint_salt(), sum);
+    });
   }
 
   void synchronize(const std::string& what) override {
@@ -191,11 +182,9 @@ class CudaDevice final : public Device {
       flushed_.reset(allocate(bytes + sizeof(uint4), "what flushes the cache"));
       check(cudaMemsetAsync(flushed_.get(), 0, bytes + sizeof(uint4), stream_.get()), "clear what flushes the cache");
     }
-    constexpr int kThreads = 512, kBlocksPerMultiprocessor = 4;  // all threads that a multiprocessor holds
-    const auto blocks = static_cast<unsigned>(properties_.multiProcessorCount * kBlocksPerMultiprocessor);
-    read_words<<<blocks, kThreads, 0, stream_.get()>>>(reinterpret_cast<const uint4*>(flushed_.get()),
-                                                       bytes / sizeof(uint4), 1,
-                                                       reinterpret_cast<unsigned*>(flushed_.get() + bytes));
+    read_words<<<blocks_for(bytes / sizeof(uint4)), kThreads, 0, stream_.get()>>>(
+        reinterpret_cast<const uint4*>(flushed_.get()), bytes / sizeof(uint4), 1,
+        reinterpret_cast<unsigned*>(flushed_.get() + bytes));
     check(cudaGetLastError(), "flush the cache");
   }
 
@@ -216,6 +205,27 @@ class CudaDevice final : public Device {
   }
 
  private:
+  static constexpr int kThreads = 256;
+
+  /// For so many threads' work, at most as many as all multiprocessors hold.
+  unsigned blocks_for(size_t threads) const {
+    constexpr int kBlocksPerMultiprocessor = 8;
+    const auto most = static_cast<size_t>(properties_.multiProcessorCount * kBlocksPerMultiprocessor);
+    return static_cast<unsigned>(std::clamp<size_t>((threads + kThreads - 1) / kThreads, 1, most));
+  }
+
+  /// What the kernels that `launch` starts add to a number that begins at 0.
+  template <class Launch>
+  uint64_t sum_of(const std::string& doing, const Launch& launch) {
+    if (!sum_) sum_.reset(allocate(sizeof(unsigned long long), "a sum"));
+    check(cudaMemsetAsync(sum_.get(), 0, sizeof(unsigned long long), stream_.get()), doing);
+    launch(reinterpret_cast<unsigned long long*>(sum_.get()));
+    check(cudaGetLastError(), doing);
+    unsigned long long sum = 0;
+    download(reinterpret_cast<std::byte*>(&sum), sum_.get(), sizeof(sum));
+    return sum;
+  }
+
   /// The contending work ends with the launch's, and by itself after a second: a candidate that waits for the whole
   /// device, or whose blocks all have to run at once, would wait for ever.
   void run_contended(int percent, const std::function<bool()>& launch) {
@@ -296,7 +306,8 @@ class CudaDevice final : public Device {
   Stream stream_, other_stream_;
   std::unique_ptr<Held, HostDelete> held_;  ///< of run_contended()
   Event start_, stop_;
-  std::unique_ptr<std::byte, MemoryDelete> compared_;  ///< what rows_equal() takes: rows, and a count behind them
+  std::unique_ptr<std::byte, MemoryDelete> sum_;       ///< of sum_of()
+  std::unique_ptr<std::byte, MemoryDelete> compared_;  ///< rows of rows_equal()
   size_t compared_bytes_ = 0;
   std::unique_ptr<std::byte, MemoryDelete> flushed_;  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "mix.hpp"
+
 namespace checkop {
 
 /// Reads n words. The sum is stored where it is `never`, so that the reads are not optimised away.
@@ -21,6 +23,45 @@ static __global__ void read_words(const uint4* __restrict__ words, size_t n, uns
     sum += word.x + word.y + word.z + word.w;
   }
   if (sum == never) *sum_out = sum;
+}
+
+/// Fills [begin, begin + bytes) with repetitions of the 8 bytes of `pattern`.
+static __global__ void fill_bytes(std::byte* __restrict__ begin, uint64_t pattern, size_t bytes) {
+  const size_t first = size_t{blockIdx.x} * blockDim.x + threadIdx.x, stride = size_t{gridDim.x} * blockDim.x;
+  const auto past = static_cast<size_t>(reinterpret_cast<uintptr_t>(begin) % sizeof(uint4));
+  const size_t head = past == 0 ? 0 : min(bytes, sizeof(uint4) - past), words = (bytes - head) / sizeof(uint4);
+  const unsigned turn = static_cast<unsigned>(head % sizeof(pattern)) * 8;
+  const uint64_t turned = turn == 0 ? pattern : pattern >> turn | pattern << (64 - turn);
+  const auto low = static_cast<unsigned>(turned), high = static_cast<unsigned>(turned >> 32);
+  auto* const middle = reinterpret_cast<uint4*>(begin + head);
+  for (size_t i = first; i < words; i += stride) middle[i] = make_uint4(low, high, low, high);
+  const size_t tail = head + words * sizeof(uint4);
+  for (size_t i = first; i < head + bytes - tail; i += stride) {
+    const size_t at = i < head ? i : tail + i - head;
+    begin[at] = static_cast<std::byte>(pattern >> at % sizeof(pattern) * 8);
+  }
+}
+
+/// Adds the terms of a fingerprint; the last word may be cut off.
+static __global__ void add_fingerprint(const std::byte* __restrict__ memory, size_t bytes, uint64_t salt,
+                                       unsigned long long* __restrict__ sum) {
+  const size_t first = size_t{blockIdx.x} * blockDim.x + threadIdx.x, stride = size_t{gridDim.x} * blockDim.x;
+  const bool aligned = reinterpret_cast<uintptr_t>(memory) % sizeof(uint64_t) == 0;
+  unsigned long long own = 0;
+  for (size_t i = first; i * sizeof(uint64_t) < bytes; i += stride) {
+    uint64_t word = 0;
+    if (aligned && (i + 1) * sizeof(uint64_t) <= bytes) {
+      word = reinterpret_cast<const uint64_t*>(memory)[i];
+    } else {
+      const size_t end = min(bytes, (i + 1) * sizeof(uint64_t));
+      for (size_t at = i * sizeof(uint64_t); at < end; ++at) {
+        word |= static_cast<uint64_t>(memory[at]) << at % sizeof(uint64_t) * 8;
+      }
+    }
+    own += fingerprint_of(word, i, salt);
+  }
+  for (int lane = 16; lane > 0; lane /= 2) own += __shfl_down_sync(0xffffffffu, own, lane);
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, own);  // order-free: an integer sum
 }
 
 /// Keeps the stream busy for so many nanoseconds.

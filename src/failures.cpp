@@ -5,20 +5,12 @@
 #include <algorithm>
 #include <tuple>
 
+#include "mix.hpp"
+
 namespace checkop {
-namespace {
-
-/// The finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): a bijection, so ranks do not tie.
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-}  // namespace
 
 uint64_t FailureRecorder::rank_of(const FailingElement& e) const {
-  return mix(static_cast<uint64_t>(e.row * columns_ + e.column) + 1);
+  return mix_bits(static_cast<uint64_t>(e.row * columns_ + e.column) + 1);
 }
 
 void FailureRecorder::note(const FailingElement& element, RowFailures& row) const {

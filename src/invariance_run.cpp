@@ -16,16 +16,18 @@ namespace {
 class Contexts {
  public:
   Contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
-           const std::vector<Tensor>& outputs, const RunChecks& checks, Stage& full, RunResult& result)
+           const FirstOutputs& first, const RunChecks& checks, Stage& full, RunResult& result)
       : device_(device),
         kernel_(kernel),
         c_(c),
         inputs_(inputs),
-        reference_(&outputs),
+        reference_(&first.host),
         checks_(checks),
         full_(full),
         result_(result),
-        contexts_(contexts_of(c, device.info(), checks)) {}
+        contexts_(contexts_of(c, device.info(), checks)) {
+    for (size_t i = 0; i < first.host.size(); ++i) references_[&first.host[i]] = first.there[i];
+  }
 
   void run() {
     for (const Context& context : contexts_)
@@ -91,21 +93,36 @@ class Contexts {
                        [&](const OutputRun& output) { return output.contexts[k].bits.different > 0; });
   }
 
-  static std::vector<Tensor> download(const Stage& stage) {
+  static std::vector<Tensor> download(const Stage& stage) { return download(stage, stage.outputs); }
+  static std::vector<Tensor> download(const Stage& stage, const std::vector<BufferPtr>& from) {
     std::vector<Tensor> outputs = make_outputs(stage.stage_case());
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (stage.outputs[i]) stage.outputs[i]->download(outputs[i].bytes.data());
+      if (from[i]) from[i]->download(outputs[i].bytes.data());
     }
     return outputs;
   }
 
-  /// What the stage's launch left against `reference`, or each further launch against the one before it.
+  /// What the stage's launch left against `reference`, or each further launch against the first.
   void compare_launches(size_t k, Stage& stage, const std::vector<Tensor>& reference, int64_t first_row) {
     const Context& context = contexts_[k];
     if (context.launches == 1) return compare(k, stage, reference, first_row);
-    const std::vector<Tensor> first = download(stage);
-    for (int i = 1; i < context.launches; ++i) {
+    const std::vector<BufferPtr> copies = stage.copy_outputs();
+    const auto all_of = [&](const auto& holds) {
+      for (size_t i = 0; i < copies.size(); ++i) {
+        if (stage.outputs[i] && !holds(i)) return false;
+      }
+      return true;
+    };
+    const bool complete = all_of([&](size_t i) { return copies[i] != nullptr; });
+    std::vector<Tensor> first;
+    if (!complete) first = download(stage);
+    for (int launch = 1; launch < context.launches; ++launch) {
       stage.launch(found_by(context));
+      if (complete && all_of([&](size_t i) { return stage.outputs[i]->equals(*copies[i]); })) {
+        for (size_t i = 0; i < copies.size(); ++i) note_equal(k, stage, i);
+        continue;
+      }
+      if (first.empty()) first = download(stage, copies);
       compare(k, stage, first, 0);
     }
   }
@@ -115,17 +132,17 @@ class Contexts {
     for (size_t i = 0; i < reference.size(); ++i) {
       if (!stage.outputs[i]) continue;
       const TensorSpec& spec = c_.pass->outputs[i].tensor;
+      if (!is_per_row(*c_.op, spec) && !context.sums) continue;
+      if (equal_on_device(context, stage, i, reference[i], first_row)) {
+        note_equal(k, stage, i);
+        continue;
+      }
       ContextBits& found = result_.outputs[i].contexts[k];
       if (is_per_row(*c_.op, spec)) {
-        const int64_t columns = matrix_view(*c_.op, spec, reference[i].shape).columns;
-        if (equal_on_device(context, stage, i, reference[i], columns, first_row)) {
-          found.bits.compared += columns * rows_that_count(context);
-          continue;
-        }
-        RowsCompared rows(context, reference[i], columns, first_row, found);
+        RowsCompared rows(context, reference[i], columns_of(i, reference[i]), first_row, found);
         read(stage, spec, *stage.outputs[i],
              [&](const std::byte* block, int64_t first, int64_t n) { rows.add(block, first, n); });
-      } else if (context.sums) {
+      } else {
         const BitDifference part = stage.outputs[i]->difference_from(reference[i].bytes.data());
         const int64_t compared = found.bits.compared + part.compared;
         if (found.bits.different == 0) found.bits = part;
@@ -134,24 +151,46 @@ class Contexts {
     }
   }
 
-  /// Whether all rows of output i that the context compares have the bits of `reference`, told without reading them
-  /// back. False also where that was not looked at: rows lie apart, or the reference is not there for long.
-  bool equal_on_device(const Context& context, const Stage& stage, size_t i, const Tensor& reference, int64_t columns,
-                       int64_t first_row) {
-    const bool lasts = &reference == &(*reference_)[i] || context.has_twin();
-    if (!checks_.plan.all || !lasts || context.launches > 1 || stage.padding_of(c_.pass->outputs[i].tensor) > 0)
-      return false;
-    constexpr uint64_t kMostOfMemory = 16;  // a part of the device's memory that no case will miss
-    if (reference.bytes.size() > device_.info().memory_bytes / kMostOfMemory) return false;
-    BufferPtr& there = references_[&reference];
-    if (!there) {
-      there = std::make_shared<GuardedBuffer>(device_, reference.dtype, reference.count(), "what rows must equal");
-      there->upload(reference.bytes.data());
+  int64_t columns_of(size_t i, const Tensor& output) const {
+    return matrix_view(*c_.op, c_.pass->outputs[i].tensor, output.shape).columns;
+  }
+
+  /// Of output i, all that context k compares has the same bits.
+  void note_equal(size_t k, const Stage& stage, size_t i) {
+    if (!stage.outputs[i]) return;
+    const Context& context = contexts_[k];
+    const TensorSpec& spec = c_.pass->outputs[i].tensor;
+    int64_t& compared = result_.outputs[i].contexts[k].bits.compared;
+    if (!is_per_row(*c_.op, spec)) {
+      compared += context.sums ? stage.outputs[i]->count() : 0;
+    } else {
+      compared += matrix_view(*c_.op, spec, shape_of(c_, spec)).columns * rows_that_count(context);
     }
+  }
+
+  /// Whether what the context compares of output i has the bits of `reference`, told without reading it back. False
+  /// also where that was not looked at: rows lie apart, or the reference is not there for long.
+  bool equal_on_device(const Context& context, const Stage& stage, size_t i, const Tensor& reference,
+                       int64_t first_row) {
+    if (context.launches > 1 || stage.padding_of(c_.pass->outputs[i].tensor) > 0) return false;
+    const BufferPtr there = on_device(context, reference);
+    if (!there) return false;
+    if (!is_per_row(*c_.op, c_.pass->outputs[i].tensor)) return stage.outputs[i]->equals(*there);
     std::vector<int64_t> rows = context.rows;
     for (int64_t& row : rows) row -= row < 0 ? 0 : first_row;
-    return device_.rows_equal(stage.outputs[i]->data(), there->data(),
-                              static_cast<size_t>(columns) * info(reference.dtype).bytes, rows);
+    const size_t row_bytes = static_cast<size_t>(columns_of(i, reference)) * info(reference.dtype).bytes;
+    return device_.rows_equal(stage.outputs[i]->data(), there->data(), row_bytes, rows);
+  }
+
+  /// `reference` on the device; brought there if many contexts will ask for it.
+  BufferPtr on_device(const Context& context, const Tensor& reference) {
+    const auto known = references_.find(&reference);
+    if (known != references_.end()) return known->second;
+    if (!checks_.plan.all || !(reference_ == &warm_ || context.has_twin())) return nullptr;
+    if (!is_small(device_, reference.bytes.size())) return nullptr;
+    auto there = std::make_shared<GuardedBuffer>(device_, reference.dtype, reference.count(), "what rows must equal");
+    there->upload(reference.bytes.data());
+    return references_[&reference] = there;
   }
 
   /// body(block, first element, elements) for the output without what lies between its rows, which must be as it was.
@@ -299,7 +338,7 @@ class Contexts {
   std::vector<Context> contexts_;
   std::vector<BufferPtr> shared_;
   std::vector<Tensor> warm_;
-  std::map<const Tensor*, BufferPtr> references_;  ///< what rows are compared with, on the device
+  std::map<const Tensor*, BufferPtr> references_;  ///< what rows are compared with, on the device; nullptr: too large
   std::map<std::pair<int64_t, int64_t>, std::vector<Tensor>> twins_;
 };
 
@@ -314,7 +353,7 @@ std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host) {
 void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
                           const std::vector<Tensor>& host, std::vector<std::string>& modified) {
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i] || content[i] == nullptr) continue;
+    if (!buffers[i] || content[i] == nullptr || buffers[i]->as_uploaded()) continue;
     const std::string prefix = host[i].name + ": ";
     const auto known = [&](const std::string& line) { return line.starts_with(prefix); };
     if (std::any_of(modified.begin(), modified.end(), known)) continue;
@@ -326,8 +365,8 @@ void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vect
 }
 
 void run_contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
-                  const std::vector<Tensor>& outputs, const RunChecks& checks, Stage& full, RunResult& result) {
-  Contexts(device, kernel, c, inputs, outputs, checks, full, result).run();
+                  const FirstOutputs& first, const RunChecks& checks, Stage& full, RunResult& result) {
+  Contexts(device, kernel, c, inputs, first, checks, full, result).run();
 }
 
 }  // namespace checkop

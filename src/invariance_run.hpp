@@ -17,9 +17,15 @@ std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host);
 void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
                           const std::vector<Tensor>& host, std::vector<std::string>& modified);
 
-/// Launches the contexts that `checks` ask for and fills `result` with what they did to the bits of `outputs`, the full
-/// batch's. `full` holds the full batch; its per-row tensors are freed on the way.
+/// What the first launch of the full batch left.
+struct FirstOutputs {
+  const std::vector<Tensor>& host;
+  const std::vector<BufferPtr>& there;  ///< on the device, as of Stage::copy_outputs()
+};
+
+/// Launches the contexts that `checks` ask for and fills `result` with what they did to the bits of `first`. `full`
+/// holds the full batch; its per-row tensors are freed on the way.
 void run_contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
-                  const std::vector<Tensor>& outputs, const RunChecks& checks, Stage& full, RunResult& result);
+                  const FirstOutputs& first, const RunChecks& checks, Stage& full, RunResult& result);
 
 }  // namespace checkop

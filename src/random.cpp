@@ -8,19 +8,14 @@
 #include <cmath>
 #include <limits>
 
+#include "mix.hpp"
+
 namespace checkop {
 namespace {
 
-/// Finaliser of SplitMix64 (Steele, Lea, Flood 2014; constants are Stafford's "Mix13"): a bijection.
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 /// Absorbs every byte of both names. For given names a bijection of `state`: two seeds never meet.
 uint64_t absorb(uint64_t state, std::string_view op, std::string_view tensor) {
-  const auto step = [&state](uint64_t byte) { state = mix(state + 0x9e3779b97f4a7c15u + byte); };
+  const auto step = [&state](uint64_t byte) { state = mix_bits(state + 0x9e3779b97f4a7c15u + byte); };
   for (const char letter : op) step(static_cast<unsigned char>(letter));
   step(256);  // no byte: ("ab", "c") and ("a", "bc") part here
   for (const char letter : tensor) step(static_cast<unsigned char>(letter));
@@ -158,7 +153,7 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint3
 
 /// Key and upper counter are two hashes of the same text from different starting states: 128 bits of distance.
 Stream Stream::derive(uint64_t seed, std::string_view op, std::string_view tensor) {
-  const uint64_t key = absorb(mix(seed), op, tensor), high = absorb(mix(~seed), op, tensor);
+  const uint64_t key = absorb(mix_bits(seed), op, tensor), high = absorb(mix_bits(~seed), op, tensor);
   return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)},
           {static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)}};
 }

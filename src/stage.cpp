@@ -115,6 +115,11 @@ std::optional<Stopped> judge_status(int status, const std::string& message) {
 
 }  // namespace
 
+bool is_small(const Device& device, size_t bytes) {
+  constexpr uint64_t kPart = 16;
+  return bytes <= device.info().memory_bytes / kPart;
+}
+
 BufferPtr Stage::make_buffer(std::string_view role, const TensorSpec& spec) {
   if (!is_present(case_, spec)) return nullptr;
   const Shape shape = shape_of(case_, spec);
@@ -147,6 +152,17 @@ void Stage::make_workspace(size_t extra) {
   bytes += extra;
   workspace =
       std::make_unique<GuardedBuffer>(device_, DType::u8, static_cast<int64_t>(bytes), "workspace" + suffix_, "byte");
+}
+
+std::vector<BufferPtr> Stage::copy_outputs() {
+  std::vector<BufferPtr> copies(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i] || !is_small(device_, outputs[i]->bytes())) continue;
+    copies[i] = std::make_shared<GuardedBuffer>(device_, outputs[i]->dtype(), outputs[i]->count(),
+                                                "copy of " + outputs[i]->what());
+    copies[i]->copy_from(*outputs[i]);
+  }
+  return copies;
 }
 
 std::string Stage::launch(int run) { return launch(kFound[run], run); }

@@ -19,6 +19,9 @@ using BufferPtr = std::shared_ptr<GuardedBuffer>;  // shared: subsets of rows us
 
 class Call;  // what a candidate sees of a stage; in stage.cpp
 
+/// Whether no case will miss so much of the device's memory.
+bool is_small(const Device& device, size_t bytes);
+
 /// Ends the run with anything but ok.
 struct Stopped {
   RunStatus status;
@@ -58,6 +61,9 @@ class Stage {
   std::string launch(int run);
   /// Likewise with what a launch is to find.
   std::string launch(const Found& found);
+
+  /// Copies of the outputs on the device; nullptr for what is absent or not small.
+  std::vector<BufferPtr> copy_outputs();
 
   /// Elements behind each run of `spec`'s last dimension.
   int64_t padding_of(const TensorSpec& spec) const;

@@ -25,6 +25,7 @@ class DelegatingDevice : public Device {
   void fill(std::byte* device, uint64_t pattern, size_t width, size_t bytes) override {
     cpu_->fill(device, pattern, width, bytes);
   }
+  uint64_t fingerprint(const std::byte* memory, size_t bytes) override { return cpu_->fingerprint(memory, bytes); }
   bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
     return cpu_->rows_equal(a, b, row_bytes, rows);
   }

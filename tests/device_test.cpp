@@ -8,8 +8,8 @@
 #include <limits>
 #include <vector>
 
+#include "device_memory_helper.hpp"
 #include "error.hpp"
-#include "rows_equal_helper.hpp"
 
 namespace checkop {
 namespace {
@@ -23,19 +23,9 @@ TEST(CpuDevice, MemoryIsAlignedTo256Bytes) {
   }
 }
 
-TEST(CpuDevice, FillRepeatsPatternsOfEveryWidth) {
-  const auto device = open_cpu_device();
-  const uint64_t pattern = 0x1122334455667788;
-  for (const size_t width : {1, 2, 4, 8}) {
-    const size_t bytes = 8 * 1024 + 3 * width;  // more than one block, and part of one
-    std::vector<std::byte> memory(bytes + 1, std::byte{0x99});
-    device->fill(memory.data(), pattern, width, bytes);
-    for (size_t at = 0; at < bytes; at += width) {
-      ASSERT_EQ(std::memcmp(memory.data() + at, &pattern, width), 0) << width << " at " << at;
-    }
-    EXPECT_EQ(memory[bytes], std::byte{0x99}) << "wrote past the end, width " << width;
-  }
-}
+TEST(CpuDevice, FillRepeatsPatternsOfEveryWidth) { expect_fill_repeats(*open_cpu_device()); }
+
+TEST(CpuDevice, ContentIsToldApart) { expect_content_is_told_apart(*open_cpu_device()); }
 
 TEST(CpuDevice, DownloadReturnsWhatWasUploaded) {
   const auto device = open_cpu_device();

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "device_memory_helper.hpp"
 #include "process.hpp"
-#include "rows_equal_helper.hpp"
 
 namespace checkop {
 namespace {
@@ -41,6 +41,10 @@ TEST(Gpu, EndlessKernelEndsAtTheTimeLimitAndTheNextOneIsUnharmed) {
 }
 
 TEST(Gpu, WorkOnAnotherStreamIsWaitedFor) { expect_exit(run("side_stream"), 0, "1 pass"); }
+
+TEST(Gpu, FillRepeatsPatternsOfEveryWidth) { expect_fill_repeats(*open_cuda_device(0)); }
+
+TEST(Gpu, ContentIsToldApart) { expect_content_is_told_apart(*open_cuda_device(0)); }
 
 TEST(Gpu, RowsEqualTellsOneByte) { expect_rows_equal_tells(*open_cuda_device(0)); }
 
