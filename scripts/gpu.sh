@@ -7,6 +7,7 @@
 #   scripts/gpu.sh DIR sanitize    compute-sanitizer only
 #   scripts/gpu.sh DIR bench       timings of the memory-bound operators; not part of everything: nothing else may run
 #                                  on the card meanwhile
+#   scripts/gpu.sh DIR products    likewise of the products, beside cuBLAS
 #   scripts/gpu.sh DIR invariance  what the number of rows and the other axes do to bits: DIR/invariance.json for
 #                                  scripts/invariance_table.py, DIR/certificates of the candidates `cuda`; not part of
 #                                  everything
@@ -20,8 +21,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|invariance)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|invariance]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|products|invariance)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|products|invariance]" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -68,13 +69,13 @@ judge() {
   row "$name" "$result" $((SECONDS - start)) "report-$name.json"
 }
 
-# bench OP LIMIT_S ARGUMENTS...: records of one operator, forward and backward; more calls add to the same file
+# bench OP CANDIDATES LIMIT_S ARGUMENTS...: records of one operator; more calls add to the same file
 bench() {
-  local op=$1 limit=$2 rc=0 start=$SECONDS
-  shift 2
+  local op=$1 candidates=$2 limit=$3 rc=0 start=$SECONDS
+  shift 3
   local records=$out/bench-$op.jsonl more=$out/bench.part
   echo "== bench $op: $*"
-  timeout --kill-after=10 "$limit" "$tool" bench --op "$op" --candidate cuda --device cuda --dtype bf16 --check-grad "$@" \
+  timeout --kill-after=10 "$limit" "$tool" bench --op "$op" --candidate "$candidates" --device cuda --dtype bf16 "$@" \
     --json "$more" 2>&1 | tee -a "$out/bench.log" || rc=$?
   cat "$more" >>"$records" || trouble
   rm -f "$more"
@@ -205,17 +206,37 @@ run_sanitizers() {
 }
 
 run_bench() {
-  rm -f "$out"/bench-*.jsonl "$out/bench.log"
-  bench logp 300 --batch 8 --seq 512 --vocab 128256
-  bench logp 300 --batch 16 --seq 512 --vocab 151936
-  bench ratio_kl 300 --batch 8 --seq 512 --vocab 128256
-  bench grpo_loss 300 --batch 8 --seq 512 --vocab 128256,151936 --beta 0.04
-  bench rms_norm 300 --batch 1 --seq 8192 --hidden 4096,8192
-  bench silu 300 --batch 1 --seq 8192 --hidden 12288
-  bench swiglu 300 --batch 1 --seq 8192 --hidden 12288
-  bench embedding 300 --batch 1 --seq 8192 --hidden 4096 --vocab 151936
-  bench embedding 300 --batch 1 --seq 8192 --hidden 4096 --vocab 1,64  # one id for all tokens; few for many
-  bench rope 300 --batch 2 --heads 32 --seq 4096 --head-dim 128
+  rm -f "$out"/bench-{logp,ratio_kl,grpo_loss,rms_norm,silu,swiglu,embedding,rope}.jsonl
+  bench logp cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256
+  bench logp cuda 300 --check-grad --batch 16 --seq 512 --vocab 151936
+  bench ratio_kl cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256
+  bench grpo_loss cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256,151936 --beta 0.04
+  bench rms_norm cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096,8192
+  bench silu cuda 300 --check-grad --batch 1 --seq 8192 --hidden 12288
+  bench swiglu cuda 300 --check-grad --batch 1 --seq 8192 --hidden 12288
+  bench embedding cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096 --vocab 151936
+  bench embedding cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096 --vocab 1,64  # one id for all tokens; few for many
+  bench rope cuda 300 --check-grad --batch 2 --heads 32 --seq 4096 --head-dim 128
+}
+
+run_products() {
+  rm -f "$out"/bench-{det_gemm,lm_head,linear_logp}.jsonl
+  local sizes m k n
+  for sizes in 4096,4096,4096 4096,4096,6144 4096,4096,24576 4096,12288,4096 8192,8192,8192 1024,4096,12288 2048,4096,151936; do
+    IFS=, read -r m k n <<<"$sizes"
+    bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq "$m" --k-dim "$k" --n-dim "$n" --check-grad --baseline cublas
+  done
+  for sizes in 4096,4096 4096,12288 12288,4096 14336,4096; do
+    IFS=, read -r k n <<<"$sizes"
+    bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq 1,8,64,128 --k-dim "$k" --n-dim "$n" --baseline cublas --timing burst
+  done
+  # The product alone, whose time linear_logp is held against.
+  for sizes in 4096,4096,128256 4096,2048,131072 1024,4096,128256 8192,4096,151936; do
+    IFS=, read -r m k n <<<"$sizes"
+    bench lm_head cublas 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n"
+    bench linear_logp cuda-sm90 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n"
+  done
+  bench linear_logp cuda-sm90 120 --batch 1 --seq 1,8,64,128 --hidden 4096 --vocab 128256
 }
 
 # certify OP LIMIT_S: a certificate of the candidate `cuda` in sizes of use
@@ -250,6 +271,7 @@ run_invariance() {
 
 case $stage in
   bench) run_bench ;;
+  products) run_products ;;
   invariance) run_invariance ;;
   *)
     [[ $stage == sanitize ]] || run_checks

@@ -12,8 +12,8 @@ import json
 import os
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-BEGIN, END = "<!-- invariance -->\n", "<!-- end of invariance -->\n"
+from readme_block import RESULTS, ROOT, write_or_check
+
 DEFAULT = "cublas"  # the candidate that chooses its kernel by the number of rows
 
 
@@ -78,20 +78,5 @@ def table(path):
     return text + "".join(row(sizes, groups[sizes], others) for sizes in sorted(groups))
 
 
-def main():
-    path = os.path.join(ROOT, "README.md")
-    text = open(path, encoding="utf-8").read()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    reports = sorted(glob.glob(os.path.join(ROOT, "tests", "gpu", "results", "*", "invariance.json")))
-    tables = "\n".join(table(report) for report in reports) or "No results yet.\n"
-    wanted = text[:begin] + "\n" + tables + "\n" + text[end:]
-    if "--check" in sys.argv[1:]:
-        if wanted != text:
-            sys.exit("README.md: its table of rows is not that of tests/gpu/results; run scripts/invariance_table.py")
-        print("README.md holds the table")
-        return
-    open(path, "w", encoding="utf-8").write(wanted)
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check("invariance", "\n".join(table(report) for report in sorted(glob.glob(os.path.join(RESULTS, "*", "invariance.json")))))

@@ -9,10 +9,9 @@ Usage: results_table.py [--check]
 import glob
 import json
 import os
-import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
+from readme_block import RESULTS, ROOT, write_or_check
+
 
 
 def headroom(cases, narrow):
@@ -41,7 +40,7 @@ def largest(cases):
 
 def tables():
     text = ""
-    for folder in sorted(glob.glob(os.path.join(ROOT, "tests", "gpu", "results", "*"))):
+    for folder in sorted(glob.glob(os.path.join(RESULTS, "*"))):
         reports = [json.load(open(path, encoding="utf-8")) for path in sorted(glob.glob(folder + "/report-*.json"))]
         if not reports:
             continue
@@ -60,21 +59,8 @@ def tables():
         sanitizers = os.path.join(folder, "table-sanitize.txt")
         if os.path.exists(sanitizers):
             text += "\n```\n" + open(sanitizers, encoding="utf-8").read() + "```\n"
-    return text or "No results yet.\n"
-
-
-def main():
-    path = os.path.join(ROOT, "README.md")
-    text = open(path, encoding="utf-8").read()
-    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    wanted = text[:begin] + "\n" + tables() + "\n" + text[end:]
-    if "--check" in sys.argv[1:]:
-        if wanted != text:
-            sys.exit("README.md: its results are not those of tests/gpu/results; run scripts/results_table.py")
-        print("README.md holds the results")
-        return
-    open(path, "w", encoding="utf-8").write(wanted)
+    return text
 
 
 if __name__ == "__main__":
-    main()
+    write_or_check("results", tables())
