@@ -162,7 +162,8 @@ std::vector<std::string> Session::controlled_devices() const {
   std::vector<std::string> devices;
   if (!wants("invariance") || (options_.suite.empty() && !plan_.all)) return devices;
   for (const Check& check : selection_.checks) {
-    const std::string& device = check.candidate.device;
+    // The buffers of a process's candidate are the host's, wherever it computes.
+    const std::string device = selection_.external.contains(check.candidate.name) ? "cpu" : check.candidate.device;
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
   }
   return devices;
