@@ -21,7 +21,7 @@ LAYERS = (
     ("compare bound summary policy_metrics failures trivial error_map",),
     ("residuals", "diagnosis", "model_bits"),
     ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
-    ("device", "plugin", "saved_case", "external_process"),
+    ("device", "plugin", "saved_case given", "external_process"),
     ("runner buffers stage bench behaviour_faults invariance sensitivity external",),
     ("isolate wire",),
     ("verdict",),

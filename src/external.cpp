@@ -57,6 +57,15 @@ DeviceInfo read_device(const JsonValue& answer) {
   return device;
 }
 
+const Operator& require_operator(const JsonValue& name) {
+  if (const Operator* op = find_operator(name.string())) return *op;
+  std::vector<std::string> known;
+  for (const Operator* op : operators()) known.emplace_back(op->name);
+  const std::string nearest = did_you_mean(name.string(), known);
+  throw InputError(name.where(), fmt::format("unknown operator '{}'", name.string()),
+                   nearest.empty() ? "see 'check_operator list', or give it a case with --inputs and --gold" : nearest);
+}
+
 void require_wanted_device(const std::string& where, const std::string& wanted, const DeviceInfo& device) {
   const std::string is = device.kind == "cpu" ? "cpu" : fmt::format("cuda:{}", device.index);
   if (wanted == "auto" || wanted == is) return;
@@ -126,8 +135,15 @@ json describe_outputs(const Pass& pass, const checkop_call& call) {
   return outputs;
 }
 
+/// Of an operator whose forward pass is not known, those whose upstream gradients are there.
 json names_of_forward_outputs(const Operator& op) {
   json names = json::array();
+  if (op.passes.front().name != "forward") {
+    for (const TensorSpec& spec : op.passes.front().inputs) {
+      if (spec.name.starts_with("grad_")) names.push_back(spec.name.substr(5));
+    }
+    return names;
+  }
   for (const OutputSpec& spec : op.passes.front().outputs) names.push_back(spec.tensor.name);
   return names;
 }
@@ -179,11 +195,9 @@ External::External(const ExternalCommand& command)
   require_wanted_device(where, command.device, device_);
   const int32_t kind = device_.kind == "cuda" ? CHECKOP_CUDA : CHECKOP_CPU;
   const std::string digest = command_digest(command.command);
-  std::vector<std::string> known;
-  for (const Operator* op : operators()) known.emplace_back(op->name);
   for (const JsonValue& item : answer.at("kernels").items()) {
     item.allow_keys({"op", "pass"});
-    const Operator& op = *find_operator(item.at("op").one_of("operator", known));
+    const Operator& op = require_operator(item.at("op"));
     std::vector<std::string> passes;
     for (const Pass& pass : op.passes) passes.emplace_back(pass.name);
     const Pass& pass = *find_pass(op, item.at("pass").one_of("pass", passes));

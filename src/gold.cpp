@@ -10,7 +10,6 @@
 #include "model_bits.hpp"
 #include "parallel.hpp"
 #include "residuals.hpp"
-#include "stored_gold.hpp"
 
 namespace checkop {
 
@@ -77,7 +76,7 @@ namespace {
 
 std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                                    const Contract& contract, const Subject& subject, unsigned threads,
-                                   const std::vector<RowSet>& rows, GoldTimes* times, const StoredGold* stored) {
+                                   const std::vector<RowSet>& rows, GoldTimes* times, const GoldReplay& stored) {
   using Clock = std::chrono::steady_clock;
   const std::vector<RowSet> sets = rows.empty() ? std::vector<RowSet>(outputs.size()) : rows;
   std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
@@ -90,6 +89,8 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
     // Errors of equal inputs are one error many times: which side they lean to says nothing.
     if (c.input_mode == InputMode::constant)
       std::erase_if(gates[i].all, [](const Gate& gate) { return gate.metric == Metric::bias_t; });
+    if (c.pass->identities == nullptr)
+      std::erase_if(gates[i].all, [](const Gate& gate) { return gate.metric == Metric::identities; });
     terms[i] = sum_terms(c, spec);
     comparisons[i].emplace(outputs[i].dtype, outputs[i].bytes.data(), judged_view(*c.op, spec.tensor, outputs[i].shape),
                            gates[i], terms[i], sets[i], token_quantity(spec));
@@ -104,8 +105,8 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
     if (auto& comparison = comparisons[static_cast<size_t>(block.output)]) comparison->add(block);
     compare_ns += std::chrono::nanoseconds(Clock::now() - before).count();
   };
-  if (stored != nullptr) {
-    stored->replay(threads, compare);
+  if (stored) {
+    stored(threads, compare);
   } else {
     run_gold(c, inputs, threads, compare, rows);
   }
@@ -113,7 +114,7 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
   std::vector<Comparison> results;
   for (const auto& comparison : comparisons) results.push_back(comparison ? comparison->finish() : Comparison{});
   for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].out_of_bound == 0 || stored != nullptr) continue;
+    if (results[i].out_of_bound == 0 || stored) continue;
     results[i].diagnosis = diagnose_output(c, inputs, i, outputs[i], *comparisons[i], sets[i], threads);
   }
   check_identities(c, inputs, outputs, gates, terms, sets, threads, results);
@@ -137,7 +138,7 @@ Tensor copy_of(const Tensor& tensor) {
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows,
-                                      GoldTimes* times, const StoredGold* stored) {
+                                      GoldTimes* times, const GoldReplay& stored) {
   std::vector<Comparison> results = judge_once(c, inputs, outputs, contract, subject, threads, rows, times, stored);
   for (size_t i = 0; i < results.size(); ++i) {
     Comparison& result = results[i];

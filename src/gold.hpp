@@ -2,6 +2,7 @@
 // Runs the FP64 gold of a case and judges a candidate's outputs against it, row block by row block.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,7 +32,8 @@ std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, si
 /// The longest sum behind one element of `output`, from OutputSpec::reduced; 1 when there is none.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
 
-class StoredGold;  // stored_gold.hpp
+/// Hands all gold rows to a sink, from that many threads at once.
+using GoldReplay = std::function<void(unsigned, const GoldSink&)>;
 
 struct GoldTimes {
   double wall_ms = 0;     ///< gold and comparison together
@@ -43,10 +45,11 @@ struct GoldTimes {
 /// `rows` are those of sample_rows(): what the gold leaves out is held to the operator's identities.
 /// Comparison::would_pass names the trivial answers that all gates together accept: where those of single elements do
 /// and the contract has others, the answer is made and judged, which runs the gold again.
-/// With `stored` the gold is taken from there, all of it, and failures are not diagnosed.
+/// With `stored` the gold is taken from there, all of it, and failures are not diagnosed. A pass without identities is
+/// not held to any.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},
-                                      GoldTimes* times = nullptr, const StoredGold* stored = nullptr);
+                                      GoldTimes* times = nullptr, const GoldReplay& stored = {});
 
 }  // namespace checkop

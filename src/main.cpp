@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
     switch (options->command) {
       case Command::run:
         return options->run.replay.empty() ? run_command(*options) : replay_command(*options);
+      case Command::compare:
+        return compare_command(*options);
       case Command::bench:
         return bench_command(*options);
       case Command::mutate:

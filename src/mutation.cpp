@@ -151,7 +151,7 @@ class Trials {
   }
 
   std::vector<Comparison> compared(const std::vector<Tensor>& outputs) const {
-    return judge_outputs(c_, inputs_, outputs, contract_, {arch_key_, {}}, threads_, {}, nullptr, &gold_);
+    return judge_outputs(c_, inputs_, outputs, contract_, {arch_key_, {}}, threads_, {}, nullptr, replay_of(gold_));
   }
 
   Trial judged(const std::vector<Tensor>& outputs) const {
@@ -230,7 +230,7 @@ std::vector<Vacuity> vacuities(const Case& c, const Contract& contract, const Su
   const std::vector<Tensor> inputs = make_inputs(c, threads);
   const StoredGold gold(c, inputs, threads);
   const std::vector<Comparison> comparisons =
-      judge_outputs(c, inputs, stored(c, gold.values()), contract, subject, threads, {}, nullptr, &gold);
+      judge_outputs(c, inputs, stored(c, gold.values()), contract, subject, threads, {}, nullptr, replay_of(gold));
   std::vector<Vacuity> all;
   for (size_t i = 0; i < comparisons.size(); ++i) {
     const OutputSpec& spec = c.pass->outputs[i];

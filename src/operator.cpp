@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "operator_added.hpp"
+
 namespace checkop {
 namespace {
 
@@ -16,6 +18,11 @@ std::vector<std::string_view> split(std::string_view text, std::string_view sepa
     text.remove_prefix(std::min(end + 1, text.size()));
   }
   return parts;
+}
+
+std::vector<const Operator*>& added() {
+  static std::vector<const Operator*> operators;
+  return operators;
 }
 
 bool is_number(std::string_view factor) { return factor.size() == 1 && factor[0] >= '0' && factor[0] <= '9'; }
@@ -40,11 +47,23 @@ std::string_view to_string(Numerics numerics) {
   return "?";
 }
 
+std::optional<Numerics> parse_numerics(std::string_view name) {
+  for (const Numerics numerics : {Numerics::exact, Numerics::pointwise, Numerics::reduction, Numerics::contraction,
+                                  Numerics::logprob, Numerics::composite}) {
+    if (to_string(numerics) == name) return numerics;
+  }
+  return {};
+}
+
 const Operator* find_operator(std::string_view name) {
   const auto table = operators();
-  const auto found = std::find_if(table.begin(), table.end(), [&](const Operator* op) { return op->name == name; });
-  return found == table.end() ? nullptr : *found;
+  const auto is_it = [&](const Operator* op) { return op->name == name; };
+  if (const auto found = std::find_if(table.begin(), table.end(), is_it); found != table.end()) return *found;
+  const auto found = std::find_if(added().begin(), added().end(), is_it);
+  return found == added().end() ? nullptr : *found;
 }
+
+void add_operator(const Operator& op) { added().push_back(&op); }
 
 const Pass* find_pass(const Operator& op, std::string_view name) {
   const auto found = std::find_if(op.passes.begin(), op.passes.end(), [&](const Pass& p) { return p.name == name; });

@@ -17,6 +17,7 @@ namespace checkop {
 /// Which error argument applies to an output.
 enum class Numerics : uint8_t { exact, pointwise, reduction, contraction, logprob, composite };
 std::string_view to_string(Numerics numerics);
+std::optional<Numerics> parse_numerics(std::string_view name);
 
 /// How an input is generated; inputs.cpp has the recipes.
 enum class Fill : uint8_t {

@@ -58,6 +58,26 @@ void note_given(const CLI::App& app, RunOptions& run) {
   }
 }
 
+/// A case of files has the sizes and values of its files.
+void refuse_idle_flags_of_files(const RunOptions& run) {
+  const auto refuse_without = [&](const std::string& flag, const std::string& other, const std::string& hint) {
+    if (run.has(flag) && !run.has(other)) throw InputError(flag, "has no effect without " + other, hint);
+  };
+  refuse_without("--gold", "--inputs", "add --inputs FILE");
+  refuse_without("--class", "--gold", "leave it out: the operator says what its outputs are");
+  refuse_without("--terms", "--class", "leave it out: the operator says how long its sums are");
+  if (!run.has("--inputs")) return;
+  for (const char* flag : {"--cases", "--suite", "--preset", "--with", "--input-mode", "--ignored-every", "--grad-mode",
+                           "--grad-seed", "--input"}) {
+    if (run.has(flag)) throw InputError(flag, "has no effect on a case that --inputs gives", "leave it out");
+  }
+  if (!run.dims.empty())
+    throw InputError("--" + run.dims.begin()->first, "has no effect on a case that --inputs gives", "leave it out");
+  if (run.has("--gold") && run.has("--save-tensors"))
+    throw InputError("--save-tensors", "saves magnitudes too, which a gold of a file need not have",
+                     "leave it out, or leave out --gold");
+}
+
 /// Flags that say nothing without another one, or that another one makes void.
 void refuse_idle_flags(const RunOptions& run) {
   const auto refuse = [](const std::string& flag, const std::string& why, const std::string& hint) {
@@ -133,6 +153,12 @@ const CLI::App& innermost(const CLI::App& app) {
 
 }  // namespace
 
+const std::vector<std::string>& class_names() {
+  static const std::vector<std::string> kNames{"pointwise", "reduction", "contraction",
+                                               "logprob",   "composite", "exact"};
+  return kNames;
+}
+
 const std::vector<std::string>& shipped_suites() {
   static const std::vector<std::string> kSuites{"smoke", "ci", "nightly", "large", "invariance", "mutation"};
   return kSuites;
@@ -201,6 +227,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   add_certify_options(*certify, options.run, options.certificate);
   CLI::App* verify = app.add_subcommand("verify", "see a certificate again on this machine, or compare two");
   add_verify_options(*verify, options.run, options.certificate);
+  CLI::App* compare = app.add_subcommand("compare", "the tensors of one file against those of another as their gold");
+  add_compare_options(*compare, options.run, options.compare);
   std::string shell;
   CLI::App* completion = app.add_subcommand("completion", "a script that completes the command line in a shell");
   completion->add_option("shell", shell, "bash or zsh")->required();
@@ -212,6 +240,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator init my_op my_op_project\n"
       "  check_operator mutate --op logp --contract mine.json\n"
       "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
+      "  check_operator compare mine.safetensors gold.safetensors --contract contracts/rl_kernel.json --class logprob\n"
       "  check_operator report diff main.json mine.json\n"
       "  check_operator --op rms_norm --check-grad --exec 'python3 mine.py' --candidate exec\n"
       "  check_operator certify --op det_gemm --candidate native --device cpu --out native.json\n"
@@ -234,6 +263,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (bench->parsed()) options.command = Command::bench;
   if (mutate->parsed()) options.command = Command::mutate;
   if (init->parsed()) options.command = Command::init;
+  if (compare->parsed()) options.command = Command::compare;
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
   if (explain->parsed()) options.command = Command::explain;
@@ -250,9 +280,17 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   note_given(innermost(app), options.run);
   refuse_idle_flags(options.run);
+  if (!compare->parsed()) refuse_idle_flags_of_files(options.run);
   if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);
   if (diff->parsed()) take_all(options.run);
   require_one_of("--color", options.run.color, {"auto", "always", "never"});
+  if (compare->parsed() && options.run.numerics.empty())
+    throw InputError("--class", "says which rules judge the tensors, and is not given",
+                     "add --class reduction, or another");
+  if (compare->parsed()) require_one_of("--pass", options.run.passes.front(), {"forward", "backward"});
+  if (!options.run.numerics.empty()) require_one_of("--class", options.run.numerics, class_names());
+  if (options.run.terms < 1)
+    throw InputError("--terms", fmt::format("expected 1 or more, got {}", options.run.terms), "give a number of terms");
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});
   for (const std::string& check : options.run.checks) {
     require_one_of("--check", check, {"accuracy", "invariance", "determinism", "memory"});

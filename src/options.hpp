@@ -41,6 +41,10 @@ struct RunOptions {
   std::string filter;
   std::vector<std::string> plugins;
   std::vector<std::string> external, external_names;  ///< commands of --exec, and what they are called
+  std::vector<std::string> inputs;                    ///< NAME=FILE:TENSOR in place of generated ones
+  std::string inputs_file, gold_file;                 ///< a case of files: its inputs, and a gold of its outputs
+  std::string numerics;                               ///< the class of outputs whose gold a file gives
+  int64_t terms = 1;                                  ///< the longest sum behind one of their elements
   std::string save_folder, save_which = "incorrect";
   std::string replay;
   int64_t timeout_s = 300;
@@ -91,8 +95,14 @@ struct InitOptions {
   std::string device;  ///< "cpu" or "cuda"; empty: as the program was built
 };
 
+/// Of `check_operator compare`, on top of those of a run that apply.
+struct CompareOptions {
+  std::string got, gold;  ///< files
+};
+
 enum class Command : uint8_t {
   run,
+  compare,
   bench,
   mutate,
   init,
@@ -117,6 +127,7 @@ struct Options {
   ReportOptions report;
   CertificateOptions certificate;
   InitOptions init;
+  CompareOptions compare;
   std::string completion;              ///< a script for a shell
   bool diff_mutants = false;           ///< of contract diff
   std::vector<std::string> contracts;  ///< of lint any number, of diff two
@@ -127,6 +138,9 @@ struct Options {
 /// Returns the options, or nothing when help or the version was asked for and printed.
 /// Throws InputError naming the flag for anything else that does not parse.
 std::optional<Options> parse_options(int argc, const char* const* argv);
+
+/// What --class takes: the names of Numerics.
+const std::vector<std::string>& class_names();
 
 /// Suites that the shipped case files know, for hints.
 const std::vector<std::string>& shipped_suites();

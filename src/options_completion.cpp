@@ -32,6 +32,7 @@ std::map<std::string, std::string> values_of_flags() {
           {"--input-mode", "random constant integer peaked extreme wide"},
           {"--grad-mode", "random ones"},
           {"--check", "accuracy invariance determinism memory"},
+          {"--class", fmt::format("{}", fmt::join(class_names(), " "))},
           {"--save", "incorrect all"},
           {"--timing", "burst sustained"},
           {"--gold-rows", "all"},

@@ -162,6 +162,50 @@ void add_form_options(CLI::App& app, ReportForms& forms) {
       ->group("Reports");
 }
 
+/// What a run says, and how.
+void add_output_options(CLI::App& app, RunOptions& run) {
+  add_json_option(app, run, "the report as JSON to FILE, or in place of the text");
+  app.add_option("--jsonl", run.jsonl_file, "one JSON object a line, each as soon as it is known")
+      ->type_name("FILE")
+      ->group("Reports");
+  add_form_options(app, run.forms);
+  app.add_option("--color", run.color, "of the text: auto (on a terminal, unless NO_COLOR is set), always or never")
+      ->capture_default_str()
+      ->group("Reports");
+  app.add_flag_callback(
+         "--github", [&run] { run.github = true; },
+         "annotations, and the summary in GITHUB_STEP_SUMMARY; on by itself where GITHUB_ACTIONS is true")
+      ->group("Reports");
+  app.add_flag_callback(
+         "--no-github", [&run] { run.github = false; }, "neither, wherever it runs")
+      ->group("Reports");
+}
+
+/// Tensors out of files in place of what the program makes.
+void add_given_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--input", run.inputs, "a captured tensor in place of the generated input NAME")
+      ->type_name("NAME=FILE:TENSOR")
+      ->group("Cases of files");
+  app.add_option("--inputs", run.inputs_file, "a case of files: inputs by name, as safetensors; --op may be any name")
+      ->type_name("FILE")
+      ->group("Cases of files");
+  app.add_option("--gold", run.gold_file,
+                 "the gold of its outputs, by name; of an own operator in fp64: for outputs of --dtype")
+      ->type_name("FILE")
+      ->group("Cases of files");
+}
+
+/// How outputs are judged whose gold a file gives.
+void add_class_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--class", run.numerics,
+                 "of outputs whose gold a file gives: pointwise, reduction, contraction, logprob, composite or exact")
+      ->type_name("CLASS")
+      ->group("Judging");
+  app.add_option("--terms", run.terms, "longest sum behind an element of such an output, for bound_ratio")
+      ->capture_default_str()
+      ->group("Judging");
+}
+
 /// Which of the chosen checks.
 void add_selection_options(CLI::App& app, RunOptions& run) {
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
@@ -207,21 +251,9 @@ void add_run_options(CLI::App& app, RunOptions& run) {
                  "contract says otherwise")
       ->type_name("all|N")
       ->group("Judging");
-  add_json_option(app, run, "the report as JSON to FILE, or in place of the text");
-  app.add_option("--jsonl", run.jsonl_file, "one JSON object a line, each as soon as it is known")
-      ->type_name("FILE")
-      ->group("Reports");
-  add_form_options(app, run.forms);
-  app.add_option("--color", run.color, "of the text: auto (on a terminal, unless NO_COLOR is set), always or never")
-      ->capture_default_str()
-      ->group("Reports");
-  app.add_flag_callback(
-         "--github", [&run] { run.github = true; },
-         "annotations, and the summary in GITHUB_STEP_SUMMARY; on by itself where GITHUB_ACTIONS is true")
-      ->group("Reports");
-  app.add_flag_callback(
-         "--no-github", [&run] { run.github = false; }, "neither, wherever it runs")
-      ->group("Reports");
+  add_given_options(app, run);
+  add_class_options(app, run);
+  add_output_options(app, run);
   app.add_option("--save-tensors", run.save_folder, "write cases as safetensors files")
       ->type_name("DIR")
       ->group("Reports");
@@ -273,6 +305,21 @@ void add_verify_options(CLI::App& app, RunOptions& run, CertificateOptions& cert
   app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
   add_contract_options(app, run);
   add_force_option(app, run);
+}
+
+void add_compare_options(CLI::App& app, RunOptions& run, CompareOptions& compare) {
+  app.add_option("got", compare.got, "the tensors to judge, as safetensors")->required()->type_name("A");
+  app.add_option("gold", compare.gold, "their gold, tensor by tensor of the same name")->required()->type_name("B");
+  add_contract_options(app, run);
+  app.get_option("--arch-key")->description("whose overlays apply: none, or a key such as sm90")->default_str("none");
+  add_class_options(app, run);
+  app.add_option("--pass", run.passes, "forward or backward, as the contract's rules name it")
+      ->expected(1)
+      ->capture_default_str()
+      ->group("Judging");
+  app.add_option("--filter", run.filter, "a glob on the names of tensors")->group("Checks");
+  add_output_options(app, run);
+  app.add_option("--threads", run.threads, "of the comparison; 0: one per core")->capture_default_str();
 }
 
 void add_report_options(CLI::App& app, ReportOptions& report) {

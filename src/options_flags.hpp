@@ -16,6 +16,7 @@ void add_certify_options(CLI::App& app, RunOptions& run, CertificateOptions& cer
 void add_verify_options(CLI::App& app, RunOptions& run, CertificateOptions& certificate);
 void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 
+void add_compare_options(CLI::App& app, RunOptions& run, CompareOptions& compare);
 void add_report_options(CLI::App& app, ReportOptions& report);
 void add_report_diff_options(CLI::App& app, ReportOptions& report);
 

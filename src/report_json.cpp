@@ -126,9 +126,9 @@ Json output(const CaseRecord& record, size_t index) {
           {"rows_are_equal", comparison.rows_are_equal},
           {"would_pass", would_pass},
           {"passed", comparison.passed()},
-          {"message", empty      ? "empty: nothing to compare"
-                      : gradient ? fmt::format("gradient:{}", spec.name.substr(1))
-                                 : ""},
+          {"message", empty                              ? "empty: nothing to compare"
+                      : gradient && spec.name.size() > 1 ? fmt::format("gradient:{}", spec.name.substr(1))
+                                                         : ""},
           {"gates", gates},
           {"diagnosis", comparison.diagnosis},
           {"error_map", error_map(comparison.map)},

@@ -20,33 +20,12 @@
 namespace checkop {
 namespace {
 
-/// Infers the sizes from the shapes of stored tensors. Throws when two tensors disagree. What an extent made of several
-/// dimensions must be is known only in the end: require_type_and_shape().
-void learn_dims(const std::string& path, const TensorSpec& spec, const Tensor& tensor, Case& c) {
-  const auto names = split_dims(spec.dims);
-  if (names.size() != tensor.shape.size()) {
-    throw InputError(fmt::format("{}: tensor '{}'", path, tensor.name),
-                     fmt::format("has shape {}, expected [{}]", to_string(tensor.shape), fmt::join(names, ", ")),
-                     "save the case again");
-  }
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (names_in(names[i]) != std::vector{names[i]}) continue;
-    const auto [place, is_new] = c.dims.emplace(names[i], tensor.shape[i]);
-    if (!is_new && place->second != tensor.shape[i]) {
-      throw InputError(fmt::format("{}: tensor '{}'", path, tensor.name),
-                       fmt::format("has {} = {}, another tensor has {}", names[i], tensor.shape[i], place->second),
-                       "save the case again");
-    }
-  }
-  if (!spec.dtype) c.dtype = tensor.dtype;
-}
-
 /// Takes tensor GROUP/NAME out of the file; an absent optional one gives an empty tensor.
 Tensor take(const std::string& path, SafetensorsFile& file, const std::string& group, const TensorSpec& spec, Case& c) {
   const std::string name = fmt::format("{}/{}", group, spec.name);
   for (Tensor& tensor : file.tensors) {
     if (tensor.name != name) continue;
-    learn_dims(path, spec, tensor, c);
+    learn_dims(fmt::format("{}: tensor '{}'", path, name), spec, tensor.dtype, tensor.shape, c);
     if (spec.optional && group == "input") c.optionals.insert(std::string(spec.name));
     tensor.name = spec.name;
     return std::move(tensor);
@@ -99,6 +78,23 @@ std::vector<RowSet> read_rows(const std::string& path, const std::string& text, 
 }
 
 }  // namespace
+
+void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, const Shape& shape, Case& c) {
+  const auto names = split_dims(spec.dims);
+  if (names.size() != shape.size()) {
+    throw InputError(where, fmt::format("has shape {}, expected [{}]", to_string(shape), fmt::join(names, ", ")),
+                     "give tensors of one case");
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names_in(names[i]) != std::vector{names[i]}) continue;
+    const auto [place, is_new] = c.dims.emplace(names[i], shape[i]);
+    if (!is_new && place->second != shape[i]) {
+      throw InputError(where, fmt::format("has {} = {}, another tensor has {}", names[i], shape[i], place->second),
+                       "give tensors of one case");
+    }
+  }
+  if (!spec.dtype) c.dtype = dtype;
+}
 
 void make_folder(const std::string& folder) {
   std::error_code error;

@@ -19,6 +19,10 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
 /// Makes the folder and its parents. Throws InputError when that can't be done.
 void make_folder(const std::string& folder);
 
+/// Infers sizes and dtype of `c` from a tensor that is `spec` of its pass. Throws InputError at `where` when two
+/// tensors disagree. What an extent made of several dimensions must be is known only in the end.
+void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, const Shape& shape, Case& c);
+
 struct SavedCase {
   Case c;
   std::string candidate, arch_key;

@@ -25,4 +25,9 @@ class StoredGold {
   std::vector<int64_t> columns_;  ///< by judged_view()
 };
 
+/// Refers to `gold`.
+inline GoldReplay replay_of(const StoredGold& gold) {
+  return [&gold](unsigned threads, const GoldSink& sink) { gold.replay(threads, sink); };
+}
+
 }  // namespace checkop

@@ -8,6 +8,7 @@ namespace checkop {
 
 int run_command(const Options& options);
 int replay_command(const Options& options);
+int compare_command(const Options& options);
 int bench_command(const Options& options);
 int mutate_command(const Options& options);
 int certify_command(const Options& options);

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_operator run: cases x candidates -> runs -> comparisons -> verdicts -> report.
-#include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <ctime>
 
 #include "commands/commands.hpp"
 #include "commands/control.hpp"
@@ -36,31 +33,6 @@ void save(const RunOptions& options, const Attempt& attempt, unsigned threads) {
   if (options.save_which != "all" && record.judgment.verdict == Verdict::pass) return;
   save_case(options.save_folder, record.c, record.candidate, attempt.arch_key, attempt.inputs, attempt.outputs, threads,
             attempt.rows);
-}
-
-Report new_report(const Options& options, const Contract& contract) {
-  Report report;
-  report.suite_name = options.run.suite.empty() ? "check_operator" : options.run.suite;
-  report.command = options.command_line;
-  report.contract_path = contract.path();
-  report.contract_hash = contract.hash();
-  report.warnings = contract.warnings();
-  if (options.run.json_to_stdout)
-    for (const std::string& warning : report.warnings) fmt::print(stderr, "check_operator: {}\n", warning);
-  report.started = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  report.host = host;
-  return report;
-}
-
-/// Ends the report and its outputs, and gives the exit code.
-int finish(Report& report, RunOutputs& outputs, Clock::time_point start) {
-  report.complete = report.stopped.empty();
-  judge_as_a_whole(report);
-  report.wall_ms = ms_since(start);
-  outputs.finish(report);
-  return exit_code_of(report);
 }
 
 /// Checks as progress shows them: small ones cost some time too.

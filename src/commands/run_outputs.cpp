@@ -2,11 +2,14 @@
 // A run's outputs, opened, fed and finished together.
 #include "commands/run_outputs.hpp"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <ctime>
 
+#include "commands/control.hpp"
 #include "error.hpp"
 #include "report_forms.hpp"
 
@@ -74,6 +77,30 @@ void RunOutputs::finish(const Report& report) {
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     throw EnvironmentError("standard output: cannot be written; make room, or write to another place");
+}
+
+Report new_report(const Options& options, const Contract& contract) {
+  Report report;
+  report.suite_name = options.run.suite.empty() ? "check_operator" : options.run.suite;
+  report.command = options.command_line;
+  report.contract_path = contract.path();
+  report.contract_hash = contract.hash();
+  report.warnings = contract.warnings();
+  if (options.run.json_to_stdout)
+    for (const std::string& warning : report.warnings) fmt::print(stderr, "check_operator: {}\n", warning);
+  report.started = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  report.host = host;
+  return report;
+}
+
+int finish(Report& report, RunOutputs& outputs, std::chrono::steady_clock::time_point start) {
+  report.complete = report.stopped.empty();
+  judge_as_a_whole(report);
+  report.wall_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  outputs.finish(report);
+  return exit_code_of(report);
 }
 
 }  // namespace checkop

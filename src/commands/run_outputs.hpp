@@ -2,10 +2,12 @@
 // Where what a run finds goes: text, JSON, lines, the forms for CI.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "contract.hpp"
 #include "options.hpp"
 #include "report.hpp"
 #include "report_lines.hpp"
@@ -34,5 +36,11 @@ class RunOutputs {
   std::unique_ptr<ReportStream> json_;
   std::unique_ptr<ReportLines> lines_;
 };
+
+/// A report that nothing was added to yet.
+Report new_report(const Options& options, const Contract& contract);
+
+/// Ends the report and its outputs, and gives the exit code.
+int finish(Report& report, RunOutputs& outputs, std::chrono::steady_clock::time_point start);
 
 }  // namespace checkop

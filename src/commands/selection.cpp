@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "commands/given_case.hpp"
 #include "error.hpp"
 #include "paths.hpp"
 #include "rule_table.hpp"
@@ -316,6 +317,7 @@ WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vect
 }
 
 std::vector<Case> select_cases(const RunOptions& options) {
+  if (!options.inputs_file.empty()) return {case_of_given_files(options)};
   return options.cases.empty() && options.suite.empty() ? cases_of_flags(options) : cases_of_files(options);
 }
 

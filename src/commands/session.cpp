@@ -13,6 +13,7 @@
 
 #include "digest.hpp"
 #include "error.hpp"
+#include "given.hpp"
 #include "gold.hpp"
 #include "inputs.hpp"
 #include "isolate.hpp"
@@ -28,10 +29,32 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+/// The flags that make the case again.
+std::string flags_of_case(const RunOptions& options, const Case& c) {
+  std::string flags;
+  if (options.inputs_file.empty()) {
+    flags = case_flags(c);
+    for (const std::string& input : options.inputs) flags += " --input " + quote_command({input});
+    return flags;
+  }
+  flags = fmt::format("--op {} --pass {} --inputs {}", c.op->name, c.pass->name, quote_command({options.inputs_file}));
+  if (!options.gold_file.empty()) flags += " --gold " + quote_command({options.gold_file});
+  if (!options.numerics.empty()) flags += " --class " + options.numerics;
+  if (options.has("--dtype")) flags += fmt::format(" --dtype {}", options.dtypes.front());
+  if (options.terms != 1) flags += fmt::format(" --terms {}", options.terms);
+  for (const auto& [name, value] : options.attrs) {
+    std::string flag = name;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    flags += fmt::format(" --{} {}", flag, value);
+  }
+  return flags;
+}
+
 /// The command that repeats one check alone, from the same folder.
 std::string repeat_line(const RunOptions& options, const Check& check, const std::string& contract) {
-  std::string line = fmt::format("check_operator {} --candidate {} --device {} --contract {}", case_flags(check.c),
-                                 check.candidate.name, check.candidate.device, quote_command({contract}));
+  std::string line =
+      fmt::format("check_operator {} --candidate {} --device {} --contract {}", flags_of_case(options, check.c),
+                  check.candidate.name, check.candidate.device, quote_command({contract}));
   for (const std::string& plugin : options.plugins) line += " --plugin " + quote_command({plugin});
   for (const std::string& command : options.external) line += " --exec " + quote_command({command});
   if (!options.external_names.empty()) line += fmt::format(" --exec-name {}", fmt::join(options.external_names, ","));
@@ -84,7 +107,11 @@ void take_contexts(RunResult other, const Case& c, RunResult& run) {
 }  // namespace
 
 Session::Session(const RunOptions& options, Selection selection)
-    : options_(options), selection_(std::move(selection)), threads_(thread_count(options)) {
+    : options_(options),
+      selection_(std::move(selection)),
+      threads_(thread_count(options)),
+      given_(options.inputs, options.inputs_file) {
+  if (!options.gold_file.empty()) gold_ = std::make_shared<const SafetensorsReader>(options.gold_file);
   plan_.all = options.has("--check");
 }
 
@@ -128,6 +155,8 @@ void Session::check_questions(const Contract& contract) const {
     for (const OutputSpec& spec : check.c.pass->outputs) {
       if (is_present(check.c, spec.tensor)) contract.gates_for(check.c, spec, {});
     }
+    given_.require_fit(check.c);
+    if (gold_) GivenGold::require_sound(*gold_, check.c, contract, {});
   }
 }
 
@@ -211,6 +240,7 @@ Attempt Session::attempt(Worker& worker, const Check& check, const std::string& 
     return attempt;
   }
   attempt.inputs = make_inputs(check.c, threads_);
+  given_.replace(check.c, attempt.inputs);
   record.times.generate_ms = ms_since(start);
   record.data_hash = tensor_digest(attempt.inputs, threads_);
   attempt.outputs = make_outputs(check.c);
@@ -232,11 +262,13 @@ void Session::judge_by(const Contract& contract, Attempt& attempt) const {
   record.demands = demands_for(contract, record.c);
   record.comparisons.clear();
   const bool ran = record.run.status == RunStatus::ok, accuracy = ran && wants("accuracy");
-  if (ran) attempt.rows = sample_rows(record.c, attempt.inputs, gold_rows(options_, contract, record.c));
+  if (ran && !gold_) attempt.rows = sample_rows(record.c, attempt.inputs, gold_rows(options_, contract, record.c));
   if (accuracy) {
     GoldTimes times;
+    std::optional<GivenGold> gold;
+    if (gold_) gold.emplace(*gold_, record.c);
     record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads_,
-                                       attempt.rows, &times);
+                                       attempt.rows, &times, gold ? gold->replay() : GoldReplay());
     record.times.compare_ms = times.compare_ms;
     record.times.gold_ms = times.wall_ms - times.compare_ms;
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "commands/proofs.hpp"
 #include "commands/selection.hpp"
 #include "contract.hpp"
+#include "given_inputs.hpp"
 #include "options.hpp"
 #include "report.hpp"
 
@@ -68,6 +70,8 @@ class Session {
   unsigned threads_;
   Proofs proofs_;
   AxisPlan plan_{false, 2};  ///< all axes where checks were asked for by name
+  GivenInputs given_;
+  std::shared_ptr<const SafetensorsReader> gold_;  ///< of --gold; nullptr for none
 };
 
 }  // namespace checkop

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files and flags -> the case of an operator that is known, or of one that only its tensors describe.
+#include "commands/given_case.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "error.hpp"
+#include "given.hpp"
+#include "given_inputs.hpp"
+#include "operator_added.hpp"
+#include "plugin.hpp"
+#include "sweep.hpp"
+#include "text.hpp"
+
+namespace checkop {
+
+Case case_of_given_files(const RunOptions& options) {
+  if (!options.has("--op") || options.ops.size() != 1)
+    throw InputError("--op", "does not name one operator", "say whose inputs these are; any name will do with --gold");
+  const std::string name = options.ops.front();
+  if (options.passes.size() != 1 || options.passes.front() == "all")
+    throw InputError("--pass", "does not name one pass", "say whether these are inputs of forward or of backward");
+  const SafetensorsReader inputs(options.inputs_file);
+  if (const Operator* op = find_operator(name)) {
+    if (!options.numerics.empty())
+      throw InputError("--class", fmt::format("'{}' says itself what its outputs are", name), "leave it out");
+    if (options.has("--dtype")) throw InputError("--dtype", "has no effect on inputs that have theirs", "leave it out");
+    return case_of_inputs(inputs, *op, *parse_passes("--pass", *op, options.passes).front(), options.attrs);
+  }
+  if (options.gold_file.empty() || options.numerics.empty()) {
+    std::vector<std::string> known;
+    for (const Operator* op : operators()) known.emplace_back(op->name);
+    const std::string nearest = did_you_mean(name, known);
+    throw InputError("--op", fmt::format("unknown operator '{}'", name),
+                     fmt::format("{}{}an operator of your own needs --gold FILE and --class CLASS", nearest,
+                                 nearest.empty() ? "" : " "));
+  }
+  if (!is_candidate_name(name)) throw InputError("--op", fmt::format("'{}' is no name", name), kCandidateNameHint);
+  if (options.passes.front() != "forward" && options.passes.front() != "backward")
+    throw InputError("--pass", fmt::format("unknown pass '{}'", options.passes.front()), "use forward or backward");
+  if (!options.attrs.empty())
+    throw InputError(fmt::format("attribute '{}'", options.attrs.begin()->first),
+                     "an operator of your own has no attributes", "give it as an input");
+  const SafetensorsReader gold(options.gold_file);
+  std::vector<SafetensorsEntry> outputs;
+  for (const SafetensorsEntry& entry : gold.entries()) {
+    if (!GivenGold::is_companion(gold, entry.name)) outputs.push_back(entry);
+  }
+  if (outputs.empty()) throw InputError(gold.path(), "holds no tensors", "give the gold of every output");
+  // A gold in fp64 is that of narrower outputs: of --dtype, or of the dtype of the first input that is a number.
+  const auto number = std::find_if(inputs.entries().begin(), inputs.entries().end(),
+                                   [](const SafetensorsEntry& entry) { return info(entry.dtype).is_float; });
+  const DType narrower = options.has("--dtype")             ? parse_dtypes("--dtype", options.dtypes).front()
+                         : number != inputs.entries().end() ? number->dtype
+                                                            : DType::f64;
+  for (SafetensorsEntry& output : outputs) {
+    if (output.dtype == DType::f64) output.dtype = narrower;
+  }
+  // Forked processes and the report refer to it until the end.
+  static std::unique_ptr<const GivenOperator> own;
+  own = std::make_unique<const GivenOperator>(name, options.passes.front(), parse_numerics(options.numerics).value(),
+                                              options.terms, inputs.entries(), outputs);
+  add_operator(own->op());
+  validate(own->as_case());
+  return own->as_case();
+}
+
+}  // namespace checkop

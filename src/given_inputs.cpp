@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Captured tensors, held to the case that they are used in.
+#include "given_inputs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "error.hpp"
+#include "saved_case.hpp"
+#include "text.hpp"
+
+namespace checkop {
+namespace {
+
+const TensorSpec* find_input(const Pass& pass, std::string_view name) {
+  const auto found =
+      std::find_if(pass.inputs.begin(), pass.inputs.end(), [&](const TensorSpec& spec) { return spec.name == name; });
+  return found == pass.inputs.end() ? nullptr : &*found;
+}
+
+std::string where_of(const SafetensorsReader& file, const std::string& tensor) {
+  return fmt::format("{}: tensor '{}'", file.path(), tensor);
+}
+
+[[noreturn]] void refuse_name(const std::string& name, const Operator& op) {
+  std::vector<std::string> known;
+  for (const Pass& pass : op.passes) {
+    for (const TensorSpec& spec : pass.inputs) known.emplace_back(spec.name);
+  }
+  const std::string nearest = did_you_mean(name, known);
+  throw InputError(fmt::format("--input {}", name), fmt::format("{} has no input '{}'", op.name, name),
+                   nearest.empty() ? fmt::format("see 'check_operator show {}'", op.name) : nearest);
+}
+
+std::optional<int64_t> ignored_id(const Case& c) {
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    if (c.op->attrs[i].name == "ignore_index") return static_cast<int64_t>(c.attrs[i]);
+  }
+  return {};
+}
+
+/// As generated ids are: a kernel may index with them.
+void require_ids(const Case& c, const TensorSpec& spec, const Tensor& ids, const std::string& where) {
+  if (spec.fill != Fill::ids || spec.fan_in.empty()) return;
+  const int64_t n = extent_of(c, spec.fan_in);
+  const auto ignored = ignored_id(c);
+  const size_t width = info(ids.dtype).bytes;
+  for (int64_t i = 0; i < ids.count(); ++i) {
+    int64_t id = 0;
+    decode_int(ids.dtype, ids.bytes.data() + static_cast<size_t>(i) * width, &id, 1);
+    if ((id >= 0 && id < n) || id == ignored) continue;
+    throw InputError(where,
+                     fmt::format("holds id {} at index {}, expected 0 to {}{}", id, i, n - 1,
+                                 ignored ? fmt::format(" or {}", *ignored) : ""),
+                     fmt::format("give ids below {}", spec.fan_in));
+  }
+}
+
+}  // namespace
+
+GivenInputs::GivenInputs(const std::vector<std::string>& settings, const std::string& file) {
+  if (!file.empty()) {
+    const auto all = std::make_shared<const SafetensorsReader>(file);
+    for (const SafetensorsEntry& entry : all->entries()) sources_[entry.name] = {all, entry.name, true};
+  }
+  std::map<std::string, std::shared_ptr<const SafetensorsReader>> files;
+  for (const std::string& setting : settings) {
+    const size_t equals = setting.find('='), colon = setting.rfind(':');
+    if (equals == std::string::npos || equals == 0 || colon == std::string::npos || colon <= equals + 1 ||
+        colon + 1 == setting.size()) {
+      throw InputError("--input", fmt::format("expected NAME=FILE:TENSOR, got '{}'", setting),
+                       "write --input logits=captured.safetensors:lm_head.out");
+    }
+    const std::string path = setting.substr(equals + 1, colon - equals - 1), tensor = setting.substr(colon + 1);
+    auto& reader = files[path];
+    if (!reader) reader = std::make_shared<const SafetensorsReader>(path);
+    reader->at(tensor);
+    sources_[setting.substr(0, equals)] = {reader, tensor, false};
+  }
+}
+
+void GivenInputs::require_fit(const Case& c) const {
+  for (const auto& [name, source] : sources_) {
+    const auto has = [&](const Pass& pass) { return find_input(pass, name) != nullptr; };
+    if (!source.by_name && std::none_of(c.op->passes.begin(), c.op->passes.end(), has)) refuse_name(name, *c.op);
+    const TensorSpec* spec = find_input(*c.pass, name);
+    if (spec == nullptr) continue;  // of the other pass
+    const std::string where = where_of(*source.file, source.tensor);
+    if (!is_present(c, *spec)) {
+      throw InputError(where, fmt::format("is for '{}', which the case {} lacks", name, case_name(c)),
+                       fmt::format("add --with {}", name));
+    }
+    const SafetensorsEntry& entry = source.file->at(source.tensor);
+    if (entry.dtype != dtype_of(c, *spec)) {
+      throw InputError(where,
+                       fmt::format("is {}, '{}' of {} is {}", info(entry.dtype).name, name, case_name(c),
+                                   info(dtype_of(c, *spec)).name),
+                       "give a tensor of that dtype, or another --dtype");
+    }
+    if (const Shape shape = shape_of(c, *spec); entry.shape != shape) {
+      throw InputError(
+          where,
+          fmt::format("has shape {}, '{}' of {} has {}", to_string(entry.shape), name, case_name(c), to_string(shape)),
+          "give a tensor of that shape, or other sizes");
+    }
+  }
+}
+
+void GivenInputs::replace(const Case& c, std::vector<Tensor>& inputs) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto found = sources_.find(c.pass->inputs[i].name);
+    if (found == sources_.end() || inputs[i].name.empty()) continue;
+    const Source& source = found->second;
+    source.file->read(source.file->at(source.tensor), inputs[i].bytes.data());
+    require_ids(c, c.pass->inputs[i], inputs[i], where_of(*source.file, source.tensor));
+  }
+}
+
+Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pass& pass,
+                    const std::map<std::string, double, std::less<>>& attrs) {
+  Case c;
+  c.op = &op;
+  c.pass = &pass;
+  for (const auto& [name, value] : attrs) {
+    if (!has_attr(op, name))
+      throw InputError(fmt::format("attribute '{}'", name), fmt::format("{} has none of that name", op.name),
+                       fmt::format("see 'check_operator show {}'", op.name));
+  }
+  for (const AttrSpec& attr : op.attrs) {
+    const auto given = attrs.find(attr.name);
+    c.attrs.push_back(given == attrs.end() ? attr.fallback : given->second);
+  }
+  for (const TensorSpec& spec : pass.inputs) {
+    const std::string name(spec.name);
+    const SafetensorsEntry* entry = file.find(name);
+    if (entry == nullptr && spec.optional) continue;
+    if (entry == nullptr) entry = &file.at(name);  // throws
+    learn_dims(where_of(file, name), spec, entry->dtype, entry->shape, c);
+    if (spec.optional) c.optionals.insert(name);
+  }
+  validate(c);
+  return c;
+}
+
+}  // namespace checkop
