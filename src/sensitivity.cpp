@@ -6,12 +6,15 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <optional>
 
 #include "emulation.hpp"
 #include "error.hpp"
 #include "gold.hpp"
 #include "inputs.hpp"
+#include "invariance.hpp"
+#include "invariance_rows.hpp"
 #include "sampling.hpp"
 
 namespace checkop {
@@ -21,11 +24,19 @@ constexpr int64_t kFewestTerms = 3, kShortest = 32;
 /// Of a case whose rows were added to.
 constexpr double kMostWork = 4e8;
 constexpr int64_t kMostBytes = int64_t{64} << 20, kMostRows = 1 << 16;
+/// How far a single row may go beyond the work asked for.
+constexpr double kFarTooMuch = 64;
+
+/// What is emulated.
+struct Sample {
+  Case c;
+  std::vector<Tensor> inputs;
+};
 
 Case with_rows(const Case& c, int64_t rows) { return slice_rows(c, 0, rows); }
 
 /// Some rows of `c`, no longer than what can be emulated in time. nullopt when it has no such sizes.
-std::optional<Case> sample_case(const Case& c, double work) {
+std::optional<Sample> generated_rows(const Case& c, unsigned threads, double work) {
   Case sample = with_rows(c, 1);
   if (sample.dtype == DType::f64) sample.dtype = DType::f32;
   while (gold_work(sample) > work) {
@@ -41,9 +52,33 @@ std::optional<Case> sample_case(const Case& c, double work) {
     if (longest.empty()) break;
     sample.dims.find(longest)->second /= 2;
   }
-  constexpr double kFarTooMuch = 64;
   if (gold_work(sample) > kFarTooMuch * work) return {};
-  return with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / gold_work(sample)), 1, kMostRows));
+  sample = with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / gold_work(sample)), 1, kMostRows));
+  return Sample{sample, make_inputs(sample, threads)};
+}
+
+/// Rows spread evenly over `inputs` of `c`, as many as can be emulated in time. nullopt when a single one can't.
+std::optional<Sample> given_rows(const Case& c, const std::vector<Tensor>& inputs, double work) {
+  const double of_row = gold_work(with_rows(c, 1));
+  const int64_t all = row_count(c);
+  if (all == 0 || of_row > kFarTooMuch * work) return {};
+  Context context{};
+  const int64_t n = std::clamp<int64_t>(static_cast<int64_t>(work / of_row), 1, std::min(all, kMostRows));
+  for (int64_t i = 0; i < n; ++i) context.rows.push_back(i * all / n);
+  Sample sample{context_case(c, context), {}};
+  std::vector<std::byte> storage;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].name.empty()) {
+      sample.inputs.emplace_back();
+      continue;
+    }
+    const TensorSpec& spec = c.pass->inputs[i];
+    Tensor rows(inputs[i].name, inputs[i].dtype, shape_of(sample.c, spec));
+    const std::byte* from = gather(c, context, inputs[i], spec, 0, storage);
+    std::copy(from, from + rows.bytes.size(), rows.bytes.data());
+    sample.inputs.push_back(std::move(rows));
+  }
+  return sample;
 }
 
 std::vector<std::vector<std::byte>> emulated(const Case& c, const std::vector<const Tensor*>& inputs, const Plan& plan,
@@ -68,11 +103,11 @@ int64_t count_changed(const std::vector<std::byte>& a, const std::vector<std::by
   return changed;
 }
 
-void measure(const Case& sample, std::vector<Sensitivity>& found, unsigned threads) {
+void measure(const Sample& of, std::vector<Sensitivity>& found, unsigned threads) {
   using enum Plan::Order;
-  const std::vector<Tensor> inputs = make_inputs(sample, threads);
+  const Case& sample = of.c;
   std::vector<const Tensor*> present;
-  for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+  for (const Tensor& tensor : of.inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
   const auto usual = emulated(sample, present, {serial, 0, true}, threads);
   for (const Plan& plan : {Plan{reversed, 0, true}, Plan{split, 2, true}}) {
     const auto other = emulated(sample, present, plan, threads);
@@ -88,16 +123,9 @@ void measure(const Case& sample, std::vector<Sensitivity>& found, unsigned threa
   }
 }
 
-}  // namespace
-
-double Sensitivity::share() const {
-  const double seen = static_cast<double>(changed) - 2 * std::sqrt(static_cast<double>(changed));
-  return elements > 0 ? std::max(0.0, seen) / static_cast<double>(elements) : 0;
-}
-
-double Sensitivity::unseen() const { return std::pow(1 - share(), static_cast<double>(compared)); }
-
-std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double work) {
+/// What outputs of `c` can show, by a sample of it that is only made where it is needed.
+std::vector<Sensitivity> measured(const Case& c, unsigned threads,
+                                  const std::function<std::optional<Sample>()>& make_sample) {
   std::vector<Sensitivity> found(c.pass->outputs.size());
   bool any = false;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -120,8 +148,7 @@ std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double 
     return found;
   }
   try {
-    const std::optional<Case> sample = sample_case(c, work);
-    if (sample) {
+    if (const std::optional<Sample> sample = make_sample()) {
       measure(*sample, found, threads);
     } else {
       give_up("a row is too much work to emulate");
@@ -130,6 +157,24 @@ std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double 
     give_up(e.what());
   }
   return found;
+}
+
+}  // namespace
+
+double Sensitivity::share() const {
+  const double seen = static_cast<double>(changed) - 2 * std::sqrt(static_cast<double>(changed));
+  return elements > 0 ? std::max(0.0, seen) / static_cast<double>(elements) : 0;
+}
+
+double Sensitivity::unseen() const { return std::pow(1 - share(), static_cast<double>(compared)); }
+
+std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double work) {
+  return measured(c, threads, [&] { return generated_rows(c, threads, work); });
+}
+
+std::vector<Sensitivity> sensitivity_of(const Case& c, const std::vector<Tensor>& inputs, unsigned threads,
+                                        double work) {
+  return measured(c, threads, [&] { return given_rows(c, inputs, work); });
 }
 
 int64_t elements_of_rows(const Case& c, const TensorSpec& output) {

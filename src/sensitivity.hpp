@@ -44,6 +44,10 @@ inline constexpr double kQuickWork = 1e5;
 /// the share is not overstated. fp64 is emulated as fp32, a format's own arithmetic stored in it.
 std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double work = kQuickWork);
 
+/// The same of `inputs` that nobody generated: of rows spread evenly over them, none of them cut short.
+std::vector<Sensitivity> sensitivity_of(const Case& c, const std::vector<Tensor>& inputs, unsigned threads,
+                                        double work = kQuickWork);
+
 /// The case whose launches can prove the most about outputs of `cases`, all of one pass and dtype, and what it can
 /// show.
 struct Proof {

@@ -9,6 +9,7 @@
 
 #include "commands/control.hpp"
 #include "gold_helper.hpp"
+#include "inputs.hpp"
 
 namespace checkop {
 namespace {
@@ -52,6 +53,40 @@ TEST(Sensitivity, OutputsThatSumOverRowsAreNotComparedRowByRow) {
   const Case c = gold_case("matmul", "backward", DType::f32, {{"batch", 1}, {"seq", 8}, {"k_dim", 64}, {"n_dim", 8}});
   EXPECT_EQ(sensitivity_of(c, 1)[0].state, State::measured);        // da
   EXPECT_EQ(sensitivity_of(c, 1)[1].state, State::not_applicable);  // db
+}
+
+TEST(Sensitivity, GivenDataAreMeasuredAsGeneratedOnes) {
+  const Case c = product(8, 256, 16);
+  constexpr double kOfEightRows = 8 * 256 * 16;
+  const Sensitivity generated = sensitivity_of(c, 1, kOfEightRows)[0],
+                    given = sensitivity_of(c, make_inputs(c, 1), 1, kOfEightRows)[0];
+  EXPECT_EQ(given.state, State::measured);
+  EXPECT_EQ(given.elements, 8 * 16);
+  EXPECT_EQ(given.elements, generated.elements);
+  EXPECT_EQ(given.changed, generated.changed);
+}
+
+TEST(Sensitivity, RowsOfGivenDataAreTakenFromAllOverThem) {
+  const Case c = product(8, 256, 16);
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (int64_t i = 0; i < 4 * 256; ++i) inputs[0].set(i, 0);
+  const Sensitivity found = sensitivity_of(c, inputs, 1, 2 * 256 * 16)[0];
+  EXPECT_EQ(found.elements, 2 * 16);
+  EXPECT_GT(found.changed, 0);
+  EXPECT_LE(found.changed, 16);  // row 0 is one of zeros
+}
+
+TEST(Sensitivity, GivenFp64IsMeasuredAsTheFp32ThatItRoundsTo) {
+  const Case wide = product(8, 256, 64, DType::f64), narrow = product(8, 256, 64);
+  const std::vector<Tensor> inputs = make_inputs(wide, 1);
+  std::vector<Tensor> rounded = make_inputs(narrow, 1);
+  for (size_t t = 0; t < inputs.size(); ++t) {
+    for (int64_t i = 0; i < inputs[t].count(); ++i) rounded[t].set(i, inputs[t].at(i));
+  }
+  const Sensitivity of_wide = sensitivity_of(wide, inputs, 1)[0], of_narrow = sensitivity_of(narrow, rounded, 1)[0];
+  EXPECT_EQ(of_wide.state, State::measured);
+  EXPECT_EQ(of_wide.elements, of_narrow.elements);
+  EXPECT_EQ(of_wide.changed, of_narrow.changed);
 }
 
 TEST(Sensitivity, ShareStaysBelowWhatWasSeen) {
