@@ -57,7 +57,15 @@ Tensor companion(const SafetensorsReader& file, const std::string& group, const 
   if (!info(entry->dtype).is_float)
     throw InputError(fmt::format("{}: tensor '{}'", file.path(), entry->name),
                      fmt::format("is {}", info(entry->dtype).name), "give floating-point numbers");
-  return file.read(*entry);
+  Tensor tensor = file.read(*entry);
+  for (int64_t i = 0; i < tensor.count(); ++i) {
+    const double value = tensor.at(i);
+    if (value >= 0 && std::isfinite(value)) continue;
+    throw InputError(fmt::format("{}: tensor '{}'", file.path(), entry->name),
+                     fmt::format("holds {} at index {}, and no error lies within that", value, i),
+                     "give finite numbers of at least 0");
+  }
+  return tensor;
 }
 
 void decode(const Tensor& tensor, int64_t first, size_t n, double* to) {
@@ -105,9 +113,9 @@ std::string_view GivenOperator::keep(std::string text) { return texts_.emplace_b
 TensorSpec GivenOperator::spec_of(const SafetensorsEntry& entry) {
   std::string dims;
   for (const int64_t extent : entry.shape) {
-    const std::string dim = fmt::format("size{}", extent);
-    case_.dims[dim] = extent;
-    dims += (dims.empty() ? "" : " ") + dim;
+    const auto [named, is_new] = names_.emplace(extent, fmt::format("n{}", names_.size()));
+    if (is_new) case_.dims[named->second] = extent;
+    dims += (dims.empty() ? "" : " ") + named->second;
   }
   TensorSpec spec{keep(entry.name), keep(dims)};
   spec.dtype = entry.dtype;
@@ -159,6 +167,12 @@ GoldReplay GivenGold::replay() const {
       });
     }
   };
+}
+
+std::vector<DType> GivenGold::dtypes() const {
+  std::vector<DType> all;
+  for (const Output& output : outputs_) all.push_back(output.value.dtype);
+  return all;
 }
 
 bool GivenGold::is_companion(const SafetensorsReader& file, const std::string& name) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@
 namespace checkop {
 
 /// One pass of an operator that has no gold here: tensors of given dtypes and shapes, no attributes, no rows that are
-/// independent of each other. Extents are dimensions named after their size. Its case refers to it.
+/// independent of each other. Each extent is a dimension: n0, n1, ... Its case refers to it.
 class GivenOperator {
  public:
   /// `numerics` is of every floating-point output, `terms` the longest sum behind an element; integers are exact.
@@ -31,6 +32,7 @@ class GivenOperator {
   std::string_view keep(std::string text);
   TensorSpec spec_of(const SafetensorsEntry& entry);
 
+  std::map<int64_t, std::string> names_;  ///< of the dimension of each extent
   std::deque<std::string> texts_;
   std::vector<TensorSpec> inputs_;
   std::vector<OutputSpec> outputs_;
@@ -49,6 +51,8 @@ class GivenGold {
   GivenGold(const SafetensorsReader& file, const Case& c);
 
   GoldReplay replay() const;  ///< refers to this
+
+  std::vector<DType> dtypes() const;  ///< in which the file has it, in the order of the pass
 
   /// Whether `name` belongs to another tensor of the file as its magnitude or rounding.
   static bool is_companion(const SafetensorsReader& file, const std::string& name);

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "error.hpp"
+#include "inputs.hpp"
 #include "saved_case.hpp"
 #include "text.hpp"
 
@@ -24,13 +25,21 @@ std::string where_of(const SafetensorsReader& file, const std::string& tensor) {
   return fmt::format("{}: tensor '{}'", file.path(), tensor);
 }
 
-[[noreturn]] void refuse_name(const std::string& name, const Operator& op) {
+/// Of a setting that no case takes: an input of the other pass, or of no operator that is checked.
+[[noreturn]] void refuse_name(const std::string& name, const std::vector<const Case*>& cases) {
+  const std::string where = fmt::format("--input {}", name);
   std::vector<std::string> known;
-  for (const Pass& pass : op.passes) {
-    for (const TensorSpec& spec : pass.inputs) known.emplace_back(spec.name);
+  for (const Case* c : cases) {
+    for (const Pass& pass : c->op->passes) {
+      if (find_input(pass, name) != nullptr)
+        throw InputError(where, fmt::format("is an input of {}/{}, which is not checked", c->op->name, pass.name),
+                         fmt::format("leave it out, or add --pass {}", pass.name));
+      for (const TensorSpec& spec : pass.inputs) known.emplace_back(spec.name);
+    }
   }
+  const Operator& op = *cases.front()->op;
   const std::string nearest = did_you_mean(name, known);
-  throw InputError(fmt::format("--input {}", name), fmt::format("{} has no input '{}'", op.name, name),
+  throw InputError(where, fmt::format("{} has no input '{}'", op.name, name),
                    nearest.empty() ? fmt::format("see 'check_operator show {}'", op.name) : nearest);
 }
 
@@ -81,12 +90,18 @@ GivenInputs::GivenInputs(const std::vector<std::string>& settings, const std::st
   }
 }
 
+void GivenInputs::require_fit(const std::vector<const Case*>& cases) const {
+  for (const Case* c : cases) require_fit(*c);
+  for (const auto& [name, source] : sources_) {
+    const auto has = [&](const Case* c) { return find_input(*c->pass, name) != nullptr; };
+    if (!source.by_name && !cases.empty() && std::none_of(cases.begin(), cases.end(), has)) refuse_name(name, cases);
+  }
+}
+
 void GivenInputs::require_fit(const Case& c) const {
   for (const auto& [name, source] : sources_) {
-    const auto has = [&](const Pass& pass) { return find_input(pass, name) != nullptr; };
-    if (!source.by_name && std::none_of(c.op->passes.begin(), c.op->passes.end(), has)) refuse_name(name, *c.op);
     const TensorSpec* spec = find_input(*c.pass, name);
-    if (spec == nullptr) continue;  // of the other pass
+    if (spec == nullptr) continue;  // of another pass or operator
     const std::string where = where_of(*source.file, source.tensor);
     if (!is_present(c, *spec)) {
       throw InputError(where, fmt::format("is for '{}', which the case {} lacks", name, case_name(c)),
@@ -108,7 +123,24 @@ void GivenInputs::require_fit(const Case& c) const {
   }
 }
 
-void GivenInputs::replace(const Case& c, std::vector<Tensor>& inputs) const {
+std::map<std::string, std::string> GivenInputs::origins(const Case& c) const {
+  std::map<std::string, std::string> found;
+  for (const auto& [name, source] : sources_) {
+    if (find_input(*c.pass, name) != nullptr) found[name] = fmt::format("{}:{}", source.file->path(), source.tensor);
+  }
+  return found;
+}
+
+std::vector<std::string> GivenInputs::left_over(const Case& c) const {
+  std::vector<std::string> names;
+  for (const auto& [name, source] : sources_) {
+    if (source.by_name && find_input(*c.pass, name) == nullptr) names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<Tensor> GivenInputs::make(const Case& c, unsigned threads) const {
+  std::vector<Tensor> inputs = make_inputs(c, threads);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto found = sources_.find(c.pass->inputs[i].name);
     if (found == sources_.end() || inputs[i].name.empty()) continue;
@@ -116,6 +148,7 @@ void GivenInputs::replace(const Case& c, std::vector<Tensor>& inputs) const {
     source.file->read(source.file->at(source.tensor), inputs[i].bytes.data());
     require_ids(c, c.pass->inputs[i], inputs[i], where_of(*source.file, source.tensor));
   }
+  return inputs;
 }
 
 Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pass& pass,

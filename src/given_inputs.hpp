@@ -19,15 +19,23 @@ class GivenInputs {
   /// setting of another form, a file or a tensor that is not there.
   GivenInputs(const std::vector<std::string>& settings, const std::string& file);
 
-  /// Throws InputError when a tensor does not fit the case in dtype or shape, or is no input of its operator at all.
+  /// Throws InputError when a tensor does not fit a case in dtype or shape, or a setting names no input of any case.
   /// Only headers are looked at.
-  void require_fit(const Case& c) const;
+  void require_fit(const std::vector<const Case*>& cases) const;
 
-  /// Puts the tensors in the place of `inputs`, those of the case's pass. Throws InputError for an id that selects
-  /// nothing and is not ignore_index either.
-  void replace(const Case& c, std::vector<Tensor>& inputs) const;
+  /// Inputs of `c` that are given, and where they come from: logits -> "captured.safetensors:lm_head.out".
+  std::map<std::string, std::string> origins(const Case& c) const;
+
+  /// Tensors of the file of inputs that are none of `c`.
+  std::vector<std::string> left_over(const Case& c) const;
+
+  /// The inputs of `c`: generated, but for those that are given. Throws InputError for an id that selects nothing and
+  /// is not ignore_index either.
+  std::vector<Tensor> make(const Case& c, unsigned threads) const;
 
  private:
+  void require_fit(const Case& c) const;
+
   struct Source {
     std::shared_ptr<const SafetensorsReader> file;
     std::string tensor;

@@ -67,12 +67,14 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
   refuse_without("--class", "--gold", "leave it out: the operator says what its outputs are");
   refuse_without("--terms", "--class", "leave it out: the operator says how long its sums are");
   if (!run.has("--inputs")) return;
-  for (const char* flag : {"--cases", "--suite", "--preset", "--with", "--input-mode", "--ignored-every", "--grad-mode",
-                           "--grad-seed", "--input"}) {
+  for (const char* flag : {"--cases", "--suite", "--preset", "--with", "--input-mode", "--constant-value",
+                           "--token-value", "--ignored-every", "--seed", "--grad-mode", "--grad-seed", "--input"}) {
     if (run.has(flag)) throw InputError(flag, "has no effect on a case that --inputs gives", "leave it out");
   }
   if (!run.dims.empty())
     throw InputError("--" + run.dims.begin()->first, "has no effect on a case that --inputs gives", "leave it out");
+  if (run.has("--gold") && run.has("--gold-rows"))
+    throw InputError("--gold-rows", "has no effect on a gold that --gold gives", "leave it out");
   if (run.has("--gold") && run.has("--save-tensors"))
     throw InputError("--save-tensors", "saves magnitudes too, which a gold of a file need not have",
                      "leave it out, or leave out --gold");

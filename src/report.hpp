@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,10 @@ struct CaseRecord {
   std::vector<Sensitivity> sensitivity;  ///< likewise; empty when invariance was not asked for by name
   RunChecks checks;
   std::string data_hash;
-  std::string repeat;  ///< the command that repeats this case alone
+  std::map<std::string, std::string> given_inputs;  ///< those that were not generated, and where from: FILE:TENSOR
+  std::string gold_file;                            ///< "": the operator's own gold
+  std::vector<DType> gold_dtypes;                   ///< of gold_file, in the order of the pass
+  std::string repeat;                               ///< the command that repeats this case alone
   Timings times;
 };
 
@@ -46,7 +50,7 @@ struct Control {
 struct Report {
   std::string suite_name, command;
   std::string contract_path, contract_hash;
-  std::vector<std::string> warnings = {};  ///< of the contract: what has expired
+  std::vector<std::string> warnings = {};  ///< what has expired in the contract, what was left over of files
   std::vector<CaseRecord> records;
   std::vector<Control> controls;  ///< of the check of invariance, one a device; empty where it was not relied on
   int64_t planned = 0;            ///< checks that the run is to make

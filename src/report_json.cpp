@@ -74,6 +74,14 @@ Json error_map(const ErrorMap& map) {
   return {{"histogram", histogram}, {"cell", {map.rows_per_cell, map.columns_per_cell}}, {"cells", map.cells}};
 }
 
+/// Whether an output is called dNAME after an input of the operator.
+bool is_gradient(const Case& c, const TensorSpec& output) {
+  if (c.pass->name != "backward" || !output.name.starts_with('d')) return false;
+  const auto is_it = [&](const TensorSpec& input) { return input.name == output.name.substr(1); };
+  return std::any_of(c.op->passes.begin(), c.op->passes.end(),
+                     [&](const Pass& pass) { return std::any_of(pass.inputs.begin(), pass.inputs.end(), is_it); });
+}
+
 Json output(const CaseRecord& record, size_t index) {
   const TensorSpec& spec = record.c.pass->outputs[index].tensor;
   const Comparison& comparison = record.comparisons[index];
@@ -105,12 +113,12 @@ Json output(const CaseRecord& record, size_t index) {
   Json would_pass = Json::array();
   for (const Trivial answer : comparison.would_pass) would_pass.push_back(to_string(answer));
   // A gradient carries the seed's label "gradient:<input>".
-  const bool gradient = record.c.pass->name == "backward", empty = comparison.expected == 0;
+  const bool gradient = is_gradient(record.c, spec), empty = comparison.expected == 0;
   return {{"output_index", index},
           {"name", spec.name},
           {"shape", shape},
           {"candidate_dtype", info(dtype_of(record.c, spec)).name},
-          {"gold_dtype", "fp64"},
+          {"gold_dtype", info(record.gold_file.empty() ? DType::f64 : record.gold_dtypes[index]).name},
           {"atol", has_tolerance ? number(classic->atol) : Json(nullptr)},
           {"rtol", has_tolerance ? number(classic->rtol) : Json(nullptr)},
           {"max_abs_error", number(comparison.max_abs)},
@@ -126,9 +134,9 @@ Json output(const CaseRecord& record, size_t index) {
           {"rows_are_equal", comparison.rows_are_equal},
           {"would_pass", would_pass},
           {"passed", comparison.passed()},
-          {"message", empty                              ? "empty: nothing to compare"
-                      : gradient && spec.name.size() > 1 ? fmt::format("gradient:{}", spec.name.substr(1))
-                                                         : ""},
+          {"message", empty      ? "empty: nothing to compare"
+                      : gradient ? fmt::format("gradient:{}", spec.name.substr(1))
+                                 : ""},
           {"gates", gates},
           {"diagnosis", comparison.diagnosis},
           {"error_map", error_map(comparison.map)},
@@ -198,6 +206,8 @@ Json case_json(const CaseRecord& record) {
           {"seed", record.c.seed},
           {"input_mode", to_string(record.c.input_mode)},
           {"data_hash", record.data_hash},
+          {"given_inputs", record.given_inputs},
+          {"gold_file", record.gold_file},
           {"verdict", to_string(record.judgment.verdict)},
           {"kind", record.judgment.kind},
           {"reason", record.judgment.reason},

@@ -44,7 +44,15 @@ std::string painted(const std::string& text, Verdict verdict, bool color) {
   return fmt::format("\x1b[{}m{}\x1b[0m", good ? kGreen : mild ? kYellow : kRed, text);
 }
 
-/// "logp/forward  native  bf16  batch=2 seq=16 vocab=257 seed=123"
+/// Whether some input of the case came out of its seed.
+bool has_generated_inputs(const CaseRecord& record) {
+  const std::span<const TensorSpec> inputs = record.c.pass->inputs;
+  return std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
+    return is_present(record.c, spec) && !record.given_inputs.contains(std::string(spec.name));
+  });
+}
+
+/// "logp/forward  native  bf16  batch=2 seq=16 vocab=257 seed=123 logits=captured.safetensors:lm_head.out"
 std::string title(const CaseRecord& record) {
   const Case& c = record.c;
   std::string text = fmt::format("{}/{}  {}  {} ", c.op->name, c.pass->name, record.candidate, info(c.dtype).name);
@@ -54,7 +62,9 @@ std::string title(const CaseRecord& record) {
   if (c.ignored_every != Case().ignored_every && has_attr(*c.op, "ignore_index")) {
     text += fmt::format(" ignored_every={}", c.ignored_every);
   }
-  return text + fmt::format(" seed={}", c.seed);
+  if (has_generated_inputs(record)) text += fmt::format(" seed={}", c.seed);
+  for (const auto& [name, from] : record.given_inputs) text += fmt::format(" {}={}", name, from);
+  return record.gold_file.empty() ? text : text + " gold=" + record.gold_file;
 }
 
 /// "; gold of 256 of 4096 rows of dlogits, row_sum and finite on all": how much of the outputs the gold computed.

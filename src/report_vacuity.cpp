@@ -91,9 +91,10 @@ void mark_insensitive(Report& report) {
           found.state == Sensitivity::State::measured
               ? fmt::format(
                     "{}: at best, another order of summation changes {:.2g} of the elements in this run, and of "
-                    "{} compared elements all stay the same with probability {:.2g}; use more rows or longer "
-                    "sums",
-                    name, found.share(), found.compared, found.unseen())
+                    "{} compared elements all stay the same with probability {:.2g}; {}",
+                    name, found.share(), found.compared, found.unseen(),
+                    record.given_inputs.empty() ? "use more rows or longer sums"
+                                                : "capture more rows, or leave --input out, so that rows can be added")
               : fmt::format("{}: whether the data would show another order of summation was not measured: {}", name,
                             found.why)};
       record.judged_by_run = true;

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Reports of a pass, of failures of several kinds, expected ones too, of unsupported cases and of a non-finite output
-# must match the schema.
+# Reports of a pass, of failures of several kinds, expected ones too, of unsupported cases, of a non-finite output, of
+# inputs out of a file and of two files must match the schema.
 # Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,6 +38,11 @@ report xfail 0 '"verdict": "xfail"' "${small[@]}" --plugin "$plugins/mutants.so"
   --contract "$work/known.contract"
 sed 's/mutant-/nativ/' "$work/known.contract" >"$work/xpass.contract"
 report xpass 1 '"verdict": "xpass"' "${small[@]}" --candidate native --contract "$work/xpass.contract"
+"$tool" "${small[@]}" --dtype fp32 --candidate native --device cpu --save-tensors "$work" --save all >"$work/save.txt"
+saved=$(echo "$work"/*.safetensors)
+report given 0 '"logits": ".*:input/logits"' "${small[@]}" --dtype fp32 --candidate native --input "logits=$saved:input/logits"
+"$tool" compare "$saved" "$saved" --class logprob --contract contracts/rl_kernel.json --filter 'output/*' \
+  --json "$work/compare.json" >"$work/compare.txt"
 report unsupported 3 '"verdict": "unsupported"' "${small[@]}" --candidate native --dtype fp64
 
 "$@" contracts/report.schema.json "$work"/*.json

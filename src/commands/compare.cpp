@@ -31,6 +31,9 @@ struct Pair {
   std::string mismatch;                   ///< why the two can't be compared; "" when they can
 };
 
+/// Numbers of any precision are compared with each other, integers with those of their own dtype.
+bool are_comparable(DType a, DType b) { return a == b || (info(a).is_float && info(b).is_float); }
+
 class Comparer {
  public:
   Comparer(const Options& options, const Contract& contract)
@@ -70,6 +73,7 @@ class Comparer {
     record.device.kind = "none";
     record.device.name = "none: tensors of a file";
     record.device.arch_key = arch_key_;
+    record.gold_file = gold_.path();
     record.checks.determinism = record.checks.invariance = record.checks.memory = false;  // nothing is run
     record.repeat = repeat_of(record.c);
     record.demands.push_back(contract_.demands_for(record.c, record.c.pass->outputs.front()));
@@ -80,6 +84,7 @@ class Comparer {
       outputs.push_back(got_.read(*pair.got));
       record.plugin_digest = tensor_digest(outputs, threads_);
       const GivenGold gold(gold_, record.c);
+      record.gold_dtypes = gold.dtypes();
       record.comparisons =
           judge_outputs(record.c, {}, outputs, contract_, subject(), threads_, {}, nullptr, gold.replay());
       record.run.status = RunStatus::ok;
@@ -110,6 +115,9 @@ class Comparer {
     } else if (pair.got->shape != gold.shape) {
       pair.mismatch =
           fmt::format("'{}' has shape {}, its gold {}", gold.name, to_string(pair.got->shape), to_string(gold.shape));
+    } else if (!are_comparable(pair.got->dtype, gold.dtype)) {
+      pair.mismatch =
+          fmt::format("'{}' is {}, its gold {}", gold.name, info(pair.got->dtype).name, info(gold.dtype).name);
     } else {
       GivenGold::require_sound(gold_, pair.op->as_case(), contract_, subject());
     }
@@ -140,10 +148,7 @@ int compare_command(const Options& options) {
   const Contract contract = load_contract(options.run);
   const Comparer comparer(options, contract);
   Report report = new_report(options, contract);
-  for (std::string& sentence : comparer.left_over()) {
-    if (options.run.json_to_stdout) fmt::print(stderr, "check_operator: {}\n", sentence);
-    report.warnings.push_back(std::move(sentence));
-  }
+  for (const std::string& sentence : comparer.left_over()) warn(report, options, sentence);
   report.planned = std::ssize(comparer.pairs());
   RunOutputs outputs(options.run, report);
   note_interruptions();

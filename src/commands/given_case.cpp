@@ -44,6 +44,9 @@ Case case_of_given_files(const RunOptions& options) {
   if (!options.attrs.empty())
     throw InputError(fmt::format("attribute '{}'", options.attrs.begin()->first),
                      "an operator of your own has no attributes", "give it as an input");
+  if (std::find(options.checks.begin(), options.checks.end(), "invariance") != options.checks.end())
+    throw InputError("--check", "invariance compares rows, and those of an operator of your own are not told apart",
+                     "leave it out: --check accuracy,determinism,memory");
   const SafetensorsReader gold(options.gold_file);
   std::vector<SafetensorsEntry> outputs;
   for (const SafetensorsEntry& entry : gold.entries()) {

@@ -12,10 +12,11 @@
 namespace checkop {
 namespace {
 
+constexpr double kThorough = 3e8;
+
 /// Work of an emulation: more for a case whose own elements may be enough for a proof.
 double work_for(const Case& c) {
   constexpr int64_t kMany = 1 << 17;
-  constexpr double kThorough = 3e8;
   for (const OutputSpec& output : c.pass->outputs) {
     if (row_count(c) > 0 && is_present(c, output.tensor) && is_per_row(*c.op, output.tensor) &&
         elements_of_rows(c, output.tensor) >= kMany)
@@ -28,12 +29,17 @@ std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c
 
 }  // namespace
 
-Proofs::Proofs(const std::vector<Check>& checks, unsigned threads) {
+Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads) {
   std::map<std::tuple<const Operator*, const Pass*, DType>, std::vector<const Case*>> groups;
   std::set<std::string> known;
   for (const Check& check : checks) {
-    if (check.candidate.has_kernel && known.insert(key_of(check.c)).second)
-      groups[{check.c.op, check.c.pass, check.c.dtype}].push_back(&check.c);
+    const Case& c = check.c;
+    if (!check.candidate.has_kernel || !known.insert(key_of(c)).second) continue;
+    if (given.origins(c).empty()) {
+      groups[{c.op, c.pass, c.dtype}].push_back(&c);
+    } else {
+      entries_[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThorough)};
+    }
   }
   for (const auto& [key, cases] : groups) {
     Proof proof = find_proof(cases, threads);

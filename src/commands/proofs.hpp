@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "commands/selection.hpp"
+#include "given_inputs.hpp"
 #include "sensitivity.hpp"
 
 namespace checkop {
@@ -14,7 +15,9 @@ namespace checkop {
 class Proofs {
  public:
   Proofs() = default;
-  Proofs(const std::vector<Check>& checks, unsigned threads);
+  /// Where inputs are `given`, a case is measured by them alone: no rows are added, nothing is generated in their
+  /// place.
+  Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads);
 
   struct Entry {
     Case c;  ///< whose launches are compared in place of the case's own

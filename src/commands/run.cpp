@@ -62,6 +62,7 @@ int run_command(const Options& options) {
   session.find_proofs();
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
   Report report = new_report(options, contract);
+  for (const std::string& sentence : session.left_over()) warn(report, options, sentence);
   report.planned = std::ssize(selection.checks);
   RunOutputs outputs(options.run, report);
   note_interruptions();

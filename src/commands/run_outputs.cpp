@@ -85,14 +85,17 @@ Report new_report(const Options& options, const Contract& contract) {
   report.command = options.command_line;
   report.contract_path = contract.path();
   report.contract_hash = contract.hash();
-  report.warnings = contract.warnings();
-  if (options.run.json_to_stdout)
-    for (const std::string& warning : report.warnings) fmt::print(stderr, "check_operator: {}\n", warning);
+  for (const std::string& warning : contract.warnings()) warn(report, options, warning);
   report.started = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   char host[256] = "";
   gethostname(host, sizeof host - 1);
   report.host = host;
   return report;
+}
+
+void warn(Report& report, const Options& options, const std::string& sentence) {
+  if (options.run.json_to_stdout) fmt::print(stderr, "check_operator: {}\n", sentence);
+  report.warnings.push_back(sentence);
 }
 
 int finish(Report& report, RunOutputs& outputs, std::chrono::steady_clock::time_point start) {

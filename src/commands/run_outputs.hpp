@@ -40,6 +40,9 @@ class RunOutputs {
 /// A report that nothing was added to yet.
 Report new_report(const Options& options, const Contract& contract);
 
+/// Adds to the warnings of a report, and says it on stderr where the report alone goes to stdout.
+void warn(Report& report, const Options& options, const std::string& sentence);
+
 /// Ends the report and its outputs, and gives the exit code.
 int finish(Report& report, RunOutputs& outputs, std::chrono::steady_clock::time_point start);
 

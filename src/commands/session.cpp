@@ -30,14 +30,15 @@ double ms_since(Clock::time_point start) {
 }
 
 /// The flags that make the case again.
-std::string flags_of_case(const RunOptions& options, const Case& c) {
-  std::string flags;
+std::string flags_of_case(const RunOptions& options, const CaseRecord& record) {
+  const Case& c = record.c;
   if (options.inputs_file.empty()) {
-    flags = case_flags(c);
-    for (const std::string& input : options.inputs) flags += " --input " + quote_command({input});
+    std::string flags = case_flags(c);
+    for (const auto& [name, from] : record.given_inputs) flags += " --input " + quote_command({name + "=" + from});
     return flags;
   }
-  flags = fmt::format("--op {} --pass {} --inputs {}", c.op->name, c.pass->name, quote_command({options.inputs_file}));
+  std::string flags =
+      fmt::format("--op {} --pass {} --inputs {}", c.op->name, c.pass->name, quote_command({options.inputs_file}));
   if (!options.gold_file.empty()) flags += " --gold " + quote_command({options.gold_file});
   if (!options.numerics.empty()) flags += " --class " + options.numerics;
   if (options.has("--dtype")) flags += fmt::format(" --dtype {}", options.dtypes.front());
@@ -51,9 +52,10 @@ std::string flags_of_case(const RunOptions& options, const Case& c) {
 }
 
 /// The command that repeats one check alone, from the same folder.
-std::string repeat_line(const RunOptions& options, const Check& check, const std::string& contract) {
+std::string repeat_line(const RunOptions& options, const Check& check, const CaseRecord& record,
+                        const std::string& contract) {
   std::string line =
-      fmt::format("check_operator {} --candidate {} --device {} --contract {}", flags_of_case(options, check.c),
+      fmt::format("check_operator {} --candidate {} --device {} --contract {}", flags_of_case(options, record),
                   check.candidate.name, check.candidate.device, quote_command({contract}));
   for (const std::string& plugin : options.plugins) line += " --plugin " + quote_command({plugin});
   for (const std::string& command : options.external) line += " --exec " + quote_command({command});
@@ -146,6 +148,9 @@ std::vector<Demands> Session::demands_for(const Contract& contract, const Case& 
 }
 
 void Session::check_questions(const Contract& contract) const {
+  std::vector<const Case*> cases;
+  for (const Check& check : selection_.checks) cases.push_back(&check.c);
+  given_.require_fit(cases);
   if (!options_.gold_rows.empty() && options_.gold_rows != "all" &&
       parse_sizes("--gold-rows", options_.gold_rows).size() != 1) {
     throw InputError("--gold-rows", fmt::format("expected one number, got '{}'", options_.gold_rows),
@@ -155,9 +160,19 @@ void Session::check_questions(const Contract& contract) const {
     for (const OutputSpec& spec : check.c.pass->outputs) {
       if (is_present(check.c, spec.tensor)) contract.gates_for(check.c, spec, {});
     }
-    given_.require_fit(check.c);
     if (gold_) GivenGold::require_sound(*gold_, check.c, contract, {});
   }
+}
+
+std::vector<std::string> Session::left_over() const {
+  std::vector<std::string> sentences;
+  if (options_.inputs_file.empty() || selection_.checks.empty()) return sentences;
+  const Case& c = selection_.checks.front().c;  // the only one
+  for (const std::string& name : given_.left_over(c)) {
+    sentences.push_back(fmt::format("{}: '{}' is no input of {}/{} and was not used", options_.inputs_file, name,
+                                    c.op->name, c.pass->name));
+  }
+  return sentences;
 }
 
 void Session::run_all(const std::function<void(Attempt&)>& body,
@@ -184,7 +199,7 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
 }
 
 void Session::find_proofs() {
-  if (plan_.all && wants("invariance")) proofs_ = Proofs(selection_.checks, threads_);
+  if (plan_.all && wants("invariance")) proofs_ = Proofs(selection_.checks, given_, threads_);
 }
 
 std::vector<std::string> Session::controlled_devices() const {
@@ -233,14 +248,15 @@ Attempt Session::attempt(Worker& worker, const Check& check, const std::string& 
   record.plugin_digest = check.candidate.plugin_digest;
   record.checks = {wants("determinism"), wants("invariance"), wants("memory"), plan_};
   record.device = worker.info().device.value();
+  record.given_inputs = given_.origins(check.c);
+  if (gold_) record.gold_file = gold_->path();
   if (!check.candidate.has_kernel) {
     record.run.status = RunStatus::unsupported;
     record.run.message =
         fmt::format("there is no {} '{}' of {}", check.c.pass->name, check.candidate.name, check.c.op->name);
     return attempt;
   }
-  attempt.inputs = make_inputs(check.c, threads_);
-  given_.replace(check.c, attempt.inputs);
+  attempt.inputs = given_.make(check.c, threads_);
   record.times.generate_ms = ms_since(start);
   record.data_hash = tensor_digest(attempt.inputs, threads_);
   attempt.outputs = make_outputs(check.c);
@@ -258,7 +274,7 @@ Attempt Session::attempt(Worker& worker, const Check& check, const std::string& 
 void Session::judge_by(const Contract& contract, Attempt& attempt) const {
   const auto start = Clock::now();
   CaseRecord& record = attempt.record;
-  record.repeat = repeat_line(options_, *attempt.check, contract.path());
+  record.repeat = repeat_line(options_, *attempt.check, record, contract.path());
   record.demands = demands_for(contract, record.c);
   record.comparisons.clear();
   const bool ran = record.run.status == RunStatus::ok, accuracy = ran && wants("accuracy");
@@ -266,7 +282,10 @@ void Session::judge_by(const Contract& contract, Attempt& attempt) const {
   if (accuracy) {
     GoldTimes times;
     std::optional<GivenGold> gold;
-    if (gold_) gold.emplace(*gold_, record.c);
+    if (gold_) {
+      gold.emplace(*gold_, record.c);
+      record.gold_dtypes = gold->dtypes();
+    }
     record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads_,
                                        attempt.rows, &times, gold ? gold->replay() : GoldReplay());
     record.times.compare_ms = times.compare_ms;

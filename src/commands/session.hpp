@@ -47,6 +47,9 @@ class Session {
   /// a bad --gold-rows.
   void check_questions(const Contract& contract) const;
 
+  /// Sentences about tensors of --inputs that are no inputs.
+  std::vector<std::string> left_over() const;
+
   /// Runs every check, with a worker for each candidate and device, and hands over what came of it. `device` is called
   /// with the first worker's device before anything runs on it. Throws InputError when --arch-key is not the device's.
   void run_all(const std::function<void(Attempt&)>& body,
