@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -228,6 +229,17 @@ TEST(OwnOperator, ReportSaysByWhatItIsJudged) {
   EXPECT_EQ(c.at("given_inputs").at("a"), path_of("own_inputs") + ":a");
   EXPECT_EQ(c.at("outputs")[0].at("gold_dtype"), "fp64");
   EXPECT_EQ(c.at("checks").at("invariance"), "not run");
+}
+
+TEST(OwnOperator, OverlaysMustBeSoundToo) {
+  const std::string contract = path_of("overlay") + ".json";
+  std::ofstream(contract) << R"({"format": "check_operator/contract-2", "name": "overlay",
+    "rules": [{"match": {}, "gates": [{"metric": "atol_rtol", "atol": 1e-3, "rtol": 1e-3}], "why": "w"}],
+    "overlays": [{"match": {"arch": "sm90"}, "reason": "r", "owner": "o", "expires": "never", "add": [
+      {"metric": "bound_ratio", "limit": 1, "lambda": 6, "step": 1, "max_chain": 256, "bias_ulps": 0}]}]})";
+  const std::string flags = own_files(2) + own_command() + "--class reduction --contract " + contract;
+  expect_exit(run_program(flags), 0, "1 pass");
+  expect_exit(run_program(flags + " --arch-key sm90 --force-arch-key"), 2, "bound_ratio needs the magnitude");
 }
 
 TEST(OwnOperator, WhatIsMissingIsSaid) {

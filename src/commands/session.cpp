@@ -283,6 +283,7 @@ void Session::judge_by(const Contract& contract, Attempt& attempt) const {
     GoldTimes times;
     std::optional<GivenGold> gold;
     if (gold_) {
+      GivenGold::require_sound(*gold_, record.c, contract, attempt.subject());  // overlays may ask for more
       gold.emplace(*gold_, record.c);
       record.gold_dtypes = gold->dtypes();
     }
