@@ -15,6 +15,8 @@
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are.
 #
+# Reports of more than a megabyte are left compressed.
+#
 # A FAIL is a result: it stands in its report and in the table, and the script goes on. The exit status is 1 when an
 # answer is missing: a command ended with 2 (bad question), 3 (nothing checked), 4 (crash or time limit) or 5 (no
 # device, no sanitizer), ran out of time, or left no report.
@@ -196,7 +198,7 @@ run_sanitizers() {
   local check group
   for check in memcheck initcheck synccheck racecheck; do
     for group in "${!groups[@]}"; do
-      sanitize "$check" "$group" --suite smoke --op "${groups[$group]}" --candidate all --dtype fp32,bf16 &
+      sanitize "$check" "$group" --suite smoke --op "${groups[$group]}" --candidate all --dtype fp32,bf16 --check memory &
     done
   done
   wait
@@ -278,6 +280,7 @@ case $stage in
     [[ $stage == judge ]] || run_sanitizers
     ;;
 esac
+find "$out" -maxdepth 1 -name 'report-*.json' -size +1M -exec gzip -9nf {} +
 printf '\n'
 cat "$rows"/* | tee "$out/table-$stage.txt"
 [[ ! -e $rows/.trouble ]]

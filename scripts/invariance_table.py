@@ -31,6 +31,12 @@ def largest_part(check):
     return f"{entry['different']} of {entry['compared']}"
 
 
+def other_axes(check):
+    """What else than the number of rows, and than what changes it too, changes bits."""
+    of_the_number = {"batch", "chunks", "padding"}
+    return ", ".join(axis["axis"] for axis in check["axes"] if axis["different"] and axis["axis"] not in of_the_number) or "-"
+
+
 def cell(case):
     """What the other candidates make of the same size."""
     if case is None:
@@ -49,11 +55,11 @@ def row(sizes, cases, others):
     text = f"| {sizes[0]} x {sizes[1]} | "
     default = cases.get(DEFAULT)
     if default is None or not default["bit_checks"]:
-        text += f"{cell(default)} | | | |"
+        text += f"{cell(default)} | | | | |"
     else:
         check = default["bit_checks"][0]
         text += (f"{check['rows']['different'] or 'none'} | {check['rows']['same'] or 'none'} | "
-                 f"{check['smallest_rows'] or '-'} | {largest_part(check)} |")
+                 f"{check['smallest_rows'] or '-'} | {largest_part(check)} | {other_axes(check)} |")
     return text + "".join(f" {cell(cases.get(name))} |" for name in others) + "\n"
 
 
@@ -73,8 +79,8 @@ def table(path):
     device, count = report["device"], rows.pop()
     text = (f"On one {device['name']} ({device['arch_key']}, {device['multiprocessors']} multiprocessors, CUDA {device['runtime']}), bf16, "
             f"rows of a batch of {count}, from `{os.path.relpath(path, ROOT)}`:\n\n"
-            f"| k_dim x n_dim | {DEFAULT}: other bits at so many rows | same bits | not as alone from | elements changed |"
-            + "".join(f" {name} |" for name in others) + "\n|" + "---|" * (5 + len(others)) + "\n")
+            f"| k_dim x n_dim | {DEFAULT}: other bits at so many rows | same bits | not as alone from | elements changed | also with |"
+            + "".join(f" {name} |" for name in others) + "\n|" + "---|" * (6 + len(others)) + "\n")
     return text + "".join(row(sizes, groups[sizes], others) for sizes in sorted(groups))
 
 

@@ -7,11 +7,17 @@ does not hold what the reports say.
 Usage: results_table.py [--check]
 """
 import glob
+import gzip
 import json
 import os
 
 from readme_block import RESULTS, ROOT, write_or_check
 
+
+
+def load(path):
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+        return json.load(file)
 
 
 def headroom(cases, narrow):
@@ -23,9 +29,13 @@ def headroom(cases, narrow):
 
 
 def verdict(cases):
-    failed = [case for case in cases if not case["passed"]]
+    refused = sum(case["verdict"] == "unsupported" for case in cases)
+    failed = [case for case in cases if not case["passed"] and case["verdict"] != "unsupported"]
     kinds = sorted({case["kind"] for case in failed})
-    return f"**{len(failed)} fail: {', '.join(kinds)}**" if failed else "pass"
+    if refused == len(cases):
+        return "unsupported"
+    text = f"**{len(failed)} fail: {', '.join(kinds)}**" if failed else "pass"
+    return f"{text}, {refused} unsupported" if refused else text
 
 
 def largest(cases):
@@ -41,7 +51,10 @@ def largest(cases):
 def tables():
     text = ""
     for folder in sorted(glob.glob(os.path.join(RESULTS, "*"))):
-        reports = [json.load(open(path, encoding="utf-8")) for path in sorted(glob.glob(folder + "/report-*.json"))]
+        sanitizers = os.path.join(folder, "table-sanitize.txt")
+        if os.path.exists(sanitizers):
+            text += f"From `{os.path.relpath(folder, ROOT)}`:\n\n```\n" + open(sanitizers, encoding="utf-8").read() + "```\n\n"
+        reports = [load(path) for path in sorted(glob.glob(folder + "/report-*.json*"))]
         if not reports:
             continue
         groups = {}
@@ -56,10 +69,8 @@ def tables():
         for (op, direction, backend), cases in sorted(groups.items()):
             text += (f"| {op} {direction} | {backend} | {len(cases)} | {largest(cases)} | {verdict(cases)} | "
                      f"{headroom(cases, False)} | {headroom(cases, True)} |\n")
-        sanitizers = os.path.join(folder, "table-sanitize.txt")
-        if os.path.exists(sanitizers):
-            text += "\n```\n" + open(sanitizers, encoding="utf-8").read() + "```\n"
-    return text
+        text += "\n"
+    return text.rstrip() + "\n" if text else text
 
 
 if __name__ == "__main__":
