@@ -10,21 +10,21 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "error.hpp"
+#include "host_memory.hpp"
 #include "mix.hpp"
+#include "text.hpp"
 
 namespace checkop {
 namespace {
-
-constexpr size_t kAlignment = 256;
 
 /// "AMD EPYC 9654 96-Core Processor"; "cpu" where /proc/cpuinfo names none, as on many ARM machines.
 std::string processor_name() {
@@ -57,17 +57,22 @@ class CpuDevice final : public Device {
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
     const auto fail = [&](std::string_view why) {
-      throw DeviceError(fmt::format("allocate {} ({:.1f} MiB): {}", what, static_cast<double>(bytes) / 1048576.0, why),
-                        /*sticky=*/false);
+      throw OutOfMemory(fmt::format("allocate {} ({}): {}", what, format_bytes(bytes), why));
     };
     // The system would grant more than there is, and kill the process that uses it.
     if (bytes > info_.memory_bytes) fail("the machine has not so much memory");
-    void* memory = ::operator new (std::max(bytes, kAlignment), std::align_val_t{kAlignment}, std::nothrow);
+    std::byte* memory = map_apart(bytes);
     if (memory == nullptr) fail("out of memory");
-    return static_cast<std::byte*>(memory);
+    sizes_[memory] = bytes;
+    return memory;
   }
 
-  void free(std::byte* memory) noexcept override { ::operator delete (memory, std::align_val_t{kAlignment}); }
+  void free(std::byte* memory) noexcept override {
+    const auto found = sizes_.find(memory);
+    if (found == sizes_.end()) return;
+    unmap_apart(memory, found->second);
+    sizes_.erase(found);
+  }
 
   void upload(std::byte* device, const std::byte* host, size_t bytes) override { copy_bytes(device, host, bytes); }
   void download(std::byte* host, const std::byte* device, size_t bytes) override { copy_bytes(host, device, bytes); }
@@ -126,6 +131,7 @@ class CpuDevice final : public Device {
     if (bytes > 0) std::memcpy(to, from, bytes);  // null pointers are not allowed even for zero bytes
   }
 
+  std::unordered_map<std::byte*, size_t> sizes_;
   std::vector<uint64_t> flushed_;
   volatile uint64_t read_ = 0;  // keeps the reads of flush_cache()
   std::optional<DeviceInfo> elsewhere_;

@@ -21,6 +21,7 @@ struct DeviceInfo {
   int multiprocessors = 0;
   uint64_t memory_bytes = 0;
   std::string driver, runtime;  ///< "13.0"; "" on the CPU
+  uint64_t free_bytes = 0;      ///< of memory_bytes when it was opened; 0 on the CPU, whose memory is the host's
 };
 
 /// How the work of a launch comes to run.
@@ -97,6 +98,12 @@ class NotOnDevice : public std::exception {
 
  private:
   std::string why_;
+};
+
+/// There is not as much memory as was asked for.
+class OutOfMemory : public DeviceError {
+ public:
+  explicit OutOfMemory(std::string message) : DeviceError(std::move(message), /*sticky=*/false) {}
 };
 
 std::unique_ptr<Device> open_cpu_device();

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "device.hpp"
@@ -47,6 +48,7 @@ void check(cudaError_t status, std::string_view doing,
   // of them that a new driver could not make incomplete: ask for something harmless instead.
   const bool sticky = cudaDeviceSynchronize() != cudaSuccess;
   (void)cudaGetLastError();
+  if (status == cudaErrorMemoryAllocation && !sticky) throw OutOfMemory(describe(status, doing, at));
   throw DeviceError(describe(status, doing, at), sticky);
 }
 
@@ -70,6 +72,7 @@ class CudaDevice final : public Device {
     check(cudaRuntimeGetVersion(&runtime), "read the runtime's version");
     driver_ = format_version(driver);
     runtime_ = format_version(runtime);
+    free_at_first_ = free_bytes();
   }
 
   DeviceInfo info() const override {
@@ -82,6 +85,7 @@ class CudaDevice final : public Device {
     info.arch = arch;
     info.multiprocessors = properties_.multiProcessorCount;
     info.memory_bytes = properties_.totalGlobalMem;
+    info.free_bytes = free_at_first_;
     info.driver = driver_;
     info.runtime = runtime_;
     return info;
@@ -92,12 +96,25 @@ class CudaDevice final : public Device {
   std::byte* allocate(size_t bytes, const std::string& what) override {
     void* memory = nullptr;
     // At least one byte: an empty tensor still gets an address of its own. cudaMalloc aligns to 256 bytes.
-    check(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "allocate " + what + " (" + format_bytes(bytes) + ")");
+    const std::string doing = "allocate " + what + " (" + format_bytes(bytes) + ")";
+    const cudaError_t status = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
+    if (status == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      throw OutOfMemory(describe(status, doing, std::source_location::current()) + "; " + format_bytes(free_bytes()) +
+                        " are free");
+    }
+    check(status, doing);
+    sizes_[static_cast<std::byte*>(memory)] = bytes;
     return static_cast<std::byte*>(memory);
   }
 
+  // What was there must not be found in what a candidate allocates: all bits set is a NaN of every type.
   void free(std::byte* memory) noexcept override {
-    (void)cudaFree(memory);  // may run after a sticky error
+    if (const auto found = sizes_.find(memory); found != sizes_.end()) {
+      (void)cudaMemsetAsync(memory, 0xff, found->second, stream_.get());
+      sizes_.erase(found);
+    }
+    (void)cudaFree(memory);  // waits for the above; may run after a sticky error
     (void)cudaGetLastError();
   }
 
@@ -297,6 +314,12 @@ class CudaDevice final : public Device {
     check(cudaStreamSynchronize(stream_.get()), doing);
   }
 
+  static size_t free_bytes() {
+    size_t free = 0, total = 0;
+    (void)cudaMemGetInfo(&free, &total);  // after a sticky error: 0
+    return free;
+  }
+
   struct MemoryDelete {
     void operator()(std::byte* memory) const noexcept { (void)cudaFree(memory); }
   };
@@ -309,8 +332,10 @@ class CudaDevice final : public Device {
   std::unique_ptr<std::byte, MemoryDelete> sum_;       ///< of sum_of()
   std::unique_ptr<std::byte, MemoryDelete> compared_;  ///< rows of rows_equal()
   size_t compared_bytes_ = 0;
+  std::unordered_map<std::byte*, size_t> sizes_;      ///< of what is allocated
   std::unique_ptr<std::byte, MemoryDelete> flushed_;  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;
+  size_t free_at_first_ = 0;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "host_memory.hpp"
 #include "interruption.hpp"
 #include "isolate_child.hpp"
 #include "isolate_local.hpp"
@@ -39,6 +41,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kDeathLimit{20};
+/// Of the machine's free memory so much, or a sixteenth, is not for candidates: the system needs room to go on.
+constexpr uint64_t kLeastReserve = uint64_t{256} << 20;
 
 /// Of this program; see Isolation.
 bool isolates = true;
@@ -49,11 +53,15 @@ Isolation::Isolation(bool on) : before_(isolates) { isolates = on; }
 
 Isolation::~Isolation() { isolates = before_; }
 
+bool Isolation::is_on() { return isolates; }
+
 /// A live child. Its destruction ends it and everything it started.
 struct Worker::Process {
   pid_t pid = -1;
   Descriptor socket;
   bool reaped = false;
+  uint64_t allowed_bytes = 0;  ///< of memory, to the latest request; 0: unlimited
+  uint64_t peak_bytes = 0;     ///< resident, once it has ended
 
   ~Process() {
     if (pid < 0 || reaped) return;
@@ -74,9 +82,11 @@ struct Worker::Process {
 
   int wait() {
     int status = 0;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    rusage usage{};
+    while (wait4(pid, &status, 0, &usage) < 0 && errno == EINTR) {
     }
     reaped = true;
+    peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
     return status;
   }
 
@@ -88,7 +98,17 @@ struct Worker::Process {
     }
     kill_all();
     const int status = wait();
-    return describe_end(status) + (WIFEXITED(status) ? " before it answered" : "");
+    return describe_end(status) + (WIFEXITED(status) ? " before it answered" : "") + describe_memory(status);
+  }
+
+  /// Whether the end may have to do with memory.
+  std::string describe_memory(int status) const {
+    if (allowed_bytes > 0 && peak_bytes >= allowed_bytes / 4 * 3) {
+      return fmt::format("; its memory had come to {} of the {} that it may have", format_bytes(peak_bytes),
+                         format_bytes(allowed_bytes));
+    }
+    const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    return killed ? ", and not by this program: perhaps the system ran out of memory" : "";
   }
 };
 
@@ -200,6 +220,14 @@ void require_complete(const Case& c, const DeviceInfo& device, const RunChecks& 
   if (!complete) throw WireError("its answer leaves out checks that were asked for");
 }
 
+/// A process that wrote where it must not, or may hold on to what a failure left behind, runs no further case.
+bool may_go_on(const RunResult& result) {
+  const auto unwritten = [](const OutputRun& output) { return output.unwritten > 0; };
+  return (result.status == RunStatus::ok || result.status == RunStatus::unsupported) && !result.device_lost &&
+         result.guard_violations.empty() && result.modified_inputs.empty() &&
+         std::none_of(result.outputs.begin(), result.outputs.end(), unwritten);
+}
+
 /// Throws WireError unless there are as many times as were asked for, and all are times.
 void require_complete(size_t candidates, const BenchPlan& plan, const BenchResult& result) {
   if (result.status != RunStatus::ok) return;
@@ -220,6 +248,13 @@ void require_complete(size_t candidates, const BenchPlan& plan, const BenchResul
 
 std::string Worker::words_of_external() const {
   return config_.external ? last_words(stderr_file(*config_.external)) : "";
+}
+
+uint64_t Worker::allowed_bytes() const {
+  if (config_.device != "cpu") return 0;  // a CUDA driver maps more than there is
+  if (config_.memory_limit > 0) return config_.memory_limit;
+  const std::optional<uint64_t> free = available_memory();
+  return free ? *free - std::min(*free, std::max(*free / 16, kLeastReserve)) : 0;
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {
@@ -245,6 +280,7 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
     const auto deadline = Clock::now() + limit;
     const std::string number = request_number();
     request["request"] = number;
+    request["allowed_bytes"] = process_->allowed_bytes = allowed_bytes();
     if (!process_->is_alive()) {  // a thread of the candidate can outlive the answer, and then crash
       return end(RunStatus::crashed, "between two cases: " + process_->bury());
     }
@@ -293,7 +329,9 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
   const auto take = [&](const json& answer) {
     result = decode_result(answer);
     require_complete(c, info_.device.value(), checks, result);
-    return !result.device_lost;
+    if (result.status == RunStatus::no_memory && process_->allowed_bytes > 0)
+      result.message += fmt::format("; it may have {}", format_bytes(process_->allowed_bytes));
+    return config_.external ? !result.device_lost : may_go_on(result);  // a command has none of our memory
   };
   ask(std::move(request), descriptors, limit, take, [&](RunStatus status, std::string message) {
     result = {};

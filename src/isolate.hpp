@@ -21,6 +21,7 @@ struct WorkerConfig {
   std::string device = "cpu";                    ///< "cpu", "cuda" or "cuda:N"
   bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
   std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; its folder is the worker's affair
+  uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free at each run
 };
 
 /// What a worker says of itself once it is up.
@@ -37,6 +38,7 @@ struct WorkerInfo {
 class Isolation {
  public:
   explicit Isolation(bool on);
+  static bool is_on();
   ~Isolation();
   Isolation(const Isolation&) = delete;
   Isolation& operator=(const Isolation&) = delete;
@@ -72,6 +74,7 @@ class Worker {
   using Stop = std::function<void(RunStatus, std::string)>;
   void start();
   std::string words_of_external() const;  ///< "" when there is none
+  uint64_t allowed_bytes() const;         ///< that a candidate may use now; 0: no limit
   size_t index_of(const std::string& candidate, const Case& c) const;
   /// Sends the request. Calls `take` with the answer, which says whether the process is still of use, or `stop` with
   /// the reason why there is none.

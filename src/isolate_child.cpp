@@ -13,9 +13,11 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "error.hpp"
+#include "host_memory.hpp"
 #include "wire.hpp"
 
 namespace checkop {
@@ -41,6 +43,8 @@ void detach_from_parent(int socket, pid_t parent) {
   sigprocmask(SIG_SETMASK, &none, nullptr);
   const rlimit no_core{0, 0};  // a crash is an expected result; it should not leave files about
   setrlimit(RLIMIT_CORE, &no_core);
+  // Where memory ends all the same, the system is to end this process and not the one that reports.
+  std::ofstream("/proc/self/oom_score_adj") << 1000;
 
   if (socket != kChildSocket) dup2(socket, kChildSocket);  // first: it may be 0 to 2 when the parent had closed those
   if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, STDIN_FILENO);
@@ -83,13 +87,17 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
                               decode_checks(request.at("checks"))));
 }
 
-/// Answers requests until the parent closes its end.
-void serve(Device& device, const std::vector<Candidate>& candidates) {
+/// Answers requests until the parent closes its end. Each says how much memory may be used: where `in_all`, counted
+/// from the first one, otherwise by each.
+void serve(Device& device, const std::vector<Candidate>& candidates, bool in_all) {
   Message message;
+  const uint64_t at_start = own_memory();
   const pid_t own_pid = getpid();
   const auto never = Clock::now() + std::chrono::hours(24 * 365);
   while (receive_message(kChildSocket, message, never, kAlwaysAlive) == Received::message) {
     const json request = json::parse(message.body);
+    if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0)
+      limit_own_memory(in_all ? at_start : own_memory(), allowed);
     json answer = answer_to(request, device, candidates, message.descriptors);
     fflush(stdout);  // what the plugin printed belongs to this case
     // A candidate that forked came back twice; only the worker itself may answer.
@@ -127,10 +135,11 @@ void run_child(int socket, pid_t parent, const WorkerConfig& config) {
         signal(SIGPIPE, SIG_IGN);
         external.emplace(*config.external);
       }
-      const std::vector<Candidate> candidates = external ? external->candidates() : load_plugins(config.plugins);
+      // Before the plugins: how much is free is noted then, and they can take some as they are loaded.
       const std::unique_ptr<Device> device = external ? external->open_device() : open_device(config.device);
+      const std::vector<Candidate> candidates = external ? external->candidates() : load_plugins(config.plugins);
       say(hello(candidates, *device, config.count_cuda_devices));
-      serve(*device, candidates);
+      serve(*device, candidates, config.memory_limit > 0);
     } catch (const InputError& e) {
       say({{"error", "input"}, {"text", e.what()}});
     } catch (const EnvironmentError& e) {

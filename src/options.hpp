@@ -49,6 +49,9 @@ struct RunOptions {
   std::string replay;
   int64_t timeout_s = 300;
   bool no_isolate = false;                    ///< candidates run in this process
+  uint64_t memory_limit = 0;                  ///< bytes of the host's memory that a check may take; 0: what is free
+  std::optional<int64_t> max_skip;            ///< so many checks may be skipped; nothing: any number
+  std::optional<uint64_t> shuffle;            ///< seed of the order of checks; nothing: as they are listed
   unsigned threads = 0;                       ///< 0: one per core
   std::set<std::string> given;                ///< every flag that was given, "--vocab"
   std::vector<std::string> given_case_flags;  ///< those of them that make cases: sizes, attributes, data, --with

@@ -206,6 +206,15 @@ void add_class_options(CLI::App& app, RunOptions& run) {
       ->group("Judging");
 }
 
+/// What runs may take of the machine.
+void add_memory_option(CLI::App& app, RunOptions& run) {
+  app.add_option("--memory-limit", run.memory_limit,
+                 "of the host's memory for a check: 512M, 4G; what is free otherwise. More is skipped")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->type_name("BYTES")
+      ->group("Candidates");
+}
+
 /// Which of the chosen checks.
 void add_selection_options(CLI::App& app, RunOptions& run) {
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
@@ -251,6 +260,13 @@ void add_run_options(CLI::App& app, RunOptions& run) {
                  "contract says otherwise")
       ->type_name("all|N")
       ->group("Judging");
+  add_memory_option(app, run);
+  app.add_option("--max-skip", run.max_skip, "fail when more checks than this are skipped")
+      ->check(CLI::NonNegativeNumber)
+      ->group("Judging");
+  app.add_option("--shuffle", run.shuffle, "run candidates, and the checks of each, in the order of this seed")
+      ->type_name("SEED")
+      ->group("Checks");
   add_given_options(app, run);
   add_class_options(app, run);
   add_output_options(app, run);
@@ -291,6 +307,7 @@ void add_certify_options(CLI::App& app, RunOptions& run, CertificateOptions& cer
   add_case_options(app, run);
   app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
   add_contract_options(app, run);
+  add_memory_option(app, run);
   add_force_option(app, run);
   app.add_option("--out", certificate.out, "where the certificate goes")->required()->type_name("FILE");
 }

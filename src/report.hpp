@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,10 +53,11 @@ struct Report {
   std::string contract_path, contract_hash;
   std::vector<std::string> warnings = {};  ///< what has expired in the contract, what was left over of files
   std::vector<CaseRecord> records;
-  std::vector<Control> controls;  ///< of the check of invariance, one a device; empty where it was not relied on
-  int64_t planned = 0;            ///< checks that the run is to make
-  bool complete = false;          ///< false in the report of a run that is not, or never came, to its end
-  std::string stopped = {};       ///< the signal that ended it early
+  std::vector<Control> controls;         ///< of the check of invariance, one a device; empty where it was not relied on
+  int64_t planned = 0;                   ///< checks that the run is to make
+  std::optional<int64_t> max_skip = {};  ///< so many may be skipped; nothing: any number
+  bool complete = false;                 ///< false in the report of a run that is not, or never came, to its end
+  std::string stopped = {};              ///< the signal that ended it early
   std::string started, host;
   double wall_ms = 0;
 };

@@ -283,6 +283,7 @@ Json run_json(const Report& report) {
   return {{"format", "check_operator/report-1"},
           {"suite_name", report.suite_name},
           {"planned", report.planned},
+          {"max_skip", report.max_skip ? Json(*report.max_skip) : Json(nullptr)},
           {"contract", {{"path", report.contract_path}, {"hash", report.contract_hash}}},
           {"environment",
            {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
@@ -337,7 +338,7 @@ std::vector<Verdict> verdicts_of(const Report& report) {
 }
 
 int exit_code_of(const Report& report) {
-  const int code = exit_code(verdicts_of(report));
+  const int code = exit_code(verdicts_of(report), report.max_skip);
   return report.complete ? code : std::max(code, 4);
 }
 

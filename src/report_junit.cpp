@@ -71,10 +71,15 @@ std::string to_junit(const ReadReport& report) {
                        c.total_ms / 1000, element, c.kind.empty() ? type : c.kind,
                        fmt::format("{}: {}", type, c.reason), fmt::format("{}\nrepeat: {}", c.reason, c.repeat));
   }
+  const auto add_whole = [&](const std::string& element, const std::string& type) {
+    counts.add(element);
+    cases += test_case("check_operator", "the run as a whole", 0, element, type, report.verdict_line(),
+                       report.verdict_line());
+  };
   if (!report.complete || report.cases.empty()) {
-    counts.add("error");
-    cases += test_case("check_operator", "the run as a whole", 0, "error", report.complete ? "nothing" : "incomplete",
-                       report.verdict_line(), report.verdict_line());
+    add_whole("error", report.complete ? "nothing" : "incomplete");
+  } else if (report.too_many_skipped()) {
+    add_whole("failure", "skipped");
   }
   const std::string totals = fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\" time=\"{:.3f}\"", counts.tests,
                                          counts.failures, counts.errors, report.wall_ms / 1000);

@@ -140,7 +140,8 @@ std::vector<std::string> github_annotations(const ReadReport& report) {
   const auto add = [&](const std::string& title, const std::string& message) {
     lines.push_back(fmt::format("::error title={}::{}", escape_data(title, true), escape_data(message, false)));
   };
-  if (!report.complete || report.cases.empty()) add("check_operator", report.verdict_line());
+  if (!report.complete || report.cases.empty() || report.too_many_skipped())
+    add("check_operator", report.verdict_line());
   const auto bad = std::count_if(report.cases.begin(), report.cases.end(), [](const ReadCase& c) {
     return !is_good(c.verdict) && c.verdict != Verdict::skipped;
   });

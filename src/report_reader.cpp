@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 namespace checkop {
@@ -91,6 +92,12 @@ std::map<Verdict, int64_t> ReadReport::counts() const {
   return counts;
 }
 
+bool ReadReport::too_many_skipped() const {
+  const auto all = counts();
+  const auto found = all.find(Verdict::skipped);
+  return max_skip && found != all.end() && found->second > *max_skip;
+}
+
 std::string ReadReport::verdict_line() const {
   int64_t bad = 0, skipped = 0;
   std::vector<std::string> words;
@@ -103,8 +110,10 @@ std::string ReadReport::verdict_line() const {
   const std::string details = words.empty() ? "" : fmt::format(": {}", fmt::join(words, ", "));
   std::string text =
       total == 0 ? "nothing was checked"
-      : bad == 0 ? fmt::format("{} check{} passed{}", passed, passed == 1 ? "" : "s", details)
-                 : fmt::format("{} of {} check{} did not pass{}", bad + skipped, total, total == 1 ? "" : "s", details);
+      : bad == 0 && !too_many_skipped()
+          ? fmt::format("{} check{} passed{}", passed, passed == 1 ? "" : "s", details)
+          : fmt::format("{} of {} check{} did not pass{}", bad + skipped, total, total == 1 ? "" : "s", details);
+  if (too_many_skipped()) text += fmt::format("; --max-skip allows {} to be skipped", *max_skip);
   if (complete) return text;
   text += "; the run did not come to its end";
   return planned > 0 ? text + fmt::format(", {} of {} checks ran", total, planned) : text;
@@ -118,6 +127,7 @@ ReadReport read_report(const JsonValue& document) {
   report.complete = document.at("complete").boolean();
   report.exit_code = static_cast<int>(document.at("exit_code").integer(0, 5));
   if (const auto planned = document.find("planned")) report.planned = planned->integer(0);
+  if (const auto most = document.find("max_skip"); most && !most->raw().is_null()) report.max_skip = most->integer(0);
   report.device = document.at("device").at("name").string();
   report.contract_path = document.at("contract").at("path").string();
   report.contract_hash = document.at("contract").at("hash").string();

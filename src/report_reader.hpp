@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,12 +40,14 @@ struct ReadCase {
 struct ReadReport {
   std::string suite_name, command, started, host, device, contract_path, contract_hash;
   int64_t planned = 0;  ///< 0 in reports that do not say
+  std::optional<int64_t> max_skip = {};
   bool complete = false;
   int exit_code = 4;
   double wall_ms = 0;
   std::vector<ReadCase> cases;  ///< by candidate, in the order of the report
 
   std::map<Verdict, int64_t> counts() const;
+  bool too_many_skipped() const;  ///< more than max_skip
   /// "3 of 120 checks did not pass: 2 fail, 1 vacuous"; says when not all that were planned ran.
   std::string verdict_line() const;
 };

@@ -198,6 +198,10 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
     }
   }
   if (!report.stopped.empty()) fmt::print(out, "{} stopped the run before its end (exit code 4).\n", report.stopped);
+  const auto skipped = std::count(verdicts.begin(), verdicts.end(), Verdict::skipped);
+  if (report.max_skip && skipped > *report.max_skip) {
+    fmt::print(out, "{} skipped, more than the {} that --max-skip allows.\n", skipped, *report.max_skip);
+  }
   const int code = exit_code_of(report);
   if (code == 3) {
     fmt::print(

@@ -63,8 +63,9 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
     }
     result.transfer_ms = ms_since(start);
     stage.make_outputs_and_workspace();
-  } catch (const DeviceError& e) {
-    // The candidate has not run yet: the machine is too small for the case, or its device is gone.
+  } catch (const OutOfMemory& e) {  // the case itself has room: the candidate's workspace, or what it keeps, has not
+    throw Stopped{RunStatus::no_memory, fmt::format("could not be prepared: {}", e.what())};
+  } catch (const DeviceError& e) {  // the candidate has not run yet: its device is gone
     throw Stopped{RunStatus::no_device, fmt::format("could not be prepared: {}", e.what())};
   }
 
@@ -110,6 +111,10 @@ std::string_view to_string(RunStatus status) {
       return "timeout";
     case RunStatus::no_device:
       return "no_device";
+    case RunStatus::no_memory:
+      return "no_memory";
+    case RunStatus::skipped:
+      return "skipped";
   }
   return "?";
 }
@@ -177,11 +182,13 @@ RunResult run_candidate(Device& device, const Candidate& candidate, const Case& 
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);
     result.device_lost = stopped.status == RunStatus::crashed;  // the next check gets a fresh process
+  } catch (const OutOfMemory& e) {
+    stop(RunStatus::no_memory, e.what());
   } catch (const DeviceError& e) {
     stop(RunStatus::failed, e.what());
     result.device_lost = e.sticky();
   } catch (const std::bad_alloc&) {
-    stop(RunStatus::failed, "the host ran out of memory");
+    stop(RunStatus::no_memory, "the host ran out of memory");
   }
   return result;
 }

@@ -14,7 +14,9 @@
 
 namespace checkop {
 
-enum class RunStatus : uint8_t { ok, unsupported, failed, crashed, timeout, no_device };
+/// `no_memory`: the candidate used up what it may have. `skipped`: it was not asked, for want of memory; no worker says
+/// that of itself.
+enum class RunStatus : uint8_t { ok, unsupported, failed, crashed, timeout, no_device, no_memory, skipped };
 std::string_view to_string(RunStatus status);
 
 struct RunChecks {
@@ -59,6 +61,7 @@ struct RunResult {
   std::vector<std::string> modified_inputs;   ///< "logits: 2 elements changed, first at index 12"
   bool device_lost = false;                   ///< the process can't use its device any more
   double transfer_ms = 0, run_ms = 0;
+  bool repeat_elsewhere = false;  ///< OutputRun::repeat is against a run in a second process
 };
 
 /// Elements of poison on both sides of every buffer.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <new>
 #include <utility>
 
 namespace checkop {
@@ -92,6 +93,8 @@ auto guarded_call(std::string_view what, const Body& body) {
     return body();
   } catch (const Stopped&) {  // of a candidate in another process, which has ended
     throw;
+  } catch (const std::bad_alloc&) {
+    throw Stopped{RunStatus::no_memory, fmt::format("{} ran out of memory: std::bad_alloc", what)};
   } catch (const std::exception& e) {
     throw Stopped{RunStatus::failed, fmt::format("{} threw: {}", what, e.what())};
   } catch (...) {

@@ -170,7 +170,8 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
   const TensorSpec& spec = spec_of(c, index).tensor;
   if (checks.determinism && demands.determinism && !judge_contexts(c, index, run, demands, /*rows=*/false, found) &&
       output.repeat.different > 0) {
-    found.push_back(fail("determinism", fmt::format("two runs on the same data disagree: {}",
+    found.push_back(fail("determinism", fmt::format("two runs on the same data{} disagree: {}",
+                                                    run.repeat_elsewhere ? ", the second in another process," : "",
                                                     describe_difference(c, spec, output.repeat))));
   }
   if (!checks.invariance || !demands.batch_invariance || !is_per_row(*c.op, spec)) return;
@@ -202,6 +203,10 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
       return {{Verdict::error, "crash", run.message}};
     case RunStatus::no_device:
       return {{Verdict::error, "device", run.message}};
+    case RunStatus::no_memory:
+      return {{Verdict::error, "memory", run.message}};
+    case RunStatus::skipped:
+      return {{Verdict::skipped, "memory", run.message}};
     case RunStatus::failed:
       if (run.device_lost) return {{Verdict::error, "device", run.message}};
       return {fail("candidate", fmt::format("the candidate failed: {}", run.message))};
@@ -330,13 +335,14 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
   return judgment;
 }
 
-int exit_code(const std::vector<Verdict>& verdicts) {
+int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip) {
   const auto any = [&](std::initializer_list<Verdict> wanted) {
     return std::any_of(verdicts.begin(), verdicts.end(),
                        [&](Verdict v) { return std::find(wanted.begin(), wanted.end(), v) != wanted.end(); });
   };
   if (any({Verdict::error, Verdict::timeout})) return 4;
   if (any({Verdict::fail, Verdict::vacuous, Verdict::xpass})) return 1;
+  if (max_skip && std::count(verdicts.begin(), verdicts.end(), Verdict::skipped) > *max_skip) return 1;
   // What was asked for and can't be done is not a pass: a gate on gradients must not turn green without a backward
   // pass.
   if (any({Verdict::unsupported})) return 3;

@@ -34,8 +34,8 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
                const std::vector<KnownFailure>& known = {});
 
 /// Process exit code of a whole run, by the documented priority: 4, 1, 3, 0. 3: nothing ran, or a check was
-/// unsupported.
-int exit_code(const std::vector<Verdict>& verdicts);
+/// unsupported. 1 also where more checks were skipped than `max_skip`.
+int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip = {});
 
 Shape unravel(const Shape& shape, int64_t index);            ///< the coordinates of a flat index
 std::string coordinates(const Shape& shape, int64_t index);  ///< "[12,513]"

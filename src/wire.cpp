@@ -99,7 +99,7 @@ BitDifference decode_bits(const json& json) {
 
 RunStatus decode_status(const json& json) {
   const int status = json.at("status").get<int>();
-  if (status < 0 || status > static_cast<int>(RunStatus::no_device)) throw WireError("an answer with no known status");
+  if (status < 0 || status > static_cast<int>(RunStatus::no_memory)) throw WireError("an answer with no known status");
   return static_cast<RunStatus>(status);
 }
 
@@ -321,6 +321,7 @@ json encode(const DeviceInfo& info) {
           {"arch", info.arch},
           {"multiprocessors", info.multiprocessors},
           {"memory_bytes", info.memory_bytes},
+          {"free_bytes", info.free_bytes},
           {"driver", info.driver},
           {"runtime", info.runtime}};
 }
@@ -334,6 +335,7 @@ DeviceInfo decode_device(const json& json) {
   info.arch = json.at("arch").get<int>();
   info.multiprocessors = json.at("multiprocessors").get<int>();
   info.memory_bytes = json.at("memory_bytes").get<uint64_t>();
+  info.free_bytes = json.at("free_bytes").get<uint64_t>();
   info.driver = json.at("driver").get<std::string>();
   info.runtime = json.at("runtime").get<std::string>();
   return info;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -97,6 +98,13 @@ TEST(Certificate, OfABrokenCandidateIsNotWritten) {
   expect_exit(result, 1, "No certificate");
   EXPECT_NE(result.text.find("depend on the number of rows"), std::string::npos) << result.text;
   EXPECT_EQ(text_of(path("none.json")), "");
+}
+
+TEST(Certificate, CaseThatHadNoRoomHasNone) {
+  const std::string flags = "certify --op silu --candidate native --device cpu --batch 1 --seq 4,40000 --hidden 4096";
+  expect_exit(run_program(fmt::format("{} --memory-limit 512M --out {}", flags, path("skipped.json"))), 3,
+              "1x40000x4096: skipped: needs ");
+  EXPECT_FALSE(std::filesystem::exists(path("skipped.json")));
 }
 
 TEST(Certificate, TwoCandidatesAreComparedByTheirDigests) {

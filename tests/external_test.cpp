@@ -118,6 +118,13 @@ TEST(External, StartsOnceForManyCases) {
   EXPECT_EQ(lines_of(starts), 1);
 }
 
+TEST(External, FailureIsNoReasonToStartItAgain) {
+  const std::string starts = scratch("starts_of_failed");
+  Worker worker = make_worker("failed " + starts);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(to_string(run(worker).status), "failed");
+  EXPECT_EQ(lines_of(starts), 1);
+}
+
 // --- what it does wrong
 // ----------------------------------------------------------------------------------------------------------------
 

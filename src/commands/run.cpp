@@ -64,6 +64,7 @@ int run_command(const Options& options) {
   Report report = new_report(options, contract);
   for (const std::string& sentence : session.left_over()) warn(report, options, sentence);
   report.planned = std::ssize(selection.checks);
+  report.max_skip = options.run.max_skip;
   RunOutputs outputs(options.run, report);
   note_interruptions();
   try {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -264,6 +265,32 @@ ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const
   return chosen;
 }
 
+/// Another order of candidates, and of the checks of each, for every seed. Those of a candidate on a device stay
+/// together: they share a worker.
+void shuffle(std::vector<Check>& checks, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  // Not std::shuffle, whose order differs between libraries. That some orders are likelier by 2^-50 does not matter.
+  const auto mix = [&](auto& items) {
+    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
+  };
+  std::vector<std::vector<Check>> groups;
+  for (Check& check : checks) {
+    const auto same = [&](const std::vector<Check>& others) {
+      const ChosenCandidate& other = others.front().candidate;
+      return other.name == check.candidate.name && other.device == check.candidate.device;
+    };
+    auto group = std::find_if(groups.begin(), groups.end(), same);
+    if (group == groups.end()) group = groups.emplace(groups.end());
+    group->push_back(std::move(check));
+  }
+  checks.clear();
+  mix(groups);
+  for (std::vector<Check>& group : groups) {
+    mix(group);
+    std::move(group.begin(), group.end(), std::back_inserter(checks));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> Selection::plugins_of(const ChosenCandidate& candidate) const {
@@ -350,6 +377,7 @@ Selection select_checks(const RunOptions& options) {
       }
     }
   }
+  if (options.shuffle) shuffle(selection.checks, *options.shuffle);
   return selection;
 }
 

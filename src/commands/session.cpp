@@ -17,6 +17,7 @@
 #include "gold.hpp"
 #include "inputs.hpp"
 #include "isolate.hpp"
+#include "memory_need.hpp"
 #include "sampling.hpp"
 #include "sweep.hpp"
 
@@ -65,6 +66,7 @@ std::string repeat_line(const RunOptions& options, const Check& check, const Cas
   if (!options.checks.empty()) line += fmt::format(" --check {}", fmt::join(options.checks, ","));
   if (!options.gold_rows.empty()) line += " --gold-rows " + options.gold_rows;
   if (options.has("--timeout-s")) line += fmt::format(" --timeout-s {}", options.timeout_s);
+  if (options.memory_limit > 0) line += fmt::format(" --memory-limit {}", options.memory_limit);
   return line;
 }
 
@@ -178,6 +180,7 @@ std::vector<std::string> Session::left_over() const {
 void Session::run_all(const std::function<void(Attempt&)>& body,
                       const std::function<void(const DeviceInfo&)>& device) const {
   std::shared_ptr<Worker> worker;
+  std::optional<SecondProcess> second;
   std::string running, arch_key;
   for (const Check& check : selection_.checks) {
     const std::string wanted = check.candidate.name + "@" + check.candidate.device;
@@ -185,15 +188,20 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
       const bool first = !worker;
       worker.reset();
       const auto external = selection_.external.find(check.candidate.name);
-      worker =
-          external != selection_.external.end()
-              ? external->second
-              : std::make_shared<Worker>(WorkerConfig{selection_.plugins_of(check.candidate), check.candidate.device});
+      second.reset();
+      if (external != selection_.external.end()) {
+        worker = external->second;  // it is started once
+      } else {
+        WorkerConfig config{selection_.plugins_of(check.candidate), check.candidate.device};
+        config.memory_limit = options_.memory_limit;
+        worker = std::make_shared<Worker>(config);
+        if (Isolation::is_on()) second.emplace(std::move(config));
+      }
       running = wanted;
       arch_key = resolve_arch_key(options_, worker->info().device.value());
       if (first && device) device(*worker->info().device);
     }
-    Attempt done = attempt(*worker, check, arch_key);
+    Attempt done = attempt(*worker, second ? &*second : nullptr, check, arch_key);
     body(done);
   }
 }
@@ -236,7 +244,7 @@ void Session::run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) 
   }
 }
 
-Attempt Session::attempt(Worker& worker, const Check& check, const std::string& arch_key) const {
+Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key) const {
   const auto start = Clock::now();
   Attempt attempt;
   attempt.check = &check;
@@ -256,11 +264,20 @@ Attempt Session::attempt(Worker& worker, const Check& check, const std::string& 
         fmt::format("there is no {} '{}' of {}", check.c.pass->name, check.candidate.name, check.c.op->name);
     return attempt;
   }
+  record.run.message = why_no_room(check.c, record.device, threads_, options_.memory_limit);
+  if (!record.run.message.empty()) {
+    record.run.status = RunStatus::skipped;
+    return attempt;
+  }
   attempt.inputs = given_.make(check.c, threads_);
   record.times.generate_ms = ms_since(start);
   record.data_hash = tensor_digest(attempt.inputs, threads_);
   attempt.outputs = make_outputs(check.c);
   run(worker, proofs_.find(check.c), attempt);
+  if (second != nullptr && record.run.status == RunStatus::ok && record.checks.determinism) {
+    second->repeat(check.candidate.name, check.c, attempt.inputs, attempt.outputs,
+                   std::chrono::seconds(options_.timeout_s), threads_, record.run);
+  }
   // The gold is about to be computed from these: a candidate that reached the host's copy must not choose them.
   if (tensor_digest(attempt.inputs, threads_) != record.data_hash) {
     record.run.modified_inputs.insert(record.run.modified_inputs.begin(), "the host's own copy of the inputs");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "commands/proofs.hpp"
+#include "commands/second_process.hpp"
 #include "commands/selection.hpp"
 #include "contract.hpp"
 #include "given_inputs.hpp"
@@ -65,7 +66,7 @@ class Session {
  private:
   bool wants(std::string_view check) const;
   void run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) const;
-  Attempt attempt(Worker& worker, const Check& check, const std::string& arch_key) const;
+  Attempt attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key) const;
   std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;
 
   const RunOptions& options_;

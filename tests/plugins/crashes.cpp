@@ -55,6 +55,12 @@ checkop_status closes_everything(const checkop_call*) {
   std::exit(3);
 }
 
+/// Right, but for sums of 10, 20, ... terms.
+checkop_status crashes_every_tenth(const checkop_call* call) {
+  if (call->inputs[1].shape[0] % 10 == 0) raise(SIGSEGV);
+  return multiply(call);
+}
+
 checkop_status prints(const checkop_call* call) {
   std::printf("hello from the plugin\n");
   return multiply(call);
@@ -69,6 +75,7 @@ constexpr checkop_kernel kKernels[] = {
     kernel("crashes_later", crashes_later),
     kernel("closes_everything", closes_everything),
     kernel("prints", prints),
+    kernel("crashes_every_tenth", crashes_every_tenth),
     kernel("honest", multiply),
 };
 constexpr checkop_plugin kPlugin = plugin(kKernels);

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mappings with nothing around them; /proc/meminfo and the files of control groups, versions 1 and 2.
+#include "host_memory.hpp"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <sstream>
+
+namespace checkop {
+namespace {
+
+size_t whole_pages(size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return (std::max<size_t>(bytes, 1) + page - 1) / page * page;
+}
+
+/// The number behind the first line's beginning `key` ("MemAvailable:"); of a file that is one number, key is "".
+std::optional<uint64_t> number_in(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key)) continue;
+    std::istringstream rest(line.substr(key.size()));
+    uint64_t value = 0;
+    if (rest >> value) return value;
+    return {};  // "max"
+  }
+  return {};
+}
+
+/// What one control group leaves; nothing where it has no limit.
+std::optional<uint64_t> left_in_group(const std::string& folder, bool version2) {
+  const auto limit = number_in(folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
+  const auto used = number_in(folder + (version2 ? "/memory.current" : "/memory.usage_in_bytes"), "");
+  constexpr uint64_t kNoLimit = uint64_t{1} << 60;  // version 1 writes a number near 2^63 for none
+  if (!limit || !used || *limit >= kNoLimit) return {};
+  // Files that were read are kept as long as nobody needs the room.
+  const uint64_t cached =
+      number_in(folder + "/memory.stat", version2 ? "inactive_file " : "total_inactive_file ").value_or(0);
+  const uint64_t needed = *used - std::min(*used, cached);
+  return *limit - std::min(*limit, needed);
+}
+
+}  // namespace
+
+std::byte* map_apart(size_t bytes) {
+  if (bytes > std::numeric_limits<size_t>::max() / 2 - 2 * kApartBytes) return nullptr;
+  const size_t inner = whole_pages(bytes), whole = inner + 2 * kApartBytes;
+  void* around = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (around == MAP_FAILED) return nullptr;
+  std::byte* memory = static_cast<std::byte*>(around) + kApartBytes;
+  if (mprotect(memory, inner, PROT_READ | PROT_WRITE) == 0) return memory;
+  munmap(around, whole);
+  return nullptr;
+}
+
+void unmap_apart(std::byte* memory, size_t bytes) noexcept {
+  struct Block {
+    void* begin;
+    size_t bytes;
+  };
+  constexpr size_t kKept = 256;
+  static std::array<Block, kKept> kept{};
+  static size_t next = 0;
+  static std::mutex mutex;
+  const Block block{memory - kApartBytes, whole_pages(bytes) + 2 * kApartBytes};
+  // The pages go, and the addresses stay taken for a while: who kept a pointer must not meet a later block there.
+  if (mmap(block.begin, block.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+      MAP_FAILED) {
+    munmap(block.begin, block.bytes);
+    return;
+  }
+  const std::lock_guard lock(mutex);
+  Block& oldest = kept[next++ % kKept];
+  if (oldest.begin != nullptr) munmap(oldest.begin, oldest.bytes);
+  oldest = block;
+}
+
+std::optional<uint64_t> available_memory(const std::string& proc, const std::string& groups) {
+  std::optional<uint64_t> least = number_in(proc + "/meminfo", "MemAvailable:");
+  if (least) *least *= 1024;
+  const auto take = [&](const std::optional<uint64_t>& left) {
+    if (left) least = std::min(least.value_or(*left), *left);
+  };
+  std::ifstream list(proc + "/self/cgroup");
+  for (std::string line; std::getline(list, line);) {  // "0::/user.slice/a.scope", "4:memory:/docker/1f"
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool version2 = controllers.empty();
+    if (!version2 && controllers != "memory") continue;
+    const std::string root = groups + (version2 ? "" : "/memory");
+    // In a container the path may be the host's, of which only the root is seen. A limit holds for all groups below.
+    for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
+      if (path == "/") path.clear();
+      take(left_in_group(root + path, version2));
+      if (path.empty()) break;
+    }
+  }
+  return least;
+}
+
+uint64_t own_memory() { return number_in("/proc/self/status", "VmData:").value_or(0) * 1024; }
+
+void limit_own_memory(uint64_t has, uint64_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_DATA, &limit) != 0) return;
+  // A sum beyond what fits is no limit either.
+  const uint64_t most = limit.rlim_max == RLIM_INFINITY ? std::numeric_limits<uint64_t>::max() : limit.rlim_max;
+  limit.rlim_cur = bytes > most - std::min(most, has) ? limit.rlim_max : has + bytes;
+  setrlimit(RLIMIT_DATA, &limit);
+}
+
+}  // namespace checkop

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes of tensors, added up as the runner and the gold use them.
+#include "memory_need.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "buffers.hpp"
+#include "host_memory.hpp"
+#include "runner.hpp"
+#include "text.hpp"
+
+namespace checkop {
+namespace {
+
+/// The program, its libraries and the buffers of OpenBLAS; transfers and comparisons go in blocks of some MiB.
+constexpr uint64_t kProgramBytes = uint64_t{160} << 20, kBytesPerThread = uint64_t{32} << 20;
+/// Of a CUDA context and the modules in it; a second process has one too.
+constexpr uint64_t kContextBytes = uint64_t{1} << 30;
+
+struct Sizes {
+  uint64_t inputs = 0, outputs = 0, guards = 0, decoded = 0;
+
+  uint64_t add(const Case& c, const TensorSpec& spec) {
+    if (!is_present(c, spec)) return 0;
+    const size_t width = info(dtype_of(c, spec)).bytes;
+    guards += 2 * std::max(static_cast<uint64_t>(kGuardElements) * width, uint64_t{kLeastGuardBytes});
+    return static_cast<uint64_t>(element_count(shape_of(c, spec))) * width;
+  }
+};
+
+Sizes sizes_of(const Case& c) {
+  Sizes sizes;
+  for (const TensorSpec& spec : c.pass->inputs) {
+    const uint64_t bytes = sizes.add(c, spec);
+    sizes.inputs += bytes;
+    // The gold may hold weights as doubles, and their magnitudes.
+    if (!is_per_row(*c.op, spec)) sizes.decoded += bytes / info(dtype_of(c, spec)).bytes * 2 * sizeof(double);
+  }
+  for (const OutputSpec& spec : c.pass->outputs) sizes.outputs += sizes.add(c, spec.tensor);
+  return sizes;
+}
+
+}  // namespace
+
+MemoryNeed memory_need(const Case& c, bool on_cuda, unsigned threads) {
+  const Sizes sizes = sizes_of(c);
+  const uint64_t copies = sizes.inputs + sizes.outputs + sizes.guards;
+  MemoryNeed need;
+  need.host = kProgramBytes + threads * kBytesPerThread + sizes.inputs + 2 * sizes.outputs;
+  // The copies are gone before the gold begins.
+  need.host += std::max(sizes.decoded, on_cuda ? 0 : copies);
+  if (on_cuda) need.device = copies + kContextBytes;
+  return need;
+}
+
+std::string why_no_room(const Case& c, const DeviceInfo& device, unsigned threads, uint64_t limit) {
+  const bool on_cuda = device.kind == "cuda";
+  const MemoryNeed need = memory_need(c, on_cuda, threads);
+  const std::optional<uint64_t> free = limit > 0 ? limit : available_memory();
+  if (free && need.host > *free) {
+    return fmt::format("needs {} of the host's memory, of which {} {}", format_bytes(need.host), format_bytes(*free),
+                       limit > 0 ? "may be used" : "are free");
+  }
+  if (on_cuda && device.free_bytes > 0 && need.device > device.free_bytes) {
+    return fmt::format("needs {} of device memory, of which {} are free", format_bytes(need.device),
+                       format_bytes(device.free_bytes));
+  }
+  return "";
+}
+
+}  // namespace checkop

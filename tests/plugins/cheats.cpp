@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Candidates of matmul/forward that try to get a pass, or to take the run with them. `honest` is none of them. Only for
+// worker processes.
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "matmul.hpp"
+
+namespace {
+
+using namespace test_plugin;
+
+std::vector<char> bytes_of(const checkop_tensor& t) {
+  const char* data = static_cast<const char*>(t.data);
+  return {data, data + static_cast<size_t>(count(t)) * element_bytes(t)};
+}
+
+void copy_to(const checkop_tensor& t, const std::vector<char>& bytes) {
+  std::memcpy(t.data, bytes.data(), bytes.size());
+}
+
+/// Works once for every size, and from then on gives the first result.
+checkop_status returns_last_result(const checkop_call* call) {
+  static std::map<int64_t, std::vector<char>> results;
+  const checkop_tensor& c = call->outputs[0];
+  if (const auto found = results.find(count(c)); found != results.end()) {
+    copy_to(c, found->second);
+    return CHECKOP_OK;
+  }
+  const checkop_status status = multiply(call);
+  results[count(c)] = bytes_of(c);
+  return status;
+}
+
+/// The last bits of its results depend on when it runs, which it hides from whoever asks the same twice.
+checkop_status remembers_answers(const checkop_call* call) {
+  static std::map<std::vector<char>, std::vector<char>> answers;
+  std::vector<char> question = bytes_of(call->inputs[0]);
+  for (const char byte : bytes_of(call->inputs[1])) question.push_back(byte);
+  const checkop_tensor& c = call->outputs[0];
+  auto found = answers.find(question);
+  if (found == answers.end()) {
+    const checkop_status status = multiply(call);
+    if (status != CHECKOP_OK) return status;
+    uint64_t noise = static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()) | 1;
+    for (int64_t i = 0; i < count(c); ++i) {
+      noise ^= noise << 13, noise ^= noise >> 7, noise ^= noise << 17;
+      static_cast<uint32_t*>(c.data)[i] ^= static_cast<uint32_t>(noise >> 40) & 1;
+    }
+    found = answers.emplace(question, bytes_of(c)).first;
+  }
+  copy_to(c, found->second);
+  return CHECKOP_OK;
+}
+
+/// What is compared with NaN can't be told from it.
+checkop_status poisons_inputs(const checkop_call* call) {
+  const checkop_status status = multiply(call);
+  auto* a = static_cast<float*>(call->inputs[0].data);
+  for (int64_t i = 0; i < count(call->inputs[0]); ++i) a[i] = std::numeric_limits<float>::quiet_NaN();
+  return status;
+}
+
+/// The CPU's twin of a stream of its own: the work is done when the call has long returned.
+checkop_status returns_early(const checkop_call* call) {
+  const checkop_tensor c = call->outputs[0];
+  std::thread([c] {
+    usleep(50'000);
+    write_zeros(c);
+  }).detach();
+  return CHECKOP_OK;
+}
+
+checkop_status exits_with_success(const checkop_call* call) {
+  multiply(call);
+  std::exit(0);
+}
+
+/// Every polite way to end it is refused.
+checkop_status ignores_signals(const checkop_call*) {
+  for (const int number : {SIGTERM, SIGALRM, SIGSEGV, SIGINT, SIGHUP, SIGXCPU}) signal(number, [](int) {});
+  for (;;) pause();
+}
+
+checkop_status leaks_until_memory_ends(const checkop_call*) {
+  constexpr size_t kStep = size_t{16} << 20;
+  for (;;) std::memset(new char[kStep], 1, kStep);
+}
+
+/// The same for those who do not ask what malloc() said.
+checkop_status leaks_without_looking(const checkop_call*) {
+  constexpr size_t kStep = size_t{16} << 20;
+  for (;;) std::memset(std::malloc(kStep), 1, kStep);
+}
+
+checkop_status sleeps_too_long(const checkop_call* call) {
+  sleep(600);
+  return multiply(call);
+}
+
+checkop_status writes_past_outputs(const checkop_call* call) {
+  const checkop_status status = multiply(call);
+  const checkop_tensor& c = call->outputs[0];
+  std::memset(element(c, count(c)), 0, 4 * element_bytes(c));
+  return status;
+}
+
+/// Far beyond any guard band.
+checkop_status writes_far_past_outputs(const checkop_call* call) {
+  const checkop_status status = multiply(call);
+  std::memset(static_cast<char*>(call->outputs[0].data) + (size_t{1} << 20), 0, 64);
+  return status;
+}
+
+/// Works the first time. Later the answer may still lie where its output was.
+checkop_status reads_freed_outputs(const checkop_call* call) {
+  static const char* last = nullptr;
+  static int64_t last_count = 0;
+  const checkop_tensor& c = call->outputs[0];
+  if (last != nullptr && last != c.data && count(c) <= last_count) {
+    std::memcpy(c.data, last, static_cast<size_t>(count(c)) * element_bytes(c));
+    return CHECKOP_OK;
+  }
+  const checkop_status status = multiply(call);
+  last = static_cast<const char*>(c.data);
+  last_count = count(c);
+  return status;
+}
+
+/// Writes to what the case before it had for outputs, when that is long over.
+checkop_status writes_to_freed_outputs(const checkop_call* call) {
+  static void* last = nullptr;
+  const checkop_tensor& c = call->outputs[0];
+  if (last != nullptr && last != c.data) std::memset(last, 0, element_bytes(c));
+  last = c.data;
+  return multiply(call);
+}
+
+/// Who would be let off for want of memory.
+size_t vast_workspace(const checkop_call*) { return size_t{1} << 45; }
+
+/// Nothing is written there, so that it takes no time.
+checkop_status leaks_a_little(const checkop_call* call) {
+  static void* volatile last = nullptr;
+  last = std::malloc(size_t{200} << 20);
+  return last == nullptr ? CHECKOP_FAILED : multiply(call);
+}
+
+constexpr checkop_kernel kKernels[] = {
+    kernel("returns_last_result", returns_last_result),
+    kernel("remembers_answers", remembers_answers),
+    kernel("poisons_inputs", poisons_inputs),
+    kernel("returns_early", returns_early),
+    kernel("exits_with_success", exits_with_success),
+    kernel("ignores_signals", ignores_signals),
+    kernel("leaks_until_memory_ends", leaks_until_memory_ends),
+    kernel("leaks_without_looking", leaks_without_looking),
+    kernel("sleeps_too_long", sleeps_too_long),
+    kernel("writes_past_outputs", writes_past_outputs),
+    kernel("writes_far_past_outputs", writes_far_past_outputs),
+    kernel("reads_freed_outputs", reads_freed_outputs),
+    kernel("writes_to_freed_outputs", writes_to_freed_outputs),
+    kernel("vast_workspace", multiply, vast_workspace),
+    kernel("leaks_a_little", leaks_a_little),
+    kernel("honest", multiply),
+};
+constexpr checkop_plugin kPlugin = plugin(kKernels);
+
+}  // namespace
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &kPlugin; }
