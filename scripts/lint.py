@@ -15,7 +15,7 @@ from typing import NamedTuple
 # A file of src/ includes files of lower layers and of its own family: the stems of one string. A stem covers its parts:
 # "report" also covers report_text.cpp and report_json.cpp.
 LAYERS = (
-    ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation model gold_call result_faults interruption output_file mix host_memory",),
+    ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation model gold_call result_faults interruption output_file mix host_memory sanitizer_log",),
     ("case case_file sweep preset", "axes"),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures trivial error_map",),

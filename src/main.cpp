@@ -29,6 +29,8 @@ int main(int argc, char** argv) {
         return mutate_command(*options);
       case Command::init:
         return init_command(*options);
+      case Command::doctor:
+        return doctor_command(*options);
       case Command::list:
         return list_command(*options);
       case Command::show:

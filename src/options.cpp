@@ -203,6 +203,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   add_mutate_options(*mutate, options.run, options.mutate);
   CLI::App* init = app.add_subcommand("init", "write a plugin project that builds and passes");
   add_init_options(*init, options.init);
+  CLI::App* doctor = app.add_subcommand("doctor", "what this machine and this build have, and what is missing");
+  add_doctor_options(*doctor, options.run);
   CLI::App* list = app.add_subcommand("list", "operators, their passes and candidates");
   list->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
   CLI::App* show = app.add_subcommand("show", "an operator: formula, tensors, attributes, candidates");
@@ -266,6 +268,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (mutate->parsed()) options.command = Command::mutate;
   if (init->parsed()) options.command = Command::init;
   if (compare->parsed()) options.command = Command::compare;
+  if (doctor->parsed()) options.command = Command::doctor;
   if (list->parsed()) options.command = Command::list;
   if (show->parsed()) options.command = Command::show;
   if (explain->parsed()) options.command = Command::explain;

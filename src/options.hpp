@@ -109,6 +109,7 @@ enum class Command : uint8_t {
   bench,
   mutate,
   init,
+  doctor,
   list,
   show,
   explain,

@@ -339,6 +339,11 @@ void add_compare_options(CLI::App& app, RunOptions& run, CompareOptions& compare
   app.add_option("--threads", run.threads, "of the comparison; 0: one per core")->capture_default_str();
 }
 
+void add_doctor_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  add_json_option(app, run, "the same as JSON to FILE, or in place of the text");
+}
+
 void add_report_options(CLI::App& app, ReportOptions& report) {
   app.add_option("file", report.file, "a report that --json FILE wrote")->type_name("FILE");
   add_form_options(app, report.forms);

@@ -17,6 +17,8 @@ void add_verify_options(CLI::App& app, RunOptions& run, CertificateOptions& cert
 void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 
 void add_compare_options(CLI::App& app, RunOptions& run, CompareOptions& compare);
+void add_doctor_options(CLI::App& app, RunOptions& run);
+
 void add_report_options(CLI::App& app, ReportOptions& report);
 void add_report_diff_options(CLI::App& app, ReportOptions& report);
 

@@ -14,6 +14,7 @@ int mutate_command(const Options& options);
 int certify_command(const Options& options);
 int verify_command(const Options& options);
 int init_command(const Options& options);
+int doctor_command(const Options& options);
 int list_command(const Options& options);
 int show_command(const Options& options);
 int explain_command(const Options& options);

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// check_operator doctor: what this machine and this build have, and what is missing.
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "check_operator.h"
+#include "commands/commands.hpp"
+#include "commands/selection.hpp"
+#include "error.hpp"
+#include "isolate.hpp"
+#include "output_file.hpp"
+#include "paths.hpp"
+#include "plugin.hpp"
+#include "sanitizer_log.hpp"
+#include "sweep.hpp"
+#include "text.hpp"
+#include "version.hpp"
+
+namespace checkop {
+namespace {
+
+/// One thing that was looked for.
+struct Finding {
+  std::string name = {}, value = {};  ///< "device cuda:0", "NVIDIA H200 (sm90), 132 SMs, 140.0 GiB"
+  bool found = true;
+  bool needed = false;       ///< by this build: without it checks can't be made
+  std::string install = {};  ///< what gets it, where it is missing
+};
+
+using Findings = std::vector<Finding>;
+
+constexpr std::string_view kInstallDriver = "sudo apt-get install cuda-drivers, then restart";
+
+/// "580.95.05" from the kernel module; "" without one.
+std::string loaded_driver() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(file, line);  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ..."
+  const size_t words = line.find("Module");
+  const size_t number = words == std::string::npos ? words : line.find_first_of("0123456789", words);
+  return number == std::string::npos ? "" : line.substr(number, line.find(' ', number) - number);
+}
+
+void look_at_devices(Findings& findings) {
+  const std::string module = loaded_driver();
+  if (!built_with_cuda()) {
+    findings.push_back(
+        {"CUDA", "this build has none", false, false, "cmake --preset cuda && cmake --build --preset cuda"});
+    findings.push_back(
+        {"driver", module.empty() ? "none is loaded" : module, !module.empty(), false, std::string(kInstallDriver)});
+    return;
+  }
+  const int devices = Worker({{}, "cpu", /*count_cuda_devices=*/true}).info().cuda_devices;
+  std::string driver, runtime;
+  Findings found;
+  for (int i = 0; i < devices; ++i) {
+    const std::string name = fmt::format("cuda:{}", i);
+    try {
+      const DeviceInfo info = Worker({{}, name}).info().device.value();
+      driver = info.driver, runtime = info.runtime;
+      found.push_back(
+          {"device " + name, fmt::format("{} ({}), {} SMs, {}, {} free", info.name, info.arch_key, info.multiprocessors,
+                                         format_bytes(info.memory_bytes), format_bytes(info.free_bytes))});
+    } catch (const EnvironmentError& e) {
+      found.push_back({"device " + name, e.what(), false, true, "nvidia-smi, for what the driver says of it"});
+    }
+  }
+  if (devices == 0) found.push_back({"device", "no CUDA device", false, true, "nvidia-smi, for what the driver says"});
+  const bool has_driver = !module.empty() || !driver.empty();
+  const std::string versions = fmt::format("{}{}", module, driver.empty() ? "" : fmt::format(" for CUDA {}", driver));
+  findings.push_back(
+      {"driver", has_driver ? versions : "none is loaded", has_driver, true, std::string(kInstallDriver)});
+  if (!runtime.empty()) findings.push_back({"CUDA runtime", runtime});
+  findings.insert(findings.end(), found.begin(), found.end());
+}
+
+/// NCCL is loaded and not linked: only what runs on several devices needs it.
+void look_at_nccl(Findings& findings) {
+  Finding nccl{"NCCL", "libnccl.so.2 is not found", false, false, "sudo apt-get install libnccl2"};
+  if (void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) {
+    using GetVersion = int(int*);
+    int version = 0;
+    auto* get = reinterpret_cast<GetVersion*>(dlsym(library, "ncclGetVersion"));
+    nccl.found = get != nullptr && get(&version) == 0;
+    // 22703 is 2.27.3; before 2.9 it was 2804 for 2.8.4.
+    const int base = version >= 10000 ? 10000 : 1000;
+    nccl.value = nccl.found ? fmt::format("{}.{}.{}", version / base, version % base / 100, version % 100)
+                            : "libnccl.so.2 does not tell its version";
+  }
+  findings.push_back(std::move(nccl));
+}
+
+void look_at_sanitizer(Findings& findings) {
+  const std::string path = find_sanitizer();
+  findings.push_back(
+      {"compute-sanitizer", path.empty() ? "not found" : path, !path.empty(), false, std::string(kInstallSanitizer)});
+}
+
+/// Each in a process of its own: one that can't be loaded must not hide the others.
+void look_at_plugin(const std::string& path, Findings& findings) {
+  Finding plugin{"plugin " + short_path(path), "", true, true, ""};
+  try {
+    const WorkerInfo info = Worker({{path}}).info();
+    std::vector<std::string> names;
+    for (const Candidate& each : info.candidates) {
+      std::string name = fmt::format("{}/{}", each.op, each.name);
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+    }
+    plugin.value = fmt::format("ABI {}, digest {}: {}", CHECKOP_ABI_VERSION, file_digest(path), fmt::join(names, ", "));
+  } catch (const InputError& e) {
+    plugin = {plugin.name, e.what(), false, true, fmt::format("a build against ABI {}", CHECKOP_ABI_VERSION)};
+  }
+  findings.push_back(std::move(plugin));
+}
+
+void look_at_plugins(const std::vector<std::string>& more, Findings& findings) {
+  std::vector<std::string> paths = shipped_plugins({});
+  for (const Operator* op : operators()) {
+    const std::string name(op->name);
+    if (shipped_plugins({name}).empty())
+      findings.push_back(
+          {"plugin of " + name, "there is none", false, true, "cmake --build --preset cpu --target kernels"});
+  }
+  paths.insert(paths.end(), more.begin(), more.end());
+  for (const std::string& path : paths) look_at_plugin(path, findings);
+}
+
+/// A file or folder that comes with the program. `describe` gets its path and says what is in it.
+void look_at_shipped(const std::string& name, const std::function<std::string(const std::string&)>& describe,
+                     Findings& findings) {
+  try {
+    const std::string path = find_shipped(name);
+    findings.push_back({name, fmt::format("{}: {}", path, describe(path))});
+  } catch (const InputError& e) {
+    findings.push_back({name, e.what(), false, true, "this program again, or run it from its source tree"});
+  }
+}
+
+Findings look_around(const RunOptions& options) {
+  Findings findings;
+  findings.push_back({"check_operator", fmt::format("{}, {}, {}, {}", kVersion, kCompiler, kBuildType,
+                                                    built_with_cuda() ? "with CUDA" : "without CUDA")});
+  look_at_devices(findings);
+  look_at_nccl(findings);
+  look_at_sanitizer(findings);
+  look_at_shipped(
+      "contracts/default.json", [&](const std::string& path) { return "hash " + load_contract(options, path).hash(); },
+      findings);
+  look_at_shipped(
+      "cases",
+      [](const std::string& path) { return fmt::format("{} cases of suite smoke", load_cases(path, "smoke").size()); },
+      findings);
+  look_at_plugins(options.plugins, findings);
+  return findings;
+}
+
+nlohmann::json to_json(const Findings& findings, bool ok) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Finding& f : findings) {
+    list.push_back({{"name", f.name},
+                    {"value", f.value},
+                    {"found", f.found},
+                    {"needed", f.needed},
+                    {"install", f.found ? nlohmann::json(nullptr) : nlohmann::json(f.install)}});
+  }
+  return {{"format", "check_operator/doctor-1"}, {"ok", ok}, {"findings", list}};
+}
+
+}  // namespace
+
+int doctor_command(const Options& options) {
+  const Findings findings = look_around(options.run);
+  const bool ok = std::none_of(findings.begin(), findings.end(), [](const Finding& f) { return f.needed && !f.found; });
+  const std::string json = to_json(findings, ok).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  if (!options.run.json_file.empty()) write_file(options.run.json_file, json);
+  if (options.run.json_to_stdout) {
+    fmt::print("{}", json);
+    return ok ? 0 : 5;
+  }
+  for (const Finding& f : findings) {
+    fmt::print("{} {:<24} {}\n", f.found ? "[   OK    ]" : f.needed ? "[ MISSING ]" : "[ absent  ]", f.name, f.value);
+    if (!f.found && !f.install.empty()) fmt::print("            get it with: {}\n", f.install);
+  }
+  fmt::print("{}\n", ok ? "Nothing is missing that this build needs."
+                        : "Something is missing that this build needs (exit code 5).");
+  return ok ? 0 : 5;
+}
+
+}  // namespace checkop
