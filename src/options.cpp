@@ -80,6 +80,22 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
                      "leave it out, or leave out --gold");
 }
 
+/// The flags that were given and say which checks to make and how, as another run of this program takes them.
+std::vector<std::string> flags_of_checks(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = "--" + option->get_single_name();
+    const bool of_this_run = name == "--sanitize" || name == "--max-skip" || option->get_group() == "Reports";
+    if (option->count() == 0 || of_this_run) continue;
+    if (option->get_expected_max() == 0) {
+      flags.push_back(name);
+      continue;
+    }
+    for (const std::string& value : option->results()) flags.push_back(name + "=" + value);
+  }
+  return flags;
+}
+
 /// Flags that say nothing without another one, or that another one makes void.
 void refuse_idle_flags(const RunOptions& run) {
   const auto refuse = [](const std::string& flag, const std::string& why, const std::string& hint) {
@@ -284,6 +300,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     options.completion = completion_script(app, shell);
   }
   note_given(innermost(app), options.run);
+  options.check_flags = flags_of_checks(innermost(app));
   refuse_idle_flags(options.run);
   if (!compare->parsed()) refuse_idle_flags_of_files(options.run);
   if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);
@@ -299,6 +316,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   require_one_of("--save", options.run.save_which, {"incorrect", "all"});
   for (const std::string& check : options.run.checks) {
     require_one_of("--check", check, {"accuracy", "invariance", "determinism", "memory"});
+  }
+  for (const std::string& tool : options.run.sanitizers) {
+    require_one_of("--sanitize", tool, {"memcheck", "racecheck", "initcheck", "synccheck"});
   }
   for (const std::string& timing : options.bench.timings) {
     require_one_of("--timing", timing, {"burst", "sustained"});

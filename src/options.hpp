@@ -52,6 +52,7 @@ struct RunOptions {
   uint64_t memory_limit = 0;                  ///< bytes of the host's memory that a check may take; 0: what is free
   std::optional<int64_t> max_skip;            ///< so many checks may be skipped; nothing: any number
   std::optional<uint64_t> shuffle;            ///< seed of the order of checks; nothing: as they are listed
+  std::vector<std::string> sanitizers;        ///< tools of compute-sanitizer
   unsigned threads = 0;                       ///< 0: one per core
   std::set<std::string> given;                ///< every flag that was given, "--vocab"
   std::vector<std::string> given_case_flags;  ///< those of them that make cases: sizes, attributes, data, --with
@@ -137,6 +138,8 @@ struct Options {
   std::vector<std::string> contracts;  ///< of lint any number, of diff two
   std::string show_op;
   std::string command_line;  ///< quoted for a shell
+  /// The flags of a run that say which checks to make and how, one an argument: "--op=logp".
+  std::vector<std::string> check_flags;
 };
 
 /// Returns the options, or nothing when help or the version was asked for and printed.

@@ -264,6 +264,9 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   app.add_option("--max-skip", run.max_skip, "fail when more checks than this are skipped")
       ->check(CLI::NonNegativeNumber)
       ->group("Judging");
+  add_names(app, "--sanitize", run.sanitizers,
+            "the checks under compute-sanitizer too: memcheck, racecheck, initcheck, synccheck");
+  app.get_option("--sanitize")->group("Judging");
   app.add_option("--shuffle", run.shuffle, "run candidates, and the checks of each, in the order of this seed")
       ->type_name("SEED")
       ->group("Checks");

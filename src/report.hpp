@@ -48,10 +48,17 @@ struct Control {
   std::string reason;  ///< how, or why not
 };
 
+/// All checks under one tool of compute-sanitizer.
+struct SanitizerRun {
+  std::string tool, summary;       ///< "memcheck", "ERROR SUMMARY: 0 errors"; empty where it left none
+  int64_t errors = 0, checks = 0;  ///< checks that ran to their end under it
+};
+
 struct Report {
   std::string suite_name, command;
   std::string contract_path, contract_hash;
   std::vector<std::string> warnings = {};  ///< what has expired in the contract, what was left over of files
+  std::vector<SanitizerRun> sanitizers = {};
   std::vector<CaseRecord> records;
   std::vector<Control> controls;         ///< of the check of invariance, one a device; empty where it was not relied on
   int64_t planned = 0;                   ///< checks that the run is to make

@@ -280,6 +280,11 @@ Json timing_json(const CaseRecord& record) {
 }
 
 Json run_json(const Report& report) {
+  Json sanitizers = Json::array();
+  for (const SanitizerRun& run : report.sanitizers) {
+    sanitizers.push_back(
+        {{"tool", run.tool}, {"summary", run.summary}, {"errors", run.errors}, {"checks", run.checks}});
+  }
   return {{"format", "check_operator/report-1"},
           {"suite_name", report.suite_name},
           {"planned", report.planned},
@@ -288,6 +293,7 @@ Json run_json(const Report& report) {
           {"environment",
            {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
           {"command", report.command},
+          {"sanitizers", sanitizers},
           {"warnings", report.warnings}};
 }
 

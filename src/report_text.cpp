@@ -158,6 +158,10 @@ void print_header(std::FILE* out, const Report& report, const DeviceInfo& device
              n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s", report.contract_path,
              report.contract_hash, device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key));
   for (const std::string& warning : report.warnings) fmt::print(out, "[ WARNING  ] {}\n", warning);
+  for (const SanitizerRun& run : report.sanitizers) {
+    fmt::print(out, "[ SANITIZE ] {}: {} check{} ran; {}\n", run.tool, run.checks, run.checks == 1 ? "" : "s",
+               run.summary.empty() ? "no summary" : run.summary);
+  }
 }
 
 void print_record(std::FILE* out, const CaseRecord& record, bool color) {

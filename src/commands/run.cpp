@@ -7,6 +7,7 @@
 #include "commands/commands.hpp"
 #include "commands/control.hpp"
 #include "commands/run_outputs.hpp"
+#include "commands/sanitize.hpp"
 #include "commands/selection.hpp"
 #include "commands/session.hpp"
 #include "digest.hpp"
@@ -71,9 +72,12 @@ int run_command(const Options& options) {
     for (const std::string& device : session.controlled_devices()) {
       report.controls.push_back(run_control(device, session.plan()));
     }
+    const Sanitized sanitized(options, selection);
+    report.sanitizers = sanitized.runs();
     session.run_all(
         [&](Attempt& attempt) {
           session.judge_by(contract, attempt);
+          sanitized.enter(*attempt.check, attempt.record.judgment);
           save(options.run, attempt, session.threads());
           report.records.push_back(std::move(attempt.record));
           report.wall_ms = ms_since(start);
