@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <cstdio>
 
 #include "check_operator.h"
 
@@ -91,6 +92,25 @@ checkop_status side_stream(const checkop_call* call) {
   return multiply_range(call, 0, count(call->outputs[0]), own);
 }
 
+/// Right, and keeps all the memory that the device has left.
+checkop_status out_of_memory(const checkop_call* call) {
+  for (size_t step = size_t{1} << 32; step >= size_t{1} << 20; step /= 2) {
+    for (void* memory = nullptr; cudaMalloc(&memory, step) == cudaSuccess;) {
+    }
+  }
+  (void)cudaGetLastError();
+  return honest(call);
+}
+
+/// The same, and it tells.
+checkop_status says_out_of_memory(const checkop_call* call) {
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, size_t{1} << 46);
+  if (status == cudaSuccess) return CHECKOP_OK;
+  (void)std::snprintf(call->message, call->message_bytes, "%s", cudaGetErrorName(status));
+  return CHECKOP_FAILED;
+}
+
 constexpr checkop_kernel kernel(const char* name, checkop_status (*launch)(const checkop_call*),
                                 size_t (*workspace)(const checkop_call*) = nullptr) {
   return {sizeof(checkop_kernel), name, "matmul", "forward", CHECKOP_CUDA, 0, 0, workspace, launch};
@@ -105,6 +125,8 @@ constexpr checkop_kernel kKernels[] = {
     kernel("launch_error", launch_error),
     kernel("endless", endless, endless_workspace),
     kernel("side_stream", side_stream),
+    kernel("out_of_memory", out_of_memory),
+    kernel("says_out_of_memory", says_out_of_memory),
 };
 constexpr checkop_plugin kPlugin{CHECKOP_ABI_VERSION, sizeof(kKernels) / sizeof(kKernels[0]), kKernels};
 

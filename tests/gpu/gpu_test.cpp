@@ -40,6 +40,30 @@ TEST(Gpu, EndlessKernelEndsAtTheTimeLimitAndTheNextOneIsUnharmed) {
   expect_exit(result, 4, "1 pass");
 }
 
+TEST(Gpu, CandidateThatKeepsAllMemoryIsAnErrorAndTheNextOneIsUnharmed) {
+  const ProcessResult result = run("out_of_memory,says_out_of_memory,honest");
+  expect_exit(result, 4, "out of memory");
+  expect_exit(result, 4, "1 error");
+  expect_exit(result, 4, "the candidate failed: cudaErrorMemoryAllocation");
+  expect_exit(result, 4, "1 pass");
+}
+
+TEST(Gpu, CandidateThatKeepsAllMemoryDoesNotMakeItsNextCasesSkipped) {
+  const ProcessResult result =
+      run_program(fmt::format("--op matmul --device cuda --batch 2 --seq 3,5,8 --k-dim 16 --n-dim 8 --plugin "
+                              "{}/gpu_faults.so --candidate out_of_memory",
+                              CHECKOP_TEST_PLUGIN_DIR));
+  expect_exit(result, 4, "3 error");
+}
+
+TEST(Gpu, CaseThatDoesNotFitOnTheDeviceIsSkippedWithBothFigures) {
+  const ProcessResult result = run_program(
+      "--op silu --candidate cuda --device cuda --dtype bf16 --batch 1 --seq 8,8000000 --hidden 16384 "
+      "--memory-limit 2000G --max-skip 0");
+  expect_exit(result, 1, "of device memory, of which");
+  expect_exit(result, 1, "1 skipped, more than the 0 that --max-skip allows");
+}
+
 TEST(Gpu, WorkOnAnotherStreamIsWaitedFor) { expect_exit(run("side_stream"), 0, "1 pass"); }
 
 TEST(Gpu, FillRepeatsPatternsOfEveryWidth) { expect_fill_repeats(*open_cuda_device(0)); }
