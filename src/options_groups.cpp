@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of flags that several subcommands share.
+#include "options_groups.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <set>
+
+#include "case.hpp"
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+std::string flag_of(std::string_view name) {
+  std::string flag = fmt::format("--{}", name);
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+void add_sizes(CLI::App& app, RunOptions& run) {
+  std::set<std::string_view> known;
+  for (const Operator* op : operators()) {
+    for (const std::string_view dim : dims_of(*op)) known.insert(dim);
+  }
+  for (const std::string_view dim : known) {
+    // --normalized-dim is the seed's name for the hidden size.
+    const std::string flags = dim == "hidden" ? "--hidden,--normalized-dim" : flag_of(dim);
+    app.add_option_function<std::string>(
+           flags, [&run, dim](const std::string& sizes) { run.dims[std::string(dim)] = sizes; },
+           fmt::format("size of {}: 7, a list 1,7,64 or a range 1:4096:x2", dim))
+        ->group("Sizes");
+  }
+  app.add_option_function<std::vector<std::string>>(
+         "--dim",
+         [&run](const std::vector<std::string>& settings) {
+           for (const std::string& setting : settings) {
+             const size_t equals = setting.find('=');
+             if (equals == std::string::npos) {
+               throw InputError("--dim", fmt::format("expected NAME=VALUES, got '{}'", setting),
+                                "write --dim vocab=257");
+             }
+             run.dims[setting.substr(0, equals)] = setting.substr(equals + 1);
+           }
+         },
+         "NAME=VALUES: any dimension by its name")
+      ->group("Sizes");
+}
+
+void add_attributes(CLI::App& app, RunOptions& run) {
+  std::set<std::string_view> seen;
+  for (const Operator* op : operators()) {
+    for (const AttrSpec& attr : op->attrs) {
+      if (!seen.insert(attr.name).second) continue;
+      app.add_option_function<double>(
+             flag_of(attr.name), [&run, &attr](double value) { run.attrs[std::string(attr.name)] = value; },
+             std::string(attr.meaning))
+          ->group("Attributes");
+    }
+  }
+}
+
+}  // namespace
+
+void add_names(CLI::App& app, const std::string& flag, std::vector<std::string>& names, const std::string& help) {
+  app.add_option(flag, names, help)->delimiter(',')->capture_default_str();
+}
+
+void add_candidate_options(CLI::App& app, RunOptions& run) {
+  app.option_defaults()->group("Candidates");
+  add_names(app, "--candidate", run.candidates, "candidates, or all that run on the device");
+  app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
+  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
+  app.add_flag("--no-isolate", run.no_isolate, "run candidates in this process, for debuggers; a crash ends the run");
+  app.option_defaults()->group("Options");
+}
+
+void add_external_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--exec", run.external, "a command that is a candidate: it is sent cases as lines, tensors as files")
+      ->type_name("COMMAND")
+      ->group("Candidates");
+  add_names(app, "--exec-name", run.external_names, "what the commands of --exec are called; exec otherwise");
+  app.get_option("--exec-name")->type_name("NAME")->group("Candidates");
+}
+
+void add_case_options(CLI::App& app, RunOptions& run) {
+  app.option_defaults()->group("Checks");
+  add_names(app, "--op", run.ops, "operators, or all");
+  add_names(app, "--dtype", run.dtypes, "fp32, bf16, fp16, fp64, or all (the first three)");
+  add_names(app, "--pass", run.passes, "forward, backward, or all");
+  app.add_flag_callback(
+      "--check-grad",
+      [&run] {
+        run.passes = {"forward", "backward"};
+      },
+      "forward and backward");
+  app.option_defaults()->group("Options");
+  app.add_option("--preset", run.presets, "sizes of models, or all; sizes and attributes that are given win")
+      ->delimiter(',')
+      ->group("Sizes");
+  add_sizes(app, run);
+  add_attributes(app, run);
+  add_names(app, "--with", run.with, "optional inputs: none, or names joined by +; a list sweeps them");
+  app.get_option("--with")->group("Data");
+
+  app.add_option("--input-mode", run.input_mode, "random, constant, integer, peaked, extreme or wide")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--constant-value", run.constant_value, "of --input-mode constant")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--token-value", run.token_value, "id of --input-mode constant")->capture_default_str()->group("Data");
+  app.add_option("--ignored-every", run.ignored_every,
+                 "operators with ignore_index: one row in so many has it as its id; 0: none, 1: all")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--seed", run.seed, "of all inputs")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--grad-mode", run.grad_mode, "upstream gradients: random or ones")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--grad-seed", run.grad_seed, "of the upstream gradients")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group("Data");
+
+  app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Checks");
+  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large, invariance")
+      ->group("Checks");
+  app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")->capture_default_str();
+}
+
+void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
+  app.add_option_function<std::vector<std::string>>(
+         "--json",
+         [&run](const std::vector<std::string>& file) {
+           if (file.empty() || file.front().empty()) {
+             run.json_to_stdout = true;
+           } else {
+             run.json_file = file.front();
+           }
+         },
+         help)
+      ->expected(0, 1)
+      ->type_name("[FILE]")
+      ->group("Reports");
+}
+
+void add_form_options(CLI::App& app, ReportForms& forms) {
+  app.add_option("--junit", forms.junit, "JUnit XML, for CI servers")->type_name("FILE")->group("Reports");
+  app.add_option("--markdown", forms.markdown, "a summary in Markdown")->type_name("FILE")->group("Reports");
+  app.add_option("--html", forms.html, "one page for people, with maps of the errors")
+      ->type_name("FILE")
+      ->group("Reports");
+}
+
+void add_output_options(CLI::App& app, RunOptions& run) {
+  add_json_option(app, run, "the report as JSON to FILE, or in place of the text");
+  app.add_option("--jsonl", run.jsonl_file, "one JSON object a line, each as soon as it is known")
+      ->type_name("FILE")
+      ->group("Reports");
+  add_form_options(app, run.forms);
+  app.add_option("--color", run.color, "of the text: auto (on a terminal, unless NO_COLOR is set), always or never")
+      ->capture_default_str()
+      ->group("Reports");
+  app.add_flag_callback(
+         "--github", [&run] { run.github = true; },
+         "annotations, and the summary in GITHUB_STEP_SUMMARY; on by itself where GITHUB_ACTIONS is true")
+      ->group("Reports");
+  app.add_flag_callback(
+         "--no-github", [&run] { run.github = false; }, "neither, wherever it runs")
+      ->group("Reports");
+}
+
+void add_given_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--input", run.inputs, "a captured tensor in place of the generated input NAME")
+      ->type_name("NAME=FILE:TENSOR")
+      ->group("Cases of files");
+  app.add_option("--inputs", run.inputs_file, "a case of files: inputs by name, as safetensors; --op may be any name")
+      ->type_name("FILE")
+      ->group("Cases of files");
+  app.add_option("--gold", run.gold_file,
+                 "the gold of its outputs, by name; of an own operator in fp64: for outputs of --dtype")
+      ->type_name("FILE")
+      ->group("Cases of files");
+}
+
+void add_class_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--class", run.numerics,
+                 "of outputs whose gold a file gives: pointwise, reduction, contraction, logprob, composite or exact")
+      ->type_name("CLASS")
+      ->group("Judging");
+  app.add_option("--terms", run.terms, "longest sum behind an element of such an output, for bound_ratio")
+      ->capture_default_str()
+      ->group("Judging");
+}
+
+void add_memory_option(CLI::App& app, RunOptions& run) {
+  app.add_option("--memory-limit", run.memory_limit,
+                 "of the host's memory for a check: 512M, 4G; what is free otherwise. More is skipped")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->type_name("BYTES")
+      ->group("Candidates");
+}
+
+void add_selection_options(CLI::App& app, RunOptions& run) {
+  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
+  app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
+      ->group("Checks");
+}
+
+void add_arch_option(CLI::App& app, RunOptions& run) {
+  app.add_option("--arch-key", run.arch_key, "contract overlays: auto (the device's), none, or a key such as sm90")
+      ->capture_default_str()
+      ->group("Judging");
+}
+
+void add_contract_options(CLI::App& app, RunOptions& run) {
+  add_arch_option(app, run);
+  app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
+      ->group("Judging");
+}
+
+void add_force_option(CLI::App& app, RunOptions& run) {
+  app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another")
+      ->group("Judging");
+}
+
+void show_all_as_default(CLI::App& app) {
+  for (const char* flag : {"--op", "--pass", "--dtype"}) app.get_option(flag)->default_str("all");
+}
+
+}  // namespace checkop
