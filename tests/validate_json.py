@@ -4,6 +4,7 @@
 
 Prints 'N files valid'. Exits 1 with the first error (file, path, what), 2 when called wrongly.
 """
+import gzip
 import json
 import sys
 
@@ -24,7 +25,7 @@ def refuse_constant(name):
 
 
 def load(path):
-    with open(path, encoding="utf-8") as stream:
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as stream:
         return json.load(stream, object_pairs_hook=refuse_duplicates, parse_constant=refuse_constant)
 
 
