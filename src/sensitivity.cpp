@@ -21,9 +21,14 @@ namespace checkop {
 namespace {
 
 constexpr int64_t kFewestTerms = 3, kShortest = 32;
-/// Of a case whose rows were added to.
-constexpr double kMostWork = 4e8;
-constexpr int64_t kMostBytes = int64_t{64} << 20, kMostRows = 1 << 16;
+constexpr int64_t kMostRows = 1 << 16;
+
+/// Of a case whose rows were added to: a CPU makes launches of it in seconds, a GPU is waiting for its data.
+struct Limits {
+  double work;
+  int64_t bytes;
+};
+constexpr Limits kOnCpu{4e8, int64_t{64} << 20}, kOnGpu{4e10, int64_t{1} << 30};
 /// How far a single row may go beyond the work asked for.
 constexpr double kFarTooMuch = 64;
 
@@ -185,11 +190,11 @@ namespace {
 
 bool is_asked(const Sensitivity& each) { return each.state != Sensitivity::State::not_applicable; }
 
-/// `c` with so many rows, or as many of them as memory and time permit; never with fewer than it has.
-Case with_more_rows(const Case& c, int64_t wanted) {
+/// `c` with so many rows, or as many of them as `limits` permit; never with fewer than it has.
+Case with_more_rows(const Case& c, int64_t wanted, const Limits& limits) {
   wanted = std::min(wanted, kMostRows);
   while (wanted > row_count(c) &&
-         (tensor_bytes(with_rows(c, wanted)) > kMostBytes || gold_work(with_rows(c, wanted)) > kMostWork)) {
+         (tensor_bytes(with_rows(c, wanted)) > limits.bytes || gold_work(with_rows(c, wanted)) > limits.work)) {
     wanted -= std::max<int64_t>(1, wanted / 8);
   }
   return wanted > row_count(c) ? with_rows(c, wanted) : c;
@@ -225,12 +230,12 @@ double worst_unseen(const Case& c, std::vector<Sensitivity> sensitivity) {
 
 /// How much a case promises: elements times the share that changes, which grows as the square root of the terms. The
 /// least of its outputs counts.
-double promise(const Case& c) {
+double promise(const Case& c, const Limits& limits) {
   constexpr int64_t kEnoughTerms = 16;  // sums of a few terms of narrow formats are often exact
   if (row_count(c) == 0 || c.op->row_dims.empty() ||
       (c.input_mode != InputMode::random && c.input_mode != InputMode::peaked))
     return 0;
-  const Case widened = with_more_rows(c, kMostRows);
+  const Case widened = with_more_rows(c, kMostRows, limits);
   double least = 0;
   for (const OutputSpec& spec : c.pass->outputs) {
     if (!is_present(c, spec.tensor) || !is_per_row(*c.op, spec.tensor) || sum_terms(c, spec) < kFewestTerms) continue;
@@ -244,11 +249,12 @@ double promise(const Case& c) {
 
 }  // namespace
 
-Proof find_proof(std::span<const Case* const> cases, unsigned threads) {
+Proof find_proof(std::span<const Case* const> cases, unsigned threads, bool on_gpu) {
+  const Limits& limits = on_gpu ? kOnGpu : kOnCpu;
   Proof best;
   double most = -1;
   for (size_t i = 0; i < cases.size(); ++i) {
-    if (const double own = promise(*cases[i]); own > most) most = own, best.index = i, best.c = *cases[i];
+    if (const double own = promise(*cases[i], limits); own > most) most = own, best.index = i, best.c = *cases[i];
   }
   best.sensitivity = sensitivity_of(best.c, threads);
   if (std::none_of(best.sensitivity.begin(), best.sensitivity.end(), is_asked)) return best;
@@ -257,14 +263,15 @@ Proof find_proof(std::span<const Case* const> cases, unsigned threads) {
   for (const InputMode mode : {tried.input_mode, InputMode::wide}) {
     tried.input_mode = mode;
     // gold_work() counts dimensions that are added up as if they were multiplied: what takes no time may be repeated.
-    constexpr std::chrono::milliseconds kShort{300};
+    // Long enough for a busy machine: what can be proven must not depend on the load.
+    constexpr std::chrono::seconds kShort{5};
     auto start = std::chrono::steady_clock::now();
     for (const double work : {1e6, 3e7, 5e8}) {
       if (unseen < kUnseenLimit) return best;
       if (work > 1e8 && std::chrono::steady_clock::now() - start > kShort) break;
       start = std::chrono::steady_clock::now();
       const std::vector<Sensitivity> found = sensitivity_of(tried, threads, work);
-      const Case widened = with_more_rows(tried, rows_needed(tried, found));
+      const Case widened = with_more_rows(tried, rows_needed(tried, found), limits);
       const double own = worst_unseen(widened, found);
       if (own < unseen) unseen = own, best.c = widened, best.sensitivity = found;
     }

@@ -32,8 +32,10 @@ std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c
 Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads) {
   std::map<std::tuple<const Operator*, const Pass*, DType>, std::vector<const Case*>> groups;
   std::set<std::string> known;
+  bool on_gpu = true;  // all of them: the same case is a proof for every candidate
   for (const Check& check : checks) {
     const Case& c = check.c;
+    on_gpu &= check.candidate.device != "cpu";
     if (!check.candidate.has_kernel || !known.insert(key_of(c)).second) continue;
     if (given.origins(c).empty()) {
       groups[{c.op, c.pass, c.dtype}].push_back(&c);
@@ -42,7 +44,7 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
     }
   }
   for (const auto& [key, cases] : groups) {
-    Proof proof = find_proof(cases, threads);
+    Proof proof = find_proof(cases, threads, on_gpu);
     for (size_t i = 0; i < cases.size(); ++i) {
       const Case& c = *cases[i];
       Entry& entry = entries_[key_of(c)];
