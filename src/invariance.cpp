@@ -133,7 +133,7 @@ class Planner {
 
   void few_of_rows() {
     add(of(Axis::batch, "the last row alone", {n_ - 1}));
-    if (n_ >= 4) add(of(Axis::batch, fmt::format("the first {}", rows_text(n_ / 2)), range(0, n_ / 2)));
+    if (n_ >= 4) add(first_rows(n_ / 2));
     reversed(focused(Axis::position, ""));
     disturbed(focused(Axis::neighbours, ""), 1, Disturbance::nan);
   }
@@ -152,7 +152,7 @@ class Planner {
     if (n_ > 1) add(of(Axis::batch, "the last row alone", {n_ - 1}));
     if (n_ > 2) add(of(Axis::batch, fmt::format("row {} alone", n_ / 2), {n_ / 2}));
     for (const int64_t m : sizes()) {
-      Context context = of(Axis::batch, fmt::format("the first {}", rows_text(m)), range(0, m));
+      Context context = first_rows(m);
       context.covers = m == n_ - 1;
       add(std::move(context));
     }
@@ -389,6 +389,12 @@ class Planner {
 };
 
 }  // namespace
+
+Context first_rows(int64_t n) {
+  Context context;
+  context.axis = Axis::batch, context.what = fmt::format("the first {}", rows_text(n)), context.rows = range(0, n);
+  return context;
+}
 
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan) {
   return Planner(c, device, plan).take();

@@ -51,12 +51,18 @@ struct AxisPlan {
 /// The most that all contexts of a case cost together, in launches of the whole case, two of them the runner's own.
 inline constexpr double kMostLaunches = 20;
 
+/// What launches beside the boundaries between a candidate's variants may cost on top of that.
+inline constexpr double kMostForBoundaries = 4;
+
 /// What a launch of `context` costs, in launches of the whole case: the bytes of its tensors, or its multiplications at
 /// kProductsPerByte where they take longer, as on an H200 in bf16. Where arithmetic is slower, a launch of few rows
 /// costs less than this says. A small case counts as kSmallBytes, on a GPU as kSmallGpuBytes, for below that a launch
 /// costs more than what it does.
 inline constexpr double kSmallBytes = 4 << 20, kSmallGpuBytes = 256 << 20, kProductsPerByte = 100;
 double cost_of(const Case& c, const DeviceInfo& device, const Context& context);
+
+/// The first n rows of a case alone.
+Context first_rows(int64_t n);
 
 /// The case that a context launches.
 Case context_case(const Case& c, const Context& context);

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
+#include "invariance_bisect.hpp"
 #include "invariance_rows.hpp"
 
 namespace checkop {
@@ -30,30 +32,38 @@ class Contexts {
   }
 
   void run() {
-    for (const Context& context : contexts_)
-      result_.contexts.push_back({context.axis, context.what, true, "", row_count(context_case(c_, context))});
-    for (OutputRun& output : result_.outputs) output.contexts.resize(contexts_.size());
+    for (const Context& context : contexts_) enter(context);
     each([this](const Context& context) { return is_in_place(context); }, [&](size_t k) { run_in_place(k); });
     if (contexts_.empty()) return;
     keep_shared_inputs();
     each([this](const Context& context) { return !is_in_place(context); }, [&](size_t k) { run_apart(k); });
+    compare_beside_boundaries();
     bisect();
     if (checks_.memory) note_modified_inputs(shared_, first_bytes(inputs_), inputs_, result_.modified_inputs);
   }
 
  private:
+  void enter(const Context& context) {
+    result_.contexts.push_back({context.axis, context.what, true, "", row_count(context_case(c_, context))});
+    for (OutputRun& output : result_.outputs) output.contexts.emplace_back();
+  }
+
   template <class Which, class Body>
   void each(const Which& which, const Body& body) {
     for (size_t k = 0; k < contexts_.size(); ++k) {
-      if (!which(contexts_[k])) continue;
-      try {
-        body(k);
-      } catch (const Stopped& stopped) {
-        if (stopped.status != RunStatus::unsupported) throw;
-        // A candidate may demand a multiple of so many rows, say: then the context tells nothing.
-        result_.contexts[k].supported = false;
-        result_.contexts[k].message = stopped.message;
-      }
+      if (which(contexts_[k])) attempt(k, body);
+    }
+  }
+
+  template <class Body>
+  void attempt(size_t k, const Body& body) {
+    try {
+      body(k);
+    } catch (const Stopped& stopped) {
+      if (stopped.status != RunStatus::unsupported) throw;
+      // A candidate may demand a multiple of so many rows, say: then the context tells nothing.
+      result_.contexts[k].supported = false;
+      result_.contexts[k].message = stopped.message;
     }
   }
 
@@ -270,6 +280,33 @@ class Contexts {
     note_modified_inputs(stage.inputs, content, inputs_, result_.modified_inputs);
   }
 
+  /// Where the candidate says that it changes its variant with the number of rows, launches with the last number before
+  /// and the first behind.
+  void compare_beside_boundaries() {
+    if (!checks_.plan.all) return;
+    std::map<int64_t, std::string> variants{{row_count(c_), result_.message}};
+    bool asked = false;
+    for (size_t k = 0; k < contexts_.size(); ++k) {
+      const Context& context = contexts_[k];
+      const ContextRun& run = result_.contexts[k];
+      if (context.axis != Axis::batch) continue;
+      asked = true;
+      if (run.supported) variants[run.rows] = run.message;
+    }
+    double left = kMostForBoundaries;
+    const auto variant_at = [&](int64_t rows) -> std::optional<std::string> {
+      Context context = first_rows(rows);
+      left -= cost_of(c_, device_.info(), context);
+      if (left < 0) return {};
+      contexts_.push_back(context);
+      enter(context);
+      attempt(contexts_.size() - 1, [&](size_t k) { run_apart(k); });
+      if (!result_.contexts.back().supported) return {};
+      return result_.contexts.back().message;
+    };
+    if (asked) find_boundaries(variants, variant_at);
+  }
+
   /// Where an output's rows were seen to depend on the number of rows, the smallest number that shows it.
   void bisect() {
     for (size_t i = 0; i < result_.outputs.size(); ++i) {
@@ -292,24 +329,10 @@ class Contexts {
 
   Shape make_shape(size_t i) const { return shape_of(c_, c_.pass->outputs[i].tensor); }
 
-  /// The smallest number of rows at which `row`, as the first of them, has other bits than alone in output `i`; 0 where
-  /// no number shows it.
+  /// The smallest number of rows at which `row`, as the first of them, has other bits than alone in output `i`.
   int64_t smallest_rows(size_t i, int64_t row) {
-    const int64_t n = row_count(c_);
     const std::vector<std::byte> alone = row_among(i, row, 1);
-    const auto differs = [&](int64_t rows) { return row_among(i, row, rows) != alone; };
-    // Powers of two and their neighbours bracket the first change; kernels seldom go back to what they did before.
-    int64_t same = 1, different = 0;
-    for (int64_t rows = 2; different == 0; rows = std::min(2 * rows, n)) {
-      (differs(rows) ? different : same) = rows;
-      if (rows == n) break;
-    }
-    if (different == 0) return 0;
-    while (different - same > 1) {
-      const int64_t middle = same + (different - same) / 2;
-      (differs(middle) ? different : same) = middle;
-    }
-    return different;
+    return smallest_that_differs(row_count(c_), [&](int64_t rows) { return row_among(i, row, rows) != alone; });
   }
 
   /// Row `row` of output `i` when it is the first of `count` rows.

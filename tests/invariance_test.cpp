@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts: which a case gets and what they cost; ten candidates that each break an axis, caught by that axis.
 #include "invariance.hpp"
+#include "invariance_bisect.hpp"
 
 #include <gtest/gtest.h>
 
@@ -247,6 +248,51 @@ TEST(RowZero, IsToldAndNotCounted) {
 TEST(SmallestRows, AreFoundByBisection) {
   const RunResult result = run_all_axes("batch_dependent_tile", product_case(2, 20));
   EXPECT_EQ(result.outputs[0].smallest_rows, 16);
+}
+
+TEST(SmallestRows, AreFoundWhereverTheyLie) {
+  for (const int64_t n : {1, 2, 3, 40, 64, 65}) {
+    EXPECT_EQ(smallest_that_differs(n, [](int64_t) { return false; }), 0) << n;
+    for (int64_t first = 2; first <= n; ++first) {
+      EXPECT_EQ(smallest_that_differs(n, [&](int64_t rows) { return rows >= first; }), first) << n;
+    }
+  }
+}
+
+TEST(Boundaries, AreKnownOnBothSides) {
+  const auto variant = [](int64_t rows) { return rows < 27 ? "a" : rows < 100 ? "b" : rows < 101 ? "c" : "a"; };
+  std::map<int64_t, std::string> variants{{1, "a"}, {40, "b"}, {100, "c"}, {4096, "a"}};
+  int asked = 0;
+  find_boundaries(variants, [&](int64_t rows) { return ++asked, variant(rows); });
+  for (const int64_t rows : {26, 27, 99, 100, 101}) {
+    ASSERT_TRUE(variants.contains(rows)) << rows;
+    EXPECT_EQ(variants.at(rows), variant(rows));
+  }
+  EXPECT_LE(asked, 24);
+}
+
+TEST(Boundaries, GapsThatCannotBeAskedAboutStay) {
+  std::map<int64_t, std::string> variants{{1, "a"}, {9, "b"}, {20, "b"}, {24, "a"}};
+  const auto untouched = variants;
+  int asked = 0;
+  find_boundaries(variants, [&](int64_t) { return ++asked, std::nullopt; });
+  EXPECT_EQ(variants, untouched);
+  EXPECT_EQ(asked, 2);
+}
+
+// 27 is no number of rows that the axes try by themselves.
+TEST(Boundaries, HaveAComparisonOnEachSide) {
+  const RunResult result = run_all_axes("says_its_variant", product_case(2, 40));
+  EXPECT_EQ(broken_axes(result), std::set<std::string_view>());
+  std::map<int64_t, std::string> variants;
+  for (size_t k = 0; k < result.contexts.size(); ++k) {
+    const ContextRun& context = result.contexts[k];
+    if (context.axis != Axis::batch) continue;
+    variants[context.rows] = context.message;
+    EXPECT_GT(result.outputs[0].contexts[k].bits.compared, 0) << context.what;
+  }
+  EXPECT_EQ(variants[26], "few");
+  EXPECT_EQ(variants[27], "many");
 }
 
 TEST(AxesOfAGpu, SayOnTheCpuWhyTheyWereNotRun) {

@@ -63,6 +63,13 @@ checkop_status batch_dependent_tile(const checkop_call* call) {
   return p.run([&](int64_t) { return p.m < 16; });
 }
 
+/// No fault: two variants, which have the same bits.
+checkop_status says_its_variant(const checkop_call* call) {
+  const Product p(call);
+  say(call, p.m < 27 ? "few" : "many");
+  return p.run([](int64_t) { return false; });
+}
+
 checkop_status position_dependent_order(const checkop_call* call) {
   return Product(call).run([](int64_t i) { return i % 16 >= 8; });
 }
@@ -147,6 +154,7 @@ constexpr checkop_kernel kKernels[] = {
     kernel("race", of_contiguous<race>),
     kernel("uninitialised_read", of_contiguous<uninitialised_read>),
     kernel("first_call_differs", of_contiguous<first_call_differs>),
+    kernel("says_its_variant", of_contiguous<says_its_variant>),
 };
 constexpr checkop_plugin kPlugin = plugin(kKernels);
 
