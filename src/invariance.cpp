@@ -22,9 +22,6 @@ constexpr int64_t kTile = 16, kLargeTile = 128, kPage = 256;
 /// Rows of contexts that need not have all: several of the largest tiles.
 constexpr int64_t kFocus = 2 * kLargeTile, kQuickFocus = 64;
 
-/// "1 row", "17 rows".
-std::string rows_text(int64_t n) { return fmt::format("{} row{}", n, n == 1 ? "" : "s"); }
-
 std::vector<int64_t> range(int64_t begin, int64_t end) {
   std::vector<int64_t> rows(static_cast<size_t>(end - begin));
   std::iota(rows.begin(), rows.end(), begin);
@@ -389,12 +386,6 @@ class Planner {
 };
 
 }  // namespace
-
-Context first_rows(int64_t n) {
-  Context context;
-  context.axis = Axis::batch, context.what = fmt::format("the first {}", rows_text(n)), context.rows = range(0, n);
-  return context;
-}
 
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan) {
   return Planner(c, device, plan).take();

@@ -61,6 +61,8 @@ inline constexpr double kMostForBoundaries = 4;
 inline constexpr double kSmallBytes = 4 << 20, kSmallGpuBytes = 256 << 20, kProductsPerByte = 100;
 double cost_of(const Case& c, const DeviceInfo& device, const Context& context);
 
+std::string rows_text(int64_t n);  ///< "1 row", "17 rows"
+
 /// The first n rows of a case alone.
 Context first_rows(int64_t n);
 

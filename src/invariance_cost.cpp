@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a context launches, costs and compares.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "invariance.hpp"
 #include "sampling.hpp"
 
 namespace checkop {
+
+std::string rows_text(int64_t n) { return fmt::format("{} row{}", n, n == 1 ? "" : "s"); }
+
+Context first_rows(int64_t n) {
+  Context context;
+  context.axis = Axis::batch, context.what = fmt::format("the first {}", rows_text(n));
+  for (int64_t row = 0; row < n; ++row) context.rows.push_back(row);
+  return context;
+}
 
 Case context_case(const Case& c, const Context& context) {
   const auto names = split_dims(c.op->row_dims);

@@ -58,7 +58,8 @@ struct Proof {
 
 /// Chosen by a model, then measured, with more work where less does not do. Where the elements of all rows but the
 /// first do not bring unseen() below its limit, rows are added while memory and time of a CPU or of a GPU permit, then
-/// exponents spread, then both. Row r of a case has the same data in any number of rows. Where nothing does, the best that was found.
+/// exponents spread, then both. Row r of a case has the same data in any number of rows. Where nothing does, the best
+/// that was found.
 Proof find_proof(std::span<const Case* const> cases, unsigned threads, bool on_gpu = false);
 
 /// Elements of an output that the rows of `c`, without the first, hold.
