@@ -58,6 +58,7 @@ struct Gate {
   int64_t step = 1;           ///< bound_ratio: terms added per rounding (16 for a tensor core block)
   int64_t max_chain = 0;      ///< bound_ratio: longest chain of additions allowed however long the sum; 0 = no cap
   double bias_ulps = 0;       ///< bound_ratio: signed error per step in units of u*magnitude (tensor cores truncate)
+  double term_roundings = 0;  ///< bound_ratio: roundings to the output's dtype that each term carries from before
   double atol = 0, rtol = 0;  ///< atol_rtol
   int64_t either = 0;         ///< atol_rtol: 1: within atol or within rtol*|y|, in place of their sum
   int64_t rows = 0, columns = 0;  ///< block_rel_l2: size of a block

@@ -57,7 +57,7 @@ Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double 
   const double half = gate.half_ulp(size + computed), bound = computed + half, off = c - stored;
   const bool tells = computed >= half || !(std::abs(c - y) <= bound);
   if (y == 0 || !tells || !std::isfinite(off)) return {};
-  const double may_lean = computed < half ? 0 : computed - (1 - one_sided) * gate.growth * magnitude;
+  const double may_lean = computed < half ? 0 : computed - (gate.spread - one_sided * gate.growth) * magnitude;
   return {(y < 0 ? -off : off) / bound, may_lean / bound};
 }
 

@@ -115,6 +115,22 @@ TEST(Compare, BiasOfTruncationGrowsWithTheChainAndThePartialSums) {
   EXPECT_DOUBLE_EQ(element_bound(gate, DType::f32, 1024, 1.5, 3, 0), without + 2 * 1024 * std::exp2(-24) * 3);
 }
 
+TEST(Compare, RoundingsThatTermsCarryAddUpInSquares) {
+  Gate gate = bound_gate();
+  const double growth = 60 * std::exp2(-24), tiny = std::exp2(-126);  // 100 terms
+  EXPECT_EQ(PreparedGate(gate, DType::bf16, 100).spread, growth);
+  for (const double roundings : {1.0, 2.0}) {
+    gate.term_roundings = roundings;
+    for (const DType out : {DType::bf16, DType::f16, DType::f32}) {
+      const PreparedGate prepared(gate, out, 100);
+      const double terms = 6 * std::sqrt(roundings / 3) * unit_roundoff(out);
+      EXPECT_DOUBLE_EQ(prepared.spread, std::hypot(growth, terms));
+      EXPECT_DOUBLE_EQ(prepared.computed(3, 0), prepared.spread * 3 + tiny);
+      EXPECT_EQ(prepared.growth, growth);
+    }
+  }
+}
+
 TEST(Compare, Fp64OutputsAreHeldToFp64Arithmetic) {
   const Gate gate = bound_gate();
   EXPECT_LT(element_bound(gate, DType::f64, 100, 1.5, 3, 2), 1e-13);

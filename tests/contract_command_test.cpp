@@ -90,7 +90,7 @@ TEST(ContractCommand, ExplainGivesEveryNumberItsSourceAndAWorkedBound) {
   expect_exit(result, 0, "matmul/forward  matmul-bf16-1x2x4096x8  architecture sm70  candidate not named");
   for (const std::string& part :
        {"c  bf16, contraction, sums of 4096 terms; " + path + ": rules[1]",
-        std::string("lambda     6          rules[1].gates[0]"), std::string("step       4          overlays[0]"),
+        std::string("lambda         6          rules[1].gates[0]"), std::string("step           4          overlays[0]"),
         std::string("chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05"),
         std::string("computed 7.248e-05, stored 0.003906, so up to 0.003979"),
         std::string("determinism, batch invariance"), path + ": overlays[0]: r\n", path + ": rules[1]: w\n",
@@ -107,8 +107,8 @@ TEST(ContractCommand, ExplainAppliesOverlaysOfTheCandidateAndShowsWhatIsExpected
           R"(, "known": [{"match": {"op": "logp", "candidate": "cuda"}, "expect": "fail", "kinds": ["accuracy"],
              "reason": "slip", "owner": "o", "expires": "never"}])"));
   const std::string flags = "contract explain --op logp --contract " + path;
-  expect_exit(run_program(flags + " --candidate cuda-2"), 0, "lambda     5          overlays[0]");
-  expect_exit(run_program(flags), 0, "lambda     6          rules[0].gates[0]");
+  expect_exit(run_program(flags + " --candidate cuda-2"), 0, "lambda         5          overlays[0]");
+  expect_exit(run_program(flags), 0, "lambda         6          rules[0].gates[0]");
   expect_exit(run_program(flags + " --candidate cuda"), 0, "expected to fail by known[0] (accuracy) until never: slip");
   const ProcessResult withheld = run_program(flags + " --arch-key sm90");
   expect_exit(withheld, 0, "overlays[1] expired on 2020-01-31: bound_ratio limit stays 1, not 2");

@@ -74,10 +74,12 @@ std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
   switch (gate.metric) {
     case Metric::bound_ratio:
       return fmt::format(
-          "chain {}, unit roundoff {:.4g} ({} arithmetic): growth {:.4g}, bias {:.4g}\n"
+          "chain {}, unit roundoff {:.4g} ({} arithmetic): growth {:.4g}{}, bias {:.4g}\n"
           "      of value 1, magnitude 1, rounding 0: computed {:.4g}, stored {:.4g}, so up to {:.4g}",
-          chain_length(gate, output.terms), prepared.unit, arithmetic, prepared.growth, prepared.bias,
-          prepared.computed(1, 0), prepared.bound(1, 1, 0) - prepared.computed(1, 0), prepared.allowed(1, 1, 0));
+          chain_length(gate, output.terms), prepared.unit, arithmetic, prepared.growth,
+          gate.term_roundings > 0 ? fmt::format(", with the terms' own roundings {:.4g}", prepared.spread) : "",
+          prepared.bias, prepared.computed(1, 0), prepared.bound(1, 1, 0) - prepared.computed(1, 0),
+          prepared.allowed(1, 1, 0));
     case Metric::atol_rtol:
       return fmt::format("of value 1: up to {:.4g}", prepared.allowed(1, 1, 0));
     case Metric::bits:
@@ -98,7 +100,7 @@ void print_output(const Contract& contract, const ExplainedOutput& output) {
   for (const Gate& gate : gates.all) {
     fmt::print("    {}\n", to_string(gate.metric));
     for (const GateKey& key : keys_of(gate.metric))
-      fmt::print("      {:<10} {:<10} {}\n", key.name, key.text_in(gate), source_of(gates, gate.metric, key));
+      fmt::print("      {:<14} {:<10} {}\n", key.name, key.text_in(gate), source_of(gates, gate.metric, key));
     if (const std::string example = worked_example(gate, output); !example.empty()) fmt::print("      {}\n", example);
   }
   fmt::print("    not finite  {}\n", gates.nonfinite_may_match ? "as the gold is" : "fails");
@@ -155,6 +157,7 @@ Json gate_json(const Gate& gate, const ExplainedOutput& output) {
     json["chain"] = chain_length(gate, output.terms);
     json["unit_roundoff"] = prepared.unit;
     json["growth"] = prepared.growth;
+    json["spread"] = prepared.spread;
     json["bias"] = prepared.bias;
   }
   if (gate.metric == Metric::bound_ratio || gate.metric == Metric::atol_rtol)
