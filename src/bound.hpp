@@ -8,16 +8,19 @@
 namespace checkop {
 
 /// The bound of one element under a bound_ratio gate, before `limit`:
-///   E = (spread + bias_ulps*h*u)*magnitude + u*rounding + the smallest normal number of the arithmetic
-///   spread = lambda*sqrt(h*u^2 + term_roundings*u_out^2/3)
+///   E = (growth + bias_ulps*h*u)*magnitude + of_terms*(magnitude - |value|) + u*rounding
+///       + the smallest normal number of the arithmetic
+///   of_terms = lambda*sqrt(term_roundings/3)*u_out
 ///   bound = E + half an ulp of `out` at |value| + E;   0 where value, magnitude and rounding are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs; u_out that of `out`. Without
-/// term_roundings spread is growth, lambda*sqrt(h)*u. With them each term t of the sum has been stored in `out` on the
-/// way so many times: rounded to nearest, it errs by at most u_out*|t|, and as evenly as in [-u_out*|t|, u_out*|t|] or
-/// better, so with a variance, and a sub-Gaussian one, of u_out^2*t^2/3. Over the sum these add up to
-/// term_roundings*u_out^2/3 times the sum of the squares of the terms, whose root is no larger than the magnitude, and
-/// lambda standard deviations of that are passed with probability 2*exp(-lambda^2/2) at most. Source: Higham and Mary,
-/// "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41 (2019).
+/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs; u_out that of `out`.
+///
+/// With term_roundings each term t of the sum has been stored in `out` on the way so many times: rounded to nearest, it
+/// errs by at most u_out*|t|, and as evenly as in [-u_out*|t|, u_out*|t|] or better, so with a variance, and a
+/// sub-Gaussian one, of u_out^2*t^2/3. Over the sum these add up to term_roundings*u_out^2/3 times the sum of the
+/// squares of the terms, whose root is what a magnitude of a product has beside |value|; lambda standard deviations of
+/// that are passed with probability 2*exp(-lambda^2/2) at most.
+///
+/// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41 (2019).
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);
 
 /// What a residual may reach under a bound_ratio gate of an output of dtype `out` with sums of `terms` terms.
@@ -48,13 +51,15 @@ struct PreparedGate {
   }
 
   /// E: of the computation, before it is stored.
-  double computed(double magnitude, double rounding) const {
-    return (spread + bias) * magnitude + unit * rounding + tiny;
+  double computed(double size, double magnitude, double rounding) const {
+    return (growth + bias) * magnitude + terms(size, magnitude) + unit * rounding + tiny;
   }
+  /// The part of E that the terms carry from before.
+  double terms(double size, double magnitude) const { return of_terms * (magnitude > size ? magnitude - size : 0); }
   double bound(double size, double magnitude, double rounding) const {
     // A zero made of nothing that errs, such as the gradient of a row that is left out: no rounding can move it.
     const bool exactly_zero = size == 0 && magnitude == 0 && rounding == 0;
-    const double error = computed(magnitude, rounding);
+    const double error = computed(size, magnitude, rounding);
     return exactly_zero ? 0 : error + half_ulp(size + error);
   }
 
@@ -62,10 +67,12 @@ struct PreparedGate {
   void bounds(const double* size, const double* magnitude, const double* rounding, size_t n, double* allowed,
               double* over_half) const {
     // Copies can't alias what is written.
-    const double per_magnitude = spread + bias, per_rounding = unit, least = tiny, limit = gate.limit;
+    const double per_magnitude = growth + bias, of_all_terms = of_terms, per_rounding = unit, least = tiny,
+                 limit = gate.limit;
     const HalfUlp half_ulp_of = half_ulp;
     for (size_t i = 0; i < n; ++i) {
-      const double error = per_magnitude * magnitude[i] + per_rounding * rounding[i] + least;
+      const double others = magnitude[i] > size[i] ? magnitude[i] - size[i] : 0;
+      const double error = per_magnitude * magnitude[i] + of_all_terms * others + per_rounding * rounding[i] + least;
       const double half = half_ulp_of(size[i] + error);
       const bool exactly_zero = size[i] == 0 && magnitude[i] == 0 && rounding[i] == 0;
       allowed[i] = exactly_zero ? 0 : limit * (error + half);
@@ -76,7 +83,7 @@ struct PreparedGate {
   Gate gate;
   double unit, tiny;  ///< of the arithmetic: unit roundoff, smallest normal number
   double growth, bias;
-  double spread;     ///< growth, and what the terms carry from before
+  double of_terms;   ///< what the terms carry from before
   HalfUlp half_ulp;  ///< of the output
 };
 

@@ -53,11 +53,12 @@ Achieved bound_rms(const RowSums& total) {
 
 Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
                    double rounding) {
-  const double size = std::abs(y), computed = gate.computed(magnitude, rounding);
+  const double size = std::abs(y), computed = gate.computed(size, magnitude, rounding);
   const double half = gate.half_ulp(size + computed), bound = computed + half, off = c - stored;
   const bool tells = computed >= half || !(std::abs(c - y) <= bound);
   if (y == 0 || !tells || !std::isfinite(off)) return {};
-  const double may_lean = computed < half ? 0 : computed - (gate.spread - one_sided * gate.growth) * magnitude;
+  const double even = (1 - one_sided) * gate.growth * magnitude + gate.terms(size, magnitude);
+  const double may_lean = computed < half ? 0 : computed - even;
   return {(y < 0 ? -off : off) / bound, may_lean / bound};
 }
 

@@ -117,16 +117,21 @@ TEST(Compare, BiasOfTruncationGrowsWithTheChainAndThePartialSums) {
 
 TEST(Compare, RoundingsThatTermsCarryAddUpInSquares) {
   Gate gate = bound_gate();
-  const double growth = 60 * std::exp2(-24), tiny = std::exp2(-126);  // 100 terms
-  EXPECT_EQ(PreparedGate(gate, DType::bf16, 100).spread, growth);
+  EXPECT_EQ(PreparedGate(gate, DType::bf16, 100).of_terms, 0);
+  const double chain = 60 * std::exp2(-24) * 3, tiny = std::exp2(-126);  // 100 terms
   for (const double roundings : {1.0, 2.0}) {
     gate.term_roundings = roundings;
     for (const DType out : {DType::bf16, DType::f16, DType::f32}) {
       const PreparedGate prepared(gate, out, 100);
-      const double terms = 6 * std::sqrt(roundings / 3) * unit_roundoff(out);
-      EXPECT_DOUBLE_EQ(prepared.spread, std::hypot(growth, terms));
-      EXPECT_DOUBLE_EQ(prepared.computed(3, 0), prepared.spread * 3 + tiny);
-      EXPECT_EQ(prepared.growth, growth);
+      const double of_terms = 6 * std::sqrt(roundings / 3) * unit_roundoff(out);
+      // Partial sums reach 3, of which 1 is the value: the root of the sum of squares is 2.
+      EXPECT_DOUBLE_EQ(prepared.computed(1, 3, 0), chain + of_terms * 2 + tiny);
+      EXPECT_DOUBLE_EQ(prepared.computed(4, 3, 0), chain + tiny);
+      const double value = 1, magnitude = 3, rounding = 0;
+      double allowed = 0, over_half = 0;
+      prepared.bounds(&value, &magnitude, &rounding, 1, &allowed, &over_half);
+      EXPECT_DOUBLE_EQ(allowed, prepared.allowed(1, 3, 0));
+      EXPECT_DOUBLE_EQ(residual_bound(gate, out, 100, {"", 0, 0, 0, 3, 0, 0}), chain + of_terms * 3 + tiny);
     }
   }
 }

@@ -90,7 +90,8 @@ TEST(ContractCommand, ExplainGivesEveryNumberItsSourceAndAWorkedBound) {
   expect_exit(result, 0, "matmul/forward  matmul-bf16-1x2x4096x8  architecture sm70  candidate not named");
   for (const std::string& part :
        {"c  bf16, contraction, sums of 4096 terms; " + path + ": rules[1]",
-        std::string("lambda         6          rules[1].gates[0]"), std::string("step           4          overlays[0]"),
+        std::string("lambda         6          rules[1].gates[0]"),
+        std::string("step           4          overlays[0]"),
         std::string("chain 1024, unit roundoff 5.96e-08 (fp32 arithmetic): growth 1.144e-05, bias 6.104e-05"),
         std::string("computed 7.248e-05, stored 0.003906, so up to 0.003979"),
         std::string("determinism, batch invariance"), path + ": overlays[0]: r\n", path + ": rules[1]: w\n",

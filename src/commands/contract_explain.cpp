@@ -77,9 +77,8 @@ std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
           "chain {}, unit roundoff {:.4g} ({} arithmetic): growth {:.4g}{}, bias {:.4g}\n"
           "      of value 1, magnitude 1, rounding 0: computed {:.4g}, stored {:.4g}, so up to {:.4g}",
           chain_length(gate, output.terms), prepared.unit, arithmetic, prepared.growth,
-          gate.term_roundings > 0 ? fmt::format(", with the terms' own roundings {:.4g}", prepared.spread) : "",
-          prepared.bias, prepared.computed(1, 0), prepared.bound(1, 1, 0) - prepared.computed(1, 0),
-          prepared.allowed(1, 1, 0));
+          gate.term_roundings > 0 ? fmt::format(", of terms {:.4g}", prepared.of_terms) : "", prepared.bias,
+          prepared.computed(1, 1, 0), prepared.bound(1, 1, 0) - prepared.computed(1, 1, 0), prepared.allowed(1, 1, 0));
     case Metric::atol_rtol:
       return fmt::format("of value 1: up to {:.4g}", prepared.allowed(1, 1, 0));
     case Metric::bits:
@@ -157,7 +156,7 @@ Json gate_json(const Gate& gate, const ExplainedOutput& output) {
     json["chain"] = chain_length(gate, output.terms);
     json["unit_roundoff"] = prepared.unit;
     json["growth"] = prepared.growth;
-    json["spread"] = prepared.spread;
+    json["of_terms"] = prepared.of_terms;
     json["bias"] = prepared.bias;
   }
   if (gate.metric == Metric::bound_ratio || gate.metric == Metric::atol_rtol)
