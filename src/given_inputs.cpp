@@ -92,9 +92,10 @@ GivenInputs::GivenInputs(const std::vector<std::string>& settings, const std::st
 
 void GivenInputs::require_fit(const std::vector<const Case*>& cases) const {
   for (const Case* c : cases) require_fit(*c);
-  for (const auto& [name, source] : sources_) {
-    const auto has = [&](const Case* c) { return find_input(*c->pass, name) != nullptr; };
-    if (!source.by_name && !cases.empty() && std::none_of(cases.begin(), cases.end(), has)) refuse_name(name, cases);
+  for (const auto& entry : sources_) {
+    const auto has = [&](const Case* c) { return find_input(*c->pass, entry.first) != nullptr; };
+    if (!entry.second.by_name && !cases.empty() && std::none_of(cases.begin(), cases.end(), has))
+      refuse_name(entry.first, cases);
   }
 }
 

@@ -91,7 +91,7 @@ std::vector<std::string> flags_of_checks(const CLI::App& app) {
       flags.push_back(name);
       continue;
     }
-    for (const std::string& value : option->results()) flags.push_back(name + "=" + value);
+    for (const std::string& value : option->results()) flags.push_back(fmt::format("{}={}", name, value));
   }
   return flags;
 }
