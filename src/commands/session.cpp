@@ -35,7 +35,8 @@ std::string flags_of_case(const RunOptions& options, const CaseRecord& record) {
   const Case& c = record.c;
   if (options.inputs_file.empty()) {
     std::string flags = case_flags(c);
-    for (const auto& [name, from] : record.given_inputs) flags += " --input " + quote_command({fmt::format("{}={}", name, from)});
+    for (const auto& [name, from] : record.given_inputs)
+      flags += " --input " + quote_command({fmt::format("{}={}", name, from)});
     return flags;
   }
   std::string flags =
