@@ -89,7 +89,7 @@ void find_idle_rules(const Contract& contract, Findings& found) {
       judges |= chosen == &rule;
       if (chosen != &rule) others.insert(chosen->path);
     }
-    if (judges) continue;
+    if (judges || (others.empty() && rule.match.may_fit_files())) continue;
     found.push_back({rule.path, others.empty() ? "judges nothing: no operator has such an output"
                                                : fmt::format("judges nothing: {} take all its outputs and are more "
                                                              "specific",

@@ -53,6 +53,7 @@ RuleMatch read_match(const JsonValue& json, const std::vector<std::string>& more
 }
 
 void require_target(const JsonValue& json, const RuleMatch& match) {
+  if (match.may_fit_files()) return;
   const std::vector<JudgedOutput> targets = all_targets();
   if (std::none_of(targets.begin(), targets.end(), [&match](const JudgedOutput& t) { return match.fits(t); }))
     throw InputError(json.where(), "matches no output of any operator",

@@ -45,6 +45,12 @@ struct RuleMatch {
            (pass.empty() || pass == t.pass->name) && (!numerics || *numerics == t.output->numerics) &&
            (op_class.empty() || op_class == t.op->op_class) && (!case_dtype || *case_dtype == t.case_dtype);
   }
+  /// Tensors of files may have any class and be stored in any floating type, whatever operators have.
+  bool may_fit_files() const {
+    const auto is_float = [](DType dtype) { return info(dtype).is_float; };
+    return output.empty() && op.empty() && numerics &&
+           (dtypes.empty() || std::any_of(dtypes.begin(), dtypes.end(), is_float));
+  }
   bool fits(const Subject& s) const {
     return (arch.empty() || arch == s.arch_key) &&
            (candidate.empty() || (!s.candidate.empty() && glob_matches(candidate, s.candidate)));

@@ -150,10 +150,16 @@ TEST(Contract, UnknownNamesAreErrorsWithASuggestion) {
             "c.json: rules[0].gates[0].metric: unknown metric 'bound_ration'; did you mean 'bound_ratio'?");
 }
 
+// No operator stores log-probabilities in 16 bits; tensors of files may.
+TEST(Contract, ARuleMayBeOfFilesAlone) {
+  EXPECT_EQ(rules_error({rule("{}"), rule(R"({"numerics": "logprob", "pass": "forward", "dtype": "bf16"})")}),
+            "no error");
+}
+
 TEST(Contract, ARuleThatMatchesNothingIsAnError) {
-  for (const char* match :
-       {R"({"op": "logp", "output": "db"})", R"({"op": "logp", "numerics": "contraction"})",
-        R"({"output": "logp", "pass": "backward"})", R"({"output": "logp", "dtype": "bf16"})", R"({"dtype": "uint8"})"})
+  for (const char* match : {R"({"op": "logp", "output": "db"})", R"({"op": "logp", "numerics": "contraction"})",
+                            R"({"output": "logp", "pass": "backward"})", R"({"output": "logp", "dtype": "bf16"})",
+                            R"({"dtype": "uint8"})", R"({"numerics": "logprob", "dtype": "uint8"})"})
     EXPECT_NE(rules_error({rule("{}"), rule(match)}).find("c.json: rules[1].match: matches no output of any operator"),
               std::string::npos)
         << match;

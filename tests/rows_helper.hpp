@@ -2,6 +2,8 @@
 // For tests of operators with rows to leave out: generated inputs, and the native candidate's answer to them.
 #pragma once
 
+#include <fmt/format.h>
+
 #include "gold_helper.hpp"
 #include "inputs.hpp"
 #include "plugin.hpp"
@@ -46,7 +48,7 @@ struct NativeAnswer {
 };
 
 inline NativeAnswer run_native(const Case& c, const std::vector<Tensor>& inputs) {
-  const std::string path = std::string(CHECKOP_BINARY_DIR) + "/kernels/" + std::string(c.op->name) + "/native.so";
+  const std::string path = fmt::format("{}/kernels/{}/native.so", CHECKOP_BINARY_DIR, c.op->name);
   for (const Candidate& candidate : load_plugin(path)) {
     if (candidate.pass != c.pass->name) continue;
     NativeAnswer answer;
