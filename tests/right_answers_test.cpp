@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Right answers that constant tolerances reject: they must pass.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "given_helper.hpp"
+#include "inputs.hpp"
+#include "judge_helper.hpp"
+#include "process.hpp"
+#include "rows_helper.hpp"
+#include "verdict.hpp"
+
+namespace checkop {
+namespace {
+
+/// Log-probabilities of vocabulary 151936 from -16 on down, none of them a bf16 number.
+double logp_at(int64_t i) { return -16 - 0.0537 * static_cast<double>(i); }
+
+std::string stored(const std::string& name, const std::function<double(int64_t)>& value) {
+  return write(name, list(tensor("logp", DType::bf16, {100}, value)));
+}
+
+// Half an ulp of bf16 at -16 is 0.06: over an absolute tolerance of 5e-2.
+TEST(RightAnswers, LogpRoundedToBf16) {
+  const std::string gold =
+      write("gold", list(tensor("logp", DType::f64, {100}, logp_at),
+                         tensor("magnitude/logp", DType::f64, {100}, [](int64_t i) { return std::abs(logp_at(i)); })));
+  const std::string right = stored("right", logp_at);
+  // A bf16 number nearer to zero where rounding went away from it: at -16 and below these lie 0.125 apart or more.
+  const std::string truncated = stored("truncated", [](int64_t i) { return logp_at(i) + 0.0624; });
+  const auto compare = [&](const std::string& got, const std::string& contract) {
+    return run_program(
+        fmt::format("compare {} {} --class logprob --terms 151936 --contract contracts/{}.json", got, gold, contract));
+  };
+  EXPECT_EQ(compare(right, "default").code, 0) << compare(right, "default").text;
+  EXPECT_EQ(compare(right, "rl_kernel").code, 1) << compare(right, "rl_kernel").text;
+  EXPECT_EQ(compare(truncated, "default").code, 1) << compare(truncated, "default").text;
+}
+
+// Sums in fp32 of logits of which the largest is far from the target's: what the log-sum-exp loses is relative to it.
+TEST(RightAnswers, Fp32LinearLogpFarFromZero) {
+  Case c;
+  c.op = find_operator("linear_logp");
+  c.pass = find_pass(*c.op, "forward");
+  c.dtype = DType::f32;
+  c.dims = {{"batch", 1}, {"seq", 16}, {"hidden", 2048}, {"vocab", 1021}};
+  c.attrs = {-100};
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  Tensor& weight = inputs[1];
+  for (int64_t i = 0; i < weight.count(); ++i) weight.set(i, 64 * weight.at(i));
+  const NativeAnswer native = run_native(c, inputs);
+  ASSERT_EQ(native.result.status, RunStatus::ok) << native.result.message;
+  double least = 0;
+  for (int64_t i = 0; i < native.outputs[0].count(); ++i) least = std::min(least, native.outputs[0].at(i));
+  EXPECT_LT(least, -160);
+  const Comparison comparison = judge_outputs(c, inputs, native.outputs, default_contract(), {}, 1)[0];
+  EXPECT_TRUE(comparison.passed());
+  const Contract constants = Contract::load(CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json");
+  EXPECT_FALSE(judge_outputs(c, inputs, native.outputs, constants, {}, 1)[0].passed());
+}
+
+}  // namespace
+}  // namespace checkop
