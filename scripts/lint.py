@@ -16,13 +16,13 @@ from typing import NamedTuple
 # "report" also covers report_text.cpp and report_json.cpp.
 LAYERS = (
     ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation model gold_call result_faults interruption output_file mix host_memory sanitizer_log",),
-    ("case case_file sweep preset", "axes"),
+    ("case case_file sweep preset shards", "axes"),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures trivial error_map",),
     ("residuals", "diagnosis", "model_bits"),
     ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
     ("device", "plugin", "saved_case given", "external_process"),
-    ("runner buffers stage bench behaviour_faults invariance sensitivity external memory_need",),
+    ("runner buffers stage rank_group host_comm bench behaviour_faults invariance sensitivity external memory_need",),
     ("isolate wire",),
     ("verdict",),
     ("report certificate", "mutation"),

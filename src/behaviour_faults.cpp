@@ -8,17 +8,18 @@
 #include <cstring>
 
 #include "gold_call.hpp"
+#include "shards.hpp"
 
 namespace checkop {
 namespace {
 
-/// What the next launch answers: the ABI carries no state of the caller's.
-struct Current {
-  const BehaviourFault* fault = nullptr;
-  const Case* c = nullptr;
-  unsigned calls = 0;  ///< so far, of one run_with_fault()
+/// What a kernel of run_with_fault() answers. Its kernel is what the call tells of.
+struct Run {
+  checkop_kernel kernel;  ///< first
+  const BehaviourFault* fault;
+  const Case* c;
+  std::vector<unsigned> calls;  ///< so far, of every rank
 };
-thread_local Current current;
 
 /// One call and its right answer.
 struct Site {
@@ -54,12 +55,12 @@ struct Site {
   }
 };
 
-void leave_middle_row(const Operator& op, const Pass& pass, const checkop_call& call) {
+void leave_middle_row(const Operator& op, const Pass& pass, const checkop_call& call, unsigned) {
   const Site s(op, pass, call);
   s.store_rows(s.view().columns, [&](int64_t row, const double*) { return row != s.view().rows / 2; });
 }
 
-void leave_rows_of_zeros(const Operator& op, const Pass& pass, const checkop_call& call) {
+void leave_rows_of_zeros(const Operator& op, const Pass& pass, const checkop_call& call, unsigned) {
   const Site s(op, pass, call);
   const int64_t columns = s.view().columns;
   s.store_rows(columns, [&](int64_t, const double* row) {
@@ -67,7 +68,7 @@ void leave_rows_of_zeros(const Operator& op, const Pass& pass, const checkop_cal
   });
 }
 
-void write_behind_end(const Operator& op, const Pass& pass, const checkop_call& call) {
+void write_behind_end(const Operator& op, const Pass& pass, const checkop_call& call, unsigned) {
   const Site s(op, pass, call);
   s.store_from(0);
   std::memset(s.data(0) + s.values[0].size() * s.width(0), 0x3f, s.width(0));
@@ -80,7 +81,7 @@ const checkop_tensor& first_float_input(const checkop_call& call) {
   return call.inputs[i];
 }
 
-void overwrite_input(const Operator& op, const Pass& pass, const checkop_call& call) {
+void overwrite_input(const Operator& op, const Pass& pass, const checkop_call& call, unsigned) {
   Site(op, pass, call).store_from(0);
   const checkop_tensor& input = first_float_input(call);
   const size_t width = info(static_cast<DType>(input.dtype)).bytes;
@@ -91,7 +92,7 @@ void overwrite_input(const Operator& op, const Pass& pass, const checkop_call& c
 }
 
 /// The second run puts back what the first one changed.
-void toggle_input(const Operator& op, const Pass& pass, const checkop_call& call) {
+void toggle_input(const Operator& op, const Pass& pass, const checkop_call& call, unsigned) {
   Site(op, pass, call).store_from(0);
   static_cast<unsigned char*>(first_float_input(call).data)[0] ^= 1U;
 }
@@ -120,13 +121,13 @@ void round_a_tie_the_other_way(const Site& s, int64_t count) {
   std::memcpy(element, &bits, s.width(0));
 }
 
-void change_every_second_call(const Operator& op, const Pass& pass, const checkop_call& call) {
+void change_every_second_call(const Operator& op, const Pass& pass, const checkop_call& call, unsigned calls) {
   const Site s(op, pass, call);
   s.store_from(0);
-  if ((current.calls & 1U) != 0) round_a_tie_the_other_way(s, std::ssize(s.values[0]));
+  if ((calls & 1U) != 0) round_a_tie_the_other_way(s, std::ssize(s.values[0]));
 }
 
-void change_single_rows(const Operator& op, const Pass& pass, const checkop_call& call) {
+void change_single_rows(const Operator& op, const Pass& pass, const checkop_call& call, unsigned) {
   const Site s(op, pass, call);
   s.store_from(0);
   if (s.view().rows == 1) round_a_tie_the_other_way(s, s.view().columns);
@@ -147,9 +148,9 @@ constexpr std::array kFaults{
 };
 
 checkop_status launch(const checkop_call* call) {
-  const checkop_status status = answer(*call, [&] { current.fault->answer(*current.c->op, *current.c->pass, *call); });
-  ++current.calls;
-  return status;
+  Run& run = *reinterpret_cast<Run*>(const_cast<checkop_kernel*>(call->kernel));
+  unsigned& calls = run.calls[static_cast<size_t>(call->rank)];
+  return answer(*call, [&] { run.fault->answer(*run.c->op, *run.c->pass, *call, calls++); });
 }
 
 }  // namespace
@@ -158,21 +159,16 @@ std::span<const BehaviourFault> behaviour_faults() { return kFaults; }
 
 RunResult run_with_fault(const BehaviourFault& fault, const Case& c, const std::vector<Tensor>& inputs,
                          std::vector<Tensor>& outputs, const RunChecks& checks) {
-  const checkop_kernel kernel{sizeof(checkop_kernel),
-                              fault.spec.name.data(),
-                              c.op->name.data(),
-                              c.pass->name.data(),
-                              CHECKOP_CPU,
-                              0,
-                              0,
-                              nullptr,
-                              launch};
+  Run run{{sizeof(checkop_kernel), fault.spec.name.data(), c.op->name.data(), c.pass->name.data(), CHECKOP_CPU, 0, 0,
+           nullptr, launch},
+          &fault,
+          &c,
+          std::vector<unsigned>(static_cast<size_t>(world_size(c)))};
   Candidate candidate;
   candidate.name = fault.spec.name;
   candidate.op = c.op->name;
   candidate.pass = c.pass->name;
-  candidate.kernel = &kernel;
-  current = {&fault, &c, 0};
+  candidate.kernel = &run.kernel;
   const auto device = open_cpu_device();
   return run_candidate(*device, candidate, c, inputs, outputs, checks);
 }

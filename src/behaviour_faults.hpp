@@ -13,8 +13,8 @@ namespace checkop {
 struct BehaviourFault {
   FaultSpec spec;
   bool of_rows = false;  ///< for passes whose first output is per-row
-  /// Answers a call to `pass` with the gold, wrongly.
-  void (*answer)(const Operator& op, const Pass& pass, const checkop_call& call);
+  /// Answers a call to `pass` with the gold, wrongly. `calls`: how many there were before.
+  void (*answer)(const Operator& op, const Pass& pass, const checkop_call& call, unsigned calls);
 };
 
 std::span<const BehaviourFault> behaviour_faults();

@@ -150,7 +150,7 @@ void bench_all(Device& device, std::vector<Contender>& contenders, const Case& c
         }
         stage->inputs = shared;
         stage->make_outputs_and_workspace();
-        contender.run->workspace_bytes = stage->workspace ? static_cast<double>(stage->workspace->bytes()) : 0.0;
+        contender.run->workspace_bytes = static_cast<double>(stage->workspace_bytes());
         contender.sets.push_back(std::move(stage));
       });
     }

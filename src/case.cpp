@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "error.hpp"
+#include "shards.hpp"
 
 namespace checkop {
 namespace {
@@ -50,6 +51,7 @@ std::vector<std::string_view> dims_of(const Operator& op) {
     for (const TensorSpec& spec : pass.inputs) append_new(names, spec.dims);
     for (const OutputSpec& spec : pass.outputs) append_new(names, spec.tensor.dims);
   }
+  if (!op.sharded_dim.empty()) names.push_back(kWorldSize);
   return names;
 }
 
@@ -57,6 +59,11 @@ std::string case_name(const Case& c) {
   std::string name = fmt::format("{}-{}-", c.op->name, info(c.dtype).name);
   const char* separator = "";
   for (const std::string_view dim : dims_of(*c.op)) {
+    if (dim == kWorldSize) separator = "@";
+    if (dim == kWorldSize && !c.shard_bounds.empty()) {
+      name += fmt::format("@{}", fmt::join(c.shard_bounds, "-"));
+      continue;
+    }
     name += fmt::format("{}{}", separator, c.dims.find(dim)->second);
     separator = "x";
   }
@@ -81,6 +88,7 @@ std::string case_flags(const Case& c) {
   for (const std::string_view dim : dims_of(*c.op)) {
     flags += fmt::format(" --{} {}", flag_name(dim), c.dims.find(dim)->second);
   }
+  if (!c.shard_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.shard_bounds, ","));
   for (size_t i = 0; i < c.attrs.size(); ++i) {
     if (c.attrs[i] != c.op->attrs[i].fallback) {
       flags += fmt::format(" --{} {}", flag_name(c.op->attrs[i].name), c.attrs[i]);
@@ -179,6 +187,7 @@ void validate(const Case& c) {
     throw InputError("--ignored-every", fmt::format("expected an integer >= 0, got {}", c.ignored_every),
                      "0 plants none, 1 ignores every row");
   }
+  validate_shards(c);
   if (c.op->validate != nullptr) {
     c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs,
                     [&](std::string_view input) { return c.optionals.contains(input); }});

@@ -26,20 +26,22 @@ struct Case {
   InputMode input_mode = InputMode::random;
   double constant_value = 0.25;
   int64_t token_value = 0;
-  int64_t ignored_every = 8;  ///< operators with ignore_index: one row in so many has it as its id; 0: none
+  int64_t ignored_every = 8;          ///< operators with ignore_index: one row in so many has it as its id; 0: none
+  std::vector<int64_t> shard_bounds;  ///< where ranks' parts begin and end; empty: as shard_bounds() says
   GradMode grad_mode = GradMode::random;
   uint64_t seed = 123;
   uint64_t grad_seed = 123;
 };
 
-/// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use; then what differs
+/// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use, "@4" for the ranks
+/// of a sharded operator or "@0-3-7-12-16" for bounds of their parts that were given; then what differs
 /// from the default ("+bias", "~peaked", "#7" for another seed). Together with the pass it names the data.
 std::string case_name(const Case& c);
 
 /// The command line flags that make this case: the `repeat:` line without the candidate.
 std::string case_flags(const Case& c);
 
-/// Every dimension that the operator's passes use, in order of first use.
+/// Every dimension that the operator's passes use, in order of first use; of a sharded operator, then kWorldSize.
 std::vector<std::string_view> dims_of(const Operator& op);
 
 /// The value of an extent as dimension lists have them. Throws InputError when a name has no size.

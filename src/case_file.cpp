@@ -46,7 +46,7 @@ std::vector<PresetMapping> mappings_of(const CaseFile& file, const Operator& op)
 
 void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view suite, std::vector<Case>& cases) {
   entry.allow_keys({"op", "pass", "dtype", "dims", "attrs", "preset", "with", "input_mode", "constant_value",
-                    "token_value", "ignored_every", "seed", "grad_mode", "grad_seed", "suites", "why"});
+                    "token_value", "ignored_every", "shard_bounds", "seed", "grad_mode", "grad_seed", "suites", "why"});
   if (const auto why = entry.find("why")) why->sentence();
   if (!suite.empty()) {
     const auto suites = entry.find("suites");
@@ -78,6 +78,7 @@ void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view
       dims->allow_keys({known.begin(), known.end()});
       for (const auto& [name, value] : dims->members()) sweep.dims[name] = sizes(value);
     }
+    if (const auto bounds = entry.find("shard_bounds")) set_bounds(bounds->where(), sizes(*bounds), sweep);
     if (const auto attrs = entry.find("attrs")) {
       std::vector<std::string> known;
       for (const AttrSpec& attr : sweep.op->attrs) known.emplace_back(attr.name);

@@ -46,6 +46,19 @@ typedef struct {
   double value;
 } checkop_attr;
 
+/* How the ranks of a tensor-parallel operator talk on the CPU, where they are threads of one process; each has its own.
+ * All ranks make the same calls in the same order. A call returns 0, or something else once a rank has returned from
+ * its launch, has stayed away longer than the host waits, or calls with another size: no rank can hang another. From
+ * then on every call fails; return CHECKOP_FAILED with the words of error(). */
+typedef struct checkop_host_comm {
+  uint32_t struct_size;
+  int32_t rank, world_size;
+  /* receive[world_size * bytes] becomes send[bytes] of every rank, in the order of ranks. */
+  int (*all_gather)(struct checkop_host_comm*, const void* send, void* receive, size_t bytes);
+  int (*barrier)(struct checkop_host_comm*);
+  const char* (*error)(struct checkop_host_comm*); /* why a call failed; "" before one did */
+} checkop_host_comm;
+
 typedef struct {
   uint32_t struct_size;
   int32_t n_inputs, n_outputs, n_attrs;
@@ -56,10 +69,13 @@ typedef struct {
   size_t workspace_bytes;
   void* stream;             /* cudaStream_t; NULL on the CPU */
   int32_t rank, world_size; /* tensor-parallel operators; 0 and 1 otherwise */
-  void* comm;               /* ncclComm_t; NULL otherwise */
+  void* comm;               /* on the CPU checkop_host_comm*, on CUDA devices ncclComm_t; NULL for other operators */
   char* message;            /* out, [message_bytes], NUL-terminated: why not OK, or which variant ran */
   size_t message_bytes;
   const struct checkop_kernel* kernel; /* the entry that is launched: one function can serve many */
+  /* Tensor-parallel operators: the tensors hold [shard_begin, shard_end) of the dimension of extent shard_total that
+   * ranks share. 0 otherwise. */
+  int64_t shard_begin, shard_end, shard_total;
 } checkop_call; /* it and what it points to end when launch returns; the buffers and the stream live on */
 
 typedef enum {

@@ -158,8 +158,9 @@ struct EmulationArgs {
   std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
   std::span<const double> attrs;
   const Arithmetic& arithmetic;
-  Values& outputs;       ///< of the sizes that the outputs have, all 0
-  unsigned threads = 1;  ///< results do not depend on it
+  Values& outputs;                       ///< of the sizes that the outputs have, all 0
+  unsigned threads = 1;                  ///< results do not depend on it
+  std::span<const int64_t> bounds = {};  ///< of ranks' parts of the sharded dimension; empty: no ranks
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }

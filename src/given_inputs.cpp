@@ -153,10 +153,14 @@ std::vector<Tensor> GivenInputs::make(const Case& c, unsigned threads) const {
 }
 
 Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pass& pass,
-                    const std::map<std::string, double, std::less<>>& attrs) {
+                    const std::map<std::string, double, std::less<>>& attrs, const std::vector<int64_t>& bounds) {
   Case c;
   c.op = &op;
   c.pass = &pass;
+  if (!op.sharded_dim.empty()) c.dims[std::string(kWorldSize)] = bounds.empty() ? 1 : std::ssize(bounds) - 1;
+  if (op.sharded_dim.empty() && !bounds.empty())
+    throw InputError("--shard-bounds", fmt::format("{} has no ranks that share a dimension", op.name), "leave it out");
+  c.shard_bounds = bounds;
   for (const auto& [name, value] : attrs) {
     if (!has_attr(op, name))
       throw InputError(fmt::format("attribute '{}'", name), fmt::format("{} has none of that name", op.name),

@@ -45,8 +45,9 @@ class GivenInputs {
 };
 
 /// The case of a known operator whose tensors are those of `file`; attributes by name, and their defaults. Throws
-/// InputError: an input that is missing, sizes that do not go together.
+/// InputError: an input that is missing, sizes that do not go together. `bounds` are those of ranks' parts; none: one
+/// rank.
 Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pass& pass,
-                    const std::map<std::string, double, std::less<>>& attrs);
+                    const std::map<std::string, double, std::less<>>& attrs, const std::vector<int64_t>& bounds = {});
 
 }  // namespace checkop

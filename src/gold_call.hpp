@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,36 +45,143 @@ inline Tensor copy_of(const checkop_tensor& t, std::string_view name) {
   return copy;
 }
 
-inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call) {
-  std::vector<Tensor> inputs;
-  for (size_t i = 0; i < pass.inputs.size(); ++i) inputs.push_back(copy_of(call.inputs[i], pass.inputs[i].name));
-  return inputs;
-}
-
 inline int64_t count_of(const checkop_tensor& t) { return element_count(Shape(t.shape, t.shape + t.rank)); }
 
-/// Runs the pass's gold on the call's inputs and attributes after edit(inputs, attrs).
+/// Where a call's tensors are parts of those of all ranks.
+class Parts {
+ public:
+  /// Asks the other ranks, which must do the same. Throws std::runtime_error when they do not.
+  Parts(const Pass& pass, const checkop_call& call) : call_(call) {
+    if (call.shard_total == 0) return;
+    for (const Operator* op : operators()) {
+      for (const Pass& each : op->passes)
+        if (&each == &pass) dim_ = op->sharded_dim;
+    }
+    const auto n = static_cast<size_t>(call.world_size);
+    std::vector<int64_t> ends(n, call.shard_end);
+    gather(&call.shard_end, ends.data(), sizeof(int64_t));
+    bounds_ = {0};
+    bounds_.insert(bounds_.end(), ends.begin(), ends.end());
+  }
+
+  const std::vector<int64_t>& bounds() const { return bounds_; }  ///< empty: nothing is a part
+
+  Shape whole_shape(const TensorSpec& spec, Shape shape) const {
+    if (const size_t axis = axis_of(spec); axis < shape.size()) shape[axis] = call_.shard_total;
+    return shape;
+  }
+
+  /// The tensor of all ranks, of which `own` is this one's part.
+  Tensor whole(const TensorSpec& spec, Tensor own) const {
+    const size_t axis = axis_of(spec);
+    if (axis >= own.shape.size()) return own;
+    Tensor all(own.name, own.dtype, whole_shape(spec, own.shape));
+    const size_t row = info(own.dtype).bytes * static_cast<size_t>(inner(own.shape, axis));
+    const auto outer = own.bytes.size() / (row * static_cast<size_t>(own.shape[axis]));
+    int64_t longest = 0;
+    for (size_t r = 0; r + 1 < bounds_.size(); ++r) longest = std::max(longest, bounds_[r + 1] - bounds_[r]);
+    const size_t most = outer * row * static_cast<size_t>(longest);
+    std::vector<std::byte> send(most), received(most * (bounds_.size() - 1));
+    std::copy_n(own.bytes.data(), own.bytes.size(), send.data());
+    gather(send.data(), received.data(), most);
+    for (size_t r = 0; r + 1 < bounds_.size(); ++r) {
+      const size_t part = row * static_cast<size_t>(bounds_[r + 1] - bounds_[r]);
+      for (size_t o = 0; o < outer; ++o) {
+        std::copy_n(
+            received.data() + r * most + o * part, part,
+            all.bytes.data() + (o * static_cast<size_t>(call_.shard_total) + static_cast<size_t>(bounds_[r])) * row);
+      }
+    }
+    return all;
+  }
+
+  /// This rank's part of an output's `values`, which are those of all ranks.
+  std::vector<double> own(const TensorSpec& spec, const Shape& part, const std::vector<double>& values) const {
+    const size_t axis = axis_of(spec);
+    if (axis >= part.size() || values.empty()) return values;
+    const int64_t row = inner(part, axis), length = row * part[axis], whole = row * call_.shard_total;
+    std::vector<double> kept;
+    for (auto at = values.begin() + row * call_.shard_begin; std::ssize(kept) < element_count(part);) {
+      kept.insert(kept.end(), at, at + length);
+      if (std::ssize(kept) < element_count(part)) at += whole;
+    }
+    return kept;
+  }
+
+ private:
+  size_t axis_of(const TensorSpec& spec) const {
+    const auto dims = split_dims(spec.dims);
+    return bounds_.empty() ? dims.size()
+                           : static_cast<size_t>(std::find(dims.begin(), dims.end(), dim_) - dims.begin());
+  }
+  static int64_t inner(const Shape& shape, size_t axis) {
+    return element_count(Shape(shape.begin() + static_cast<std::ptrdiff_t>(axis) + 1, shape.end()));
+  }
+  void gather(const void* send, void* receive, size_t bytes) const {
+    auto* const comm = static_cast<checkop_host_comm*>(call_.comm);
+    if (call_.world_size == 1 && bytes > 0) std::memcpy(receive, send, bytes);
+    if (call_.world_size > 1 && comm->all_gather(comm, send, receive, bytes) != 0)
+      throw std::runtime_error(comm->error(comm));
+  }
+
+  const checkop_call& call_;
+  std::string_view dim_;
+  std::vector<int64_t> bounds_;
+};
+
+/// The inputs of all ranks together.
+inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call, const Parts& parts) {
+  std::vector<Tensor> inputs;
+  for (size_t i = 0; i < pass.inputs.size(); ++i)
+    inputs.push_back(parts.whole(pass.inputs[i], copy_of(call.inputs[i], pass.inputs[i].name)));
+  return inputs;
+}
+inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call) {
+  return inputs_of(pass, call, Parts(pass, call));
+}
+
+inline Shape shape_of(const checkop_tensor& t) { return {t.shape, t.shape + t.rank}; }
+
+/// Room for the outputs of all ranks together.
+inline Values room_for(const Pass& pass, const checkop_call& call, const Parts& parts) {
+  Values values(pass.outputs.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (call.outputs[i].data == nullptr) continue;
+    const Shape shape = parts.whole_shape(pass.outputs[i].tensor, shape_of(call.outputs[i]));
+    values[i].resize(static_cast<size_t>(element_count(shape)));
+  }
+  return values;
+}
+
+/// What of `values`, those of all ranks, belongs to this one.
+inline Values own_values(const Pass& pass, const checkop_call& call, const Parts& parts, const Values& values) {
+  Values own;
+  for (size_t i = 0; i < values.size(); ++i)
+    own.push_back(parts.own(pass.outputs[i].tensor, shape_of(call.outputs[i]), values[i]));
+  return own;
+}
+
+/// Runs the pass's gold on the inputs, those of all ranks, and attributes of the call after edit(inputs, attrs).
 template <class Edit>
 Values gold_values(const Pass& pass, const checkop_call& call, Edit edit) {
-  std::vector<Tensor> inputs = inputs_of(pass, call);
+  const Parts parts(pass, call);
+  std::vector<Tensor> inputs = inputs_of(pass, call, parts);
   std::vector<double> attrs;
   for (int32_t i = 0; i < call.n_attrs; ++i) attrs.push_back(call.attrs[i].value);
   edit(inputs, attrs);
   std::vector<const Tensor*> present;
   for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
-  Values values(pass.outputs.size());
-  for (size_t i = 0; i < values.size(); ++i)
-    if (call.outputs[i].data != nullptr) values[i].resize(static_cast<size_t>(count_of(call.outputs[i])));
+  Values values = room_for(pass, call, parts);
   std::vector<Shape> output_shapes;
-  for (int32_t i = 0; i < call.n_outputs; ++i)
-    output_shapes.emplace_back(call.outputs[i].shape, call.outputs[i].shape + call.outputs[i].rank);
+  for (size_t i = 0; i < pass.outputs.size(); ++i)
+    output_shapes.push_back(parts.whole_shape(pass.outputs[i].tensor, shape_of(call.outputs[i])));
   const auto keep = [&](const GoldRows& rows) {
     std::vector<double>& to = values[static_cast<size_t>(rows.output)];
     if (!to.empty())
       std::copy_n(rows.value, rows.n_rows * rows.columns, &to[static_cast<size_t>(rows.first_row * rows.columns)]);
   };
   pass.gold({present, attrs, /*threads=*/1, keep, output_shapes});
-  return values;
+  return own_values(pass, call, parts, values);
 }
 
 inline Values gold_values(const Pass& pass, const checkop_call& call) {

@@ -11,6 +11,7 @@
 
 #include "emulation.hpp"
 #include "sampling.hpp"
+#include "shards.hpp"
 
 namespace checkop {
 namespace {
@@ -75,7 +76,8 @@ std::vector<double> emulated(const Part& part, size_t index, const Plan& plan, s
     values.emplace_back(present ? static_cast<size_t>(element_count(shape_of(part.c, output.tensor))) : 0);
   }
   const Arithmetic arithmetic(plan, fault);
-  part.c.pass->emulation->run({part.inputs, part.c.attrs, arithmetic, values, threads});
+  const std::vector<int64_t> bounds = shard_bounds(part.c);
+  part.c.pass->emulation->run({part.inputs, part.c.attrs, arithmetic, values, threads, bounds});
   return std::move(values[index]);
 }
 

@@ -91,9 +91,10 @@ class Contexts {
       warm_ = download(full_);
       reference_ = &warm_;
     }
+    note_rank_differences(full_, result_);
     if (checks_.memory) {
       full_.check_guards(result_.guard_violations);
-      note_modified_inputs(full_.inputs, first_bytes(inputs_), inputs_, result_.modified_inputs);
+      note_modified_inputs(full_, first_bytes(inputs_), inputs_, result_.modified_inputs);
     }
     if (context.workspace_extra > 0) full_.make_workspace(0);
   }
@@ -228,12 +229,10 @@ class Contexts {
 
   /// Only what all contexts use stays on the device: the largest cases fill it.
   void keep_shared_inputs() {
-    shared_ = std::move(full_.inputs);
+    shared_ = full_.release_inputs();
     for (size_t i = 0; i < shared_.size(); ++i) {
       if (is_per_row(*c_.op, c_.pass->inputs[i])) shared_[i].reset();
     }
-    full_.outputs.clear();
-    full_.workspace.reset();
   }
 
   void run_apart(size_t k) {
@@ -259,6 +258,7 @@ class Contexts {
   template <class Look>
   void launch(const Context& context, const Look& look) {
     Stage stage(device_, kernel_, context_case(c_, context), suffix(context), {context.offset, context.row_padding});
+    stage.rank_limit = checks_.rank_limit;
     std::vector<std::vector<std::byte>> gathered(inputs_.size());
     std::vector<const std::byte*> content(inputs_.size(), nullptr);
     const bool moves = context.offset > 0 || context.row_padding > 0;
@@ -275,9 +275,10 @@ class Contexts {
     stage.make_outputs_and_workspace();
     if (context.workspace_extra > 0) stage.make_workspace(context.workspace_extra);
     look(stage, stage.launch(found_by(context)));
+    note_rank_differences(stage, result_);
     if (!checks_.memory) return;
     stage.check_guards(result_.guard_violations);
-    note_modified_inputs(stage.inputs, content, inputs_, result_.modified_inputs);
+    note_modified_inputs(stage, content, inputs_, result_.modified_inputs);
   }
 
   /// Where the candidate says that it changes its variant with the number of rows, launches with the last number before
@@ -384,6 +385,21 @@ void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vect
     if (bits.different == 0) continue;
     modified.push_back(fmt::format("{}{} element{} changed, first at index {}", prefix, bits.different,
                                    bits.different == 1 ? "" : "s", bits.first_index));
+  }
+}
+
+void note_modified_inputs(const Stage& stage, const std::vector<const std::byte*>& content,
+                          const std::vector<Tensor>& host, std::vector<std::string>& modified) {
+  note_modified_inputs(stage.inputs, content, host, modified);
+  stage.check_rank_inputs(modified);
+}
+
+void note_rank_differences(const Stage& stage, RunResult& result) {
+  for (const std::string& sentence : stage.rank_differences()) {
+    const std::string prefix = sentence.substr(0, sentence.find(' '));
+    const auto told = [&](const std::string& known) { return known.starts_with(prefix); };
+    if (std::none_of(result.rank_differences.begin(), result.rank_differences.end(), told))
+      result.rank_differences.push_back(sentence);
   }
 }
 

@@ -17,6 +17,12 @@ std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host);
 void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
                           const std::vector<Tensor>& host, std::vector<std::string>& modified);
 
+/// Of a stage's inputs and of those of its ranks.
+void note_modified_inputs(const Stage& stage, const std::vector<const std::byte*>& content,
+                          const std::vector<Tensor>& host, std::vector<std::string>& modified);
+/// Adds what the stage's launches showed, but for outputs that a sentence tells of already.
+void note_rank_differences(const Stage& stage, RunResult& result);
+
 /// What the first launch of the full batch left.
 struct FirstOutputs {
   const std::vector<Tensor>& host;

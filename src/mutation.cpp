@@ -11,6 +11,7 @@
 #include "inputs.hpp"
 #include "parallel.hpp"
 #include "result_faults.hpp"
+#include "shards.hpp"
 #include "stored_gold.hpp"
 
 namespace checkop {
@@ -146,7 +147,8 @@ class Trials {
     Values values;
     for (const auto& gold : gold_.values()) values.emplace_back(gold.size());
     const Arithmetic arithmetic(plan, fault);
-    c_.pass->emulation->run({present, c_.attrs, arithmetic, values, threads_});
+    const std::vector<int64_t> bounds = shard_bounds(c_);
+    c_.pass->emulation->run({present, c_.attrs, arithmetic, values, threads_, bounds});
     return values;
   }
 

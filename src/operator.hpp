@@ -176,7 +176,13 @@ struct Operator {
   std::span<const Pass> passes;
   void (*validate)(const CaseSizes&) = nullptr;  ///< throws InputError for sizes that do not go together
   void (*refine)(const FillArgs&) = nullptr;     ///< called after the inputs were filled by their specs, in every mode
+  /// The dimension that tensor-parallel ranks share: each holds a contiguous part of every tensor that has it, and all
+  /// of the others. "" for operators of one rank.
+  std::string_view sharded_dim = "";
 };
+
+/// The dimension of a sharded operator's cases that no tensor has: how many ranks there are.
+inline constexpr std::string_view kWorldSize = "world_size";
 
 std::span<const Operator* const> operators();
 const Operator* find_operator(std::string_view name);  ///< nullptr when unknown

@@ -21,7 +21,8 @@ struct RunOptions {
   bool force_arch_key = false;
   std::map<std::string, std::string, std::less<>> dims;  ///< dimension -> "7", "1,7,64", "1:4096:x2"
   std::map<std::string, double, std::less<>> attrs;
-  std::vector<std::string> presets;  ///< of models; sizes and attributes that are given win
+  std::vector<int64_t> shard_bounds;  ///< of ranks' parts; empty: as even as can be
+  std::vector<std::string> presets;   ///< of models; sizes and attributes that are given win
   std::vector<std::string> with{"none"};
   std::vector<std::string> cases;  ///< files or folders; empty: the flags make the cases
   std::string suite;               ///< of the shipped case files, or of --cases

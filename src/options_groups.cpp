@@ -30,9 +30,14 @@ void add_sizes(CLI::App& app, RunOptions& run) {
     const std::string flags = dim == "hidden" ? "--hidden,--normalized-dim" : flag_of(dim);
     app.add_option_function<std::string>(
            flags, [&run, dim](const std::string& sizes) { run.dims[std::string(dim)] = sizes; },
-           fmt::format("size of {}: 7, a list 1,7,64 or a range 1:4096:x2", dim))
+           dim == kWorldSize ? "tensor-parallel operators: how many ranks; a list or a range"
+                             : fmt::format("size of {}: 7, a list 1,7,64 or a range 1:4096:x2", dim))
         ->group("Sizes");
   }
+  app.add_option("--shard-bounds", run.shard_bounds,
+                 "where the parts of ranks begin and where the last ends, 0,3,7,12,16; as even as can be otherwise")
+      ->delimiter(',')
+      ->group("Sizes");
   app.add_option_function<std::vector<std::string>>(
          "--dim",
          [&run](const std::vector<std::string>& settings) {

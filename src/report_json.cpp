@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "report_bits.hpp"
+#include "shards.hpp"
 #include "version.hpp"
 
 namespace checkop {
@@ -196,12 +197,14 @@ Json case_json(const CaseRecord& record) {
   Json memory = Json::array();
   for (const std::string& line : record.run.guard_violations) memory.push_back(line);
   for (const std::string& line : record.run.modified_inputs) memory.push_back(line);
+  const std::vector<int64_t> bounds = is_sharded(record.c) ? shard_bounds(record.c) : std::vector<int64_t>();
   return {{"case_name", case_name(record.c)},
           {"op", record.c.op->name},
           {"pass", record.c.pass->name},
           {"dtype", info(record.c.dtype).name},
           {"op_class", record.c.op->op_class},
           {"dims", record.c.dims},
+          {"shard_bounds", bounds},
           {"attrs", attributes(record.c)},
           {"seed", record.c.seed},
           {"input_mode", to_string(record.c.input_mode)},
@@ -220,6 +223,7 @@ Json case_json(const CaseRecord& record) {
           {"variants", variants(record)},
           {"rows_case", case_name(record.run.rows_case.value_or(record.c))},
           {"memory_findings", memory},
+          {"rank_differences", record.run.rank_differences},
           {"outputs", outputs}};
 }
 

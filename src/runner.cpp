@@ -55,6 +55,7 @@ OutputRun compare_runs(GuardedBuffer& second, const Tensor& first, GuardedBuffer
 void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
              std::vector<Tensor>& outputs, const RunChecks& checks, RunResult& result) {
   Stage stage(device, kernel, c, "");
+  stage.rank_limit = checks.rank_limit;
   auto start = Clock::now();
   try {
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -80,7 +81,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
 
   result.outputs.resize(outputs.size());
   // After each run: a second run may undo what the first one did to an input.
-  if (checks.memory) note_modified_inputs(stage.inputs, first_bytes(inputs), inputs, result.modified_inputs);
+  if (checks.memory) note_modified_inputs(stage, first_bytes(inputs), inputs, result.modified_inputs);
   if (checks.determinism || checks.memory) {
     stage.launch(1);
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -89,8 +90,9 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   }
   if (checks.memory) {
     stage.check_guards(result.guard_violations);
-    note_modified_inputs(stage.inputs, first_bytes(inputs), inputs, result.modified_inputs);
+    note_modified_inputs(stage, first_bytes(inputs), inputs, result.modified_inputs);
   }
+  note_rank_differences(stage, result);
 
   run_contexts(device, kernel, c, inputs, {outputs, copies}, checks, stage, result);
 }
@@ -181,7 +183,8 @@ RunResult run_candidate(Device& device, const Candidate& candidate, const Case& 
     result.status = RunStatus::ok;
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);
-    result.device_lost = stopped.status == RunStatus::crashed;  // the next check gets a fresh process
+    // The next check gets a fresh process; a rank that did not return is still at work in this one.
+    result.device_lost = stopped.status == RunStatus::crashed || stopped.status == RunStatus::timeout;
   } catch (const OutOfMemory& e) {
     stop(RunStatus::no_memory, e.what());
   } catch (const DeviceError& e) {

@@ -2,6 +2,7 @@
 // Runs one candidate on one case: own copies, poisoned outputs, guard bands, two runs, other contexts.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ std::string_view to_string(RunStatus status);
 struct RunChecks {
   bool determinism = true, invariance = true, memory = true;
   AxisPlan plan = {};  ///< of its axes, those that determinism and invariance ask for are looked at
+  std::chrono::milliseconds rank_limit{60'000};  ///< how long tensor-parallel ranks wait for one of them
 };
 
 /// The contexts that `checks` ask for.
@@ -59,7 +61,9 @@ struct RunResult {
   std::optional<Case> rows_case;              ///< whose rows contexts of axes of rows have, where not the case's own
   std::vector<std::string> guard_violations;  ///< "output 'dlogits': 3 elements changed behind its end, first at +0"
   std::vector<std::string> modified_inputs;   ///< "logits: 2 elements changed, first at index 12"
-  bool device_lost = false;                   ///< the process can't use its device any more
+  std::vector<std::string>
+      rank_differences;      ///< "logp: rank 2 is the first that does not have the bits of rank 0: ..."
+  bool device_lost = false;  ///< the process can't use its device any more
   double transfer_ms = 0, run_ms = 0;
   bool repeat_elsewhere = false;  ///< OutputRun::repeat is against a run in a second process
 };

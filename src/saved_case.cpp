@@ -15,6 +15,7 @@
 #include "gold.hpp"
 #include "json.hpp"
 #include "safetensors.hpp"
+#include "shards.hpp"
 #include "sweep.hpp"
 
 namespace checkop {
@@ -75,6 +76,18 @@ std::vector<RowSet> read_rows(const std::string& path, const std::string& text, 
     if (sets[i].chosen.empty()) list->fail("at least one row", "save the case again");
   }
   return sets;
+}
+
+/// [0, 8, 16]: the parts of ranks; one rank where a file from elsewhere says nothing.
+void read_bounds(const std::string& path, const std::string& text, Case& c) {
+  c.dims[std::string(kWorldSize)] = 1;
+  for (const JsonValue& bound : JsonValue::parse(text, path + ": shard_bounds").items())
+    c.shard_bounds.push_back(bound.integer(0));
+  if (c.shard_bounds.empty()) return;
+  c.dims[std::string(kWorldSize)] = std::ssize(c.shard_bounds) - 1;
+  Case usual = c;
+  usual.shard_bounds.clear();
+  if (shard_bounds(usual) == c.shard_bounds) c = usual;
 }
 
 }  // namespace
@@ -139,6 +152,7 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"seed", std::to_string(c.seed)},
                           {"grad_seed", std::to_string(c.grad_seed)},
                           {"arch_key", arch_key},
+                          {"shard_bounds", nlohmann::json(shard_bounds(c)).dump()},
                           {"rows", sampled.dump()}});
   for (const Tensor& tensor : inputs) {
     if (!tensor.name.empty()) file.write("input/" + tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
@@ -198,6 +212,7 @@ SavedCase load_case(const std::string& path) {
   for (size_t i = 0; i < saved.outputs.size(); ++i) {
     require_type_and_shape(path, c, c.pass->outputs[i].tensor, saved.outputs[i]);
   }
+  if (is_sharded(c)) read_bounds(path, optional_meta("shard_bounds", "[]"), c);
   validate(c);
   saved.rows = read_rows(path, optional_meta("rows", "{}"), c);
   return saved;

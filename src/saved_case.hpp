@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A case as one safetensors file: input/NAME, output/NAME as stored, gold/NAME and magnitude/NAME in F64; metadata op,
-// pass, case, candidate, attrs (a JSON object), seed, grad_seed, arch_key.
+// pass, case, candidate, attrs (a JSON object), seed, grad_seed, arch_key, shard_bounds (a JSON array).
 #pragma once
 
 #include <string>

@@ -10,6 +10,9 @@
 #include <new>
 #include <utility>
 
+#include "rank_group.hpp"
+#include "shards.hpp"
+
 namespace checkop {
 namespace {
 
@@ -25,7 +28,8 @@ constexpr Found kFound[2] = {{0, 0xff}, {1, 0x5a}};
 /// or attributes changes nothing of ours.
 class Call {
  public:
-  Call(const Stage& stage, Device& device, GuardedBuffer* workspace, const checkop_kernel& kernel) {
+  Call(const Stage& stage, Device& device, GuardedBuffer* workspace, const checkop_kernel& kernel,
+       void* comm = nullptr) {
     const Case& c = stage.stage_case();
     for (size_t i = 0; i < stage.inputs.size(); ++i) add(inputs_, stage, c.pass->inputs[i], stage.inputs[i].get());
     for (size_t i = 0; i < stage.outputs.size(); ++i) {
@@ -43,7 +47,10 @@ class Call {
     call_.workspace = workspace == nullptr ? nullptr : workspace->data();
     call_.workspace_bytes = workspace == nullptr ? 0 : workspace->bytes();
     call_.stream = device.stream();
-    call_.world_size = 1;
+    const Place place = stage.place().value_or(Place());
+    call_.rank = place.rank, call_.world_size = place.world_size;
+    call_.shard_begin = place.begin, call_.shard_end = place.end, call_.shard_total = place.total;
+    call_.comm = comm;
     call_.message = message_;
     call_.message_bytes = kMessageBytes;
     call_.kernel = &kernel;
@@ -118,6 +125,17 @@ std::optional<Stopped> judge_status(int status, const std::string& message) {
 
 }  // namespace
 
+Stage::Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix, const Layout& layout,
+             const std::optional<Place>& place)
+    : case_(std::move(c)),
+      device_(device),
+      kernel_(kernel),
+      suffix_(std::move(suffix)),
+      layout_(layout),
+      place_(place) {}
+
+Stage::~Stage() = default;
+
 bool is_small(const Device& device, size_t bytes) {
   constexpr uint64_t kPart = 16;
   return bytes <= device.info().memory_bytes / kPart;
@@ -140,10 +158,15 @@ int64_t Stage::padding_of(const TensorSpec& spec) const {
 
 void Stage::make_outputs_and_workspace() {
   for (const OutputSpec& spec : case_.pass->outputs) outputs.push_back(make_buffer("output", spec.tensor));
-  make_workspace(0);
+  if (is_sharded(case_) && !place_) {
+    ranks_ = std::make_unique<RankGroup>(device_, kernel_, *this);
+  } else {
+    make_workspace(0);
+  }
 }
 
 void Stage::make_workspace(size_t extra) {
+  if (ranks_) return ranks_->make_workspace(extra);
   workspace.reset();
   if (kernel_.workspace_bytes == nullptr) return;
   Call call(*this, device_, nullptr, kernel_);
@@ -172,57 +195,81 @@ std::string Stage::launch(int run) { return launch(kFound[run], run); }
 
 std::string Stage::launch(const Found& found) { return launch(found, 0); }
 
-std::string Stage::launch(const Found& found, int run) {
+void Stage::poison(const Found& found) {
   for (const BufferPtr& output : outputs) {
     if (output) output->poison(found.outputs < 2 ? poison_of(output->dtype()).output[found.outputs] : 0);
   }
   if (workspace) workspace->poison(found.workspace);
+  if (ranks_) ranks_->poison(found);
+}
+
+Answer Stage::ask(void* comm) {
+  Call call(*this, device_, workspace.get(), kernel_, comm);
+  try {
+    // int: a candidate may return what is no checkop_status
+    const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call.get())); });
+    return {judge_status(status, call.message()), call.message()};
+  } catch (Stopped& stopped) {
+    return {std::move(stopped), call.message()};
+  }
+}
+
+std::string Stage::launch(const Found& found, int run) {
+  poison(found);
   device_.synchronize("poison outputs" + suffix_);
 
-  Call call(*this, device_, workspace.get(), kernel_);
   const auto start = Clock::now();
-  std::optional<Stopped> stopped;
-  int status = CHECKOP_FAILED;  // int: a candidate may return what is no checkop_status
+  Answer answer;
   const auto launch = [&] {
-    try {
-      status = guarded_call("launch", [&] { return kernel_.launch(call.get()); });
-    } catch (Stopped& thrown) {
-      stopped = std::move(thrown);
-    }
-    return !stopped && status == CHECKOP_OK;
+    answer = ranks_ ? ranks_->launch(rank_limit) : ask(nullptr);
+    return !answer.stopped;
   };
-  std::string unknown;
   try {
     device_.run(found.manner, launch);
   } catch (const NotOnDevice& e) {
-    unknown = e.what();
-  }
-  std::string message = call.message();
-  if (!unknown.empty()) {
     // The candidate's own failure is one to be recorded, say: plainly it ran.
-    stopped = Stopped{RunStatus::unsupported, message.empty() ? unknown : fmt::format("{} ({})", unknown, message)};
-  } else if (!stopped) {
-    stopped = judge_status(status, message);
+    const std::string& said = answer.message;
+    answer.stopped = Stopped{RunStatus::unsupported, said.empty() ? e.what() : fmt::format("{} ({})", e.what(), said)};
   }
   // Also after a failure: work that was enqueued must end before its buffers go, and its errors belong to this case.
   try {
     device_.synchronize(fmt::format("run {} of '{}'{}", run + 1, kernel_.name, suffix_));
   } catch (const DeviceError& e) {
-    const std::string said = stopped ? stopped->message : message;
+    const std::string said = answer.stopped ? answer.stopped->message : answer.message;
     throw DeviceError(said.empty() ? e.what() : fmt::format("{} ({})", e.what(), said), e.sticky());
   }
   elapsed_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-  if (stopped) {
+  if (const auto& stopped = answer.stopped) {
     throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_)};
   }
-  return message;
+  if (ranks_) ranks_->gather(*this, rank_differences_);
+  return answer.message;
 }
 
 void Stage::enqueue() {
+  if (ranks_) {
+    if (Answer answer = ranks_->launch(rank_limit); answer.stopped) throw std::move(*answer.stopped);
+    return;
+  }
   if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
   const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call_->get())); });
   if (status == CHECKOP_OK) return;
   throw judge_status(status, call_->message()).value();
+}
+
+std::vector<BufferPtr> Stage::release_inputs() {
+  outputs.clear();
+  workspace.reset();
+  ranks_.reset();
+  return std::move(inputs);
+}
+
+size_t Stage::workspace_bytes() const {
+  return ranks_ ? ranks_->workspace_bytes() : workspace ? workspace->bytes() : 0;
+}
+
+void Stage::check_rank_inputs(std::vector<std::string>& modified) const {
+  if (ranks_) ranks_->check_inputs(*this, modified);
 }
 
 void Stage::check_guards(std::vector<std::string>& violations) {
@@ -233,6 +280,7 @@ void Stage::check_guards(std::vector<std::string>& violations) {
     }
   }
   if (workspace) workspace->check_guards(found);
+  if (ranks_) ranks_->check_guards(found);
   for (std::string& sentence : found) {
     if (std::find(violations.begin(), violations.end(), sentence) == violations.end()) {
       violations.push_back(std::move(sentence));

@@ -2,6 +2,7 @@
 // A stage: guarded buffers for one case, and the launch of a candidate on them.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,7 +18,8 @@ namespace checkop {
 
 using BufferPtr = std::shared_ptr<GuardedBuffer>;  // shared: subsets of rows use the full batch's weights
 
-class Call;  // what a candidate sees of a stage; in stage.cpp
+class Call;       // what a candidate sees of a stage; in stage.cpp
+class RankGroup;  // rank_group.hpp
 
 /// Whether no case will miss so much of the device's memory.
 bool is_small(const Device& device, size_t bytes);
@@ -26,6 +28,18 @@ bool is_small(const Device& device, size_t bytes);
 struct Stopped {
   RunStatus status;
   std::string message;
+};
+
+/// What a candidate said to a call; `stopped` unless that was ok.
+struct Answer {
+  std::optional<Stopped> stopped;
+  std::string message;
+};
+
+/// Which rank a stage is, and the part [begin, end) of the sharded dimension, of extent `total`, that it holds.
+struct Place {
+  int32_t rank = 0, world_size = 1;
+  int64_t begin = 0, end = 0, total = 0;
 };
 
 /// Where the elements of tensors lie.
@@ -41,12 +55,17 @@ struct Found {
   Manner manner = {};
 };
 
-/// One arrangement of buffers: the full batch or some of its rows.
+/// One arrangement of buffers: the full batch or some of its rows. Where ranks share the case, the tensors here are
+/// whole, and each rank is a stage of its own that holds its part: a launch is one of all ranks, whose outputs are then
+/// put together here.
 class Stage {
  public:
-  /// `suffix` ends the names of buffers in messages: " (batch: the last row alone)".
-  Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix, const Layout& layout = {})
-      : case_(std::move(c)), device_(device), kernel_(kernel), suffix_(std::move(suffix)), layout_(layout) {}
+  /// `suffix` ends the names of buffers in messages: " (batch: the last row alone)". `place`: this stage is a rank.
+  Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix, const Layout& layout = {},
+        const std::optional<Place>& place = {});
+  ~Stage();
+  Stage(const Stage&) = delete;
+  Stage& operator=(const Stage&) = delete;
 
   /// A buffer for the tensor `spec` of this stage's case; nullptr when the tensor is absent.
   BufferPtr make_buffer(std::string_view role, const TensorSpec& spec);
@@ -62,6 +81,11 @@ class Stage {
   /// Likewise with what a launch is to find.
   std::string launch(const Found& found);
 
+  /// Fills outputs and workspace with what a launch is to find.
+  void poison(const Found& found);
+  /// Calls the candidate once on these buffers, whatever lies there. `comm` is a rank's.
+  Answer ask(void* comm);
+
   /// Copies of the outputs on the device; nullptr for what is absent or not small.
   std::vector<BufferPtr> copy_outputs();
 
@@ -75,10 +99,23 @@ class Stage {
 
   /// Appends a sentence for every guard band that was written to, unless it is there already: stages share buffers.
   void check_guards(std::vector<std::string>& violations);
+  /// Appends a sentence for every rank's input that is no longer what it was given, unless one tells of it already.
+  void check_rank_inputs(std::vector<std::string>& modified) const;
+  /// Where launches left other bits on a rank than on rank 0, in outputs that all ranks have: a sentence an output.
+  const std::vector<std::string>& rank_differences() const { return rank_differences_; }
+
+  /// Gives up all buffers but the inputs, which are returned.
+  std::vector<BufferPtr> release_inputs();
+  size_t workspace_bytes() const;  ///< of all ranks
+  const Layout& layout() const { return layout_; }
+  const std::string& suffix() const { return suffix_; }
+  const std::optional<Place>& place() const { return place_; }
 
   std::vector<BufferPtr> inputs, outputs;  ///< nullptr: absent
   std::unique_ptr<GuardedBuffer> workspace;
   double elapsed_ms = 0;  ///< of the latest launch
+  /// How long ranks wait for one of them, when they exchange and in the end. Set before outputs are made.
+  std::chrono::milliseconds rank_limit{60'000};
 
  private:
   std::string launch(const Found& found, int run);
@@ -89,6 +126,9 @@ class Stage {
   const checkop_kernel& kernel_;
   std::string suffix_;
   Layout layout_;
+  std::optional<Place> place_;
+  std::unique_ptr<RankGroup> ranks_;  ///< nullptr unless ranks share the case
+  std::vector<std::string> rank_differences_;
 };
 
 }  // namespace checkop

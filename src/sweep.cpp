@@ -125,6 +125,7 @@ int64_t default_size(std::string_view dim) {
   if (dim == "head_dim") return 128;
   if (dim == "vocab") return 257;
   if (dim == "group_bounds") return 2;
+  if (dim == kWorldSize) return 1;
   return 4096;
 }
 
@@ -234,6 +235,19 @@ std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::strin
     if (std::find(result.begin(), result.end(), present) == result.end()) result.push_back(present);
   }
   return result;
+}
+
+void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sweep& sweep) {
+  if (sweep.op->sharded_dim.empty())
+    throw InputError(where, fmt::format("{} has no ranks that share a dimension", sweep.op->name), "leave it out");
+  const std::vector<int64_t> ranks{std::ssize(bounds) - 1};
+  const auto given = sweep.dims.find(kWorldSize);
+  if (given != sweep.dims.end() && given->second != ranks) {
+    throw InputError(where, fmt::format("{} bounds are those of {} ranks", bounds.size(), ranks.front()),
+                     fmt::format("leave out {}, or give that", kWorldSize));
+  }
+  sweep.data.shard_bounds = bounds;
+  sweep.dims[std::string(kWorldSize)] = ranks;
 }
 
 void expand(const Sweep& sweep, std::vector<Case>& cases) {

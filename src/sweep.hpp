@@ -24,11 +24,15 @@ struct Sweep {
   Case data;                                                  ///< input mode, seeds and the like
 };
 
+/// Parts of the sharded dimension that are given: as many ranks as there are parts. Throws InputError at `where` for an
+/// operator that is not sharded, and where the sweep has other numbers of ranks.
+void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sweep& sweep);
+
 /// Appends the sweep's cases in a fixed order, sizes fastest. What two presets have in common is there once.
 /// Throws InputError as validate() does, and for more than kMaxCases before any is made.
 void expand(const Sweep& sweep, std::vector<Case>& cases);
 
-/// Size of a dimension that nobody gave: batch 2, seq 16, vocab 257, all others 4096.
+/// Size of a dimension that nobody gave: batch 2, seq 16, vocab 257, one rank, most others 4096.
 int64_t default_size(std::string_view dim);
 
 /// A list of sizes or of cases that is longer is a slip.

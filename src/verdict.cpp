@@ -213,6 +213,7 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
   }
   Findings found;
   if (checks.memory) judge_memory(c, run, found);
+  if (!run.rank_differences.empty()) found.push_back(fail("ranks", run.rank_differences.front()));
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
     if (!is_present(c, spec_of(c, i).tensor) || is_declared_empty(c, i)) continue;
     judge_numbers(c, i, comparisons[i], found);

@@ -19,8 +19,8 @@ std::span<const Verdict> all_verdicts();
 
 struct Judgment {
   Verdict verdict = Verdict::error;
-  std::string
-      kind;  ///< what failed: accuracy, nonfinite, unwritten, guard, input, determinism, invariance, candidate, ...
+  std::string kind;    ///< what failed: accuracy, nonfinite, unwritten, guard, input, ranks, determinism, invariance,
+                       ///< candidate, ...
   std::string reason;  ///< one sentence with element, values and count; of a pass empty, or what it is about
   std::optional<KnownFailure> known = {};  ///< of xfail and xpass: the contract's entry that expects a failure
 };

@@ -179,6 +179,7 @@ json encode(const Case& c) {
           {"constant_value", std::bit_cast<uint64_t>(c.constant_value)},
           {"token_value", c.token_value},
           {"ignored_every", c.ignored_every},
+          {"shard_bounds", c.shard_bounds},
           {"grad_mode", static_cast<int>(c.grad_mode)},
           {"seed", c.seed},
           {"grad_seed", c.grad_seed}};
@@ -197,6 +198,7 @@ Case decode_case(const json& json) {
   c.constant_value = std::bit_cast<double>(json.at("constant_value").get<uint64_t>());
   c.token_value = json.at("token_value").get<int64_t>();
   c.ignored_every = json.at("ignored_every").get<int64_t>();
+  c.shard_bounds = json.at("shard_bounds").get<std::vector<int64_t>>();
   c.grad_mode = static_cast<GradMode>(json.at("grad_mode").get<int>());
   c.seed = json.at("seed").get<uint64_t>();
   c.grad_seed = json.at("grad_seed").get<uint64_t>();
@@ -204,15 +206,16 @@ Case decode_case(const json& json) {
 }
 
 json encode(const RunChecks& checks) {
-  return {checks.determinism, checks.invariance, checks.memory,
-          checks.plan.all,    checks.plan.runs,  checks.plan.axes.bits()};
+  return {checks.determinism,      checks.invariance,        checks.memory, checks.plan.all, checks.plan.runs,
+          checks.plan.axes.bits(), checks.rank_limit.count()};
 }
 
 RunChecks decode_checks(const json& json) {
   return {json.at(0).get<bool>(),
           json.at(1).get<bool>(),
           json.at(2).get<bool>(),
-          {json.at(3).get<bool>(), json.at(4).get<int>(), AxisSet::from_bits(json.at(5).get<uint32_t>())}};
+          {json.at(3).get<bool>(), json.at(4).get<int>(), AxisSet::from_bits(json.at(5).get<uint32_t>())},
+          std::chrono::milliseconds(json.at(6).get<int64_t>())};
 }
 
 json encode(const RunResult& result) {
@@ -239,6 +242,7 @@ json encode(const RunResult& result) {
           {"contexts", contexts},
           {"guard_violations", result.guard_violations},
           {"modified_inputs", result.modified_inputs},
+          {"rank_differences", result.rank_differences},
           {"device_lost", result.device_lost},
           {"transfer_ms", result.transfer_ms},
           {"run_ms", result.run_ms}};
@@ -267,6 +271,7 @@ RunResult decode_result(const json& json) {
   }
   result.guard_violations = json.at("guard_violations").get<std::vector<std::string>>();
   result.modified_inputs = json.at("modified_inputs").get<std::vector<std::string>>();
+  result.rank_differences = json.at("rank_differences").get<std::vector<std::string>>();
   result.device_lost = json.at("device_lost").get<bool>();
   result.transfer_ms = json.at("transfer_ms").get<double>();
   result.run_ms = json.at("run_ms").get<double>();

@@ -28,7 +28,8 @@ Case case_of_given_files(const RunOptions& options) {
     if (!options.numerics.empty())
       throw InputError("--class", fmt::format("'{}' says itself what its outputs are", name), "leave it out");
     if (options.has("--dtype")) throw InputError("--dtype", "has no effect on inputs that have theirs", "leave it out");
-    return case_of_inputs(inputs, *op, *parse_passes("--pass", *op, options.passes).front(), options.attrs);
+    return case_of_inputs(inputs, *op, *parse_passes("--pass", *op, options.passes).front(), options.attrs,
+                          options.shard_bounds);
   }
   if (options.gold_file.empty() || options.numerics.empty()) {
     std::vector<std::string> known;
@@ -41,6 +42,8 @@ Case case_of_given_files(const RunOptions& options) {
   if (!is_candidate_name(name)) throw InputError("--op", fmt::format("'{}' is no name", name), kCandidateNameHint);
   if (options.passes.front() != "forward" && options.passes.front() != "backward")
     throw InputError("--pass", fmt::format("unknown pass '{}'", options.passes.front()), "use forward or backward");
+  if (!options.shard_bounds.empty())
+    throw InputError("--shard-bounds", "an operator of your own has no ranks that share a dimension", "leave it out");
   if (!options.attrs.empty())
     throw InputError(fmt::format("attribute '{}'", options.attrs.begin()->first),
                      "an operator of your own has no attributes", "give it as an input");

@@ -70,6 +70,10 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_attr(*op, "ignore_index"); })) {
     throw InputError("--ignored-every", "no selected operator has an attribute ignore_index", "leave it out");
   }
+  if (options.has("--shard-bounds") &&
+      std::all_of(ops.begin(), ops.end(), [](const Operator* op) { return op->sharded_dim.empty(); })) {
+    throw InputError("--shard-bounds", "no selected operator has ranks that share a dimension", "leave it out");
+  }
   const std::vector<Preset> presets =
       options.presets.empty() ? std::vector<Preset>{} : parse_presets("--preset", options.presets);
   std::set<std::string_view> used;
@@ -93,6 +97,8 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       sweep.dims[std::string(dim)] = parse_sizes(flag, given->second, 0);
       used.insert(dim);
     }
+    if (!options.shard_bounds.empty() && !op->sharded_dim.empty())
+      set_bounds("--shard-bounds", options.shard_bounds, sweep);
     for (const AttrSpec& attr : op->attrs) {
       const auto given = options.attrs.find(attr.name);
       if (given == options.attrs.end()) continue;

@@ -26,6 +26,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Ranks give up on one of them this much earlier than the parent on all: twice in a row they wait.
+constexpr int kRankShare = 4;
+
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -44,6 +47,7 @@ std::string flags_of_case(const RunOptions& options, const CaseRecord& record) {
   if (!options.gold_file.empty()) flags += " --gold " + quote_command({options.gold_file});
   if (!options.numerics.empty()) flags += " --class " + options.numerics;
   if (options.has("--dtype")) flags += fmt::format(" --dtype {}", options.dtypes.front());
+  if (!c.shard_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.shard_bounds, ","));
   if (options.terms != 1) flags += fmt::format(" --terms {}", options.terms);
   for (const auto& [name, value] : options.attrs) {
     std::string flag = name;
@@ -102,6 +106,7 @@ void take_contexts(RunResult other, const Case& c, RunResult& run) {
   run.rows_case = c;
   append(run.guard_violations, other.guard_violations);
   append(run.modified_inputs, other.modified_inputs);
+  append(run.rank_differences, other.rank_differences);
   append(run.contexts, other.contexts);
   for (size_t i = 0; i < run.outputs.size(); ++i) {
     append(run.outputs[i].contexts, other.outputs[i].contexts);
@@ -255,7 +260,8 @@ Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& che
   record.candidate = check.candidate.name;
   record.plugin_path = check.candidate.plugin_path;
   record.plugin_digest = check.candidate.plugin_digest;
-  record.checks = {wants("determinism"), wants("invariance"), wants("memory"), plan_};
+  record.checks = {wants("determinism"), wants("invariance"), wants("memory"), plan_,
+                   std::chrono::seconds(options_.timeout_s) / kRankShare};
   record.device = worker.info().device.value();
   record.given_inputs = given_.origins(check.c);
   if (gold_) record.gold_file = gold_->path();

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of a case that they share: a stage each, launched side by side.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stage.hpp"
+
+namespace checkop {
+
+/// Ranks are threads of this process, on one device. A group of devices would have a stage on each, and their
+/// communicators in place of HostComm.
+class RankGroup {
+ public:
+  /// Gives every rank its part of `whole`, whose inputs and outputs are complete, and a workspace.
+  RankGroup(Device& device, const checkop_kernel& kernel, const Stage& whole);
+
+  void make_workspace(size_t extra);
+  void poison(const Found& found);
+
+  /// Calls the candidate once for every rank, each in a thread of its own, and waits for all. Once one rank has
+  /// returned, the others have `limit` to do so: what does not return is a timeout, and keeps its buffers for good.
+  Answer launch(std::chrono::milliseconds limit);
+
+  /// Puts the outputs of the latest launch together in `whole`. Those that every rank has are rank 0's; where another
+  /// has other bits, appends a sentence, unless there is one of that output already.
+  void gather(Stage& whole, std::vector<std::string>& differences);
+
+  void check_guards(std::vector<std::string>& violations);
+  void check_inputs(const Stage& whole, std::vector<std::string>& modified) const;
+  size_t workspace_bytes() const;
+
+ private:
+  /// The part of input `i` of `whole` that a rank has, as its buffer holds it.
+  std::vector<std::byte> part_of(const Stage& whole, size_t i, const Stage& rank) const;
+  void gather_parts(Stage& whole, size_t i);
+  void gather_copies(Stage& whole, size_t i, std::vector<std::string>& differences);
+
+  std::vector<std::shared_ptr<Stage>> ranks_;  ///< shared with their threads
+};
+
+}  // namespace checkop

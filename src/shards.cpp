@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bounds of ranks' parts, and what can be wrong with them.
+#include "shards.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+int64_t total_of(const Case& c) { return extent_of(c, c.op->sharded_dim); }
+
+/// Throws InputError unless the attribute is 0 or a number of segments that leaves one to every rank.
+void validate_segments(const Case& c) {
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    const double segments = c.attrs[i];
+    if (c.op->attrs[i].name != kCanonicalSegments || segments == 0) continue;
+    const auto least = static_cast<double>(world_size(c)), most = static_cast<double>(total_of(c));
+    if (!(segments >= least && segments <= most) || segments != std::floor(segments)) {
+      throw InputError("--canonical-segments",
+                       fmt::format("expected 0 or an integer from {} to {}, got {}", least, most, segments),
+                       fmt::format("at least one segment a rank, at most one a column of {}", c.op->sharded_dim));
+    }
+  }
+}
+
+void validate_bounds(const Case& c) {
+  const int64_t total = total_of(c), ranks = world_size(c);
+  const std::vector<int64_t>& bounds = c.shard_bounds;
+  const std::string given = fmt::to_string(fmt::join(bounds, ","));
+  const auto refuse = [](const std::string& what, const std::string& hint) {
+    throw InputError("--shard-bounds", what, hint);
+  };
+  if (std::ssize(bounds) != ranks + 1) {
+    refuse(fmt::format("{} has {} bounds, {} ranks have {}", given, bounds.size(), ranks, ranks + 1),
+           "give where each part begins and where the last one ends");
+  }
+  if (bounds.front() != 0 || bounds.back() != total) {
+    refuse(fmt::format("{} goes from {} to {}, {} from 0 to {}", given, bounds.front(), bounds.back(),
+                       c.op->sharded_dim, total),
+           fmt::format("begin with 0 and end with {}", total));
+  }
+  for (size_t r = 0; r + 1 < bounds.size(); ++r) {
+    if (bounds[r] < bounds[r + 1]) continue;
+    refuse(fmt::format("{}: rank {} would hold nothing", given, r), "let the bounds ascend");
+  }
+  if (canonical_segments(c) == 0) return;
+  const std::vector<int64_t> segments = even_bounds(total, canonical_segments(c));
+  for (const int64_t bound : bounds) {
+    if (!std::binary_search(segments.begin(), segments.end(), bound))
+      refuse(fmt::format("{}: no canonical segment begins at {}", given, bound),
+             fmt::format("choose among {}", fmt::join(segments, ",")));
+  }
+}
+
+}  // namespace
+
+bool is_sharded(const Case& c) { return !c.op->sharded_dim.empty(); }
+
+bool is_sharded(const Case& c, const TensorSpec& spec) {
+  const auto dims = split_dims(spec.dims);
+  return is_sharded(c) && std::find(dims.begin(), dims.end(), c.op->sharded_dim) != dims.end();
+}
+
+int64_t world_size(const Case& c) { return is_sharded(c) ? extent_of(c, kWorldSize) : 1; }
+
+std::vector<int64_t> even_bounds(int64_t total, int64_t parts) {
+  std::vector<int64_t> bounds{0};
+  for (int64_t i = 0; i < parts; ++i) bounds.push_back(bounds.back() + total / parts + (i < total % parts ? 1 : 0));
+  return bounds;
+}
+
+int64_t canonical_segments(const Case& c) {
+  for (size_t i = 0; i < c.attrs.size(); ++i) {
+    if (c.op->attrs[i].name == kCanonicalSegments) return static_cast<int64_t>(c.attrs[i]);
+  }
+  return 0;
+}
+
+std::vector<int64_t> shard_bounds(const Case& c) {
+  if (!is_sharded(c) || !c.shard_bounds.empty()) return c.shard_bounds;
+  const int64_t ranks = world_size(c), segments = canonical_segments(c);
+  if (segments == 0) return even_bounds(total_of(c), ranks);
+  const std::vector<int64_t> canonical = even_bounds(total_of(c), segments);
+  std::vector<int64_t> bounds;
+  for (int64_t r = 0; r <= ranks; ++r) bounds.push_back(canonical[static_cast<size_t>(r * segments / ranks)]);
+  return bounds;
+}
+
+Case rank_case(const Case& c, int64_t rank) {
+  const std::vector<int64_t> bounds = shard_bounds(c);
+  const auto r = static_cast<size_t>(rank);
+  Case part = c;
+  part.dims.find(c.op->sharded_dim)->second = bounds[r + 1] - bounds[r];
+  return part;
+}
+
+ShardView shard_view(const Case& c, const TensorSpec& spec) {
+  ShardView view{1, 1, 1};
+  bool behind = false;
+  for (const std::string_view dim : split_dims(spec.dims)) {
+    const bool is_it = is_sharded(c) && dim == c.op->sharded_dim;
+    (is_it ? view.extent : behind || !is_sharded(c, spec) ? view.inner : view.outer) *= extent_of(c, dim);
+    behind |= is_it;
+  }
+  return view;
+}
+
+void validate_shards(const Case& c) {
+  if (!is_sharded(c)) return;
+  const int64_t ranks = world_size(c), total = total_of(c);
+  if (ranks > kMostRanks)
+    throw InputError("--world-size", fmt::format("{} ranks", ranks), fmt::format("at most {} are run", kMostRanks));
+  if (ranks > total) {
+    throw InputError("--world-size",
+                     fmt::format("{} ranks share a {} of {}: one would hold nothing", ranks, c.op->sharded_dim, total),
+                     "give no more ranks than that");
+  }
+  validate_segments(c);
+  if (!c.shard_bounds.empty()) validate_bounds(c);
+}
+
+}  // namespace checkop
