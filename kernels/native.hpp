@@ -290,6 +290,18 @@ struct SumExp {
   float shift() const { return std::isinf(max) && max < 0 ? 0.0f : max; }  // -inf - -inf would be NaN
 };
 
+/// Of two sets of logits, the earlier on the left.
+struct MergeSumExp {
+  SumExp operator()(const SumExp& a, const SumExp& b) const {
+    const float max = std::max(a.max, b.max);
+    // A set of nothing but -inf holds 0, or NaN where one hid among them: either is kept as it is.
+    const auto rescaled = [max](const SumExp& s) {
+      return std::isinf(s.max) && s.max < 0 ? s.sum : s.sum * std::exp(s.max - max);
+    };
+    return {max, rescaled(a) + rescaled(b)};
+  }
+};
+
 inline SumExp sum_exp(const float* z, int64_t n) {
   SumExp s;
   for (int64_t i = 0; i < n; ++i) s.max = z[i] > s.max ? z[i] : s.max;

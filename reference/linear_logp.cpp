@@ -6,13 +6,15 @@
 
 #include "identity.hpp"
 #include "left_out.hpp"
+#include "linear_logp.hpp"
 #include "operator.hpp"
 #include "product.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
 
-extern const Emulation kLinearLogpForward, kLinearLogpBackward;  // emulation/linear_logp.cpp
+// emulation/linear_logp.cpp
+extern const Emulation kLinearLogpForward, kLinearLogpBackward, kTpLinearLogpForward, kTpLinearLogpBackward;
 
 namespace {
 
@@ -282,10 +284,13 @@ Work work(const GoldArgs& args) {
 constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>, &kLinearLogpForward},
     Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>, &kLinearLogpBackward}};
-
-void refine(const FillArgs& args) { plant_ignored_rows(args, "target_ids", "hidden"); }
-
 }  // namespace
+
+void plant_in_linear_logp(const FillArgs& args) { plant_ignored_rows(args, "target_ids", "hidden"); }
+
+constexpr std::array<Pass, 2> kTpLinearLogpPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>, &kTpLinearLogpForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>, &kTpLinearLogpBackward}};
 
 extern const Operator kLinearLogp;
 constexpr Operator kLinearLogp{"linear_logp",
@@ -295,6 +300,6 @@ constexpr Operator kLinearLogp{"linear_logp",
                                kAttrs,
                                kPasses,
                                validate_ignore_index,
-                               refine};
+                               plant_in_linear_logp};
 
 }  // namespace checkop

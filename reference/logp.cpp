@@ -5,12 +5,13 @@
 
 #include "identity.hpp"
 #include "left_out.hpp"
+#include "logp.hpp"
 #include "operator.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
 
-extern const Emulation kLogpForward, kLogpBackward;  // emulation/logp.cpp
+extern const Emulation kLogpForward, kLogpBackward, kTpLogpForward, kTpLogpBackward;  // emulation/logp.cpp
 
 namespace {
 
@@ -86,10 +87,13 @@ Work work(const GoldArgs& args) { return {0, bytes_left_out(args.in(0), rows_to_
 constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kLogpForward},
     Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kLogpBackward}};
-
-void refine(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
-
 }  // namespace
+
+void plant_in_logp(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
+
+constexpr std::array<Pass, 2> kTpLogpPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kTpLogpForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kTpLogpBackward}};
 
 extern const Operator kLogp;
 constexpr Operator kLogp{"logp",
@@ -99,6 +103,6 @@ constexpr Operator kLogp{"logp",
                          kAttrs,
                          kPasses,
                          validate_ignore_index,
-                         refine};
+                         plant_in_logp};
 
 }  // namespace checkop

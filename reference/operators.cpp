@@ -8,6 +8,8 @@ namespace checkop {
 
 extern const Operator kLogp;              // logp.cpp
 extern const Operator kLinearLogp;        // linear_logp.cpp
+extern const Operator kTpLogp;            // tp_logp.cpp
+extern const Operator kTpLinearLogp;      // tp_linear_logp.cpp
 extern const Operator kMatmul;            // matmul.cpp
 extern const Operator kDetGemm;           // det_gemm.cpp
 extern const Operator kLmHead;            // lm_head.cpp
@@ -23,9 +25,9 @@ extern const Operator kGrpoLoss;          // grpo_loss.cpp
 extern const Operator kPack;              // pack.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,    &kLinearLogp, &kMatmul,    &kDetGemm, &kLmHead,    &kRmsNorm,
-                                     &kSilu,    &kSwiglu,     &kEmbedding, &kRope,    &kAttention, &kKvCacheAttention,
-                                     &kRatioKl, &kGrpoLoss,   &kPack};
+  static constexpr std::array kTable{&kLogp,    &kLinearLogp, &kMatmul,    &kDetGemm, &kLmHead,      &kRmsNorm,
+                                     &kSilu,    &kSwiglu,     &kEmbedding, &kRope,    &kAttention,   &kKvCacheAttention,
+                                     &kRatioKl, &kGrpoLoss,   &kPack,      &kTpLogp,  &kTpLinearLogp};
   return kTable;
 }
 

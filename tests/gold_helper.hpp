@@ -81,6 +81,8 @@ inline constexpr OwnExtent kOwnExtents[] = {
     {"kv_cache_attention", "kv_heads", 2},
     {"kv_cache_attention", "q_seq", 3},  // one new key per query
     {"kv_cache_attention", "new_seq", 3},
+    {"tp_logp", "world_size", 1},  // ranks need one another
+    {"tp_linear_logp", "world_size", 1},
 };
 
 /// A size for every dimension of `op`: extent_of(dim), where the operator does not ask for one of its own.

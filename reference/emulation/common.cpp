@@ -33,8 +33,8 @@ SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n) 
   return row;
 }
 
-void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int64_t n, int64_t id, float g, double* to) {
-  const SoftmaxRow row = softmax_row(arithmetic, z, n);
+void logp_gradient_row(const Arithmetic& arithmetic, const SoftmaxRow& row, const float* z, int64_t n, int64_t id,
+                       float g, double* to) {
   const bool dropped = arithmetic.has(kSoftmaxTermDropped.name), flipped = arithmetic.has(kSoftmaxSignFlipped.name);
   for (int64_t v = 0; v < n; ++v) {
     float p = dropped ? 0 : arithmetic.exponential(z[v] - row.max) / row.sum;

@@ -62,7 +62,12 @@ inline constexpr FaultSpec kBiasLeftOut{"bias_left_out", "the bias is not added"
 
 /// The gradient of a row's log-probability, times g, into to[0 ... n): g*(1[v = id] - softmax(z)_v). Makes the faults
 /// of the softmax term.
-void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int64_t n, int64_t id, float g, double* to);
+void logp_gradient_row(const Arithmetic& arithmetic, const SoftmaxRow& row, const float* z, int64_t n, int64_t id,
+                       float g, double* to);
+inline void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int64_t n, int64_t id, float g,
+                              double* to) {
+  logp_gradient_row(arithmetic, softmax_row(arithmetic, z, n), z, n, id, g, to);
+}
 
 /// `id`, or the next one where the fault is kWrongLabel.
 inline int64_t label(const Arithmetic& arithmetic, int64_t id, int64_t vocab) {

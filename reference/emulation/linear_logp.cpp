@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ignored_rows.hpp"
+#include "ranks.hpp"
 
 namespace checkop {
 namespace {
@@ -49,9 +50,9 @@ void forward(const EmulationArgs& args) {
     const TakenRow& taken = p.rows[static_cast<size_t>(r)];
     if (taken.skipped) return;
     const float* z = p.logits.row(r);
-    float target = taken.id < 0 ? 0 : z[taken.id];
+    float target = target_of(args, z, column_of(args, taken.id));
     if (without_bias) target -= p.bias[static_cast<size_t>(taken.id)];
-    const SoftmaxRow softmax = softmax_row(args.arithmetic, z, p.logits.columns);
+    const SoftmaxRow softmax = rank_softmax_row(args, z, p.logits.columns);
     args.out(0)[static_cast<size_t>(r)] = taken.scale * softmax.logp(target);
   });
 }
@@ -67,7 +68,8 @@ Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
     if (taken.skipped) return;
     std::vector<double> row(static_cast<size_t>(dz.columns));
     const float upstream = taken.scale * g[(static_cast<size_t>(r) + shift) % g.size()];
-    logp_gradient_row(args.arithmetic, p.logits.row(r), dz.columns, taken.id, upstream, row.data());
+    logp_gradient_row(args.arithmetic, rank_softmax_row(args, p.logits.row(r), dz.columns), p.logits.row(r), dz.columns,
+                      column_of(args, taken.id), upstream, row.data());
     std::transform(row.begin(), row.end(), dz.row(r), [&](double x) {
       const auto value = static_cast<float>(x);
       return rounded ? Arithmetic::to_bf16(value) : value;
@@ -76,10 +78,17 @@ Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
   return dz;
 }
 
+/// dz, or what one rank has of it.
+Matrix own_part(const EmulationArgs& args, Matrix dz) {
+  if (args.bounds.size() < 3 || !args.arithmetic.has(kNotReduced.name)) return dz;
+  for (int64_t r = 0; r < dz.rows(); ++r) std::fill(dz.row(r) + args.bounds[1], dz.row(r) + dz.columns, 0.0F);
+  return dz;
+}
+
 void backward(const EmulationArgs& args) {
   const Problem p = load(args);
   const Matrix dz = logit_gradients(args, p);
-  store(product(args, {dz}, {p.weight}), args.out(0));
+  store(product(args, {own_part(args, dz)}, {p.weight}), args.out(0));
   const bool reaches_weight = args.arithmetic.has(kIgnoredRowReachesWeight.name);
   store(product(args, {dz, true}, {reaches_weight ? factor(args, 0) : p.hidden}), args.out(1));
   if (!args.has(3)) return;
@@ -126,10 +135,17 @@ constexpr std::array kBackwardFaults{faults::kLastKDropped,
                                      kIgnoredRowMultiplied,
                                      kIgnoredRowReachesWeight};
 
+constexpr auto kTpForwardFaults =
+    joined(kForwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kTargetTwice, kShardOffset});
+constexpr auto kTpBackwardFaults =
+    joined(kBackwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kShardOffset, kNotReduced});
+
 }  // namespace
 
-extern const Emulation kLinearLogpForward, kLinearLogpBackward;
+extern const Emulation kLinearLogpForward, kLinearLogpBackward, kTpLinearLogpForward, kTpLinearLogpBackward;
 const Emulation kLinearLogpForward{forward, kForwardFaults};
 const Emulation kLinearLogpBackward{backward, kBackwardFaults};
+const Emulation kTpLinearLogpForward{forward, kTpForwardFaults};
+const Emulation kTpLinearLogpBackward{backward, kTpBackwardFaults};
 
 }  // namespace checkop

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ignored_rows.hpp"
+#include "ranks.hpp"
 
 namespace checkop {
 namespace {
@@ -22,15 +23,16 @@ void for_each_row(const EmulationArgs& args, const Row& row) {
 
 void forward(const EmulationArgs& args) {
   for_each_row(args, [&](const Matrix& z, int64_t r, int64_t id, float scale) {
-    const SoftmaxRow row = softmax_row(args.arithmetic, z.row(r), z.columns);
-    args.out(0)[static_cast<size_t>(r)] = scale * (id < 0 ? row.logp(0) : row.logp(z.row(r)[id]));
+    const SoftmaxRow row = rank_softmax_row(args, z.row(r), z.columns);
+    args.out(0)[static_cast<size_t>(r)] = scale * row.logp(target_of(args, z.row(r), column_of(args, id)));
   });
 }
 
 void backward(const EmulationArgs& args) {
   const std::vector<float> g = args.floats(2);
   for_each_row(args, [&](const Matrix& z, int64_t r, int64_t id, float scale) {
-    logp_gradient_row(args.arithmetic, z.row(r), z.columns, id, scale * g[static_cast<size_t>(r)],
+    logp_gradient_row(args.arithmetic, rank_softmax_row(args, z.row(r), z.columns), z.row(r), z.columns,
+                      column_of(args, id), scale * g[static_cast<size_t>(r)],
                       &args.out(0)[static_cast<size_t>(r * z.columns)]);
   });
 }
@@ -45,10 +47,16 @@ constexpr std::array kBackwardFaults{
     kSoftmaxTermDropped,      kSoftmaxSignFlipped,      kIgnoredRowCounted,    kIgnoredAsIdZero,
     kIgnoredRowMultiplied};
 
+constexpr auto kTpForwardFaults =
+    joined(kForwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kTargetTwice, kShardOffset});
+constexpr auto kTpBackwardFaults = joined(kBackwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kShardOffset});
+
 }  // namespace
 
-extern const Emulation kLogpForward, kLogpBackward;
+extern const Emulation kLogpForward, kLogpBackward, kTpLogpForward, kTpLogpBackward;
 const Emulation kLogpForward{forward, kForwardFaults};
 const Emulation kLogpBackward{backward, kBackwardFaults};
+const Emulation kTpLogpForward{forward, kTpForwardFaults};
+const Emulation kTpLogpBackward{backward, kTpBackwardFaults};
 
 }  // namespace checkop

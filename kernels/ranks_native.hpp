@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tensor-parallel CPU candidates share: ranks agree on what each of them holds before they exchange anything
+// else, and partial results are combined in the order of the vocabulary.
+#pragma once
+
+#include <cstring>
+
+#include "native.hpp"
+
+namespace native {
+
+/// What a rank tells the others first. Without padding: it travels as bytes.
+struct Statement {
+  int64_t status = CHECKOP_OK;
+  int64_t begin = 0, end = 0, total = 0;
+  int64_t rows = -1, hidden = -1, dtype = -1, bias = 0, ignored = 0, segments = 0;
+  uint64_t ids = 0;  ///< a hash
+  char message[200] = {};
+};
+
+/// Attribute `name`; refused where there is none.
+inline double attribute(const checkop_call& c, const char* name) {
+  for (int32_t i = 0; i < c.n_attrs; ++i)
+    if (std::strcmp(c.attrs[i].name, name) == 0) return c.attrs[i].value;
+  throw Refusal(CHECKOP_FAILED, std::string("no attribute ") + name);
+}
+
+inline uint64_t hash_of(const int64_t* ids, int64_t n) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (int64_t i = 0; i < n; ++i) hash = (hash ^ static_cast<uint64_t>(ids[i])) * 0x100000001b3;
+  return hash;
+}
+
+/// A rank among the others.
+class Ranks {
+ public:
+  explicit Ranks(const checkop_call& c)
+      : call_(c), size_(c.world_size), comm_(static_cast<checkop_host_comm*>(c.comm)) {
+    if (size_ < 1 || c.rank < 0 || c.rank >= size_)
+      throw Refusal(CHECKOP_FAILED, "rank " + std::to_string(c.rank) + " of " + std::to_string(size_));
+    if (size_ > 1 && (comm_ == nullptr || comm_->rank != c.rank || comm_->world_size != size_))
+      throw Refusal(CHECKOP_FAILED, "no communicator of that rank");
+  }
+
+  /// Calls check(statement), which refuses what is wrong here and says what all ranks must have in common. Returns once
+  /// all ranks are known to fit together; refuses with the same words on every rank otherwise. Nobody waits for a rank
+  /// that has refused.
+  template <class Check>
+  void agree(Check check) {
+    Statement own;
+    own.begin = call_.shard_begin, own.end = call_.shard_end, own.total = call_.shard_total;
+    try {
+      own.segments = static_cast<int64_t>(attribute(call_, "canonical_segments"));
+      own.ignored = static_cast<int64_t>(attribute(call_, "ignore_index"));
+      check(own);
+    } catch (const Refusal& refusal) {
+      own.status = refusal.status;
+      std::snprintf(own.message, sizeof(own.message), "%s", refusal.what());
+    }
+    std::vector<Statement> all(static_cast<size_t>(size_));
+    all_gather(&own, all.data(), sizeof(own));
+    require_fit(all);
+    cut(all);
+  }
+
+  int64_t begin() const { return call_.shard_begin; }
+  int64_t total() const { return call_.shard_total; }
+  int64_t ignored() const { return ignored_; }
+
+  /// Ids are the same on every rank: all refuse them or none.
+  void check_target_ids(const checkop_tensor& ids, const char* name, int64_t rows) const {
+    check_ids(ids, name, rows, total(), ignored_);
+  }
+
+  /// Where the parts begin whose results are combined, and where the last ends: canonical segments or, where there are
+  /// none, the ranks' own parts.
+  const std::vector<int64_t>& segments() const { return segments_; }
+  /// Those that this rank holds: segments [first, last).
+  size_t first_segment() const { return first_[static_cast<size_t>(call_.rank)]; }
+  size_t last_segment() const { return first_[static_cast<size_t>(call_.rank) + 1]; }
+
+  /// body(segment, its values on the rank that holds it), in order, of `count` values a segment; `own` has those of
+  /// this rank's.
+  template <class T, class Body>
+  void for_each_segment(const std::vector<T>& own, size_t count, Body body) const {
+    size_t most = 0;
+    for (size_t r = 0; r < static_cast<size_t>(size_); ++r) most = std::max(most, first_[r + 1] - first_[r]);
+    std::vector<T> send(own);
+    send.resize(most * count);
+    std::vector<T> all(send.size() * static_cast<size_t>(size_));
+    all_gather(send.data(), all.data(), send.size() * sizeof(T));
+    for (size_t r = 0; r < static_cast<size_t>(size_); ++r) {
+      for (size_t s = first_[r]; s < first_[r + 1]; ++s)
+        body(s, all.data() + r * send.size() + (s - first_[r]) * count);
+    }
+  }
+
+ private:
+  void all_gather(const void* send, void* receive, size_t bytes) const {
+    if (size_ == 1 && bytes > 0) {
+      std::memcpy(receive, send, bytes);
+    } else if (size_ > 1 && comm_->all_gather(comm_, send, receive, bytes) != 0) {
+      throw Refusal(CHECKOP_FAILED, comm_->error(comm_));
+    }
+  }
+
+  [[noreturn]] static void refuse(const std::string& sentence, int64_t status = CHECKOP_FAILED) {
+    throw Refusal(static_cast<checkop_status>(status), sentence);
+  }
+
+  /// Refuses unless all ranks can do their part of one and the same problem, and their parts tile the vocabulary.
+  void require_fit(const std::vector<Statement>& all) const {
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (all[r].status == CHECKOP_OK) continue;
+      const std::string words(all[r].message, strnlen(all[r].message, sizeof(all[r].message)));
+      refuse((size_ == 1 ? "" : "rank " + std::to_string(r) + ": ") + words, all[r].status);
+    }
+    const auto same = [&](const char* what, auto member) {
+      for (size_t r = 1; r < all.size(); ++r) {
+        if (all[r].*member == all[0].*member) continue;
+        refuse("rank " + std::to_string(r) + " has " + what + " " + std::to_string(all[r].*member) + ", rank 0 has " +
+               std::to_string(all[0].*member));
+      }
+    };
+    for (size_t r = 1; r < all.size(); ++r) {
+      if (all[r].dtype == all[0].dtype) continue;
+      refuse("rank " + std::to_string(r) + " has dtype " + dtype_name(static_cast<int32_t>(all[r].dtype)) +
+             ", rank 0 has " + dtype_name(static_cast<int32_t>(all[0].dtype)));
+    }
+    same("a vocabulary of", &Statement::total);
+    same("a number of rows of", &Statement::rows);
+    same("a hidden size of", &Statement::hidden);
+    same("a number of biases of", &Statement::bias);
+    same("an ignore_index of", &Statement::ignored);
+    same("canonical segments in a number of", &Statement::segments);
+    same("target ids with hash", &Statement::ids);
+    int64_t expected = 0;
+    for (size_t r = 0; r < all.size(); ++r) {
+      const std::string part = "rank " + std::to_string(r) + " holds [" + std::to_string(all[r].begin) + ", " +
+                               std::to_string(all[r].end) + ") of the vocabulary";
+      if (all[r].end <= all[r].begin) refuse(part + ", which is nothing");
+      if (all[r].begin > expected)
+        refuse(part + ": nobody holds [" + std::to_string(expected) + ", " + std::to_string(all[r].begin) + ")");
+      if (all[r].begin < expected) refuse(part + ", and another rank holds what begins it");
+      expected = all[r].end;
+    }
+    if (expected != all[0].total)
+      refuse("the ranks hold [0, " + std::to_string(expected) + ") of a vocabulary of " + std::to_string(all[0].total));
+  }
+
+  /// Finds the segments, of parts that tile the vocabulary.
+  void cut(const std::vector<Statement>& all) {
+    const int64_t n = all[0].segments, vocab = all[0].total;
+    ignored_ = all[0].ignored;
+    if (n < 0 || n > vocab) refuse("canonical_segments is " + std::to_string(n));
+    segments_ = {0};
+    for (int64_t s = 0; s < n; ++s) segments_.push_back(segments_.back() + vocab / n + (s < vocab % n ? 1 : 0));
+    for (size_t r = 0; n == 0 && r < all.size(); ++r) segments_.push_back(all[r].end);
+    first_ = {0};
+    for (size_t r = 0; r < all.size(); ++r) {
+      const auto end = std::find(segments_.begin(), segments_.end(), all[r].end);
+      if (end == segments_.end()) {
+        refuse("rank " + std::to_string(r) + " ends at " + std::to_string(all[r].end) +
+                   ", which no canonical segment does",
+               CHECKOP_UNSUPPORTED);
+      }
+      first_.push_back(static_cast<size_t>(end - segments_.begin()));
+    }
+  }
+
+  const checkop_call& call_;
+  int32_t size_;
+  checkop_host_comm* comm_;
+  int64_t ignored_ = 0;
+  std::vector<int64_t> segments_;
+  std::vector<size_t> first_;  ///< segment of every rank, then their number
+};
+
+/// A row's softmax over one segment, and the target's logit where the segment holds it.
+struct Part {
+  float max = -std::numeric_limits<float>::infinity(), sum = 0.0f, target = 0.0f;
+};
+
+/// Rows' softmax over the whole vocabulary.
+struct Combined {
+  std::vector<SumExp> sums;
+  std::vector<float> targets;
+};
+
+/// Combines the segments' parts, `own` being this rank's [segment][row], in the order of the vocabulary.
+inline Combined combine_parts(const Ranks& ranks, const std::vector<Part>& own, const int64_t* ids, int64_t rows) {
+  Combined all{std::vector<SumExp>(static_cast<size_t>(rows)), std::vector<float>(static_cast<size_t>(rows))};
+  const std::vector<int64_t>& bounds = ranks.segments();
+  ranks.for_each_segment(own, static_cast<size_t>(rows), [&](size_t s, const Part* parts) {
+    for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+      const SumExp part{parts[r].max, parts[r].sum};
+      all.sums[r] = s == 0 ? part : MergeSumExp{}(all.sums[r], part);
+      if (ids[r] >= bounds[s] && ids[r] < bounds[s + 1]) all.targets[r] = parts[r].target;
+    }
+  });
+  return all;
+}
+
+}  // namespace native

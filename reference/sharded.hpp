@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tensor-parallel operators have on top of those whose mathematics is theirs.
+#pragma once
+
+#include "operator.hpp"
+
+namespace checkop {
+
+inline constexpr AttrSpec kSegments{
+    "canonical_segments", 0,
+    "cuts the vocabulary into so many parts of nearly equal length, longer ones first, whose results are combined in "
+    "order: bits do not depend on the number of ranks, each of which holds whole parts. 0: a part a rank"};
+
+}  // namespace checkop

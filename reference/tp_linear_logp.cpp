@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// tp_linear_logp: linear_logp by ranks that share the vocabulary.
+#include "left_out.hpp"
+#include "linear_logp.hpp"
+#include "sharded.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::array kAttrs{kIgnoreIndex, kSegments};
+
+}  // namespace
+
+extern const Operator kTpLinearLogp;
+constexpr Operator kTpLinearLogp{
+    "tp_linear_logp",
+    "logprob",
+    "linear_logp, each rank with its part of the vocabulary: logp and dhidden on every rank",
+    "batch seq",
+    kAttrs,
+    kTpLinearLogpPasses,
+    validate_ignore_index,
+    plant_in_linear_logp,
+    /*sharded_dim=*/"vocab"};
+
+}  // namespace checkop

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// tp_logp: logp by ranks that share the vocabulary.
+#include "left_out.hpp"
+#include "logp.hpp"
+#include "sharded.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr std::array kAttrs{kIgnoreIndex, kSegments};
+
+}  // namespace
+
+extern const Operator kTpLogp;
+constexpr Operator kTpLogp{"tp_logp",
+                           "logprob",
+                           "logp, each rank with its part of the vocabulary: logp on every rank",
+                           "batch seq",
+                           kAttrs,
+                           kTpLogpPasses,
+                           validate_ignore_index,
+                           plant_in_logp,
+                           /*sharded_dim=*/"vocab"};
+
+}  // namespace checkop

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of tp_logp: those of logp, whose mathematics it has, shared by three ranks where there are columns enough."""
+import logp
+
+
+def vectors():
+    for given in logp.vectors():
+        dims = {**given["dims"], "world_size": min(3, given["dims"]["vocab"])}
+        attrs = {**given.get("attrs", {"ignore_index": -100}), "canonical_segments": 0}
+        yield {**given, "name": "tp_" + given["name"], "op": "tp_logp", "dims": dims, "attrs": attrs}
