@@ -21,6 +21,7 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::after_shapes, "after_shapes", "the result depends on launches of other shapes before"},
     {Axis::contention, "contention", "the result depends on other work on the device"},
     {Axis::graph, "graph", "a replayed graph and a launch disagree"},
+    {Axis::ranks, "ranks", "the result depends on the number of ranks"},
     {Axis::row_stride, "row_stride", "a row's bits depend on the distance between rows or on what lies between them"},
     {Axis::neighbours, "neighbours", "a row's bits depend on what the other rows hold"},
     {Axis::position, "position", "a row's bits depend on its place in the batch"},
@@ -36,10 +37,10 @@ constexpr std::array<Axis, kAxes> kAll = [] {
   return all;
 }();
 
-AxisSet kept(AxisSet axes, bool rows) {
+AxisSet kept(AxisSet axes, bool invariance) {
   AxisSet some;
   for (const Axis axis : kAll) {
-    if (axes.has(axis) && is_of_rows(axis) == rows) some.insert(axis);
+    if (axes.has(axis) && is_of_invariance(axis) == invariance) some.insert(axis);
   }
   return some;
 }
@@ -58,7 +59,7 @@ std::optional<Axis> parse_axis(std::string_view name) {
 
 std::span<const Axis> all_axes() { return kAll; }
 
-AxisSet of_rows(AxisSet axes) { return kept(axes, true); }
+AxisSet of_invariance(AxisSet axes) { return kept(axes, true); }
 AxisSet of_launches(AxisSet axes) { return kept(axes, false); }
 
 std::string known_axes() {

@@ -22,6 +22,7 @@ enum class Axis : uint8_t {
   after_shapes,  ///< after launches of other shapes
   contention,    ///< while other work holds some multiprocessors
   graph,         ///< replayed from a graph
+  ranks,         ///< how many tensor-parallel ranks there are
   row_stride,    ///< the distance between rows, and what lies between them
   neighbours,    ///< what the other rows hold
   position,      ///< where in the batch a row is
@@ -30,7 +31,7 @@ enum class Axis : uint8_t {
   chunks,        ///< where a batch is cut into launches
   padding,       ///< rows behind the last one
 };
-inline constexpr int kAxes = 15;
+inline constexpr int kAxes = 16;
 
 std::string_view to_string(Axis axis);
 std::string_view describe(Axis axis);  ///< "a row's bits depend on what the other rows hold"
@@ -38,6 +39,8 @@ std::optional<Axis> parse_axis(std::string_view name);
 std::span<const Axis> all_axes();
 /// Of rows: asked only of outputs that have one row per row of the batch. The others are asked of every output.
 inline bool is_of_rows(Axis axis) { return axis >= Axis::row_stride; }
+/// Of invariance: asked by that check and not by determinism. Those of rows, and `ranks`.
+inline bool is_of_invariance(Axis axis) { return axis >= Axis::ranks; }
 
 class AxisSet {
  public:
@@ -59,8 +62,8 @@ class AxisSet {
   uint32_t bits_ = 0;
 };
 
-/// Those of `axes` that are of rows, or those that are not.
-AxisSet of_rows(AxisSet axes);
+/// Those of `axes` that are of invariance, or those that are not.
+AxisSet of_invariance(AxisSet axes);
 AxisSet of_launches(AxisSet axes);
 std::string known_axes();  ///< "repetition, first_call, ..." for messages
 

@@ -165,11 +165,11 @@ Rule read_rule(const JsonValue& json) {
   return rule;
 }
 
-/// A list of axes, of rows or of launches.
-AxisSet read_axes(const JsonValue& json, bool rows) {
+/// A list of axes, of invariance or of launches.
+AxisSet read_axes(const JsonValue& json, bool invariance) {
   std::vector<std::string> known;
   for (const Axis axis : all_axes()) {
-    if (is_of_rows(axis) == rows) known.emplace_back(to_string(axis));
+    if (is_of_invariance(axis) == invariance) known.emplace_back(to_string(axis));
   }
   AxisSet axes;
   for (const JsonValue& item : json.items()) axes.insert(*parse_axis(item.one_of("axis", known)));
@@ -182,7 +182,8 @@ void read_determinism(const JsonValue& json, Demands& demands) {
   json.allow_keys({"runs", "axes"});
   if (json.members().empty()) json.fail("runs or axes", "write true where both are as usual");
   if (const auto runs = json.find("runs")) demands.runs = static_cast<int>(runs->integer(2, kMostRuns));
-  if (const auto axes = json.find("axes")) demands.axes = of_rows(demands.axes) | read_axes(*axes, /*rows=*/false);
+  if (const auto axes = json.find("axes"))
+    demands.axes = of_invariance(demands.axes) | read_axes(*axes, /*invariance=*/false);
 }
 
 /// What `json` leaves out stays as it is. Keys beside those of Demands are for the caller.
@@ -195,7 +196,7 @@ void read_demands(const JsonValue& json, Demands& demands) {
   if (const auto key = json.find("invariance")) {
     if (!demands.batch_invariance) key->fail("no axes beside \"batch_invariance\": false", "remove one of them");
     key->allow_keys({"axes"});
-    demands.axes = of_launches(demands.axes) | read_axes(key->at("axes"), /*rows=*/true);
+    demands.axes = of_launches(demands.axes) | read_axes(key->at("axes"), /*invariance=*/true);
   }
 }
 

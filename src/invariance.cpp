@@ -13,6 +13,7 @@
 
 #include "random.hpp"
 #include "sampling.hpp"
+#include "shards.hpp"
 
 namespace checkop {
 namespace {
@@ -38,6 +39,7 @@ class Planner {
 
   std::vector<Context> take() {
     if (n_ == 0) return {};
+    other_ranks();
     if (plan_.all) {
       launches();
       if (!row_dims_.empty()) all_of_rows();
@@ -80,6 +82,17 @@ class Planner {
       if (small && focus_ == n_) continue;
       Context context = small ? focused(axis, fmt::format("{}, {}", what, rows_text(focus_))) : full(axis, what);
       edit(context);
+      add(std::move(context));
+    }
+  }
+
+  void other_ranks() {
+    if (!compares_ranks(c_)) return;
+    const int64_t segments = canonical_segments(c_), own = world_size(c_);
+    for (const int64_t ranks : plan_.all ? std::vector<int64_t>{1, 2, 3, 4, 8} : std::vector<int64_t>{1}) {
+      if (ranks == own || ranks > segments) continue;
+      Context context = full(Axis::ranks, fmt::format("{} rank{} in place of {}", ranks, ranks == 1 ? "" : "s", own));
+      context.ranks = ranks;
       add(std::move(context));
     }
   }

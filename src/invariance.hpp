@@ -35,6 +35,7 @@ struct Context {
   size_t workspace_extra = 0;        ///< bytes more than asked for
   Manner manner = {};
   bool covers = false;  ///< it is needed for its axis to compare every row but the first
+  int64_t ranks = 0;    ///< that share the launch; 0: those of the case
   /// Rows [first, second) of the case, launched plainly, are what it is compared with; an empty range: the full batch.
   std::pair<int64_t, int64_t> twin{0, 0};
 

@@ -20,8 +20,12 @@ Context first_rows(int64_t n) {
 
 Case context_case(const Case& c, const Context& context) {
   const auto names = split_dims(c.op->row_dims);
-  if (names.empty()) return c;
   Case arranged = c;
+  if (context.ranks > 0) {
+    arranged.dims.find(kWorldSize)->second = context.ranks;
+    arranged.shard_bounds.clear();
+  }
+  if (names.empty()) return arranged;
   for (const std::string_view name : names) arranged.dims.find(name)->second = 1;
   arranged.dims.find(names.front())->second = context.outer;
   arranged.dims.find(names.back())->second = std::ssize(context.rows) / context.outer;

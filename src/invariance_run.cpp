@@ -70,7 +70,7 @@ class Contexts {
   /// Whether the full batch's own buffers do. after_shapes comes last, when they are gone.
   bool is_in_place(const Context& context) const {
     return context.sums && std::ssize(context.rows) == row_count(c_) && context.offset == 0 &&
-           context.row_padding == 0 && context.axis != Axis::after_shapes;
+           context.row_padding == 0 && context.ranks == 0 && context.axis != Axis::after_shapes;
   }
 
   static Found found_by(const Context& context) {

@@ -42,7 +42,7 @@ Json axes(const CaseRecord& record, size_t index) {
       if (found.bits.different == 0 || broken.size() == kMostTold) continue;
       Json entry = bits(found.bits);
       entry["what"] = context.what;
-      const Case& place = is_of_rows(axis) && record.run.rows_case ? *record.run.rows_case : record.c;
+      const Case& place = is_of_invariance(axis) && record.run.rows_case ? *record.run.rows_case : record.c;
       entry["coordinates"] = unravel(shape_of(place, spec), found.bits.first_index);
       const auto ulps = ulp_distance(dtype_of(record.c, spec), found.bits.a_bits, found.bits.b_bits);
       entry["ulp"] = ulps ? Json(*ulps) : Json(nullptr);

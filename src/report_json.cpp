@@ -170,7 +170,7 @@ Json checks(const CaseRecord& record) {
     unwritten |= output.unwritten > 0;
     for (size_t k = 0; k < output.contexts.size(); ++k) {
       const BitDifference& found = output.contexts[k].bits;
-      const bool rows = is_of_rows(record.run.contexts[k].axis);
+      const bool rows = is_of_invariance(record.run.contexts[k].axis);
       (rows ? rows_ran : repeat_ran) |= found.compared > 0;
       (rows ? rows_broken : repeat_broken) |= found.different > 0;
     }

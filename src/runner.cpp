@@ -158,7 +158,7 @@ std::vector<Context> contexts_of(const Case& c, const DeviceInfo& device, const 
   const auto outputs = c.pass->outputs;
   const bool any_rows = std::any_of(outputs.begin(), outputs.end(),
                                     [&](const OutputSpec& spec) { return is_per_row(*c.op, spec.tensor); });
-  if (checks.invariance && any_rows) plan.axes = plan.axes | of_rows(asked);
+  if (checks.invariance && any_rows) plan.axes = plan.axes | of_invariance(asked);
   return plan_contexts(c, device, plan);
 }
 

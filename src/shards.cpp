@@ -81,6 +81,11 @@ int64_t canonical_segments(const Case& c) {
   return 0;
 }
 
+bool compares_ranks(const Case& c) {
+  constexpr int64_t kEnough = 4;
+  return canonical_segments(c) > 0 && world_size(c) >= kEnough;
+}
+
 std::vector<int64_t> shard_bounds(const Case& c) {
   if (!is_sharded(c) || !c.shard_bounds.empty()) return c.shard_bounds;
   const int64_t ranks = world_size(c), segments = canonical_segments(c);

@@ -28,6 +28,10 @@ std::vector<int64_t> even_bounds(int64_t total, int64_t parts);
 /// The number of canonical segments; 0 where the sums may depend on the ranks.
 int64_t canonical_segments(const Case& c);
 
+/// Whether bits must not depend on the number of ranks, and there are enough to tell: two sums commute, so that fewer
+/// than four ranks add up in few orders.
+bool compares_ranks(const Case& c);
+
 /// Rank r holds [bounds[r], bounds[r + 1]) of the sharded dimension. Unless the case gives them: even_bounds(); with
 /// canonical segments those of even_bounds(total, segments), of which rank r gets [r*segments/ranks, (r+1)*segments/
 /// ranks). Empty unless is_sharded().

@@ -141,25 +141,28 @@ std::string describe_difference(const Case& c, const TensorSpec& spec, const Bit
                      ulps ? fmt::format(" ({} ulp)", *ulps) : "");
 }
 
-/// The first context, in the order of axes, that changed the output's bits: of the demanded axes of rows, or of those
-/// that are not. True when there is one.
-bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Demands& demands, bool rows,
+/// The first context, in the order of axes, that changed the output's bits: of the demanded axes of invariance, those
+/// of rows where the output has any, or of those of launches. True when there is one.
+bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Demands& demands, bool invariance,
                     Findings& found) {
   const OutputRun& output = run.outputs[index];
   std::optional<size_t> first;
   for (size_t k = 0; k < output.contexts.size(); ++k) {
     const Axis axis = run.contexts[k].axis;
-    if (is_of_rows(axis) != rows || !demands.axes.has(axis) || output.contexts[k].bits.different == 0) continue;
+    if (is_of_invariance(axis) != invariance || !demands.axes.has(axis) || output.contexts[k].bits.different == 0)
+      continue;
+    if (is_of_rows(axis) && !is_per_row(*c.op, spec_of(c, index).tensor)) continue;
     if (!first || axis < run.contexts[*first].axis) first = k;
   }
   if (!first) return false;
   const ContextRun& context = run.contexts[*first];
   std::string where;
-  if (rows && output.smallest_rows > 0) where = fmt::format("; from {} rows on not as alone", output.smallest_rows);
-  found.push_back(fail(rows ? "invariance" : "determinism",
+  if (is_of_rows(context.axis) && output.smallest_rows > 0)
+    where = fmt::format("; from {} rows on not as alone", output.smallest_rows);
+  found.push_back(fail(invariance ? "invariance" : "determinism",
                        fmt::format("{} ({}: {}): {}{}", describe(context.axis), to_string(context.axis), context.what,
-                                   describe_difference(rows ? run.rows_case.value_or(c) : c, spec_of(c, index).tensor,
-                                                       output.contexts[*first].bits),
+                                   describe_difference(invariance ? run.rows_case.value_or(c) : c,
+                                                       spec_of(c, index).tensor, output.contexts[*first].bits),
                                    where)));
   return true;
 }
@@ -168,25 +171,25 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
                 Findings& found) {
   const OutputRun& output = run.outputs[index];
   const TensorSpec& spec = spec_of(c, index).tensor;
-  if (checks.determinism && demands.determinism && !judge_contexts(c, index, run, demands, /*rows=*/false, found) &&
-      output.repeat.different > 0) {
+  if (checks.determinism && demands.determinism &&
+      !judge_contexts(c, index, run, demands, /*invariance=*/false, found) && output.repeat.different > 0) {
     found.push_back(fail("determinism", fmt::format("two runs on the same data{} disagree: {}",
                                                     run.repeat_elsewhere ? ", the second in another process," : "",
                                                     describe_difference(c, spec, output.repeat))));
   }
-  if (!checks.invariance || !demands.batch_invariance || !is_per_row(*c.op, spec)) return;
+  if (!checks.invariance || !demands.batch_invariance) return;
   bool any = false, compared = false;
   for (size_t k = 0; k < output.contexts.size(); ++k) {
     any |= is_of_rows(run.contexts[k].axis);
     compared |= is_of_rows(run.contexts[k].axis) && output.contexts[k].bits.compared > 0;
   }
-  if (any && !compared && row_count(c) > 1) {
+  if (any && !compared && row_count(c) > 1 && is_per_row(*c.op, spec)) {
     found.push_back(
         {Verdict::vacuous, "invariance",
          fmt::format("{}: the candidate supports no part of the batch alone, so its batch invariance was not seen",
                      spec.name)});
   }
-  judge_contexts(c, index, run, demands, /*rows=*/true, found);
+  judge_contexts(c, index, run, demands, /*invariance=*/true, found);
 }
 
 /// Of what the candidate did; `compared` becomes true where something was.

@@ -9,6 +9,8 @@
 #include <set>
 #include <tuple>
 
+#include "shards.hpp"
+
 namespace checkop {
 namespace {
 
@@ -30,7 +32,8 @@ std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c
 }  // namespace
 
 Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads) {
-  std::map<std::tuple<const Operator*, const Pass*, DType>, std::vector<const Case*>> groups;
+  // Other numbers of ranks are launched for some cases only: those have a proof of their own.
+  std::map<std::tuple<const Operator*, const Pass*, DType, bool>, std::vector<const Case*>> groups;
   std::set<std::string> known;
   bool on_gpu = true;  // all of them: the same case is a proof for every candidate
   for (const Check& check : checks) {
@@ -38,7 +41,7 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
     on_gpu &= check.candidate.device != "cpu";
     if (!check.candidate.has_kernel || !known.insert(key_of(c)).second) continue;
     if (given.origins(c).empty()) {
-      groups[{c.op, c.pass, c.dtype}].push_back(&c);
+      groups[{c.op, c.pass, c.dtype, compares_ranks(c)}].push_back(&c);
     } else {
       entries_[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThorough)};
     }
