@@ -228,6 +228,10 @@ checkop_status External::launch(const checkop_call* call) {
 }
 
 checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
+  if (call.world_size > 1) {
+    tell(call, "a command of --exec is one process and has no ranks; use --world-size 1");
+    return CHECKOP_UNSUPPORTED;
+  }
   for (const auto& [tensors, n] : {std::pair{call.inputs, call.n_inputs}, {call.outputs, call.n_outputs}}) {
     for (int32_t i = 0; i < n; ++i) {
       const std::string why = tensors[i].data == nullptr ? "" : why_not_portable(tensors[i]);

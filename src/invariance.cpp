@@ -87,10 +87,9 @@ class Planner {
   }
 
   void other_ranks() {
-    if (!compares_ranks(c_)) return;
-    const int64_t segments = canonical_segments(c_), own = world_size(c_);
+    const int64_t own = world_size(c_);
     for (const int64_t ranks : plan_.all ? std::vector<int64_t>{1, 2, 3, 4, 8} : std::vector<int64_t>{1}) {
-      if (ranks == own || ranks > segments) continue;
+      if (!compares_ranks(c_) || ranks == own || ranks > canonical_segments(c_)) continue;
       Context context = full(Axis::ranks, fmt::format("{} rank{} in place of {}", ranks, ranks == 1 ? "" : "s", own));
       context.ranks = ranks;
       add(std::move(context));
@@ -238,17 +237,11 @@ class Planner {
     add(std::move(shuffled));
   }
 
-  static std::string_view text_of(Disturbance disturbance) {
-    constexpr std::array<std::string_view, 5> kTexts{"copies of one of them", "zeros", "the largest finite numbers",
-                                                     "NaN", "infinities"};
-    return kTexts[static_cast<size_t>(disturbance)];
-  }
-
   /// Every second row, from `first` on, disturbs the others.
   void disturbed(Context context, int64_t first, Disturbance disturbance) {
     for (size_t i = static_cast<size_t>(first); i < context.rows.size(); i += 2) context.rows[i] = ~context.rows[i];
     context.sums = false, context.disturbance = disturbance;
-    context.what = fmt::format("{} rows hold {}", first == 0 ? "even" : "odd", text_of(disturbance));
+    context.what = fmt::format("{} rows hold {}", first == 0 ? "even" : "odd", describe(disturbance));
     add(std::move(context));
   }
 
@@ -284,7 +277,7 @@ class Planner {
   void padded(int64_t rows, int64_t multiple, Disturbance disturbance) {
     const int64_t more = multiple - rows % multiple;
     Context context =
-        of(Axis::padding, fmt::format("{} of {} behind {}", rows_text(more), text_of(disturbance), rows_text(rows)),
+        of(Axis::padding, fmt::format("{} of {} behind {}", rows_text(more), describe(disturbance), rows_text(rows)),
            range(0, rows));
     for (int64_t i = 0; i < more; ++i) context.rows.push_back(~(i % rows));
     context.disturbance = disturbance;

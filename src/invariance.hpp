@@ -17,6 +17,8 @@ namespace checkop {
 /// What floating-point inputs of a row hold that is there to disturb the others.
 enum class Disturbance : uint8_t { none, zeros, huge, nan, infinity };
 
+std::string_view describe(Disturbance disturbance);  ///< "copies of one of them", "NaN"
+
 /// One launch of some rows of a case, or several of the same.
 struct Context {
   Axis axis;

@@ -3,11 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "invariance.hpp"
 #include "sampling.hpp"
 
 namespace checkop {
+
+std::string_view describe(Disturbance disturbance) {
+  constexpr std::array<std::string_view, 5> kTexts{"copies of one of them", "zeros", "the largest finite numbers",
+                                                   "NaN", "infinities"};
+  return kTexts[static_cast<size_t>(disturbance)];
+}
 
 std::string rows_text(int64_t n) { return fmt::format("{} row{}", n, n == 1 ? "" : "s"); }
 

@@ -368,41 +368,6 @@ class Contexts {
 
 }  // namespace
 
-std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host) {
-  std::vector<const std::byte*> content;
-  for (const Tensor& tensor : host) content.push_back(tensor.bytes.data());
-  return content;
-}
-
-void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
-                          const std::vector<Tensor>& host, std::vector<std::string>& modified) {
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i] || content[i] == nullptr || buffers[i]->as_uploaded()) continue;
-    const std::string prefix = host[i].name + ": ";
-    const auto known = [&](const std::string& line) { return line.starts_with(prefix); };
-    if (std::any_of(modified.begin(), modified.end(), known)) continue;
-    const BitDifference bits = buffers[i]->difference_from(content[i]);
-    if (bits.different == 0) continue;
-    modified.push_back(fmt::format("{}{} element{} changed, first at index {}", prefix, bits.different,
-                                   bits.different == 1 ? "" : "s", bits.first_index));
-  }
-}
-
-void note_modified_inputs(const Stage& stage, const std::vector<const std::byte*>& content,
-                          const std::vector<Tensor>& host, std::vector<std::string>& modified) {
-  note_modified_inputs(stage.inputs, content, host, modified);
-  stage.check_rank_inputs(modified);
-}
-
-void note_rank_differences(const Stage& stage, RunResult& result) {
-  for (const std::string& sentence : stage.rank_differences()) {
-    const std::string prefix = sentence.substr(0, sentence.find(' '));
-    const auto told = [&](const std::string& known) { return known.starts_with(prefix); };
-    if (std::none_of(result.rank_differences.begin(), result.rank_differences.end(), told))
-      result.rank_differences.push_back(sentence);
-  }
-}
-
 void run_contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
                   const FirstOutputs& first, const RunChecks& checks, Stage& full, RunResult& result) {
   Contexts(device, kernel, c, inputs, first, checks, full, result).run();

@@ -9,6 +9,7 @@
 #include "buffers.hpp"
 #include "host_memory.hpp"
 #include "runner.hpp"
+#include "shards.hpp"
 #include "text.hpp"
 
 namespace checkop {
@@ -46,7 +47,11 @@ Sizes sizes_of(const Case& c) {
 
 MemoryNeed memory_need(const Case& c, bool on_cuda, unsigned threads) {
   const Sizes sizes = sizes_of(c);
-  const uint64_t copies = sizes.inputs + sizes.outputs + sizes.guards;
+  uint64_t copies = sizes.inputs + sizes.outputs + sizes.guards;
+  for (int64_t rank = 0; is_sharded(c) && rank < world_size(c); ++rank) {  // on top of the whole tensors
+    const Sizes part = sizes_of(rank_case(c, rank));
+    copies += part.inputs + part.outputs + part.guards;
+  }
   MemoryNeed need;
   need.host = kProgramBytes + threads * kBytesPerThread + sizes.inputs + 2 * sizes.outputs;
   // The copies are gone before the gold begins.
