@@ -57,7 +57,7 @@ std::string find_sanitizer() {
       std::string(path == nullptr ? "" : path) + ":" + toolkit + "/bin:" + toolkit + "/compute-sanitizer";
   for (size_t begin = 0; begin <= folders.size();) {
     const size_t end = std::min(folders.find(':', begin), folders.size());
-    const std::string file = folders.substr(begin, end - begin) + "/compute-sanitizer";
+    std::string file = folders.substr(begin, end - begin) + "/compute-sanitizer";
     if (end > begin && is_executable(file)) return file;
     begin = end + 1;
   }
