@@ -69,7 +69,8 @@ TEST(Doctor, BrokenPluginIsMissingAndHidesNoOther) {
 }
 
 TEST(Doctor, WhatIsMissingComesWithTheLineThatGetsIt) {
-  for (const json& each : doctor().at("findings")) {
+  const json report = doctor();
+  for (const json& each : report.at("findings")) {
     if (each.at("found").get<bool>()) {
       EXPECT_TRUE(each.at("install").is_null()) << each;
     } else {
