@@ -95,6 +95,7 @@ void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, c
   const Tensor& out = *args.out(index);
   const int64_t vocab = out.shape.back();
   const double log_vocab = std::log(static_cast<double>(vocab));
+  const double least_normal = std::ldexp(1.0, info(out.dtype).min_exponent);
   args.parallel_for(std::ssize(active), [&](int64_t r) {
     if (active[static_cast<size_t>(r)] == 0) return;
     RowScratch& s = row_scratch(vocab);
@@ -104,11 +105,15 @@ void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, c
     for (const double z : s.z) max = std::max(max, z);
     for (const double dz : s.value) sum += dz, size += std::abs(dz);
     const double g = std::abs(args.in(grad).at(r));
+    // What is stored errs by half an ulp: u_out of its size, of the smallest normal number below that. Not where g is
+    // 0: then all of the row is.
+    double stored = 0;
+    for (const double dz : s.value) stored += g == 0 ? 0 : std::max(std::abs(dz), least_normal);
     // lse_rounding() with mean_spread, log_sum <= log V and |lse| <= |max| + log V; then sum p*argument likewise.
     const double lse = kArgumentUnits * log_vocab + kExpUnits + 3 * log_vocab + 2 * std::abs(max);
     const double rounding = lse + kExpUnits + 2 + (kArgumentUnits + 1) * log_vocab;
     args.sink(
-        {"row_sum", index, r, sum, g, g * (rounding + kFlushUnits * static_cast<double>(vocab)) + 2 * size, size});
+        {"row_sum", index, r, sum, g, g * (rounding + kFlushUnits * static_cast<double>(vocab)) + 2 * size, stored});
   });
 }
 
