@@ -61,5 +61,19 @@ TEST(RightAnswers, Fp32LinearLogpFarFromZero) {
   EXPECT_FALSE(judge_outputs(c, inputs, native.outputs, constants, {}, 1)[0].passed());
 }
 
+// Subnormal elements err by half of the smallest one, whatever their size, and equal ones all to the same side.
+TEST(RightAnswers, Fp16GradientsBelowTheNormalNumbers) {
+  Case c;
+  c.op = find_operator("logp");
+  c.pass = find_pass(*c.op, "backward");
+  c.dtype = DType::f16;
+  c.dims = {{"batch", 1}, {"seq", 64}, {"vocab", 1021}};
+  c.attrs = {-100};
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  Tensor& upstream = input(c, inputs, "grad_logp");
+  for (int64_t i = 0; i < upstream.count(); ++i) upstream.set(i, 1e-5 * static_cast<double>(i));
+  EXPECT_TRUE(judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), {}, 1)[0].passed());
+}
+
 }  // namespace
 }  // namespace checkop
