@@ -280,6 +280,8 @@ case $stage in
     [[ $stage == judge ]] || run_sanitizers
     ;;
 esac
+# Where the reports were written says nothing to whoever reads them elsewhere.
+find "$out" -maxdepth 1 -name '*.json' -exec sed -i "/^ \"command\": /s#$out/##g" {} +
 find "$out" -maxdepth 1 -name 'report-*.json' -size +1M -exec gzip -9nf {} +
 printf '\n'
 cat "$rows"/* | tee "$out/table-$stage.txt"
