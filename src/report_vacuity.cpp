@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What no case of a run could tell.
+#include "report_vacuity.hpp"
+
 #include <fmt/format.h>
 
 #include <map>
 #include <tuple>
-
-#include "report.hpp"
 
 namespace checkop {
 namespace {
@@ -14,93 +14,134 @@ namespace {
 struct Told {
   int64_t cases = 0, zero = 0, with_rows = 0, equal = 0;
 
-  void add(const Comparison& comparison) {
-    if (comparison.count == 0) return;
+  void add(const OutputFacts& output) {
+    if (output.count == 0) return;
     ++cases;
-    zero += comparison.gold_is_zero ? 1 : 0;
-    if (comparison.gold_is_zero || comparison.total_rows < 2) return;
+    zero += output.gold_is_zero ? 1 : 0;
+    if (output.gold_is_zero || output.total_rows < 2) return;
     ++with_rows;
-    equal += comparison.rows_are_equal ? 1 : 0;
+    equal += output.rows_are_equal ? 1 : 0;
   }
   bool all_zero() const { return cases > 0 && zero == cases; }
   bool all_equal() const { return with_rows > 0 && equal == with_rows; }
 };
 
-using Key = std::tuple<std::string, std::string_view, std::string_view, DType, size_t>;
+using Key = std::tuple<std::string, std::string, std::string, std::string, std::string>;
 
-Key key_of(const CaseRecord& record, size_t output) {
-  return {record.candidate, record.c.op->name, record.c.pass->name, record.c.dtype, output};
+Key key_of(const CheckFacts& check, const OutputFacts& output) {
+  return {check.candidate, check.op, check.pass, check.dtype, output.name};
+}
+
+std::vector<CheckFacts> facts_of(const Report& report) {
+  std::vector<CheckFacts> checks;
+  for (const CaseRecord& record : report.records) checks.push_back(facts_of(record));
+  return checks;
+}
+
+void enter(RunJudgments judgments, Report& report) {
+  for (size_t i = 0; i < judgments.size(); ++i) {
+    if (!judgments[i]) continue;
+    report.records[i].judgment = *std::move(judgments[i]);
+    report.records[i].judged_by_run = true;
+  }
 }
 
 }  // namespace
 
-void mark_vacuous(Report& report) {
-  std::map<Key, Told> told;
-  for (const CaseRecord& record : report.records) {
-    for (size_t i = 0; i < record.comparisons.size(); ++i) told[key_of(record, i)].add(record.comparisons[i]);
+CheckFacts facts_of(const CaseRecord& record) {
+  CheckFacts check;
+  check.candidate = record.candidate;
+  check.op = record.c.op->name;
+  check.pass = record.c.pass->name;
+  check.dtype = info(record.c.dtype).name;
+  check.passes = record.judgment.verdict == Verdict::pass;
+  check.has_rows = row_count(record.c) > 0;
+  check.has_given_inputs = !record.given_inputs.empty();
+  for (size_t i = 0; i < record.c.pass->outputs.size(); ++i) {
+    OutputFacts& output = check.outputs.emplace_back();
+    output.name = record.c.pass->outputs[i].tensor.name;
+    if (i < record.comparisons.size()) {
+      const Comparison& comparison = record.comparisons[i];
+      output.count = comparison.count;
+      output.total_rows = comparison.total_rows;
+      output.gold_is_zero = comparison.gold_is_zero;
+      output.rows_are_equal = comparison.rows_are_equal;
+    }
+    if (i >= record.sensitivity.size()) continue;
+    const Sensitivity& own = record.sensitivity[i];
+    const bool asked = record.run.status == RunStatus::ok && record.checks.invariance &&
+                       record.demands[i].batch_invariance && check.has_rows;
+    if (!asked || own.state == Sensitivity::State::not_applicable) continue;
+    output.shown = {
+        own.state == Sensitivity::State::measured, own.proves(), own.share(), own.unseen(), own.compared, own.why};
   }
-  for (CaseRecord& record : report.records) {
-    if (record.judgment.verdict != Verdict::pass || row_count(record.c) == 0) continue;
-    for (size_t i = 0; i < record.comparisons.size(); ++i) {
-      if (record.comparisons[i].count == 0) continue;
-      const Told& output = told[key_of(record, i)];
-      const std::string_view name = record.c.pass->outputs[i].tensor.name;
-      if (output.all_zero()) {
-        record.judgment = {
-            Verdict::vacuous, "zeros",
-            fmt::format("{}: every gold of this run is zero throughout: zeros are all that was asked for", name)};
-      } else if (output.all_equal()) {
-        record.judgment = {
-            Verdict::vacuous, "next_row",
-            fmt::format("{}: all rows have the same bits in every case of this run, so none shows whether "
-                        "it is in its place; use inputs that differ from row to row",
-                        name)};
+  return check;
+}
+
+RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
+  std::map<Key, Told> told;
+  for (const CheckFacts& check : checks) {
+    for (const OutputFacts& output : check.outputs) told[key_of(check, output)].add(output);
+  }
+  RunJudgments judgments(checks.size());
+  for (size_t k = 0; k < checks.size(); ++k) {
+    if (!checks[k].passes || !checks[k].has_rows) continue;
+    for (const OutputFacts& output : checks[k].outputs) {
+      if (output.count == 0) continue;
+      const Told& together = told[key_of(checks[k], output)];
+      if (together.all_zero()) {
+        judgments[k] = {Verdict::vacuous, "zeros",
+                        fmt::format("{}: every gold of this run is zero throughout: zeros are all that was asked for",
+                                    output.name)};
+      } else if (together.all_equal()) {
+        judgments[k] = {Verdict::vacuous, "next_row",
+                        fmt::format("{}: all rows have the same bits in every case of this run, so none shows whether "
+                                    "it is in its place; use inputs that differ from row to row",
+                                    output.name)};
       } else {
         continue;
       }
-      record.judged_by_run = true;
       break;
     }
   }
+  return judgments;
 }
 
-void mark_insensitive(Report& report) {
-  std::map<Key, const Sensitivity*> best;  // of what was asked for and applies
-  const auto asked = [](const CaseRecord& record, size_t i) {
-    return record.run.status == RunStatus::ok && record.checks.invariance && record.demands[i].batch_invariance &&
-           row_count(record.c) > 0 && record.sensitivity[i].state != Sensitivity::State::not_applicable;
-  };
-  for (const CaseRecord& record : report.records) {
-    for (size_t i = 0; i < record.sensitivity.size(); ++i) {
-      if (!asked(record, i)) continue;
-      const Sensitivity*& known = best[key_of(record, i)];
-      const Sensitivity& own = record.sensitivity[i];
-      const bool measured = own.state == Sensitivity::State::measured;
-      if (known == nullptr || (measured && own.unseen() < known->unseen())) known = &own;
+RunJudgments find_insensitive(const std::vector<CheckFacts>& checks) {
+  std::map<Key, const OutputFacts::Shown*> best;  // of what was asked for and applies
+  for (const CheckFacts& check : checks) {
+    for (const OutputFacts& output : check.outputs) {
+      if (!output.shown) continue;
+      const OutputFacts::Shown*& known = best[key_of(check, output)];
+      if (known == nullptr || (output.shown->measured && output.shown->unseen < known->unseen)) known = &*output.shown;
     }
   }
-  for (CaseRecord& record : report.records) {
-    if (record.judgment.verdict != Verdict::pass) continue;
-    for (size_t i = 0; i < record.sensitivity.size(); ++i) {
-      if (!asked(record, i)) continue;
-      const Sensitivity& found = *best[key_of(record, i)];
-      if (found.proves()) continue;
-      const std::string_view name = record.c.pass->outputs[i].tensor.name;
-      record.judgment = {
+  RunJudgments judgments(checks.size());
+  for (size_t k = 0; k < checks.size(); ++k) {
+    if (!checks[k].passes) continue;
+    for (const OutputFacts& output : checks[k].outputs) {
+      if (!output.shown) continue;
+      const OutputFacts::Shown& found = *best[key_of(checks[k], output)];
+      if (found.proves) continue;
+      judgments[k] = {
           Verdict::vacuous, "insensitive",
-          found.state == Sensitivity::State::measured
+          found.measured
               ? fmt::format(
                     "{}: at best, another order of summation changes {:.2g} of the elements in this run, and of "
                     "{} compared elements all stay the same with probability {:.2g}; {}",
-                    name, found.share(), found.compared, found.unseen(),
-                    record.given_inputs.empty() ? "use more rows or longer sums"
+                    output.name, found.share, found.compared, found.unseen,
+                    !checks[k].has_given_inputs ? "use more rows or longer sums"
                                                 : "capture more rows, or leave --input out, so that rows can be added")
-              : fmt::format("{}: whether the data would show another order of summation was not measured: {}", name,
-                            found.why)};
-      record.judged_by_run = true;
+              : fmt::format("{}: whether the data would show another order of summation was not measured: {}",
+                            output.name, found.why)};
       break;
     }
   }
+  return judgments;
 }
+
+void mark_vacuous(Report& report) { enter(find_vacuous(facts_of(report)), report); }
+
+void mark_insensitive(Report& report) { enter(find_insensitive(facts_of(report)), report); }
 
 }  // namespace checkop
