@@ -80,13 +80,13 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
                      "leave it out, or leave out --gold");
 }
 
-/// The flags that were given and say which checks to make and how, as another run of this program takes them.
-std::vector<std::string> flags_of_checks(const CLI::App& app) {
+/// The flags that were given and say which checks to make and how, as another run of this program takes them; without
+/// `others`.
+std::vector<std::string> flags_besides(const CLI::App& app, const std::set<std::string>& others) {
   std::vector<std::string> flags;
   for (const CLI::Option* option : app.get_options()) {
     const std::string name = "--" + option->get_single_name();
-    const bool of_this_run = name == "--sanitize" || name == "--max-skip" || option->get_group() == "Reports";
-    if (option->count() == 0 || of_this_run) continue;
+    if (option->count() == 0 || others.contains(name) || option->get_group() == "Reports") continue;
     if (option->get_expected_max() == 0) {
       flags.push_back(name);
       continue;
@@ -123,6 +123,11 @@ void refuse_idle_flags(const RunOptions& run) {
   if (run.has("--exec-name") && !run.has("--exec")) refuse("--exec-name", "has no effect alone", "add --exec COMMAND");
   if (run.has("--save") && !run.has("--save-tensors"))
     refuse("--save", "has no effect alone", "add --save-tensors DIR");
+  for (const auto& [flag, other] :
+       {std::pair("--shard-index", "--total-shards"), {"--total-shards", "--shard-index"}}) {
+    if (run.has(flag) && !run.has(other))
+      refuse(flag, fmt::format("has no effect without {}", other), fmt::format("add {}", other));
+  }
   if (run.no_isolate && run.has("--timeout-s"))
     refuse("--timeout-s", "has no effect with --no-isolate: this process can't stop itself", "leave one of them out");
   if (!run.has("--replay")) return;
@@ -300,7 +305,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     options.completion = completion_script(app, shell);
   }
   note_given(innermost(app), options.run);
-  options.check_flags = flags_of_checks(innermost(app));
+  options.check_flags = flags_besides(innermost(app), {"--sanitize", "--max-skip"});
+  options.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads"});
   refuse_idle_flags(options.run);
   if (!compare->parsed()) refuse_idle_flags_of_files(options.run);
   if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);
@@ -319,6 +325,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   for (const std::string& tool : options.run.sanitizers) {
     require_one_of("--sanitize", tool, {"memcheck", "racecheck", "initcheck", "synccheck"});
+  }
+  if (const auto total = options.run.total_shards) {
+    if (*total < 1)
+      throw InputError("--total-shards", fmt::format("expected 1 or more, got {}", *total), "give a number of shards");
+    if (const int64_t index = options.run.shard_index.value(); index < 0 || index >= *total)
+      throw InputError("--shard-index", fmt::format("expected 0 to {}, got {}", *total - 1, index),
+                       fmt::format("there are {} shards, counted from 0", *total));
   }
   for (const std::string& timing : options.bench.timings) {
     require_one_of("--timing", timing, {"burst", "sustained"});

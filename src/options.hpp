@@ -24,9 +24,10 @@ struct RunOptions {
   std::vector<int64_t> shard_bounds;  ///< of ranks' parts; empty: as even as can be
   std::vector<std::string> presets;   ///< of models; sizes and attributes that are given win
   std::vector<std::string> with{"none"};
-  std::vector<std::string> cases;  ///< files or folders; empty: the flags make the cases
-  std::string suite;               ///< of the shipped case files, or of --cases
-  std::string contract;            ///< empty: the shipped contracts/default.json
+  std::vector<std::string> cases;                    ///< files or folders; empty: the flags make the cases
+  std::string suite;                                 ///< of the shipped case files, or of --cases
+  std::optional<int64_t> shard_index, total_shards;  ///< the part of the run that this one is; nothing: all of it
+  std::string contract;                              ///< empty: the shipped contracts/default.json
   std::string input_mode = "random", grad_mode = "random";
   double constant_value = 0.25;
   int64_t token_value = 0, ignored_every = 8;
@@ -141,6 +142,8 @@ struct Options {
   std::string command_line;  ///< quoted for a shell
   /// The flags of a run that say which checks to make and how, one an argument: "--op=logp".
   std::vector<std::string> check_flags;
+  /// Those that all shards of a run have in common.
+  std::vector<std::string> shard_flags;
 };
 
 /// Returns the options, or nothing when help or the version was asked for and printed.

@@ -32,6 +32,13 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   app.add_option("--shuffle", run.shuffle, "run candidates, and the checks of each, in the order of this seed")
       ->type_name("SEED")
       ->group("Checks");
+  app.add_option("--shard-index", run.shard_index,
+                 "of the shards of the run, counted from 0: this one; see report merge")
+      ->type_name("I")
+      ->group("Checks");
+  app.add_option("--total-shards", run.total_shards, "into so many parts the run is divided, by cases")
+      ->type_name("N")
+      ->group("Checks");
   add_given_options(app, run);
   add_class_options(app, run);
   add_output_options(app, run);

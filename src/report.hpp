@@ -39,6 +39,24 @@ struct CaseRecord {
   std::vector<DType> gold_dtypes;                   ///< of gold_file, in the order of the pass
   std::string repeat;                               ///< the command that repeats this case alone
   Timings times;
+  int64_t whole_index = -1;  ///< of a shard's check: its place in the run that is not divided
+};
+
+/// Which part of a run this is, and what tells that other parts are of the same run.
+struct RunShard {
+  struct Plugin {
+    std::string path, digest;
+    bool operator==(const Plugin&) const = default;
+  };
+  int64_t index = 0, total = 1;
+  int64_t checks = 0;                  ///< of the whole run
+  std::string digest;                  ///< of the list of these
+  std::vector<std::string> devices;    ///< whose buffers they use, "cpu", "cuda:0", in their order
+  std::vector<Plugin> plugins;         ///< likewise
+  std::vector<std::string> arguments;  ///< flags that all parts have in common
+  std::string command;                 ///< that makes the whole run, of these
+
+  std::string name() const;  ///< "shard 0 of 3"
 };
 
 /// A candidate that must be caught, run beside the others.
@@ -63,6 +81,7 @@ struct Report {
   std::vector<Control> controls;         ///< of the check of invariance, one a device; empty where it was not relied on
   int64_t planned = 0;                   ///< checks that the run is to make
   std::optional<int64_t> max_skip = {};  ///< so many may be skipped; nothing: any number
+  std::optional<RunShard> shard = {};    ///< nothing: the whole run
   bool complete = false;                 ///< false in the report of a run that is not, or never came, to its end
   std::string stopped = {};              ///< the signal that ended it early
   std::string started, host;
@@ -71,7 +90,11 @@ struct Report {
 
 std::vector<Verdict> verdicts_of(const Report& report);
 
-/// Of the whole run; at least 4 of one that did not come to its end.
+/// Of a run, or of one that did not come to its end: then at least 4.
+int exit_code_of(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip, bool complete);
+
+/// The same of a report. A shard is not held to what only the whole run tells: where it has no checks, or all of them
+/// were skipped, others may have some that pass.
 int exit_code_of(const Report& report);
 
 /// Passes become vacuous where the whole run tells nothing of an output of that candidate, pass and dtype: its gold is

@@ -48,6 +48,9 @@ std::vector<std::string> notes_of(const ReadReport& before, const ReadReport& af
                                 before.contract_hash, after.contract_hash));
   if (before.device != after.device)
     notes.push_back(fmt::format("the devices differ: {}, now {}", before.device, after.device));
+  const auto name = [](const ReadReport& report) { return report.shard ? report.shard->name() : "a whole run"; };
+  if (name(before) != name(after))
+    notes.push_back(fmt::format("other parts of a run: {}, now {}", name(before), name(after)));
   if (other_data > 0) notes.push_back(fmt::format("{} checks have other data than before", other_data));
   if (!before.complete) notes.push_back("the earlier run did not come to its end");
   if (!after.complete) notes.push_back("the later run did not come to its end");

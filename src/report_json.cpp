@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "report_bits.hpp"
+#include "report_shard.hpp"
 #include "shards.hpp"
 #include "version.hpp"
 
@@ -198,33 +199,35 @@ Json case_json(const CaseRecord& record) {
   for (const std::string& line : record.run.guard_violations) memory.push_back(line);
   for (const std::string& line : record.run.modified_inputs) memory.push_back(line);
   const std::vector<int64_t> bounds = is_sharded(record.c) ? shard_bounds(record.c) : std::vector<int64_t>();
-  return {{"case_name", case_name(record.c)},
-          {"op", record.c.op->name},
-          {"pass", record.c.pass->name},
-          {"dtype", info(record.c.dtype).name},
-          {"op_class", record.c.op->op_class},
-          {"dims", record.c.dims},
-          {"shard_bounds", bounds},
-          {"attrs", attributes(record.c)},
-          {"seed", record.c.seed},
-          {"input_mode", to_string(record.c.input_mode)},
-          {"data_hash", record.data_hash},
-          {"given_inputs", record.given_inputs},
-          {"gold_file", record.gold_file},
-          {"verdict", to_string(record.judgment.verdict)},
-          {"kind", record.judgment.kind},
-          {"reason", record.judgment.reason},
-          {"known", known_json(record.judgment.known)},
-          {"repeat", record.repeat},
-          {"passed", record.judgment.verdict == Verdict::pass},
-          {"message", record.run.message},
-          {"checks", checks(record)},
-          {"bit_checks", bit_checks(record)},
-          {"variants", variants(record)},
-          {"rows_case", case_name(record.run.rows_case.value_or(record.c))},
-          {"memory_findings", memory},
-          {"rank_differences", record.run.rank_differences},
-          {"outputs", outputs}};
+  Json json = {{"case_name", case_name(record.c)},
+               {"op", record.c.op->name},
+               {"pass", record.c.pass->name},
+               {"dtype", info(record.c.dtype).name},
+               {"op_class", record.c.op->op_class},
+               {"dims", record.c.dims},
+               {"shard_bounds", bounds},
+               {"attrs", attributes(record.c)},
+               {"seed", record.c.seed},
+               {"input_mode", to_string(record.c.input_mode)},
+               {"data_hash", record.data_hash},
+               {"given_inputs", record.given_inputs},
+               {"gold_file", record.gold_file},
+               {"verdict", to_string(record.judgment.verdict)},
+               {"kind", record.judgment.kind},
+               {"reason", record.judgment.reason},
+               {"known", known_json(record.judgment.known)},
+               {"repeat", record.repeat},
+               {"passed", record.judgment.verdict == Verdict::pass},
+               {"message", record.run.message},
+               {"checks", checks(record)},
+               {"bit_checks", bit_checks(record)},
+               {"variants", variants(record)},
+               {"rows_case", case_name(record.run.rows_case.value_or(record.c))},
+               {"memory_findings", memory},
+               {"rank_differences", record.run.rank_differences},
+               {"outputs", outputs}};
+  if (record.whole_index >= 0) json["whole"] = whole_json(record);
+  return json;
 }
 
 namespace {
@@ -254,10 +257,10 @@ Json candidate_json(const CaseRecord& record) {
           {"plugin", {{"path", record.plugin_path}, {"digest", record.plugin_digest}}}};
 }
 
-void CandidateTotals::add(const CaseRecord& record, const Json& as_json) {
-  const bool pass = record.judgment.verdict == Verdict::pass;
-  passed &= pass || record.judgment.verdict == Verdict::xfail;
-  for (const Json& entry : as_json["outputs"]) {
+void CandidateTotals::add(const Json& c) {
+  const bool pass = c["verdict"] == to_string(Verdict::pass);
+  passed &= pass || c["verdict"] == to_string(Verdict::xfail);
+  for (const Json& entry : c["outputs"]) {
     if (pass && entry["count"] == 0) continue;  // declared to be empty
     ++outputs;
     passed_outputs += entry["passed"].get<bool>() ? 1 : 0;
@@ -289,16 +292,19 @@ Json run_json(const Report& report) {
     sanitizers.push_back(
         {{"tool", run.tool}, {"summary", run.summary}, {"errors", run.errors}, {"checks", run.checks}});
   }
-  return {{"format", "check_operator/report-1"},
-          {"suite_name", report.suite_name},
-          {"planned", report.planned},
-          {"max_skip", report.max_skip ? Json(*report.max_skip) : Json(nullptr)},
-          {"contract", {{"path", report.contract_path}, {"hash", report.contract_hash}}},
-          {"environment",
-           {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
-          {"command", report.command},
-          {"sanitizers", sanitizers},
-          {"warnings", report.warnings}};
+  Json json = {
+      {"format", "check_operator/report-1"},
+      {"suite_name", report.suite_name},
+      {"planned", report.planned},
+      {"max_skip", report.max_skip ? Json(*report.max_skip) : Json(nullptr)},
+      {"contract", {{"path", report.contract_path}, {"hash", report.contract_hash}}},
+      {"environment",
+       {{"version", kVersion}, {"compiler", kCompiler}, {"build_type", kBuildType}, {"cuda", built_with_cuda()}}},
+      {"command", report.command},
+      {"sanitizers", sanitizers},
+      {"warnings", report.warnings}};
+  if (report.shard) json["shard"] = shard_json(*report.shard);
+  return json;
 }
 
 std::string dump_json(const Json& json, int indent) {
@@ -331,7 +337,7 @@ Json candidate_with_cases(const std::vector<const CaseRecord*>& records) {
   CandidateTotals totals;
   for (const CaseRecord* record : records) {
     cases.push_back(case_json(*record));
-    totals.add(*record, cases.back());
+    totals.add(cases.back());
   }
   Json candidate = candidate_json(*records.front());
   candidate.update(totals.json());
@@ -340,17 +346,6 @@ Json candidate_with_cases(const std::vector<const CaseRecord*>& records) {
 }
 
 }  // namespace
-
-std::vector<Verdict> verdicts_of(const Report& report) {
-  std::vector<Verdict> verdicts;
-  for (const CaseRecord& record : report.records) verdicts.push_back(record.judgment.verdict);
-  return verdicts;
-}
-
-int exit_code_of(const Report& report) {
-  const int code = exit_code(verdicts_of(report), report.max_skip);
-  return report.complete ? code : std::max(code, 4);
-}
 
 std::string to_json(const Report& report) {
   std::vector<std::vector<const CaseRecord*>> groups;

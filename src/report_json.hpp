@@ -23,7 +23,7 @@ struct CandidateTotals {
   int64_t outputs = 0, passed_outputs = 0;
   bool passed = true;
 
-  void add(const CaseRecord& record, const nlohmann::json& as_json);
+  void add(const nlohmann::json& c);  ///< an entry of its "cases"
   nlohmann::json json() const;
 };
 

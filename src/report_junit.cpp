@@ -76,7 +76,7 @@ std::string to_junit(const ReadReport& report) {
     cases += test_case("check_operator", "the run as a whole", 0, element, type, report.verdict_line(),
                        report.verdict_line());
   };
-  if (!report.complete || report.cases.empty()) {
+  if (!report.complete || report.checked_nothing()) {
     add_whole("error", report.complete ? "nothing" : "incomplete");
   } else if (report.too_many_skipped()) {
     add_whole("failure", "skipped");
@@ -98,8 +98,8 @@ std::string to_junit(const ReadReport& report) {
       "    <properties>\n{5}    </properties>\n{6}"
       "    <system-out/>\n    <system-err/>\n"
       "  </testsuite>\n</testsuites>\n",
-      totals, escape_xml(report.suite_name), timestamp(report.started), escape_xml(report.host), counts.skipped,
-      properties, cases);
+      totals, escape_xml(report.suite_name + (report.shard ? ", " + report.shard->name() : "")),
+      timestamp(report.started), escape_xml(report.host), counts.skipped, properties, cases);
 }
 
 }  // namespace checkop

@@ -108,7 +108,7 @@ std::string escape_data(const std::string& text, bool property) {
 std::string to_markdown(const ReadReport& report, size_t most_bytes) {
   const bool passed = report.complete && report.exit_code == 0;
   std::string text =
-      fmt::format("## check_operator: {}\n\n{}, on {}, contract {} (`{}`).\n\n{}\n",
+      fmt::format("## {}: {}\n\n{}, on {}, contract {} (`{}`).\n\n{}\n", report.program(),
                   passed ? "passed" : fmt::format("not passed, exit code {}", report.exit_code),
                   escape_markdown(report.verdict_line()), escape_markdown(report.device),
                   escape_markdown(report.contract_path), report.contract_hash, code_block(report.command));
@@ -140,8 +140,8 @@ std::vector<std::string> github_annotations(const ReadReport& report) {
   const auto add = [&](const std::string& title, const std::string& message) {
     lines.push_back(fmt::format("::error title={}::{}", escape_data(title, true), escape_data(message, false)));
   };
-  if (!report.complete || report.cases.empty() || report.too_many_skipped())
-    add("check_operator", report.verdict_line());
+  if (!report.complete || report.checked_nothing() || report.too_many_skipped())
+    add(report.program(), report.verdict_line());
   const auto bad = std::count_if(report.cases.begin(), report.cases.end(), [](const ReadCase& c) {
     return !is_good(c.verdict) && c.verdict != Verdict::skipped;
   });
@@ -149,10 +149,12 @@ std::vector<std::string> github_annotations(const ReadReport& report) {
   for (const ReadCase& c : report.cases) {
     if (is_good(c.verdict) || c.verdict == Verdict::skipped) continue;
     if (lines.size() + 1 == kMost && left > 1) {
-      add("check_operator", fmt::format("{} more checks did not pass", left));
+      add(report.program(), fmt::format("{} more checks did not pass", left));
       break;
     }
-    add(fmt::format("{}: {}", to_string(c.verdict), c.title()), fmt::format("{}\nrepeat: {}", c.reason, c.repeat));
+    const std::string of_shard = report.shard ? fmt::format(" ({})", report.shard->name()) : "";
+    add(fmt::format("{}: {}{}", to_string(c.verdict), c.title(), of_shard),
+        fmt::format("{}\nrepeat: {}", c.reason, c.repeat));
     --left;
   }
   return lines;

@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "report_shard.hpp"
+
 namespace checkop {
 namespace {
 
@@ -20,13 +22,6 @@ double read_number(const JsonValue& value) {
   if (!value.is_string()) return value.number();
   const std::string name = value.one_of("number", {"NaN", "Infinity", "-Infinity"});
   return name == "NaN" ? std::nan("") : name == "Infinity" ? kInfinity : -kInfinity;
-}
-
-Verdict read_verdict(const JsonValue& value) {
-  std::vector<std::string> names;
-  for (const Verdict verdict : all_verdicts()) names.emplace_back(to_string(verdict));
-  const std::string name = value.one_of("verdict", names);
-  return all_verdicts()[static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin())];
 }
 
 ReadOutput read_output(const JsonValue& json) {
@@ -70,6 +65,13 @@ TimesByCheck read_times(const JsonValue& timings) {
 
 }  // namespace
 
+Verdict read_verdict(const JsonValue& value) {
+  std::vector<std::string> names;
+  for (const Verdict verdict : all_verdicts()) names.emplace_back(to_string(verdict));
+  const std::string name = value.one_of("verdict", names);
+  return all_verdicts()[static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin())];
+}
+
 bool is_good(Verdict verdict) { return verdict == Verdict::pass || verdict == Verdict::xfail; }
 
 double ReadOutput::headroom() const {
@@ -98,6 +100,10 @@ bool ReadReport::too_many_skipped() const {
   return max_skip && found != all.end() && found->second > *max_skip;
 }
 
+bool ReadReport::checked_nothing() const { return cases.empty() && !(shard && shard->checks > 0); }
+
+std::string ReadReport::program() const { return "check_operator" + (shard ? ", " + shard->name() : ""); }
+
 std::string ReadReport::verdict_line() const {
   int64_t bad = 0, skipped = 0;
   std::vector<std::string> words;
@@ -109,11 +115,12 @@ std::string ReadReport::verdict_line() const {
   const int64_t total = std::ssize(cases), passed = total - bad - skipped;
   const std::string details = words.empty() ? "" : fmt::format(": {}", fmt::join(words, ", "));
   std::string text =
-      total == 0 ? "nothing was checked"
+      total == 0 ? (checked_nothing() || !complete ? "nothing was checked" : "no checks, all are in other shards")
       : bad == 0 && !too_many_skipped()
           ? fmt::format("{} check{} passed{}", passed, passed == 1 ? "" : "s", details)
           : fmt::format("{} of {} check{} did not pass{}", bad + skipped, total, total == 1 ? "" : "s", details);
   if (too_many_skipped()) text += fmt::format("; --max-skip allows {} to be skipped", *max_skip);
+  if (shard) text += "; " + shard->name();
   if (complete) return text;
   text += "; the run did not come to its end";
   return planned > 0 ? text + fmt::format(", {} of {} checks ran", total, planned) : text;
@@ -126,6 +133,7 @@ ReadReport read_report(const JsonValue& document) {
   report.command = document.at("command").string();
   report.complete = document.at("complete").boolean();
   report.exit_code = static_cast<int>(document.at("exit_code").integer(0, 5));
+  report.shard = read_shard(document);
   if (const auto planned = document.find("planned")) report.planned = planned->integer(0);
   if (const auto most = document.find("max_skip"); most && !most->raw().is_null()) report.max_skip = most->integer(0);
   report.device = document.at("device").at("name").string();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "json.hpp"
+#include "report.hpp"
 #include "verdict.hpp"
 
 namespace checkop {
@@ -41,6 +42,7 @@ struct ReadReport {
   std::string suite_name, command, started, host, device, contract_path, contract_hash;
   int64_t planned = 0;  ///< 0 in reports that do not say
   std::optional<int64_t> max_skip = {};
+  std::optional<RunShard> shard = {};  ///< nothing: the whole run
   bool complete = false;
   int exit_code = 4;
   double wall_ms = 0;
@@ -48,9 +50,14 @@ struct ReadReport {
 
   std::map<Verdict, int64_t> counts() const;
   bool too_many_skipped() const;  ///< more than max_skip
-  /// "3 of 120 checks did not pass: 2 fail, 1 vacuous"; says when not all that were planned ran.
+  bool checked_nothing() const;   ///< and not since the checks are in other shards
+  std::string program() const;    ///< "check_operator", "check_operator, shard 0 of 3"
+  /// "3 of 120 checks did not pass: 2 fail, 1 vacuous"; says when not all that were planned ran, and which shard it is.
   std::string verdict_line() const;
 };
+
+/// A verdict by its name. Throws InputError for what is none.
+Verdict read_verdict(const JsonValue& value);
 
 /// Throws InputError with file and path where `document` is no report.
 ReadReport read_report(const JsonValue& document);

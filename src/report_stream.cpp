@@ -51,7 +51,7 @@ void ReportStream::add(const Report& report, const CaseRecord& record) {
     text = ",\n";
   }
   text += dump_json(as_json);
-  totals_.add(record, as_json);
+  totals_.add(as_json);
   if (!totals_.passed) failed_.insert(candidate);
   if (candidates_.empty() || (record.device.kind == "cuda" && device_["kind"] != "cuda"))
     device_ = device_json(record.device);

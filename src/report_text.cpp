@@ -155,9 +155,10 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
 }  // namespace
 
 void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates) {
-  fmt::print(out, "[==========] {} check{} of {} candidate{}; contract {} ({}); device {}{}\n", n_cases,
-             n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s", report.contract_path,
-             report.contract_hash, device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key));
+  fmt::print(out, "[==========] {} check{} of {} candidate{}{}; contract {} ({}); device {}{}\n", n_cases,
+             n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s",
+             report.shard ? fmt::format(", {}", report.shard->name()) : "", report.contract_path, report.contract_hash,
+             device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key));
   for (const std::string& warning : report.warnings) fmt::print(out, "[ WARNING  ] {}\n", warning);
   for (const SanitizerRun& run : report.sanitizers) {
     fmt::print(out, "[ SANITIZE ] {}: {} check{} ran; {}\n", run.tool, run.checks, run.checks == 1 ? "" : "s",
@@ -206,6 +207,10 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
   const auto skipped = std::count(verdicts.begin(), verdicts.end(), Verdict::skipped);
   if (report.max_skip && skipped > *report.max_skip) {
     fmt::print(out, "{} skipped, more than the {} that --max-skip allows.\n", skipped, *report.max_skip);
+  }
+  if (report.shard) {
+    fmt::print(out, "This is {}, {} of {} checks: 'check_operator report merge' tells what the whole run comes to.\n",
+               report.shard->name(), report.planned, report.shard->checks);
   }
   const int code = exit_code_of(report);
   if (code == 3) {

@@ -159,6 +159,26 @@ TEST(Sanitize, FindingBelongsToTheCaseThatShowsItAlone) {
   EXPECT_EQ(result.eight.at("verdict"), "pass");
 }
 
+TEST(Sanitize, ShardRunsItsOwnChecksUnderIt) {
+  const FakeSanitizer fake(
+      "has seq=3 || { echo '========= ERROR SUMMARY: 0 errors'; exit $code; }\n"
+      "echo '========= Invalid __global__ write of size 4 bytes'\n"
+      "echo '========= ERROR SUMMARY: 7 errors'; exit 86");
+  const std::string three = testing::TempDir() + "three.json";
+  // Three cases in two shards: the costliest and the cheapest, and 8 alone.
+  const std::string flags =
+      "--op silu --candidate native --device cpu --batch 1 --seq 3,8,9 --hidden 16 --sanitize memcheck --total-shards "
+      "2 ";
+  EXPECT_EQ(run_program(flags + "--shard-index 0 --json " + three).code, 1);
+  const json report = json::parse(std::ifstream(three)), &cases = report.at("candidates").at(0).at("cases");
+  ASSERT_EQ(cases.size(), 2u);
+  EXPECT_EQ(cases.at(0).at("case_name"), "silu-fp32-1x3x16");
+  EXPECT_EQ(cases.at(0).at("kind"), "sanitizer");
+  EXPECT_EQ(cases.at(1).at("verdict"), "pass") << cases.at(1).at("reason");
+  EXPECT_EQ(report.at("sanitizers").at(0).at("checks"), 2);
+  EXPECT_EQ(run_program(flags + "--shard-index 1").code, 0);
+}
+
 TEST(Sanitize, FindingOfAllTogetherIsEverybodys) {
   const FakeSanitizer fake(
       "if has seq=3 && has seq=8; then echo '========= Error: Race'; echo '========= RACECHECK SUMMARY: 1 hazard'; "

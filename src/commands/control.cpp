@@ -75,7 +75,7 @@ void void_passes(Report& report) {
 }
 
 void judge_as_a_whole(Report& report) {
-  if (report.complete) {
+  if (report.complete && !report.shard) {
     mark_vacuous(report);
     mark_insensitive(report);
   }

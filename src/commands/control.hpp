@@ -16,7 +16,7 @@ Control run_control(const std::string& device, const AxisPlan& plan);
 void void_passes(Report& report);
 
 /// What only a run as a whole can tell of its checks: those above, and passes that are vacuous or insensitive where it
-/// came to its end; what is missing might have told something.
+/// came to its end; what is missing, or runs elsewhere, might have told something.
 void judge_as_a_whole(Report& report);
 
 }  // namespace checkop

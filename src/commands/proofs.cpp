@@ -34,7 +34,10 @@ std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c
 Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads) {
   // Other numbers of ranks are launched for some cases only: those have a proof of their own.
   std::map<std::tuple<const Operator*, const Pass*, DType, bool>, std::vector<const Case*>> groups;
-  std::set<std::string> known;
+  std::set<std::string> known, here;
+  for (const Check& check : checks) {
+    if (check.here) here.insert(key_of(check.c));
+  }
   bool on_gpu = true;  // all of them: the same case is a proof for every candidate
   for (const Check& check : checks) {
     const Case& c = check.c;
@@ -42,14 +45,17 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
     if (!check.candidate.has_kernel || !known.insert(key_of(c)).second) continue;
     if (given.origins(c).empty()) {
       groups[{c.op, c.pass, c.dtype, compares_ranks(c)}].push_back(&c);
-    } else {
+    } else if (here.contains(key_of(c))) {
       entries_[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThorough)};
     }
   }
   for (const auto& [key, cases] : groups) {
+    const auto is_here = [&](const Case* c) { return here.contains(key_of(*c)); };
+    if (std::none_of(cases.begin(), cases.end(), is_here)) continue;
     Proof proof = find_proof(cases, threads, on_gpu);
     for (size_t i = 0; i < cases.size(); ++i) {
       const Case& c = *cases[i];
+      if (!is_here(cases[i])) continue;
       Entry& entry = entries_[key_of(c)];
       if (i == proof.index) {
         entry = {proof.c, std::move(proof.sensitivity)};

@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "commands/check_order.hpp"
 #include "commands/commands.hpp"
 #include "commands/control.hpp"
 #include "commands/run_outputs.hpp"
@@ -36,12 +37,10 @@ void save(const RunOptions& options, const Attempt& attempt, unsigned threads) {
             attempt.rows);
 }
 
-/// Checks as progress shows them: small ones cost some time too.
-std::vector<Progress::Step> steps_of(const Selection& selection) {
-  constexpr double kSmall = 1 << 20;
+/// Checks as progress shows them.
+std::vector<Progress::Step> steps_of(const std::vector<const Check*>& checks) {
   std::vector<Progress::Step> steps;
-  for (const Check& check : selection.checks)
-    steps.push_back({check_name(check), kSmall + static_cast<double>(tensor_bytes(check.c))});
+  for (const Check* check : checks) steps.push_back({check_name(*check), cost_of(*check)});
   return steps;
 }
 
@@ -52,10 +51,10 @@ int run_command(const Options& options) {
   const Contract contract = load_contract(options.run);
   Session session(options.run, select_checks(options.run));
   const Selection& selection = session.selection();
+  const std::vector<const Check*> here = selection.checks_here();
   if (options.run.list) {
-    for (const Check& check : selection.checks) {
-      fmt::print("{}  {}\n", check_name(check), format_bytes(static_cast<uint64_t>(tensor_bytes(check.c))));
-    }
+    for (const Check* check : here)
+      fmt::print("{}  {}\n", check_name(*check), format_bytes(static_cast<uint64_t>(tensor_bytes(check->c))));
     return selection.checks.empty() ? 3 : 0;
   }
   session.check_questions(contract);
@@ -64,7 +63,8 @@ int run_command(const Options& options) {
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
   Report report = new_report(options, contract);
   for (const std::string& sentence : session.left_over()) warn(report, options, sentence);
-  report.planned = std::ssize(selection.checks);
+  report.planned = std::ssize(here);
+  if (options.run.total_shards) report.shard = shard_of(options, selection);
   report.max_skip = options.run.max_skip;
   RunOutputs outputs(options.run, report);
   note_interruptions();
@@ -84,9 +84,7 @@ int run_command(const Options& options) {
           outputs.add(report, report.records.back());
           stop_if_interrupted();
         },
-        [&](const DeviceInfo& device) {
-          outputs.begin(report, device, selection.candidate_count(), steps_of(selection));
-        });
+        [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count(), steps_of(here)); });
   } catch (const Interrupted&) {
     report.stopped = interruption();
   }

@@ -160,10 +160,12 @@ Sanitized::Sanitized(const Options& options, const Selection& selection) {
     throw EnvironmentError(
         fmt::format("--sanitize: compute-sanitizer is not here; install it with: {}", kInstallSanitizer));
   std::vector<std::string> names;
-  for (const Check& check : selection.checks) names.push_back(check_name(check));
+  for (const Check* check : selection.checks_here()) names.push_back(check_name(*check));
   if (names.empty()) return;
   std::vector<std::string> unfiltered = options.check_flags;
-  std::erase_if(unfiltered, [](const std::string& flag) { return flag.starts_with("--filter="); });
+  std::erase_if(unfiltered, [](const std::string& flag) {
+    return flag.starts_with("--filter=") || flag.starts_with("--shard-index=") || flag.starts_with("--total-shards=");
+  });
   for (const std::string& tool : options.run.sanitizers) {
     const Inner all = run_under(sanitizer, tool, options.check_flags);
     runs_.push_back({tool, all.log.summary, all.log.errors, all.report ? std::ssize(all.report->cases) : 0});

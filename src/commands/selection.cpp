@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <random>
 #include <set>
 #include <thread>
 
+#include "commands/check_order.hpp"
 #include "commands/given_case.hpp"
 #include "error.hpp"
 #include "paths.hpp"
@@ -271,32 +271,6 @@ ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const
   return chosen;
 }
 
-/// Another order of candidates, and of the checks of each, for every seed. Those of a candidate on a device stay
-/// together: they share a worker.
-void shuffle(std::vector<Check>& checks, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  // Not std::shuffle, whose order differs between libraries. That some orders are likelier by 2^-50 does not matter.
-  const auto mix = [&](auto& items) {
-    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
-  };
-  std::vector<std::vector<Check>> groups;
-  for (Check& check : checks) {
-    const auto same = [&](const std::vector<Check>& others) {
-      const ChosenCandidate& other = others.front().candidate;
-      return other.name == check.candidate.name && other.device == check.candidate.device;
-    };
-    auto group = std::find_if(groups.begin(), groups.end(), same);
-    if (group == groups.end()) group = groups.emplace(groups.end());
-    group->push_back(std::move(check));
-  }
-  checks.clear();
-  mix(groups);
-  for (std::vector<Check>& group : groups) {
-    mix(group);
-    std::move(group.begin(), group.end(), std::back_inserter(checks));
-  }
-}
-
 }  // namespace
 
 std::vector<std::string> Selection::plugins_of(const ChosenCandidate& candidate) const {
@@ -309,9 +283,21 @@ std::vector<std::string> Selection::plugins_of(const ChosenCandidate& candidate)
   return paths;
 }
 
+std::string Selection::device_of(const Check& check) const {
+  return external.contains(check.candidate.name) ? "cpu" : check.candidate.device;
+}
+
+std::vector<const Check*> Selection::checks_here() const {
+  std::vector<const Check*> found;
+  for (const Check& check : checks) {
+    if (check.here) found.push_back(&check);
+  }
+  return found;
+}
+
 size_t Selection::candidate_count() const {
   std::set<std::string> names;
-  for (const Check& check : checks) names.insert(check.candidate.name);
+  for (const Check* check : checks_here()) names.insert(check->candidate.name);
   return names.size();
 }
 
@@ -366,8 +352,9 @@ Selection select_checks(const RunOptions& options) {
   Selection selection;
   start_external(options, choice, known, selection);
   for (const std::string& name : candidate_names(options, known, choice, ops, selection)) {
-    for (const Case& c : cases) {
-      Check check{c, choose(options, known, choice, name, c)};
+    for (size_t number = 0; number < cases.size(); ++number) {
+      const Case& c = cases[number];
+      Check check{c, choose(options, known, choice, name, c), number};
       // Of `all` candidates those are meant that know the operator. One that lacks a pass must not go unnoticed.
       if (all && !knows_operator(known, name, *c.op)) continue;
       const bool no_gpu =
@@ -383,7 +370,8 @@ Selection select_checks(const RunOptions& options) {
       }
     }
   }
-  if (options.shuffle) shuffle(selection.checks, *options.shuffle);
+  if (options.total_shards) deal_cases(selection.checks, *options.shard_index, *options.total_shards);
+  if (options.shuffle) shuffle_checks(selection.checks, *options.shuffle);
   return selection;
 }
 

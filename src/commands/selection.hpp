@@ -24,16 +24,21 @@ struct ChosenCandidate {
 struct Check {
   Case c;
   ChosenCandidate candidate;
+  size_t case_number = 0;  ///< in the list of cases: candidates of one case have the same
+  bool here = true;        ///< false: another shard of the run makes it
 };
 
 struct Selection {
-  std::vector<Check> checks;  ///< candidate by candidate, so that each needs one worker
+  std::vector<Check> checks;  ///< of the whole run; candidate by candidate, so that each needs one worker
   /// Of the commands of --exec, by candidate: started to ask what they can do, and kept for the checks.
   std::map<std::string, std::shared_ptr<Worker>> external;
 
   /// Plugins that hold any check of the same candidate on the same device.
   std::vector<std::string> plugins_of(const ChosenCandidate& candidate) const;
-  size_t candidate_count() const;
+  /// Where the buffers of a check are: those of a process's candidate are the host's, wherever it computes.
+  std::string device_of(const Check& check) const;
+  std::vector<const Check*> checks_here() const;
+  size_t candidate_count() const;  ///< of the checks here
 };
 
 /// The contract of --contract, or that of `path`, as it stands today. Throws InputError for an unknown --arch-key too.

@@ -188,7 +188,9 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
   std::shared_ptr<Worker> worker;
   std::optional<SecondProcess> second;
   std::string running, arch_key;
-  for (const Check& check : selection_.checks) {
+  for (size_t index = 0; index < selection_.checks.size(); ++index) {
+    const Check& check = selection_.checks[index];
+    if (!check.here) continue;
     const std::string wanted = check.candidate.name + "@" + check.candidate.device;
     if (!worker || running != wanted) {
       const bool first = !worker;
@@ -208,6 +210,7 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
       if (first && device) device(*worker->info().device);
     }
     Attempt done = attempt(*worker, second ? &*second : nullptr, check, arch_key);
+    if (options_.total_shards) done.record.whole_index = static_cast<int64_t>(index);
     body(done);
   }
 }
@@ -219,9 +222,8 @@ void Session::find_proofs() {
 std::vector<std::string> Session::controlled_devices() const {
   std::vector<std::string> devices;
   if (!wants("invariance") || (options_.suite.empty() && !plan_.all)) return devices;
-  for (const Check& check : selection_.checks) {
-    // The buffers of a process's candidate are the host's, wherever it computes.
-    const std::string device = selection_.external.contains(check.candidate.name) ? "cpu" : check.candidate.device;
+  for (const Check* check : selection_.checks_here()) {
+    const std::string device = selection_.device_of(*check);
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
   }
   return devices;
