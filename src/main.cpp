@@ -47,6 +47,8 @@ int main(int argc, char** argv) {
         return report_command(*options);
       case Command::report_diff:
         return report_diff_command(*options);
+      case Command::report_merge:
+        return report_merge_command(*options);
       case Command::certify:
         return certify_command(*options);
       case Command::verify:

@@ -248,6 +248,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* report_diff =
       report->add_subcommand("diff", "what broke, and which headroom was lost; exit 1 when the later one is worse");
   add_report_diff_options(*report_diff, options.report);
+  CLI::App* report_merge =
+      report->add_subcommand("merge", "the shards of a run as one report; exits as the whole run would have");
+  add_report_merge_options(*report_merge, options);
   CLI::App* certify = app.add_subcommand("certify", "write down that bits depend on nothing they must not depend on");
   add_certify_options(*certify, options.run, options.certificate);
   CLI::App* verify = app.add_subcommand("verify", "see a certificate again on this machine, or compare two");
@@ -267,6 +270,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
       "  check_operator compare mine.safetensors gold.safetensors --contract contracts/rl_kernel.json --class logprob\n"
       "  check_operator report diff main.json mine.json\n"
+      "  check_operator --suite ci --shard-index 0 --total-shards 4 --json 0.json\n"
+      "  check_operator report merge 0.json 1.json 2.json 3.json --json ci.json\n"
       "  check_operator --op rms_norm --check-grad --exec 'python3 mine.py' --candidate exec\n"
       "  check_operator certify --op det_gemm --candidate native --device cpu --out native.json\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
@@ -296,7 +301,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (lint->parsed()) options.command = Command::lint;
   if (diff->parsed()) options.command = Command::diff;
   if (calibrate->parsed()) options.command = Command::calibrate;
-  if (report->parsed()) options.command = report_diff->parsed() ? Command::report_diff : Command::report;
+  if (report->parsed()) options.command = Command::report;
+  if (report_diff->parsed()) options.command = Command::report_diff;
+  if (report_merge->parsed()) options.command = Command::report_merge;
   if (certify->parsed()) options.command = Command::certify;
   if (verify->parsed()) options.command = Command::verify;
   if (completion->parsed()) {
@@ -350,7 +357,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     throw InputError("--min-kill", fmt::format("expected 0 to 1, got {}", options.mutate.min_kill), "give a share");
   if (options.command == Command::report && options.report.file.empty())
     throw InputError("report", "no report is named",
-                     "write check_operator report FILE, or check_operator report diff OLD NEW");
+                     "write check_operator report FILE, report diff OLD NEW or report merge FILE...");
   if (!(options.report.factor >= 1 && options.report.factor <= 1e6))
     throw InputError("--factor", fmt::format("expected 1 to 1e6, got {}", options.report.factor), "give a factor");
   constexpr int64_t kLongest = 30 * 24 * 3600;

@@ -81,10 +81,12 @@ struct MutateOptions {
 
 /// Of `check_operator report`.
 struct ReportOptions {
-  std::string file;           ///< a JSON report
-  ReportForms forms;          ///< made of it
-  std::string before, after;  ///< of `report diff`
-  double factor = 1.5;        ///< a headroom that shrank by more is lost
+  std::string file;                 ///< a JSON report
+  ReportForms forms;                ///< made of it
+  std::vector<std::string> shards;  ///< of `report merge`, which writes what RunOptions says
+  bool partial = false;             ///< some may be missing
+  std::string before, after;        ///< of `report diff`
+  double factor = 1.5;              ///< a headroom that shrank by more is lost
   bool allow_gone = false;
   std::string diff_markdown;
 };
@@ -121,6 +123,7 @@ enum class Command : uint8_t {
   calibrate,
   report,
   report_diff,
+  report_merge,
   certify,
   verify,
   completion

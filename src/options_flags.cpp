@@ -129,6 +129,16 @@ void add_report_diff_options(CLI::App& app, ReportOptions& report) {
   app.add_option("--markdown", report.diff_markdown, "the difference in Markdown")->type_name("FILE");
 }
 
+void add_report_merge_options(CLI::App& app, Options& options) {
+  app.add_option("reports", options.report.shards, "of all shards of a run, in any order")
+      ->required()
+      ->type_name("FILE...");
+  app.add_flag("--partial", options.report.partial,
+               "shards may be missing, or not have come to their end: the merged report is then not complete");
+  add_json_option(app, options.run, "the report of the whole run to FILE, or in place of the text");
+  add_form_options(app, options.run.forms);
+}
+
 void add_init_options(CLI::App& app, InitOptions& init) {
   app.add_option("name", init.name, "of the candidate")->required();
   app.add_option("folder", init.folder, "of the project: empty, or not there yet")->required()->type_name("DIR");

@@ -21,6 +21,7 @@ void add_doctor_options(CLI::App& app, RunOptions& run);
 
 void add_report_options(CLI::App& app, ReportOptions& report);
 void add_report_diff_options(CLI::App& app, ReportOptions& report);
+void add_report_merge_options(CLI::App& app, Options& options);
 
 void add_init_options(CLI::App& app, InitOptions& init);
 

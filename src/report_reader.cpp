@@ -150,7 +150,8 @@ ReadReport read_report(const JsonValue& document) {
     for (const JsonValue& json : candidate.at("cases").items()) {
       ReadCase c = read_case(json);
       c.candidate = name;
-      c.device = device;
+      const auto other = json.find("device");  // where a merged report has it
+      c.device = other ? other->at("name").string() : device;
       c.plugin_digest = digest;
       auto& left = times[{name, c.pass, c.name}];
       if (!left.empty()) {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Reports of a pass, of failures of several kinds, expected ones too, of unsupported cases, of a non-finite output, of
-# inputs out of a file and of two files must match the schema.
+# inputs out of a file and of two files, of shards and of these put together must match the schema.
 # Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,6 +45,17 @@ report given 0 '"logits": ".*:input/logits"' "${small[@]}" --dtype fp32 --candid
 "$tool" compare "$saved" "$saved" --class logprob --contract contracts/rl_kernel.json --filter 'output/*' \
   --json "$work/compare.json" >"$work/compare.txt"
 report unsupported 3 '"verdict": "unsupported"' "${small[@]}" --candidate native --dtype fp64
+
+for i in 0 1; do
+  report "shard_$i" 0 '"shard"' "${small[@]}" --candidate native --shard-index "$i" --total-shards 2 --check invariance
+done
+sed 's/"driver": ""/"driver": "another"/' "$work/shard_1.json" >"$work/other.json"
+"$tool" report merge "$work/shard_0.json" "$work/other.json" --json "$work/merged.json" >"$work/merged.txt"
+if ! grep -q '^     "device": {' "$work/merged.json"; then  # of a case
+  echo "report_schema_test: merged.json does not tell the machines apart" >&2
+  exit 1
+fi
+"$tool" report merge "$work/shard_0.json" --partial --json "$work/partial.json" >"$work/partial.txt" || [[ $? == 4 ]]
 
 "$@" contracts/report.schema.json "$work"/*.json
 

@@ -23,5 +23,6 @@ int diff_command(const Options& options);
 int calibrate_command(const Options& options);
 int report_command(const Options& options);
 int report_diff_command(const Options& options);
+int report_merge_command(const Options& options);
 
 }  // namespace checkop

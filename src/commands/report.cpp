@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator report: a JSON report in other forms, and two of them compared.
+// check_operator report: a JSON report in other forms, two of them compared, shards put together.
 #include <fmt/format.h>
 
 #include "commands/commands.hpp"
 #include "output_file.hpp"
 #include "report_diff.hpp"
 #include "report_forms.hpp"
+#include "report_merge.hpp"
 
 namespace checkop {
+namespace {
 
-int report_command(const Options& options) {
-  const JsonValue json = JsonValue::load(options.report.file, "a report that 'check_operator --json FILE' wrote");
-  const ReadReport report = read_report(json);
-  write_forms(options.report.forms, json);
-  fmt::print("[==========] {}: {}\n", options.report.file, report.verdict_line());
+JsonValue load(const std::string& file) {
+  return JsonValue::load(file, "a report that 'check_operator --json FILE' wrote");
+}
+
+void print_report(const std::string& name, const ReadReport& report) {
+  fmt::print("[==========] {}: {}\n", name, report.verdict_line());
   fmt::print("             {}; contract {} ({}); {} on {}\n", report.device, report.contract_path, report.contract_hash,
              report.started, report.host);
   for (const ReadCase& c : report.cases) {
@@ -21,19 +24,43 @@ int report_command(const Options& options) {
     fmt::print("{:<12} {}\n             {}\n             repeat: {}\n", to_string(c.verdict), c.title(), c.reason,
                c.repeat);
   }
+}
+
+}  // namespace
+
+int report_command(const Options& options) {
+  const JsonValue json = load(options.report.file);
+  const ReadReport report = read_report(json);
+  write_forms(options.report.forms, json);
+  print_report(options.report.file, report);
   return 0;
 }
 
 int report_diff_command(const Options& options) {
   const ReportOptions& asked = options.report;
-  const auto load = [](const std::string& file) {
-    return read_report(JsonValue::load(file, "a report that 'check_operator --json FILE' wrote"));
-  };
-  const ReadReport before = load(asked.before), after = load(asked.after);
+  const ReadReport before = read_report(load(asked.before)), after = read_report(load(asked.after));
   const ReportDiff diff = diff_reports(before, after, asked.factor);
   if (!asked.diff_markdown.empty()) write_file(asked.diff_markdown, to_markdown(diff, asked.factor, asked.allow_gone));
   fmt::print("{}", to_text(diff, asked.factor, asked.allow_gone));
   return diff.regressed(asked.allow_gone) ? 1 : diff.in_both == 0 ? 3 : 0;
+}
+
+int report_merge_command(const Options& options) {
+  std::vector<JsonValue> shards;
+  for (const std::string& file : options.report.shards) shards.push_back(load(file));
+  const std::string text = merge_reports(shards, options.report.partial);
+  const RunOptions& run = options.run;
+  const JsonValue json = JsonValue::parse(text, run.json_file.empty() ? "the merged report" : run.json_file);
+  const ReadReport report = read_report(json);
+  if (!run.json_file.empty()) write_file(run.json_file, text);
+  write_forms(run.forms, json);
+  if (run.json_to_stdout) {
+    fmt::print("{}", text);
+  } else {
+    for (const JsonValue& warning : json.at("warnings").items()) fmt::print("[ WARNING  ] {}\n", warning.string());
+    print_report(fmt::format("{} shard{}", shards.size(), shards.size() == 1 ? "" : "s"), report);
+  }
+  return report.exit_code;
 }
 
 }  // namespace checkop
