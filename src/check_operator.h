@@ -46,10 +46,10 @@ typedef struct {
   double value;
 } checkop_attr;
 
-/* How the ranks of a tensor-parallel operator talk on the CPU, where they are threads of one process; each has its own.
- * All ranks make the same calls in the same order. A call returns 0, or something else once a rank has returned from
- * its launch, has stayed away longer than the host waits, or calls with another size: no rank can hang another. From
- * then on every call fails; return CHECKOP_FAILED with the words of error(). */
+/* How the ranks of a tensor-parallel operator talk on the host, whether they are threads of one process or processes;
+ * each has its own. All ranks make the same calls in the same order. A call returns 0, or something else once a rank
+ * has returned from its launch, has stayed away longer than the host waits, or calls with another size: no rank can
+ * hang another. From then on every call fails; return CHECKOP_FAILED with the words of error(). */
 typedef struct checkop_host_comm {
   uint32_t struct_size;
   int32_t rank, world_size;
@@ -69,13 +69,19 @@ typedef struct {
   size_t workspace_bytes;
   void* stream;             /* cudaStream_t; NULL on the CPU */
   int32_t rank, world_size; /* tensor-parallel operators; 0 and 1 otherwise */
-  void* comm;               /* on the CPU checkop_host_comm*, on CUDA devices ncclComm_t; NULL for other operators */
-  char* message;            /* out, [message_bytes], NUL-terminated: why not OK, or which variant ran */
+  /* On the CPU checkop_host_comm*, on CUDA devices ncclComm_t; NULL for other operators. That communicator does not
+   * block: a call on it may return ncclInProgress, and ncclCommGetAsyncError tells when it is done. The host aborts it
+   * when a rank fails or stays away. */
+  void* comm;
+  char* message; /* out, [message_bytes], NUL-terminated: why not OK, or which variant ran */
   size_t message_bytes;
   const struct checkop_kernel* kernel; /* the entry that is launched: one function can serve many */
   /* Tensor-parallel operators: the tensors hold [shard_begin, shard_end) of the dimension of extent shard_total that
    * ranks share. 0 otherwise. */
   int64_t shard_begin, shard_end, shard_total;
+  /* Tensor-parallel operators, on every device: for ranks to agree on what each was given before any collective that
+   * would hang when they differ. On the CPU it is comm. NULL for other operators. */
+  checkop_host_comm* host_comm;
 } checkop_call; /* it and what it points to end when launch returns; the buffers and the stream live on */
 
 typedef enum {

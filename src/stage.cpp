@@ -29,7 +29,7 @@ constexpr Found kFound[2] = {{0, 0xff}, {1, 0x5a}};
 class Call {
  public:
   Call(const Stage& stage, Device& device, GuardedBuffer* workspace, const checkop_kernel& kernel,
-       void* comm = nullptr) {
+       checkop_host_comm* host_comm = nullptr, void* comm = nullptr) {
     const Case& c = stage.stage_case();
     for (size_t i = 0; i < stage.inputs.size(); ++i) add(inputs_, stage, c.pass->inputs[i], stage.inputs[i].get());
     for (size_t i = 0; i < stage.outputs.size(); ++i) {
@@ -51,6 +51,7 @@ class Call {
     call_.rank = place.rank, call_.world_size = place.world_size;
     call_.shard_begin = place.begin, call_.shard_end = place.end, call_.shard_total = place.total;
     call_.comm = comm;
+    call_.host_comm = host_comm;
     call_.message = message_;
     call_.message_bytes = kMessageBytes;
     call_.kernel = &kernel;
@@ -203,8 +204,8 @@ void Stage::poison(const Found& found) {
   if (ranks_) ranks_->poison(found);
 }
 
-Answer Stage::ask(void* comm) {
-  Call call(*this, device_, workspace.get(), kernel_, comm);
+Answer Stage::ask(checkop_host_comm* host_comm, void* comm) {
+  Call call(*this, device_, workspace.get(), kernel_, host_comm, comm);
   try {
     // int: a candidate may return what is no checkop_status
     const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call.get())); });
@@ -221,7 +222,7 @@ std::string Stage::launch(const Found& found, int run) {
   const auto start = Clock::now();
   Answer answer;
   const auto launch = [&] {
-    answer = ranks_ ? ranks_->launch(rank_limit) : ask(nullptr);
+    answer = ranks_ ? ranks_->launch(rank_limit) : ask(nullptr, nullptr);
     return !answer.stopped;
   };
   try {

@@ -83,8 +83,8 @@ class Stage {
 
   /// Fills outputs and workspace with what a launch is to find.
   void poison(const Found& found);
-  /// Calls the candidate once on these buffers, whatever lies there. `comm` is a rank's.
-  Answer ask(void* comm);
+  /// Calls the candidate once on these buffers, whatever lies there. The communicators are a rank's.
+  Answer ask(checkop_host_comm* host_comm, void* comm);
 
   /// Copies of the outputs on the device; nullptr for what is absent or not small.
   std::vector<BufferPtr> copy_outputs();

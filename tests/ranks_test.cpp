@@ -194,6 +194,11 @@ TEST(Ranks, ARankThatReturnsEarlyEndsTheLaunchOfAll) {
   EXPECT_EQ(run_bad("throws_early", uneven()).message, others + "launch threw: no memory at all");
 }
 
+TEST(Ranks, TheHostsCommunicatorIsThereUnderItsOwnName) {
+  const RunResult result = run_bad("wants_host_comm", uneven());
+  EXPECT_EQ(result.status, RunStatus::ok) << result.message;
+}
+
 Judgment judged(const std::string& candidate, const Case& c) {
   const RunChecks checks;
   std::vector<Demands> demands(c.pass->outputs.size());

@@ -173,6 +173,7 @@ TEST(Stage, CallIsOfThisVersionAndForOneRank) {
   EXPECT_EQ(seen.call.rank, 0);
   EXPECT_EQ(seen.call.world_size, 1);
   EXPECT_EQ(seen.call.comm, nullptr);
+  EXPECT_EQ(seen.call.host_comm, nullptr);
 }
 
 TEST(Stage, WhatACandidateDoesToTheCallIsGoneWithTheNextLaunch) {

@@ -143,6 +143,12 @@ checkop_status exchange_more(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
+checkop_status want_host_comm(const checkop_call* call) {
+  if (call->host_comm == nullptr || call->host_comm != call->comm || call->host_comm->rank != call->rank)
+    return say(call, "host_comm is not comm");
+  return Tampered(*call).launch();
+}
+
 float* output(const checkop_call* call, int32_t i) { return static_cast<float*>(call->outputs[i].data); }
 
 checkop_status change_a_copy(const checkop_call* call) {
@@ -193,6 +199,7 @@ constexpr Named kNamed[] = {
     {"stalls", stall},
     {"stalls_in_the_end", stall_in_the_end},
     {"exchanges_more", exchange_more},
+    {"wants_host_comm", want_host_comm},
     {"changes_a_copy", change_a_copy},
     {"leaves_an_element", leave_an_element},
     {"changes_an_input", change_an_input},
