@@ -21,9 +21,9 @@ LAYERS = (
     ("compare bound summary policy_metrics failures trivial error_map",),
     ("residuals", "diagnosis", "model_bits"),
     ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
-    ("device", "plugin", "saved_case given", "external_process"),
-    ("runner buffers stage rank_group host_comm bench behaviour_faults invariance sensitivity external memory_need",),
-    ("isolate wire",),
+    ("device nccl_comm", "plugin", "saved_case given", "external_process"),
+    ("runner buffers stage rank_group rank_end host_comm bench behaviour_faults invariance sensitivity external memory_need",),
+    ("isolate wire frame",),
     ("verdict",),
     ("report certificate", "mutation"),
     ("options",),
@@ -133,12 +133,12 @@ def check_foreign_includes(path, text, files):
 
 
 def check_cuda_headers(path, text):
-    if path.startswith(("kernels/", "sdk/init/", "tests/gpu/")) or path.startswith("src/device_cuda."):
+    if path.startswith(("kernels/", "sdk/init/", "tests/gpu/", "src/device_cuda", "src/nccl_comm.")):
         return
     for number, _, header in includes(text):
         if CUDA_HEADER.match(header):
             yield Finding(path, number, "cuda-header",
-                          f"'{header}' belongs in kernels/, sdk/init/, src/device_cuda.* or tests/gpu/ alone")
+                          f"'{header}' belongs in kernels/, sdk/init/, src/device_cuda*, src/nccl_comm.* or tests/gpu/ alone")
 
 
 def check_cuda_condition(files):

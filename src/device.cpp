@@ -51,7 +51,11 @@ class CpuDevice final : public Device {
     info_.memory_bytes = physical_memory();
   }
 
-  DeviceInfo info() const override { return elsewhere_ ? *elsewhere_ : info_; }
+  DeviceInfo info() const override {
+    DeviceInfo info = elsewhere_ ? *elsewhere_ : info_;
+    tell_ranks(info);
+    return info;
+  }
 
   void* stream() override { return nullptr; }
 
@@ -146,6 +150,17 @@ void Device::run(const Manner& manner, const std::function<bool()>& launch) {
   }
   if (manner.kind == Manner::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
   launch();
+}
+
+Device& Device::of_rank(int32_t) { return *this; }
+std::string Device::name_meeting(int32_t) { return ""; }
+void* Device::join(const std::string&, int32_t, int32_t, std::chrono::milliseconds) { return nullptr; }
+std::optional<Unfinished> Device::finish(std::chrono::milliseconds, const std::atomic<bool>&) { return {}; }
+
+void Device::tell_ranks(DeviceInfo& info) const {
+  if (processes_ == nullptr) return;
+  info.most_ranks = most_ranks_;
+  info.ranks_limit = fmt::format("{} processes run it", most_ranks_);
 }
 
 bool Device::equal(const std::byte* a, const std::byte* b, size_t bytes) {

@@ -2,10 +2,13 @@
 // Device: where a candidate's memory lives and its work runs. The CPU device and the factory are in device.cpp.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,9 +23,14 @@ struct DeviceInfo {
   int arch = 0;          ///< 90; 0 on the CPU
   int multiprocessors = 0;
   uint64_t memory_bytes = 0;
-  std::string driver, runtime;  ///< "13.0"; "" on the CPU
-  uint64_t free_bytes = 0;      ///< of memory_bytes when it was opened; 0 on the CPU, whose memory is the host's
+  std::string driver, runtime;   ///< "13.0"; "" on the CPU
+  uint64_t free_bytes = 0;       ///< of memory_bytes when it was opened; 0 on the CPU, whose memory is the host's
+  int64_t most_ranks = 0;        ///< that can share a case, this device being the first's; 0: any number
+  std::string ranks_limit = {};  ///< why not more: "there is 1 CUDA device from cuda:0 on"
 };
+
+/// That can share a case.
+inline int64_t most_ranks(const DeviceInfo& device) { return device.most_ranks > 0 ? device.most_ranks : INT64_MAX; }
 
 /// How the work of a launch comes to run.
 struct Manner {
@@ -33,6 +41,14 @@ struct Manner {
   };
   Kind kind = Kind::plain;
   int percent = 0;
+};
+
+class RankProcesses;  // rank_end.hpp
+
+/// Why a rank's work will not come to its end.
+struct Unfinished {
+  bool is_late = false;
+  std::string why;
 };
 
 /// Every member throws DeviceError with what was being done and the driver's own words; a CUDA error is cleared first.
@@ -63,6 +79,26 @@ class Device {
   /// put there may still run at the end. `launch` must not throw. Throws NotOnDevice where that can't be.
   virtual void run(const Manner& manner, const std::function<bool()>& launch);
 
+  // For ranks that share a case. Each has a device; of those of one process, the first has this one.
+  /// That of rank `rank` of this process: this one on the CPU, the one so many numbers on with CUDA. Throws
+  /// EnvironmentError when there are not so many.
+  virtual Device& of_rank(int32_t rank);
+  /// Makes it the one that CUDA calls of this thread are about.
+  virtual void make_current() {}
+  /// Where so many ranks can meet; "" where they talk through the host alone. Throws EnvironmentError without NCCL.
+  virtual std::string name_meeting(int32_t world_size);
+  /// The communicator of a rank, once all have come to that meeting; nullptr where they need none.
+  virtual void* join(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit);
+  /// Waits for what is on stream(), until it is done or will not be: `limit` has passed, the communicator reports an
+  /// error, or `is_broken` became true.
+  virtual std::optional<Unfinished> finish(std::chrono::milliseconds limit, const std::atomic<bool>& is_broken);
+  /// Ends what waits for other ranks, from any thread. The next meeting is another one.
+  virtual void leave_meetings() noexcept {}
+
+  /// From here on ranks 1 and up are in other processes, and at most `most` ranks share a case.
+  void share(RankProcesses& processes, int64_t most) { processes_ = &processes, most_ranks_ = most; }
+  RankProcesses* processes() const { return processes_; }  ///< nullptr: all ranks are in this process
+
   // For timing.
   virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
   /// Copies within the device, as work on the stream.
@@ -74,6 +110,12 @@ class Device {
   /// stream first idles for `cover_us`, while the host gets ahead of it, so that the time to launch is not in the
   /// result. Waits for the end.
   virtual double time_ms(const std::function<void()>& enqueue, double cover_us) = 0;
+
+ protected:
+  void tell_ranks(DeviceInfo& info) const;  ///< how many can share a case, where they are processes
+
+  RankProcesses* processes_ = nullptr;
+  int64_t most_ranks_ = 0;
 };
 
 inline constexpr size_t kFlushCaches = 4;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA device. Besides device_cuda.cuh the only file in src/ that includes the CUDA runtime. nvcc compiles it.
+// The CUDA device. nvcc compiles it. Every member first makes it the current one of its thread, for ranks have others.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 
 #include "device.hpp"
 #include "device_cuda.cuh"
+#include "device_cuda_ranks.hpp"
 #include "error.hpp"
 #include "mix.hpp"
 #include "text.hpp"
@@ -60,7 +61,7 @@ Event make_event() {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index) {
+  explicit CudaDevice(int index) : index_(index), ranks_(index) {
     check(cudaSetDevice(index), "select device cuda:" + std::to_string(index));
     check(cudaGetDeviceProperties(&properties_, index), "read the properties of cuda:" + std::to_string(index));
     cudaStream_t stream = nullptr;
@@ -88,12 +89,28 @@ class CudaDevice final : public Device {
     info.free_bytes = free_at_first_;
     info.driver = driver_;
     info.runtime = runtime_;
+    ranks_.tell(info);
+    tell_ranks(info);
     return info;
   }
 
   void* stream() override { return stream_.get(); }
+  void make_current() override { check(cudaSetDevice(index_), "select device cuda:" + std::to_string(index_)); }
+
+  Device& of_rank(int32_t rank) override { return rank == 0 || processes_ != nullptr ? *this : ranks_.device_of(rank); }
+  std::string name_meeting(int32_t world_size) override { return ranks_.name_meeting(world_size); }
+  void* join(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) override {
+    make_current();
+    return ranks_.join(meeting, rank, world_size, limit);
+  }
+  std::optional<Unfinished> finish(std::chrono::milliseconds limit, const std::atomic<bool>& is_broken) override {
+    make_current();
+    return ranks_.finish(stream_.get(), limit, is_broken);
+  }
+  void leave_meetings() noexcept override { ranks_.leave(); }
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
+    make_current();
     void* memory = nullptr;
     // At least one byte: an empty tensor still gets an address of its own. cudaMalloc aligns to 256 bytes.
     const std::string doing = "allocate " + what + " (" + format_bytes(bytes) + ")";
@@ -110,6 +127,7 @@ class CudaDevice final : public Device {
 
   // What was there must not be found in what a candidate allocates: all bits set is a NaN of every type.
   void free(std::byte* memory) noexcept override {
+    (void)cudaSetDevice(index_);
     if (const auto found = sizes_.find(memory); found != sizes_.end()) {
       (void)cudaMemsetAsync(memory, 0xff, found->second, stream_.get());
       sizes_.erase(found);
@@ -127,6 +145,7 @@ class CudaDevice final : public Device {
   }
 
   void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) override {
+    make_current();
     if (bytes == 0) return;
     for (size_t width = pattern_bytes; width < sizeof(pattern); width *= 2) {
       pattern &= ~uint64_t{0} >> (64 - 8 * width);
@@ -139,6 +158,7 @@ class CudaDevice final : public Device {
   }
 
   bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
+    make_current();
     if (rows.empty() || row_bytes == 0) return true;
     const size_t map_bytes = rows.size() * sizeof(int64_t);
     if (map_bytes > compared_bytes_) {
@@ -163,6 +183,7 @@ class CudaDevice final : public Device {
   }
 
   uint64_t fingerprint(const std::byte* memory, size_t bytes) override {
+    make_current();
     return sum_of("read back", [&](unsigned long long* sum) {
       add_fingerprint<<<blocks_for(bytes / sizeof(uint64_t)), kThreads, 0, stream_.get()>>>(memory, bytes,
                                                                                             fingerprint_salt(), sum);
@@ -170,11 +191,13 @@ class CudaDevice final : public Device {
   }
 
   void synchronize(const std::string& what) override {
+    make_current();
     check(cudaDeviceSynchronize(), what);
     check(cudaGetLastError(), what);  // a launch error that a candidate did not report
   }
 
   void run(const Manner& manner, const std::function<bool()>& launch) override {
+    make_current();
     switch (manner.kind) {
       case Manner::Kind::plain:
         launch();
@@ -189,11 +212,13 @@ class CudaDevice final : public Device {
   size_t cache_bytes() const override { return static_cast<size_t>(properties_.l2CacheSize); }
 
   void copy(std::byte* to, const std::byte* from, size_t bytes) override {
+    make_current();
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()),
           "copy (" + format_bytes(bytes) + ")");
   }
 
   void flush_cache() override {
+    make_current();
     const size_t bytes = kFlushCaches * cache_bytes();
     if (!flushed_) {
       flushed_.reset(allocate(bytes + sizeof(uint4), "what flushes the cache"));
@@ -206,6 +231,7 @@ class CudaDevice final : public Device {
   }
 
   double time_ms(const std::function<void()>& enqueue, double cover_us) override {
+    make_current();
     if (!start_) start_ = make_event(), stop_ = make_event();
     if (cover_us > 0) {
       wait_ns<<<1, 1, 0, stream_.get()>>>(static_cast<uint64_t>(cover_us * 1e3));
@@ -308,6 +334,7 @@ class CudaDevice final : public Device {
   }
 
   void copy(std::byte* to, const std::byte* from, size_t bytes, cudaMemcpyKind kind, std::string_view verb) {
+    make_current();
     if (bytes == 0) return;
     const std::string doing = std::string(verb) + " (" + format_bytes(bytes) + ")";
     check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), doing);
@@ -325,6 +352,7 @@ class CudaDevice final : public Device {
   };
 
   int index_;
+  CudaRanks ranks_;
   cudaDeviceProp properties_{};
   Stream stream_, other_stream_;
   std::unique_ptr<Held, HostDelete> held_;  ///< of run_contended()

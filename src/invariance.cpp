@@ -87,9 +87,9 @@ class Planner {
   }
 
   void other_ranks() {
-    const int64_t own = world_size(c_);
+    const int64_t own = world_size(c_), most = std::min(canonical_segments(c_), most_ranks(device_));
     for (const int64_t ranks : plan_.all ? std::vector<int64_t>{1, 2, 3, 4, 8} : std::vector<int64_t>{1}) {
-      if (!compares_ranks(c_) || ranks == own || ranks > canonical_segments(c_)) continue;
+      if (!compares_ranks(c_) || ranks == own || ranks > most) continue;
       Context context = full(Axis::ranks, fmt::format("{} rank{} in place of {}", ranks, ranks == 1 ? "" : "s", own));
       context.ranks = ranks;
       add(std::move(context));

@@ -2,6 +2,8 @@
 // Where the files that come with the program lie.
 #include "paths.hpp"
 
+#include <unistd.h>
+
 #include <filesystem>
 
 #include "error.hpp"
@@ -19,6 +21,12 @@ std::string& chosen_folder() {
 }
 
 }  // namespace
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
 
 std::string executable_path() {
   std::error_code error;

@@ -6,6 +6,9 @@
 
 namespace checkop {
 
+/// The name of this machine.
+std::string host_name();
+
 /// The running executable.
 std::string executable_path();
 

@@ -14,23 +14,29 @@
 #include <thread>
 #include <utility>
 
+#include "error.hpp"
 #include "host_comm.hpp"
 #include "shards.hpp"
 
 namespace checkop {
 namespace {
 
+/// For ranks to give up, and to learn how one died.
+constexpr std::chrono::seconds kGiveUpLimit{5}, kExplainLimit{15};
+
 /// What the threads of one launch share. They hold it, and with it the ranks' buffers: one that never returns must not
 /// find them gone.
 struct Launched {
-  Launched(std::vector<std::shared_ptr<Stage>> of, std::chrono::milliseconds limit)
+  Launched(std::vector<std::shared_ptr<RankEnd>> of, std::chrono::milliseconds limit)
       : ranks(std::move(of)), comm(static_cast<int32_t>(ranks.size()), limit), answers(ranks.size()) {}
 
-  std::vector<std::shared_ptr<Stage>> ranks;
+  std::vector<std::shared_ptr<RankEnd>> ranks;
   HostComm comm;
+  RankLaunch launch;
   std::mutex mutex;
-  std::condition_variable returned;
-  std::vector<std::optional<Answer>> answers;
+  std::condition_variable changed;
+  std::vector<std::optional<RankAnswer>> answers;
+  int64_t dying = 0;  ///< ranks that died, and how is about to be known
 
   /// With the mutex held.
   int64_t count() const {
@@ -38,12 +44,20 @@ struct Launched {
   }
 
   void run(size_t rank) {
-    checkop_host_comm* const own = comm.of(static_cast<int32_t>(rank));
-    Answer answer = ranks[rank]->ask(own, own);
+    RankAnswer answer = ranks[rank]->launch(launch, comm.of(static_cast<int32_t>(rank)));
+    if (answer.answer.stopped) launch.is_broken = true;
     comm.leave(static_cast<int32_t>(rank));
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
+    if (answer.has_died) {
+      ++dying;
+      changed.notify_all();
+      lock.unlock();
+      ranks[rank]->explain(answer);
+      lock.lock();
+      --dying;
+    }
     answers[rank] = std::move(answer);
-    returned.notify_all();
+    changed.notify_all();
   }
 };
 
@@ -52,13 +66,17 @@ std::string ranks_text(const std::vector<size_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
+std::string words_of(const std::optional<RankAnswer>& answer) {
+  if (!answer) return "did not return";
+  return answer->answer.stopped ? answer->answer.stopped->message : answer->answer.message;
+}
+
 /// Every rank's words: once where all say the same.
-std::string words_of(const std::vector<std::optional<Answer>>& answers) {
+std::string words_of(const std::vector<std::optional<RankAnswer>>& answers) {
   std::map<std::string, std::vector<size_t>> said;
   std::vector<std::string> order;
   for (size_t r = 0; r < answers.size(); ++r) {
-    const auto& answer = answers[r];
-    const std::string words = !answer ? "did not return" : answer->stopped ? answer->stopped->message : answer->message;
+    const std::string words = words_of(answers[r]);
     if (said[words].empty()) order.push_back(words);
     said[words].push_back(r);
   }
@@ -69,22 +87,26 @@ std::string words_of(const std::vector<std::optional<Answer>>& answers) {
   return fmt::to_string(fmt::join(parts, "; "));
 }
 
-Answer answer_of(const std::vector<std::optional<Answer>>& answers) {
+Answer answer_of(const std::vector<std::optional<RankAnswer>>& answers, bool plain) {
   const std::string words = words_of(answers);
-  std::optional<RunStatus> status;
+  std::vector<RunStatus> stopped;
   bool all = true;
   for (const auto& answer : answers) {
     if (!answer) return {Stopped{RunStatus::timeout, words}, ""};
-    if (!answer->stopped) {
+    if (!answer->answer.stopped) {
       all = false;
-    } else if (!status || *status == RunStatus::unsupported) {
-      status = answer->stopped->status;
+    } else if (!answer->is_broken_off) {
+      stopped.push_back(answer->answer.stopped->status);
     }
   }
-  if (!status) return {{}, words};
-  // A kernel is supported by all ranks or by none.
-  if (*status == RunStatus::unsupported && !all) status = RunStatus::failed;
-  return {Stopped{*status, words}, ""};
+  if (stopped.empty()) return {{}, words};
+  // What ended one rank is worse than what the others say of it.
+  for (const RunStatus status : {RunStatus::crashed, RunStatus::timeout, RunStatus::no_device})
+    if (std::find(stopped.begin(), stopped.end(), status) != stopped.end()) return {Stopped{status, words}, ""};
+  for (const RunStatus status : stopped)
+    if (status != RunStatus::unsupported) return {Stopped{status, words}, ""};
+  // A kernel is supported by all ranks or by none; another manner of launching it need not be.
+  return {Stopped{all || !plain ? RunStatus::unsupported : RunStatus::failed, words}, ""};
 }
 
 /// Runs of the last dimension that lie apart, or the whole as one.
@@ -100,11 +122,10 @@ Runs runs_of(const Stage& stage, const TensorSpec& spec) {
 }
 
 /// Calls body(element of the whole's buffer, element of the rank's, elements) for what a rank holds of a sharded
-/// tensor, and pad(likewise) for what lies behind its runs.
+/// tensor, and pad(likewise) for what lies behind its runs; in the order of the rank's buffer.
 template <class Body, class Pad>
-void for_each_piece(const Stage& whole, const Stage& rank, const TensorSpec& spec, const Body& body, const Pad& pad) {
+void for_each_piece(const Stage& whole, const Place& place, const TensorSpec& spec, const Body& body, const Pad& pad) {
   const ShardView view = shard_view(whole.stage_case(), spec);
-  const Place& place = *rank.place();
   const int64_t padding = runs_of(whole, spec).padding, own = (place.end - place.begin) * view.inner;
   for (int64_t o = 0; o < view.outer; ++o) {
     const int64_t there = o * (view.extent * view.inner + padding), here = o * (own + padding);
@@ -121,39 +142,49 @@ std::vector<std::byte> content_of(GuardedBuffer& buffer) {
 
 }  // namespace
 
-RankGroup::RankGroup(Device& device, const checkop_kernel& kernel, const Stage& whole) {
+RankGroup::RankGroup(Device& device, const checkop_kernel& kernel, const Stage& whole) : device_(device) {
   const Case& c = whole.stage_case();
   const std::vector<int64_t> bounds = shard_bounds(c);
   const int64_t n = world_size(c);
-  if (n > 1 && device.info().kind != "cpu") {
-    throw Stopped{RunStatus::unsupported,
-                  fmt::format("{} ranks are run on the CPU only; use --world-size 1 or --device cpu", n)};
-  }
+  if (std::string why = why_too_many_ranks(c, device.info()); !why.empty())
+    throw Stopped{RunStatus::unsupported, std::move(why)};
   for (int64_t r = 0; r < n; ++r) {
     const auto at = static_cast<size_t>(r);
     const std::string suffix = n == 1 ? whole.suffix() : fmt::format(" on rank {}{}", r, whole.suffix());
     const Place place{static_cast<int32_t>(r), static_cast<int32_t>(n), bounds[at], bounds[at + 1], bounds.back()};
-    auto rank = std::make_shared<Stage>(device, kernel, rank_case(c, r), suffix, whole.layout(), place);
-    for (size_t i = 0; i < whole.inputs.size(); ++i) {
-      rank->inputs.push_back(rank->make_buffer("input", c.pass->inputs[i]));
-      if (rank->inputs[i]) rank->inputs[i]->upload(part_of(whole, i, *rank).data());
+    std::shared_ptr<RankEnd> rank;
+    if (r > 0 && device.processes() != nullptr) {
+      rank = device.processes()->make_rank(kernel, rank_case(c, r), suffix, whole.layout(), place);
+    } else {
+      rank = std::make_shared<LocalRank>(device_of(place.rank), kernel, rank_case(c, r), suffix, whole.layout(), place);
     }
-    rank->make_outputs_and_workspace();
+    for (size_t i = 0; i < whole.inputs.size(); ++i)
+      if (whole.inputs[i]) rank->upload(i, part_of(whole, i, place));
+    rank->prepare();
     ranks_.push_back(std::move(rank));
+    places_.push_back(place);
   }
 }
 
-std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const Stage& rank) const {
+Device& RankGroup::device_of(int32_t rank) {
+  try {
+    return device_.of_rank(rank);
+  } catch (const EnvironmentError& e) {
+    throw Stopped{RunStatus::no_device, e.what()};
+  }
+}
+
+std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const Place& place) {
   const TensorSpec& spec = whole.stage_case().pass->inputs[i];
   std::vector<std::byte> all = content_of(*whole.inputs[i]);
   if (!is_sharded(whole.stage_case(), spec)) return all;
-  const size_t width = info(rank.inputs[i]->dtype()).bytes;
-  std::vector<std::byte> part(rank.inputs[i]->bytes());
-  const auto copy = [&](int64_t from, int64_t to, int64_t n) {
-    std::copy_n(all.data() + static_cast<size_t>(from) * width, static_cast<size_t>(n) * width,
-                part.data() + static_cast<size_t>(to) * width);
+  const size_t width = info(whole.inputs[i]->dtype()).bytes;
+  std::vector<std::byte> part;
+  const auto append = [&](int64_t from, int64_t, int64_t n) {
+    const std::byte* const begin = all.data() + static_cast<size_t>(from) * width;
+    part.insert(part.end(), begin, begin + static_cast<size_t>(n) * width);
   };
-  for_each_piece(whole, rank, spec, copy, copy);
+  for_each_piece(whole, place, spec, append, append);
   return part;
 }
 
@@ -165,18 +196,45 @@ void RankGroup::poison(const Found& found) {
   for (const auto& rank : ranks_) rank->poison(found);
 }
 
-Answer RankGroup::launch(std::chrono::milliseconds limit) {
+Answer RankGroup::launch(std::chrono::milliseconds limit, const Manner& manner) {
   const auto launched = std::make_shared<Launched>(ranks_, limit);
+  const auto n = std::ssize(ranks_);
+  launched->launch.manner = manner;
+  launched->launch.limit = limit;
+  try {
+    if (n > 1) launched->launch.meeting = device_.name_meeting(static_cast<int32_t>(n));
+  } catch (const EnvironmentError& e) {
+    return {Stopped{RunStatus::no_device, e.what()}, ""};
+  }
   std::vector<std::thread> threads;
   for (size_t r = 0; r < ranks_.size(); ++r) threads.emplace_back([launched, r] { launched->run(r); });
   std::unique_lock lock(launched->mutex);
-  const auto n = std::ssize(ranks_);
-  launched->returned.wait(lock, [&] { return launched->count() > 0; });
-  const bool all = launched->returned.wait_for(lock, limit, [&] { return launched->count() == n; });
-  const std::vector<std::optional<Answer>> answers = launched->answers;
+  const auto all_returned = [&] { return launched->count() == n; };
+  launched->changed.wait(lock, [&] { return launched->count() + launched->dying > 0; });
+  bool all = launched->changed.wait_for(lock, limit, all_returned);
+  if (!all && launched->dying > 0) all = launched->changed.wait_for(lock, kExplainLimit, all_returned);
+  const std::vector<std::optional<RankAnswer>> answers = launched->answers;
+  if (!all) launched->launch.is_broken = true;
+  if (launched->launch.is_broken) {
+    lock.unlock();
+    for (const auto& rank : ranks_) rank->give_up();
+    lock.lock();
+    if (!all && !launched->launch.meeting.empty()) all = launched->changed.wait_for(lock, kGiveUpLimit, all_returned);
+  }
   lock.unlock();
   for (std::thread& thread : threads) all ? thread.join() : thread.detach();
-  return answer_of(answers);
+  note_runs(answers);
+  return answer_of(answers, manner.kind == Manner::Kind::plain);
+}
+
+void RankGroup::note_runs(const std::vector<std::optional<RankAnswer>>& answers) {
+  runs_.clear();
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    RankRun run = ranks_[r]->describe();
+    run.ms = answers[r] ? answers[r]->ms : 0;
+    run.message = words_of(answers[r]);
+    runs_.push_back(std::move(run));
+  }
 }
 
 void RankGroup::gather(Stage& whole, std::vector<std::string>& differences) {
@@ -196,8 +254,8 @@ void RankGroup::gather_parts(Stage& whole, size_t i) {
   const size_t width = info(dtype).bytes;
   std::vector<std::byte> all = content_of(*whole.outputs[i]);  // what lies between rows stays as it was found
   const std::vector<std::byte> found = all;
-  for (const auto& rank : ranks_) {
-    const std::vector<std::byte> part = content_of(*rank->outputs[i]);
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    const std::vector<std::byte> part = ranks_[r]->output(i);
     const auto copy = [&](int64_t to, int64_t from, int64_t n) {
       std::copy_n(part.data() + static_cast<size_t>(from) * width, static_cast<size_t>(n) * width,
                   all.data() + static_cast<size_t>(to) * width);
@@ -207,19 +265,21 @@ void RankGroup::gather_parts(Stage& whole, size_t i) {
         if (load_bits(dtype, part.data(), from + e) != load_bits(dtype, found.data(), to + e))
           copy(to + e, from + e, 1);
     };
-    for_each_piece(whole, *rank, spec, copy, copy_changed);
+    for_each_piece(whole, places_[r], spec, copy, copy_changed);
   }
   whole.outputs[i]->upload(all.data());
 }
 
 void RankGroup::gather_copies(Stage& whole, size_t i, std::vector<std::string>& differences) {
-  const std::vector<std::byte> first = content_of(*ranks_.front()->outputs[i]);
+  const std::vector<std::byte> first = ranks_.front()->output(i);
   whole.outputs[i]->upload(first.data());
   const std::string prefix = fmt::format("{}: ", whole.stage_case().pass->outputs[i].tensor.name);
   const auto told = [&](const std::string& sentence) { return sentence.starts_with(prefix); };
   if (std::any_of(differences.begin(), differences.end(), told)) return;
   for (size_t r = 1; r < ranks_.size(); ++r) {
-    const BitDifference bits = ranks_[r]->outputs[i]->difference_from(first.data());
+    const std::vector<std::byte> own = ranks_[r]->output(i);
+    const GuardedBuffer& output = *whole.outputs[i];
+    const BitDifference bits = compare_bits(output.dtype(), first.data(), own.data(), output.count());
     if (bits.different == 0) continue;
     differences.push_back(fmt::format(
         "{}rank {} is the first that does not have the bits of rank 0: {} of {} elements, "
@@ -234,14 +294,16 @@ void RankGroup::check_guards(std::vector<std::string>& violations) {
 }
 
 void RankGroup::check_inputs(const Stage& whole, std::vector<std::string>& modified) const {
-  for (const auto& rank : ranks_) {
-    for (size_t i = 0; i < rank->inputs.size(); ++i) {
-      if (!rank->inputs[i] || rank->inputs[i]->as_uploaded()) continue;
-      const std::string prefix =
-          fmt::format("{} of rank {}: ", whole.stage_case().pass->inputs[i].name, rank->place()->rank);
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    for (size_t i = 0; i < whole.inputs.size(); ++i) {
+      if (!whole.inputs[i] || ranks_[r]->input_as_uploaded(i)) continue;
+      const std::string prefix = fmt::format("{} of rank {}: ", whole.stage_case().pass->inputs[i].name, r);
       const auto told = [&](const std::string& sentence) { return sentence.starts_with(prefix); };
       if (std::any_of(modified.begin(), modified.end(), told)) continue;
-      const BitDifference bits = rank->inputs[i]->difference_from(part_of(whole, i, *rank).data());
+      const std::vector<std::byte> given = part_of(whole, i, places_[r]), found = ranks_[r]->input(i);
+      const DType dtype = whole.inputs[i]->dtype();
+      const auto count = static_cast<int64_t>(given.size() / info(dtype).bytes);
+      const BitDifference bits = compare_bits(dtype, given.data(), found.data(), count);
       if (bits.different == 0) continue;
       modified.push_back(fmt::format("{}{} element{} changed, first at index {}", prefix, bits.different,
                                      bits.different == 1 ? "" : "s", bits.first_index));

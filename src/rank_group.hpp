@@ -4,15 +4,16 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "stage.hpp"
+#include "rank_end.hpp"
 
 namespace checkop {
 
-/// Ranks are threads of this process, on one device. A group of devices would have a stage on each, and their
-/// communicators in place of HostComm.
+/// Ranks are threads of this process, each on its device, or other processes; see Device::of_rank() and
+/// Device::processes().
 class RankGroup {
  public:
   /// Gives every rank its part of `whole`, whose inputs and outputs are complete, and a workspace.
@@ -23,7 +24,9 @@ class RankGroup {
 
   /// Calls the candidate once for every rank, each in a thread of its own, and waits for all. Once one rank has
   /// returned, the others have `limit` to do so: what does not return is a timeout, and keeps its buffers for good.
-  Answer launch(std::chrono::milliseconds limit);
+  Answer launch(std::chrono::milliseconds limit, const Manner& manner);
+  /// Of the latest launch.
+  const std::vector<RankRun>& runs() const { return runs_; }
 
   /// Puts the outputs of the latest launch together in `whole`. Those that every rank has are rank 0's; where another
   /// has other bits, appends a sentence, unless there is one of that output already.
@@ -35,11 +38,16 @@ class RankGroup {
 
  private:
   /// The part of input `i` of `whole` that a rank has, as its buffer holds it.
-  std::vector<std::byte> part_of(const Stage& whole, size_t i, const Stage& rank) const;
+  static std::vector<std::byte> part_of(const Stage& whole, size_t i, const Place& place);
+  Device& device_of(int32_t rank);
+  void note_runs(const std::vector<std::optional<RankAnswer>>& answers);
   void gather_parts(Stage& whole, size_t i);
   void gather_copies(Stage& whole, size_t i, std::vector<std::string>& differences);
 
-  std::vector<std::shared_ptr<Stage>> ranks_;  ///< shared with their threads
+  Device& device_;
+  std::vector<std::shared_ptr<RankEnd>> ranks_;  ///< shared with their threads
+  std::vector<Place> places_;
+  std::vector<RankRun> runs_;
 };
 
 }  // namespace checkop

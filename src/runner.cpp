@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "invariance_run.hpp"
+#include "shards.hpp"
 #include "stage.hpp"
 
 namespace checkop {
@@ -70,7 +71,17 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
     throw Stopped{RunStatus::no_device, fmt::format("could not be prepared: {}", e.what())};
   }
 
-  result.message = stage.launch(0);
+  const auto launch = [&](int run) {
+    try {
+      const std::string words = stage.launch(run);
+      if (run == 0) result.message = words;
+    } catch (...) {
+      result.ranks = stage.rank_runs();
+      throw;
+    }
+  };
+  launch(0);
+  result.ranks = stage.rank_runs();
   result.run_ms = stage.elapsed_ms;
   start = Clock::now();
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -83,7 +94,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   // After each run: a second run may undo what the first one did to an input.
   if (checks.memory) note_modified_inputs(stage, first_bytes(inputs), inputs, result.modified_inputs);
   if (checks.determinism || checks.memory) {
-    stage.launch(1);
+    launch(1);
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (stage.outputs[i]) result.outputs[i] = compare_runs(*stage.outputs[i], outputs[i], copies[i].get());
     }
@@ -136,6 +147,14 @@ std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& devi
     return fmt::format("runs up to sm_{}, device is sm_{}", kernel.max_arch, device.arch);
   }
   return "";
+}
+
+std::string why_too_many_ranks(const Case& c, const DeviceInfo& device) {
+  const int64_t n = world_size(c);
+  if (n <= most_ranks(device)) return "";
+  return fmt::format("{} ranks need {} {}, and {}; use --world-size {}{}", n, n,
+                     device.kind == "cpu" ? "processes" : "CUDA devices", device.ranks_limit, device.most_ranks,
+                     device.kind == "cpu" ? "" : " or --device cpu");
 }
 
 std::vector<Tensor> make_outputs(const Case& c) {

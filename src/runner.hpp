@@ -53,6 +53,16 @@ struct OutputRun {
   int64_t smallest_rows = 0;
 };
 
+/// One rank of a case that several share.
+struct RankRun {
+  int32_t rank = 0;
+  std::string device;  ///< "cuda:1 NVIDIA H200"
+  std::string host;
+  int64_t process = 0;  ///< its number there
+  double ms = 0;        ///< of the launch; 0 where it did not end
+  std::string message;  ///< the candidate's own words, or why it failed
+};
+
 struct RunResult {
   RunStatus status = RunStatus::failed;
   std::string message;                        ///< the candidate's own words, the device's error or the signal
@@ -62,8 +72,10 @@ struct RunResult {
   std::vector<std::string> guard_violations;  ///< "output 'dlogits': 3 elements changed behind its end, first at +0"
   std::vector<std::string> modified_inputs;   ///< "logits: 2 elements changed, first at index 12"
   std::vector<std::string>
-      rank_differences;      ///< "logp: rank 2 is the first that does not have the bits of rank 0: ..."
-  bool device_lost = false;  ///< the process can't use its device any more
+      rank_differences;        ///< "logp: rank 2 is the first that does not have the bits of rank 0: ..."
+  std::vector<RankRun> ranks;  ///< of the first launch, or the one that failed; empty unless several share the case
+  std::string rank_gone;       ///< why a rank's process will not come to any further case; "" while all do
+  bool device_lost = false;    ///< the process can't use its device any more
   double transfer_ms = 0, run_ms = 0;
   bool repeat_elsewhere = false;  ///< OutputRun::repeat is against a run in a second process
 };
@@ -73,6 +85,9 @@ inline constexpr int64_t kGuardElements = 4096;
 
 /// Why `kernel` can't run on `device`; empty when it can.
 std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device);
+
+/// Why the ranks of `c` are more than can share a case where the first has `device`; empty when they are not.
+std::string why_too_many_ranks(const Case& c, const DeviceInfo& device);
 
 /// Room for the outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
 std::vector<Tensor> make_outputs(const Case& c);

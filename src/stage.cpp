@@ -222,11 +222,15 @@ std::string Stage::launch(const Found& found, int run) {
   const auto start = Clock::now();
   Answer answer;
   const auto launch = [&] {
-    answer = ranks_ ? ranks_->launch(rank_limit) : ask(nullptr, nullptr);
+    answer = ask(nullptr, nullptr);
     return !answer.stopped;
   };
   try {
-    device_.run(found.manner, launch);
+    if (ranks_) {
+      answer = ranks_->launch(rank_limit, found.manner);
+    } else {
+      device_.run(found.manner, launch);
+    }
   } catch (const NotOnDevice& e) {
     // The candidate's own failure is one to be recorded, say: plainly it ran.
     const std::string& said = answer.message;
@@ -240,6 +244,10 @@ std::string Stage::launch(const Found& found, int run) {
     throw DeviceError(said.empty() ? e.what() : fmt::format("{} ({})", e.what(), said), e.sticky());
   }
   elapsed_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  if (ranks_) {
+    elapsed_ms = 0;
+    for (const RankRun& rank : ranks_->runs()) elapsed_ms = std::max(elapsed_ms, rank.ms);
+  }
   if (const auto& stopped = answer.stopped) {
     throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_)};
   }
@@ -249,7 +257,7 @@ std::string Stage::launch(const Found& found, int run) {
 
 void Stage::enqueue() {
   if (ranks_) {
-    if (Answer answer = ranks_->launch(rank_limit); answer.stopped) throw std::move(*answer.stopped);
+    if (Answer answer = ranks_->launch(rank_limit, {}); answer.stopped) throw std::move(*answer.stopped);
     return;
   }
   if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
@@ -267,6 +275,10 @@ std::vector<BufferPtr> Stage::release_inputs() {
 
 size_t Stage::workspace_bytes() const {
   return ranks_ ? ranks_->workspace_bytes() : workspace ? workspace->bytes() : 0;
+}
+
+std::vector<RankRun> Stage::rank_runs() const {
+  return ranks_ && world_size(case_) > 1 ? ranks_->runs() : std::vector<RankRun>();
 }
 
 void Stage::check_rank_inputs(std::vector<std::string>& modified) const {

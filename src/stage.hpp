@@ -103,6 +103,8 @@ class Stage {
   void check_rank_inputs(std::vector<std::string>& modified) const;
   /// Where launches left other bits on a rank than on rank 0, in outputs that all ranks have: a sentence an output.
   const std::vector<std::string>& rank_differences() const { return rank_differences_; }
+  /// What each rank did in the latest launch; empty unless several share the case.
+  std::vector<RankRun> rank_runs() const;
 
   /// Gives up all buffers but the inputs, which are returned.
   std::vector<BufferPtr> release_inputs();
@@ -113,7 +115,7 @@ class Stage {
 
   std::vector<BufferPtr> inputs, outputs;  ///< nullptr: absent
   std::unique_ptr<GuardedBuffer> workspace;
-  double elapsed_ms = 0;  ///< of the latest launch
+  double elapsed_ms = 0;  ///< of the latest launch; where ranks share the case, of the slowest
   /// How long ranks wait for one of them, when they exchange and in the end. Set before outputs are made.
   std::chrono::milliseconds rank_limit{60'000};
 

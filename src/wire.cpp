@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Framing, descriptor passing, and the JSON of cases and results.
+// The JSON of cases and results.
 #include "wire.hpp"
 
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -19,74 +13,6 @@ namespace checkop {
 namespace {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-
-constexpr uint32_t kMagic = 0x63686b6f;
-constexpr uint64_t kMaxBody = uint64_t{64} << 20;
-constexpr std::chrono::milliseconds kSlice{200};
-
-struct Header {
-  uint32_t magic;
-  uint32_t descriptors;
-  uint64_t body_bytes;
-};
-
-using ControlBuffer = std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))>;
-
-/// Waits until `socket` is ready for `events` or `until` has passed.
-bool wait_for(int socket, short events, Clock::time_point until) {
-  for (;;) {
-    // Rounded up: a wait of 0 ms before the deadline would spin.
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-    pollfd entry{socket, events, 0};
-    const int ready = poll(&entry, 1, static_cast<int>(std::clamp<int64_t>(left, 0, 1'000'000)));
-    if (ready > 0) return true;
-    if (ready == 0 && Clock::now() >= until) return false;
-    if (ready < 0 && errno != EINTR) throw WireError(fmt::format("poll: {}", std::strerror(errno)));
-  }
-}
-
-/// Moves the descriptors of a received control message into `descriptors`.
-void take_descriptors(msghdr& message, std::vector<Descriptor>& descriptors) {
-  for (cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr; control = CMSG_NXTHDR(&message, control)) {
-    if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
-    const size_t n = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < n; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(control) + i * sizeof(int), sizeof(int));
-      descriptors.emplace_back(fd);
-    }
-  }
-}
-
-/// Fills [to, to + bytes) from the socket.
-Received receive_bytes(int socket, char* to, size_t bytes, std::vector<Descriptor>& descriptors,
-                       Clock::time_point deadline, const std::function<bool()>& is_alive) {
-  while (bytes > 0) {
-    if (!wait_for(socket, POLLIN, std::min(deadline, Clock::now() + kSlice))) {
-      if (Clock::now() >= deadline) return Received::late;
-      // A process that the candidate started may hold the socket open after the worker's end. What the worker sent
-      // before it died is in the socket by now, so look once more.
-      if (!is_alive() && !wait_for(socket, POLLIN, Clock::now())) return Received::end;
-      continue;
-    }
-    alignas(cmsghdr) ControlBuffer control{};
-    iovec part{to, bytes};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got == 0 || (got < 0 && errno == ECONNRESET)) return Received::end;
-    if (got < 0) throw WireError(fmt::format("receive: {}", std::strerror(errno)));
-    take_descriptors(message, descriptors);
-    to += got;
-    bytes -= static_cast<size_t>(got);
-  }
-  return Received::message;
-}
 
 json encode_bits(const BitDifference& bits) {
   return {bits.compared, bits.different, bits.first_index, bits.a_bits, bits.b_bits};
@@ -104,67 +30,6 @@ RunStatus decode_status(const json& json) {
 }
 
 }  // namespace
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
-std::string dump(const json& json) { return json.dump(-1, ' ', false, json::error_handler_t::replace); }
-
-void send_message(int socket, const json& body, const std::vector<int>& descriptors, Clock::time_point deadline) {
-  if (descriptors.size() > kMaxDescriptors) {
-    throw WireError(fmt::format("{} tensors in one message, at most {} fit", descriptors.size(), kMaxDescriptors));
-  }
-  const std::string text = dump(body);
-  const Header header{kMagic, static_cast<uint32_t>(descriptors.size()), text.size()};
-  std::string bytes(sizeof(header), '\0');
-  std::memcpy(bytes.data(), &header, sizeof(header));
-  bytes += text;
-
-  for (size_t sent = 0; sent < bytes.size();) {
-    if (!wait_for(socket, POLLOUT, deadline)) throw WireError("send: the other side does not read");
-    iovec part{bytes.data() + sent, bytes.size() - sent};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) ControlBuffer control{};
-    if (sent == 0 && !descriptors.empty()) {  // descriptors travel with the first byte
-      const size_t size = descriptors.size() * sizeof(int);
-      message.msg_control = control.data();
-      message.msg_controllen = CMSG_SPACE(size);
-      cmsghdr* entry = CMSG_FIRSTHDR(&message);
-      entry->cmsg_level = SOL_SOCKET;
-      entry->cmsg_type = SCM_RIGHTS;
-      entry->cmsg_len = CMSG_LEN(size);
-      std::memcpy(CMSG_DATA(entry), descriptors.data(), size);
-    }
-    const ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (n < 0) throw WireError(fmt::format("send: {}", std::strerror(errno)));
-    sent += static_cast<size_t>(n);
-  }
-}
-
-Received receive_message(int socket, Message& message, Clock::time_point deadline,
-                         const std::function<bool()>& is_alive) {
-  message = {};
-  Header header{};
-  auto received =
-      receive_bytes(socket, reinterpret_cast<char*>(&header), sizeof(header), message.descriptors, deadline, is_alive);
-  if (received != Received::message) return received;
-  if (header.magic != kMagic || header.body_bytes > kMaxBody) throw WireError("the answer is no message of ours");
-  message.body.resize(header.body_bytes);
-  received = receive_bytes(socket, message.body.data(), message.body.size(), message.descriptors, deadline, is_alive);
-  if (received == Received::message && message.descriptors.size() != header.descriptors) {
-    throw WireError(fmt::format("{} descriptors arrived of {}", message.descriptors.size(), header.descriptors));
-  }
-  return received;
-}
 
 json encode(const Case& c) {
   json attrs = json::array();
@@ -218,6 +83,13 @@ RunChecks decode_checks(const json& json) {
           std::chrono::milliseconds(json.at(6).get<int64_t>())};
 }
 
+json encode(const RankRun& rank) { return {rank.rank, rank.device, rank.host, rank.process, rank.ms, rank.message}; }
+
+RankRun decode_rank(const json& json) {
+  return {json.at(0).get<int32_t>(), json.at(1).get<std::string>(), json.at(2).get<std::string>(),
+          json.at(3).get<int64_t>(), json.at(4).get<double>(),      json.at(5).get<std::string>()};
+}
+
 json encode(const RunResult& result) {
   json contexts = json::array();
   for (const ContextRun& context : result.contexts) {
@@ -236,6 +108,8 @@ json encode(const RunResult& result) {
                        {"contexts", bits},
                        {"smallest_rows", output.smallest_rows}});
   }
+  json ranks = json::array();
+  for (const RankRun& rank : result.ranks) ranks.push_back(encode(rank));
   return {{"status", static_cast<int>(result.status)},
           {"message", result.message},
           {"outputs", outputs},
@@ -243,6 +117,8 @@ json encode(const RunResult& result) {
           {"guard_violations", result.guard_violations},
           {"modified_inputs", result.modified_inputs},
           {"rank_differences", result.rank_differences},
+          {"ranks", ranks},
+          {"rank_gone", result.rank_gone},
           {"device_lost", result.device_lost},
           {"transfer_ms", result.transfer_ms},
           {"run_ms", result.run_ms}};
@@ -269,6 +145,8 @@ RunResult decode_result(const json& json) {
     result.contexts.push_back({static_cast<Axis>(axis), item.at(1).get<std::string>(), item.at(2).get<bool>(),
                                item.at(3).get<std::string>(), item.at(4).get<int64_t>()});
   }
+  for (const auto& item : json.at("ranks")) result.ranks.push_back(decode_rank(item));
+  result.rank_gone = json.at("rank_gone").get<std::string>();
   result.guard_violations = json.at("guard_violations").get<std::vector<std::string>>();
   result.modified_inputs = json.at("modified_inputs").get<std::vector<std::string>>();
   result.rank_differences = json.at("rank_differences").get<std::vector<std::string>>();
@@ -328,7 +206,9 @@ json encode(const DeviceInfo& info) {
           {"memory_bytes", info.memory_bytes},
           {"free_bytes", info.free_bytes},
           {"driver", info.driver},
-          {"runtime", info.runtime}};
+          {"runtime", info.runtime},
+          {"most_ranks", info.most_ranks},
+          {"ranks_limit", info.ranks_limit}};
 }
 
 DeviceInfo decode_device(const json& json) {
@@ -343,6 +223,8 @@ DeviceInfo decode_device(const json& json) {
   info.free_bytes = json.at("free_bytes").get<uint64_t>();
   info.driver = json.at("driver").get<std::string>();
   info.runtime = json.at("runtime").get<std::string>();
+  info.most_ranks = json.at("most_ranks").get<int64_t>();
+  info.ranks_limit = json.at("ranks_limit").get<std::string>();
   return info;
 }
 

@@ -11,6 +11,7 @@
 
 #include "commands/control.hpp"
 #include "error.hpp"
+#include "paths.hpp"
 #include "report_forms.hpp"
 
 namespace checkop {
@@ -87,9 +88,7 @@ Report new_report(const Options& options, const Contract& contract) {
   report.contract_hash = contract.hash();
   for (const std::string& warning : contract.warnings()) warn(report, options, warning);
   report.started = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  report.host = host;
+  report.host = host_name();
   return report;
 }
 

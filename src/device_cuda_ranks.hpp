@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CUDA device has for ranks that share a case: the devices of the others, communicators, waits that can end.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "device.hpp"
+#include "nccl_comm.hpp"
+
+namespace checkop {
+
+class CudaRanks {
+ public:
+  explicit CudaRanks(int index) : index_(index) {}
+
+  /// How many CUDA devices there are from this one on, as far as ranks can use them.
+  void tell(DeviceInfo& info) const {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) (void)cudaGetLastError();
+    count = std::max(1, count - index_);
+    info.most_ranks = count;
+    info.ranks_limit =
+        "from cuda:" + std::to_string(index_) + " on there " + (count == 1 ? "is 1" : "are " + std::to_string(count));
+    if (const std::string why = NcclComm::why_none(); count > 1 && !why.empty())
+      info.most_ranks = 1, info.ranks_limit = why;
+  }
+
+  /// The device of another rank; they are opened once.
+  Device& device_of(int32_t rank) {
+    std::unique_ptr<Device>& device = devices_[rank];
+    if (!device) device = open_cuda_device(index_ + rank);
+    return *device;
+  }
+
+  std::string name_meeting(int32_t world_size) {
+    const std::lock_guard lock(mutex_);
+    std::string& meeting = meetings_[world_size];
+    if (meeting.empty()) meeting = NcclComm::name_meeting();
+    return meeting;
+  }
+
+  void* join(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = comms_.find(meeting); found != comms_.end()) return found->second->get();
+    }
+    auto comm = std::make_shared<NcclComm>(meeting, rank, world_size, limit);
+    const std::lock_guard lock(mutex_);
+    return (comms_[meeting] = std::move(comm))->get();
+  }
+
+  /// Of what is on `stream`, without a wait that could not be ended.
+  std::optional<Unfinished> finish(cudaStream_t stream, std::chrono::milliseconds limit,
+                                   const std::atomic<bool>& is_broken) {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    for (auto next = start; cudaStreamQuery(stream) == cudaErrorNotReady;) {
+      (void)cudaGetLastError();
+      std::this_thread::yield();
+      const auto now = Clock::now();
+      if (now < next) continue;
+      next = now + std::chrono::milliseconds(1);
+      std::optional<Unfinished> found;
+      if (is_broken) {
+        found = Unfinished{false, "its work was ended, since another rank failed"};
+      } else if (std::string error = error_of_comms(); !error.empty()) {
+        found = Unfinished{false, std::move(error)};
+      } else if (now - start > limit) {
+        found = Unfinished{true, "its work did not end within " + std::to_string(limit.count()) + " ms"};
+      }
+      if (!found) continue;
+      leave();
+      return found;
+    }
+    return {};  // what the work itself reports, the device's next call says
+  }
+
+  void leave() noexcept {
+    std::map<std::string, std::shared_ptr<NcclComm>> left;
+    {
+      const std::lock_guard lock(mutex_);
+      left.swap(comms_);
+      meetings_.clear();
+      for (const auto& [meeting, comm] : left) comm->abort();
+    }
+  }
+
+ private:
+  std::string error_of_comms() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [meeting, comm] : comms_)
+      if (std::string error = comm->error(); !error.empty()) return error;
+    return "";
+  }
+
+  int index_;
+  std::mutex mutex_;
+  std::map<int32_t, std::unique_ptr<Device>> devices_;
+  std::map<int32_t, std::string> meetings_;  ///< by number of ranks
+  std::map<std::string, std::shared_ptr<NcclComm>> comms_;
+};
+
+}  // namespace checkop

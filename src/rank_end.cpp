@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of this process.
+#include "rank_end.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "paths.hpp"
+
+namespace checkop {
+namespace {
+
+std::vector<std::byte> content_of(GuardedBuffer& buffer) {
+  std::vector<std::byte> bytes(buffer.bytes());
+  buffer.download(bytes.data());
+  return bytes;
+}
+
+}  // namespace
+
+LocalRank::LocalRank(Device& device, const checkop_kernel& kernel, const Case& c, const std::string& suffix,
+                     const Layout& layout, const Place& place)
+    : device_(device), stage_(device, kernel, c, suffix, layout, place) {
+  for (const TensorSpec& spec : c.pass->inputs) stage_.inputs.push_back(stage_.make_buffer("input", spec));
+}
+
+void LocalRank::upload(size_t i, const std::vector<std::byte>& bytes) { stage_.inputs[i]->upload(bytes.data()); }
+void LocalRank::prepare() { stage_.make_outputs_and_workspace(); }
+void LocalRank::make_workspace(size_t extra) { stage_.make_workspace(extra); }
+size_t LocalRank::workspace_bytes() const { return stage_.workspace_bytes(); }
+void LocalRank::poison(const Found& found) { stage_.poison(found); }
+void LocalRank::give_up() noexcept { device_.leave_meetings(); }
+std::vector<std::byte> LocalRank::input(size_t i) { return content_of(*stage_.inputs[i]); }
+std::vector<std::byte> LocalRank::output(size_t i) { return content_of(*stage_.outputs[i]); }
+bool LocalRank::input_as_uploaded(size_t i) { return stage_.inputs[i]->as_uploaded(); }
+void LocalRank::check_guards(std::vector<std::string>& violations) { stage_.check_guards(violations); }
+
+RankAnswer LocalRank::launch(const RankLaunch& launch, checkop_host_comm* host_comm) {
+  RankAnswer result;
+  const auto stop = [&](RunStatus status, const std::string& why) {
+    const std::string said = result.answer.stopped ? result.answer.stopped->message : result.answer.message;
+    result.answer.stopped = Stopped{status, said.empty() ? why : fmt::format("{} ({})", why, said)};
+  };
+  try {
+    run(launch, host_comm, result);
+  } catch (const NotOnDevice& e) {  // the candidate's own failure is one to be recorded, say: plainly it ran
+    stop(RunStatus::unsupported, e.what());
+  } catch (const DeviceError& e) {
+    stop(e.sticky() ? RunStatus::crashed : RunStatus::failed, e.what());
+  }
+  return result;
+}
+
+void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, RankAnswer& result) {
+  using Clock = std::chrono::steady_clock;
+  const Place& place = *stage_.place();
+  device_.make_current();
+  void* comm = device_.info().kind == "cpu" ? host_comm : nullptr;
+  if (!launch.meeting.empty()) comm = device_.join(launch.meeting, place.rank, place.world_size, launch.limit);
+  const auto start = Clock::now();
+  device_.run(launch.manner, [&] {
+    result.answer = stage_.ask(host_comm, comm);
+    return !result.answer.stopped;
+  });
+  if (result.answer.stopped) return;
+  if (const auto unfinished = device_.finish(launch.limit, launch.is_broken)) {
+    result.is_broken_off = launch.is_broken;
+    result.answer.stopped = Stopped{unfinished->is_late ? RunStatus::timeout : RunStatus::failed, unfinished->why};
+    return;
+  }
+  device_.synchronize(fmt::format("run of rank {}", place.rank));
+  result.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+RankRun LocalRank::describe() const {
+  const DeviceInfo info = device_.info();
+  const std::string index = info.kind == "cpu" ? "" : fmt::format(":{}", info.index);
+  return {stage_.place()->rank, fmt::format("{}{} {}", info.kind, index, info.name), host_name(), getpid(), 0, ""};
+}
+
+}  // namespace checkop
