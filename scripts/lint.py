@@ -23,7 +23,7 @@ LAYERS = (
     ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
     ("device nccl_comm", "plugin", "saved_case given", "external_process"),
     ("runner buffers stage rank_group rank_end host_comm bench behaviour_faults invariance sensitivity external memory_need",),
-    ("isolate wire frame",),
+    ("isolate wire frame rank_hello rank_wire rank_link rank_serve rank_lead",),
     ("verdict",),
     ("report certificate", "mutation"),
     ("options",),
@@ -55,8 +55,8 @@ NAN_UNSAFE = (
     re.compile(rf"(?<![\w.>]){ACCESS}\w*(?:err|error)\w*(?:\(\))?\s>=?\s+(?!0\b)", re.I),
 )
 PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts\s*\(|\bputchar\s*\(|\bfmt::print\b")
-# isolate.cpp: a worker is a process of its own, whose last words go to stderr.
-MAY_PRINT = re.compile(r"^src/(main\.cpp|commands/.*|report[^/]*|isolate_child\.cpp)$")
+# isolate_child.cpp, rank_serve.cpp: processes of their own, whose last words go to stderr.
+MAY_PRINT = re.compile(r"^src/(main\.cpp|commands/.*|report[^/]*|isolate_child\.cpp|rank_serve\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
 TABLE_LINE = re.compile(r"^extern const Operator k\w+;\s*//\s*(\w+)\.cpp")

@@ -160,7 +160,7 @@ std::optional<Unfinished> Device::finish(std::chrono::milliseconds, const std::a
 void Device::tell_ranks(DeviceInfo& info) const {
   if (processes_ == nullptr) return;
   info.most_ranks = most_ranks_;
-  info.ranks_limit = fmt::format("{} processes run it", most_ranks_);
+  info.ranks_limit = fmt::format("processes, and {} run it", most_ranks_);
 }
 
 bool Device::equal(const std::byte* a, const std::byte* b, size_t bytes) {

@@ -26,7 +26,7 @@ struct DeviceInfo {
   std::string driver, runtime;   ///< "13.0"; "" on the CPU
   uint64_t free_bytes = 0;       ///< of memory_bytes when it was opened; 0 on the CPU, whose memory is the host's
   int64_t most_ranks = 0;        ///< that can share a case, this device being the first's; 0: any number
-  std::string ranks_limit = {};  ///< why not more: "there is 1 CUDA device from cuda:0 on"
+  std::string ranks_limit = {};  ///< of what more would need more: "processes, and 2 run it"
 };
 
 /// That can share a case.

@@ -29,10 +29,12 @@ class CudaRanks {
     if (cudaGetDeviceCount(&count) != cudaSuccess) (void)cudaGetLastError();
     count = std::max(1, count - index_);
     info.most_ranks = count;
-    info.ranks_limit =
-        "from cuda:" + std::to_string(index_) + " on there " + (count == 1 ? "is 1" : "are " + std::to_string(count));
-    if (const std::string why = NcclComm::why_none(); count > 1 && !why.empty())
-      info.most_ranks = 1, info.ranks_limit = why;
+    info.ranks_limit = "CUDA devices, and from cuda:" + std::to_string(index_) + " on there " +
+                       (count == 1 ? "is 1" : "are " + std::to_string(count));
+    if (const std::string why = NcclComm::why_none(); count > 1 && !why.empty()) {
+      info.most_ranks = 1;
+      info.ranks_limit = "communicators of NCCL: " + why;
+    }
   }
 
   /// The device of another rank; they are opened once.

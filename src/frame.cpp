@@ -13,6 +13,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 #include <utility>
 
 namespace checkop {
@@ -127,6 +128,11 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) close(fd_);
+}
+
+std::string unguessable() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
 std::string dump(const json& json) { return json.dump(-1, ' ', false, json::error_handler_t::replace); }

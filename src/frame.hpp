@@ -66,6 +66,9 @@ void send_bytes(int socket, const void* data, size_t bytes, std::chrono::steady_
 Received receive_bytes(int socket, void* data, size_t bytes, std::chrono::steady_clock::time_point deadline,
                        const std::function<bool()>& is_alive);
 
+/// A number that a candidate can't guess.
+std::string unguessable();
+
 /// One line for a log or a socket; bytes that are no UTF-8 are replaced, since a candidate's message may hold any.
 std::string dump(const nlohmann::json& json);
 

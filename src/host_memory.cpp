@@ -106,6 +106,12 @@ std::optional<uint64_t> available_memory(const std::string& proc, const std::str
   return least;
 }
 
+uint64_t room_for_candidates() {
+  constexpr uint64_t kLeastReserve = uint64_t{256} << 20;  // or a sixteenth
+  const std::optional<uint64_t> free = available_memory();
+  return free ? *free - std::min(*free, std::max(*free / 16, kLeastReserve)) : 0;
+}
+
 uint64_t own_memory() { return number_in("/proc/self/status", "VmData:").value_or(0) * 1024; }
 
 void limit_own_memory(uint64_t has, uint64_t bytes) {

@@ -24,6 +24,9 @@ void unmap_apart(std::byte* memory, size_t bytes) noexcept;
 std::optional<uint64_t> available_memory(const std::string& proc = "/proc",
                                          const std::string& groups = "/sys/fs/cgroup");
 
+/// What of it candidates may have: the system needs room to go on. 0 where the system does not tell.
+uint64_t room_for_candidates();
+
 /// Bytes of this process's private memory. What it shares with another does not count, as the tensors of a case.
 uint64_t own_memory();
 /// From here on own_memory() may come to `has` + `bytes`; a further call replaces the limit.

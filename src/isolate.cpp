@@ -18,7 +18,6 @@
 #include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -41,8 +40,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kDeathLimit{20};
-/// Of the machine's free memory so much, or a sixteenth, is not for candidates: the system needs room to go on.
-constexpr uint64_t kLeastReserve = uint64_t{256} << 20;
 
 /// Of this program; see Isolation.
 bool isolates = true;
@@ -193,12 +190,6 @@ void Worker::start() {
 
 namespace {
 
-/// A number that a candidate can't guess, so that no earlier or made-up answer is taken for this request's.
-std::string request_number() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
-}
-
 /// Throws WireError unless the result speaks of everything that was asked for.
 void require_complete(const Case& c, const DeviceInfo& device, const RunChecks& checks, const RunResult& result) {
   if (result.status != RunStatus::ok) return;
@@ -259,8 +250,7 @@ std::string Worker::words_of_external() const {
 uint64_t Worker::allowed_bytes() const {
   if (config_.device != "cpu") return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
-  const std::optional<uint64_t> free = available_memory();
-  return free ? *free - std::min(*free, std::max(*free / 16, kLeastReserve)) : 0;
+  return room_for_candidates();
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {
@@ -284,7 +274,7 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
   try {
     if (!process_) start();
     const auto deadline = Clock::now() + limit;
-    const std::string number = request_number();
+    const std::string number = unguessable();  // no earlier or made-up answer is taken for this request's
     request["request"] = number;
     request["allowed_bytes"] = process_->allowed_bytes = allowed_bytes();
     if (!process_->is_alive()) {  // a thread of the candidate can outlive the answer, and then crash

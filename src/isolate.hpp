@@ -16,11 +16,19 @@
 
 namespace checkop {
 
+/// Where a worker takes the processes of other ranks; see RankLeader.
+struct RankService {
+  int listener = -1;
+  std::string token;
+  int32_t processes = 0;
+};
+
 struct WorkerConfig {
   std::vector<std::string> plugins;              ///< paths to load
   std::string device = "cpu";                    ///< "cpu", "cuda" or "cuda:N"
   bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
   std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; its folder is the worker's affair
+  std::optional<RankService> ranks = {};
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free at each run
 };
 

@@ -18,6 +18,7 @@
 
 #include "error.hpp"
 #include "host_memory.hpp"
+#include "rank_link.hpp"
 #include "wire.hpp"
 
 namespace checkop {
@@ -26,14 +27,15 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kChildSocket = 3;
+constexpr int kChildSocket = 3, kChildListener = 4;
 /// For the parent to take an answer; it waits for nothing else.
 constexpr std::chrono::seconds kSayLimit{120};
 
 const auto kAlwaysAlive = [] { return true; };
 
-/// Cuts the process loose from what it shares with its parent: signals, terminal, files.
-void detach_from_parent(int socket, pid_t parent) {
+}  // namespace
+
+void detach_from_parent(int socket, pid_t parent, int listener) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // the parent died before the line above
   setpgid(0, 0);
@@ -46,13 +48,18 @@ void detach_from_parent(int socket, pid_t parent) {
   // Where memory ends all the same, the system is to end this process and not the one that reports.
   std::ofstream("/proc/self/oom_score_adj") << 1000;
 
+  if (listener != kNoListener) listener = fcntl(listener, F_DUPFD, kChildListener + 1);  // out of the way
   if (socket != kChildSocket) dup2(socket, kChildSocket);  // first: it may be 0 to 2 when the parent had closed those
+  if (listener != kNoListener) dup2(listener, kChildListener);
   if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, STDIN_FILENO);
   dup2(STDERR_FILENO, STDOUT_FILENO);  // what a plugin prints must not end up in a report on stdout
   fcntl(kChildSocket, F_SETFD, FD_CLOEXEC);
+  fcntl(kChildListener, F_SETFD, FD_CLOEXEC);
   // The parent's tensors and files; on kernels without the call they stay open, which does no harm.
-  close_range(kChildSocket + 1, ~0u, 0);
+  close_range(listener != kNoListener ? kChildListener + 1 : kChildSocket + 1, ~0u, 0);
 }
+
+namespace {
 
 json hello(const std::vector<Candidate>& candidates, const Device& device, bool count_cuda_devices) {
   json list = json::array();
@@ -72,7 +79,7 @@ json hello(const std::vector<Candidate>& candidates, const Device& device, bool 
 void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() + kSayLimit); }
 
 /// Runs one candidate, or times several.
-json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates,
+json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates, RankLink* ranks,
                std::vector<Descriptor>& descriptors) {
   size_t next = 0;
   const Case c = decode_case(request.at("case"));
@@ -83,13 +90,20 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
     return encode(bench_candidates(device, chosen, c, inputs, decode_plan(request.at("bench"))));
   }
   std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), descriptors, next, /*writable=*/true);
-  return encode(run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), c, inputs, outputs,
-                              decode_checks(request.at("checks"))));
+  const RunChecks checks = decode_checks(request.at("checks"));
+  if (ranks != nullptr) ranks->begin(checks.rank_limit);
+  RunResult result =
+      run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), c, inputs, outputs, checks);
+  if (ranks != nullptr) {
+    ranks->end();
+    result.rank_gone = ranks->gone();
+  }
+  return encode(result);
 }
 
 /// Answers requests until the parent closes its end. Each says how much memory may be used: where `in_all`, counted
 /// from the first one, otherwise by each.
-void serve(Device& device, const std::vector<Candidate>& candidates, bool in_all) {
+void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, bool in_all) {
   Message message;
   const uint64_t at_start = own_memory();
   const pid_t own_pid = getpid();
@@ -98,7 +112,7 @@ void serve(Device& device, const std::vector<Candidate>& candidates, bool in_all
     const json request = json::parse(message.body);
     if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0)
       limit_own_memory(in_all ? at_start : own_memory(), allowed);
-    json answer = answer_to(request, device, candidates, message.descriptors);
+    json answer = answer_to(request, device, candidates, ranks, message.descriptors);
     fflush(stdout);  // what the plugin printed belongs to this case
     // A candidate that forked came back twice; only the worker itself may answer.
     if (getpid() != own_pid) _exit(0);
@@ -128,7 +142,7 @@ void run_child(int socket, pid_t parent, const WorkerConfig& config) {
   // Whatever happens, the parent's destructors and atexit handlers must not run here.
   int code = 0;
   try {
-    detach_from_parent(socket, parent);
+    detach_from_parent(socket, parent, config.ranks ? config.ranks->listener : kNoListener);
     try {
       std::optional<External> external;
       if (config.external) {
@@ -138,8 +152,13 @@ void run_child(int socket, pid_t parent, const WorkerConfig& config) {
       // Before the plugins: how much is free is noted then, and they can take some as they are loaded.
       const std::unique_ptr<Device> device = external ? external->open_device() : open_device(config.device);
       const std::vector<Candidate> candidates = external ? external->candidates() : load_plugins(config.plugins);
+      std::optional<RankLink> ranks;
+      if (config.ranks) {
+        ranks.emplace(kChildListener, config.ranks->token, candidates);
+        device->share(*ranks, config.ranks->processes);
+      }
       say(hello(candidates, *device, config.count_cuda_devices));
-      serve(*device, candidates, config.memory_limit > 0);
+      serve(*device, candidates, ranks ? &*ranks : nullptr, config.memory_limit > 0);
     } catch (const InputError& e) {
       say({{"error", "input"}, {"text", e.what()}});
     } catch (const EnvironmentError& e) {

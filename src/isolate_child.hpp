@@ -11,6 +11,11 @@ namespace checkop {
 /// "cpu", "cuda" or "cuda:N". Throws InputError for other names, EnvironmentError and DeviceError as the device does.
 std::unique_ptr<Device> open_device(const std::string& name);
 
+/// Cuts the process loose from what it shares with its parent: signals, terminal, files. The socket becomes descriptor
+/// 3, the listener 4 unless there is none; all others are closed.
+void detach_from_parent(int socket, pid_t parent, int listener);
+inline constexpr int kNoListener = -1;
+
 /// Serves requests that come over `socket` until the parent closes its end.
 [[noreturn]] void run_child(int socket, pid_t parent, const WorkerConfig& config);
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "rank_hello.hpp"
 #include "report_forms.hpp"
 
 namespace checkop {
@@ -22,6 +23,8 @@ struct RunOptions {
   std::map<std::string, std::string, std::less<>> dims;  ///< dimension -> "7", "1,7,64", "1:4096:x2"
   std::map<std::string, double, std::less<>> attrs;
   std::vector<int64_t> shard_bounds;  ///< of ranks' parts; empty: as even as can be
+  int64_t rank = 0;                   ///< of this process, where several share cases; see rank_place()
+  std::string master;                 ///< HOST:PORT where they meet
   std::vector<std::string> presets;   ///< of models; sizes and attributes that are given win
   std::vector<std::string> with{"none"};
   std::vector<std::string> cases;                    ///< files or folders; empty: the flags make the cases
@@ -158,6 +161,10 @@ const std::vector<std::string>& class_names();
 
 /// Suites that the shipped case files know, for hints.
 const std::vector<std::string>& shipped_suites();
+
+/// Which of several processes this one is, if they share cases: as --rank and --world-size say, or else the variables
+/// of torchrun, mpirun or srun. Throws InputError for what makes no sense.
+std::optional<RankPlace> rank_place(const RunOptions& run);
 
 /// Joins arguments so that a shell reads them back as they are.
 std::string quote_command(const std::vector<std::string>& arguments);

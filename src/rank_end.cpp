@@ -72,10 +72,12 @@ void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, Rank
   result.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-RankRun LocalRank::describe() const {
-  const DeviceInfo info = device_.info();
+RankRun LocalRank::describe() const { return describe_rank(device_, place().rank); }
+
+RankRun describe_rank(const Device& device, int32_t rank) {
+  const DeviceInfo info = device.info();
   const std::string index = info.kind == "cpu" ? "" : fmt::format(":{}", info.index);
-  return {stage_.place()->rank, fmt::format("{}{} {}", info.kind, index, info.name), host_name(), getpid(), 0, ""};
+  return {rank, fmt::format("{}{} {}", info.kind, index, info.name), host_name(), getpid(), 0, ""};
 }
 
 }  // namespace checkop

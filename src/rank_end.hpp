@@ -74,6 +74,8 @@ class LocalRank final : public RankEnd {
   bool input_as_uploaded(size_t i) override;
   void check_guards(std::vector<std::string>& violations) override;
   RankRun describe() const override;
+  size_t input_bytes(size_t i) const { return stage_.inputs.at(i)->bytes(); }
+  const Place& place() const { return *stage_.place(); }
 
  private:
   void run(const RankLaunch& launch, checkop_host_comm* host_comm, RankAnswer& result);
@@ -81,6 +83,9 @@ class LocalRank final : public RankEnd {
   Device& device_;
   Stage stage_;
 };
+
+/// A rank of this process, on that device.
+RankRun describe_rank(const Device& device, int32_t rank);
 
 /// The processes that hold ranks 1 and up of cases that ranks share.
 class RankProcesses {

@@ -227,6 +227,8 @@ Json case_json(const CaseRecord& record) {
                {"rank_differences", record.run.rank_differences},
                {"outputs", outputs}};
   if (record.whole_index >= 0) json["whole"] = whole_json(record);
+  for (const RankRun& rank : record.run.ranks)
+    json["ranks"].push_back({{"rank", rank.rank}, {"device", rank.device}, {"message", rank.message}});
   return json;
 }
 
@@ -279,11 +281,14 @@ Json totals_json(int64_t candidates, int64_t passed) {
 }
 
 Json timing_json(const CaseRecord& record) {
-  return {{"case_name", case_name(record.c)}, {"pass", record.c.pass->name},
-          {"candidate", record.candidate},    {"generate_ms", record.times.generate_ms},
-          {"gold_ms", record.times.gold_ms},  {"compare_ms", record.times.compare_ms},
-          {"run_ms", record.times.run_ms},    {"transfer_ms", record.times.transfer_ms},
-          {"total_ms", record.times.total_ms}};
+  Json json = {{"case_name", case_name(record.c)}, {"pass", record.c.pass->name},
+               {"candidate", record.candidate},    {"generate_ms", record.times.generate_ms},
+               {"gold_ms", record.times.gold_ms},  {"compare_ms", record.times.compare_ms},
+               {"run_ms", record.times.run_ms},    {"transfer_ms", record.times.transfer_ms},
+               {"total_ms", record.times.total_ms}};
+  for (const RankRun& rank : record.run.ranks)
+    json["ranks"].push_back({{"rank", rank.rank}, {"host", rank.host}, {"process", rank.process}, {"ms", rank.ms}});
+  return json;
 }
 
 Json run_json(const Report& report) {

@@ -152,6 +152,25 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
   }
 }
 
+/// Where ranks ran and for how long: "4 ranks on cpu AMD EPYC: 0.812, 0.637, 0.433, 0.596 ms".
+void print_ranks(std::FILE* out, const CaseRecord& record) {
+  const std::vector<RankRun>& ranks = record.run.ranks;
+  if (ranks.empty()) return;
+  const auto all_have = [&](auto member) {
+    return std::all_of(ranks.begin(), ranks.end(), [&](const RankRun& r) { return r.*member == ranks[0].*member; });
+  };
+  const bool one_host = all_have(&RankRun::host);
+  std::vector<std::string> parts;
+  for (const RankRun& rank : ranks) parts.push_back(fmt::format("{:.3g}", rank.ms));
+  if (one_host && all_have(&RankRun::device)) {
+    fmt::print(out, "             {} ranks on {}: {} ms\n", ranks.size(), ranks[0].device, fmt::join(parts, ", "));
+    return;
+  }
+  for (size_t r = 0; r < ranks.size(); ++r)
+    parts[r] = fmt::format("{} on {}{}: {} ms", r, ranks[r].device, one_host ? "" : " of " + ranks[r].host, parts[r]);
+  fmt::print(out, "             rank {}\n", fmt::join(parts, "; rank "));
+}
+
 }  // namespace
 
 void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates) {
@@ -176,6 +195,9 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
   if (!pass) {
     fmt::print(out, "             {}\n", record.judgment.reason);
     if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
+  }
+  print_ranks(out, record);
+  if (!pass) {
     print_gates(out, record);
     fmt::print(out, "             repeat: {}\n", record.repeat);
   }

@@ -152,8 +152,7 @@ std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& devi
 std::string why_too_many_ranks(const Case& c, const DeviceInfo& device) {
   const int64_t n = world_size(c);
   if (n <= most_ranks(device)) return "";
-  return fmt::format("{} ranks need {} {}, and {}; use --world-size {}{}", n, n,
-                     device.kind == "cpu" ? "processes" : "CUDA devices", device.ranks_limit, device.most_ranks,
+  return fmt::format("{} ranks need {} {}; use --world-size {}{}", n, n, device.ranks_limit, device.most_ranks,
                      device.kind == "cpu" ? "" : " or --device cpu");
 }
 

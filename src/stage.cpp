@@ -142,20 +142,29 @@ bool is_small(const Device& device, size_t bytes) {
   return bytes <= device.info().memory_bytes / kPart;
 }
 
+namespace {
+
+int64_t padding_in(const Case& c, const TensorSpec& spec, const Layout& layout) {
+  return is_per_row(*c.op, spec) && split_dims(spec.dims).size() >= 2 ? layout.row_padding : 0;
+}
+
+}  // namespace
+
+int64_t buffer_elements(const Case& c, const TensorSpec& spec, const Layout& layout) {
+  const Shape shape = shape_of(c, spec);
+  const int64_t count = element_count(shape), padding = padding_in(c, spec, layout);
+  return padding > 0 ? count + count / shape.back() * padding : count;
+}
+
 BufferPtr Stage::make_buffer(std::string_view role, const TensorSpec& spec) {
   if (!is_present(case_, spec)) return nullptr;
-  const Shape shape = shape_of(case_, spec);
-  int64_t count = element_count(shape);
-  if (const int64_t padding = padding_of(spec); padding > 0) count += count / shape.back() * padding;
   const size_t width = info(dtype_of(case_, spec)).bytes;
-  return std::make_shared<GuardedBuffer>(device_, dtype_of(case_, spec), count,
+  return std::make_shared<GuardedBuffer>(device_, dtype_of(case_, spec), buffer_elements(case_, spec, layout_),
                                          fmt::format("{} '{}'{}", role, spec.name, suffix_), "element",
                                          (layout_.offset + width - 1) / width * width);
 }
 
-int64_t Stage::padding_of(const TensorSpec& spec) const {
-  return is_per_row(*case_.op, spec) && split_dims(spec.dims).size() >= 2 ? layout_.row_padding : 0;
-}
+int64_t Stage::padding_of(const TensorSpec& spec) const { return padding_in(case_, spec, layout_); }
 
 void Stage::make_outputs_and_workspace() {
   for (const OutputSpec& spec : case_.pass->outputs) outputs.push_back(make_buffer("output", spec.tensor));

@@ -48,6 +48,9 @@ struct Layout {
   int64_t row_padding = 0;  ///< elements behind each run of the last dimension, in per-row tensors of rank 2 or more
 };
 
+/// Elements of the buffer of a present tensor.
+int64_t buffer_elements(const Case& c, const TensorSpec& spec, const Layout& layout);
+
 /// What a launch finds.
 struct Found {
   uint64_t outputs = 0;       ///< 0 or 1: that output poison; 2: zeros

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <map>
+#include <optional>
 
 #include "commands/check_order.hpp"
 #include "commands/commands.hpp"
@@ -15,8 +17,10 @@
 #include "error.hpp"
 #include "gold.hpp"
 #include "interruption.hpp"
+#include "rank_lead.hpp"
 #include "report.hpp"
 #include "saved_case.hpp"
+#include "shards.hpp"
 #include "text.hpp"
 
 namespace checkop {
@@ -44,12 +48,24 @@ std::vector<Progress::Step> steps_of(const std::vector<const Check*>& checks) {
   return steps;
 }
 
-}  // namespace
+/// All ranks must have a process.
+void require_processes(const Selection& selection, const RankLeader& leader) {
+  for (const Check& check : selection.checks) {
+    if (world_size(check.c) <= leader.processes()) continue;
+    throw InputError("ranks",
+                     fmt::format("{} has {} ranks, and {} processes run it", case_name(check.c), world_size(check.c),
+                                 leader.processes()),
+                     "start as many processes, or give --world-size or --filter");
+  }
+}
 
-int run_command(const Options& options) {
+/// `leader`: of the other processes that share cases; nullptr for none.
+int run_checks(const Options& options, RankLeader* leader) {
   const auto start = Clock::now();
   const Contract contract = load_contract(options.run);
-  Session session(options.run, select_checks(options.run));
+  std::optional<RankService> ranks;
+  if (leader != nullptr) ranks = leader->service();
+  Session session(options.run, select_checks(options.run), std::move(ranks));
   const Selection& selection = session.selection();
   const std::vector<const Check*> here = selection.checks_here();
   if (options.run.list) {
@@ -58,6 +74,10 @@ int run_command(const Options& options) {
     return selection.checks.empty() ? 3 : 0;
   }
   session.check_questions(contract);
+  if (leader != nullptr) {
+    require_processes(selection, *leader);
+    leader->meet();
+  }
   session.plan_for(contract);
   session.find_proofs();
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
@@ -78,6 +98,7 @@ int run_command(const Options& options) {
         [&](Attempt& attempt) {
           session.judge_by(contract, attempt);
           sanitized.enter(*attempt.check, attempt.record.judgment);
+          if (leader != nullptr && !attempt.record.run.rank_gone.empty()) leader->give_up();
           save(options.run, attempt, session.threads());
           report.records.push_back(std::move(attempt.record));
           report.wall_ms = ms_since(start);
@@ -89,6 +110,65 @@ int run_command(const Options& options) {
     report.stopped = interruption();
   }
   return finish(report, outputs, start);
+}
+
+/// Plugins that have candidates for cases that ranks share, by digest.
+std::map<std::string, std::string> plugins_of_ranks(const RunOptions& run) {
+  std::vector<std::string> ops;
+  for (const Operator* op : operators())
+    if (!op->sharded_dim.empty()) ops.emplace_back(op->name);
+  std::vector<std::string> paths = shipped_plugins(ops);
+  paths.insert(paths.end(), run.plugins.begin(), run.plugins.end());
+  std::map<std::string, std::string> plugins;
+  for (const std::string& path : paths) plugins[file_digest(path)] = path;
+  return plugins;
+}
+
+int hold_rank(const RunOptions& run, const RankPlace& place, std::chrono::milliseconds limit) {
+  RankServer server{place.rank, plugins_of_ranks(run), "", place.local_rank.value_or(place.rank)};
+  if (run.device.starts_with("cuda:")) server.cuda_device = run.device;
+  const Followed ended = follow(place, server, limit);
+  if (!ended.text.empty()) fmt::print(stderr, "check_operator, rank {}: {}\n", place.rank, ended.text);
+  return ended.code;
+}
+
+/// Runs the checks, and ends all other processes as this one ends.
+int lead(const Options& options, const RankPlace& place, std::chrono::milliseconds limit) {
+  std::vector<std::string> digests;
+  for (const auto& [digest, path] : plugins_of_ranks(options.run)) digests.push_back(digest);
+  RankLeader leader(place, std::move(digests), limit);
+  try {
+    const int code = run_checks(options, &leader);
+    leader.dismiss(code, "");
+    return code;
+  } catch (const InputError& e) {
+    leader.dismiss(2, e.what());
+    throw;
+  } catch (const EnvironmentError& e) {
+    leader.dismiss(5, e.what());
+    throw;
+  } catch (const Interrupted&) {
+    leader.dismiss(4, fmt::format("rank 0 was stopped by {}", interruption()));
+    throw;
+  } catch (const std::exception& e) {
+    leader.dismiss(4, e.what());
+    throw;
+  }
+}
+
+}  // namespace
+
+int run_command(const Options& options) {
+  const std::optional<RankPlace> place = rank_place(options.run);
+  if (!place) return run_checks(options, nullptr);
+  const std::chrono::milliseconds limit = rank_limit(options.run);
+  if (place->rank > 0) return hold_rank(options.run, *place, limit);
+  Options own = options;
+  const bool files = !own.run.cases.empty() || !own.run.suite.empty();
+  const bool says_ranks = own.run.dims.contains(kWorldSize) || own.run.has("--shard-bounds");
+  if (!files && !says_ranks) own.run.dims[std::string(kWorldSize)] = fmt::to_string(place->processes);
+  if (own.run.device == "cuda") own.run.device = fmt::format("cuda:{}", place->local_rank.value_or(0));
+  return lead(own, *place, limit);
 }
 
 int replay_command(const Options& options) {

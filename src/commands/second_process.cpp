@@ -29,10 +29,13 @@ Case other_data(Case c) {
 void SecondProcess::repeat(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                            const std::vector<Tensor>& outputs, std::chrono::seconds limit, unsigned threads,
                            RunResult& run) {
-  const auto fail = [&](RunStatus status, const std::string& message) {
+  const auto fail = [&](RunStatus status, const std::string& message, std::vector<RankRun> ranks = {},
+                        std::string rank_gone = "") {
     run = {};
     run.status = status;
     run.message = "in a second process: " + message;
+    run.ranks = std::move(ranks);
+    run.rank_gone = std::move(rank_gone);
   };
   try {
     if (!worker_) worker_.emplace(config_);
@@ -45,10 +48,10 @@ void SecondProcess::repeat(const std::string& candidate, const Case& c, const st
     const Case other = other_data(c);
     const RunResult before = worker_->run(candidate, other, make_inputs(other, threads), again, kOneLaunch, limit);
     if (before.status != RunStatus::ok && before.status != RunStatus::unsupported)
-      return fail(before.status, fmt::format("on other data: {}", before.message));
+      return fail(before.status, fmt::format("on other data: {}", before.message), before.ranks, before.rank_gone);
   }
   const RunResult second = worker_->run(candidate, c, inputs, again, kOneLaunch, limit);
-  if (second.status != RunStatus::ok) return fail(second.status, second.message);
+  if (second.status != RunStatus::ok) return fail(second.status, second.message, second.ranks, second.rank_gone);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].name.empty() || run.outputs[i].repeat.different > 0) continue;
     const BitDifference bits =

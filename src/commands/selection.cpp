@@ -319,6 +319,11 @@ std::string chosen_arch(const RunOptions& options) {
   return options.arch_key == "auto" || options.arch_key == "none" ? "" : options.arch_key;
 }
 
+std::chrono::milliseconds rank_limit(const RunOptions& options) {
+  constexpr int kShare = 4;
+  return std::chrono::milliseconds(std::chrono::seconds(options.timeout_s)) / kShare;
+}
+
 unsigned thread_count(const RunOptions& options) {
   constexpr unsigned kMost = 64;  // OpenBLAS has room for so many callers at a time
   return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));

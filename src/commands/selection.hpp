@@ -2,6 +2,7 @@
 // Options -> the checks to make: which cases, by which candidates, on which device.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -53,6 +54,10 @@ Selection select_checks(const RunOptions& options);
 
 /// --arch-key where no device is looked at: "" for auto and none.
 std::string chosen_arch(const RunOptions& options);
+
+/// How long ranks wait for one of them. They give up on it earlier than a worker's parent on all: twice in a row they
+/// wait.
+std::chrono::milliseconds rank_limit(const RunOptions& options);
 
 /// Threads of the gold and the generator.
 unsigned thread_count(const RunOptions& options);

@@ -26,9 +26,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Ranks give up on one of them this much earlier than the parent on all: twice in a row they wait.
-constexpr int kRankShare = 4;
-
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -116,9 +113,10 @@ void take_contexts(RunResult other, const Case& c, RunResult& run) {
 
 }  // namespace
 
-Session::Session(const RunOptions& options, Selection selection)
+Session::Session(const RunOptions& options, Selection selection, std::optional<RankService> ranks)
     : options_(options),
       selection_(std::move(selection)),
+      ranks_(std::move(ranks)),
       threads_(thread_count(options)),
       given_(options.inputs, options.inputs_file) {
   if (!options.gold_file.empty()) gold_ = std::make_shared<const SafetensorsReader>(options.gold_file);
@@ -187,7 +185,7 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
                       const std::function<void(const DeviceInfo&)>& device) const {
   std::shared_ptr<Worker> worker;
   std::optional<SecondProcess> second;
-  std::string running, arch_key;
+  std::string running, arch_key, gone;
   for (size_t index = 0; index < selection_.checks.size(); ++index) {
     const Check& check = selection_.checks[index];
     if (!check.here) continue;
@@ -202,15 +200,18 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
       } else {
         WorkerConfig config{selection_.plugins_of(check.candidate), check.candidate.device};
         config.memory_limit = options_.memory_limit;
+        config.ranks = ranks_;
         worker = std::make_shared<Worker>(config);
         if (Isolation::is_on()) second.emplace(std::move(config));
       }
       running = wanted;
       arch_key = resolve_arch_key(options_, worker->info().device.value());
+      require_devices(check.candidate.name, *worker->info().device);
       if (first && device) device(*worker->info().device);
     }
-    Attempt done = attempt(*worker, second ? &*second : nullptr, check, arch_key);
+    Attempt done = attempt(*worker, second ? &*second : nullptr, check, arch_key, gone);
     if (options_.total_shards) done.record.whole_index = static_cast<int64_t>(index);
+    gone = done.record.run.rank_gone;
     body(done);
   }
 }
@@ -252,7 +253,17 @@ void Session::run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) 
   }
 }
 
-Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key) const {
+/// The user's own question can't be asked on fewer devices than it has ranks; of a suite, the others can.
+void Session::require_devices(const std::string& candidate, const DeviceInfo& device) const {
+  if (!options_.cases.empty() || !options_.suite.empty()) return;
+  for (const Check& check : selection_.checks) {
+    if (check.candidate.name != candidate) continue;
+    if (const std::string why = why_too_many_ranks(check.c, device); !why.empty()) throw EnvironmentError(why);
+  }
+}
+
+Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key,
+                         const std::string& gone) const {
   const auto start = Clock::now();
   Attempt attempt;
   attempt.check = &check;
@@ -262,8 +273,7 @@ Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& che
   record.candidate = check.candidate.name;
   record.plugin_path = check.candidate.plugin_path;
   record.plugin_digest = check.candidate.plugin_digest;
-  record.checks = {wants("determinism"), wants("invariance"), wants("memory"), plan_,
-                   std::chrono::seconds(options_.timeout_s) / kRankShare};
+  record.checks = {wants("determinism"), wants("invariance"), wants("memory"), plan_, rank_limit(options_)};
   record.device = worker.info().device.value();
   record.given_inputs = given_.origins(check.c);
   if (gold_) record.gold_file = gold_->path();
@@ -271,6 +281,11 @@ Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& che
     record.run.status = RunStatus::unsupported;
     record.run.message =
         fmt::format("there is no {} '{}' of {}", check.c.pass->name, check.candidate.name, check.c.op->name);
+    return attempt;
+  }
+  if (!gone.empty()) {  // each further check would wait for it again
+    record.run.status = RunStatus::crashed;
+    record.run.message = record.run.rank_gone = gone;
     return attempt;
   }
   record.run.message = why_no_room(check.c, record.device, threads_, options_.memory_limit);

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,7 +33,8 @@ struct Attempt {
 /// Everything that the checks of one run of the program share.
 class Session {
  public:
-  Session(const RunOptions& options, Selection selection);
+  /// `ranks`: where the processes of other ranks are, if there are some.
+  Session(const RunOptions& options, Selection selection, std::optional<RankService> ranks = {});
 
   const Selection& selection() const { return selection_; }
   unsigned threads() const { return threads_; }
@@ -65,12 +67,16 @@ class Session {
 
  private:
   bool wants(std::string_view check) const;
+  void require_devices(const std::string& candidate, const DeviceInfo& device) const;
   void run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) const;
-  Attempt attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key) const;
+  /// `gone`: why a rank will not come; "" while all do.
+  Attempt attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key,
+                  const std::string& gone) const;
   std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;
 
   const RunOptions& options_;
   Selection selection_;
+  std::optional<RankService> ranks_;
   unsigned threads_;
   Proofs proofs_;
   AxisPlan plan_{false, 2};  ///< all axes where checks were asked for by name

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests to the processes of other ranks, one at a time for each; their exchanges while they are launched.
+#include "rank_link.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "rank_wire.hpp"
+#include "wire.hpp"
+
+namespace checkop {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+/// For a process whose connection ended to call again, through its parent.
+constexpr std::chrono::seconds kReturnLimit{10};
+
+const auto kAlwaysAlive = [] { return true; };
+
+std::string late_text(std::chrono::milliseconds limit) {
+  return fmt::format("did not answer within {} s", std::chrono::duration<double>(limit).count());
+}
+
+}  // namespace
+
+/// Throws Stopped when the process has gone away or does not answer, and what it reports of its device.
+class RankConnection {
+ public:
+  RankConnection(int32_t rank, Descriptor socket, std::chrono::milliseconds limit)
+      : rank_(rank), socket_(std::move(socket)), limit_(limit) {}
+
+  /// Has the process open its device, once.
+  void require_ready(int device) {
+    if (process_.device.empty()) process_ = decode_rank(ask({{"do", "open"}, {"device", device}}).at("process"));
+  }
+  /// What it says of itself.
+  const RankRun& process() const { return process_; }
+
+  int make_number() { return numbers_++; }
+
+  json ask(const json& request, const std::vector<std::byte>& bytes = {}) {
+    const auto deadline = Clock::now() + limit_;
+    send(request, bytes.data(), bytes.size(), deadline);
+    return receive(deadline);
+  }
+
+  /// Likewise, where the answer is `bytes` bytes.
+  std::vector<std::byte> ask_for_bytes(const json& request, size_t bytes) {
+    const auto deadline = Clock::now() + limit_;
+    send(request, nullptr, 0, deadline);
+    if (receive(deadline).at("bytes").get<size_t>() != bytes)
+      fail(RunStatus::crashed, "sent other sizes than asked for");
+    std::vector<std::byte> answer(bytes);
+    receive_bytes(answer.data(), bytes, deadline);
+    return answer;
+  }
+
+  /// What needs no answer. Nothing is sent where it could disturb.
+  void tell(const json& request) noexcept {
+    if (is_closed_ || is_launching_) return;
+    try {
+      send(request, nullptr, 0, Clock::now() + limit_);
+    } catch (...) {  // the next request finds out
+    }
+  }
+
+  /// Sends the request and serves the rank's exchanges until its answer comes. Throws as the others do.
+  json launch(const json& request, checkop_host_comm* host_comm) {
+    is_launching_ = true;
+    send(request, nullptr, 0, Clock::now() + limit_);
+    // The group has its own limit; when it gives up, this process ends.
+    constexpr auto kAsLongAsItTakes = std::chrono::hours(24 * 365);
+    for (;;) {
+      json said = receive(Clock::now() + kAsLongAsItTakes);
+      if (!said.contains("exchange")) {
+        is_launching_ = false;
+        return said;
+      }
+      exchange(said.at("exchange").get<size_t>(), *host_comm);
+    }
+  }
+
+  void close() {
+    is_closed_ = true;
+    socket_ = Descriptor();
+  }
+
+  int32_t rank() const { return rank_; }
+
+ private:
+  [[noreturn]] void fail(RunStatus status, const std::string& why) {
+    is_closed_ = true;
+    throw Stopped{status, why};
+  }
+
+  void send(const json& request, const void* bytes, size_t size, Clock::time_point deadline) {
+    if (is_closed_) fail(RunStatus::crashed, kLostConnection);
+    try {
+      send_message(socket_.get(), request, {}, deadline);
+      if (size > 0) send_bytes(socket_.get(), bytes, size, deadline);
+    } catch (const WireError&) {
+      fail(RunStatus::crashed, kLostConnection);
+    }
+  }
+
+  json receive(Clock::time_point deadline) {
+    Message message;
+    try {
+      switch (receive_message(socket_.get(), message, deadline, kAlwaysAlive)) {
+        case Received::end:
+          fail(RunStatus::crashed, kLostConnection);
+        case Received::late:
+          fail(RunStatus::timeout, late_text(limit_));
+        case Received::message:
+          break;
+      }
+      json said = json::parse(message.body);
+      rethrow_error(said);
+      return said;
+    } catch (const WireError& e) {
+      fail(RunStatus::crashed, e.what());
+    } catch (const json::exception& e) {
+      fail(RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what()));
+    }
+  }
+
+  void receive_bytes(void* to, size_t bytes, Clock::time_point deadline) {
+    try {
+      if (checkop::receive_bytes(socket_.get(), to, bytes, deadline, kAlwaysAlive) != Received::message)
+        fail(RunStatus::crashed, kLostConnection);
+    } catch (const WireError& e) {
+      fail(RunStatus::crashed, e.what());
+    }
+  }
+
+  void exchange(size_t bytes, checkop_host_comm& comm) {
+    const auto deadline = Clock::now() + limit_;
+    if (bytes > kMostExchanged) fail(RunStatus::failed, fmt::format("exchanges {} bytes at once", bytes));
+    std::vector<std::byte> own(bytes), all(bytes * static_cast<size_t>(comm.world_size));
+    receive_bytes(own.data(), bytes, deadline);
+    const bool good = comm.all_gather(&comm, own.data(), all.data(), bytes) == 0;
+    send({{"error", good ? "" : comm.error(&comm)}}, all.data(), good ? all.size() : 0, Clock::now() + limit_);
+  }
+
+  int32_t rank_;
+  Descriptor socket_;
+  std::chrono::milliseconds limit_;
+  RankRun process_;
+  std::atomic<bool> is_closed_ = false, is_launching_ = false;
+  int numbers_ = 0;
+};
+
+template <class Body>
+auto RankLink::explained(int32_t rank, const Body& body) {
+  const auto prefixed = [&](const std::string& what) { return fmt::format("rank {}: {}", rank, what); };
+  try {
+    return body();
+  } catch (const Stopped& stopped) {
+    const bool died = stopped.status == RunStatus::crashed;
+    throw Stopped{stopped.status, prefixed(died ? how_it_ended(rank) : stopped.message)};
+  } catch (const OutOfMemory& e) {
+    throw OutOfMemory(prefixed(e.what()));
+  } catch (const DeviceError& e) {
+    throw DeviceError(prefixed(e.what()), e.sticky());
+  }
+}
+
+namespace {
+
+class RemoteRank final : public RankEnd {
+ public:
+  RemoteRank(RankLink& link, std::shared_ptr<RankConnection> connection, const Case& c, const Layout& layout,
+             json request)
+      : link_(link), connection_(std::move(connection)), case_(c), layout_(layout) {
+    request["number"] = number_ = connection_->make_number();
+    ask(request);
+  }
+  ~RemoteRank() override { connection_->tell(request("drop")); }
+
+  void upload(size_t i, const std::vector<std::byte>& bytes) override {
+    json asked = request("upload");
+    asked["input"] = i;
+    ask(asked, bytes);
+  }
+  void prepare() override { workspace_bytes_ = ask(request("prepare")).at("workspace").get<size_t>(); }
+  void make_workspace(size_t extra) override {
+    json asked = request("workspace");
+    asked["extra"] = extra;
+    workspace_bytes_ = ask(asked).at("workspace").get<size_t>();
+  }
+  size_t workspace_bytes() const override { return workspace_bytes_; }
+  void poison(const Found& found) override {
+    json asked = request("poison");
+    asked["outputs"] = found.outputs, asked["workspace"] = found.workspace;
+    ask(asked);
+  }
+
+  RankAnswer launch(const RankLaunch& launch, checkop_host_comm* host_comm) override {
+    RankAnswer result;
+    json asked = request("launch");
+    asked["launch"] = encode(launch);
+    try {
+      result = decode_answer(connection_->launch(asked, host_comm));
+    } catch (const Stopped& stopped) {
+      result.answer.stopped = stopped;
+      result.has_died = stopped.status == RunStatus::crashed;
+    } catch (const DeviceError& e) {
+      result.answer.stopped = Stopped{RunStatus::crashed, e.what()};
+    } catch (const json::exception& e) {
+      result.answer.stopped = Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
+    }
+    return result;
+  }
+
+  void explain(RankAnswer& answer) override {
+    answer.answer.stopped->message = link_.how_it_ended(connection_->rank());
+  }
+  void give_up() noexcept override {}  // its own limits hold, and the end of this process ends it
+
+  std::vector<std::byte> input(size_t i) override {
+    json asked = request("input");
+    asked["tensor"] = i;
+    return ask_for_bytes(asked, bytes_of(case_.pass->inputs[i]));
+  }
+  std::vector<std::byte> output(size_t i) override {
+    json asked = request("output");
+    asked["tensor"] = i;
+    return ask_for_bytes(asked, bytes_of(case_.pass->outputs[i].tensor));
+  }
+  bool input_as_uploaded(size_t i) override {
+    json asked = request("as_uploaded");
+    asked["tensor"] = i;
+    return ask(asked).at("is").get<bool>();
+  }
+  void check_guards(std::vector<std::string>& violations) override {
+    const json answer = ask(request("guards"));
+    for (const json& sentence : answer.at("sentences")) violations.push_back(sentence.get<std::string>());
+  }
+  RankRun describe() const override { return connection_->process(); }
+
+ private:
+  json request(const char* what) const { return {{"do", what}, {"number", number_}}; }
+  json ask(const json& request, const std::vector<std::byte>& bytes = {}) {
+    return link_.explained(connection_->rank(), [&] { return connection_->ask(request, bytes); });
+  }
+  std::vector<std::byte> ask_for_bytes(const json& request, size_t bytes) {
+    return link_.explained(connection_->rank(), [&] { return connection_->ask_for_bytes(request, bytes); });
+  }
+  size_t bytes_of(const TensorSpec& spec) const {
+    return static_cast<size_t>(buffer_elements(case_, spec, layout_)) * info(dtype_of(case_, spec)).bytes;
+  }
+
+  RankLink& link_;
+  std::shared_ptr<RankConnection> connection_;
+  Case case_;
+  Layout layout_;
+  int number_ = 0;
+  size_t workspace_bytes_ = 0;
+};
+
+}  // namespace
+
+RankLink::RankLink(int listener, std::string token, std::vector<Candidate> candidates)
+    : token_(std::move(token)), candidates_(std::move(candidates)), callers_(listener) {}
+
+RankLink::~RankLink() = default;
+
+void RankLink::begin(std::chrono::milliseconds limit) { limit_ = limit; }
+
+void RankLink::end() {
+  for (const auto& [rank, connection] : connections_) connection->close();
+  connections_.clear();
+  const std::lock_guard lock(mutex_);
+  waiting_.clear();
+}
+
+std::string RankLink::gone() {
+  const std::lock_guard lock(mutex_);
+  return gone_;
+}
+
+std::optional<Caller> RankLink::next_of(int32_t rank, Clock::time_point deadline) {
+  const std::lock_guard lock(mutex_);
+  for (;;) {
+    if (const auto found = waiting_.find(rank); found != waiting_.end()) {
+      Caller caller = std::move(found->second);
+      waiting_.erase(found);
+      return caller;
+    }
+    std::optional<Caller> caller = callers_.next(deadline);
+    if (!caller) {
+      gone_ = fmt::format("the process of rank {} is gone", rank);
+      return {};
+    }
+    if (caller->hello.token == token_) {
+      waiting_.insert_or_assign(caller->hello.rank, std::move(*caller));
+    } else {
+      send_reply(*caller, {Reply::Kind::bye, "", "the run has begun without this process; start each rank once", 2});
+    }
+  }
+}
+
+std::string RankLink::how_it_ended(int32_t rank) {
+  const std::optional<Caller> caller = next_of(rank, Clock::now() + kReturnLimit);
+  return caller ? caller->hello.last_end
+                : fmt::format("its connection ended, and nothing came back within {} s", kReturnLimit.count());
+}
+
+std::shared_ptr<RankConnection> RankLink::connect(int32_t rank) {
+  std::shared_ptr<RankConnection>& connection = connections_[rank];
+  if (connection) return connection;
+  std::optional<Caller> caller = next_of(rank, Clock::now() + kReturnLimit);
+  if (!caller)
+    throw Stopped{RunStatus::crashed, fmt::format("rank {} did not come within {} s", rank, kReturnLimit.count())};
+  send_reply(*caller, {Reply::Kind::serve, "", "", 0});
+  return connection = std::make_shared<RankConnection>(rank, std::move(caller->socket), limit_);
+}
+
+std::unique_ptr<RankEnd> RankLink::make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,
+                                             const Layout& layout, const Place& place) {
+  const auto candidate = std::find_if(candidates_.begin(), candidates_.end(),
+                                      [&](const Candidate& each) { return each.kernel == &kernel; });
+  const std::shared_ptr<RankConnection> connection = connect(place.rank);
+  if (candidate == candidates_.end()) throw Stopped{RunStatus::failed, "the kernel is of no candidate of this worker"};
+  explained(place.rank, [&] {
+    connection->require_ready(kernel.device);
+    return 0;
+  });
+  return std::make_unique<RemoteRank>(*this, connection, c, layout,
+                                      json{{"do", "make"},
+                                           {"candidate", {candidate->name, candidate->op, candidate->pass}},
+                                           {"digest", candidate->digest},
+                                           {"case", encode(c)},
+                                           {"suffix", suffix},
+                                           {"layout", {layout.offset, layout.row_padding}},
+                                           {"place", encode(place)}});
+}
+
+}  // namespace checkop

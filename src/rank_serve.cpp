@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank in a process of its own: rank 0's worker says what to do, and its exchanges go through there.
+#include "rank_serve.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "error.hpp"
+#include "frame.hpp"
+#include "host_memory.hpp"
+#include "isolate_child.hpp"
+#include "rank_end.hpp"
+#include "rank_wire.hpp"
+#include "wire.hpp"
+
+namespace checkop {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kSocket = 3;
+/// For rank 0 to take or send what it is about to.
+constexpr std::chrono::seconds kSayLimit{120};
+
+const auto kAlwaysAlive = [] { return true; };
+
+/// The rank's end of the host's communicator.
+struct Exchanges {
+  checkop_host_comm comm;  ///< first: the ABI's functions find the rest behind it
+  std::chrono::milliseconds limit;
+  std::string error = {};
+
+  static int all_gather(checkop_host_comm* comm, const void* send, void* receive, size_t bytes) {
+    auto& own = *reinterpret_cast<Exchanges*>(comm);
+    if (!own.error.empty()) return 1;
+    try {
+      // Rank 0 waits that long for the others, and some time goes by on the way.
+      const auto deadline = Clock::now() + 2 * own.limit + kSayLimit;
+      if (bytes > kMostExchanged) throw WireError(fmt::format("{} bytes are more than an exchange can have", bytes));
+      send_message(kSocket, {{"exchange", bytes}}, {}, deadline);
+      send_bytes(kSocket, send, bytes, deadline);
+      Message message;
+      if (receive_message(kSocket, message, deadline, kAlwaysAlive) != Received::message)
+        throw WireError("rank 0 is gone");
+      own.error = json::parse(message.body).at("error").get<std::string>();
+      const size_t all = bytes * static_cast<size_t>(comm->world_size);
+      if (own.error.empty() && receive_bytes(kSocket, receive, all, deadline, kAlwaysAlive) != Received::message)
+        throw WireError("rank 0 is gone");
+    } catch (const std::exception& e) {
+      own.error = e.what();
+    }
+    return own.error.empty() ? 0 : 1;
+  }
+  static int barrier(checkop_host_comm* comm) { return all_gather(comm, nullptr, nullptr, 0); }
+  static const char* error_of(checkop_host_comm* comm) { return reinterpret_cast<Exchanges*>(comm)->error.c_str(); }
+};
+
+class Serving {
+ public:
+  explicit Serving(const RankServer& server) : server_(server) {}
+
+  void serve() {
+    const auto never = Clock::now() + std::chrono::hours(24 * 365);
+    Message message;
+    while (receive_message(kSocket, message, never, kAlwaysAlive) == Received::message) {
+      const json request = json::parse(message.body);
+      json answer;
+      std::vector<std::byte> bytes;
+      try {
+        answer = answer_to(request, bytes);
+      } catch (const InputError& e) {
+        answer = {{"stopped", static_cast<int>(RunStatus::failed)}, {"text", e.what()}};
+      } catch (const EnvironmentError& e) {
+        answer = {{"stopped", static_cast<int>(RunStatus::no_device)}, {"text", e.what()}};
+      } catch (const std::bad_alloc&) {
+        answer = {{"stopped", static_cast<int>(RunStatus::no_memory)}, {"text", "the host ran out of memory"}};
+      } catch (...) {
+        answer = encode_error(std::current_exception());
+      }
+      fflush(stdout);
+      if (answer.is_null()) continue;
+      send_message(kSocket, answer, {}, Clock::now() + kSayLimit);
+      send_bytes(kSocket, bytes.data(), bytes.size(), Clock::now() + kSayLimit);
+    }
+  }
+
+ private:
+  json answer_to(const json& request, std::vector<std::byte>& bytes) {
+    const auto what = request.at("do").get<std::string>();
+    if (what == "open") return open(request.at("device").get<int>());
+    const int number = request.at("number").get<int>();
+    if (what == "make") return make(number, request);
+    if (what == "drop") {
+      ranks_.erase(number);
+      return nullptr;
+    }
+    const std::shared_ptr<LocalRank> rank = ranks_.at(number);
+    const json done = json::object();
+    if (what == "upload") {
+      const size_t input = request.at("input").get<size_t>();
+      std::vector<std::byte> content(rank->input_bytes(input));
+      receive_bytes(kSocket, content.data(), content.size(), Clock::now() + kSayLimit, kAlwaysAlive);
+      rank->upload(input, content);
+      return done;
+    }
+    if (what == "prepare") rank->prepare();
+    if (what == "workspace") rank->make_workspace(request.at("extra").get<size_t>());
+    if (what == "prepare" || what == "workspace") return {{"workspace", rank->workspace_bytes()}};
+    if (what == "poison") {
+      rank->poison({request.at("outputs").get<uint64_t>(), request.at("workspace").get<uint64_t>(), {}});
+      return done;
+    }
+    if (what == "launch") return launch(rank, request.at("launch"));
+    if (what == "guards") {
+      std::vector<std::string> sentences;
+      rank->check_guards(sentences);
+      return {{"sentences", sentences}};
+    }
+    const size_t tensor = request.at("tensor").get<size_t>();
+    if (what == "as_uploaded") return {{"is", rank->input_as_uploaded(tensor)}};
+    bytes = what == "input" ? rank->input(tensor) : rank->output(tensor);
+    return {{"bytes", bytes.size()}};
+  }
+
+  json open(int kind) {
+    if (kind == CHECKOP_CPU) {
+      if (const uint64_t room = room_for_candidates()) limit_own_memory(own_memory(), room);
+    }
+    const int index = kind == CHECKOP_CUDA && cuda_device_count() > 1 ? server_.cuda_index : 0;
+    device_ = open_device(kind == CHECKOP_CPU           ? "cpu"
+                          : server_.cuda_device.empty() ? fmt::format("cuda:{}", index)
+                                                        : server_.cuda_device);
+    return {{"process", encode(describe_rank(*device_, server_.rank))}};
+  }
+
+  json make(int number, const json& request) {
+    const auto digest = request.at("digest").get<std::string>();
+    const auto path = server_.plugins.find(digest);
+    if (path == server_.plugins.end()) throw InputError("rank", fmt::format("no plugin has the digest {}", digest));
+    for (const Candidate& each : load_plugin(path->second)) {
+      const json& named = request.at("candidate");
+      if (named.at(0) != each.name || named.at(1) != each.op || named.at(2) != each.pass) continue;
+      const json& layout = request.at("layout");
+      ranks_[number] = std::make_shared<LocalRank>(
+          *device_, *each.kernel, decode_case(request.at("case")), request.at("suffix").get<std::string>(),
+          Layout{layout.at(0).get<size_t>(), layout.at(1).get<int64_t>()}, decode_place(request.at("place")));
+      return json::object();
+    }
+    throw InputError(path->second, "has no such candidate");
+  }
+
+  /// The candidate has the socket to itself meanwhile; here only the end of it is looked for.
+  static json launch(const std::shared_ptr<LocalRank>& rank, const json& request) {
+    RankLaunch launch;
+    decode_launch(request, launch);
+    const Place place = rank->place();
+    Exchanges exchanges{{sizeof(checkop_host_comm), place.rank, place.world_size, Exchanges::all_gather,
+                         Exchanges::barrier, Exchanges::error_of},
+                        launch.limit};
+    RankAnswer answer;
+    std::atomic<bool> returned = false;
+    std::thread thread([&] {
+      answer = rank->launch(launch, &exchanges.comm);
+      returned = true;
+    });
+    constexpr int kSliceMs = 1;
+    while (!returned) {
+      pollfd entry{kSocket, POLLRDHUP, 0};
+      if (poll(&entry, 1, kSliceMs) > 0) _exit(0);  // nobody waits for this any more
+    }
+    thread.join();
+    return encode(answer);
+  }
+
+  const RankServer& server_;
+  std::unique_ptr<Device> device_;
+  std::map<int, std::shared_ptr<LocalRank>> ranks_;
+};
+
+}  // namespace
+
+void serve_rank(int socket, pid_t parent, const RankServer& server) {
+  int code = 0;
+  try {
+    detach_from_parent(socket, parent, kNoListener);
+    Serving(server).serve();
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "check_operator, rank {}: {}\n", server.rank, e.what());
+    code = 1;
+  }
+  fflush(stdout);
+  _exit(code);
+}
+
+}  // namespace checkop

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The JSON of ranks.
+#include "rank_wire.hpp"
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "frame.hpp"
+
+namespace checkop {
+namespace {
+
+using nlohmann::json;
+
+RunStatus decode_status(const json& json) {
+  const int status = json.get<int>();
+  if (status < 0 || status > static_cast<int>(RunStatus::no_memory)) throw WireError("an answer with no known status");
+  return static_cast<RunStatus>(status);
+}
+
+}  // namespace
+
+json encode(const Place& place) { return {place.rank, place.world_size, place.begin, place.end, place.total}; }
+
+Place decode_place(const json& json) {
+  return {json.at(0).get<int32_t>(), json.at(1).get<int32_t>(), json.at(2).get<int64_t>(), json.at(3).get<int64_t>(),
+          json.at(4).get<int64_t>()};
+}
+
+json encode(const RankLaunch& launch) {
+  const std::vector<uint8_t> meeting(launch.meeting.begin(), launch.meeting.end());  // any bytes
+  return {static_cast<int>(launch.manner.kind), launch.manner.percent, meeting, launch.limit.count()};
+}
+
+void decode_launch(const json& json, RankLaunch& launch) {
+  launch.manner = {static_cast<Manner::Kind>(json.at(0).get<int>()), json.at(1).get<int>()};
+  const auto meeting = json.at(2).get<std::vector<uint8_t>>();
+  launch.meeting.assign(meeting.begin(), meeting.end());
+  launch.limit = std::chrono::milliseconds(json.at(3).get<int64_t>());
+}
+
+json encode(const RankAnswer& answer) {
+  const auto& stopped = answer.answer.stopped;
+  return {{"status", stopped ? static_cast<int>(stopped->status) : static_cast<int>(RunStatus::ok)},
+          {"message", stopped ? stopped->message : answer.answer.message},
+          {"ms", answer.ms},
+          {"broken_off", answer.is_broken_off}};
+}
+
+RankAnswer decode_answer(const json& json) {
+  RankAnswer answer;
+  const auto message = json.at("message").get<std::string>();
+  if (const RunStatus status = decode_status(json.at("status")); status == RunStatus::ok) {
+    answer.answer.message = message;
+  } else {
+    answer.answer.stopped = Stopped{status, message};
+  }
+  answer.ms = json.at("ms").get<double>();
+  answer.is_broken_off = json.at("broken_off").get<bool>();
+  return answer;
+}
+
+json encode_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Stopped& stopped) {
+    return {{"stopped", static_cast<int>(stopped.status)}, {"text", stopped.message}};
+  } catch (const OutOfMemory& e) {
+    return {{"memory", true}, {"text", e.what()}};
+  } catch (const DeviceError& e) {
+    return {{"sticky", e.sticky()}, {"text", e.what()}};
+  }
+}
+
+void rethrow_error(const json& answer) {
+  if (!answer.contains("text")) return;
+  const auto text = answer.at("text").get<std::string>();
+  if (answer.contains("stopped")) throw Stopped{decode_status(answer.at("stopped")), text};
+  if (answer.contains("memory")) throw OutOfMemory(text);
+  throw DeviceError(text, answer.at("sticky").get<bool>());
+}
+
+}  // namespace checkop
