@@ -43,7 +43,7 @@ SOURCE = CODE + (".cmake", ".py", ".sh")
 TEXT = SOURCE + (".json", ".md", ".txt")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-CUDA_HEADER = re.compile(r"^(cuda|cublas|cusparse|cusolver|curand|cudnn|cutlass/|cute/|cub/|thrust/|nccl|nvrtc|nvml|"
+CUDA_HEADER = re.compile(r"^(cuda|cublas|cusparse|cusolver|curand|cudnn|cutlass/|cute/|cub/|thrust/|nccl\.|nvrtc|nvml|"
                          r"cooperative_groups|mma\.h|sm_\d|driver_types|device_launch_parameters|vector_types)")
 CUDA_CONDITION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\bCHECK_OPERATOR_CUDA\b")
 LIMIT = r"\w*(?:bound|tol|limit|threshold)\w*"

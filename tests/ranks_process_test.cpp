@@ -101,12 +101,14 @@ class Processes {
 
   void kill_one(int name) { kill(pids_.at(name), SIGKILL); }
 
-  /// Until the process has forked.
-  void wait_for_child(int name) {
+  /// Until the process that it forked has a thread for the candidate.
+  void wait_for_launch(int name) {
     const std::string children = fmt::format("/proc/{0}/task/{0}/children", pids_.at(name));
-    for (const auto until = Clock::now() + 60s; Clock::now() < until; std::this_thread::sleep_for(2ms))
-      if (!content(children).empty()) return;
-    ADD_FAILURE() << "process " << name << " did not fork: " << content(folder_ + std::to_string(name));
+    for (const auto until = Clock::now() + 60s; Clock::now() < until; std::this_thread::sleep_for(2ms)) {
+      const int child = std::atoi(content(children).c_str());
+      if (child > 0 && threads_of(child) > 1) return;
+    }
+    ADD_FAILURE() << "process " << name << " launches nothing: " << content(folder_ + std::to_string(name));
   }
 
   /// Its exit code, or minus the signal that killed it, and what it wrote. Too late is -SIGKILL.
@@ -119,6 +121,12 @@ class Processes {
     }
     pid = -1;
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), content(folder_ + std::to_string(name))};
+  }
+
+  static int64_t threads_of(int pid) {
+    std::error_code error;  // it may have ended
+    const std::filesystem::directory_iterator tasks(fmt::format("/proc/{}/task", pid), error);
+    return error ? 0 : std::distance(begin(tasks), end(tasks));
   }
 
   void expect_all(int code, const std::string& part_of_rank_0, const std::string& part_of_others = "") {
@@ -215,7 +223,7 @@ TEST(RankProcesses, OneThatStallsEndsTheRun) {
 TEST(RankProcesses, OneThatIsKilledEndsTheRun) {
   Processes ranks;
   ranks.start_all(4, kBad + "--candidate stalls --check-grad");
-  ranks.wait_for_child(2);
+  ranks.wait_for_launch(2);
   ranks.kill_one(2);
   EXPECT_EQ(ranks.end_of(2).code, -SIGKILL);
   ranks.expect_all(4, "2 error");
@@ -229,7 +237,7 @@ TEST(RankProcesses, OneThatIsKilledEndsTheRun) {
 TEST(RankProcesses, NoneOutlivesRankZero) {
   Processes ranks;
   ranks.start_all(4, kBad + "--candidate stalls");
-  ranks.wait_for_child(2);
+  ranks.wait_for_launch(2);
   ranks.kill_one(0);
   EXPECT_EQ(ranks.end_of(0).code, -SIGKILL);
   ranks.expect_all(4, "", fmt::format("rank 0 at 127.0.0.1:{} is gone", ranks.port()));

@@ -17,6 +17,7 @@
 #include "commands/selection.hpp"
 #include "error.hpp"
 #include "isolate.hpp"
+#include "nccl_comm.hpp"
 #include "output_file.hpp"
 #include "paths.hpp"
 #include "plugin.hpp"
@@ -96,6 +97,8 @@ void look_at_nccl(Findings& findings) {
     nccl.value = nccl.found ? fmt::format("{}.{}.{}", version / base, version % base / 100, version % 100)
                             : "libnccl.so.2 does not tell its version";
   }
+  if (const std::string why = NcclComm::why_none(); nccl.found && built_with_cuda() && !why.empty())
+    nccl = {"NCCL", why, false, false, "sudo apt-get install libnccl-dev, then configure and build again"};
   findings.push_back(std::move(nccl));
 }
 
