@@ -130,7 +130,7 @@ std::string NcclComm::name_meeting() {
   throw EnvironmentError("ranks on CUDA devices talk through NCCL: " + why_none());
 }
 NcclComm::NcclComm(const std::string&, int32_t, int32_t, std::chrono::milliseconds) { name_meeting(); }
-NcclComm::~NcclComm() = default;
+NcclComm::~NcclComm() { abort(); }
 std::string NcclComm::error() { return why_none(); }
 void NcclComm::abort() noexcept { is_aborted_ = true; }
 

@@ -105,20 +105,19 @@ class Serving {
       return nullptr;
     }
     const std::shared_ptr<LocalRank> rank = ranks_.at(number);
-    const json done = json::object();
     if (what == "upload") {
       const size_t input = request.at("input").get<size_t>();
       std::vector<std::byte> content(rank->input_bytes(input));
       receive_bytes(kSocket, content.data(), content.size(), Clock::now() + kSayLimit, kAlwaysAlive);
       rank->upload(input, content);
-      return done;
+      return json::object();
     }
     if (what == "prepare") rank->prepare();
     if (what == "workspace") rank->make_workspace(request.at("extra").get<size_t>());
     if (what == "prepare" || what == "workspace") return {{"workspace", rank->workspace_bytes()}};
     if (what == "poison") {
       rank->poison({request.at("outputs").get<uint64_t>(), request.at("workspace").get<uint64_t>(), {}});
-      return done;
+      return json::object();
     }
     if (what == "launch") return launch(rank, request.at("launch"));
     if (what == "guards") {
