@@ -52,6 +52,9 @@ void send_message(int socket, const nlohmann::json& body, const std::vector<int>
 
 enum class Received : uint8_t { message, end, late };
 
+/// Of a process on another machine, or one whose end the socket tells.
+inline constexpr auto kAlwaysAlive = [] { return true; };
+
 /// Reads one message. `end`: the other side closed its end, or `is_alive` (asked a few times a second) denies that it
 /// lives. `late`: `deadline` has passed. Throws WireError for what is no message, or one of more than `most` bytes.
 Received receive_message(int socket, Message& message, std::chrono::steady_clock::time_point deadline,

@@ -31,8 +31,6 @@ constexpr int kChildSocket = 3, kChildListener = 4;
 /// For the parent to take an answer; it waits for nothing else.
 constexpr std::chrono::seconds kSayLimit{120};
 
-const auto kAlwaysAlive = [] { return true; };
-
 }  // namespace
 
 void detach_from_parent(int socket, pid_t parent, int listener) {

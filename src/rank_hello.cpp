@@ -193,9 +193,7 @@ void send_reply(const Caller& caller, const Reply& reply) {
 
 std::optional<Reply> receive_reply(int socket, Clock::time_point deadline) {
   Message message;
-  if (receive_message(
-          socket, message, deadline, [] { return true; }, kMostHello) != Received::message)
-    return {};
+  if (receive_message(socket, message, deadline, kAlwaysAlive, kMostHello) != Received::message) return {};
   try {
     const json said = json::parse(message.body);
     const int kind = said.at("reply").get<int>();

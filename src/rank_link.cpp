@@ -21,8 +21,6 @@ namespace {
 /// For a process whose connection ended to call again, through its parent.
 constexpr std::chrono::seconds kReturnLimit{10};
 
-const auto kAlwaysAlive = [] { return true; };
-
 std::string late_text(std::chrono::milliseconds limit) {
   return fmt::format("did not answer within {} s", std::chrono::duration<double>(limit).count());
 }
