@@ -17,6 +17,13 @@ static_assert(kBlockRows % kSumUnit == 0 && kBlockColumns % kSumUnit == 0);
 // The fp32 sums of dlm_head_weight exist for one block of columns at a time, in about 256 MiB.
 constexpr int64_t kWeightSums = int64_t{64} << 20;
 
+/// Blocks for `count` elements, at least one; the kernels stride over what several waves leave.
+inline unsigned blocks_for(int64_t count) {
+  constexpr int64_t kMaxBlocks = 4096;
+  const int64_t blocks = ceil_div(count, kThreads);
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
+}
+
 /// z becomes dz, in place; 0 in rows that are left out.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ z, int64_t ldz,
@@ -50,6 +57,12 @@ __global__ __launch_bounds__(kThreads) void keep_rows(const T* __restrict__ hidd
   }
 }
 
+template <typename T>
+void launch_keep_rows(const T* hidden, const int64_t* target_ids, int64_t ignored, int64_t rows, int64_t columns,
+                      T* kept, cudaStream_t stream) {
+  keep_rows<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(hidden, target_ids, ignored, rows, columns, kept);
+}
+
 /// sums[column] (+)= sum over rows of dz, by units of kSumUnit rows like the products.
 static __global__ __launch_bounds__(kThreads) void sum_columns(const float* __restrict__ dz, int64_t ldz, int64_t rows,
                                                                int64_t n_columns, float* __restrict__ sums,
@@ -67,6 +80,12 @@ static __global__ __launch_bounds__(kThreads) void sum_columns(const float* __re
   sums[column] = total;
 }
 
+inline void launch_sum_columns(const float* dz, int64_t ldz, int64_t rows, int64_t n_columns, float* sums,
+                               bool accumulate, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(n_columns, kThreads));
+  sum_columns<<<blocks, kThreads, 0, stream>>>(dz, ldz, rows, n_columns, sums, accumulate);
+}
+
 /// to[row, column] = from[row, column], rounded once. from has leading dimension ld, to is contiguous.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void round_to(const float* __restrict__ from, int64_t ld, int64_t rows,
@@ -75,13 +94,6 @@ __global__ __launch_bounds__(kThreads) void round_to(const float* __restrict__ f
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
     to[i] = from_float<T>(from[i / columns * ld + i % columns]);
   }
-}
-
-/// Blocks for `count` elements, at least one; the kernels stride over what several waves leave.
-inline unsigned blocks_for(int64_t count) {
-  constexpr int64_t kMaxBlocks = 4096;
-  const int64_t blocks = ceil_div(count, kThreads);
-  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
 template <typename T>
@@ -191,8 +203,7 @@ void launch_softmax(const Problem<T>& p, float* logp, Partial* totals) {
 template <typename T>
 void launch_gradients(Problem<T> p, const float* grad_logp, T* dhidden, T* dweight, T* dbias) {
   auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
-  keep_rows<T><<<blocks_for(p.sizes.rows * p.sizes.hidden), kThreads, 0, p.stream>>>(
-      p.hidden, p.target_ids, p.ignored, p.sizes.rows, p.sizes.hidden, kept);
+  launch_keep_rows(p.hidden, p.target_ids, p.ignored, p.sizes.rows, p.sizes.hidden, kept, p.stream);
   p.hidden = kept;
   const int64_t hidden = p.sizes.hidden, ld = p.at.ld_sums, ldz = p.at.block_columns;
   auto* z = p.template in_workspace<float>(p.at.z);
@@ -214,7 +225,7 @@ void launch_gradients(Problem<T> p, const float* grad_logp, T* dhidden, T* dweig
       launch_gemm(make_factor<false>(z, ldz, columns), make_factor<false>(p.hidden + row * hidden, hidden, hidden),
                   rows, weight_sums, ld, row > 0, p.stream);
       if (dbias != nullptr) {
-        sum_columns<<<column_blocks, kThreads, 0, p.stream>>>(z, ldz, rows, columns, bias_sums, row > 0);
+        launch_sum_columns(z, ldz, rows, columns, bias_sums, row > 0, p.stream);
       }
     }
     launch_round_to<T>(weight_sums, ld, columns, hidden, dweight + column * hidden, p.stream);

@@ -65,6 +65,36 @@ __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUten
   }
 }
 
+/// Rows m .. m + 63 and columns n .. n + kN - 1 by a warpgroup, from the registers, for any place and size of c, whose
+/// lines are `ld` elements apart.
+template <typename P, typename Out>
+__device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out* __restrict__ c, int64_t ld, int64_t m,
+                                             int64_t n, int64_t m_extent, int64_t n_extent) {
+  const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
+  const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<Out>) == 0;
+  m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < P::kN / 2; i += 2) {
+    const int64_t row = m + i / 2 % 2 * 8, column = n + i / 4 * 8;
+    if (row >= m_extent || column >= n_extent) continue;
+    Out* at = c + row * ld + column;
+    if (pairs && column + 1 < n_extent) {
+      *reinterpret_cast<mma::Pair<Out>*>(at) = {from_float<Out>(sum[i]), from_float<Out>(sum[i + 1])};
+    } else {
+      at[0] = from_float<Out>(sum[i]);
+      if (column + 1 < n_extent) at[1] = from_float<Out>(sum[i + 1]);
+    }
+  }
+}
+
+// An epilogue has
+//   kMayStage<P>  its tiles leave through shared memory when `staged`, by c_map; then
+//                   changes_sums(), change<P>(sum, rows, m, n, m_extent, n_extent): what becomes of the sums before
+//   kReadsRows    read_rows(m, m_extent) -> Rows, called before a tile's sums are there
+//   kCarries      load<P>(sum, m, n, m_extent, n_extent): sets the sums before the first product
+//   take<P>(sum, rows, m, n, m_extent, n_extent): does everything with sums that are not staged
+// m and n are the first row and column of a warpgroup's part, of 64 rows and kN columns.
+
 /// c[m, n] = sum + bias[n], rounded once: the epilogue of plain products.
 template <typename T, typename Out>
 struct StoreTiles {
@@ -75,23 +105,20 @@ struct StoreTiles {
 
   template <typename P>
   static constexpr bool kMayStage = P::kStores == Stores::staged&& std::is_same_v<T, Out>;
-  static constexpr bool kReadsRows = false;
+  static constexpr bool kReadsRows = false, kCarries = false;
   struct Rows {};
 
-  /// Rows m .. m + 63 and columns n .. n + kN - 1 by a warpgroup, from the registers, for any place and size of c.
+  __device__ bool changes_sums() const { return bias != nullptr; }
   template <typename P>
-  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows&, int64_t m, int64_t n, int64_t m_extent,
-                                       int64_t n_extent) const {
+  __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows&, int64_t, int64_t n, int64_t,
+                                         int64_t n_extent) const {
     if (bias != nullptr) add_bias(sum, bias, n, n_extent);
-    const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
-    const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<Out>) == 0;
-    m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
-    constexpr const Out* kNoBias = nullptr;
-#pragma unroll
-    for (int i = 0; i < P::kN / 2; i += 4) {
-      mma::store_pair(c, m, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i], sum[i + 1]);
-      mma::store_pair(c, m + 8, n + i * 2, m_extent, n_extent, kNoBias, pairs, sum[i + 2], sum[i + 3]);
-    }
+  }
+  template <typename P>
+  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
+                                       int64_t m_extent, int64_t n_extent) const {
+    change<P>(sum, rows, m, n, m_extent, n_extent);
+    store_direct<P>(sum, c, n_extent, m, n, m_extent, n_extent);
   }
 };
 

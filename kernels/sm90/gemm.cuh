@@ -170,8 +170,16 @@ __global__ __launch_bounds__(P::kThreads,
         place(tile, m, n);
         rows = p.out.read_rows(m + group * 64, p.a.extent);
       }
+      if constexpr (Epilogue::kCarries) {
+        int64_t m, n;
+        place(tile, m, n);
+        p.out.template load<P>(sum, m + group * 64, n, p.a.extent, p.b.extent);
+#pragma unroll
+        for (int i = 0; i < P::kN / 2; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+      }
       uint32_t before = 0;
-      for (int step = 0; step < steps; ++step) {
+      int step = 0;
+      do {  // k_extent is positive; a loop that might not run would cost the assembler its view of the accumulators
         wait_for(full(ring.stage), ring.parity);
         const uint32_t tile_at = base + ring.stage * P::kStageBytes;
         const uint64_t a = SlotsA::descriptor(tile_at + group_at);
@@ -179,7 +187,8 @@ __global__ __launch_bounds__(P::kThreads,
         begin_multiply();
 #pragma unroll
         for (int q = 0; q < P::kBlockK / 16; ++q) {
-          multiply<T, a_along_k, b_along_k, P::kN>(sum, a + SlotsA::step(q) / 16, b + SlotsB::step(q) / 16, step | q);
+          multiply<T, a_along_k, b_along_k, P::kN>(sum, a + SlotsA::step(q) / 16, b + SlotsB::step(q) / 16,
+                                                   Epilogue::kCarries | step | q);
         }
         commit_multiply();
         if constexpr (kStages16) {
@@ -189,7 +198,7 @@ __global__ __launch_bounds__(P::kThreads,
         if (step > 0) release(before);
         before = ring.stage;
         ring.advance();
-      }
+      } while (++step < steps);
       if constexpr (kStages16) {
         while (next_box < P::kBoxes) store_next_box();
       }
@@ -204,14 +213,14 @@ __global__ __launch_bounds__(P::kThreads,
         p.out.template take<P>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
         continue;
       } else {
-        if (p.out.bias != nullptr || !p.out.staged) {
+        if (p.out.changes_sums() || !p.out.staged) {
           int64_t m, n;
           place(tile, m, n);
           if (!p.out.staged) {
             p.out.template take<P>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
             continue;
           }
-          add_bias(sum, p.out.bias, n, p.b.extent);
+          p.out.template change<P>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
         }
         pack_sums<T>(sum, packed);
         packed_tile = tile;

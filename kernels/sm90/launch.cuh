@@ -80,17 +80,26 @@ cudaError_t launch_into(const Epilogue& out, const Factor<T, a_along_k>& a, cons
   return cudaLaunchKernelEx(&config, function, p);
 }
 
+/// Lets `out` store c, [lines, length] with lines `ld` apart, through shared memory if plan and matrix allow it. False
+/// when the driver refuses.
+template <typename P, typename Epilogue, typename Out>
+bool stage_tiles(Epilogue& out, const Out* c, int64_t length, int64_t lines, int64_t ld) {
+  out.staged = false;
+  if constexpr (Epilogue::template kMayStage<P>) {
+    const Matrix matrix{c, length, lines, ld};
+    out.staged = has_tensor_map<Out>(matrix);
+    return !out.staged || make_tensor_map<Out>(out.c_map, matrix, 64, 16, Ahead::nothing);
+  }
+  return true;
+}
+
 /// c = a * b + bias. As launch_into().
 template <typename P, typename T, typename Out, bool a_along_k, bool b_along_k>
 cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
                    Out* c, cudaStream_t stream) {
   StoreTiles<T, Out> out{};
   out.bias = bias, out.c = c;
-  if constexpr (StoreTiles<T, Out>::template kMayStage<P>) {
-    const Matrix matrix{c, b.extent, a.extent, b.extent};
-    out.staged = has_tensor_map<Out>(matrix);
-    if (out.staged && !make_tensor_map<Out>(out.c_map, matrix, 64, 16, Ahead::nothing)) return cudaErrorInvalidValue;
-  }
+  if (!stage_tiles<P>(out, c, b.extent, a.extent, b.extent)) return cudaErrorInvalidValue;
   return launch_into<P>(out, a, b, k_extent, stream);
 }
 

@@ -35,7 +35,7 @@ struct SumSegments {
 
   template <typename P>
   static constexpr bool kMayStage = false;
-  static constexpr bool kReadsRows = true;
+  static constexpr bool kReadsRows = true, kCarries = false;
   /// The targets of this thread's two rows, -1 for rows that are not there.
   struct Rows {
     int64_t target[2];
@@ -103,10 +103,11 @@ __device__ inline PowerSum merged(const PowerSum& a, const PowerSum& b) {
   return {exponent, a.sum * power_of_2(a.exponent - exponent) + b.sum * power_of_2(b.exponent - exponent)};
 }
 
-/// logp[row] = target_logit[row] - log(sum of the row's segments); 0 where the target is `ignored`.
-static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_sums(
-    const PowerSum* __restrict__ sums, const float* __restrict__ target_logit, const int64_t* __restrict__ target_ids,
-    int64_t ignored, int64_t rows, int64_t n_segments, float* __restrict__ logp) {
+/// finish(row, sum over the row's segments) for every row.
+template <typename Finish>
+static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_sums(const PowerSum* __restrict__ sums,
+                                                                                   int64_t rows, int64_t n_segments,
+                                                                                   Finish finish) {
   __shared__ PowerSum parts[kMergeParts][kMergeRows];
   const int lane = threadIdx.x % kWarp, part = threadIdx.x / kWarp;
   const int64_t row = int64_t{blockIdx.x} * kMergeRows + lane;
@@ -119,15 +120,33 @@ static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_su
   __syncthreads();
   if (part != 0 || row >= rows) return;
   for (int i = 1; i < kMergeParts; ++i) mine = merged(mine, parts[i][lane]);
-  if (target_ids[row] == ignored) {
-    logp[row] = 0.0f;
-    return;
-  }
-  // log(sum) = exponent * ln 2 + log(mine.sum), ln 2 in two parts and the large difference first: it is nearly exact,
-  // where the log-sum-exp of large logits would be rounded at its own size.
-  constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
-  const float exponent = mine.exponent;
-  logp[row] = fmaf(-exponent, kLn2Rest, fmaf(-exponent, kLn2, target_logit[row])) - logf(mine.sum);
+  finish(row, mine);
 }
+
+template <typename Finish>
+void launch_merge(const PowerSum* sums, int64_t rows, int64_t n_segments, const Finish& finish, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(rows, kMergeRows));
+  merge_power_sums<<<blocks, kMergeRows * kMergeParts, 0, stream>>>(sums, rows, n_segments, finish);
+}
+
+/// logp[row] = target_logit[row] - log(sum of exponentials); 0 where the target is `ignored`.
+struct WriteLogp {
+  const float* __restrict__ target_logit;
+  const int64_t* __restrict__ target_ids;
+  int64_t ignored;
+  float* __restrict__ logp;
+
+  __device__ void operator()(int64_t row, const PowerSum& total) const {
+    if (target_ids[row] == ignored) {
+      logp[row] = 0.0f;
+      return;
+    }
+    // log(sum) = exponent * ln 2 + log(total.sum), ln 2 in two parts and the large difference first: it is nearly
+    // exact, where the log-sum-exp of large logits would be rounded at its own size.
+    constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
+    const float exponent = total.exponent;
+    logp[row] = fmaf(-exponent, kLn2Rest, fmaf(-exponent, kLn2, target_logit[row])) - logf(total.sum);
+  }
+};
 
 }  // namespace checkop::kernels::sm90
