@@ -24,13 +24,13 @@ inline unsigned blocks_for(int64_t count) {
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
-/// z becomes dz, in place; 0 in rows that are left out.
+/// z becomes dz, in place; 0 in rows that are left out. first_id: of the first column in all the vocabulary.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ z, int64_t ldz,
                                                                const T* __restrict__ bias,
                                                                const int64_t* __restrict__ target_ids, int64_t ignored,
                                                                const float* __restrict__ grad_logp,
-                                                               const Partial* __restrict__ totals, int64_t first_column,
+                                                               const Partial* __restrict__ totals, int64_t first_id,
                                                                int64_t n_columns) {
   const int64_t row = blockIdx.y;
   const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -42,8 +42,8 @@ __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict
     *place = 0.0f;
     return;
   }
-  const float p = expf(biased(*place, bias, first_column + column) - exp_shift(total.max)) * (1.0f / total.sum);
-  *place = grad_logp[row] * ((first_column + column == target ? 1.0f : 0.0f) - p);
+  const float p = expf(biased(*place, bias, column) - exp_shift(total.max)) * (1.0f / total.sum);
+  *place = grad_logp[row] * ((first_id + column == target ? 1.0f : 0.0f) - p);
 }
 
 /// The rows of hidden that count; zeros in place of the others, whose 0 * NaN would reach dlm_head_weight.
@@ -155,10 +155,22 @@ struct Problem {
   int64_t ignored;
   std::byte* workspace;
   cudaStream_t stream;
+  int64_t first_id = 0;  ///< of the weight's first column in all the vocabulary
 
   template <typename U>
   U* in_workspace(size_t offset) const {
     return reinterpret_cast<U*>(workspace + offset);
+  }
+  const T* bias_from(int64_t column) const { return bias == nullptr ? nullptr : bias + column; }
+  /// The problem of `columns` of the weight's, `first` and those that follow.
+  Problem part(int64_t first, int64_t columns) const {
+    Problem p = *this;
+    p.weight += first * sizes.hidden;
+    p.bias = bias_from(first);
+    p.first_id += first;
+    p.sizes.vocab = columns;
+    p.at.n_segments = ceil_div(columns, kSegment);
+    return p;
   }
   int64_t rows_from(int64_t first) const {
     return sizes.rows - first < at.block_rows ? sizes.rows - first : at.block_rows;
@@ -177,9 +189,9 @@ void launch_logits(const Problem<T>& p, int64_t first_row, int64_t first_column)
               p.template in_workspace<float>(p.at.z), p.at.block_columns, false, p.stream);
 }
 
-/// logp or totals, whichever is not null, of every row.
-template <typename T>
-void launch_softmax(const Problem<T>& p, float* logp, Partial* totals) {
+/// finish_at(first row) is called with every row's Partial, as merge_segments() does.
+template <typename T, typename FinishAt>
+void launch_softmax(const Problem<T>& p, FinishAt&& finish_at) {
   auto* z = p.template in_workspace<float>(p.at.z);
   auto* partials = p.template in_workspace<Partial>(p.at.partials);
   auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
@@ -189,29 +201,34 @@ void launch_softmax(const Problem<T>& p, float* logp, Partial* totals) {
       const int64_t columns = p.columns_from(column);
       launch_logits(p, row, column);
       const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSegment * kWarpsPerBlock)), static_cast<unsigned>(rows));
-      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.at.block_columns, p.bias, p.target_ids + row, column,
-                                                          columns, p.at.n_segments, partials, target_logit);
+      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.at.block_columns, p.bias_from(column),
+                                                          p.target_ids + row, p.first_id + column, column, columns,
+                                                          p.at.n_segments, partials, target_logit);
     }
     merge_segments<<<static_cast<unsigned>(ceil_div(rows, kWarpsPerBlock)), kThreads, 0, p.stream>>>(
-        partials, target_logit, p.target_ids + row, p.ignored, rows, p.at.n_segments,
-        logp == nullptr ? nullptr : logp + row, totals == nullptr ? nullptr : totals + row);
+        partials, rows, p.at.n_segments, finish_at(row));
   }
 }
 
-/// Column blocks outside, so that the sums of one block of dlm_head_weight are finished before the next begins; row
-/// blocks inside. The logits are computed a second time: stored, they would be [rows, vocab].
+/// Rows of hidden that are left out become zeros, in a copy that p.hidden is from here on.
 template <typename T>
-void launch_gradients(Problem<T> p, const float* grad_logp, T* dhidden, T* dweight, T* dbias) {
+void keep_hidden(Problem<T>& p) {
   auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
   launch_keep_rows(p.hidden, p.target_ids, p.ignored, p.sizes.rows, p.sizes.hidden, kept, p.stream);
   p.hidden = kept;
+}
+
+/// Column blocks outside, so that the sums of one block of dlm_head_weight are finished before the next begins; row
+/// blocks inside. The logits are computed a second time: stored, they would be [rows, vocab]. Rows' totals are in the
+/// workspace.
+///   hidden_sums: [rows, ld_sums], dhidden not yet rounded
+template <typename T>
+void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden_sums, T* dweight, T* dbias) {
   const int64_t hidden = p.sizes.hidden, ld = p.at.ld_sums, ldz = p.at.block_columns;
   auto* z = p.template in_workspace<float>(p.at.z);
-  auto* totals = p.template in_workspace<Partial>(p.at.totals);
-  auto* hidden_sums = p.template in_workspace<float>(p.at.hidden_sums);
+  const auto* totals = p.template in_workspace<Partial>(p.at.totals);
   auto* weight_sums = p.template in_workspace<float>(p.at.weight_sums);
   auto* bias_sums = p.template in_workspace<float>(p.at.bias_sums);
-  launch_softmax<T>(p, nullptr, totals);
   for (int64_t column = 0; column < p.sizes.vocab; column += p.at.block_columns) {
     const int64_t columns = p.columns_from(column);
     const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kThreads));
@@ -219,7 +236,8 @@ void launch_gradients(Problem<T> p, const float* grad_logp, T* dhidden, T* dweig
       const int64_t rows = p.rows_from(row);
       launch_logits(p, row, column);
       logits_to_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
-          z, ldz, p.bias, p.target_ids + row, p.ignored, grad_logp + row, totals + row, column, columns);
+          z, ldz, p.bias_from(column), p.target_ids + row, p.ignored, grad_logp + row, totals + row,
+          p.first_id + column, columns);
       launch_gemm(make_factor<true>(z, ldz, rows), make_factor<false>(p.weight + column * hidden, hidden, hidden),
                   columns, hidden_sums + row * ld, ld, column > 0, p.stream);
       launch_gemm(make_factor<false>(z, ldz, columns), make_factor<false>(p.hidden + row * hidden, hidden, hidden),
@@ -231,7 +249,6 @@ void launch_gradients(Problem<T> p, const float* grad_logp, T* dhidden, T* dweig
     launch_round_to<T>(weight_sums, ld, columns, hidden, dweight + column * hidden, p.stream);
     if (dbias != nullptr) launch_round_to<T>(bias_sums, columns, 1, columns, dbias + column, p.stream);
   }
-  launch_round_to<T>(hidden_sums, ld, p.sizes.rows, hidden, dhidden, p.stream);
 }
 
 constexpr int kForwardInputs = 4, kBackwardInputs = 5, kForwardOutputs = 1, kBackwardOutputs = 3;
@@ -286,48 +303,69 @@ inline checkop_status check_call(const checkop_call* call, bool backward, size_t
   return check.workspace(workspace).status();
 }
 
-template <typename T>
-checkop_status run(const checkop_call* call, const Problem<T>& p, bool backward) {
-  if (p.sizes.rows == 0) {  // sums of nothing: the weight's gradients are still to be written
-    if (!backward) return CHECKOP_OK;
-    for (int i = 1; i < kBackwardOutputs; ++i) {
-      const auto count = static_cast<size_t>(i == 1 ? p.sizes.vocab * p.sizes.hidden : p.sizes.vocab);
-      if (call->outputs[i].data == nullptr || count == 0) continue;
-      const auto error = cudaMemsetAsync(call->outputs[i].data, 0, count * sizeof(T), p.stream);
-      if (auto status = cuda_status(call, error, "clear a gradient")) return status;
-    }
-    return CHECKOP_OK;
+/// What is left to do without rows: the gradients of weights are sums of nothing.
+inline checkop_status clear_weight_gradients(const checkop_call* call) {
+  for (int i = 1; i < call->n_outputs; ++i) {
+    const checkop_tensor& gradient = call->outputs[i];
+    const size_t element_bytes = gradient.dtype == CHECKOP_F32 ? 4 : 2;
+    const auto count = static_cast<size_t>(leading_count(gradient) * last_extent(gradient));
+    if (gradient.data == nullptr || count == 0) continue;
+    const auto error =
+        cudaMemsetAsync(gradient.data, 0, count * element_bytes, static_cast<cudaStream_t>(call->stream));
+    if (auto status = cuda_status(call, error, "clear a gradient")) return status;
   }
+  return CHECKOP_OK;
+}
+
+template <typename T>
+checkop_status run(const checkop_call* call, Problem<T> p, bool backward) {
+  if (p.sizes.rows == 0) return clear_weight_gradients(call);
   if (auto status =
           check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", p.workspace, p.stream, p.ignored)) {
     return status;
   }
   if (backward) {
-    launch_gradients<T>(p, static_cast<const float*>(call->inputs[4].data), static_cast<T*>(call->outputs[0].data),
-                        static_cast<T*>(call->outputs[1].data), static_cast<T*>(call->outputs[2].data));
+    auto* totals = p.template in_workspace<Partial>(p.at.totals);
+    auto* hidden_sums = p.template in_workspace<float>(p.at.hidden_sums);
+    keep_hidden(p);
+    launch_softmax(p, [&](int64_t first) { return WriteTotals{totals + first}; });
+    launch_gradients(p, static_cast<const float*>(call->inputs[4].data), hidden_sums,
+                     static_cast<T*>(call->outputs[1].data), static_cast<T*>(call->outputs[2].data));
+    launch_round_to<T>(hidden_sums, p.at.ld_sums, p.sizes.rows, p.sizes.hidden, static_cast<T*>(call->outputs[0].data),
+                       p.stream);
   } else {
-    launch_softmax<T>(p, static_cast<float*>(call->outputs[0].data), nullptr);
+    auto* logp = static_cast<float*>(call->outputs[0].data);
+    const auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
+    launch_softmax(p, [&](int64_t first) {
+      return WriteLogp{target_logit, p.target_ids + first, p.ignored, logp + first};
+    });
   }
   return launch_status(call, backward ? "launch linear_logp backward" : "launch linear_logp forward");
 }
 
+/// Of a call whose shapes were checked.
+template <typename T>
+Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Layout& at, int64_t ignored) {
+  return {sizes,
+          at,
+          static_cast<const T*>(call->inputs[0].data),
+          static_cast<const T*>(call->inputs[1].data),
+          static_cast<const T*>(call->inputs[3].data),
+          static_cast<const int64_t*>(call->inputs[2].data),
+          ignored,
+          static_cast<std::byte*>(call->workspace),
+          static_cast<cudaStream_t>(call->stream)};
+}
+
 inline checkop_status launch(const checkop_call* call, bool backward) {
   const Sizes sizes = sizes_of(call);
-  if (auto status = check_call(call, backward, layout_of(sizes, backward).bytes)) return status;
+  const Layout at = layout_of(sizes, backward);
+  if (auto status = check_call(call, backward, at.bytes)) return status;
   int64_t ignored = 0;
   if (auto status = read_ignore_index(call, ignored)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const Problem<T> problem{sizes,
-                             layout_of(sizes, backward),
-                             static_cast<const T*>(call->inputs[0].data),
-                             static_cast<const T*>(call->inputs[1].data),
-                             static_cast<const T*>(call->inputs[3].data),
-                             static_cast<const int64_t*>(call->inputs[2].data),
-                             ignored,
-                             static_cast<std::byte*>(call->workspace),
-                             static_cast<cudaStream_t>(call->stream)};
-    return run<T>(call, problem, backward);
+    return run<T>(call, problem_of<T>(call, sizes, at, ignored), backward);
   });
 }
 

@@ -24,11 +24,12 @@ __device__ float biased(float z, const T* __restrict__ bias, int64_t column) {
 }
 
 /// partials[row, segment], and target_logit[row] where the target is in the block.
-///   z: [rows, ldz] f32, the columns first_column .. first_column + n_columns - 1 of the vocabulary
+///   z: [rows, ldz] f32, the columns first_column .. first_column + n_columns - 1 of the weight   bias: [n_columns]
+///   first_id: of the first of these columns in all the vocabulary
 template <typename T>
 __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restrict__ z, int64_t ldz,
                                                             const T* __restrict__ bias,
-                                                            const int64_t* __restrict__ target_ids,
+                                                            const int64_t* __restrict__ target_ids, int64_t first_id,
                                                             int64_t first_column, int64_t n_columns, int64_t n_segments,
                                                             Partial* __restrict__ partials,
                                                             float* __restrict__ target_logit) {
@@ -36,14 +37,14 @@ __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restr
   const int64_t row = blockIdx.y;
   const int64_t segment = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;  // within the block of columns
   if (segment * kSegment >= n_columns) return;                                         // the whole warp
-  const int64_t target = target_ids[row] - first_column;
+  const int64_t target = target_ids[row] - first_id;
   float value[kSegment / kWarp], max = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kSegment / kWarp; ++i) {
     const int64_t column = segment * kSegment + i * kWarp + lane;
     value[i] = -INFINITY;
     if (column < n_columns) {
-      value[i] = biased(z[row * ldz + column], bias, first_column + column);
+      value[i] = biased(z[row * ldz + column], bias, column);
       if (column == target) target_logit[row] = value[i];
     }
     max = fmaxf(max, value[i]);
@@ -57,13 +58,10 @@ __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restr
   if (lane == 0) partials[row * n_segments + first_column / kSegment + segment] = {max, sum};
 }
 
-/// One warp merges the segments of a row; logp or totals is null. Lane l takes segments l, l + 32, ...
-static __global__ __launch_bounds__(kThreads) void merge_segments(const Partial* __restrict__ partials,
-                                                                  const float* __restrict__ target_logit,
-                                                                  const int64_t* __restrict__ target_ids,
-                                                                  int64_t ignored, int64_t rows, int64_t n_segments,
-                                                                  float* __restrict__ logp,
-                                                                  Partial* __restrict__ totals) {
+/// finish(row, its Partial): one warp merges the segments of a row. Lane l takes segments l, l + 32, ...
+template <typename Finish>
+__global__ __launch_bounds__(kThreads) void merge_segments(const Partial* __restrict__ partials, int64_t rows,
+                                                           int64_t n_segments, Finish finish) {
   const int lane = threadIdx.x % kWarp;
   const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
   if (row >= rows) return;  // the whole warp
@@ -75,10 +73,31 @@ static __global__ __launch_bounds__(kThreads) void merge_segments(const Partial*
   float sum = 0.0f;
   for (int64_t i = lane; i < n_segments; i += kWarp) sum += of_row[i].sum * expf(of_row[i].max - shift);
   sum = warp_sum(sum);
-  if (lane != 0) return;
-  // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
-  if (logp != nullptr) logp[row] = target_ids[row] == ignored ? 0.0f : (target_logit[row] - max) - logf(sum);
-  if (totals != nullptr) totals[row] = {max, sum};
+  if (lane == 0) finish(row, Partial{max, sum});
 }
+
+/// target_logit - log(sum of exponentials). (z - max) first: the difference is small and nearly exact, max + log(sum)
+/// may be large.
+__device__ inline float log_probability(float target_logit, const Partial& total) {
+  return (target_logit - total.max) - logf(total.sum);
+}
+
+/// logp[row]; 0 where the target is `ignored`.
+struct WriteLogp {
+  const float* __restrict__ target_logit;
+  const int64_t* __restrict__ target_ids;
+  int64_t ignored;
+  float* __restrict__ logp;
+
+  __device__ void operator()(int64_t row, const Partial& total) const {
+    logp[row] = target_ids[row] == ignored ? 0.0f : log_probability(target_logit[row], total);
+  }
+};
+
+struct WriteTotals {
+  Partial* __restrict__ totals;
+
+  __device__ void operator()(int64_t row, const Partial& total) const { totals[row] = total; }
+};
 
 }  // namespace checkop::kernels

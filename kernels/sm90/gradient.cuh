@@ -10,24 +10,26 @@ namespace checkop::kernels::sm90 {
 /// What a row's gradient needs beside its logits: dz = grad * (column == target) - scale * 2^(z * log2(e) - exponent).
 struct RowGradient {
   float exponent, scale, grad;
-  int32_t target;  ///< -1: all of the row's gradient is 0, whatever its logits are
+  int32_t target;  ///< kElsewhere: in no column here; -1: all of the row's gradient is 0, whatever its logits are
 };
+constexpr int32_t kElsewhere = std::numeric_limits<int32_t>::max();
 
 /// RowGradient of every row, from its sum of exponentials.
 struct WriteRowGradients {
   const float* __restrict__ grad_logp;
   const int64_t* __restrict__ target_ids;
   int64_t ignored;
+  int64_t first_id, columns;  ///< of the vocabulary, that the gradient has
   RowGradient* __restrict__ to;
 
   __device__ void operator()(int64_t row, const PowerSum& total) const {
-    const int64_t target = target_ids[row];
+    const int64_t target = target_ids[row], column = target - first_id;
     if (target == ignored) {
       to[row] = {0.0f, 0.0f, 0.0f, -1};
     } else {
       const float grad = grad_logp[row];
       to[row] = {total.exponent == -INFINITY ? 0.0f : total.exponent, grad / total.sum, grad,
-                 static_cast<int32_t>(target)};
+                 column >= 0 && column < columns ? static_cast<int32_t>(column) : kElsewhere};
     }
   }
 };

@@ -30,20 +30,21 @@ template <typename T>
 struct SumSegments {
   const T* __restrict__ bias;              ///< [vocab] or null
   const int64_t* __restrict__ target_ids;  ///< [rows]
+  int64_t first_id;                        ///< of the first column here in all the vocabulary
   PowerSum* __restrict__ sums;             ///< [segments, rows]
   float* __restrict__ target_logit;        ///< [rows]; untouched where the target is not in the vocabulary
 
   template <typename P>
   static constexpr bool kMayStage = false;
   static constexpr bool kReadsRows = true, kCarries = false;
-  /// The targets of this thread's two rows, -1 for rows that are not there.
+  /// The columns of this thread's two rows' targets, -1 for rows that are not there.
   struct Rows {
     int64_t target[2];
   };
 
   __device__ Rows read_rows(int64_t m, int64_t m_extent) const {
     m += threadIdx.x % kGroup / kWarp * 16 + threadIdx.x % kWarp / 4;
-    return {{m < m_extent ? target_ids[m] : -1, m + 8 < m_extent ? target_ids[m + 8] : -1}};
+    return {{m < m_extent ? target_ids[m] - first_id : -1, m + 8 < m_extent ? target_ids[m + 8] - first_id : -1}};
   }
 
   /// Rows m .. m + 63, columns n .. n + 255, by a warpgroup. Fragment of `sum`: wgmma.cuh.
@@ -129,7 +130,15 @@ void launch_merge(const PowerSum* sums, int64_t rows, int64_t n_segments, const 
   merge_power_sums<<<blocks, kMergeRows * kMergeParts, 0, stream>>>(sums, rows, n_segments, finish);
 }
 
-/// logp[row] = target_logit[row] - log(sum of exponentials); 0 where the target is `ignored`.
+/// target_logit - log(sum of exponentials).
+__device__ inline float log_probability(float target_logit, const PowerSum& total) {
+  // log(sum) = exponent * ln 2 + log(total.sum), ln 2 in two parts and the large difference first: it is nearly exact,
+  // where the log-sum-exp of large logits would be rounded at its own size.
+  constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
+  return fmaf(-total.exponent, kLn2Rest, fmaf(-total.exponent, kLn2, target_logit)) - logf(total.sum);
+}
+
+/// logp[row]; 0 where the target is `ignored`.
 struct WriteLogp {
   const float* __restrict__ target_logit;
   const int64_t* __restrict__ target_ids;
@@ -137,15 +146,7 @@ struct WriteLogp {
   float* __restrict__ logp;
 
   __device__ void operator()(int64_t row, const PowerSum& total) const {
-    if (target_ids[row] == ignored) {
-      logp[row] = 0.0f;
-      return;
-    }
-    // log(sum) = exponent * ln 2 + log(total.sum), ln 2 in two parts and the large difference first: it is nearly
-    // exact, where the log-sum-exp of large logits would be rounded at its own size.
-    constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
-    const float exponent = total.exponent;
-    logp[row] = fmaf(-exponent, kLn2Rest, fmaf(-exponent, kLn2, target_logit[row])) - logf(total.sum);
+    logp[row] = target_ids[row] == ignored ? 0.0f : log_probability(target_logit[row], total);
   }
 };
 
