@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tensor-parallel CPU candidates share: ranks agree on what each of them holds before they exchange anything
-// else, and partial results are combined in the order of the vocabulary.
+// What the tensor-parallel candidates share on the CPU: ranks agree on what each of them holds before they exchange
+// anything else. And what the native ones share: partial results are combined in the order of the vocabulary.
 #pragma once
 
 #include <cstring>
@@ -31,11 +31,27 @@ inline uint64_t hash_of(const int64_t* ids, int64_t n) {
   return hash;
 }
 
+/// Where `n` canonical segments of a vocabulary begin and where the last ends; 0 alone for none.
+inline std::vector<int64_t> canonical_bounds(int64_t vocab, int64_t n) {
+  if (n < 0 || n > vocab) throw Refusal(CHECKOP_FAILED, "canonical_segments is " + std::to_string(n));
+  std::vector<int64_t> bounds{0};
+  for (int64_t s = 0; s < n; ++s) bounds.push_back(bounds.back() + vocab / n + (s < vocab % n ? 1 : 0));
+  return bounds;
+}
+
+/// The same of those that a rank holds, before it knows of the others: its whole part where it holds none.
+inline std::vector<int64_t> own_bounds(const checkop_call& c) {
+  std::vector<int64_t> own;
+  for (const int64_t bound : canonical_bounds(c.shard_total, static_cast<int64_t>(attribute(c, "canonical_segments"))))
+    if (bound >= c.shard_begin && bound <= c.shard_end) own.push_back(bound);
+  if (own.size() > 1 && own.front() == c.shard_begin && own.back() == c.shard_end) return own;
+  return {c.shard_begin, c.shard_end};
+}
+
 /// A rank among the others.
 class Ranks {
  public:
-  explicit Ranks(const checkop_call& c)
-      : call_(c), size_(c.world_size), comm_(static_cast<checkop_host_comm*>(c.comm)) {
+  explicit Ranks(const checkop_call& c) : call_(c), size_(c.world_size), comm_(c.host_comm) {
     if (size_ < 1 || c.rank < 0 || c.rank >= size_)
       throw Refusal(CHECKOP_FAILED, "rank " + std::to_string(c.rank) + " of " + std::to_string(size_));
     if (size_ > 1 && (comm_ == nullptr || comm_->rank != c.rank || comm_->world_size != size_))
@@ -63,6 +79,8 @@ class Ranks {
     cut(all);
   }
 
+  int32_t rank() const { return call_.rank; }
+  int32_t size() const { return size_; }
   int64_t begin() const { return call_.shard_begin; }
   int64_t total() const { return call_.shard_total; }
   int64_t ignored() const { return ignored_; }
@@ -76,8 +94,10 @@ class Ranks {
   /// none, the ranks' own parts.
   const std::vector<int64_t>& segments() const { return segments_; }
   /// Those that this rank holds: segments [first, last).
-  size_t first_segment() const { return first_[static_cast<size_t>(call_.rank)]; }
-  size_t last_segment() const { return first_[static_cast<size_t>(call_.rank) + 1]; }
+  size_t first_segment() const { return first_segment(call_.rank); }
+  size_t last_segment() const { return first_segment(call_.rank + 1); }
+  /// That of another rank; the number of segments for a rank behind the last.
+  size_t first_segment(int32_t rank) const { return first_[static_cast<size_t>(rank)]; }
 
   /// body(segment, its values on the rank that holds it), in order, of `count` values a segment; `own` has those of
   /// this rank's.
@@ -150,11 +170,9 @@ class Ranks {
 
   /// Finds the segments, of parts that tile the vocabulary.
   void cut(const std::vector<Statement>& all) {
-    const int64_t n = all[0].segments, vocab = all[0].total;
+    const int64_t n = all[0].segments;
     ignored_ = all[0].ignored;
-    if (n < 0 || n > vocab) refuse("canonical_segments is " + std::to_string(n));
-    segments_ = {0};
-    for (int64_t s = 0; s < n; ++s) segments_.push_back(segments_.back() + vocab / n + (s < vocab % n ? 1 : 0));
+    segments_ = canonical_bounds(all[0].total, n);
     for (size_t r = 0; n == 0 && r < all.size(); ++r) segments_.push_back(all[r].end);
     first_ = {0};
     for (size_t r = 0; r < all.size(); ++r) {

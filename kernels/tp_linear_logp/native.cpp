@@ -8,38 +8,21 @@
 //   combined on every rank in the order of the vocabulary. Limits: contiguous.   Expected error: as linear_logp's, and
 //   one rounding for each part.
 #include "linear_logp_native.hpp"
-#include "ranks_native.hpp"
+#include "tp_linear_logp/call.hpp"
 
 namespace {
 
 using namespace native::linear;
-using native::Extent;
 using native::SumExp;
 
 Problem check(const checkop_call& c, native::Ranks& ranks, bool gradient) {
-  Extent rows{"rows"}, hidden{"hidden"}, vocab{"the rank's part of vocab", c.shard_end - c.shard_begin};
-  const int32_t dtype = c.inputs[0].dtype;
+  tp_linear_logp::Sizes sizes{};
   ranks.agree([&](native::Statement& own) {
-    native::check_counts(c, gradient ? 5 : 4, gradient ? 3 : 1);
-    native::check_computed_dtype(dtype);
-    native::check_matrix(c.inputs[0], "hidden", dtype, rows, hidden);
-    native::check_matrix(c.inputs[1], "lm_head_weight", dtype, vocab, hidden);
-    native::check_list(c.inputs[2], "target_ids", CHECKOP_I64, rows);
-    const bool bias = c.inputs[3].data != nullptr;
-    if (bias) native::check_list(c.inputs[3], "bias", dtype, vocab);
-    if (gradient) {
-      native::check_list(c.inputs[4], "grad_logp", CHECKOP_F32, rows);
-      native::check_matrix(c.outputs[0], "dhidden", dtype, rows, hidden);
-      native::check_matrix(c.outputs[1], "dlm_head_weight", dtype, vocab, hidden);
-      if (bias) native::check_list(c.outputs[2], "dbias", dtype, vocab);
-    } else {
-      native::check_list(c.outputs[0], "logp", CHECKOP_F32, rows);
-    }
-    own.rows = rows.value, own.hidden = hidden.value, own.dtype = dtype, own.bias = bias ? 1 : 0;
-    own.ids = native::hash_of(static_cast<const int64_t*>(c.inputs[2].data), rows.value);
+    sizes = tp_linear_logp::check_own(c, gradient, own);
+    own.ids = native::hash_of(static_cast<const int64_t*>(c.inputs[2].data), sizes.rows);
   });
-  ranks.check_target_ids(c.inputs[2], "target_ids", rows.value);
-  return load_problem(c, rows.value, hidden.value, vocab.value, ranks.ignored(), ranks.begin());
+  ranks.check_target_ids(c.inputs[2], "target_ids", sizes.rows);
+  return load_problem(c, sizes.rows, sizes.hidden, sizes.vocab, ranks.ignored(), ranks.begin());
 }
 
 native::Combined combined(const Problem& p, const native::Ranks& ranks, float* z) {

@@ -6,11 +6,9 @@
 //   where token_ids[r] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
 //   One exchange: (m, s, z_t) of every part, all-gathered, then combined on every rank in the order of the vocabulary.
 //   Limits: contiguous.   Expected error: as logp's, and one rounding for each part.
-#include "ranks_native.hpp"
+#include "tp_logp/call.hpp"
 
 namespace {
-
-using native::Extent;
 
 struct Problem {
   const checkop_tensor& logits;
@@ -18,26 +16,15 @@ struct Problem {
   int64_t rows, columns;
 };
 
-/// What all ranks must have in common, of a call whose own shapes fit together.
 Problem check(const checkop_call& c, native::Ranks& ranks, bool gradient) {
-  const checkop_tensor& logits = c.inputs[0];
-  Extent rows{"rows"}, columns{"the rank's part of vocab", c.shard_end - c.shard_begin};
+  tp_logp::Sizes sizes{};
+  const auto* ids = static_cast<const int64_t*>(c.inputs[1].data);
   ranks.agree([&](native::Statement& own) {
-    native::check_counts(c, gradient ? 3 : 2, 1);
-    native::check_computed_dtype(logits.dtype);
-    native::check_matrix(logits, "logits", logits.dtype, rows, columns);
-    native::check_list(c.inputs[1], "token_ids", CHECKOP_I64, rows);
-    if (gradient) {
-      native::check_list(c.inputs[2], "grad_logp", CHECKOP_F32, rows);
-      native::check_matrix(c.outputs[0], "dlogits", logits.dtype, rows, columns);
-    } else {
-      native::check_list(c.outputs[0], "logp", CHECKOP_F32, rows);
-    }
-    own.rows = rows.value, own.dtype = logits.dtype;
-    own.ids = native::hash_of(static_cast<const int64_t*>(c.inputs[1].data), rows.value);
+    sizes = tp_logp::check_own(c, gradient, own);
+    own.ids = native::hash_of(ids, sizes.rows);
   });
-  ranks.check_target_ids(c.inputs[1], "token_ids", rows.value);
-  return {logits, static_cast<const int64_t*>(c.inputs[1].data), rows.value, columns.value};
+  ranks.check_target_ids(c.inputs[1], "token_ids", sizes.rows);
+  return {c.inputs[0], ids, sizes.rows, sizes.columns};
 }
 
 native::Combined combined(const Problem& p, const native::Ranks& ranks) {
