@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tensor-parallel CUDA candidates share, beside what ranks agree on (ranks_native.hpp): the softmax of rows in
+// parts, one of every segment of the vocabulary, gathered by NCCL and combined in the order of the vocabulary.
+#pragma once
+
+#include <nccl.h>
+
+#include <chrono>
+#include <optional>
+
+#include "common.cuh"
+#include "ranks_native.hpp"
+
+namespace checkop::kernels::ranks {
+
+// --- failures
+// ----------------------------------------------------------------------------------------------------------
+
+inline void require(cudaError_t error, const char* doing) {
+  if (error == cudaSuccess) return;
+  throw native::Refusal(CHECKOP_FAILED,
+                        std::string(doing) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+}
+
+/// An exchange of all ranks on a stream: calls enqueue(), which makes NCCL calls, as one group. Returns when all is on
+/// the stream, however long that takes with a communicator that does not block: the host ends a rank that others keep
+/// waiting.
+template <class Enqueue>
+void exchange(ncclComm_t comm, const char* doing, Enqueue&& enqueue) {
+  ncclResult_t result = ncclGroupStart();
+  if (result == ncclSuccess) {
+    result = enqueue();
+    const ncclResult_t ended = ncclGroupEnd();
+    if (result == ncclSuccess || result == ncclInProgress) result = ended;
+  }
+  while (result == ncclInProgress) {
+    std::this_thread::sleep_for(std::chrono::microseconds(5));
+    if (ncclCommGetAsyncError(comm, &result) != ncclSuccess) result = ncclInternalError;
+  }
+  if (result == ncclSuccess) return;
+  throw native::Refusal(CHECKOP_FAILED, std::string(doing) + ": " + ncclGetErrorString(result));
+}
+
+// --- target ids
+// --------------------------------------------------------------------------------------------------------
+
+/// sum += hashes of all ids, each with its row.
+static __global__ void sum_hashes(const int64_t* __restrict__ ids, int64_t rows, unsigned long long* __restrict__ sum) {
+  unsigned long long mine = 0;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
+       row += int64_t{gridDim.x} * blockDim.x) {
+    // The finalizer of splitmix64, of both at once.
+    uint64_t x = static_cast<uint64_t>(ids[row]) + static_cast<uint64_t>(row) * 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    mine += x ^ x >> 31;
+  }
+  atomicAdd(sum, mine);  // order-free: a sum of integers modulo 2^64
+}
+
+/// Looks at target ids while other work goes on: begin() before it is enqueued, hash() behind.
+class IdLook {
+ public:
+  /// In the workspace, for hash() to read: `flag` of kIdCheckBytes, `sum` of eight.
+  IdLook(const checkop_call& c, const checkop_tensor& ids, const char* name, int64_t rows, int64_t ignored, void* flag,
+         void* sum)
+      : call_(c),
+        ids_(static_cast<const int64_t*>(ids.data)),
+        rows_(rows),
+        ignored_(ignored),
+        sum_(static_cast<unsigned long long*>(sum)),
+        check_(&c, ids_, rows, c.shard_total, name, flag, static_cast<cudaStream_t>(c.stream)) {}
+
+  void begin() {
+    if (rows_ == 0) return;
+    constexpr int kThreads = 256;
+    const auto stream = static_cast<cudaStream_t>(call_.stream);
+    require(cudaMemsetAsync(sum_, 0, sizeof(*sum_), stream), "look at ids");
+    const auto blocks = static_cast<unsigned>(ceil_div(rows_, kThreads) < 64 ? ceil_div(rows_, kThreads) : 64);
+    sum_hashes<<<blocks, kThreads, 0, stream>>>(ids_, rows_, sum_);
+    status_ = check_.begin(nullptr, ignored_);
+  }
+
+  /// Waits for begin()'s work. The hash; what is wrong with the ids comes out with refuse_bad_ids().
+  uint64_t hash() {
+    unsigned long long sum = 0;
+    if (rows_ == 0) return sum;
+    if (status_ == CHECKOP_OK) status_ = check_.finish();
+    if (status_ != CHECKOP_OK) message_ = call_.message == nullptr ? "" : call_.message;
+    require(cudaMemcpyAsync(&sum, sum_, sizeof(sum), cudaMemcpyDeviceToHost, cudaStreamPerThread), "look at ids");
+    require(cudaStreamSynchronize(cudaStreamPerThread), "look at ids");
+    return sum;
+  }
+
+  /// Once all ranks are known to have the same ids: all refuse them or none.
+  void refuse_bad_ids() const {
+    if (status_ != CHECKOP_OK) throw native::Refusal(status_, message_);
+  }
+
+ private:
+  const checkop_call& call_;
+  const int64_t* ids_;
+  int64_t rows_, ignored_;
+  unsigned long long* sum_;
+  IdCheck check_;
+  checkop_status status_ = CHECKOP_OK;
+  std::string message_;
+};
+
+// --- parts of a softmax
+// ------------------------------------------------------------------------------------------------
+
+/// A row's softmax over a segment: the two numbers that a candidate keeps of a sum of exponentials, and the target's
+/// logit where the segment holds the target.
+struct alignas(16) Part {
+  float max, sum, target_logit;
+  uint32_t holds_target;
+};
+
+/// a + b, of sums of exponentials relative to that of their maximum.
+template <typename Sum>
+__device__ Sum merged(const Sum& a, const Sum& b) {
+  const float max = fmaxf(a.max, b.max), shift = exp_shift(max);
+  return {max, a.sum * expf(a.max - shift) + b.sum * expf(b.max - shift)};
+}
+
+/// (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
+template <typename Sum>
+__device__ float log_probability(float z, const Sum& total) {
+  return (z - total.max) - logf(total.sum);
+}
+
+constexpr int kMostRanks = 64, kMostSegments = 64;
+
+/// Where the parts of all ranks lie: [rank][segment of the rank, up to `most`][row].
+struct PartsOfRanks {
+  int32_t ranks, most;
+  int32_t first[kMostRanks + 1];  ///< segment of every rank, then their number
+
+  explicit PartsOfRanks(const native::Ranks& of) : ranks(of.size()), most(0), first{} {
+    for (int32_t r = 0; r <= ranks; ++r) first[r] = static_cast<int32_t>(of.first_segment(r));
+    for (int32_t r = 0; r < ranks; ++r) most = std::max(most, first[r + 1] - first[r]);
+  }
+};
+
+/// Segments that a rank may have, as far as it can tell alone, and room for the parts of all.
+struct PartsSize {
+  int64_t own_segments, other_segments, most_segments, rows;
+  int32_t ranks;
+
+  PartsSize(const checkop_call& c, int64_t rows_of) : rows(rows_of), ranks(c.world_size) {
+    const auto canonical = static_cast<int64_t>(native::attribute(c, "canonical_segments"));
+    own_segments = std::ssize(native::own_bounds(c)) - 1;
+    other_segments = (canonical > 0 ? canonical : ranks) - own_segments;
+    // Each of the other ranks has one at least.
+    most_segments = std::max(own_segments, other_segments + own_segments - (ranks - 1));
+  }
+  int64_t own_bytes() const { return most_segments * rows * static_cast<int64_t>(sizeof(Part)); }
+  int64_t all_bytes() const { return ranks == 1 ? 0 : ranks * own_bytes(); }
+};
+
+/// Throws where there are more ranks or segments than the kernels take.
+inline void check_numbers(const checkop_call& c) {
+  const auto canonical = static_cast<int64_t>(native::attribute(c, "canonical_segments"));
+  if (c.world_size > kMostRanks || canonical > kMostSegments) {
+    throw native::Refusal(CHECKOP_UNSUPPORTED, std::to_string(c.world_size) + " ranks and " +
+                                                   std::to_string(canonical) +
+                                                   " canonical segments: at most 64 of each are supported");
+  }
+}
+
+inline void require_workspace(const checkop_call& c, size_t bytes) {
+  if (c.workspace_bytes < bytes)
+    throw native::Refusal(CHECKOP_FAILED, "workspace has " + std::to_string(c.workspace_bytes) + " bytes, " +
+                                              std::to_string(bytes) + " are needed");
+}
+
+/// Every rank's parts; `own` where there are no others.
+inline const Part* gather_parts(const checkop_call& c, const PartsOfRanks& of, const Part* own, Part* all,
+                                int64_t rows) {
+  if (of.ranks == 1) return own;
+  const auto comm = static_cast<ncclComm_t>(c.comm);
+  const auto bytes = static_cast<size_t>(of.most * rows) * sizeof(Part);
+  exchange(comm, "gather the parts of rows",
+           [&] { return ncclAllGather(own, all, bytes, ncclUint8, comm, static_cast<cudaStream_t>(c.stream)); });
+  return all;
+}
+
+/// finish(row, sum over all segments, the target's logit), for every row. Sum: {max, sum} with merged(Sum, Sum).
+template <typename Sum, typename Finish>
+__global__ __launch_bounds__(256) void combine_parts(const Part* __restrict__ parts, PartsOfRanks of, int64_t rows,
+                                                     Finish finish) {
+  const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  Sum all{-INFINITY, 0.0f};
+  float target_logit = 0.0f;
+  for (int r = 0; r < of.ranks; ++r) {
+    for (int s = 0; s < of.first[r + 1] - of.first[r]; ++s) {
+      const Part part = parts[(int64_t{r} * of.most + s) * rows + row];
+      all = merged(all, Sum{part.max, part.sum});
+      if (part.holds_target != 0) target_logit = part.target_logit;
+    }
+  }
+  finish(row, all, target_logit);
+}
+
+template <typename Sum, typename Finish>
+void launch_combine(const Part* parts, const PartsOfRanks& of, int64_t rows, const Finish& finish,
+                    cudaStream_t stream) {
+  combine_parts<Sum><<<static_cast<unsigned>(ceil_div(rows, 256)), 256, 0, stream>>>(parts, of, rows, finish);
+}
+
+/// What a row's segment gives to the others: for the reductions that end in finish(row, Sum).
+struct WritePart {
+  const float* __restrict__ target_logit;  ///< of the rows whose target is in the segment
+  const int64_t* __restrict__ target_ids;
+  int64_t begin, end;  ///< of the segment in the vocabulary
+  Part* __restrict__ parts;
+
+  template <typename Sum>
+  __device__ void operator()(int64_t row, const Sum& total) const {
+    const int64_t target = target_ids[row];
+    const bool holds = target >= begin && target < end;
+    const auto [max, sum] = total;
+    parts[row] = {max, sum, holds ? target_logit[row] : 0.0f, holds ? 1u : 0u};
+  }
+};
+
+/// logp[row]; 0 where the target is `ignored`.
+struct WriteLogp {
+  const int64_t* __restrict__ target_ids;
+  int64_t ignored;
+  float* __restrict__ logp;
+
+  template <typename Sum>
+  __device__ void operator()(int64_t row, const Sum& total, float target_logit) const {
+    logp[row] = target_ids[row] == ignored ? 0.0f : log_probability(target_logit, total);
+  }
+};
+
+/// For what has a use for the sums alone.
+template <typename Finish>
+struct WithoutTarget {
+  Finish finish;
+
+  template <typename Sum>
+  __device__ void operator()(int64_t row, const Sum& total, float) const {
+    finish(row, total);
+  }
+};
+
+// --- sums over ranks
+// ---------------------------------------------------------------------------------------------------
+
+/// Every segment's share of the same rows, [rows, ld] each.
+struct Shares {
+  int32_t count;
+  const float* of[kMostSegments];
+};
+
+/// to[row, column] = the shares' sum, in their order, rounded once.
+template <typename T>
+__global__ __launch_bounds__(256) void add_shares(Shares shares, int64_t ld, int64_t rows, int64_t columns,
+                                                  T* __restrict__ to) {
+  const int64_t count = rows * columns;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t at = i / columns * ld + i % columns;
+    float sum = shares.of[0][at];
+    for (int s = 1; s < shares.count; ++s) sum += shares.of[s][at];
+    to[i] = from_float<T>(sum);
+  }
+}
+
+/// Rows of which a rank adds up the shares: [first(rank), first(rank + 1)).
+struct RowsOfRanks {
+  int64_t rows;
+  int32_t ranks;
+  int64_t first(int32_t rank) const { return rows / ranks * rank + std::min<int64_t>(rank, rows % ranks); }
+  int64_t count(int32_t rank) const { return first(rank + 1) - first(rank); }
+  int64_t most() const { return ceil_div(rows, ranks); }
+};
+
+/// Adds up the shares of all segments and gives every rank all rows: each rank gets the shares of its rows, adds them
+/// and gives the sums to the others.
+///   own: [segments of this rank][rows, ld]   received: [all other segments][most rows of a rank, ld]   to: [rows,
+///   columns]
+template <typename T>
+void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const float* own, float* received, int64_t rows,
+                   int64_t columns, int64_t ld, T* to) {
+  const RowsOfRanks of{rows, ranks.size()};
+  const int32_t self = ranks.rank();
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  const auto comm = static_cast<ncclComm_t>(c.comm);
+  const int64_t first = of.first(self), count = of.count(self);
+  Shares shares{static_cast<int32_t>(ranks.first_segment(ranks.size())), {}};
+  for (size_t s = ranks.first_segment(), i = 0; s < ranks.last_segment(); ++s, ++i)
+    shares.of[s] = own + (static_cast<int64_t>(i) * rows + first) * ld;
+  const auto result_of = [](ncclResult_t a, ncclResult_t b) { return a != ncclSuccess && a != ncclInProgress ? a : b; };
+  if (ranks.size() > 1) {
+    exchange(comm, "exchange the shares of dhidden", [&] {
+      ncclResult_t result = ncclSuccess;
+      int64_t place = 0;
+      for (int32_t peer = 0; peer < ranks.size(); ++peer) {
+        if (peer == self) continue;
+        for (size_t i = 0; i < ranks.last_segment() - ranks.first_segment(); ++i) {
+          const float* from = own + (static_cast<int64_t>(i) * rows + of.first(peer)) * ld;
+          result = result_of(result,
+                             ncclSend(from, static_cast<size_t>(of.count(peer) * ld), ncclFloat, peer, comm, stream));
+        }
+        for (size_t s = ranks.first_segment(peer); s < ranks.first_segment(peer + 1); ++s, ++place) {
+          float* into = received + place * of.most() * ld;
+          shares.of[s] = into;
+          result = result_of(result, ncclRecv(into, static_cast<size_t>(count * ld), ncclFloat, peer, comm, stream));
+        }
+      }
+      return result;
+    });
+  }
+  if (count * columns > 0) {
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(count * columns, 256), 4096));
+    add_shares<T><<<blocks, 256, 0, stream>>>(shares, ld, count, columns, to + first * columns);
+    require(cudaGetLastError(), "add the shares of dhidden");
+  }
+  if (ranks.size() == 1) return;
+  const auto bytes_of = [&](int64_t n_rows) { return static_cast<size_t>(n_rows * columns) * sizeof(T); };
+  exchange(comm, "exchange the rows of dhidden", [&] {
+    ncclResult_t result = ncclSuccess;
+    for (int32_t peer = 0; peer < ranks.size(); ++peer) {
+      if (peer == self) continue;
+      result = result_of(result, ncclSend(to + first * columns, bytes_of(count), ncclUint8, peer, comm, stream));
+      result = result_of(
+          result, ncclRecv(to + of.first(peer) * columns, bytes_of(of.count(peer)), ncclUint8, peer, comm, stream));
+    }
+    return result;
+  });
+}
+
+}  // namespace checkop::kernels::ranks

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// tp_linear_logp / nccl: the vocabulary shared by ranks with a GPU each; portable CUDA, fp32 throughout.
+//   z = hidden * lm_head_weight^T + bias,  t = target_ids[row],  g = grad_logp[row],  p = softmax(z[row,:])
+//   forward   logp[row] = z[row,t] - lse(z[row,:])
+//   backward  dz[row,c] = g * ((c == t) - p[c]);  dhidden = the sum over all ranks of dz * lm_head_weight,
+//             dlm_head_weight = dz^T * hidden, dbias[c] = sum_row dz[row,c] of the rank's own part
+//   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [part of vocab, hidden]   bias, dbias: [part of
+//   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
+//   logp, grad_logp: [rows] f32
+//   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
+//   Exchanges: 16 bytes of every row and rank (or canonical segment), gathered on every rank and combined in the order
+//   of the vocabulary. Backward, dhidden of every rank in fp32: each rank gets its share of the rows, adds them up in
+//   that order, rounds once and gives them to the others. With canonical segments bits do not depend on the ranks.
+//   Limits: 64 ranks, 64 canonical segments; hidden <= 65535 * 128.
+//   Expected error: as that of linear_logp / cuda, and one addition for each part.
+#include "tp_linear_logp/nccl.cuh"
+
+namespace checkop::kernels::tp_linear_logp {
+namespace {
+
+template <bool backward>
+size_t workspace(const checkop_call* call) {
+  return workspace_bytes<Portable<float>>(call, backward);  // the same for every dtype: sizes have the element's bytes
+}
+
+template <bool backward>
+checkop_status launch(const checkop_call* call) {
+  return native::run(call, [](const checkop_call& c) {
+    with_float_type(c.n_inputs > 0 ? c.inputs[0].dtype : CHECKOP_F32, [&]<typename Tag>(Tag) {
+      using T = typename Tag::type;
+      run<Portable<T>, T>(c, backward);
+      return CHECKOP_OK;
+    });
+  });
+}
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "nccl", "tp_linear_logp", "forward", CHECKOP_CUDA, 80, 0, workspace<false>, launch<false>},
+    {sizeof(checkop_kernel), "nccl", "tp_linear_logp", "backward", CHECKOP_CUDA, 80, 0, workspace<true>, launch<true>},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels::tp_linear_logp
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::tp_linear_logp::kPlugin; }

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// tp_linear_logp on GPUs, one for each rank: what the candidates nccl and nccl-sm90 share. They differ in the Engine,
+// which computes one rank's parts:
+//   Engine::Sum                                      the two numbers that are kept of a sum of exponentials
+//   Engine::workspace(linear_logp::Sizes, backward)  bytes; the first kIdCheckBytes are for ids
+//   Engine(call, sizes, backward, ignored)           refuses what it does not do
+//   keep_hidden()                                    from here on, rows that are left out are zeros
+//   reduce(first, columns, begin, parts)             the part of every row of these columns, which begin at id `begin`
+//   write_rows(grad_logp, vocab)                     finish(row, Sum): what gradients() wants to know of a row
+//   gradients(first, columns, grad_logp, share)      of these columns; share: [rows, ld()] fp32, theirs of dhidden
+//   words()                                          how it went about it
+//
+// The host finds out whether ranks fit together while the GPU computes its part of every row: only then does anything
+// wait for another rank.
+#pragma once
+
+#include "linear_logp/portable.cuh"
+#include "ranks.cuh"
+#include "tp_linear_logp/call.hpp"
+
+namespace checkop::kernels::tp_linear_logp {
+
+/// In the workspace, behind what the engine has.
+struct Places {
+  size_t id_sum, parts, all_parts, shares, received, bytes;
+
+  Places(const checkop_call& c, const linear_logp::Sizes& sizes, size_t engine_bytes, int64_t ld, bool backward) {
+    const ranks::PartsSize size(c, sizes.rows);
+    size_t end = (engine_bytes + 255) / 256 * 256;
+    const auto place = [&end](int64_t bytes) {
+      const size_t start = end;
+      end += static_cast<size_t>(round_up(bytes, 256));
+      return start;
+    };
+    id_sum = place(8);
+    parts = place(size.own_bytes());
+    all_parts = place(size.all_bytes());
+    const int64_t row_bytes = backward ? ld * 4 : 0;
+    shares = place(size.own_segments * sizes.rows * row_bytes);
+    received = place(size.other_segments * ranks::RowsOfRanks{sizes.rows, c.world_size}.most() * row_bytes);
+    bytes = end;
+  }
+};
+
+template <typename Engine>
+size_t workspace_bytes(const checkop_call* call, bool backward) {
+  try {
+    const linear_logp::Sizes sizes = linear_logp::sizes_of(call);
+    return Places(*call, sizes, Engine::workspace(sizes, backward), Engine::ld(sizes.hidden), backward).bytes;
+  } catch (const std::exception&) {
+    return 0;  // the launch refuses it
+  }
+}
+
+template <typename Engine, typename T>
+void run(const checkop_call& c, bool backward) {
+  native::Ranks ranks(c);
+  std::optional<Engine> engine;
+  std::optional<ranks::IdLook> ids;
+  std::vector<int64_t> bounds;
+  linear_logp::Sizes sizes{};
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  auto* workspace = static_cast<std::byte*>(c.workspace);
+  const Places* at = nullptr;
+  std::optional<Places> places;
+  ranks.agree([&](native::Statement& own) {
+    ranks::check_numbers(c);
+    const ::tp_linear_logp::Sizes own_sizes = ::tp_linear_logp::check_own(c, backward, own);
+    sizes = {own_sizes.rows, own_sizes.hidden, own_sizes.vocab, sizeof(T)};
+    bounds = native::own_bounds(c);
+    at = &places.emplace(c, sizes, Engine::workspace(sizes, backward), Engine::ld(sizes.hidden), backward);
+    ranks::require_workspace(c, at->bytes);
+    if (sizes.rows == 0) return;
+    const auto ignored = static_cast<int64_t>(own.ignored);
+    engine.emplace(c, sizes, backward, ignored);
+    ids.emplace(c, c.inputs[2], "target_ids", sizes.rows, ignored, workspace, workspace + at->id_sum);
+    ids->begin();
+    if (backward) engine->keep_hidden();
+    auto* parts = reinterpret_cast<ranks::Part*>(workspace + at->parts);
+    for (size_t s = 0; s + 1 < bounds.size(); ++s)
+      engine->reduce(bounds[s] - c.shard_begin, bounds[s + 1] - bounds[s], bounds[s],
+                     parts + static_cast<int64_t>(s) * sizes.rows);
+    own.ids = ids->hash();
+  });
+  if (sizes.rows == 0) {
+    if (linear_logp::clear_weight_gradients(&c) != CHECKOP_OK) throw native::Refusal(CHECKOP_FAILED, c.message);
+    return;
+  }
+  ids->refuse_bad_ids();
+
+  const ranks::PartsOfRanks of(ranks);
+  const auto* parts = ranks::gather_parts(c, of, reinterpret_cast<const ranks::Part*>(workspace + at->parts),
+                                          reinterpret_cast<ranks::Part*>(workspace + at->all_parts), sizes.rows);
+  if (!backward) {
+    const ranks::WriteLogp finish{static_cast<const int64_t*>(c.inputs[2].data), ranks.ignored(),
+                                  static_cast<float*>(c.outputs[0].data)};
+    ranks::launch_combine<typename Engine::Sum>(parts, of, sizes.rows, finish, stream);
+  } else {
+    const auto* grad_logp = static_cast<const float*>(c.inputs[4].data);
+    ranks::launch_combine<typename Engine::Sum>(parts, of, sizes.rows,
+                                                ranks::WithoutTarget{engine->write_rows(grad_logp)}, stream);
+    auto* shares = reinterpret_cast<float*>(workspace + at->shares);
+    const int64_t ld = Engine::ld(sizes.hidden);
+    for (size_t s = 0; s + 1 < bounds.size(); ++s)
+      engine->gradients(bounds[s] - c.shard_begin, bounds[s + 1] - bounds[s], grad_logp,
+                        shares + static_cast<int64_t>(s) * sizes.rows * ld);
+    ranks::reduce_shares(c, ranks, shares, reinterpret_cast<float*>(workspace + at->received), sizes.rows, sizes.hidden,
+                         ld, static_cast<T*>(c.outputs[0].data));
+  }
+  ranks::require(cudaGetLastError(), backward ? "launch tp_linear_logp backward" : "launch tp_linear_logp forward");
+  say(&c, CHECKOP_OK, "%s", engine->words());
+}
+
+/// fp32, fp16 and bf16; sums are in fp32.
+template <typename T>
+class Portable {
+ public:
+  using Sum = Partial;
+
+  static size_t workspace(const linear_logp::Sizes& sizes, bool backward) {
+    return linear_logp::layout_of(sizes, backward).bytes;
+  }
+  static int64_t ld(int64_t hidden) { return round_up(hidden, 4); }
+
+  Portable(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t ignored)
+      : call_(c), all_(linear_logp::problem_of<T>(&c, sizes, linear_logp::layout_of(sizes, backward), ignored)) {
+    all_.first_id = c.shard_begin;
+    if (sizes.hidden > kMaxGemmColumns) {
+      throw native::Refusal(CHECKOP_UNSUPPORTED, "hidden: last extent " + std::to_string(sizes.hidden) + ", at most " +
+                                                     std::to_string(kMaxGemmColumns) + " is supported");
+    }
+  }
+
+  void keep_hidden() { linear_logp::keep_hidden(all_); }
+
+  void reduce(int64_t first, int64_t columns, int64_t begin, ranks::Part* parts) const {
+    const auto* target_logit = all_.template in_workspace<float>(all_.at.target_logit);
+    linear_logp::launch_softmax(all_.part(first, columns), [&](int64_t row) {
+      return ranks::WritePart{target_logit, all_.target_ids + row, begin, begin + columns, parts + row};
+    });
+  }
+
+  WriteTotals write_rows(const float*) const {
+    return WriteTotals{all_.template in_workspace<Partial>(all_.at.totals)};
+  }
+
+  void gradients(int64_t first, int64_t columns, const float* grad_logp, float* share) const {
+    auto* dbias = static_cast<T*>(call_.outputs[2].data);
+    linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share,
+                                  static_cast<T*>(call_.outputs[1].data) + first * all_.sizes.hidden,
+                                  dbias == nullptr ? nullptr : dbias + first);
+  }
+
+  const char* words() const { return ""; }
+
+ private:
+  const checkop_call& call_;
+  linear_logp::Problem<T> all_;  ///< of all this rank's columns
+};
+
+}  // namespace checkop::kernels::tp_linear_logp

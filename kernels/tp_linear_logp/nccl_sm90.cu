@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// tp_linear_logp / nccl-sm90: the vocabulary shared by ranks with a Hopper GPU each; what linear_logp / cuda-sm90 does
+// for fp16 and bf16, and exchanges as tp_linear_logp / nccl has them.
+//   forward   logp[row] = z[row,t] - lse(z[row,:]),  z = hidden * lm_head_weight^T + bias,  t = target_ids[row]
+//   backward  dz[row,c] = g * ((c == t) - p[c]);  dhidden = the sum over all ranks of dz * lm_head_weight,
+//             dlm_head_weight = dz^T * hidden, dbias[c] = sum_row dz[row,c] of the rank's own part
+//   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [part of vocab, hidden]   bias, dbias: [part of
+//   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
+//   logp, grad_logp: [rows] f32
+//   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
+//   fp32, and sums of nothing, as in the candidate nccl. No gradients in fp16.
+//   Limits: sm_90 only; 64 ranks, 64 canonical segments; |z| < 2^127, part of vocab < 2^30.
+//   Expected error: as that of linear_logp / cuda-sm90, and one addition for each part; dhidden is rounded once, after
+//   the sum over all parts.
+#include "linear_logp/sm90.cuh"
+#include "tp_linear_logp/nccl.cuh"
+
+namespace checkop::kernels::tp_linear_logp {
+namespace {
+
+namespace hopper = linear_logp::hopper;
+
+template <typename T>
+class Hopper {
+ public:
+  using Sum = sm90::PowerSum;
+
+  static size_t workspace(const linear_logp::Sizes& sizes, bool backward) {
+    return hopper::workspace_of(sizes, backward, /*keeps_sums=*/false).bytes;
+  }
+  static int64_t ld(int64_t hidden) { return hidden; }
+
+  Hopper(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t ignored)
+      : call_(c),
+        all_(hopper::problem_of<T>(&c, sizes, hopper::workspace_of(sizes, backward, /*keeps_sums=*/false), ignored)) {
+    all_.first_id = c.shard_begin;
+    if (backward && std::is_same_v<T, __half>)
+      throw native::Refusal(CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
+  }
+
+  void keep_hidden() { hopper::keep_hidden(all_); }
+
+  void reduce(int64_t first, int64_t columns, int64_t begin, ranks::Part* parts) {
+    const auto* target_logit = all_.template in_workspace<float>(all_.at.target_logit);
+    const auto finish_at = [&](int64_t row) {
+      return ranks::WritePart{target_logit, all_.target_ids + row, begin, begin + columns, parts + row};
+    };
+    ranks::require(hopper::reduce_logits(all_.part(first, columns), finish_at, words_), "launch the logits");
+  }
+
+  sm90::WriteRowGradients write_rows(const float* grad_logp) const {
+    return {grad_logp,     all_.target_ids,  all_.ignored,
+            all_.first_id, all_.sizes.vocab, all_.template in_workspace<sm90::RowGradient>(all_.at.row_gradients)};
+  }
+
+  void gradients(int64_t first, int64_t columns, const float*, float* share) const {
+    if constexpr (!std::is_same_v<T, __half>) {
+      auto* dbias = static_cast<T*>(call_.outputs[2].data);
+      const auto error = hopper::launch_gradients<T>(all_.part(first, columns), first, share, nullptr,
+                                                     static_cast<T*>(call_.outputs[1].data) + first * all_.sizes.hidden,
+                                                     dbias == nullptr ? nullptr : dbias + first);
+      ranks::require(error, "launch the gradients");
+    }
+  }
+
+  const char* words() const { return words_; }
+
+ private:
+  const checkop_call& call_;
+  hopper::Problem<T> all_;  ///< of all this rank's columns
+  const char* words_ = "";
+};
+
+/// Calls f(TypeTag<engine>{}, TypeTag<dtype>{}).
+template <typename F>
+void with_engine(const checkop_call& c, F&& f) {
+  const int32_t dtype = c.n_inputs > 0 ? c.inputs[0].dtype : CHECKOP_F32;
+  const bool portable = dtype == CHECKOP_F32 || linear_logp::sizes_of(&c).hidden == 0;
+  with_float_type(dtype, [&]<typename Tag>(Tag tag) {
+    using T = typename Tag::type;
+    if constexpr (!std::is_same_v<T, float>) {
+      if (!portable) {
+        f(TypeTag<Hopper<T>>{}, tag);
+        return CHECKOP_OK;
+      }
+    }
+    f(TypeTag<Portable<T>>{}, tag);
+    return CHECKOP_OK;
+  });
+}
+
+template <bool backward>
+size_t workspace(const checkop_call* call) {
+  size_t bytes = 0;
+  with_engine(*call, [&]<typename Engine>(TypeTag<Engine>, auto) { bytes = workspace_bytes<Engine>(call, backward); });
+  return bytes;
+}
+
+template <bool backward>
+checkop_status launch(const checkop_call* call) {
+  return native::run(call, [](const checkop_call& c) {
+    with_engine(c, [&]<typename Engine, typename T>(TypeTag<Engine>, TypeTag<T>) { run<Engine, T>(c, backward); });
+  });
+}
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "nccl-sm90", "tp_linear_logp", "forward", CHECKOP_CUDA, 90, 90, workspace<false>,
+     launch<false>},
+    {sizeof(checkop_kernel), "nccl-sm90", "tp_linear_logp", "backward", CHECKOP_CUDA, 90, 90, workspace<true>,
+     launch<true>},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels::tp_linear_logp
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::tp_linear_logp::kPlugin; }

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// tp_logp / nccl: the vocabulary shared by ranks with a GPU each; one block per row, portable CUDA, sums in fp32.
+//   forward   logp[row] = z[row,t] - lse(z[row,:]),  t = token_ids[row]
+//   backward  dlogits[row,c] = g[row] * ((c == t) - softmax(z[row,:])[c]),  g = grad_logp
+//   logits z, dlogits: [rows, part of vocab] f32|f16|bf16, contiguous   token_ids: [rows] i64, global
+//   logp, grad_logp: [rows] f32
+//   where token_ids[row] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
+//   One exchange: 16 bytes of every row and rank (or canonical segment), gathered on every rank and combined in the
+//   order of the vocabulary. With canonical segments bits do not depend on the ranks.
+//   Limits: rows < 2^31; 64 ranks, 64 canonical segments.
+//   Expected error: as that of logp / cuda, and one addition for each part.
+#include "ranks.cuh"
+#include "softmax.cuh"
+#include "tp_logp/call.hpp"
+
+namespace checkop::kernels {
+namespace {
+
+/// The parts of one row per block, of each of the rank's segments.
+template <typename T>
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerMultiprocessor) void reduce_rows(
+    const T* __restrict__ logits, const int64_t* __restrict__ token_ids, int64_t ignored, int64_t ld, int64_t first,
+    int64_t columns, int64_t first_id, ranks::Part* __restrict__ parts) {
+  const int64_t row = blockIdx.x, target = token_ids[row] - first_id;
+  if (token_ids[row] == ignored) {  // the same for the whole block
+    if (threadIdx.x == 0) parts[row] = {-INFINITY, 0.0f, 0.0f, 0};
+    return;
+  }
+  const T* __restrict__ z = logits + row * ld + first;
+  const Partial total = reduce_row<T, Reuse::once>(z, columns);
+  if (threadIdx.x != 0) return;
+  const bool holds = target >= 0 && target < columns;
+  parts[row] = {total.max, total.sum, holds ? to_float(z[target]) : 0.0f, holds ? 1u : 0u};
+}
+
+struct WriteTotal {
+  Partial* __restrict__ totals;
+
+  __device__ void operator()(int64_t row, const Partial& total) const { totals[row] = total; }
+};
+
+/// dlogits of the rank's columns of one row per block.
+template <typename T>
+__global__ __launch_bounds__(kMaxBackwardThreads) void gradient_rows(
+    const T* __restrict__ logits, const int64_t* __restrict__ token_ids, const float* __restrict__ grad_logp,
+    const Partial* __restrict__ totals, int64_t ignored, int64_t columns, int64_t first_id, T* __restrict__ dlogits) {
+  const int64_t row = blockIdx.x;
+  if (token_ids[row] == ignored) return write_zeros(dlogits + row * columns, columns);  // the whole block
+  write_gradient<T>(logits + row * columns, columns, totals[row], grad_logp[row], token_ids[row] - first_id,
+                    dlogits + row * columns);
+}
+
+/// In the workspace, behind the kIdCheckBytes for ids.
+struct Places {
+  size_t id_sum, parts, all_parts, totals, bytes;
+
+  Places(const checkop_call& c, int64_t rows) {
+    const ranks::PartsSize size(c, rows);
+    size_t end = kIdCheckBytes;
+    const auto place = [&end](int64_t bytes) {
+      const size_t start = end;
+      end += static_cast<size_t>(round_up(bytes, 256));
+      return start;
+    };
+    id_sum = place(8);
+    parts = place(size.own_bytes());
+    all_parts = place(size.all_bytes());
+    totals = place(rows * static_cast<int64_t>(sizeof(Partial)));
+    bytes = end;
+  }
+};
+
+size_t workspace_bytes(const checkop_call* call) {
+  try {
+    return call->n_inputs < 1 ? 0 : Places(*call, leading_count(call->inputs[0])).bytes;
+  } catch (const std::exception&) {
+    return 0;  // the launch refuses it
+  }
+}
+
+template <typename T>
+void run(const checkop_call& c, bool backward) {
+  native::Ranks ranks(c);
+  tp_logp::Sizes sizes{};
+  std::optional<Places> places;
+  std::optional<ranks::IdLook> look;
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  auto* workspace = static_cast<std::byte*>(c.workspace);
+  ranks.agree([&](native::Statement& own) {
+    ranks::check_numbers(c);
+    sizes = tp_logp::check_own(c, backward, own);
+    if (sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many
+      throw native::Refusal(CHECKOP_UNSUPPORTED,
+                            "logits: " + std::to_string(sizes.rows) + " rows, at most 2147483647 are supported");
+    }
+    const Places& at = places.emplace(c, sizes.rows);
+    ranks::require_workspace(c, at.bytes);
+    if (sizes.rows == 0) return;
+    look.emplace(c, c.inputs[1], "token_ids", sizes.rows, own.ignored, workspace, workspace + at.id_sum);
+    look->begin();
+    auto* parts = reinterpret_cast<ranks::Part*>(workspace + at.parts);
+    const std::vector<int64_t> bounds = native::own_bounds(c);
+    for (size_t s = 0; s + 1 < bounds.size(); ++s) {
+      const int64_t columns = bounds[s + 1] - bounds[s];
+      reduce_rows<T><<<static_cast<unsigned>(sizes.rows), threads_for(columns), 0, stream>>>(
+          static_cast<const T*>(c.inputs[0].data), static_cast<const int64_t*>(c.inputs[1].data), own.ignored,
+          sizes.columns, bounds[s] - c.shard_begin, columns, bounds[s], parts + static_cast<int64_t>(s) * sizes.rows);
+    }
+    ranks::require(cudaGetLastError(), "launch tp_logp");
+    own.ids = look->hash();
+  });
+  if (sizes.rows == 0) return;
+  look->refuse_bad_ids();
+
+  const Places& at = *places;
+  const auto* ids = static_cast<const int64_t*>(c.inputs[1].data);
+  const ranks::PartsOfRanks of(ranks);
+  const auto* parts = ranks::gather_parts(c, of, reinterpret_cast<const ranks::Part*>(workspace + at.parts),
+                                          reinterpret_cast<ranks::Part*>(workspace + at.all_parts), sizes.rows);
+  if (backward) {
+    auto* totals = reinterpret_cast<Partial*>(workspace + at.totals);
+    ranks::launch_combine<Partial>(parts, of, sizes.rows, ranks::WithoutTarget{WriteTotal{totals}}, stream);
+    gradient_rows<T><<<static_cast<unsigned>(sizes.rows), backward_threads_for(sizes.columns), 0, stream>>>(
+        static_cast<const T*>(c.inputs[0].data), ids, static_cast<const float*>(c.inputs[2].data), totals,
+        ranks.ignored(), sizes.columns, c.shard_begin, static_cast<T*>(c.outputs[0].data));
+  } else {
+    ranks::launch_combine<Partial>(
+        parts, of, sizes.rows, ranks::WriteLogp{ids, ranks.ignored(), static_cast<float*>(c.outputs[0].data)}, stream);
+  }
+  ranks::require(cudaGetLastError(), backward ? "launch tp_logp backward" : "launch tp_logp forward");
+}
+
+template <bool backward>
+checkop_status launch(const checkop_call* call) {
+  return native::run(call, [](const checkop_call& c) {
+    with_float_type(c.n_inputs > 0 ? c.inputs[0].dtype : CHECKOP_F32, [&]<typename Tag>(Tag) {
+      run<typename Tag::type>(c, backward);
+      return CHECKOP_OK;
+    });
+  });
+}
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "nccl", "tp_logp", "forward", CHECKOP_CUDA, 80, 0, workspace_bytes, launch<false>},
+    {sizeof(checkop_kernel), "nccl", "tp_logp", "backward", CHECKOP_CUDA, 80, 0, workspace_bytes, launch<true>},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }
