@@ -11,10 +11,13 @@
 //   Limits: sm_90 only; |z| < 2^127, vocab < 2^30. Other ids outside [0, vocab) are CHECKOP_FAILED. fp32, and sums of
 //   nothing, as in the candidate cuda.
 //   Workspace: forward: 8 bytes per row and 256 columns of vocabulary, for as many rows at a time as give 24 MiB.
-//   Backward: 2 bytes per row and column for as many columns at a time as give 132 MiB, 4 + 2 bytes per row and hidden.
-//   Expected error: a logit is one chain of hidden / 16 additions that truncate (sm90/plan.cuh); exponentials to 2 ulp,
-//   chains of 16 + 4 additions in a segment of 256 columns, segments in chains of vocab / 8192. dz is rounded to the
-//   dtype of hidden once, except in dbias; then one chain of vocab / 16 or rows / 16.
+//   Backward, at most 300 MB at 4096 rows x 4096: 2 + 4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4
+//   per row and column for as many columns at a time as give 132 MiB or what is left of 300 MB. Expected error: a logit
+//   is one chain of hidden / 16 additions that truncate (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4
+//   additions in a segment of 256 columns, segments in chains of vocab / 8192. dz is rounded to the dtype of hidden
+//   once, except in dbias; its exponential before to 10 bits. Then one chain of vocab / 16 or rows / 16.
+// The logits are computed once for as many rows as hidden has columns: their exponentials wait in the memory of
+// dlm_head_weight until it is written. Those of further rows are computed a second time, to the same bits.
 // The bits of logp and dhidden do not depend on the other rows: sm90/segments.cuh, sm90/gradient.cuh.
 #include <type_traits>
 
@@ -62,10 +65,12 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
                                        p.sizes.vocab,
                                        p.template in_workspace<sm90::RowGradient>(at.row_gradients) + first};
       };
-      error = hopper::reduce_logits(p, finish_at, words);
+      auto* dweight = static_cast<T*>(call->outputs[1].data);
+      const hopper::Kept kept = hopper::kept_in(p, dweight);
+      error = hopper::reduce_logits(p, kept, dweight, finish_at, words);
       if (error == cudaSuccess) {
-        error = hopper::launch_gradients(p, 0, p.template in_workspace<float>(at.hidden_sums),
-                                         static_cast<T*>(call->outputs[0].data), static_cast<T*>(call->outputs[1].data),
+        error = hopper::launch_gradients(p, kept, 0, p.template in_workspace<float>(at.hidden_sums),
+                                         static_cast<T*>(call->outputs[0].data), dweight,
                                          static_cast<T*>(call->outputs[2].data));
       }
     }
@@ -75,7 +80,7 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
       return sm90::WriteLogp{p.template in_workspace<float>(at.target_logit), p.target_ids + first, ignored,
                              logp + first};
     };
-    error = hopper::reduce_logits(p, finish_at, words);
+    error = hopper::reduce_logits<T>(p, {}, nullptr, finish_at, words);
   }
   if (auto status = cuda_status(call, error, "launch linear_logp")) return status;
   return say(call, CHECKOP_OK, "%s", words);

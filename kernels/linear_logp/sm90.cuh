@@ -30,16 +30,18 @@ struct Workspace {
   int64_t rows;     ///< at a time in a pass over the logits
   int64_t columns;  ///< of the vocabulary at a time, when gradients are computed; 0 in the forward pass
   int64_t n_segments;
-  size_t target_logit, row_gradients, kept_hidden, hidden_sums, block_sums, bias_sums;
+  size_t target_logit, row_gradients, exponents, kept_hidden, hidden_sums, block_sums, bias_sums;
   size_t sums, dz;  ///< the same place: the ones are done with before the others begin
   size_t bytes;
 };
 
-/// `keeps_sums`: the sums of dhidden wait in the workspace.
-inline Workspace workspace_of(const Sizes& sizes, bool backward, bool keeps_sums = true) {
+/// parts: of the vocabulary that are computed one by one. keeps_sums: the sums of dhidden wait in the workspace.
+inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts = 1, bool keeps_sums = true) {
   constexpr int64_t kSumBytes = int64_t{24} << 20, kRowUnit = 256;  // rows of a pair of blocks
-  // 64 tiles of columns at 4096 rows: of two waves of blocks each on 132 multiprocessors, with little left over.
-  constexpr int64_t kGradientBytes = int64_t{132} << 20, kColumnUnit = 256;
+  // 64 tiles of columns at 4096 rows: of two waves of blocks each on 132 multiprocessors, with little left over. Less
+  // where the rest would make it more than 300 MB in all; but blocks of columns should not be too narrow.
+  constexpr int64_t kMostGradientBytes = int64_t{132} << 20, kLeastGradientBytes = int64_t{48} << 20;
+  constexpr int64_t kAllBytes = 300'000'000, kColumnUnit = 256;
   Workspace at{};
   at.n_segments = ceil_div(sizes.vocab, sm90::kSegmentColumns);
   const int64_t of_row = at.n_segments * static_cast<int64_t>(sizeof(sm90::PowerSum));
@@ -56,10 +58,14 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, bool keeps_sums
   };
   at.target_logit = place(at.rows * 4);
   if (backward) {
-    at.columns = fitting(kGradientBytes, sizes.rows * 2, kColumnUnit, round_up(sizes.vocab, 8));
     at.row_gradients = place(sizes.rows * static_cast<int64_t>(sizeof(sm90::RowGradient)));
+    at.exponents = place((at.n_segments + parts) * sizes.rows * 4);
     at.kept_hidden = place(sizes.rows * sizes.hidden * 2);
-    at.hidden_sums = place(keeps_sums && at.columns < sizes.vocab ? sizes.rows * sizes.hidden * 4 : 0);
+    at.hidden_sums = place(keeps_sums ? sizes.rows * sizes.hidden * 4 : 0);
+    // Beside dz, a sixteenth of its elements in fp32 are sums for the bias.
+    const int64_t left = (kAllBytes - static_cast<int64_t>(end)) / 9 * 8;
+    const int64_t bytes = std::clamp(left, kLeastGradientBytes, kMostGradientBytes);
+    at.columns = fitting(bytes, sizes.rows * 2, kColumnUnit, round_up(sizes.vocab, 8));
     at.block_sums = place(ceil_div(sizes.rows, sm90::kBlockRows) * at.columns * 4);
     at.bias_sums = place(at.columns * 4);
   }
@@ -67,6 +73,34 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, bool keeps_sums
   at.sums = at.dz = place(sum_bytes > dz_bytes ? sum_bytes : dz_bytes);
   at.bytes = end;
   return at;
+}
+
+/// The exponentials that wait in the memory of dweight until it is written: by blocks of columns, [rows, ld(block)]
+/// each, as far behind as they can be, so that what a block writes of dweight covers no later block's. That takes no
+/// more rows than hidden has columns; the logits of the others are computed a second time.
+struct Kept {
+  int64_t rows = 0;
+  int64_t block_columns = 0, blocks = 0, last_columns = 0, end = 0;
+
+  int64_t columns(int64_t block) const { return block + 1 < blocks ? block_columns : last_columns; }
+  int64_t ld(int64_t block) const { return round_up(columns(block), 8); }
+  /// Elements from the begin of dweight: a multiple of 8, as ld is.
+  int64_t start(int64_t block) const { return end - rows * (ld(blocks - 1) + (blocks - 1 - block) * block_columns); }
+};
+
+constexpr int64_t kFewestKept = 256;  // rows; with fewer, a product takes as long as reading the weights does
+
+inline Kept kept_of(int64_t rows, int64_t hidden, int64_t vocab, int64_t block_columns) {
+  Kept kept;
+  kept.block_columns = block_columns, kept.blocks = ceil_div(vocab, block_columns);
+  kept.last_columns = vocab - (kept.blocks - 1) * block_columns;
+  kept.end = vocab * hidden / 8 * 8;
+  const int64_t room = (kept.end - (kept.blocks - 1) * block_columns * hidden) / round_up(kept.last_columns, 8);
+  constexpr int64_t kUnit = 128, kMost = int64_t{1} << 19;  // rows of a tile; the grid of kept_to_gradient()
+  kept.rows = std::min({rows, hidden, room});
+  if (kept.rows < rows) kept.rows = std::min(kept.rows, kMost) / kUnit * kUnit;
+  if (kept.rows > kMost || kept.rows < kFewestKept) kept.rows = 0;
+  return kept;
 }
 
 /// What both passes work on.
@@ -79,16 +113,18 @@ struct Problem {
   int64_t ignored;
   std::byte* workspace;
   cudaStream_t stream;
-  int64_t first_id = 0;  ///< of the weight's first column in all the vocabulary
+  int64_t first_id = 0;        ///< of the weight's first column in all the vocabulary
+  size_t first_exponents = 0;  ///< in the workspace, those of the weight's first segment
 
   template <typename U>
   U* in_workspace(size_t offset) const {
     return reinterpret_cast<U*>(workspace + offset);
   }
   const T* bias_from(int64_t column) const { return bias == nullptr ? nullptr : bias + column; }
-  /// The problem of `columns` of the weight's, `first` and those that follow.
-  Problem part(int64_t first, int64_t columns) const {
+  /// The problem of part `index`: `columns` of the weight's, `first` and those that follow.
+  Problem part(int64_t index, int64_t first, int64_t columns) const {
     Problem p = *this;
+    p.first_exponents += static_cast<size_t>((first / sm90::kSegmentColumns + index) * sizes.rows) * sizeof(float);
     p.weight += first * sizes.hidden;
     p.bias = bias_from(first);
     p.first_id += first;
@@ -109,7 +145,9 @@ Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Worksp
           static_cast<const int64_t*>(call->inputs[2].data),
           ignored,
           static_cast<std::byte*>(call->workspace),
-          static_cast<cudaStream_t>(call->stream)};
+          static_cast<cudaStream_t>(call->stream),
+          0,
+          at.exponents};
 }
 
 /// Whether the copy engine reaches both factors.
@@ -118,24 +156,72 @@ bool are_reachable(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
   return sm90::has_tensor_map<T>(sm90::matrix_of(a, inner)) && sm90::has_tensor_map<T>(sm90::matrix_of(b, inner));
 }
 
-/// finish_at(first row) is called with every row's sum of exponentials, as merge_power_sums() does. `words`: the plan.
+template <typename T>
+sm90::SumSegments<T> segments_of(const Problem<T>& p, int64_t first_row, bool backward) {
+  sm90::SumSegments<T> segments{};
+  segments.bias = p.bias, segments.target_ids = p.target_ids + first_row, segments.first_id = p.first_id;
+  segments.sums = p.template in_workspace<sm90::PowerSum>(p.at.sums);
+  segments.target_logit = p.template in_workspace<float>(p.at.target_logit);
+  segments.exponents = backward ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
+  segments.ld_exponents = p.sizes.rows;
+  return segments;
+}
+
+/// Rows [first, first + rows) with what is kept of them, by blocks of columns: into the memory that dweight begins at.
+template <typename T>
+cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
+  const int64_t hidden = p.sizes.hidden;
+  const auto of_rows = make_factor<true>(p.hidden + first * hidden, hidden, rows);
+  const auto segments = segments_of(p, first, /*backward=*/true);
+  for (int64_t block = 0; block < kept.blocks; ++block) {
+    const int64_t column = block * kept.block_columns, segment = column / sm90::kSegmentColumns;
+    auto of_block = segments;
+    of_block.bias = p.bias_from(column), of_block.first_id += column;
+    of_block.sums += segment * rows, of_block.exponents += segment * segments.ld_exponents;
+    const T* place = dweight + kept.start(block) + first * kept.ld(block);
+    if (!sm90::stage_tiles<sm90::Large>(of_block, place, kept.columns(block), rows, kept.ld(block)) || !of_block.staged)
+      return cudaErrorInvalidValue;
+    const auto columns = make_factor<true>(p.weight + column * hidden, hidden, kept.columns(block));
+    if (const auto error = sm90::launch_into<sm90::Large>(of_block, of_rows, columns, hidden, p.stream)) return error;
+  }
+  return cudaSuccess;
+}
+
+/// What of a problem's exponentials dweight has room for: nothing where the copy engine does not reach.
+template <typename T>
+Kept kept_in(const Problem<T>& p, const T* dweight) {
+  const Kept kept = kept_of(p.sizes.rows, p.sizes.hidden, p.sizes.vocab, p.at.columns);
+  const bool reachable = p.sizes.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(p.hidden) % 16 == 0 &&
+                         reinterpret_cast<uintptr_t>(p.weight) % 16 == 0 &&
+                         reinterpret_cast<uintptr_t>(dweight) % 16 == 0;
+  return reachable ? kept : Kept{};
+}
+
+/// finish_at(first row) is called with every row's sum of exponentials, as merge_power_sums() does. Exponents of
+/// segments stay in the workspace, and exponentials of `kept` rows in dweight, which is null in the forward pass.
+/// `words`: the plan.
 template <typename T, typename FinishAt>
-cudaError_t reduce_logits(const Problem<T>& p, FinishAt&& finish_at, const char*& words) {
-  for (int64_t first = 0; first < p.sizes.rows; first += p.at.rows) {
-    const int64_t rows = p.sizes.rows - first < p.at.rows ? p.sizes.rows - first : p.at.rows;
+cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at, const char*& words) {
+  int64_t rows = 0;
+  for (int64_t first = 0; first < p.sizes.rows; first += rows) {
+    const bool keeps = first < kept.rows;
+    rows = std::min((keeps ? kept.rows : p.sizes.rows) - first, p.at.rows);
+    const auto segments = segments_of(p, first, dweight != nullptr);
     const auto hidden = make_factor<true>(p.hidden + first * p.sizes.hidden, p.sizes.hidden, rows);
     const auto weight = make_factor<true>(p.weight, p.sizes.hidden, p.sizes.vocab);
-    const sm90::SumSegments<T> segments{p.bias, p.target_ids + first, p.first_id,
-                                        p.template in_workspace<sm90::PowerSum>(p.at.sums),
-                                        p.template in_workspace<float>(p.at.target_logit)};
     const auto run = [&]<typename P>(P) {
       words = P::kWords;
       return sm90::launch_into<P>(segments, hidden, weight, p.sizes.hidden, p.stream);
     };
-    const auto error = !are_reachable(hidden, weight, p.sizes.hidden) ? run(Unaligned{})
-                       : rows <= 64                                   ? run(Rows64{})
-                       : rows <= 128                                  ? run(Rows128{})
-                                                                      : run(ManyRows{});
+    const auto keep = [&] {
+      words = sm90::Large::kWords;
+      return keep_exponentials(p, kept, first, rows, dweight);
+    };
+    const auto error = keeps                                            ? keep()
+                       : !are_reachable(hidden, weight, p.sizes.hidden) ? run(Unaligned{})
+                       : rows <= 64                                     ? run(Rows64{})
+                       : rows <= 128                                    ? run(Rows128{})
+                                                                        : run(ManyRows{});
     if (error != cudaSuccess) return error;
     sm90::launch_merge(segments.sums, rows, p.at.n_segments, finish_at(first), p.stream);
   }
@@ -162,15 +248,35 @@ void keep_hidden(Problem<T>& p) {
   p.hidden = kept;
 }
 
-/// By blocks of columns of the vocabulary: dz of the block, then its part of every gradient. The logits are computed a
-/// second time; stored, they would be [rows, vocab]. Rows' gradients are in the workspace, their targets relative to
-/// the weight of which this is the part that begins `offset` columns on; dweight and dbias are this part's.
+/// dz of a block of columns into the workspace: of kept exponentials, and for the rows behind of logits anew.
+template <typename T>
+cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const T* dweight, int64_t column,
+                                   int64_t columns, sm90::StoreGradient<T> gradient) {
+  const int64_t hidden = p.sizes.hidden;
+  if (kept.rows > 0) {
+    const int64_t block = column / kept.block_columns;
+    const auto* exponentials = reinterpret_cast<const uint16_t*>(dweight + kept.start(block));
+    sm90::launch_kept_to_gradient(exponentials, kept.ld(block), kept.rows, columns, gradient, p.stream);
+  }
+  const int64_t rows = p.sizes.rows - kept.rows;
+  if (rows == 0) return cudaGetLastError();
+  gradient.row_of += kept.rows, gradient.exponents += kept.rows, gradient.dz += kept.rows * gradient.ld;
+  if (gradient.block_sums != nullptr) gradient.block_sums += kept.rows / sm90::kBlockRows * gradient.ld;
+  const auto stage = [&]<typename P>(P, sm90::StoreGradient<T>& out) {
+    return sm90::stage_tiles<P>(out, gradient.dz, columns, rows, gradient.ld);
+  };
+  return multiply(gradient, make_factor<true>(p.hidden + kept.rows * hidden, hidden, rows),
+                  make_factor<true>(p.weight + column * hidden, hidden, columns), hidden, p.stream, stage);
+}
+
+/// By blocks of columns of the vocabulary: dz of the block, then its part of every gradient. Rows' gradients are in the
+/// workspace, their targets relative to the weight of which this is the part that begins `offset` columns on; dweight
+/// and dbias are this part's, and `kept` is what reduce_logits() has left in dweight.
 ///   hidden_sums: [rows, hidden], where sums wait between blocks; with dhidden null, they are the result
 template <typename T>
-cudaError_t launch_gradients(const Problem<T>& p, int64_t offset, float* hidden_sums, T* dhidden, T* dweight,
-                             T* dbias) {
+cudaError_t launch_gradients(const Problem<T>& p, const Kept& kept, int64_t offset, float* hidden_sums, T* dhidden,
+                             T* dweight, T* dbias) {
   const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden, vocab = p.sizes.vocab, ld = p.at.columns;
-  const auto* row_of = p.template in_workspace<sm90::RowGradient>(p.at.row_gradients);
   auto* dz = p.template in_workspace<T>(p.at.dz);
   auto* block_sums = p.template in_workspace<float>(p.at.block_sums);
   auto* bias_sums = p.template in_workspace<float>(p.at.bias_sums);
@@ -179,15 +285,11 @@ cudaError_t launch_gradients(const Problem<T>& p, int64_t offset, float* hidden_
     const int64_t columns = vocab - column < ld ? vocab - column : ld;
     sm90::StoreGradient<T> gradient{};
     gradient.bias = p.bias_from(column);
-    gradient.row_of = row_of, gradient.dz = dz, gradient.ld = ld, gradient.first_column = offset + column;
+    gradient.row_of = p.template in_workspace<sm90::RowGradient>(p.at.row_gradients);
+    gradient.exponents = p.template in_workspace<float>(p.first_exponents) + column / sm90::kSegmentColumns * rows;
+    gradient.ld_exponents = rows, gradient.dz = dz, gradient.ld = ld, gradient.first_column = offset + column;
     gradient.block_sums = dbias == nullptr ? nullptr : block_sums;
-    const auto stage = [&]<typename P>(P, sm90::StoreGradient<T>& out) {
-      return sm90::stage_tiles<P>(out, dz, columns, rows, ld);
-    };
-    if (const auto error =
-            multiply(gradient, make_factor<true>(p.hidden, hidden, rows),
-                     make_factor<true>(p.weight + column * hidden, hidden, columns), hidden, p.stream, stage))
-      return error;
+    if (const auto error = launch_logit_gradients(p, kept, dweight, column, columns, gradient)) return error;
 
     sm90::StoreTiles<T, T> weight_part{};
     weight_part.c = dweight + column * hidden;

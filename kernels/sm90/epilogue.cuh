@@ -89,8 +89,9 @@ __device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out*
 
 // An epilogue has
 //   kMayStage<P>  its tiles leave through shared memory when `staged`, by c_map; then
-//                   changes_sums(), change<P>(sum, rows, m, n, m_extent, n_extent): what becomes of the sums before
-//   kReadsRows    read_rows(m, m_extent) -> Rows, called before a tile's sums are there
+//                   changes_sums(), change<P>(sum, rows, m, n, m_extent, n_extent): what becomes of the sums before,
+//                   pack(sum, packed): the 16 bits of each that are stored, as pack_sums() has them
+//   kReadsRows    read_rows(m, n, m_extent) -> Rows, called before a tile's sums are there
 //   kCarries      load<P>(sum, m, n, m_extent, n_extent): sets the sums before the first product
 //   take<P>(sum, rows, m, n, m_extent, n_extent): does everything with sums that are not staged
 // m and n are the first row and column of a warpgroup's part, of 64 rows and kN columns.
@@ -108,6 +109,10 @@ struct StoreTiles {
   static constexpr bool kReadsRows = false, kCarries = false;
   struct Rows {};
 
+  template <int count>
+  __device__ static void pack(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
+    pack_sums<T>(sum, packed);
+  }
   __device__ bool changes_sums() const { return bias != nullptr; }
   template <typename P>
   __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows&, int64_t, int64_t n, int64_t,

@@ -168,7 +168,7 @@ __global__ __launch_bounds__(P::kThreads,
       if constexpr (Epilogue::kReadsRows) {  // now, so that what they say of a row is there when it is asked for
         int64_t m, n;
         place(tile, m, n);
-        rows = p.out.read_rows(m + group * 64, p.a.extent);
+        rows = p.out.read_rows(m + group * 64, n, p.a.extent);
       }
       if constexpr (Epilogue::kCarries) {
         int64_t m, n;
@@ -222,7 +222,7 @@ __global__ __launch_bounds__(P::kThreads,
           }
           p.out.template change<P>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
         }
-        pack_sums<T>(sum, packed);
+        p.out.pack(sum, packed);
         packed_tile = tile;
         next_box = 0;
       }

@@ -7,10 +7,15 @@
 
 namespace checkop::kernels::sm90 {
 
-/// What a row's gradient needs beside its logits: dz = grad * (column == target) - scale * 2^(z * log2(e) - exponent).
+/// What a row's gradient needs beside its logits: dz = grad * (column == target) - scale * 2^(k - exponent) * e, where
+/// e = 2^(z * log2(e) - k) in the 16 bits that are kept of it, and k is the exponent of the segment (SumSegments). The
+/// bits are the same whether e was kept or z is computed anew.
 struct RowGradient {
   float exponent, scale, grad;
   int32_t target;  ///< kElsewhere: in no column here; -1: all of the row's gradient is 0, whatever its logits are
+
+  /// Of e in a segment.
+  __device__ float factor(float segment_exponent) const { return -scale * power_of_2(segment_exponent - exponent); }
 };
 constexpr int32_t kElsewhere = std::numeric_limits<int32_t>::max();
 
@@ -36,17 +41,16 @@ struct WriteRowGradients {
 
 constexpr int kBlockRows = 16;  // whose gradients are added to one another in registers, for the bias
 
-/// dz[m, n] for columns of the vocabulary from first_column on, rounded once, and for the bias their sums over 16 rows,
-/// which are not rounded.
+/// dz[m, n] for a block of columns, rounded once, and for the bias their sums over 16 rows, which are not rounded.
 template <typename T>
 struct StoreGradient {
   CUtensorMap c_map;                       ///< only when staged
-  const T* __restrict__ bias;              ///< [vocab] from first_column on, or null
+  const T* __restrict__ bias;              ///< [columns] or null
   const RowGradient* __restrict__ row_of;  ///< [rows]
+  const float* __restrict__ exponents;     ///< [segments of the columns, ld_exponents]
   T* __restrict__ dz;                      ///< [rows, ld]
-  int64_t ld;
-  int64_t first_column;
-  float* __restrict__ block_sums;  ///< [ceil(rows / 16), ld], or null
+  int64_t ld, ld_exponents, first_column;  ///< the latter of the columns that targets count
+  float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld], or null
   bool staged;
 
   template <typename P>
@@ -54,36 +58,48 @@ struct StoreGradient {
   static constexpr bool kReadsRows = true, kCarries = false;
   struct Rows {
     RowGradient of[2];
+    float exponent[2];  ///< of the segment
   };
 
-  __device__ Rows read_rows(int64_t m, int64_t m_extent) const {
+  __device__ Rows read_rows(int64_t m, int64_t n, int64_t m_extent) const {
     m += threadIdx.x % kGroup / kWarp * 16 + threadIdx.x % kWarp / 4;
-    constexpr RowGradient kNone{0.0f, 0.0f, 0.0f, -1};
-    return {{m < m_extent ? row_of[m] : kNone, m + 8 < m_extent ? row_of[m + 8] : kNone}};
+    const float* __restrict__ of_row = exponents + n / kSegmentColumns * ld_exponents + m;
+    Rows rows{{{0.0f, 0.0f, 0.0f, -1}, {0.0f, 0.0f, 0.0f, -1}}, {}};
+    if (m < m_extent) rows.of[0] = row_of[m], rows.exponent[0] = of_row[0];
+    if (m + 8 < m_extent) rows.of[1] = row_of[m + 8], rows.exponent[1] = of_row[8];
+    return rows;
   }
 
   __device__ bool changes_sums() const { return true; }
+  template <int count>
+  __device__ static void pack(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
+    pack_sums<T>(sum, packed);
+  }
 
   template <typename P>
   __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
                                          int64_t m_extent, int64_t n_extent) const {
+    static_assert(kSegmentColumns % P::kN == 0);  // a tile has one exponent a row
     constexpr int kPerRow = P::kN / 4;
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
     if (bias != nullptr) add_bias(sum, bias, n, n_extent);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const RowGradient row = rows.of[half];
+      const float exponent = rows.exponent[half], factor = row.factor(exponent);
 #pragma unroll
       for (int i = 0; i < kPerRow; ++i) {  // column i / 2 * 8 + quad_lane * 2 + i % 2
         float& z = sum[i / 2 * 4 + i % 2 + half * 2];
-        const float dz = -row.scale * power_of_2(fmaf(z, kLog2E, -row.exponent));
+        const float dz = factor * from_kept_bits(kept_bits(power_of_2(fmaf(z, kLog2E, -exponent))));
         z = row.target < 0 ? 0.0f : dz;
       }
       const int64_t target = row.target - first_column - n;
       if (target >= 0 && target < P::kN && target % 8 / 2 == quad_lane) {
         const int place = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
 #pragma unroll
-        for (int i = 0; i < kPerRow; ++i) sum[i / 2 * 4 + i % 2 + half * 2] += i == place ? row.grad : 0.0f;
+        for (int i = 0; i < kPerRow; ++i) {
+          if (i == place) sum[i / 2 * 4 + i % 2 + half * 2] += row.grad;
+        }
       }
     }
     if (block_sums == nullptr) return;
@@ -109,6 +125,68 @@ struct StoreGradient {
     store_direct<P>(sum, dz, ld, m, n, m_extent, n_extent);
   }
 };
+
+constexpr int kKeptThreads = 256, kKeptColumns = 8;  // a thread takes 8 columns of 16 rows
+
+/// What StoreGradient stores, of exponentials that were kept: [rows, ld_kept], ld_kept a multiple of 8 and at least
+/// `columns`. dz is 0 between `columns` and the next multiple of 8.
+template <typename T>
+__global__ __launch_bounds__(kKeptThreads) void kept_to_gradient(const uint16_t* __restrict__ kept, int64_t ld_kept,
+                                                                 int64_t rows, int64_t columns, StoreGradient<T> to) {
+  static_assert(kBlockRows == 16 && kSegmentColumns % kKeptColumns == 0);
+  const int64_t column = (int64_t{blockIdx.x} * kKeptThreads + threadIdx.x) * kKeptColumns;
+  const int64_t first = int64_t{blockIdx.y} * kBlockRows;
+  if (column >= columns) return;
+  const float* __restrict__ exponents = to.exponents + column / kSegmentColumns * to.ld_exponents;
+  float sums[kKeptColumns][4];  // of the binary tree: what waits for its other half, by level
+#pragma unroll
+  for (int pair = 0; pair < 8; ++pair) {
+    float total[kKeptColumns];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t row = first + pair + half * 8;
+      Pack<T, kKeptColumns> dz;
+      float value[kKeptColumns] = {};
+      if (row < rows) {
+        const uint4 words = __ldcs(reinterpret_cast<const uint4*>(kept + row * ld_kept + column));
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+        const RowGradient of = to.row_of[row];
+        const float factor = of.factor(exponents[row]);
+        const int64_t target = of.target - to.first_column - column;
+#pragma unroll
+        for (int i = 0; i < kKeptColumns; ++i) {
+          value[i] = factor * from_kept_bits(word[i / 2] >> i % 2 * 16 & 0xffff);
+          if (i == target) value[i] += of.grad;
+          if (of.target < 0 || column + i >= columns) value[i] = 0.0f;
+          dz.at[i] = from_float<T>(value[i]);
+        }
+        *reinterpret_cast<uint4*>(to.dz + row * to.ld + column) = bit_cast<uint4>(dz);
+      }
+#pragma unroll
+      for (int i = 0; i < kKeptColumns; ++i) total[i] = half == 0 ? value[i] : total[i] + value[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kKeptColumns; ++i) {
+      int level = 0;
+#pragma unroll
+      for (int n = pair; n % 2 == 1; n /= 2) total[i] = sums[i][level++] + total[i];
+      sums[i][level] = total[i];
+    }
+  }
+  if (to.block_sums == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < kKeptColumns; ++i) {
+    if (column + i < columns) to.block_sums[int64_t{blockIdx.y} * to.ld + column + i] = sums[i][3];
+  }
+}
+
+template <typename T>
+void launch_kept_to_gradient(const uint16_t* kept, int64_t ld_kept, int64_t rows, int64_t columns,
+                             const StoreGradient<T>& to, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(columns, kKeptThreads * kKeptColumns)),
+                  static_cast<unsigned>(ceil_div(rows, kBlockRows)));
+  kept_to_gradient<T><<<grid, kKeptThreads, 0, stream>>>(kept, ld_kept, rows, columns, to);
+}
 
 /// A product whose inner dimension comes in parts, one launch each: the accumulators go on where the part before left
 /// them, so that the bits are those of one product, however the inner dimension is cut (at multiples of 16).

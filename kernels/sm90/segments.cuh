@@ -5,6 +5,9 @@
 //
 // Exponentials are powers of 2 and are taken relative to one that is a whole number: z * log2(e) - k rounds once, and
 // segments are brought to a common k without rounding at all.
+//
+// With a plan that stages its stores, the exponentials themselves are kept, in 16 bits each, for a gradient that then
+// needs no second product (gradient.cuh).
 #pragma once
 
 #include "epilogue.cuh"
@@ -26,6 +29,14 @@ __device__ inline float power_of_2(float x) {
   return y;
 }
 
+/// The 16 bits that are kept of e, which is positive and below 2: all of an fp32's exponent and 9 bits behind the
+/// point, to nearest, ties to even. NaN becomes some number.
+__device__ inline uint32_t kept_bits(float e) {
+  const auto bits = bit_cast<uint32_t>(e);
+  return (bits + 0x1fff + (bits >> 14 & 1)) >> 14 & 0xffff;
+}
+__device__ inline float from_kept_bits(uint32_t bits) { return bit_cast<float>(bits << 14); }
+
 template <typename T>
 struct SumSegments {
   const T* __restrict__ bias;              ///< [vocab] or null
@@ -33,24 +44,35 @@ struct SumSegments {
   int64_t first_id;                        ///< of the first column here in all the vocabulary
   PowerSum* __restrict__ sums;             ///< [segments, rows]
   float* __restrict__ target_logit;        ///< [rows]; untouched where the target is not in the vocabulary
+  float* __restrict__ exponents;           ///< [segments, ld_exponents], those of sums but finite; or null
+  int64_t ld_exponents;
+  CUtensorMap c_map;  ///< of what is kept, only when staged: [rows, vocab]
+  bool staged;
 
   template <typename P>
-  static constexpr bool kMayStage = false;
+  static constexpr bool kMayStage = P::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
   /// The columns of this thread's two rows' targets, -1 for rows that are not there.
   struct Rows {
     int64_t target[2];
   };
 
-  __device__ Rows read_rows(int64_t m, int64_t m_extent) const {
+  __device__ Rows read_rows(int64_t m, int64_t, int64_t m_extent) const {
     m += threadIdx.x % kGroup / kWarp * 16 + threadIdx.x % kWarp / 4;
     return {{m < m_extent ? target_ids[m] - first_id : -1, m + 8 < m_extent ? target_ids[m + 8] - first_id : -1}};
   }
 
-  /// Rows m .. m + 63, columns n .. n + 255, by a warpgroup. Fragment of `sum`: wgmma.cuh.
+  __device__ bool changes_sums() const { return true; }
+  template <int count>
+  __device__ static void pack(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) packed[i] = kept_bits(sum[2 * i]) | kept_bits(sum[2 * i + 1]) << 16;
+  }
+
+  /// Rows m .. m + 63, columns n .. n + 255, by a warpgroup: logits become exponentials. Fragment of `sum`: wgmma.cuh.
   template <typename P>
-  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
-                                       int64_t m_extent, int64_t n_extent) const {
+  __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
+                                         int64_t m_extent, int64_t n_extent) const {
     static_assert(P::kN == kSegmentColumns);
     constexpr int kPerRow = P::kN / 4;  // columns of a row that a thread has; the four lanes of a quad have it all
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
@@ -84,14 +106,25 @@ struct SumSegments {
       const float exponent = most > -INFINITY ? rintf(most * kLog2E) : 0.0f;
       float part[4] = {};
 #pragma unroll
-      for (int i = 0; i < kPerRow; ++i) part[i % 4] += power_of_2(fmaf(sum[at(i) + half * 2], kLog2E, -exponent));
+      for (int i = 0; i < kPerRow; ++i) {
+        float& z = sum[at(i) + half * 2];
+        z = power_of_2(fmaf(z, kLog2E, -exponent));
+        part[i % 4] += z;
+      }
       float total = (part[0] + part[1]) + (part[2] + part[3]);
       total += __shfl_xor_sync(kAllLanes, total, 1);
       total += __shfl_xor_sync(kAllLanes, total, 2);
       if (quad_lane == 0 && row < m_extent) {
         sums[n / P::kN * m_extent + row] = {most == -INFINITY ? most : exponent, total};
+        if (exponents != nullptr) exponents[n / P::kN * ld_exponents + row] = exponent;
       }
     }
+  }
+
+  template <typename P>
+  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
+                                       int64_t m_extent, int64_t n_extent) const {
+    change<P>(sum, rows, m, n, m_extent, n_extent);
   }
 };
 

@@ -2,13 +2,13 @@
 // tp_linear_logp on GPUs, one for each rank: what the candidates nccl and nccl-sm90 share. They differ in the Engine,
 // which computes one rank's parts:
 //   Engine::Sum                                      the two numbers that are kept of a sum of exponentials
-//   Engine::workspace(linear_logp::Sizes, backward)  bytes; the first kIdCheckBytes are for ids
-//   Engine(call, sizes, backward, ignored)           refuses what it does not do
-//   keep_hidden()                                    from here on, rows that are left out are zeros
-//   reduce(first, columns, begin, parts)             the part of every row of these columns, which begin at id `begin`
-//   write_rows(grad_logp, vocab)                     finish(row, Sum): what gradients() wants to know of a row
-//   gradients(first, columns, grad_logp, share)      of these columns; share: [rows, ld()] fp32, theirs of dhidden
-//   words()                                          how it went about it
+//   Engine::workspace(linear_logp::Sizes, backward, segments)  bytes; the first kIdCheckBytes are for ids
+//   Engine(call, sizes, backward, segments, ignored)           refuses what it does not do
+//   keep_hidden()                                        from here on, rows that are left out are zeros
+//   reduce(segment, first, columns, parts)               the part of every row, of the rank's `columns` from first on
+//   write_rows(grad_logp)                                finish(row, Sum): what gradients() wants to know of a row
+//   gradients(segment, first, columns, grad_logp, share) of the same; share: [rows, ld()] fp32, theirs of dhidden
+//   words()                                              how it went about it
 //
 // The host finds out whether ranks fit together while the GPU computes its part of every row: only then does anything
 // wait for another rank.
@@ -46,7 +46,8 @@ template <typename Engine>
 size_t workspace_bytes(const checkop_call* call, bool backward) {
   try {
     const linear_logp::Sizes sizes = linear_logp::sizes_of(call);
-    return Places(*call, sizes, Engine::workspace(sizes, backward), Engine::ld(sizes.hidden), backward).bytes;
+    const int64_t segments = std::ssize(native::own_bounds(*call)) - 1;
+    return Places(*call, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward).bytes;
   } catch (const std::exception&) {
     return 0;  // the launch refuses it
   }
@@ -68,18 +69,20 @@ void run(const checkop_call& c, bool backward) {
     const ::tp_linear_logp::Sizes own_sizes = ::tp_linear_logp::check_own(c, backward, own);
     sizes = {own_sizes.rows, own_sizes.hidden, own_sizes.vocab, sizeof(T)};
     bounds = native::own_bounds(c);
-    at = &places.emplace(c, sizes, Engine::workspace(sizes, backward), Engine::ld(sizes.hidden), backward);
+    const int64_t segments = std::ssize(bounds) - 1;
+    at = &places.emplace(c, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward);
     ranks::require_workspace(c, at->bytes);
     if (sizes.rows == 0) return;
     const auto ignored = static_cast<int64_t>(own.ignored);
-    engine.emplace(c, sizes, backward, ignored);
+    engine.emplace(c, sizes, backward, segments, ignored);
     ids.emplace(c, c.inputs[2], "target_ids", sizes.rows, ignored, workspace, workspace + at->id_sum);
     ids->begin();
     if (backward) engine->keep_hidden();
     auto* parts = reinterpret_cast<ranks::Part*>(workspace + at->parts);
-    for (size_t s = 0; s + 1 < bounds.size(); ++s)
-      engine->reduce(bounds[s] - c.shard_begin, bounds[s + 1] - bounds[s], bounds[s],
-                     parts + static_cast<int64_t>(s) * sizes.rows);
+    for (int64_t s = 0; s < segments; ++s) {
+      const auto at_s = static_cast<size_t>(s);
+      engine->reduce(s, bounds[at_s] - c.shard_begin, bounds[at_s + 1] - bounds[at_s], parts + s * sizes.rows);
+    }
     own.ids = ids->hash();
   });
   if (sizes.rows == 0) {
@@ -101,9 +104,11 @@ void run(const checkop_call& c, bool backward) {
                                                 ranks::WithoutTarget{engine->write_rows(grad_logp)}, stream);
     auto* shares = reinterpret_cast<float*>(workspace + at->shares);
     const int64_t ld = Engine::ld(sizes.hidden);
-    for (size_t s = 0; s + 1 < bounds.size(); ++s)
-      engine->gradients(bounds[s] - c.shard_begin, bounds[s + 1] - bounds[s], grad_logp,
-                        shares + static_cast<int64_t>(s) * sizes.rows * ld);
+    for (int64_t s = 0; s + 1 < std::ssize(bounds); ++s) {
+      const auto at_s = static_cast<size_t>(s);
+      engine->gradients(s, bounds[at_s] - c.shard_begin, bounds[at_s + 1] - bounds[at_s], grad_logp,
+                        shares + s * sizes.rows * ld);
+    }
     ranks::reduce_shares(c, ranks, shares, reinterpret_cast<float*>(workspace + at->received), sizes.rows, sizes.hidden,
                          ld, static_cast<T*>(c.outputs[0].data));
   }
@@ -117,12 +122,12 @@ class Portable {
  public:
   using Sum = Partial;
 
-  static size_t workspace(const linear_logp::Sizes& sizes, bool backward) {
+  static size_t workspace(const linear_logp::Sizes& sizes, bool backward, int64_t) {
     return linear_logp::layout_of(sizes, backward).bytes;
   }
   static int64_t ld(int64_t hidden) { return round_up(hidden, 4); }
 
-  Portable(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t ignored)
+  Portable(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t, int64_t ignored)
       : call_(c), all_(linear_logp::problem_of<T>(&c, sizes, linear_logp::layout_of(sizes, backward), ignored)) {
     all_.first_id = c.shard_begin;
     if (sizes.hidden > kMaxGemmColumns) {
@@ -133,7 +138,8 @@ class Portable {
 
   void keep_hidden() { linear_logp::keep_hidden(all_); }
 
-  void reduce(int64_t first, int64_t columns, int64_t begin, ranks::Part* parts) const {
+  void reduce(int64_t, int64_t first, int64_t columns, ranks::Part* parts) const {
+    const int64_t begin = all_.first_id + first;
     const auto* target_logit = all_.template in_workspace<float>(all_.at.target_logit);
     linear_logp::launch_softmax(all_.part(first, columns), [&](int64_t row) {
       return ranks::WritePart{target_logit, all_.target_ids + row, begin, begin + columns, parts + row};
@@ -144,7 +150,7 @@ class Portable {
     return WriteTotals{all_.template in_workspace<Partial>(all_.at.totals)};
   }
 
-  void gradients(int64_t first, int64_t columns, const float* grad_logp, float* share) const {
+  void gradients(int64_t, int64_t first, int64_t columns, const float* grad_logp, float* share) const {
     auto* dbias = static_cast<T*>(call_.outputs[2].data);
     linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share,
                                   static_cast<T*>(call_.outputs[1].data) + first * all_.sizes.hidden,

@@ -25,14 +25,16 @@ class Hopper {
  public:
   using Sum = sm90::PowerSum;
 
-  static size_t workspace(const linear_logp::Sizes& sizes, bool backward) {
-    return hopper::workspace_of(sizes, backward, /*keeps_sums=*/false).bytes;
+  static size_t workspace(const linear_logp::Sizes& sizes, bool backward, int64_t parts) {
+    return hopper::workspace_of(sizes, backward, parts, /*keeps_sums=*/false).bytes;
   }
   static int64_t ld(int64_t hidden) { return hidden; }
 
-  Hopper(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t ignored)
+  Hopper(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t parts, int64_t ignored)
       : call_(c),
-        all_(hopper::problem_of<T>(&c, sizes, hopper::workspace_of(sizes, backward, /*keeps_sums=*/false), ignored)) {
+        all_(hopper::problem_of<T>(&c, sizes, hopper::workspace_of(sizes, backward, parts, /*keeps_sums=*/false),
+                                   ignored)),
+        dweight_(backward ? static_cast<T*>(c.outputs[1].data) : nullptr) {
     all_.first_id = c.shard_begin;
     if (backward && std::is_same_v<T, __half>)
       throw native::Refusal(CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
@@ -40,12 +42,16 @@ class Hopper {
 
   void keep_hidden() { hopper::keep_hidden(all_); }
 
-  void reduce(int64_t first, int64_t columns, int64_t begin, ranks::Part* parts) {
+  void reduce(int64_t index, int64_t first, int64_t columns, ranks::Part* parts) {
     const auto* target_logit = all_.template in_workspace<float>(all_.at.target_logit);
+    const int64_t begin = all_.first_id + first;
     const auto finish_at = [&](int64_t row) {
       return ranks::WritePart{target_logit, all_.target_ids + row, begin, begin + columns, parts + row};
     };
-    ranks::require(hopper::reduce_logits(all_.part(first, columns), finish_at, words_), "launch the logits");
+    const auto part = all_.part(index, first, columns);
+    T* dweight = dweight_of(first);
+    const auto error = hopper::reduce_logits(part, kept_in(part, dweight), dweight, finish_at, words_);
+    ranks::require(error, "launch the logits");
   }
 
   sm90::WriteRowGradients write_rows(const float* grad_logp) const {
@@ -53,11 +59,12 @@ class Hopper {
             all_.first_id, all_.sizes.vocab, all_.template in_workspace<sm90::RowGradient>(all_.at.row_gradients)};
   }
 
-  void gradients(int64_t first, int64_t columns, const float*, float* share) const {
+  void gradients(int64_t index, int64_t first, int64_t columns, const float*, float* share) const {
     if constexpr (!std::is_same_v<T, __half>) {
+      const auto part = all_.part(index, first, columns);
+      T* dweight = dweight_of(first);
       auto* dbias = static_cast<T*>(call_.outputs[2].data);
-      const auto error = hopper::launch_gradients<T>(all_.part(first, columns), first, share, nullptr,
-                                                     static_cast<T*>(call_.outputs[1].data) + first * all_.sizes.hidden,
+      const auto error = hopper::launch_gradients<T>(part, kept_in(part, dweight), first, share, nullptr, dweight,
                                                      dbias == nullptr ? nullptr : dbias + first);
       ranks::require(error, "launch the gradients");
     }
@@ -66,8 +73,14 @@ class Hopper {
   const char* words() const { return words_; }
 
  private:
+  T* dweight_of(int64_t first) const { return dweight_ == nullptr ? nullptr : dweight_ + first * all_.sizes.hidden; }
+  static hopper::Kept kept_in(const hopper::Problem<T>& part, const T* dweight) {
+    return dweight == nullptr ? hopper::Kept{} : hopper::kept_in(part, dweight);
+  }
+
   const checkop_call& call_;
   hopper::Problem<T> all_;  ///< of all this rank's columns
+  T* dweight_;              ///< null in the forward pass
   const char* words_ = "";
 };
 
