@@ -8,8 +8,8 @@
 #include <chrono>
 #include <optional>
 
-#include "common.cuh"
 #include "ranks_native.hpp"
+#include "row_sums.cuh"
 
 namespace checkop::kernels::ranks {
 
@@ -22,23 +22,27 @@ inline void require(cudaError_t error, const char* doing) {
                         std::string(doing) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-/// An exchange of all ranks on a stream: calls enqueue(), which makes NCCL calls, as one group. Returns when all is on
-/// the stream, however long that takes with a communicator that does not block: the host ends a rank that others keep
-/// waiting.
+/// An exchange of all ranks on the call's stream: calls enqueue(), which makes NCCL calls, as one group. Returns when
+/// all is on the stream; the communicator need not block.
 template <class Enqueue>
-void exchange(ncclComm_t comm, const char* doing, Enqueue&& enqueue) {
+void exchange(const checkop_call& c, const char* doing, Enqueue&& enqueue) {
+  const auto comm = static_cast<ncclComm_t>(c.comm);
   ncclResult_t result = ncclGroupStart();
   if (result == ncclSuccess) {
-    result = enqueue();
+    result = enqueue(comm);
     const ncclResult_t ended = ncclGroupEnd();
     if (result == ncclSuccess || result == ncclInProgress) result = ended;
   }
   while (result == ncclInProgress) {
+    // Once a rank has failed, the host may end the communicator.
+    if (const char* why = c.host_comm->error(c.host_comm); *why != '\0')
+      throw native::Refusal(CHECKOP_FAILED, std::string(doing) + ": " + why);
     std::this_thread::sleep_for(std::chrono::microseconds(5));
     if (ncclCommGetAsyncError(comm, &result) != ncclSuccess) result = ncclInternalError;
   }
   if (result == ncclSuccess) return;
-  throw native::Refusal(CHECKOP_FAILED, std::string(doing) + ": " + ncclGetErrorString(result));
+  throw native::Refusal(CHECKOP_FAILED,
+                        std::string(doing) + ": " + ncclGetErrorString(result) + ": " + ncclGetLastError(comm));
 }
 
 // --- target ids
@@ -78,15 +82,15 @@ class IdLook {
     require(cudaMemsetAsync(sum_, 0, sizeof(*sum_), stream), "look at ids");
     const auto blocks = static_cast<unsigned>(ceil_div(rows_, kThreads) < 64 ? ceil_div(rows_, kThreads) : 64);
     sum_hashes<<<blocks, kThreads, 0, stream>>>(ids_, rows_, sum_);
-    status_ = check_.begin(nullptr, ignored_);
+    if (const auto status = check_.begin(nullptr, ignored_)) throw native::Refusal(status, said());
   }
 
   /// Waits for begin()'s work. The hash; what is wrong with the ids comes out with refuse_bad_ids().
   uint64_t hash() {
     unsigned long long sum = 0;
     if (rows_ == 0) return sum;
-    if (status_ == CHECKOP_OK) status_ = check_.finish();
-    if (status_ != CHECKOP_OK) message_ = call_.message == nullptr ? "" : call_.message;
+    status_ = check_.finish();
+    if (status_ != CHECKOP_OK) message_ = said();
     require(cudaMemcpyAsync(&sum, sum_, sizeof(sum), cudaMemcpyDeviceToHost, cudaStreamPerThread), "look at ids");
     require(cudaStreamSynchronize(cudaStreamPerThread), "look at ids");
     return sum;
@@ -98,6 +102,8 @@ class IdLook {
   }
 
  private:
+  std::string said() const { return call_.message == nullptr ? "" : call_.message; }
+
   const checkop_call& call_;
   const int64_t* ids_;
   int64_t rows_, ignored_;
@@ -116,19 +122,6 @@ struct alignas(16) Part {
   float max, sum, target_logit;
   uint32_t holds_target;
 };
-
-/// a + b, of sums of exponentials relative to that of their maximum.
-template <typename Sum>
-__device__ Sum merged(const Sum& a, const Sum& b) {
-  const float max = fmaxf(a.max, b.max), shift = exp_shift(max);
-  return {max, a.sum * expf(a.max - shift) + b.sum * expf(b.max - shift)};
-}
-
-/// (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
-template <typename Sum>
-__device__ float log_probability(float z, const Sum& total) {
-  return (z - total.max) - logf(total.sum);
-}
 
 constexpr int kMostRanks = 64, kMostSegments = 64;
 
@@ -159,8 +152,9 @@ struct PartsSize {
   int64_t all_bytes() const { return ranks == 1 ? 0 : ranks * own_bytes(); }
 };
 
-/// Throws where there are more ranks or segments than the kernels take.
-inline void check_numbers(const checkop_call& c) {
+/// Throws where there are more ranks or segments than the kernels take, or no way to them.
+inline void check_ranks(const checkop_call& c) {
+  if (c.world_size > 1 && c.comm == nullptr) throw native::Refusal(CHECKOP_FAILED, "no communicator of NCCL");
   const auto canonical = static_cast<int64_t>(native::attribute(c, "canonical_segments"));
   if (c.world_size > kMostRanks || canonical > kMostSegments) {
     throw native::Refusal(CHECKOP_UNSUPPORTED, std::to_string(c.world_size) + " ranks and " +
@@ -179,14 +173,14 @@ inline void require_workspace(const checkop_call& c, size_t bytes) {
 inline const Part* gather_parts(const checkop_call& c, const PartsOfRanks& of, const Part* own, Part* all,
                                 int64_t rows) {
   if (of.ranks == 1) return own;
-  const auto comm = static_cast<ncclComm_t>(c.comm);
   const auto bytes = static_cast<size_t>(of.most * rows) * sizeof(Part);
-  exchange(comm, "gather the parts of rows",
-           [&] { return ncclAllGather(own, all, bytes, ncclUint8, comm, static_cast<cudaStream_t>(c.stream)); });
+  exchange(c, "gather the parts of rows", [&](ncclComm_t comm) {
+    return ncclAllGather(own, all, bytes, ncclUint8, comm, static_cast<cudaStream_t>(c.stream));
+  });
   return all;
 }
 
-/// finish(row, sum over all segments, the target's logit), for every row. Sum: {max, sum} with merged(Sum, Sum).
+/// finish(row, sum over all segments, the target's logit), for every row. Sum: two numbers with merged(Sum, Sum).
 template <typename Sum, typename Finish>
 __global__ __launch_bounds__(256) void combine_parts(const Part* __restrict__ parts, PartsOfRanks of, int64_t rows,
                                                      Finish finish) {
@@ -223,29 +217,6 @@ struct WritePart {
     const bool holds = target >= begin && target < end;
     const auto [max, sum] = total;
     parts[row] = {max, sum, holds ? target_logit[row] : 0.0f, holds ? 1u : 0u};
-  }
-};
-
-/// logp[row]; 0 where the target is `ignored`.
-struct WriteLogp {
-  const int64_t* __restrict__ target_ids;
-  int64_t ignored;
-  float* __restrict__ logp;
-
-  template <typename Sum>
-  __device__ void operator()(int64_t row, const Sum& total, float target_logit) const {
-    logp[row] = target_ids[row] == ignored ? 0.0f : log_probability(target_logit, total);
-  }
-};
-
-/// For what has a use for the sums alone.
-template <typename Finish>
-struct WithoutTarget {
-  Finish finish;
-
-  template <typename Sum>
-  __device__ void operator()(int64_t row, const Sum& total, float) const {
-    finish(row, total);
   }
 };
 
@@ -290,14 +261,13 @@ void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const floa
   const RowsOfRanks of{rows, ranks.size()};
   const int32_t self = ranks.rank();
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  const auto comm = static_cast<ncclComm_t>(c.comm);
   const int64_t first = of.first(self), count = of.count(self);
   Shares shares{static_cast<int32_t>(ranks.first_segment(ranks.size())), {}};
   for (size_t s = ranks.first_segment(), i = 0; s < ranks.last_segment(); ++s, ++i)
     shares.of[s] = own + (static_cast<int64_t>(i) * rows + first) * ld;
   const auto result_of = [](ncclResult_t a, ncclResult_t b) { return a != ncclSuccess && a != ncclInProgress ? a : b; };
   if (ranks.size() > 1) {
-    exchange(comm, "exchange the shares of dhidden", [&] {
+    exchange(c, "exchange the shares of dhidden", [&](ncclComm_t comm) {
       ncclResult_t result = ncclSuccess;
       int64_t place = 0;
       for (int32_t peer = 0; peer < ranks.size(); ++peer) {
@@ -323,7 +293,7 @@ void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const floa
   }
   if (ranks.size() == 1) return;
   const auto bytes_of = [&](int64_t n_rows) { return static_cast<size_t>(n_rows * columns) * sizeof(T); };
-  exchange(comm, "exchange the rows of dhidden", [&] {
+  exchange(c, "exchange the rows of dhidden", [&](ncclComm_t comm) {
     ncclResult_t result = ncclSuccess;
     for (int32_t peer = 0; peer < ranks.size(); ++peer) {
       if (peer == self) continue;

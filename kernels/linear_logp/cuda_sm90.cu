@@ -8,16 +8,16 @@
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
 //   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none.
-//   Limits: sm_90 only; |z| < 2^127, vocab < 2^30. Other ids outside [0, vocab) are CHECKOP_FAILED. fp32, and sums of
-//   nothing, as in the candidate cuda.
-//   Workspace: forward: 8 bytes per row and 256 columns of vocabulary, for as many rows at a time as give 24 MiB.
-//   Backward, at most 300 MB at 4096 rows x 4096: 2 + 4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4
-//   per row and column for as many columns at a time as give 132 MiB or what is left of 300 MB. Expected error: a logit
-//   is one chain of hidden / 16 additions that truncate (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4
-//   additions in a segment of 256 columns, segments in chains of vocab / 8192. dz is rounded to the dtype of hidden
-//   once, except in dbias; its exponential before to 10 bits. Then one chain of vocab / 16 or rows / 16.
-// The logits are computed once for as many rows as hidden has columns: their exponentials wait in the memory of
-// dlm_head_weight until it is written. Those of further rows are computed a second time, to the same bits.
+//   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30. Other ids outside [0, vocab) are
+//   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: forward: 8 bytes per row and 256
+//   columns of vocabulary, for as many rows at a time as give 24 MiB. Backward, at most 300 MB at 4096 rows x 4096: 2 +
+//   4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4 per row and column for as many columns at a time as
+//   give 132 MiB or what is left of 300 MB. Expected error: a logit is one chain of hidden / 16 additions that truncate
+//   (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4 additions in a segment of 256 columns, segments in chains
+//   of vocab / 8192. dz is rounded to the dtype of hidden once, except in dbias; without a bias, its exponential before
+//   to 10 bits where the column is not the target. Then one chain of vocab / 16 or rows / 16.
+// Without a bias, the logits are computed once for as many rows as hidden has columns: their exponentials wait in the
+// memory of dlm_head_weight until it is written. Those of further rows are computed a second time, to the same bits.
 // The bits of logp and dhidden do not depend on the other rows: sm90/segments.cuh, sm90/gradient.cuh.
 #include <type_traits>
 
@@ -54,16 +54,18 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
   }
   const char* words = "";
   cudaError_t error = cudaSuccess;
+  const auto* target_logit = p.template in_workspace<float>(at.target_logit);
   if (backward) {
     if constexpr (std::is_same_v<T, __nv_bfloat16>) {
       hopper::keep_hidden(p);
       const auto finish_at = [&](int64_t first) {
-        return sm90::WriteRowGradients{static_cast<const float*>(call->inputs[4].data) + first,
-                                       p.target_ids + first,
-                                       ignored,
-                                       0,
-                                       p.sizes.vocab,
-                                       p.template in_workspace<sm90::RowGradient>(at.row_gradients) + first};
+        const sm90::WriteRowGradients finish{static_cast<const float*>(call->inputs[4].data) + first,
+                                             p.target_ids + first,
+                                             ignored,
+                                             0,
+                                             p.sizes.vocab,
+                                             p.template in_workspace<sm90::RowGradient>(at.row_gradients) + first};
+        return WithTarget<sm90::WriteRowGradients>{target_logit, finish};
       };
       auto* dweight = static_cast<T*>(call->outputs[1].data);
       const hopper::Kept kept = hopper::kept_in(p, dweight);
@@ -77,8 +79,7 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
   } else {
     auto* logp = static_cast<float*>(call->outputs[0].data);
     const auto finish_at = [&](int64_t first) {
-      return sm90::WriteLogp{p.template in_workspace<float>(at.target_logit), p.target_ids + first, ignored,
-                             logp + first};
+      return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, ignored, logp + first}};
     };
     error = hopper::reduce_logits<T>(p, {}, nullptr, finish_at, words);
   }

@@ -328,7 +328,7 @@ checkop_status run(const checkop_call* call, Problem<T> p, bool backward) {
     auto* totals = p.template in_workspace<Partial>(p.at.totals);
     auto* hidden_sums = p.template in_workspace<float>(p.at.hidden_sums);
     keep_hidden(p);
-    launch_softmax(p, [&](int64_t first) { return WriteTotals{totals + first}; });
+    launch_softmax(p, [&](int64_t first) { return WriteSums<Partial>{totals + first}; });
     launch_gradients(p, static_cast<const float*>(call->inputs[4].data), hidden_sums,
                      static_cast<T*>(call->outputs[1].data), static_cast<T*>(call->outputs[2].data));
     launch_round_to<T>(hidden_sums, p.at.ld_sums, p.sizes.rows, p.sizes.hidden, static_cast<T*>(call->outputs[0].data),
@@ -337,7 +337,7 @@ checkop_status run(const checkop_call* call, Problem<T> p, bool backward) {
     auto* logp = static_cast<float*>(call->outputs[0].data);
     const auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
     launch_softmax(p, [&](int64_t first) {
-      return WriteLogp{target_logit, p.target_ids + first, p.ignored, logp + first};
+      return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, p.ignored, logp + first}};
     });
   }
   return launch_status(call, backward ? "launch linear_logp backward" : "launch linear_logp forward");

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gemm_tile.cuh"
+#include "row_sums.cuh"
 
 namespace checkop::kernels {
 
@@ -75,29 +76,5 @@ __global__ __launch_bounds__(kThreads) void merge_segments(const Partial* __rest
   sum = warp_sum(sum);
   if (lane == 0) finish(row, Partial{max, sum});
 }
-
-/// target_logit - log(sum of exponentials). (z - max) first: the difference is small and nearly exact, max + log(sum)
-/// may be large.
-__device__ inline float log_probability(float target_logit, const Partial& total) {
-  return (target_logit - total.max) - logf(total.sum);
-}
-
-/// logp[row]; 0 where the target is `ignored`.
-struct WriteLogp {
-  const float* __restrict__ target_logit;
-  const int64_t* __restrict__ target_ids;
-  int64_t ignored;
-  float* __restrict__ logp;
-
-  __device__ void operator()(int64_t row, const Partial& total) const {
-    logp[row] = target_ids[row] == ignored ? 0.0f : log_probability(target_logit[row], total);
-  }
-};
-
-struct WriteTotals {
-  Partial* __restrict__ totals;
-
-  __device__ void operator()(int64_t row, const Partial& total) const { totals[row] = total; }
-};
 
 }  // namespace checkop::kernels

@@ -38,7 +38,7 @@ struct Workspace {
 /// parts: of the vocabulary that are computed one by one. keeps_sums: the sums of dhidden wait in the workspace.
 inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts = 1, bool keeps_sums = true) {
   constexpr int64_t kSumBytes = int64_t{24} << 20, kRowUnit = 256;  // rows of a pair of blocks
-  // 64 tiles of columns at 4096 rows: of two waves of blocks each on 132 multiprocessors, with little left over. Less
+  // 66 tiles of columns at 4096 rows: of two waves of blocks each on 132 multiprocessors, with little left over. Less
   // where the rest would make it more than 300 MB in all; but blocks of columns should not be too narrow.
   constexpr int64_t kMostGradientBytes = int64_t{132} << 20, kLeastGradientBytes = int64_t{48} << 20;
   constexpr int64_t kAllBytes = 300'000'000, kColumnUnit = 256;
@@ -88,19 +88,18 @@ struct Kept {
   int64_t start(int64_t block) const { return end - rows * (ld(blocks - 1) + (blocks - 1 - block) * block_columns); }
 };
 
-constexpr int64_t kFewestKept = 256;  // rows; with fewer, a product takes as long as reading the weights does
-
 inline Kept kept_of(int64_t rows, int64_t hidden, int64_t vocab, int64_t block_columns) {
+  // Of a tile; with fewer, a product takes as long as reading the weights does; the grid of kept_to_gradient().
+  constexpr int64_t kUnit = 128, kFewest = 256, kMost = int64_t{1} << 18;
+  if (vocab == 0 || block_columns == 0) return {};
   Kept kept;
   kept.block_columns = block_columns, kept.blocks = ceil_div(vocab, block_columns);
   kept.last_columns = vocab - (kept.blocks - 1) * block_columns;
   kept.end = vocab * hidden / 8 * 8;
   const int64_t room = (kept.end - (kept.blocks - 1) * block_columns * hidden) / round_up(kept.last_columns, 8);
-  constexpr int64_t kUnit = 128, kMost = int64_t{1} << 19;  // rows of a tile; the grid of kept_to_gradient()
-  kept.rows = std::min({rows, hidden, room});
-  if (kept.rows < rows) kept.rows = std::min(kept.rows, kMost) / kUnit * kUnit;
-  if (kept.rows > kMost || kept.rows < kFewestKept) kept.rows = 0;
-  return kept;
+  kept.rows = std::min({rows, hidden, room, kMost});
+  if (kept.rows < rows) kept.rows = kept.rows / kUnit * kUnit;
+  return kept.rows < kFewest ? Kept{} : kept;
 }
 
 /// What both passes work on.
@@ -187,14 +186,15 @@ cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t fir
   return cudaSuccess;
 }
 
-/// What of a problem's exponentials dweight has room for: nothing where the copy engine does not reach.
+/// What of a problem's exponentials dweight has room for. Nothing where the copy engine does not reach; nor with a
+/// bias, whose gradient is a sum of what is not rounded.
 template <typename T>
 Kept kept_in(const Problem<T>& p, const T* dweight) {
-  const Kept kept = kept_of(p.sizes.rows, p.sizes.hidden, p.sizes.vocab, p.at.columns);
-  const bool reachable = p.sizes.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(p.hidden) % 16 == 0 &&
-                         reinterpret_cast<uintptr_t>(p.weight) % 16 == 0 &&
-                         reinterpret_cast<uintptr_t>(dweight) % 16 == 0;
-  return reachable ? kept : Kept{};
+  const auto is_aligned = [](const T* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
+  if (dweight == nullptr || p.bias != nullptr || p.sizes.hidden % 8 != 0 || !is_aligned(p.hidden) ||
+      !is_aligned(p.weight) || !is_aligned(dweight))
+    return {};
+  return kept_of(p.sizes.rows, p.sizes.hidden, p.sizes.vocab, p.at.columns);
 }
 
 /// finish_at(first row) is called with every row's sum of exponentials, as merge_power_sums() does. Exponents of
@@ -215,7 +215,8 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
     };
     const auto keep = [&] {
       words = sm90::Large::kWords;
-      return keep_exponentials(p, kept, first, rows, dweight);
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials(p, kept, first, rows, dweight);
+      return cudaErrorInvalidValue;  // no gradients in fp16
     };
     const auto error = keeps                                            ? keep()
                        : !are_reachable(hidden, weight, p.sizes.hidden) ? run(Unaligned{})
@@ -261,7 +262,6 @@ cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const 
   const int64_t rows = p.sizes.rows - kept.rows;
   if (rows == 0) return cudaGetLastError();
   gradient.row_of += kept.rows, gradient.exponents += kept.rows, gradient.dz += kept.rows * gradient.ld;
-  if (gradient.block_sums != nullptr) gradient.block_sums += kept.rows / sm90::kBlockRows * gradient.ld;
   const auto stage = [&]<typename P>(P, sm90::StoreGradient<T>& out) {
     return sm90::stage_tiles<P>(out, gradient.dz, columns, rows, gradient.ld);
   };
@@ -289,6 +289,7 @@ cudaError_t launch_gradients(const Problem<T>& p, const Kept& kept, int64_t offs
     gradient.exponents = p.template in_workspace<float>(p.first_exponents) + column / sm90::kSegmentColumns * rows;
     gradient.ld_exponents = rows, gradient.dz = dz, gradient.ld = ld, gradient.first_column = offset + column;
     gradient.block_sums = dbias == nullptr ? nullptr : block_sums;
+    gradient.as_kept = p.bias == nullptr;
     if (const auto error = launch_logit_gradients(p, kept, dweight, column, columns, gradient)) return error;
 
     sm90::StoreTiles<T, T> weight_part{};

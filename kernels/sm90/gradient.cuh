@@ -7,11 +7,10 @@
 
 namespace checkop::kernels::sm90 {
 
-/// What a row's gradient needs beside its logits: dz = grad * (column == target) - scale * 2^(k - exponent) * e, where
-/// e = 2^(z * log2(e) - k) in the 16 bits that are kept of it, and k is the exponent of the segment (SumSegments). The
-/// bits are the same whether e was kept or z is computed anew.
-struct RowGradient {
-  float exponent, scale, grad;
+/// What a row's gradient needs beside its logits: dz = -scale * 2^(k - exponent) * e with e = 2^(z * log2(e) - k), k
+/// being the exponent of the segment (SumSegments); and what it is where the column is the target.
+struct alignas(16) RowGradient {
+  float exponent, scale, at_target;
   int32_t target;  ///< kElsewhere: in no column here; -1: all of the row's gradient is 0, whatever its logits are
 
   /// Of e in a segment.
@@ -19,7 +18,7 @@ struct RowGradient {
 };
 constexpr int32_t kElsewhere = std::numeric_limits<int32_t>::max();
 
-/// RowGradient of every row, from its sum of exponentials.
+/// RowGradient of every row, from its sum of exponentials and the target's logit.
 struct WriteRowGradients {
   const float* __restrict__ grad_logp;
   const int64_t* __restrict__ target_ids;
@@ -27,15 +26,16 @@ struct WriteRowGradients {
   int64_t first_id, columns;  ///< of the vocabulary, that the gradient has
   RowGradient* __restrict__ to;
 
-  __device__ void operator()(int64_t row, const PowerSum& total) const {
+  __device__ void operator()(int64_t row, const PowerSum& total, float target_logit) const {
     const int64_t target = target_ids[row], column = target - first_id;
     if (target == ignored) {
       to[row] = {0.0f, 0.0f, 0.0f, -1};
-    } else {
-      const float grad = grad_logp[row];
-      to[row] = {total.exponent == -INFINITY ? 0.0f : total.exponent, grad / total.sum, grad,
-                 column >= 0 && column < columns ? static_cast<int32_t>(column) : kElsewhere};
+      return;
     }
+    const float exponent = total.exponent == -INFINITY ? 0.0f : total.exponent;
+    const float grad = grad_logp[row], scale = grad / total.sum;
+    to[row] = {exponent, scale, grad - scale * power_of_2(fmaf(target_logit, kLog2E, -exponent)),
+               column >= 0 && column < columns ? static_cast<int32_t>(column) : kElsewhere};
   }
 };
 
@@ -51,6 +51,7 @@ struct StoreGradient {
   T* __restrict__ dz;                      ///< [rows, ld]
   int64_t ld, ld_exponents, first_column;  ///< the latter of the columns that targets count
   float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld], or null
+  bool as_kept;                            ///< e is rounded as launch_kept_to_gradient() finds it
   bool staged;
 
   template <typename P>
@@ -90,7 +91,8 @@ struct StoreGradient {
 #pragma unroll
       for (int i = 0; i < kPerRow; ++i) {  // column i / 2 * 8 + quad_lane * 2 + i % 2
         float& z = sum[i / 2 * 4 + i % 2 + half * 2];
-        const float dz = factor * from_kept_bits(kept_bits(power_of_2(fmaf(z, kLog2E, -exponent))));
+        const float e = power_of_2(fmaf(z, kLog2E, -exponent));
+        const float dz = factor * (as_kept ? from_kept_bits(kept_bits(e)) : e);
         z = row.target < 0 ? 0.0f : dz;
       }
       const int64_t target = row.target - first_column - n;
@@ -98,7 +100,8 @@ struct StoreGradient {
         const int place = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
 #pragma unroll
         for (int i = 0; i < kPerRow; ++i) {
-          if (i == place) sum[i / 2 * 4 + i % 2 + half * 2] += row.grad;
+          float& z = sum[i / 2 * 4 + i % 2 + half * 2];
+          z = i == place ? row.at_target : z;
         }
       }
     }
@@ -126,57 +129,36 @@ struct StoreGradient {
   }
 };
 
-constexpr int kKeptThreads = 256, kKeptColumns = 8;  // a thread takes 8 columns of 16 rows
+constexpr int kKeptThreads = 256, kKeptColumns = 8, kKeptRows = 8;  // a thread takes 8 columns of 8 rows
 
 /// What StoreGradient stores, of exponentials that were kept: [rows, ld_kept], ld_kept a multiple of 8 and at least
 /// `columns`. dz is 0 between `columns` and the next multiple of 8.
 template <typename T>
 __global__ __launch_bounds__(kKeptThreads) void kept_to_gradient(const uint16_t* __restrict__ kept, int64_t ld_kept,
-                                                                 int64_t rows, int64_t columns, StoreGradient<T> to) {
-  static_assert(kBlockRows == 16 && kSegmentColumns % kKeptColumns == 0);
+                                                                 int64_t rows, int64_t columns,
+                                                                 const __grid_constant__ StoreGradient<T> to) {
+  static_assert(kSegmentColumns % kKeptColumns == 0);
   const int64_t column = (int64_t{blockIdx.x} * kKeptThreads + threadIdx.x) * kKeptColumns;
-  const int64_t first = int64_t{blockIdx.y} * kBlockRows;
+  const int64_t first = int64_t{blockIdx.y} * kKeptRows;
   if (column >= columns) return;
   const float* __restrict__ exponents = to.exponents + column / kSegmentColumns * to.ld_exponents;
-  float sums[kKeptColumns][4];  // of the binary tree: what waits for its other half, by level
 #pragma unroll
-  for (int pair = 0; pair < 8; ++pair) {
-    float total[kKeptColumns];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = first + pair + half * 8;
-      Pack<T, kKeptColumns> dz;
-      float value[kKeptColumns] = {};
-      if (row < rows) {
-        const uint4 words = __ldcs(reinterpret_cast<const uint4*>(kept + row * ld_kept + column));
-        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-        const RowGradient of = to.row_of[row];
-        const float factor = of.factor(exponents[row]);
-        const int64_t target = of.target - to.first_column - column;
-#pragma unroll
-        for (int i = 0; i < kKeptColumns; ++i) {
-          value[i] = factor * from_kept_bits(word[i / 2] >> i % 2 * 16 & 0xffff);
-          if (i == target) value[i] += of.grad;
-          if (of.target < 0 || column + i >= columns) value[i] = 0.0f;
-          dz.at[i] = from_float<T>(value[i]);
-        }
-        *reinterpret_cast<uint4*>(to.dz + row * to.ld + column) = bit_cast<uint4>(dz);
-      }
-#pragma unroll
-      for (int i = 0; i < kKeptColumns; ++i) total[i] = half == 0 ? value[i] : total[i] + value[i];
-    }
+  for (int64_t row = first; row < first + kKeptRows; ++row) {
+    if (row >= rows) return;
+    const uint4 words = __ldcs(reinterpret_cast<const uint4*>(kept + row * ld_kept + column));
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+    const RowGradient of = to.row_of[row];
+    const float factor = of.factor(exponents[row]);
+    const int64_t target = of.target - to.first_column - column;
+    Pack<T, kKeptColumns> dz;
 #pragma unroll
     for (int i = 0; i < kKeptColumns; ++i) {
-      int level = 0;
-#pragma unroll
-      for (int n = pair; n % 2 == 1; n /= 2) total[i] = sums[i][level++] + total[i];
-      sums[i][level] = total[i];
+      float value = factor * from_kept_bits(word[i / 2] >> i % 2 * 16 & 0xffff);
+      if (i == target) value = of.at_target;
+      if (of.target < 0 || column + i >= columns) value = 0.0f;
+      dz.at[i] = from_float<T>(value);
     }
-  }
-  if (to.block_sums == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < kKeptColumns; ++i) {
-    if (column + i < columns) to.block_sums[int64_t{blockIdx.y} * to.ld + column + i] = sums[i][3];
+    __stwb(reinterpret_cast<uint4*>(to.dz + row * to.ld + column), bit_cast<uint4>(dz));
   }
 }
 
@@ -184,7 +166,7 @@ template <typename T>
 void launch_kept_to_gradient(const uint16_t* kept, int64_t ld_kept, int64_t rows, int64_t columns,
                              const StoreGradient<T>& to, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(columns, kKeptThreads * kKeptColumns)),
-                  static_cast<unsigned>(ceil_div(rows, kBlockRows)));
+                  static_cast<unsigned>(ceil_div(rows, kKeptRows)));
   kept_to_gradient<T><<<grid, kKeptThreads, 0, stream>>>(kept, ld_kept, rows, columns, to);
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "row_sums.cuh"
 
 namespace checkop::kernels::sm90 {
 
@@ -163,24 +164,12 @@ void launch_merge(const PowerSum* sums, int64_t rows, int64_t n_segments, const 
   merge_power_sums<<<blocks, kMergeRows * kMergeParts, 0, stream>>>(sums, rows, n_segments, finish);
 }
 
-/// target_logit - log(sum of exponentials).
-__device__ inline float log_probability(float target_logit, const PowerSum& total) {
+/// z - log(sum of exponentials).
+__device__ inline float log_probability(float z, const PowerSum& total) {
   // log(sum) = exponent * ln 2 + log(total.sum), ln 2 in two parts and the large difference first: it is nearly exact,
   // where the log-sum-exp of large logits would be rounded at its own size.
   constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
-  return fmaf(-total.exponent, kLn2Rest, fmaf(-total.exponent, kLn2, target_logit)) - logf(total.sum);
+  return fmaf(-total.exponent, kLn2Rest, fmaf(-total.exponent, kLn2, z)) - logf(total.sum);
 }
-
-/// logp[row]; 0 where the target is `ignored`.
-struct WriteLogp {
-  const float* __restrict__ target_logit;
-  const int64_t* __restrict__ target_ids;
-  int64_t ignored;
-  float* __restrict__ logp;
-
-  __device__ void operator()(int64_t row, const PowerSum& total) const {
-    logp[row] = target_ids[row] == ignored ? 0.0f : log_probability(target_logit[row], total);
-  }
-};
 
 }  // namespace checkop::kernels::sm90

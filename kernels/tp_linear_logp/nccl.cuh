@@ -4,9 +4,10 @@
 //   Engine::Sum                                      the two numbers that are kept of a sum of exponentials
 //   Engine::workspace(linear_logp::Sizes, backward, segments)  bytes; the first kIdCheckBytes are for ids
 //   Engine(call, sizes, backward, segments, ignored)           refuses what it does not do
+//   Engine::ld(hidden)                                   of a share
 //   keep_hidden()                                        from here on, rows that are left out are zeros
 //   reduce(segment, first, columns, parts)               the part of every row, of the rank's `columns` from first on
-//   write_rows(grad_logp)                                finish(row, Sum): what gradients() wants to know of a row
+//   write_rows(grad_logp)                                finish(row, Sum, target's logit): what gradients() wants
 //   gradients(segment, first, columns, grad_logp, share) of the same; share: [rows, ld()] fp32, theirs of dhidden
 //   words()                                              how it went about it
 //
@@ -45,6 +46,7 @@ struct Places {
 template <typename Engine>
 size_t workspace_bytes(const checkop_call* call, bool backward) {
   try {
+    if (call->world_size < 1) return 0;
     const linear_logp::Sizes sizes = linear_logp::sizes_of(call);
     const int64_t segments = std::ssize(native::own_bounds(*call)) - 1;
     return Places(*call, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward).bytes;
@@ -62,17 +64,16 @@ void run(const checkop_call& c, bool backward) {
   linear_logp::Sizes sizes{};
   const auto stream = static_cast<cudaStream_t>(c.stream);
   auto* workspace = static_cast<std::byte*>(c.workspace);
-  const Places* at = nullptr;
-  std::optional<Places> places;
+  std::optional<Places> at;
   ranks.agree([&](native::Statement& own) {
-    ranks::check_numbers(c);
+    ranks::check_ranks(c);
     const ::tp_linear_logp::Sizes own_sizes = ::tp_linear_logp::check_own(c, backward, own);
     sizes = {own_sizes.rows, own_sizes.hidden, own_sizes.vocab, sizeof(T)};
     bounds = native::own_bounds(c);
     const int64_t segments = std::ssize(bounds) - 1;
-    at = &places.emplace(c, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward);
+    at.emplace(c, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward);
     ranks::require_workspace(c, at->bytes);
-    if (sizes.rows == 0) return;
+    if (sizes.rows == 0 || sizes.vocab < 1) return;  // the latter is for all ranks to say
     const auto ignored = static_cast<int64_t>(own.ignored);
     engine.emplace(c, sizes, backward, segments, ignored);
     ids.emplace(c, c.inputs[2], "target_ids", sizes.rows, ignored, workspace, workspace + at->id_sum);
@@ -86,7 +87,8 @@ void run(const checkop_call& c, bool backward) {
     own.ids = ids->hash();
   });
   if (sizes.rows == 0) {
-    if (linear_logp::clear_weight_gradients(&c) != CHECKOP_OK) throw native::Refusal(CHECKOP_FAILED, c.message);
+    if (linear_logp::clear_weight_gradients(&c) != CHECKOP_OK)
+      throw native::Refusal(CHECKOP_FAILED, c.message == nullptr ? "" : c.message);
     return;
   }
   ids->refuse_bad_ids();
@@ -95,13 +97,12 @@ void run(const checkop_call& c, bool backward) {
   const auto* parts = ranks::gather_parts(c, of, reinterpret_cast<const ranks::Part*>(workspace + at->parts),
                                           reinterpret_cast<ranks::Part*>(workspace + at->all_parts), sizes.rows);
   if (!backward) {
-    const ranks::WriteLogp finish{static_cast<const int64_t*>(c.inputs[2].data), ranks.ignored(),
-                                  static_cast<float*>(c.outputs[0].data)};
+    const WriteLogp finish{static_cast<const int64_t*>(c.inputs[2].data), ranks.ignored(),
+                           static_cast<float*>(c.outputs[0].data)};
     ranks::launch_combine<typename Engine::Sum>(parts, of, sizes.rows, finish, stream);
   } else {
     const auto* grad_logp = static_cast<const float*>(c.inputs[4].data);
-    ranks::launch_combine<typename Engine::Sum>(parts, of, sizes.rows,
-                                                ranks::WithoutTarget{engine->write_rows(grad_logp)}, stream);
+    ranks::launch_combine<typename Engine::Sum>(parts, of, sizes.rows, engine->write_rows(grad_logp), stream);
     auto* shares = reinterpret_cast<float*>(workspace + at->shares);
     const int64_t ld = Engine::ld(sizes.hidden);
     for (int64_t s = 0; s + 1 < std::ssize(bounds); ++s) {
@@ -146,12 +147,12 @@ class Portable {
     });
   }
 
-  WriteTotals write_rows(const float*) const {
-    return WriteTotals{all_.template in_workspace<Partial>(all_.at.totals)};
+  WriteSums<Partial> write_rows(const float*) const {
+    return WriteSums<Partial>{all_.template in_workspace<Partial>(all_.at.totals)};
   }
 
   void gradients(int64_t, int64_t first, int64_t columns, const float* grad_logp, float* share) const {
-    auto* dbias = static_cast<T*>(call_.outputs[2].data);
+    auto* dbias = all_.bias == nullptr ? nullptr : static_cast<T*>(call_.outputs[2].data);
     linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share,
                                   static_cast<T*>(call_.outputs[1].data) + first * all_.sizes.hidden,
                                   dbias == nullptr ? nullptr : dbias + first);

@@ -8,8 +8,8 @@
 //   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
 //   logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
-//   fp32, and sums of nothing, as in the candidate nccl. No gradients in fp16.
-//   Limits: sm_90 only; 64 ranks, 64 canonical segments; |z| < 2^127, part of vocab < 2^30.
+//   fp32 as in the candidate nccl. No gradients in fp16.
+//   Limits: sm_90 only; 64 ranks, 64 canonical segments; |z| < 2^30, for gradients < 2^23; part of vocab < 2^30.
 //   Expected error: as that of linear_logp / cuda-sm90, and one addition for each part; dhidden is rounded once, after
 //   the sum over all parts.
 #include "linear_logp/sm90.cuh"
@@ -50,7 +50,7 @@ class Hopper {
     };
     const auto part = all_.part(index, first, columns);
     T* dweight = dweight_of(first);
-    const auto error = hopper::reduce_logits(part, kept_in(part, dweight), dweight, finish_at, words_);
+    const auto error = hopper::reduce_logits(part, hopper::kept_in<T>(part, dweight), dweight, finish_at, words_);
     ranks::require(error, "launch the logits");
   }
 
@@ -63,9 +63,9 @@ class Hopper {
     if constexpr (!std::is_same_v<T, __half>) {
       const auto part = all_.part(index, first, columns);
       T* dweight = dweight_of(first);
-      auto* dbias = static_cast<T*>(call_.outputs[2].data);
-      const auto error = hopper::launch_gradients<T>(part, kept_in(part, dweight), first, share, nullptr, dweight,
-                                                     dbias == nullptr ? nullptr : dbias + first);
+      auto* dbias = all_.bias == nullptr ? nullptr : static_cast<T*>(call_.outputs[2].data);
+      const auto error = hopper::launch_gradients<T>(part, hopper::kept_in<T>(part, dweight), first, share, nullptr,
+                                                     dweight, dbias == nullptr ? nullptr : dbias + first);
       ranks::require(error, "launch the gradients");
     }
   }
@@ -74,9 +74,6 @@ class Hopper {
 
  private:
   T* dweight_of(int64_t first) const { return dweight_ == nullptr ? nullptr : dweight_ + first * all_.sizes.hidden; }
-  static hopper::Kept kept_in(const hopper::Problem<T>& part, const T* dweight) {
-    return dweight == nullptr ? hopper::Kept{} : hopper::kept_in(part, dweight);
-  }
 
   const checkop_call& call_;
   hopper::Problem<T> all_;  ///< of all this rank's columns
@@ -88,16 +85,10 @@ class Hopper {
 template <typename F>
 void with_engine(const checkop_call& c, F&& f) {
   const int32_t dtype = c.n_inputs > 0 ? c.inputs[0].dtype : CHECKOP_F32;
-  const bool portable = dtype == CHECKOP_F32 || linear_logp::sizes_of(&c).hidden == 0;
   with_float_type(dtype, [&]<typename Tag>(Tag tag) {
     using T = typename Tag::type;
-    if constexpr (!std::is_same_v<T, float>) {
-      if (!portable) {
-        f(TypeTag<Hopper<T>>{}, tag);
-        return CHECKOP_OK;
-      }
-    }
-    f(TypeTag<Portable<T>>{}, tag);
+    using Engine = std::conditional_t<std::is_same_v<T, float>, Portable<T>, Hopper<T>>;
+    f(TypeTag<Engine>{}, tag);
     return CHECKOP_OK;
   });
 }

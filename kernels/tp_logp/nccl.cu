@@ -33,12 +33,6 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerMultiprocessor) void reduce_
   parts[row] = {total.max, total.sum, holds ? to_float(z[target]) : 0.0f, holds ? 1u : 0u};
 }
 
-struct WriteTotal {
-  Partial* __restrict__ totals;
-
-  __device__ void operator()(int64_t row, const Partial& total) const { totals[row] = total; }
-};
-
 /// dlogits of the rank's columns of one row per block.
 template <typename T>
 __global__ __launch_bounds__(kMaxBackwardThreads) void gradient_rows(
@@ -72,7 +66,7 @@ struct Places {
 
 size_t workspace_bytes(const checkop_call* call) {
   try {
-    return call->n_inputs < 1 ? 0 : Places(*call, leading_count(call->inputs[0])).bytes;
+    return call->n_inputs < 1 || call->world_size < 1 ? 0 : Places(*call, leading_count(call->inputs[0])).bytes;
   } catch (const std::exception&) {
     return 0;  // the launch refuses it
   }
@@ -87,7 +81,7 @@ void run(const checkop_call& c, bool backward) {
   const auto stream = static_cast<cudaStream_t>(c.stream);
   auto* workspace = static_cast<std::byte*>(c.workspace);
   ranks.agree([&](native::Statement& own) {
-    ranks::check_numbers(c);
+    ranks::check_ranks(c);
     sizes = tp_logp::check_own(c, backward, own);
     if (sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many
       throw native::Refusal(CHECKOP_UNSUPPORTED,
@@ -95,7 +89,7 @@ void run(const checkop_call& c, bool backward) {
     }
     const Places& at = places.emplace(c, sizes.rows);
     ranks::require_workspace(c, at.bytes);
-    if (sizes.rows == 0) return;
+    if (sizes.rows == 0 || sizes.columns < 1) return;  // the latter is for all ranks to say
     look.emplace(c, c.inputs[1], "token_ids", sizes.rows, own.ignored, workspace, workspace + at.id_sum);
     look->begin();
     auto* parts = reinterpret_cast<ranks::Part*>(workspace + at.parts);
@@ -119,13 +113,13 @@ void run(const checkop_call& c, bool backward) {
                                           reinterpret_cast<ranks::Part*>(workspace + at.all_parts), sizes.rows);
   if (backward) {
     auto* totals = reinterpret_cast<Partial*>(workspace + at.totals);
-    ranks::launch_combine<Partial>(parts, of, sizes.rows, ranks::WithoutTarget{WriteTotal{totals}}, stream);
+    ranks::launch_combine<Partial>(parts, of, sizes.rows, WriteSums<Partial>{totals}, stream);
     gradient_rows<T><<<static_cast<unsigned>(sizes.rows), backward_threads_for(sizes.columns), 0, stream>>>(
         static_cast<const T*>(c.inputs[0].data), ids, static_cast<const float*>(c.inputs[2].data), totals,
         ranks.ignored(), sizes.columns, c.shard_begin, static_cast<T*>(c.outputs[0].data));
   } else {
-    ranks::launch_combine<Partial>(
-        parts, of, sizes.rows, ranks::WriteLogp{ids, ranks.ignored(), static_cast<float*>(c.outputs[0].data)}, stream);
+    ranks::launch_combine<Partial>(parts, of, sizes.rows,
+                                   WriteLogp{ids, ranks.ignored(), static_cast<float*>(c.outputs[0].data)}, stream);
   }
   ranks::require(cudaGetLastError(), backward ? "launch tp_logp backward" : "launch tp_logp forward");
 }
