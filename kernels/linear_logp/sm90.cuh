@@ -250,20 +250,30 @@ void keep_hidden(Problem<T>& p) {
 }
 
 /// dz of a block of columns into the workspace: of kept exponentials, and for the rows behind of logits anew.
-template <typename T>
+template <bool biased, typename T>
 cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const T* dweight, int64_t column,
-                                   int64_t columns, sm90::StoreGradient<T> gradient) {
-  const int64_t hidden = p.sizes.hidden;
-  if (kept.rows > 0) {
-    const int64_t block = column / kept.block_columns;
-    const auto* exponentials = reinterpret_cast<const uint16_t*>(dweight + kept.start(block));
-    sm90::launch_kept_to_gradient(exponentials, kept.ld(block), kept.rows, columns, gradient, p.stream);
+                                   int64_t columns, int64_t offset) {
+  const int64_t hidden = p.sizes.hidden, ld = p.at.columns;
+  sm90::StoreGradient<T, biased> gradient{};
+  gradient.bias = p.bias_from(column);
+  gradient.row_of = p.template in_workspace<sm90::RowGradient>(p.at.row_gradients);
+  gradient.exponents =
+      p.template in_workspace<float>(p.first_exponents) + column / sm90::kSegmentColumns * p.sizes.rows;
+  gradient.dz = p.template in_workspace<T>(p.at.dz);
+  gradient.ld = ld, gradient.ld_exponents = p.sizes.rows, gradient.first_column = offset + column;
+  gradient.block_sums = p.template in_workspace<float>(p.at.block_sums);
+  if constexpr (!biased) {
+    if (kept.rows > 0) {
+      const int64_t block = column / kept.block_columns;
+      const auto* exponentials = reinterpret_cast<const uint16_t*>(dweight + kept.start(block));
+      sm90::launch_kept_to_gradient(exponentials, kept.ld(block), kept.rows, columns, gradient, p.stream);
+    }
   }
   const int64_t rows = p.sizes.rows - kept.rows;
   if (rows == 0) return cudaGetLastError();
-  gradient.row_of += kept.rows, gradient.exponents += kept.rows, gradient.dz += kept.rows * gradient.ld;
-  const auto stage = [&]<typename P>(P, sm90::StoreGradient<T>& out) {
-    return sm90::stage_tiles<P>(out, gradient.dz, columns, rows, gradient.ld);
+  gradient.row_of += kept.rows, gradient.exponents += kept.rows, gradient.dz += kept.rows * ld;
+  const auto stage = [&]<typename P>(P, sm90::StoreGradient<T, biased>& out) {
+    return sm90::stage_tiles<P>(out, gradient.dz, columns, rows, ld);
   };
   return multiply(gradient, make_factor<true>(p.hidden + kept.rows * hidden, hidden, rows),
                   make_factor<true>(p.weight + column * hidden, hidden, columns), hidden, p.stream, stage);
@@ -283,14 +293,9 @@ cudaError_t launch_gradients(const Problem<T>& p, const Kept& kept, int64_t offs
   const auto never_staged = [](auto, auto&) { return true; };
   for (int64_t column = 0; column < vocab; column += ld) {
     const int64_t columns = vocab - column < ld ? vocab - column : ld;
-    sm90::StoreGradient<T> gradient{};
-    gradient.bias = p.bias_from(column);
-    gradient.row_of = p.template in_workspace<sm90::RowGradient>(p.at.row_gradients);
-    gradient.exponents = p.template in_workspace<float>(p.first_exponents) + column / sm90::kSegmentColumns * rows;
-    gradient.ld_exponents = rows, gradient.dz = dz, gradient.ld = ld, gradient.first_column = offset + column;
-    gradient.block_sums = dbias == nullptr ? nullptr : block_sums;
-    gradient.as_kept = p.bias == nullptr;
-    if (const auto error = launch_logit_gradients(p, kept, dweight, column, columns, gradient)) return error;
+    const auto error = p.bias == nullptr ? launch_logit_gradients<false>(p, kept, dweight, column, columns, offset)
+                                         : launch_logit_gradients<true>(p, kept, dweight, column, columns, offset);
+    if (error != cudaSuccess) return error;
 
     sm90::StoreTiles<T, T> weight_part{};
     weight_part.c = dweight + column * hidden;

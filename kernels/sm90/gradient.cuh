@@ -41,33 +41,41 @@ struct WriteRowGradients {
 
 constexpr int kBlockRows = 16;  // whose gradients are added to one another in registers, for the bias
 
-/// dz[m, n] for a block of columns, rounded once, and for the bias their sums over 16 rows, which are not rounded.
-template <typename T>
+/// dz[m, n] for a block of columns, rounded once. With a bias, also its sums over 16 rows, which are not rounded;
+/// without, e is rounded as launch_kept_to_gradient() finds it.
+template <typename T, bool biased>
 struct StoreGradient {
   CUtensorMap c_map;                       ///< only when staged
-  const T* __restrict__ bias;              ///< [columns] or null
+  const T* __restrict__ bias;              ///< [columns]
   const RowGradient* __restrict__ row_of;  ///< [rows]
   const float* __restrict__ exponents;     ///< [segments of the columns, ld_exponents]
   T* __restrict__ dz;                      ///< [rows, ld]
   int64_t ld, ld_exponents, first_column;  ///< the latter of the columns that targets count
-  float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld], or null
-  bool as_kept;                            ///< e is rounded as launch_kept_to_gradient() finds it
+  float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld]
   bool staged;
 
   template <typename P>
   static constexpr bool kMayStage = P::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
+  /// Of this thread's two rows.
   struct Rows {
-    RowGradient of[2];
-    float exponent[2];  ///< of the segment
+    struct {
+      float exponent, factor, at_target;  ///< the first of the segment
+      int32_t target;
+    } of[2];
   };
 
   __device__ Rows read_rows(int64_t m, int64_t n, int64_t m_extent) const {
     m += threadIdx.x % kGroup / kWarp * 16 + threadIdx.x % kWarp / 4;
-    const float* __restrict__ of_row = exponents + n / kSegmentColumns * ld_exponents + m;
-    Rows rows{{{0.0f, 0.0f, 0.0f, -1}, {0.0f, 0.0f, 0.0f, -1}}, {}};
-    if (m < m_extent) rows.of[0] = row_of[m], rows.exponent[0] = of_row[0];
-    if (m + 8 < m_extent) rows.of[1] = row_of[m + 8], rows.exponent[1] = of_row[8];
+    Rows rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half, m += 8) {
+      rows.of[half] = {0.0f, 0.0f, 0.0f, -1};
+      if (m >= m_extent) continue;
+      const RowGradient row = row_of[m];
+      const float exponent = exponents[n / kSegmentColumns * ld_exponents + m];
+      rows.of[half] = {exponent, row.factor(exponent), row.at_target, row.target};
+    }
     return rows;
   }
 
@@ -83,16 +91,16 @@ struct StoreGradient {
     static_assert(kSegmentColumns % P::kN == 0);  // a tile has one exponent a row
     constexpr int kPerRow = P::kN / 4;
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
-    if (bias != nullptr) add_bias(sum, bias, n, n_extent);
+    // Asked at run time: else the compiler would load all of it at once, and registers are short.
+    if (biased && bias != nullptr) add_bias(sum, bias, n, n_extent);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const RowGradient row = rows.of[half];
-      const float exponent = rows.exponent[half], factor = row.factor(exponent);
+      const auto row = rows.of[half];
 #pragma unroll
       for (int i = 0; i < kPerRow; ++i) {  // column i / 2 * 8 + quad_lane * 2 + i % 2
         float& z = sum[i / 2 * 4 + i % 2 + half * 2];
-        const float e = power_of_2(fmaf(z, kLog2E, -exponent));
-        const float dz = factor * (as_kept ? from_kept_bits(kept_bits(e)) : e);
+        const float e = power_of_2(fmaf(z, kLog2E, -row.exponent));
+        const float dz = row.factor * (biased ? e : from_kept_bits(kept_bits(e)));
         z = row.target < 0 ? 0.0f : dz;
       }
       const int64_t target = row.target - first_column - n;
@@ -105,7 +113,7 @@ struct StoreGradient {
         }
       }
     }
-    if (block_sums == nullptr) return;
+    if constexpr (!biased) return;
     m += threadIdx.x % kGroup / kWarp * kBlockRows;
     if (m >= m_extent) return;  // the whole warp
     float* __restrict__ to = block_sums + m / kBlockRows * ld + n + quad_lane * 2;
@@ -136,7 +144,7 @@ constexpr int kKeptThreads = 256, kKeptColumns = 8, kKeptRows = 8;  // a thread 
 template <typename T>
 __global__ __launch_bounds__(kKeptThreads) void kept_to_gradient(const uint16_t* __restrict__ kept, int64_t ld_kept,
                                                                  int64_t rows, int64_t columns,
-                                                                 const __grid_constant__ StoreGradient<T> to) {
+                                                                 const __grid_constant__ StoreGradient<T, false> to) {
   static_assert(kSegmentColumns % kKeptColumns == 0);
   const int64_t column = (int64_t{blockIdx.x} * kKeptThreads + threadIdx.x) * kKeptColumns;
   const int64_t first = int64_t{blockIdx.y} * kKeptRows;
@@ -164,7 +172,7 @@ __global__ __launch_bounds__(kKeptThreads) void kept_to_gradient(const uint16_t*
 
 template <typename T>
 void launch_kept_to_gradient(const uint16_t* kept, int64_t ld_kept, int64_t rows, int64_t columns,
-                             const StoreGradient<T>& to, cudaStream_t stream) {
+                             const StoreGradient<T, false>& to, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(columns, kKeptThreads * kKeptColumns)),
                   static_cast<unsigned>(ceil_div(rows, kKeptRows)));
   kept_to_gradient<T><<<grid, kKeptThreads, 0, stream>>>(kept, ld_kept, rows, columns, to);
