@@ -11,6 +11,7 @@
 #include <new>
 #include <optional>
 
+#include "shards.hpp"
 #include "stage.hpp"
 
 namespace checkop {
@@ -94,13 +95,25 @@ void warm_up(Device& device, Contender& contender) {
   contender.cover_us = std::min(kMostUs, 1.3 * host_us + kSlackUs);
 }
 
-void time_burst(Device& device, std::vector<Contender>& contenders, int repeats) {
+/// What each rank took in the latest timing.
+void note_ranks(Contender& contender, std::vector<double> BenchRank::*samples) {
+  const std::vector<RankRun> runs = contender.sets[0]->rank_runs();
+  std::vector<BenchRank>& ranks = contender.run->ranks;
+  ranks.resize(runs.size());
+  for (size_t r = 0; r < runs.size(); ++r) {
+    ranks[r].device = runs[r].device;
+    ranks[r].workspace_bytes = static_cast<double>(contender.sets[0]->workspace_bytes(runs[r].rank));
+    (ranks[r].*samples).push_back(runs[r].ms);
+  }
+}
+
+void time_burst(std::vector<Contender>& contenders, int repeats) {
   for (int i = 0; i < repeats; ++i) {
     for (Contender& contender : contenders) {
       attempt(contender, [&] {
-        device.flush_cache();
-        const auto launch = [&] { contender.sets[0]->enqueue(); };
-        contender.run->burst_ms.push_back(time_of(device, launch, contender.cover_us));
+        const double ms = contender.sets[0]->time_ms(1, contender.cover_us, /*flush=*/true);
+        contender.run->burst_ms.push_back(std::max(kLeastMs, ms));
+        note_ranks(contender, &BenchRank::burst_ms);
       });
     }
   }
@@ -108,6 +121,8 @@ void time_burst(Device& device, std::vector<Contender>& contenders, int repeats)
 
 /// Milliseconds a launch, of `count` of them back to back.
 double time_chain(Device& device, Contender& contender, int64_t count) {
+  if (contender.sets.size() == 1)
+    return std::max(kLeastMs, contender.sets[0]->time_ms(count, contender.cover_us, /*flush=*/false));
   const auto chain = [&] {
     for (int64_t i = 0; i < count; ++i) {
       contender.sets[static_cast<size_t>(i) % contender.sets.size()]->enqueue();
@@ -128,8 +143,10 @@ void time_sustained(Device& device, std::vector<Contender>& contenders, double t
   }
   for (int round = 0; round < kSustainedRounds; ++round) {
     for (size_t i = 0; i < contenders.size(); ++i) {
-      attempt(contenders[i],
-              [&] { contenders[i].run->sustained_ms.push_back(time_chain(device, contenders[i], counts[i])); });
+      attempt(contenders[i], [&] {
+        contenders[i].run->sustained_ms.push_back(time_chain(device, contenders[i], counts[i]));
+        note_ranks(contenders[i], &BenchRank::sustained_ms);
+      });
     }
   }
 }
@@ -138,7 +155,8 @@ void bench_all(Device& device, std::vector<Contender>& contenders, const Case& c
                const BenchPlan& plan) {
   double case_bytes = 0;
   for (const Tensor& tensor : inputs) case_bytes += static_cast<double>(tensor.bytes.size());
-  const size_t n_sets = plan.sustained ? sets_for(case_bytes, device.cache_bytes()) : 1;
+  // Ranks have one: what they share is larger than a cache.
+  const size_t n_sets = plan.sustained && !is_sharded(c) ? sets_for(case_bytes, device.cache_bytes()) : 1;
   for (size_t set = 0; set < n_sets; ++set) {
     std::vector<BufferPtr> shared;
     for (Contender& contender : contenders) {
@@ -156,7 +174,7 @@ void bench_all(Device& device, std::vector<Contender>& contenders, const Case& c
     }
   }
   for (Contender& contender : contenders) attempt(contender, [&] { warm_up(device, contender); });
-  if (plan.burst) time_burst(device, contenders, plan.repeats);
+  if (plan.burst) time_burst(contenders, plan.repeats);
   if (plan.sustained) time_sustained(device, contenders, plan.sustained_ms);
   device.synchronize("end of timing");
 }

@@ -20,6 +20,13 @@ struct BenchPlan {
   double sustained_ms = 1000;           ///< of launches back to back, for each candidate, all rounds together
 };
 
+/// A rank of a case that several share.
+struct BenchRank {
+  std::string device;
+  double workspace_bytes = 0;
+  std::vector<double> burst_ms, sustained_ms;  ///< of the samples of the whole, whose time is that of the slowest
+};
+
 /// What came of one candidate. The samples of all candidates that are ok are as many, and sample i of each was taken
 /// right after the other's: A B A B.
 struct BenchRun {
@@ -27,7 +34,8 @@ struct BenchRun {
   std::string message;               ///< why it is not ok
   std::vector<double> burst_ms;      ///< one launch each, the cache flushed
   std::vector<double> sustained_ms;  ///< one launch, on average over a round of them back to back
-  double workspace_bytes = 0;
+  double workspace_bytes = 0;        ///< of all ranks
+  std::vector<BenchRank> ranks;      ///< empty unless several share the case
 };
 
 struct BenchResult {

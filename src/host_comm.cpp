@@ -81,11 +81,16 @@ std::string HostComm::absent() const {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-void HostComm::leave(int32_t rank) {
+void HostComm::break_off(std::string reason) {
+  const std::lock_guard lock(mutex_);
+  fail(std::move(reason));
+}
+
+void HostComm::leave(int32_t rank, bool failed) {
   const std::lock_guard lock(mutex_);
   End& own = ends_[static_cast<size_t>(rank)];
   own.left = true;
-  if (std::any_of(ends_.begin(), ends_.end(), [](const End& end) { return end.waits; }))
+  if (failed || std::any_of(ends_.begin(), ends_.end(), [](const End& end) { return end.waits; }))
     fail(fmt::format("rank {} has returned and takes part in no further exchange", rank));
 }
 

@@ -22,8 +22,11 @@ class HostComm {
   HostComm& operator=(const HostComm&) = delete;
 
   checkop_host_comm* of(int32_t rank) { return &ends_[static_cast<size_t>(rank)].comm; }
-  /// The rank has returned from its launch: it will not come to any further exchange.
-  void leave(int32_t rank);
+  /// The rank has returned from its launch: it will not come to any further exchange. Where it has failed, that ends
+  /// what others wait for by other means, too.
+  void leave(int32_t rank, bool failed = false);
+  /// Every exchange fails from here on, with this reason unless there is one.
+  void break_off(std::string reason);
 
  private:
   struct End {

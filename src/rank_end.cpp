@@ -57,6 +57,7 @@ void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, Rank
   device_.make_current();
   void* comm = device_.info().kind == "cpu" ? host_comm : nullptr;
   if (!launch.meeting.empty()) comm = device_.join(launch.meeting, place.rank, place.world_size, launch.limit);
+  if (launch.timing.count > 0) return time(launch.timing, host_comm, comm, result);
   const auto start = Clock::now();
   device_.run(launch.manner, [&] {
     result.answer = stage_.ask(host_comm, comm);
@@ -70,6 +71,19 @@ void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, Rank
   }
   device_.synchronize(fmt::format("run of rank {}", place.rank));
   result.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+void LocalRank::time(const RankTiming& timing, checkop_host_comm* host_comm, void* comm, RankAnswer& result) {
+  if (timing.flush) device_.flush_cache();
+  device_.synchronize("begin of timing");
+  if (host_comm->barrier(host_comm) != 0) {  // none is to wait for another within its time
+    result.answer.stopped = Stopped{RunStatus::failed, host_comm->error(host_comm)};
+    return;
+  }
+  const auto launch_all = [&] {
+    for (int64_t i = 0; i < timing.count && !result.answer.stopped; ++i) result.answer = stage_.ask(host_comm, comm);
+  };
+  result.ms = device_.time_ms(launch_all, timing.cover_us) / static_cast<double>(timing.count);
 }
 
 RankRun LocalRank::describe() const { return describe_rank(device_, place().rank); }

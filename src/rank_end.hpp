@@ -12,9 +12,17 @@
 
 namespace checkop {
 
+/// Launches back to back that are timed on the device.
+struct RankTiming {
+  int64_t count = 0;    ///< 0: one launch, which is not
+  double cover_us = 0;  ///< Device::time_ms()
+  bool flush = false;   ///< the cache, before
+};
+
 /// A launch of all ranks, as each of them is told of it.
 struct RankLaunch {
   Manner manner = {};
+  RankTiming timing = {};
   std::string meeting;                  ///< where ranks meet on devices that need it: Device::name_meeting()
   std::chrono::milliseconds limit{};    ///< for what a rank waits for
   std::atomic<bool> is_broken = false;  ///< a rank failed: what the others wait for will not come
@@ -23,7 +31,7 @@ struct RankLaunch {
 /// What became of a rank's launch.
 struct RankAnswer {
   Answer answer;
-  double ms = 0;               ///< until its work was done
+  double ms = 0;               ///< until its work was done, or of one timed launch
   bool is_broken_off = false;  ///< because another rank had failed, which says more
   bool has_died = false;       ///< with its process, of which explain() knows more
 };
@@ -79,6 +87,7 @@ class LocalRank final : public RankEnd {
 
  private:
   void run(const RankLaunch& launch, checkop_host_comm* host_comm, RankAnswer& result);
+  void time(const RankTiming& timing, checkop_host_comm* host_comm, void* comm, RankAnswer& result);
 
   Device& device_;
   Stage stage_;

@@ -21,8 +21,8 @@
 namespace checkop {
 namespace {
 
-/// For ranks to give up, and to learn how one died.
-constexpr std::chrono::seconds kGiveUpLimit{5}, kExplainLimit{15};
+/// For ranks to see that one failed, to give up, and to learn how one died.
+constexpr std::chrono::seconds kSeeLimit{2}, kGiveUpLimit{5}, kExplainLimit{15};
 
 /// What the threads of one launch share. They hold it, and with it the ranks' buffers: one that never returns must not
 /// find them gone.
@@ -46,7 +46,7 @@ struct Launched {
   void run(size_t rank) {
     RankAnswer answer = ranks[rank]->launch(launch, comm.of(static_cast<int32_t>(rank)));
     if (answer.answer.stopped) launch.is_broken = true;
-    comm.leave(static_cast<int32_t>(rank));
+    comm.leave(static_cast<int32_t>(rank), answer.answer.stopped.has_value());
     std::unique_lock lock(mutex);
     if (answer.has_died) {
       ++dying;
@@ -196,10 +196,11 @@ void RankGroup::poison(const Found& found) {
   for (const auto& rank : ranks_) rank->poison(found);
 }
 
-Answer RankGroup::launch(std::chrono::milliseconds limit, const Manner& manner) {
+Answer RankGroup::launch(std::chrono::milliseconds limit, const Manner& manner, const RankTiming& timing) {
   const auto launched = std::make_shared<Launched>(ranks_, limit);
   const auto n = std::ssize(ranks_);
   launched->launch.manner = manner;
+  launched->launch.timing = timing;
   launched->launch.limit = limit;
   try {
     if (n > 1) launched->launch.meeting = device_.name_meeting(static_cast<int32_t>(n));
@@ -216,6 +217,9 @@ Answer RankGroup::launch(std::chrono::milliseconds limit, const Manner& manner) 
   const std::vector<std::optional<RankAnswer>> answers = launched->answers;
   if (!all) launched->launch.is_broken = true;
   if (launched->launch.is_broken) {
+    // A candidate that polls its communicator must not find it gone.
+    launched->comm.break_off("a rank did not return");
+    if (!launched->launch.meeting.empty()) all = launched->changed.wait_for(lock, kSeeLimit, all_returned);
     lock.unlock();
     for (const auto& rank : ranks_) rank->give_up();
     lock.lock();

@@ -24,7 +24,7 @@ class RankGroup {
 
   /// Calls the candidate once for every rank, each in a thread of its own, and waits for all. Once one rank has
   /// returned, the others have `limit` to do so: what does not return is a timeout, and keeps its buffers for good.
-  Answer launch(std::chrono::milliseconds limit, const Manner& manner);
+  Answer launch(std::chrono::milliseconds limit, const Manner& manner, const RankTiming& timing = {});
   /// Of the latest launch.
   const std::vector<RankRun>& runs() const { return runs_; }
 
@@ -35,6 +35,7 @@ class RankGroup {
   void check_guards(std::vector<std::string>& violations);
   void check_inputs(const Stage& whole, std::vector<std::string>& modified) const;
   size_t workspace_bytes() const;
+  size_t workspace_bytes(int32_t rank) const { return ranks_[static_cast<size_t>(rank)]->workspace_bytes(); }
 
  private:
   /// The part of input `i` of `whole` that a rank has, as its buffer holds it.

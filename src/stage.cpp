@@ -275,6 +275,21 @@ void Stage::enqueue() {
   throw judge_status(status, call_->message()).value();
 }
 
+double Stage::time_ms(int64_t count, double cover_us, bool flush) {
+  if (ranks_) {
+    if (Answer answer = ranks_->launch(rank_limit, {}, {count, cover_us, flush}); answer.stopped)
+      throw std::move(*answer.stopped);
+    double ms = 0;
+    for (const RankRun& rank : ranks_->runs()) ms = std::max(ms, rank.ms);
+    return ms;
+  }
+  if (flush) device_.flush_cache();
+  const auto launch_all = [&] {
+    for (int64_t i = 0; i < count; ++i) enqueue();
+  };
+  return device_.time_ms(launch_all, cover_us) / static_cast<double>(count);
+}
+
 std::vector<BufferPtr> Stage::release_inputs() {
   outputs.clear();
   workspace.reset();
@@ -285,6 +300,8 @@ std::vector<BufferPtr> Stage::release_inputs() {
 size_t Stage::workspace_bytes() const {
   return ranks_ ? ranks_->workspace_bytes() : workspace ? workspace->bytes() : 0;
 }
+
+size_t Stage::workspace_bytes(int32_t rank) const { return ranks_ ? ranks_->workspace_bytes(rank) : workspace_bytes(); }
 
 std::vector<RankRun> Stage::rank_runs() const {
   return ranks_ && world_size(case_) > 1 ? ranks_->runs() : std::vector<RankRun>();

@@ -99,6 +99,9 @@ class Stage {
   /// Puts one run on the stream and waits for nothing; for timing. The candidate sees the same structs every time.
   /// Throws Stopped unless it succeeded.
   void enqueue();
+  /// Milliseconds of one launch, of `count` back to back; where ranks share the case, of the slowest. `flush`: the
+  /// cache before. Throws Stopped unless all succeeded.
+  double time_ms(int64_t count, double cover_us, bool flush);
 
   /// Appends a sentence for every guard band that was written to, unless it is there already: stages share buffers.
   void check_guards(std::vector<std::string>& violations);
@@ -112,6 +115,7 @@ class Stage {
   /// Gives up all buffers but the inputs, which are returned.
   std::vector<BufferPtr> release_inputs();
   size_t workspace_bytes() const;  ///< of all ranks
+  size_t workspace_bytes(int32_t rank) const;
   const Layout& layout() const { return layout_; }
   const std::string& suffix() const { return suffix_; }
   const std::optional<Place>& place() const { return place_; }

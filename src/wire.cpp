@@ -165,11 +165,15 @@ BenchPlan decode_plan(const json& json) {
 json encode(const BenchResult& result) {
   json runs = json::array();
   for (const BenchRun& run : result.runs) {
+    json ranks = json::array();
+    for (const BenchRank& rank : run.ranks)
+      ranks.push_back({rank.device, rank.workspace_bytes, rank.burst_ms, rank.sustained_ms});
     runs.push_back({{"status", static_cast<int>(run.status)},
                     {"message", run.message},
                     {"burst_ms", run.burst_ms},
                     {"sustained_ms", run.sustained_ms},
-                    {"workspace_bytes", run.workspace_bytes}});
+                    {"workspace_bytes", run.workspace_bytes},
+                    {"ranks", ranks}});
   }
   return {{"status", static_cast<int>(result.status)},
           {"message", result.message},
@@ -189,6 +193,10 @@ BenchResult decode_bench(const json& json) {
     run.burst_ms = item.at("burst_ms").get<std::vector<double>>();
     run.sustained_ms = item.at("sustained_ms").get<std::vector<double>>();
     run.workspace_bytes = item.at("workspace_bytes").get<double>();
+    for (const auto& rank : item.at("ranks")) {
+      run.ranks.push_back({rank.at(0).get<std::string>(), rank.at(1).get<double>(),
+                           rank.at(2).get<std::vector<double>>(), rank.at(3).get<std::vector<double>>()});
+    }
     result.runs.push_back(std::move(run));
   }
   result.copy_gbps = json.at("copy_gbps").get<double>();

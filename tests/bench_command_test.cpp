@@ -33,6 +33,29 @@ std::vector<json> lines_of(const std::string& text) {
   return records;
 }
 
+TEST(BenchCommand, EveryRankHasATimeAndTheSlowestIsTheCases) {
+  const ProcessResult result = run_program(
+      "bench --op tp_linear_logp --candidate native --device cpu --batch 1 --seq 16 --hidden 16 --vocab 129 "
+      "--world-size 1,3 --json");
+  EXPECT_EQ(result.code, 0);
+  const std::vector<json> records = lines_of(result.text);
+  ASSERT_EQ(records.size(), 4u) << result.text;
+  for (const json& r : records) {
+    const size_t ranks = r["dims"]["world_size"];
+    if (ranks == 1) {
+      EXPECT_FALSE(r.contains("ranks"));
+      continue;
+    }
+    ASSERT_EQ(r["ranks"].size(), ranks);
+    for (const json& rank : r["ranks"]) {
+      EXPECT_FALSE(rank["device"].get<std::string>().empty());
+      EXPECT_GT(rank["ms_median"], 0);
+      EXPECT_LE(rank["ms_median"], r["ms_median"]);
+      EXPECT_EQ(rank["workspace_mib"], 0);
+    }
+  }
+}
+
 TEST(BenchCommand, EveryRecordSaysWhatWasTimedAndHow) {
   const ProcessResult result =
       run_program(kMatmul + plugin("honest") + "--candidate native,honest --baseline native --json");

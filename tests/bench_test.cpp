@@ -241,7 +241,7 @@ TEST(Bench, PlanAndResultSurviveTheWayThereAndBack) {
   BenchResult result;
   result.status = RunStatus::timeout;
   result.message = "text";
-  result.runs = {{RunStatus::unsupported, "why", {1.0 / 3, 2}, {4}, 5}};
+  result.runs = {{RunStatus::unsupported, "why", {1.0 / 3, 2}, {4}, 5, {{"cuda:1 name", 64, {1.5}, {1.0 / 9}}}}};
   result.copy_gbps = 1.0 / 7;
   result.device_lost = true;
   const BenchResult back = decode_bench(nlohmann::json::parse(dump(encode(result))));
@@ -251,6 +251,9 @@ TEST(Bench, PlanAndResultSurviveTheWayThereAndBack) {
   EXPECT_EQ(back.runs[0].status, RunStatus::unsupported);
   EXPECT_EQ(back.runs[0].burst_ms, (std::vector<double>{1.0 / 3, 2}));
   EXPECT_EQ(back.runs[0].workspace_bytes, 5);
+  ASSERT_EQ(back.runs[0].ranks.size(), 1u);
+  EXPECT_EQ(back.runs[0].ranks[0].device, "cuda:1 name");
+  EXPECT_EQ(back.runs[0].ranks[0].sustained_ms, (std::vector<double>{1.0 / 9}));
   EXPECT_EQ(back.copy_gbps, 1.0 / 7);
   EXPECT_TRUE(back.device_lost);
 }

@@ -122,6 +122,21 @@ TEST(HostComm, GathersInTheOrderOfRanksAgainAndAgain) {
   EXPECT_STREQ(comm.of(0)->error(comm.of(0)), "");
 }
 
+TEST(HostComm, ARankThatFailedIsKnownToThoseWhoWaitByOtherMeans) {
+  HostComm comm(4, 60s);
+  comm.leave(3);
+  EXPECT_STREQ(comm.of(0)->error(comm.of(0)), "");  // it may have done its part
+  comm.leave(2, /*failed=*/true);
+  for (const int32_t rank : {0, 1})
+    EXPECT_STREQ(comm.of(rank)->error(comm.of(rank)), "rank 2 has returned and takes part in no further exchange");
+  comm.break_off("a later reason");
+  EXPECT_STREQ(comm.of(0)->error(comm.of(0)), "rank 2 has returned and takes part in no further exchange");
+  EXPECT_NE(comm.of(0)->barrier(comm.of(0)), 0);
+  HostComm other(2, 60s);
+  other.break_off("a rank did not return");
+  EXPECT_STREQ(other.of(1)->error(other.of(1)), "a rank did not return");
+}
+
 TEST(HostComm, NobodyWaitsForARankThatReturned) {
   HostComm comm(4, 60s);
   const auto start = std::chrono::steady_clock::now();

@@ -203,7 +203,8 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
   const BenchRun* baseline = found == names.end() ? nullptr : &result.runs[static_cast<size_t>(found - names.begin())];
   if (baseline != nullptr && baseline->status != RunStatus::ok) baseline = nullptr;
   const double ceiling_flops = 2.0 * 8192.0 * 8192.0 * 8192.0;
-  const auto add = [&](size_t i, const std::string& timing, std::vector<double> BenchRun::*samples) {
+  const auto add = [&](size_t i, const std::string& timing, std::vector<double> BenchRun::*samples,
+                       std::vector<double> BenchRank::*of_rank) {
     const BenchRun& run = result.runs[i];
     BenchRecord& record = records.emplace_back(common);
     record.candidate = names[i];
@@ -215,6 +216,8 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
     record.ms = summarize(run.*samples);
     record.repeats = (run.*samples).size();
     record.peak_bytes += run.workspace_bytes;
+    for (const BenchRank& rank : run.ranks)
+      record.ranks.push_back({rank.device, summarize(rank.*of_rank).median, rank.workspace_bytes});
     if (cublas) record.cublas_tflops = ceiling_flops / summarize(*cublas.*samples).median / 1e9;
     if (baseline == nullptr || baseline == &run) return;
     record.baseline = options_.bench.baseline;
@@ -222,8 +225,10 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
     record.distinct = is_distinct(record.ms, summarize(baseline->*samples));
   };
   for (size_t i = 0; i < names.size(); ++i) {
-    if (plan_.burst || result.runs[i].status != RunStatus::ok) add(i, "burst", &BenchRun::burst_ms);
-    if (plan_.sustained && result.runs[i].status == RunStatus::ok) add(i, "sustained", &BenchRun::sustained_ms);
+    if (plan_.burst || result.runs[i].status != RunStatus::ok)
+      add(i, "burst", &BenchRun::burst_ms, &BenchRank::burst_ms);
+    if (plan_.sustained && result.runs[i].status == RunStatus::ok)
+      add(i, "sustained", &BenchRun::sustained_ms, &BenchRank::sustained_ms);
   }
   return records;
 }

@@ -81,6 +81,11 @@ std::string to_json_line(const BenchRecord& r) {
   set("ratio_to", compared, r.baseline);
   set("ratio", compared, rounded(r.ratio, kDigits));
   set("distinct", compared, r.distinct);
+  for (const BenchRecord::Rank& rank : r.ranks) {
+    line["ranks"].push_back({{"device", rank.device},
+                             {"ms_median", rounded(rank.ms_median, kDigits)},
+                             {"workspace_mib", rounded(rank.workspace_bytes / 1048576.0, kDigits)}});
+  }
   return line.dump();
 }
 

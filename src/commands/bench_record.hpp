@@ -29,6 +29,11 @@ struct BenchRecord {
   std::string baseline;                 ///< empty where there is none, or the candidate is the baseline itself
   double ratio = 0;                     ///< the baseline's time over the candidate's, paired
   bool distinct = false;                ///< the medians differ by more than the spreads
+  struct Rank {
+    std::string device;
+    double ms_median, workspace_bytes;
+  };
+  std::vector<Rank> ranks;  ///< empty unless several share the case
   // Always.
   std::string run;  ///< shared by all records that were measured in turns
   std::string device, kernels_digest, date;
