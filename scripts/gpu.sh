@@ -11,6 +11,8 @@
 #   scripts/gpu.sh DIR invariance  what the number of rows and the other axes do to bits: DIR/invariance.json for
 #                                  scripts/invariance_table.py, DIR/certificates of the candidates `cuda`; not part of
 #                                  everything
+#   scripts/gpu.sh DIR ranks       tensor-parallel operators on all GPUs of the machine, judged and timed; not part of
+#                                  everything
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are.
@@ -23,8 +25,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|products|invariance)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|products|invariance]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|products|invariance|ranks)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|products|invariance|ranks]" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -271,7 +273,47 @@ run_invariance() {
   wait
 }
 
+# processes NAME N LIMIT_S ARGUMENTS...: as judge, a process for each GPU, as launchers start them
+processes() {
+  local name=$1 n=$2 limit=$3 rank rc=0 start=$SECONDS
+  shift 3
+  local report=$out/report-$name.json
+  rm -f "$report"
+  echo "== $name: $n processes, check_operator $*"
+  for ((rank = 1; rank < n; ++rank)); do
+    WORLD_SIZE=$n RANK=$rank LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=29600 \
+      timeout --kill-after=10 "$limit" "$tool" "$@" --device cuda >"$out/$name-$rank.log" 2>&1 &
+  done
+  WORLD_SIZE=$n RANK=0 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29600 \
+    timeout --kill-after=10 "$limit" "$tool" "$@" --device cuda --json "$report" >"$out/$name.log" 2>&1 || rc=$?
+  wait
+  ((rc <= 1)) && [[ -s $report ]] || trouble
+  ((rc == 0)) || tail -n 15 "$out/$name.log"
+  row "$name" "$(meaning "$rc")" $((SECONDS - start)) "report-$name.json"
+}
+
+run_ranks() {
+  export NCCL_NVLS_ENABLE=0  # no NVLink multicast
+  local gpus n
+  gpus=$(nvidia-smi --list-gpus | wc -l)
+  local counts=1
+  for ((n = 2; n <= gpus; n *= 2)); do counts+=,$n; done
+  local -r both=(--op "tp_logp,tp_linear_logp" --candidate "nccl,nccl-sm90")
+  # Cases with more ranks than GPUs are unsupported there.
+  judge ranks-smoke 300 "${both[@]}" --suite smoke
+  judge ranks-ci 300 "${both[@]}" --suite ci
+  judge ranks-sizes 300 --op tp_linear_logp --candidate nccl,nccl-sm90 --dtype bf16 --check-grad --batch 1 --seq 512 \
+    --hidden 512,1024 --vocab 8192,50257 --world-size "$counts"
+  judge ranks-invariance 300 "${both[@]}" --dtype bf16 --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 \
+    --world-size "$gpus" --canonical-segments 8 --check accuracy,invariance,determinism
+  processes ranks-processes "$gpus" 300 "${both[@]}" --dtype fp32,bf16 --check-grad --batch 2 --seq 64 --hidden 512 \
+    --vocab 4099 --world-size "$gpus"
+  rm -f "$out/bench-tp_linear_logp.jsonl"
+  bench tp_linear_logp nccl-sm90 300 --check-grad --batch 1 --seq 4096 --hidden 4096 --vocab 128256,151936 --world-size "$counts"
+}
+
 case $stage in
+  ranks) run_ranks ;;
   bench) run_bench ;;
   products) run_products ;;
   invariance) run_invariance ;;
