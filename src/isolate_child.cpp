@@ -94,6 +94,7 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
       run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), c, inputs, outputs, checks);
   if (ranks != nullptr) {
     ranks->end();
+    device.leave_meetings();  // whom it met there are gone: the next request's ranks meet anew
     result.rank_gone = ranks->gone();
   }
   return encode(result);
