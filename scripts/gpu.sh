@@ -11,6 +11,8 @@
 #   scripts/gpu.sh DIR invariance  what the number of rows and the other axes do to bits: DIR/invariance.json for
 #                                  scripts/invariance_table.py, DIR/certificates of the candidates `cuda`; not part of
 #                                  everything
+#   scripts/gpu.sh DIR sizes       the Hopper candidates in sizes of use and for 1 to 300 rows; not part of everything
+#   scripts/gpu.sh DIR soak        the products in random sizes, for some five minutes; not part of everything
 #   scripts/gpu.sh DIR ranks       tensor-parallel operators on all GPUs of the machine, judged and timed; not part of
 #                                  everything
 #
@@ -25,8 +27,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|products|invariance|ranks)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|products|invariance|ranks]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|products|invariance|sizes|soak|ranks)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|products|invariance|sizes|soak|ranks]" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -209,6 +211,11 @@ run_sanitizers() {
   done
 }
 
+# rows, columns of the first matrix, columns of the second
+readonly product_sizes="4096,4096,4096 4096,4096,6144 4096,4096,24576 4096,12288,4096 8192,8192,8192 1024,4096,12288 2048,4096,151936"
+# rows, hidden, vocab
+readonly logp_sizes="4096,4096,128256 4096,2048,131072 1024,4096,128256 8192,4096,151936"
+
 run_bench() {
   rm -f "$out"/bench-{logp,ratio_kl,grpo_loss,rms_norm,silu,swiglu,embedding,rope}.jsonl
   bench logp cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256
@@ -226,7 +233,7 @@ run_bench() {
 run_products() {
   rm -f "$out"/bench-{det_gemm,lm_head,linear_logp}.jsonl
   local sizes m k n
-  for sizes in 4096,4096,4096 4096,4096,6144 4096,4096,24576 4096,12288,4096 8192,8192,8192 1024,4096,12288 2048,4096,151936; do
+  for sizes in $product_sizes; do
     IFS=, read -r m k n <<<"$sizes"
     bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq "$m" --k-dim "$k" --n-dim "$n" --check-grad --baseline cublas
   done
@@ -234,13 +241,41 @@ run_products() {
     IFS=, read -r k n <<<"$sizes"
     bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq 1,8,64,128 --k-dim "$k" --n-dim "$n" --baseline cublas --timing burst
   done
-  # The product alone, whose time linear_logp is held against.
-  for sizes in 4096,4096,128256 4096,2048,131072 1024,4096,128256 8192,4096,151936; do
+  # The product alone, whose time linear_logp is held against. No row is left out, for the product leaves out none.
+  for sizes in $logp_sizes; do
     IFS=, read -r m k n <<<"$sizes"
-    bench lm_head cublas 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n"
-    bench linear_logp cuda-sm90 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n"
+    bench lm_head cublas 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n" --check-grad
+    bench linear_logp cuda-sm90 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n" --check-grad --ignored-every 0
   done
-  bench linear_logp cuda-sm90 120 --batch 1 --seq 1,8,64,128 --hidden 4096 --vocab 128256
+  bench linear_logp cuda-sm90 120 --batch 1 --seq 1,8,64,128 --hidden 4096 --vocab 128256 --ignored-every 0
+}
+
+run_sizes() {
+  local sizes m k n mode
+  local -r once=(--dtype bf16 --batch 1 --check accuracy,determinism)
+  judge det_gemm-rows 300 --op det_gemm --candidate cuda,cuda-sm90 --dtype bf16 --batch 1 --seq 1:300:1 --k-dim 131 --n-dim 127 \
+    --check-grad --check accuracy &
+  judge linear_logp-rows 300 --op linear_logp --candidate cuda-sm90 --dtype bf16 --batch 1 --seq 1:300:1 --hidden 136 \
+    --vocab 1031 --check-grad --check accuracy &
+  judge det_gemm-few-rows 300 --op det_gemm --candidate cuda-sm90 "${once[@]}" --seq 1,8,64,128 --k-dim 4096,12288,14336 --n-dim 4096
+  for sizes in $product_sizes; do
+    IFS=, read -r m k n <<<"$sizes"
+    judge "det_gemm-${sizes//,/x}" 300 --op det_gemm --candidate cuda-sm90 "${once[@]}" --seq "$m" --k-dim "$k" --n-dim "$n" --check-grad
+  done
+  for sizes in $logp_sizes; do
+    IFS=, read -r m k n <<<"$sizes"
+    judge "linear_logp-${sizes//,/x}" 300 --op linear_logp --candidate cuda-sm90 "${once[@]}" --seq "$m" --hidden "$k" --vocab "$n" \
+      --check-grad
+    for mode in peaked wide; do
+      judge "linear_logp-${sizes//,/x}-$mode" 300 --op linear_logp --candidate cuda-sm90 "${once[@]}" --seq "$m" --hidden "$k" \
+        --vocab "$n" --input-mode "$mode" --pass forward
+    done
+  done
+  wait
+}
+
+run_soak() {
+  judge soak 590 --op matmul,det_gemm,lm_head --candidate cuda-sm90 --dtype bf16,fp16 --check-grad --random-cases 400 --seed 2026
 }
 
 # certify OP LIMIT_S: a certificate of the candidate `cuda` in sizes of use
@@ -304,6 +339,13 @@ run_ranks() {
   judge ranks-ci 300 "${both[@]}" --suite ci
   judge ranks-sizes 300 --op tp_linear_logp --candidate nccl,nccl-sm90 --dtype bf16 --check-grad --batch 1 --seq 512 \
     --hidden 512,1024 --vocab 8192,50257 --world-size "$counts"
+  # rows, hidden, vocab, dtype that another implementation published errors of
+  local sizes m k v dtype
+  for sizes in 128,256,4096,fp32 256,512,8192,bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
+    IFS=, read -r m k v dtype <<<"$sizes"
+    judge "ranks-$m-$k-$v" 200 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" --hidden "$k" \
+      --vocab "$v" --with bias --world-size "$gpus" --check accuracy
+  done
   judge ranks-invariance 300 "${both[@]}" --dtype bf16 --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 \
     --world-size "$gpus" --canonical-segments 8 --check accuracy,invariance,determinism
   processes ranks-processes "$gpus" 300 "${both[@]}" --dtype fp32,bf16 --check-grad --batch 2 --seq 64 --hidden 512 \
@@ -317,6 +359,8 @@ case $stage in
   bench) run_bench ;;
   products) run_products ;;
   invariance) run_invariance ;;
+  sizes) run_sizes ;;
+  soak) run_soak ;;
   *)
     [[ $stage == sanitize ]] || run_checks
     [[ $stage == judge ]] || run_sanitizers

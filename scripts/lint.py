@@ -16,7 +16,7 @@ from typing import NamedTuple
 # "report" also covers report_text.cpp and report_json.cpp.
 LAYERS = (
     ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation model gold_call result_faults interruption output_file mix host_memory sanitizer_log",),
-    ("case case_file sweep preset shards", "axes"),
+    ("case case_file sweep preset random_cases shards", "axes"),
     ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
     ("compare bound summary policy_metrics failures trivial error_map",),
     ("residuals", "diagnosis", "model_bits"),

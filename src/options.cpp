@@ -11,6 +11,7 @@
 #include "bench.hpp"
 #include "error.hpp"
 #include "options_flags.hpp"
+#include "random_cases.hpp"
 #include "text.hpp"
 #include "version.hpp"
 
@@ -69,7 +70,8 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
   refuse_without("--terms", "--class", "leave it out: the operator says how long its sums are");
   if (!run.has("--inputs")) return;
   for (const char* flag : {"--cases", "--suite", "--preset", "--with", "--input-mode", "--constant-value",
-                           "--token-value", "--ignored-every", "--seed", "--grad-mode", "--grad-seed", "--input"}) {
+                           "--token-value", "--ignored-every", "--seed", "--grad-mode", "--grad-seed", "--input",
+                           "--random-cases"}) {
     if (run.has(flag)) throw InputError(flag, "has no effect on a case that --inputs gives", "leave it out");
   }
   if (!run.dims.empty())
@@ -106,6 +108,9 @@ void refuse_idle_flags(const RunOptions& run) {
   if (files && !run.given_case_flags.empty()) {
     refuse(run.given_case_flags.front(), "has no effect on cases that come from files",
            "leave it out, or leave out --cases and --suite");
+  }
+  for (const char* flag : {"--preset", "--shard-bounds", "--grad-seed"}) {
+    if (run.random_cases && run.has(flag)) refuse(flag, "has no effect beside --random-cases", "leave out one of them");
   }
   for (const char* flag : {"--constant-value", "--token-value"}) {
     if (run.has(flag) && run.input_mode != "constant") {
@@ -341,6 +346,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       throw InputError("--shard-index", fmt::format("expected 0 to {}, got {}", *total - 1, index),
                        fmt::format("there are {} shards, counted from 0", *total));
   }
+  if (const auto count = options.run.random_cases; count && (*count < 1 || *count > kMostRandomCases))
+    throw InputError("--random-cases", fmt::format("expected 1 to {}, got {}", kMostRandomCases, *count),
+                     "give a number of cases");
   for (const std::string& timing : options.bench.timings) {
     require_one_of("--timing", timing, {"burst", "sustained"});
   }

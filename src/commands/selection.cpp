@@ -14,6 +14,7 @@
 #include "commands/given_case.hpp"
 #include "error.hpp"
 #include "paths.hpp"
+#include "random_cases.hpp"
 #include "rule_table.hpp"
 #include "sweep.hpp"
 #include "text.hpp"
@@ -116,7 +117,11 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     sweep.data.seed = options.seed;
     sweep.data.grad_mode = parse_grad_mode("--grad-mode", options.grad_mode);
     sweep.data.grad_seed = options.grad_seed;
-    expand(sweep, cases);
+    if (options.random_cases) {
+      draw_cases(sweep, *options.random_cases, options.seed, cases);
+    } else {
+      expand(sweep, cases);
+    }
   }
   for (const auto& [name, value] : options.attrs) {
     if (!used.contains(name)) {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Seed -> sizes -> cases; what does not fit together is drawn again.
+#include "random_cases.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "error.hpp"
+#include "random.hpp"
+
+namespace checkop {
+namespace {
+
+constexpr int kMostDraws = 10000;    // of one case
+constexpr int64_t kMostSize = 8192;  // of one extent
+constexpr int64_t kMostBytes = int64_t{64} << 20;
+constexpr uint64_t kSeeds = uint64_t{1} << 31;
+
+InputError too_large() {
+  return {"--random-cases", "the sizes that are given are too large for it", "give fewer or smaller ones"};
+}
+
+class Draw {
+ public:
+  Draw(const Sweep& sweep, uint64_t seed) : sweep_(sweep), stream_(Stream::derive(seed, sweep.op->name, "cases")) {
+    const auto dims = dims_of(*sweep.op);
+    const auto drawn = std::count_if(dims.begin(), dims.end(), [&](std::string_view dim) { return is_drawn(dim); });
+    // Half as many on average: all of them together then span as much as they may.
+    const double most = 2 * std::log2(static_cast<double>(kMostSpanned)) / static_cast<double>(std::max<int64_t>(drawn, 1));
+    digits_ = std::min(std::log2(static_cast<double>(kMostSize)), most);
+  }
+
+  /// A sweep of one case, which may turn out to be none.
+  Sweep one() {
+    Sweep one = sweep_;
+    one.passes = {any_of(sweep_.passes)};
+    one.dtypes = {any_of(sweep_.dtypes)};
+    one.optionals = {any_of(sweep_.optionals)};
+    for (auto& [dim, values] : one.dims) values = {any_of(values)};
+    int64_t spanned = 1;
+    std::vector<int64_t> sizes;
+    for (const std::string_view dim : dims_of(*sweep_.op)) {
+      if (is_drawn(dim)) {
+        // Some are equal: there are operators that want that, and kernels that take one for the other.
+        sizes.push_back(!sizes.empty() && below(4) == 0 ? any_of(sizes) : size());
+        one.dims[std::string(dim)] = {sizes.back()};
+      }
+      const auto found = one.dims.find(dim);
+      const int64_t extent = found == one.dims.end() ? 1 : found->second.front();
+      spanned = spanned > kMostSpanned ? spanned : spanned * std::max<int64_t>(1, extent);
+    }
+    if (spanned > kMostSpanned) throw too_large();
+    one.data.seed = below(kSeeds);
+    one.data.grad_seed = below(kSeeds);
+    return one;
+  }
+
+ private:
+  /// The number of ranks is a property of the machine.
+  bool is_drawn(std::string_view dim) const { return dim != kWorldSize && !sweep_.dims.contains(dim); }
+
+  uint64_t below(uint64_t bound) { return stream_.below(next_++, bound); }
+
+  template <class T>
+  const T& any_of(const std::vector<T>& values) {
+    return values.at(below(values.size()));
+  }
+
+  int64_t size() {
+    const double digits = digits_ * stream_.uniform(next_++);
+    const auto size = static_cast<int64_t>(std::exp2(digits));
+    const int64_t step = int64_t{8} << below(6);
+    const auto beside = static_cast<int64_t>(below(4)) / 2 + static_cast<int64_t>(below(2)) - 1;  // -1 to 1, 0 most
+    if (below(2) == 0 || size < step) return size;
+    return std::max<int64_t>(1, size / step * step + beside);
+  }
+
+  const Sweep& sweep_;
+  Stream stream_;
+  uint64_t next_ = 0;
+  double digits_ = 0;
+};
+
+}  // namespace
+
+void draw_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases) {
+  Draw draw(sweep, seed);
+  int failed = 0;
+  for (int64_t made = 0; made < count;) {
+    try {
+      std::vector<Case> one;
+      expand(draw.one(), one);
+      if (tensor_bytes(one.front()) > kMostBytes) throw too_large();
+      cases.push_back(std::move(one.front()));
+      ++made, failed = 0;
+    } catch (const InputError&) {
+      if (++failed == kMostDraws) throw;
+    }
+  }
+}
+
+}  // namespace checkop

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A seed -> cases of random sizes.
+#include "random_cases.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "contract_helper.hpp"
+#include "error.hpp"
+
+namespace checkop {
+namespace {
+
+Sweep all_of(const Operator& op) {
+  Sweep sweep;
+  sweep.op = &op;
+  sweep.passes = parse_passes("", op, {"all"});
+  sweep.dtypes = parse_dtypes("", {"all"});
+  sweep.optionals = parse_optionals("", op, {&op}, {"none"});
+  return sweep;
+}
+
+std::vector<Case> drawn(const Sweep& sweep, int64_t count, uint64_t seed) {
+  std::vector<Case> cases;
+  draw_cases(sweep, count, seed, cases);
+  return cases;
+}
+
+std::vector<std::string> flags_of(const std::vector<Case>& cases) {
+  std::vector<std::string> flags;
+  for (const Case& c : cases) flags.push_back(fmt::format("{} {}", c.pass->name, case_flags(c)));
+  return flags;
+}
+
+TEST(RandomCases, AreThoseOfTheirSeed) {
+  const Sweep sweep = all_of(*find_operator("det_gemm"));
+  EXPECT_EQ(flags_of(drawn(sweep, 50, 7)), flags_of(drawn(sweep, 50, 7)));
+  EXPECT_NE(flags_of(drawn(sweep, 50, 7)), flags_of(drawn(sweep, 50, 8)));
+  const std::vector<Case> more = drawn(sweep, 60, 7);
+  EXPECT_EQ(flags_of({more.begin(), more.begin() + 50}), flags_of(drawn(sweep, 50, 7)));
+  // On every machine: a report names the seed and not the sizes.
+  EXPECT_EQ(case_name(drawn(sweep, 1, 7).front()), "det_gemm-fp32-76x4x1x1#854215g666108515");
+}
+
+TEST(RandomCases, EveryOperatorHasSome) {
+  for (const Operator* op : operators()) {
+    for (const Case& c : drawn(all_of(*op), 40, 1)) {
+      EXPECT_NO_THROW(validate(c)) << case_name(c);
+      EXPECT_LE(tensor_bytes(c), int64_t{64} << 20) << case_name(c);
+      int64_t spanned = 1;
+      for (const auto& [dim, size] : c.dims) spanned *= std::max<int64_t>(1, size);
+      EXPECT_LE(spanned, kMostSpanned) << case_name(c);
+    }
+  }
+}
+
+TEST(RandomCases, SizesAreSmallAndLargeAndAboutTiles) {
+  std::set<std::string_view> passes;
+  std::set<DType> dtypes;
+  std::set<uint64_t> seeds;
+  int64_t ones = 0, large = 0, whole = 0, below = 0, above = 0;
+  for (const Case& c : drawn(all_of(*find_operator("matmul")), 1000, 3)) {
+    passes.insert(c.pass->name), dtypes.insert(c.dtype), seeds.insert(c.seed);
+    const int64_t k = c.dims.at("k_dim");
+    ones += k == 1 ? 1 : 0, large += k > 1000 ? 1 : 0;
+    if (k < 63) continue;
+    whole += k % 64 == 0 ? 1 : 0, below += k % 64 == 63 ? 1 : 0, above += k % 64 == 1 ? 1 : 0;
+  }
+  EXPECT_EQ(passes.size(), 2u);
+  EXPECT_EQ(dtypes.size(), 3u);
+  EXPECT_EQ(seeds.size(), 1000u);
+  for (const int64_t count : {ones, large, whole, below, above}) EXPECT_GT(count, 20);
+}
+
+TEST(RandomCases, SizesThatAreGivenStay) {
+  Sweep sweep = all_of(*find_operator("logp"));
+  sweep.dims = {{"vocab", {31, 33}}};
+  std::set<int64_t> vocab, seq;
+  for (const Case& c : drawn(sweep, 50, 1)) vocab.insert(c.dims.at("vocab")), seq.insert(c.dims.at("seq"));
+  EXPECT_EQ(vocab, (std::set<int64_t>{31, 33}));
+  EXPECT_GT(seq.size(), 10u);
+}
+
+TEST(RandomCases, WhatNoDrawCanMendIsAnError) {
+  Sweep sweep = all_of(*find_operator("logp"));
+  sweep.dims = {{"vocab", {kMostSpanned + 1}}};
+  EXPECT_EQ(contract_test::error_of([&] { drawn(sweep, 1, 1); }),
+            "--random-cases: the sizes that are given are too large for it; give fewer or smaller ones");
+  sweep.dims = {{"vocab", {0}}};
+  EXPECT_NE(contract_test::error_of([&] { drawn(sweep, 1, 1); }).find("vocab"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace checkop
