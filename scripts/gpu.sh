@@ -3,7 +3,8 @@
 # Everything that needs a GPU, in one call: builds, checks the CUDA candidates, runs them under compute-sanitizer.
 #
 #   scripts/gpu.sh DIR             everything; reports and logs go to DIR
-#   scripts/gpu.sh DIR judge       GPU tests and reports only
+#   scripts/gpu.sh DIR tests       GPU tests only
+#   scripts/gpu.sh DIR judge       reports only
 #   scripts/gpu.sh DIR sanitize    compute-sanitizer only
 #   scripts/gpu.sh DIR bench       timings of the memory-bound operators; not part of everything: nothing else may run
 #                                  on the card meanwhile
@@ -13,8 +14,8 @@
 #                                  everything
 #   scripts/gpu.sh DIR sizes       the Hopper candidates in sizes of use and for 1 to 300 rows; not part of everything
 #   scripts/gpu.sh DIR soak        the products in random sizes, for some five minutes; not part of everything
-#   scripts/gpu.sh DIR ranks       tensor-parallel operators on all GPUs of the machine, judged and timed; not part of
-#                                  everything
+#   scripts/gpu.sh DIR ranks       tensor-parallel operators on all GPUs of the machine, two at least; not part of everything
+#   scripts/gpu.sh DIR scaling     their times on 1, 2, 4 ... GPUs; not part of everything
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are.
@@ -27,8 +28,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|judge|sanitize|bench|products|invariance|sizes|soak|ranks)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [judge|sanitize|bench|products|invariance|sizes|soak|ranks]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|sanitize|bench|products|invariance|sizes|soak|ranks|scaling)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [tests|judge|sanitize|bench|products|invariance|sizes|soak|ranks|scaling]" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -136,8 +137,8 @@ find kernels src/check_operator.h -type f | LC_ALL=C sort | xargs sha256sum >"$o
 cmake --preset cuda
 cmake --build --preset cuda --parallel "$(nproc)"
 
-run_checks() {
-  # --- what a GPU does wrong, through the whole program --------------------------------------------------------------------
+# What a GPU does wrong, through the whole program.
+run_tests() {
   local rc=0 start=$SECONDS
   timeout --kill-after=10 300 ctest --preset cuda -L gpu >"$out/gpu-tests.log" 2>&1 || rc=$?
   if ((rc != 0)); then
@@ -145,8 +146,10 @@ run_checks() {
     tail -n 40 "$out/gpu-tests.log"
   fi
   row gpu-tests "$(meaning "$rc"), $(grep -c ' Passed ' "$out/gpu-tests.log" || true) passed" $((SECONDS - start)) gpu-tests.log
+}
 
-  # --- sizes of use ------------------------------------------------------------------------------------------------------
+run_judge() {
+  # --- sizes of use ---
   judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
   judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 \
     --check-grad
@@ -174,7 +177,7 @@ run_checks() {
   wait
 }
 
-run_sanitizers() {
+run_sanitize() {
   # --- sanitizers, over the smoke suite in two dtypes -----------------------------------------------------------------------------
   sanitizer=$(find_sanitizer || true)
   # The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
@@ -275,7 +278,8 @@ run_sizes() {
 }
 
 run_soak() {
-  judge soak 590 --op matmul,det_gemm,lm_head --candidate cuda-sm90 --dtype bf16,fp16 --check-grad --random-cases 400 --seed 2026
+  judge soak 400 --op matmul,det_gemm,lm_head --candidate cuda-sm90 --dtype bf16,fp16 --check-grad --random-cases 10000 --for 300 \
+    --seed 2026 --shuffle 2026
 }
 
 # certify OP LIMIT_S: a certificate of the candidate `cuda` in sizes of use
@@ -327,45 +331,66 @@ processes() {
   row "$name" "$(meaning "$rc")" $((SECONDS - start)) "report-$name.json"
 }
 
-run_ranks() {
-  export NCCL_NVLS_ENABLE=0  # no NVLink multicast
-  local gpus n
-  gpus=$(nvidia-smi --list-gpus | wc -l)
-  local counts=1
-  for ((n = 2; n <= gpus; n *= 2)); do counts+=,$n; done
-  local -r both=(--op "tp_logp,tp_linear_logp" --candidate "nccl,nccl-sm90")
-  # Cases with more ranks than GPUs are unsupported there.
-  judge ranks-smoke 300 "${both[@]}" --suite smoke
-  judge ranks-ci 300 "${both[@]}" --suite ci
-  judge ranks-sizes 300 --op tp_linear_logp --candidate nccl,nccl-sm90 --dtype bf16 --check-grad --batch 1 --seq 512 \
-    --hidden 512,1024 --vocab 8192,50257 --world-size "$counts"
-  # rows, hidden, vocab, dtype that another implementation published errors of
-  local sizes m k v dtype
-  for sizes in 128,256,4096,fp32 256,512,8192,bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
-    IFS=, read -r m k v dtype <<<"$sizes"
-    judge "ranks-$m-$k-$v" 200 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" --hidden "$k" \
-      --vocab "$v" --with bias --world-size "$gpus" --check accuracy
-  done
-  judge ranks-invariance 300 "${both[@]}" --dtype bf16 --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 \
-    --world-size "$gpus" --canonical-segments 8 --check accuracy,invariance,determinism
-  processes ranks-processes "$gpus" 300 "${both[@]}" --dtype fp32,bf16 --check-grad --batch 2 --seq 64 --hidden 512 \
-    --vocab 4099 --world-size "$gpus"
-  rm -f "$out/bench-tp_linear_logp.jsonl"
-  bench tp_linear_logp nccl-sm90 300 --check-grad --batch 1 --seq 4096 --hidden 4096 --vocab 128256,151936 --world-size "$counts"
+# lost SIGNAL ARGUMENTS...: two processes, and rank 1's gets the signal while checks run. The row says whether rank 0 ended
+# in good time with exit code 4 and a report.
+lost() {
+  local signal=$1 name=ranks-lost-$1 rc=0 start=$SECONDS other
+  shift
+  local -r both=(--world-size 2 --master 127.0.0.1:29700 --timeout-s 60 --device cuda)
+  local report=$out/report-$name.json
+  rm -f "$report"
+  setsid "$tool" "$@" "${both[@]}" --rank 1 >"$out/$name-1.log" 2>&1 &
+  other=$!
+  (sleep 15 && kill -s "$signal" -- "-$other") &
+  timeout --kill-after=10 120 "$tool" "$@" "${both[@]}" --rank 0 --json "$report" >"$out/$name.log" 2>&1 || rc=$?
+  kill -s KILL -- "-$other" 2>/dev/null || true
+  wait
+  ((rc == 4)) && [[ -s $report ]] || trouble
+  row "$name" "$(meaning "$rc")" $((SECONDS - start)) "report-$name.json"
 }
 
-case $stage in
-  ranks) run_ranks ;;
-  bench) run_bench ;;
-  products) run_products ;;
-  invariance) run_invariance ;;
-  sizes) run_sizes ;;
-  soak) run_soak ;;
-  *)
-    [[ $stage == sanitize ]] || run_checks
-    [[ $stage == judge ]] || run_sanitizers
-    ;;
-esac
+run_ranks() {
+  export NCCL_NVLS_ENABLE=0  # no NVLink multicast
+  local gpus sizes m k v dtype
+  gpus=$(nvidia-smi --list-gpus | wc -l)
+  local -r here="*@[1-$gpus]*"  # cases that have a GPU for each rank
+  local -r portable=(--op "tp_logp,tp_linear_logp" --candidate nccl) hopper=(--op tp_linear_logp --candidate nccl-sm90 --dtype bf16)
+  judge ranks-smoke 300 "${portable[@]}" --suite smoke --filter "$here"
+  judge ranks-smoke-sm90 300 "${hopper[@]}" --suite smoke --filter "$here"
+  judge ranks-ci 300 "${portable[@]}" --suite ci --filter "$here"
+  judge ranks-ci-sm90 300 "${hopper[@]}" --suite ci --filter "$here"
+  for ((n = 1; n <= gpus; n *= 2)); do
+    processes "ranks-processes-$n" "$n" 200 "${hopper[@]}" --check-grad --batch 2 --seq 64 --hidden 512 --vocab 4099
+  done
+  lost KILL "${hopper[@]}" --suite smoke --filter "*@2*"
+  lost STOP "${hopper[@]}" --suite smoke --filter "*@2*"
+  judge ranks-canonical 300 "${hopper[@]}" --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 --world-size "$gpus" \
+    --canonical-segments 8 --check accuracy,invariance,determinism
+  # rows, hidden, vocab, dtype that another implementation published errors of
+  for sizes in 128,256,4096,fp32 256,512,8192,bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
+    IFS=, read -r m k v dtype <<<"$sizes"
+    judge "ranks-$m-$k-$v" 200 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" \
+      --hidden "$k" --vocab "$v" --with bias --world-size "$gpus" --check accuracy
+  done
+}
+
+run_scaling() {
+  export NCCL_NVLS_ENABLE=0
+  local gpus n counts=1
+  gpus=$(nvidia-smi --list-gpus | wc -l)
+  for ((n = 2; n <= gpus; n *= 2)); do counts+=,$n; done
+  rm -f "$out/bench-tp_linear_logp.jsonl"
+  bench tp_linear_logp nccl-sm90 300 --check-grad --batch 1 --seq 4096 --hidden 4096 --vocab 128256,151936 --world-size "$counts" \
+    --ignored-every 0
+}
+
+if [[ $stage == all ]]; then
+  run_tests
+  run_judge
+  run_sanitize
+else
+  "run_$stage"
+fi
 # Where the reports were written says nothing to whoever reads them elsewhere.
 find "$out" -maxdepth 1 -name '*.json' -exec sed -i "/^ \"command\": /s#$out/##g" {} +
 find "$out" -maxdepth 1 -name 'report-*.json' -size +1M -exec gzip -9nf {} +

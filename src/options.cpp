@@ -109,6 +109,11 @@ void refuse_idle_flags(const RunOptions& run) {
     refuse(run.given_case_flags.front(), "has no effect on cases that come from files",
            "leave it out, or leave out --cases and --suite");
   }
+  if (run.for_s && !run.random_cases)
+    refuse("--for", "has no effect without --random-cases", "add it, or leave the time out");
+  if (run.for_s && run.total_shards)
+    refuse("--for", "does not go with --total-shards: parts of a run make the same checks whenever they are made",
+           "leave out one of them");
   for (const char* flag : {"--preset", "--shard-bounds", "--grad-seed"}) {
     if (run.random_cases && run.has(flag)) refuse(flag, "has no effect beside --random-cases", "leave out one of them");
   }
@@ -349,6 +354,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (const auto count = options.run.random_cases; count && (*count < 1 || *count > kMostRandomCases))
     throw InputError("--random-cases", fmt::format("expected 1 to {}, got {}", kMostRandomCases, *count),
                      "give a number of cases");
+  if (options.run.for_s.value_or(1) < 1)
+    throw InputError("--for", fmt::format("expected 1 second or more, got {}", *options.run.for_s), "give a time");
   for (const std::string& timing : options.bench.timings) {
     require_one_of("--timing", timing, {"burst", "sustained"});
   }

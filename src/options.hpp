@@ -36,6 +36,7 @@ struct RunOptions {
   int64_t token_value = 0, ignored_every = 8;
   uint64_t seed = 123, grad_seed = 123;
   std::optional<int64_t> random_cases;  ///< of each operator so many with sizes that nobody gave; nothing: one sweep
+  std::optional<int64_t> for_s;         ///< after so many seconds no further one of them is begun
   std::vector<std::string> checks;  ///< empty: all that the contract asks
   std::string gold_rows;            ///< "all" or a number; empty: as the contract says
   bool json_to_stdout = false;

@@ -59,6 +59,9 @@ void require_processes(const Selection& selection, const RankLeader& leader) {
   }
 }
 
+/// What --for allows is over: no further check begins.
+struct TimeIsUp {};
+
 /// `leader`: of the other processes that share cases; nullptr for none.
 int run_checks(const Options& options, RankLeader* leader) {
   const auto start = Clock::now();
@@ -94,6 +97,7 @@ int run_checks(const Options& options, RankLeader* leader) {
     }
     const Sanitized sanitized(options, selection);
     report.sanitizers = sanitized.runs();
+    const auto begun = Clock::now();
     session.run_all(
         [&](Attempt& attempt) {
           session.judge_by(contract, attempt);
@@ -104,10 +108,13 @@ int run_checks(const Options& options, RankLeader* leader) {
           report.wall_ms = ms_since(start);
           outputs.add(report, report.records.back());
           stop_if_interrupted();
+          if (options.run.for_s && ms_since(begun) > 1000.0 * static_cast<double>(*options.run.for_s)) throw TimeIsUp{};
         },
         [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count(), steps_of(here)); });
   } catch (const Interrupted&) {
     report.stopped = interruption();
+  } catch (const TimeIsUp&) {
+    report.planned = std::ssize(report.records);
   }
   return finish(report, outputs, start);
 }
