@@ -362,8 +362,8 @@ run_ranks() {
   for ((n = 1; n <= gpus; n *= 2)); do
     processes "ranks-processes-$n" "$n" 200 "${hopper[@]}" --check-grad --batch 2 --seq 64 --hidden 512 --vocab 4099
   done
-  lost KILL "${hopper[@]}" --suite smoke --filter "*@2*"
-  lost STOP "${hopper[@]}" --suite smoke --filter "*@2*"
+  lost KILL "${hopper[@]}" --check-grad --random-cases 1000 --for 60
+  lost STOP "${hopper[@]}" --check-grad --random-cases 1000 --for 60
   judge ranks-canonical 300 "${hopper[@]}" --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 --world-size "$gpus" \
     --canonical-segments 8 --check accuracy,invariance,determinism
   # rows, hidden, vocab, dtype that another implementation published errors of

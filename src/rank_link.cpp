@@ -311,13 +311,12 @@ std::string RankLink::how_it_ended(int32_t rank) {
 }
 
 std::shared_ptr<RankConnection> RankLink::connect(int32_t rank) {
-  std::shared_ptr<RankConnection>& connection = connections_[rank];
-  if (connection) return connection;
+  if (const auto found = connections_.find(rank); found != connections_.end()) return found->second;
   std::optional<Caller> caller = next_of(rank, Clock::now() + kReturnLimit);
   if (!caller)
     throw Stopped{RunStatus::crashed, fmt::format("rank {} did not come within {} s", rank, kReturnLimit.count())};
   send_reply(*caller, {Reply::Kind::serve, "", "", 0});
-  return connection = std::make_shared<RankConnection>(rank, std::move(caller->socket), limit_);
+  return connections_[rank] = std::make_shared<RankConnection>(rank, std::move(caller->socket), limit_);
 }
 
 std::unique_ptr<RankEnd> RankLink::make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,

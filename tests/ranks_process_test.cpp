@@ -99,7 +99,7 @@ class Processes {
     return *this;
   }
 
-  void kill_one(int name) { kill(pids_.at(name), SIGKILL); }
+  void kill_one(int name, int signal = SIGKILL) { kill(pids_.at(name), signal); }
 
   /// Until the process that it forked has a thread for the candidate.
   void wait_for_launch(int name) {
@@ -232,6 +232,20 @@ TEST(RankProcesses, OneThatIsKilledEndsTheRun) {
   const json& cases = report.at("candidates").at(0).at("cases");
   EXPECT_NE(cases.at(0).at("reason").get<std::string>().find("rank 2"), std::string::npos);
   EXPECT_EQ(cases.at(1).at("reason"), "the process of rank 2 is gone");
+}
+
+TEST(RankProcesses, OneThatIsStoppedEndsTheRun) {
+  Processes ranks;
+  ranks.start_all(4, kBad + "--candidate stalls --check-grad --timeout-s 40");
+  ranks.wait_for_launch(2);
+  ranks.kill_one(2, SIGSTOP);  // it starts no process for what follows
+  const ProcessResult end = ranks.end_of(0);
+  EXPECT_EQ(end.code, 4) << end.text;
+  EXPECT_EQ(end.text.find("signal"), std::string::npos) << end.text;
+  ranks.kill_one(2);
+  const json cases = json::parse(content(ranks.report())).at("candidates").at(0).at("cases");
+  EXPECT_EQ(cases.at(0).at("verdict"), "timeout");
+  EXPECT_EQ(cases.at(1).at("reason"), "rank 2 did not come within 10 s");
 }
 
 TEST(RankProcesses, NoneOutlivesRankZero) {
