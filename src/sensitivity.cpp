@@ -218,11 +218,11 @@ int64_t rows_needed(const Case& c, const std::vector<Sensitivity>& sensitivity) 
 }
 
 /// The probability that the least telling output hides a violation when all rows but the first are compared.
-double worst_unseen(const Case& c, std::vector<Sensitivity> sensitivity) {
+double worst_unseen(const Case& c, std::vector<Sensitivity> sensitivity, int64_t one_in = 1) {
   double worst = 0;
   for (size_t i = 0; i < sensitivity.size(); ++i) {
     if (!is_asked(sensitivity[i])) continue;
-    sensitivity[i].compared = elements_of_rows(c, c.pass->outputs[i].tensor);
+    sensitivity[i].compared = elements_of_rows(c, c.pass->outputs[i].tensor) / one_in;
     worst = std::max(worst, sensitivity[i].state == Sensitivity::State::measured ? sensitivity[i].unseen() : 1.0);
   }
   return worst;
@@ -248,6 +248,22 @@ double promise(const Case& c, const Limits& limits) {
 }
 
 }  // namespace
+
+std::vector<Sensitivity> own_sensitivity_of(const Case& c, unsigned threads) {
+  constexpr int64_t kMany = 1 << 17;
+  const auto has_many = [&](const OutputSpec& output) {
+    return row_count(c) > 0 && is_present(c, output.tensor) && is_per_row(*c.op, output.tensor) &&
+           elements_of_rows(c, output.tensor) >= kMany;
+  };
+  std::vector<Sensitivity> found = sensitivity_of(c, threads);
+  if (std::none_of(c.pass->outputs.begin(), c.pass->outputs.end(), has_many)) return found;
+  constexpr int64_t kOneIn = 16;  // of the rows that a case has, an axis compares some
+  for (const double work : {3e6, kThoroughWork}) {
+    if (worst_unseen(c, found, kOneIn) < kUnseenLimit) break;
+    found = sensitivity_of(c, threads, work);
+  }
+  return found;
+}
 
 Proof find_proof(std::span<const Case* const> cases, unsigned threads, bool on_gpu) {
   const Limits& limits = on_gpu ? kOnGpu : kOnCpu;

@@ -36,7 +36,7 @@ struct Sensitivity {
 };
 
 /// Multiply-adds of an emulation, about: of a case by itself.
-inline constexpr double kQuickWork = 1e5;
+inline constexpr double kQuickWork = 1e5, kThoroughWork = 3e8;
 
 /// For every output of `c`. The pass is emulated in fp32 on rows of the same distribution, in three orders: from the
 /// first term to the last, against that reversed and split in two halves. Of cases with too much work only some rows
@@ -47,6 +47,9 @@ std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double 
 /// The same of `inputs` that nobody generated: of rows spread evenly over them, none of them cut short.
 std::vector<Sensitivity> sensitivity_of(const Case& c, const std::vector<Tensor>& inputs, unsigned threads,
                                         double work = kQuickWork);
+
+/// Likewise, with more work where less does not show enough and the case may have elements enough for a proof.
+std::vector<Sensitivity> own_sensitivity_of(const Case& c, unsigned threads);
 
 /// The case whose launches can prove the most about outputs of `cases`, all of one pass and dtype, and what it can
 /// show.

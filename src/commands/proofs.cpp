@@ -14,19 +14,6 @@
 namespace checkop {
 namespace {
 
-constexpr double kThorough = 3e8;
-
-/// Work of an emulation: more for a case whose own elements may be enough for a proof.
-double work_for(const Case& c) {
-  constexpr int64_t kMany = 1 << 17;
-  for (const OutputSpec& output : c.pass->outputs) {
-    if (row_count(c) > 0 && is_present(c, output.tensor) && is_per_row(*c.op, output.tensor) &&
-        elements_of_rows(c, output.tensor) >= kMany)
-      return kThorough;
-  }
-  return kQuickWork;
-}
-
 std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c.pass->name, case_name(c)); }
 
 }  // namespace
@@ -46,7 +33,7 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
     if (given.origins(c).empty()) {
       groups[{c.op, c.pass, c.dtype, compares_ranks(c)}].push_back(&c);
     } else if (here.contains(key_of(c))) {
-      entries_[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThorough)};
+      entries_[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThoroughWork)};
     }
   }
   for (const auto& [key, cases] : groups) {
@@ -60,7 +47,7 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
       if (i == proof.index) {
         entry = {proof.c, std::move(proof.sensitivity)};
       } else {
-        entry = {c, sensitivity_of(c, threads, work_for(c))};
+        entry = {c, own_sensitivity_of(c, threads)};
       }
     }
   }
