@@ -66,11 +66,13 @@ void check_product(const IdentityArgs& args, int index, const Factor& x, const F
     const double b = bias->at(j);
     bias_sum += b * signs[static_cast<size_t>(j)], bias_square += b * b;
   }
+  const double least_normal = std::ldexp(1.0, info(out.dtype).min_exponent);
+  const double of_subnormals = static_cast<double>(n) * least_normal * least_normal;
   for (size_t r = 0; r < got.value.size(); ++r) {
     const double product_square = 2 * (got.square[r] + bias_square);  // of (output - bias)
     const double squares = 3 * (product_square + expected.square[r] + bias_square);
     args.sink({"freivalds", index, static_cast<int64_t>(r), got.value[r] - expected.value[r] - bias_sum,
-               kDeviations * std::sqrt(squares), 0, kDeviations * std::sqrt(got.square[r])});
+               kDeviations * std::sqrt(squares), 0, kDeviations * std::sqrt(got.square[r] + of_subnormals)});
   }
 }
 

@@ -75,5 +75,23 @@ TEST(RightAnswers, Fp16GradientsBelowTheNormalNumbers) {
   EXPECT_TRUE(judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), {}, 1)[0].passed());
 }
 
+// The identity of rows that no gold reaches knows of that too.
+TEST(RightAnswers, Fp16ProductsBelowTheNormalNumbers) {
+  Case c;
+  c.op = find_operator("matmul");
+  c.pass = find_pass(*c.op, "forward");
+  c.dtype = DType::f16;
+  c.dims = {{"batch", 1}, {"seq", 500}, {"k_dim", 1}, {"n_dim", 1}};
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, 1e-4 * inputs[0].at(i));
+  const std::vector<RowSet> first{{false, {0}}};
+  const Comparison right = judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), {}, 1, first)[0];
+  ASSERT_EQ(right.identities.at(0).identity, "freivalds");
+  EXPECT_TRUE(right.passed()) << right.identities[0].worst;
+  std::vector<Tensor> wrong = rounded_gold(c, inputs);
+  wrong[0].set(499, wrong[0].at(499) + 0x1p-16);
+  EXPECT_FALSE(judge_outputs(c, inputs, wrong, default_contract(), {}, 1, first)[0].passed());
+}
+
 }  // namespace
 }  // namespace checkop
