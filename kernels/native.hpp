@@ -79,8 +79,8 @@ inline void check_counts(const checkop_call& call, int32_t inputs, int32_t outpu
 
 inline void check_computed_dtype(int32_t dtype) {
   if (dtype != CHECKOP_F32 && dtype != CHECKOP_F16 && dtype != CHECKOP_BF16)
-    throw Refusal(CHECKOP_UNSUPPORTED, std::string(dtype_name(dtype)) +
-                                           " is not supported: sums are in fp32, for fp32, bf16 and fp16");
+    throw Refusal(CHECKOP_UNSUPPORTED,
+                  std::string(dtype_name(dtype)) + " is not supported: sums are in fp32, for fp32, bf16 and fp16");
 }
 
 /// Checks `t` seen as [rows, columns]: leading extents multiply into rows.

@@ -14,8 +14,8 @@ namespace checkop {
 /// row. Errors e of a row's elements add up to more than t*sqrt(sum e^2) with probability at most 2*exp(-t^2/2), since
 /// they can't know the signs; t is 7. So the coefficients are 7 times the root of the sum of squares of what
 /// emit_product gives each element, with (a + b + c)^2 <= 3(a^2 + b^2 + c^2). What is stored errs by half an ulp, u_out
-/// times the larger of its size and the smallest normal number f: sum max(v^2, f^2) <= sum v^2 + n f^2. Source: Freivalds, "Probabilistic
-/// machines can use less running time", IFIP Congress 1977.
+/// times the larger of its size and the smallest normal number f: sum max(v^2, f^2) <= sum v^2 + n f^2. Source:
+/// Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977.
 void check_product(const IdentityArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias = nullptr);
 
 /// Rows of output `index` where active[row] == 0 must be 0, exactly: a residual "masked_zero" with the largest

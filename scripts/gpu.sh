@@ -337,7 +337,7 @@ lost() {
   local signal=$1 name=ranks-lost-$1 rc=0 start=$SECONDS other
   shift
   local -r both=(--world-size 2 --master 127.0.0.1:29700 --timeout-s 60 --device cuda)
-  local report=$out/report-$name.json
+  local report=$out/$name.json
   rm -f "$report"
   setsid "$tool" "$@" "${both[@]}" --rank 1 >"$out/$name-1.log" 2>&1 &
   other=$!
@@ -346,7 +346,7 @@ lost() {
   kill -s KILL -- "-$other" 2>/dev/null || true
   wait
   ((rc == 4)) && [[ -s $report ]] || trouble
-  row "$name" "$(meaning "$rc")" $((SECONDS - start)) "report-$name.json"
+  row "$name" "$(meaning "$rc")" $((SECONDS - start)) "$name.json"
 }
 
 run_ranks() {
@@ -362,8 +362,8 @@ run_ranks() {
   for ((n = 1; n <= gpus; n *= 2)); do
     processes "ranks-processes-$n" "$n" 200 "${hopper[@]}" --check-grad --batch 2 --seq 64 --hidden 512 --vocab 4099
   done
-  lost KILL "${hopper[@]}" --check-grad --random-cases 1000 --for 60
-  lost STOP "${hopper[@]}" --check-grad --random-cases 1000 --for 60
+  lost KILL "${hopper[@]}" --check-grad --random-cases 100 --for 60
+  lost STOP "${hopper[@]}" --check-grad --random-cases 100 --for 60
   judge ranks-canonical 300 "${hopper[@]}" --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 --world-size "$gpus" \
     --canonical-segments 8 --check accuracy,invariance,determinism
   # rows, hidden, vocab, dtype that another implementation published errors of

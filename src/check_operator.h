@@ -70,8 +70,8 @@ typedef struct {
   void* stream;             /* cudaStream_t; NULL on the CPU */
   int32_t rank, world_size; /* tensor-parallel operators; 0 and 1 otherwise */
   /* On the CPU checkop_host_comm*, on CUDA devices ncclComm_t, or NULL for one rank; NULL for other operators. NCCL's
-   * does not block: a call on it may return ncclInProgress, and ncclCommGetAsyncError tells when it is done. When a rank
-   * fails or stays away, host_comm's error() tells, and two seconds later the host aborts this one. */
+   * does not block: a call on it may return ncclInProgress, and ncclCommGetAsyncError tells when it is done. When a
+   * rank fails or stays away, host_comm's error() tells, and two seconds later the host aborts this one. */
   void* comm;
   char* message; /* out, [message_bytes], NUL-terminated: why not OK, or which variant ran */
   size_t message_bytes;

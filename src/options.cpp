@@ -69,9 +69,9 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
   refuse_without("--class", "--gold", "leave it out: the operator says what its outputs are");
   refuse_without("--terms", "--class", "leave it out: the operator says how long its sums are");
   if (!run.has("--inputs")) return;
-  for (const char* flag : {"--cases", "--suite", "--preset", "--with", "--input-mode", "--constant-value",
-                           "--token-value", "--ignored-every", "--seed", "--grad-mode", "--grad-seed", "--input",
-                           "--random-cases"}) {
+  for (const char* flag :
+       {"--cases", "--suite", "--preset", "--with", "--input-mode", "--constant-value", "--token-value",
+        "--ignored-every", "--seed", "--grad-mode", "--grad-seed", "--input", "--random-cases"}) {
     if (run.has(flag)) throw InputError(flag, "has no effect on a case that --inputs gives", "leave it out");
   }
   if (!run.dims.empty())

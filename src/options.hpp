@@ -37,8 +37,8 @@ struct RunOptions {
   uint64_t seed = 123, grad_seed = 123;
   std::optional<int64_t> random_cases;  ///< of each operator so many with sizes that nobody gave; nothing: one sweep
   std::optional<int64_t> for_s;         ///< after so many seconds no further one of them is begun
-  std::vector<std::string> checks;  ///< empty: all that the contract asks
-  std::string gold_rows;            ///< "all" or a number; empty: as the contract says
+  std::vector<std::string> checks;      ///< empty: all that the contract asks
+  std::string gold_rows;                ///< "all" or a number; empty: as the contract says
   bool json_to_stdout = false;
   std::string json_file, jsonl_file;
   ReportForms forms;           ///< of the same report

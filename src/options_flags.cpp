@@ -30,8 +30,9 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   add_names(app, "--sanitize", run.sanitizers,
             "the checks under compute-sanitizer too: memcheck, racecheck, initcheck, synccheck");
   app.get_option("--sanitize")->group("Judging");
-  app.add_option("--random-cases", run.random_cases,
-                 "of each operator so many cases, with random values of all sizes that are not given; --seed draws them")
+  app.add_option(
+         "--random-cases", run.random_cases,
+         "of each operator so many cases, with random values of all sizes that are not given; --seed draws them")
       ->type_name("N")
       ->group("Sizes");
   app.add_option("--for", run.for_s, "of --random-cases as many as begin within that time")

@@ -28,7 +28,8 @@ class Draw {
     const auto dims = dims_of(*sweep.op);
     const auto drawn = std::count_if(dims.begin(), dims.end(), [&](std::string_view dim) { return is_drawn(dim); });
     // Half as many on average: all of them together then span as much as they may.
-    const double most = 2 * std::log2(static_cast<double>(kMostSpanned)) / static_cast<double>(std::max<int64_t>(drawn, 1));
+    const double most =
+        2 * std::log2(static_cast<double>(kMostSpanned)) / static_cast<double>(std::max<int64_t>(drawn, 1));
     digits_ = std::min(std::log2(static_cast<double>(kMostSize)), most);
   }
 

@@ -72,8 +72,8 @@ TEST(Cli, SumsTooShortToShowAnOrderAreVacuous) {
 }
 
 TEST(Cli, RandomCasesAreRunUntilTheirTimeIsUp) {
-  const ProcessResult ran = run_program(
-      "--op silu --candidate native --device cpu --random-cases 100000 --for 1 --check accuracy --json");
+  const ProcessResult ran =
+      run_program("--op silu --candidate native --device cpu --random-cases 100000 --for 1 --check accuracy --json");
   EXPECT_EQ(ran.code, 0) << ran.text;
   const auto report = nlohmann::json::parse(ran.text);
   const auto& cases = report["candidates"][0]["cases"];
