@@ -2,20 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one call: builds, checks the CUDA candidates, runs them under compute-sanitizer.
 #
-#   scripts/gpu.sh DIR             everything; reports and logs go to DIR
-#   scripts/gpu.sh DIR tests       GPU tests only
-#   scripts/gpu.sh DIR judge       reports only
-#   scripts/gpu.sh DIR sanitize    compute-sanitizer only
-#   scripts/gpu.sh DIR bench       timings of the memory-bound operators; not part of everything: nothing else may run
-#                                  on the card meanwhile
-#   scripts/gpu.sh DIR products    likewise of the products, beside cuBLAS
-#   scripts/gpu.sh DIR invariance  what the number of rows and the other axes do to bits: DIR/invariance.json for
-#                                  scripts/invariance_table.py, DIR/certificates of the candidates `cuda`; not part of
-#                                  everything
-#   scripts/gpu.sh DIR sizes       the Hopper candidates in sizes of use and for 1 to 300 rows; not part of everything
-#   scripts/gpu.sh DIR soak        the products in random sizes, for some five minutes; not part of everything
-#   scripts/gpu.sh DIR ranks       tensor-parallel operators on all GPUs of the machine, two at least; not part of everything
-#   scripts/gpu.sh DIR scaling     their times on 1, 2, 4 ... GPUs; not part of everything
+#   scripts/gpu.sh DIR             tests, judge and sanitize; reports and logs go to DIR
+#   scripts/gpu.sh DIR STAGE       one of these, or one that is not part of everything:
+#     bench       timings of the memory-bound operators: nothing else may run on the card meanwhile
+#     products    likewise of the products, beside cuBLAS
+#     invariance  what the number of rows and the other axes do to bits: DIR/invariance.json for
+#                 scripts/invariance_table.py, DIR/certificates of the candidates `cuda`
+#     sizes       the Hopper candidates in sizes of use and for 1 to 300 rows
+#     soak        the products in random sizes, for some five minutes
+#     ranks       tensor-parallel operators on all GPUs of the machine, two at least
+#     scaling     their times on 1, 2, 4 ... GPUs
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are.

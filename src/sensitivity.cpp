@@ -38,13 +38,26 @@ struct Sample {
   std::vector<Tensor> inputs;
 };
 
+/// Multiply-adds of the pass, about. gold_work() takes dimensions that are added up, keys of a cache and new ones, and
+/// those that share others, heads of queries and of keys, as if they were multiplied; a sum's longest chain may not be
+/// all of its work.
+double work_of(const Case& c) {
+  double of_sums = 0;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    if (!is_present(c, spec.tensor)) continue;
+    const auto elements = static_cast<double>(element_count(shape_of(c, spec.tensor)));
+    of_sums += elements * static_cast<double>(std::max<int64_t>(1, sum_terms(c, spec)));
+  }
+  return std::min(gold_work(c), of_sums);
+}
+
 Case with_rows(const Case& c, int64_t rows) { return slice_rows(c, 0, rows); }
 
 /// Some rows of `c`, no longer than what can be emulated in time. nullopt when it has no such sizes.
 std::optional<Sample> generated_rows(const Case& c, unsigned threads, double work) {
   Case sample = with_rows(c, 1);
   if (sample.dtype == DType::f64) sample.dtype = DType::f32;
-  while (gold_work(sample) > work) {
+  while (work_of(sample) > work) {
     const auto of_rows = split_dims(c.op->row_dims);
     std::string_view longest;
     for (const auto& [name, extent] : sample.dims) {
@@ -57,14 +70,14 @@ std::optional<Sample> generated_rows(const Case& c, unsigned threads, double wor
     if (longest.empty()) break;
     sample.dims.find(longest)->second /= 2;
   }
-  if (gold_work(sample) > kFarTooMuch * work) return {};
-  sample = with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / gold_work(sample)), 1, kMostRows));
+  if (work_of(sample) > kFarTooMuch * work) return {};
+  sample = with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / work_of(sample)), 1, kMostRows));
   return Sample{sample, make_inputs(sample, threads)};
 }
 
 /// Rows spread evenly over `inputs` of `c`, as many as can be emulated in time. nullopt when a single one can't.
 std::optional<Sample> given_rows(const Case& c, const std::vector<Tensor>& inputs, double work) {
-  const double of_row = gold_work(with_rows(c, 1));
+  const double of_row = work_of(with_rows(c, 1));
   const int64_t all = row_count(c);
   if (all == 0 || of_row > kFarTooMuch * work) return {};
   Context context{};
@@ -194,7 +207,7 @@ bool is_asked(const Sensitivity& each) { return each.state != Sensitivity::State
 Case with_more_rows(const Case& c, int64_t wanted, const Limits& limits) {
   wanted = std::min(wanted, kMostRows);
   while (wanted > row_count(c) &&
-         (tensor_bytes(with_rows(c, wanted)) > limits.bytes || gold_work(with_rows(c, wanted)) > limits.work)) {
+         (tensor_bytes(with_rows(c, wanted)) > limits.bytes || work_of(with_rows(c, wanted)) > limits.work)) {
     wanted -= std::max<int64_t>(1, wanted / 8);
   }
   return wanted > row_count(c) ? with_rows(c, wanted) : c;
@@ -278,7 +291,7 @@ Proof find_proof(std::span<const Case* const> cases, unsigned threads, bool on_g
   double unseen = worst_unseen(best.c, best.sensitivity);
   for (const InputMode mode : {tried.input_mode, InputMode::wide}) {
     tried.input_mode = mode;
-    // gold_work() counts dimensions that are added up as if they were multiplied: what takes no time may be repeated.
+    // work_of() is rough: what takes no time may be repeated.
     // Long enough for a busy machine: what can be proven must not depend on the load.
     constexpr std::chrono::seconds kShort{5};
     auto start = std::chrono::steady_clock::now();

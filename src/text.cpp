@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nearest name (Damerau-Levenshtein distance, case ignored), globs, bytes and FNV-1a.
+// Nearest name (Damerau-Levenshtein distance, case ignored), globs, bytes, FNV-1a and versions.
 #include "text.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
+#include <regex>
 
 namespace checkop {
 namespace {
@@ -136,6 +137,12 @@ std::string fnv1a_hex(std::string_view bytes) {
   uint64_t digest = fnv1a(bytes);
   for (auto digit = hex.rbegin(); digit != hex.rend(); ++digit, digest >>= 4) *digit = "0123456789abcdef"[digest & 15];
   return hex;
+}
+
+std::string version_in(std::string_view line) {
+  const std::regex version(R"((^|\s)(\d+(\.\d+)+)(\s|$))");
+  std::cmatch found;
+  return std::regex_search(line.data(), line.data() + line.size(), found, version) ? found[2].str() : "";
 }
 
 }  // namespace checkop

@@ -32,4 +32,7 @@ uint64_t fnv1a(std::string_view bytes, uint64_t state = 14695981039346656037ull)
 /// The same as 16 hex digits.
 std::string fnv1a_hex(std::string_view bytes);
 
+/// The first word of `line` that is numbers joined by dots, two at least: "580.95.05"; "" without one.
+std::string version_in(std::string_view line);
+
 }  // namespace checkop

@@ -102,5 +102,13 @@ TEST(Text, BytesAreGivenInTheUnitThatFits) {
   EXPECT_EQ(format_bytes(uint64_t{5000} << 40), "5000.0 TiB");
 }
 
+TEST(Text, VersionIsAWordOfNumbers) {
+  EXPECT_EQ(version_in("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23"), "580.95.05");
+  EXPECT_EQ(version_in("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"),
+            "580.159.04");
+  EXPECT_EQ(version_in("580.95.05"), "580.95.05");
+  EXPECT_EQ(version_in("Module for x86_64 v1.2 580"), "");
+}
+
 }  // namespace
 }  // namespace checkop

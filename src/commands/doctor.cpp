@@ -45,10 +45,9 @@ constexpr std::string_view kInstallDriver = "sudo apt-get install cuda-drivers, 
 std::string loaded_driver() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line;
-  std::getline(file, line);  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ..."
-  const size_t words = line.find("Module");
-  const size_t number = words == std::string::npos ? words : line.find_first_of("0123456789", words);
-  return number == std::string::npos ? "" : line.substr(number, line.find(' ', number) - number);
+  std::getline(file,
+               line);  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ...", or another order of words
+  return version_in(line);
 }
 
 void look_at_devices(Findings& findings) {
