@@ -14,9 +14,7 @@
 #     scaling     their times on 1, 2, 4 ... GPUs
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
-# whether they still are.
-#
-# Reports of more than a megabyte are left compressed.
+# whether they still are. Reports of more than a megabyte are left compressed.
 #
 # A FAIL is a result: it stands in its report and in the table, and the script goes on. The exit status is 1 when an
 # answer is missing: a command ended with 2 (bad question), 3 (nothing checked), 4 (crash or time limit) or 5 (no
@@ -174,7 +172,6 @@ run_judge() {
 }
 
 run_sanitize() {
-  # --- sanitizers, over the smoke suite in two dtypes -----------------------------------------------------------------------------
   sanitizer=$(find_sanitizer || true)
   # The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
   if [[ -n $sanitizer ]]; then
