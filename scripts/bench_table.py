@@ -9,7 +9,7 @@ import glob
 import json
 import os
 
-from readme_block import RESULTS, ROOT, write_or_check
+from readme_block import RESULTS, ROOT, number_of, write_or_check
 
 
 def ratio(record):
@@ -41,8 +41,8 @@ def table(folder):
                 groups.setdefault(key, {})[record["timing"]] = record
     if not groups:
         return ""
-    device = next(iter(next(iter(groups.values())).values()))["device"]
-    return (f"On one {device}, bf16, from `{os.path.relpath(folder, ROOT)}`:\n\n"
+    records = [record for timings in groups.values() for record in timings.values()]
+    return (f"On {number_of(record['dims'] for record in records)} {records[0]['device']}, bf16, from `{os.path.relpath(folder, ROOT)}`:\n\n"
             "| operator, pass | sizes | candidate | burst, ms | sustained, ms | of copy | of cublas | cublas' time over it, burst | sustained |\n"
             "|---|---|---|---|---|---|---|---|---|\n") + "".join(row(timings) for timings in groups.values())
 

@@ -124,7 +124,7 @@ sanitizer_row() {
 
 # --- build -------------------------------------------------------------------------------------------------------------
 {
-  nvidia-smi || true
+  nvidia-smi --query-gpu=index,name,driver_version,memory.total,power.limit,clocks.max.sm --format=csv || true
   nvcc --version || true
 } >"$out/environment.txt" 2>&1
 find kernels src/check_operator.h -type f | LC_ALL=C sort | xargs sha256sum >"$out/kernels.sha256"
@@ -352,7 +352,7 @@ lost() {
 
 run_ranks() {
   export NCCL_NVLS_ENABLE=0  # no NVLink multicast
-  local gpus sizes m k v dtype
+  local gpus n sizes m k v dtype
   gpus=$(nvidia-smi --list-gpus | wc -l)
   local -r here="*@[1-$gpus]*"  # cases that have a GPU for each rank
   local -r portable=(--op "tp_logp,tp_linear_logp" --candidate nccl) hopper=(--op tp_linear_logp --candidate nccl-sm90 --dtype bf16)

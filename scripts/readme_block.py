@@ -21,3 +21,9 @@ def write_or_check(name, content):
         return
     with open(path, "w", encoding="utf-8") as file:
         file.write(wanted)
+
+
+def number_of(sizes):
+    """How many devices took part, in words: as many as the largest of the cases' numbers of ranks."""
+    most = max((dims.get("world_size", 1) for dims in sizes), default=1)
+    return {1: "one", 2: "two", 4: "four", 8: "eight"}.get(most, str(most))

@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 
-from readme_block import RESULTS, ROOT, write_or_check
+from readme_block import RESULTS, ROOT, number_of, write_or_check
 
 
 
@@ -62,8 +62,10 @@ def tables():
             for case in candidate["cases"]:
                 groups.setdefault((case["op"], case["pass"], candidate["backend"]), []).append(case)
         device = reports[0]["device"]
-        text += (f"On one {device['name']} ({device['arch_key']}, CUDA {device['runtime']}), all of fp32, bf16 and fp16, "
-                 f"from `{os.path.relpath(folder, ROOT)}`:\n\n"
+        cases = [case for group in groups.values() for case in group]
+        dtypes = ", ".join(sorted({case["dtype"] for case in cases}))
+        text += (f"On {number_of(case['dims'] for case in cases if case['passed'])} {device['name']} "
+                 f"({device['arch_key']}, CUDA {device['runtime']}), {dtypes}, from `{os.path.relpath(folder, ROOT)}`:\n\n"
                  "| operator, pass | candidate | checks | largest | verdict | least headroom, fp32 outputs | 16-bit outputs |\n"
                  "|---|---|---|---|---|---|---|\n")
         for (op, direction, backend), cases in sorted(groups.items()):

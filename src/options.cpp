@@ -114,6 +114,11 @@ void refuse_idle_flags(const RunOptions& run) {
   if (run.for_s && run.total_shards)
     refuse("--for", "does not go with --total-shards: parts of a run make the same checks whenever they are made",
            "leave out one of them");
+  if (run.for_s && run.has("--sanitize"))
+    refuse("--for", "does not go with --sanitize: the same checks are to run under it", "leave out one of them");
+  if (run.for_s && std::find(run.checks.begin(), run.checks.end(), "invariance") != run.checks.end())
+    refuse("--for", "does not go with --check invariance: what every case can show is found out before the first",
+           "leave out one of them");
   for (const char* flag : {"--preset", "--shard-bounds", "--grad-seed"}) {
     if (run.random_cases && run.has(flag)) refuse(flag, "has no effect beside --random-cases", "leave out one of them");
   }

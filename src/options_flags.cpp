@@ -35,7 +35,7 @@ void add_run_options(CLI::App& app, RunOptions& run) {
          "of each operator so many cases, with random values of all sizes that are not given; --seed draws them")
       ->type_name("N")
       ->group("Sizes");
-  app.add_option("--for", run.for_s, "of --random-cases as many as begin within that time")
+  app.add_option("--for", run.for_s, "of --random-cases as many as begin within that time, shuffled")
       ->type_name("SECONDS")
       ->group("Sizes");
   app.add_option("--shuffle", run.shuffle, "run candidates, and the checks of each, in the order of this seed")

@@ -2,6 +2,8 @@
 // Seed -> sizes -> cases; what does not fit together is drawn again.
 #include "random_cases.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -50,9 +52,9 @@ class Draw {
       }
       const auto found = one.dims.find(dim);
       const int64_t extent = found == one.dims.end() ? 1 : found->second.front();
-      spanned = spanned > kMostSpanned ? spanned : spanned * std::max<int64_t>(1, extent);
+      if (extent > kMostSpanned / spanned) throw too_large();
+      spanned *= std::max<int64_t>(1, extent);
     }
-    if (spanned > kMostSpanned) throw too_large();
     one.data.seed = below(kSeeds);
     one.data.grad_seed = below(kSeeds);
     return one;
@@ -87,6 +89,8 @@ class Draw {
 }  // namespace
 
 void draw_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases) {
+  if (count > static_cast<int64_t>(kMaxCases - std::min(kMaxCases, cases.size())))
+    throw InputError("--random-cases", fmt::format("more than {} cases in all", kMaxCases), "give fewer");
   Draw draw(sweep, seed);
   int failed = 0;
   for (int64_t made = 0; made < count;) {

@@ -38,15 +38,18 @@ struct Sample {
   std::vector<Tensor> inputs;
 };
 
-/// Multiply-adds of the pass, about. gold_work() takes dimensions that are added up, keys of a cache and new ones, and
-/// those that share others, heads of queries and of keys, as if they were multiplied; a sum's longest chain may not be
-/// all of its work.
+/// Multiply-adds of the pass, about: of every output its elements times all that is summed up for one of them.
+/// gold_work() takes dimensions that are added up, keys of a cache and new ones, and those that share others, heads of
+/// queries and of keys, as if they were multiplied.
 double work_of(const Case& c) {
   double of_sums = 0;
   for (const OutputSpec& spec : c.pass->outputs) {
     if (!is_present(c, spec.tensor)) continue;
-    const auto elements = static_cast<double>(element_count(shape_of(c, spec.tensor)));
-    of_sums += elements * static_cast<double>(std::max<int64_t>(1, sum_terms(c, spec)));
+    const auto own = split_dims(spec.tensor.dims);
+    auto work = static_cast<double>(element_count(shape_of(c, spec.tensor)));
+    for (const std::string_view summed : split_dims(spec.reduced))
+      if (std::find(own.begin(), own.end(), summed) == own.end()) work *= static_cast<double>(extent_of(c, summed));
+    of_sums += work;
   }
   return std::min(gold_work(c), of_sums);
 }
