@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <regex>
 
 namespace checkop {
 namespace {
@@ -140,9 +139,16 @@ std::string fnv1a_hex(std::string_view bytes) {
 }
 
 std::string version_in(std::string_view line) {
-  const std::regex version(R"((^|\s)(\d+(\.\d+)+)(\s|$))");
-  std::cmatch found;
-  return std::regex_search(line.data(), line.data() + line.size(), found, version) ? found[2].str() : "";
+  for (size_t at = 0; at < line.size();) {
+    const size_t end = std::min(line.find_first_of(" \t", at), line.size());
+    const std::string_view word = line.substr(at, end - at);
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    if (word.find_first_not_of("0123456789.") == word.npos && word.find('.') != word.npos &&
+        word.find("..") == word.npos && is_digit(word.front()) && is_digit(word.back()))
+      return std::string(word);
+    at = end + 1;
+  }
+  return "";
 }
 
 }  // namespace checkop
