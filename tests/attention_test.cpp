@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "built.hpp"
 #include "device.hpp"
 #include "error.hpp"
 #include "gold_helper.hpp"
@@ -110,8 +111,7 @@ TEST(Attention, TwoInTheMaskKeepsLikeOne) {
 
 /// Outputs of the native candidate.
 std::vector<Tensor> native(const Case& c, const std::vector<Tensor>& inputs) {
-  const std::vector<Candidate> candidates =
-      load_plugin(std::string(CHECKOP_BINARY_DIR) + "/kernels/attention/native.so");
+  const std::vector<Candidate> candidates = load_plugin(std::string(kBuildFolder) + "/kernels/attention/native.so");
   std::vector<Tensor> outputs = make_outputs(c);
   const auto device = open_cpu_device();
   for (const Candidate& candidate : candidates) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "built.hpp"
 #include "commands/bench_record.hpp"
 #include "error.hpp"
 #include "gold_helper.hpp"
@@ -24,7 +25,7 @@ using nlohmann::json;
 
 const std::string kMatmul = "bench --op matmul --device cpu --batch 1 --seq 2 --k-dim 3 --n-dim 4 ";
 
-std::string plugin(const std::string& stem) { return fmt::format("--plugin {}/{}.so ", CHECKOP_TEST_PLUGIN_DIR, stem); }
+std::string plugin(const std::string& stem) { return fmt::format("--plugin {}/{}.so ", kPluginFolder, stem); }
 
 std::vector<json> lines_of(const std::string& text) {
   std::vector<json> records;

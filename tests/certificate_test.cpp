@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "built.hpp"
 #include "error.hpp"
 #include "process.hpp"
 #include "report_bits.hpp"
@@ -94,7 +95,7 @@ TEST(Certificate, NamesAxesRowsSensitivityAndTheDevice) {
 TEST(Certificate, OfABrokenCandidateIsNotWritten) {
   const ProcessResult result =
       run_program(fmt::format("certify {} --candidate split_k_by_rows --plugin {}/split_k_by_rows.so --out {}", kSmall,
-                              CHECKOP_TEST_PLUGIN_DIR, path("none.json")));
+                              kPluginFolder, path("none.json")));
   expect_exit(result, 1, "No certificate");
   EXPECT_NE(result.text.find("depend on the number of rows"), std::string::npos) << result.text;
   EXPECT_EQ(text_of(path("none.json")), "");
@@ -109,8 +110,7 @@ TEST(Certificate, CaseThatHadNoRoomHasNone) {
 
 TEST(Certificate, TwoCandidatesAreComparedByTheirDigests) {
   certify(kSmall + "--candidate native", "native.json");
-  certify(fmt::format("{} --candidate perfect --plugin {}/perfect.so", kSmall, CHECKOP_TEST_PLUGIN_DIR),
-          "perfect.json");
+  certify(fmt::format("{} --candidate perfect --plugin {}/perfect.so", kSmall, kPluginFolder), "perfect.json");
   const ProcessResult both = run_program(fmt::format("verify {} {}", path("native.json"), path("perfect.json")));
   expect_exit(both, 1, "DIFFERS: matmul/forward matmul-fp32-1x40x64x16: output c has other bits");
   EXPECT_NE(both.text.find("c: row_stride: 0 elements in 3 contexts, 3 of them unsupported; and "), std::string::npos)
@@ -126,7 +126,7 @@ TEST(Certificate, OtherDataAreNoComparison) {
 
 TEST(Certificate, IsOfOneCandidate) {
   expect_exit(run_program(fmt::format("certify {} --candidate native,perfect --plugin {}/perfect.so --out {}", kSmall,
-                                      CHECKOP_TEST_PLUGIN_DIR, path("two.json"))),
+                                      kPluginFolder, path("two.json"))),
               2, "a certificate is of one candidate");
 }
 

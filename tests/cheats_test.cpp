@@ -126,7 +126,7 @@ TEST(Cheats, WorkspaceThatCannotBeHadIsNoWayToBeSkipped) {
                 "--batch 2 --seq 3");
 }
 
-#if !defined(__SANITIZE_ADDRESS__)  // whose allocator ends the process in its own way
+#if !defined(CHECKOP_SANITIZED)  // whose allocator ends the process in its own way
 TEST(Cheats, LeakEndsAtTheLimitAndNotWithTheMachine) {
   expect_caught("leaks_until_memory_ends",
                 {"error", "memory", "launch ran out of memory: std::bad_alloc; it may have 700.0 MiB", 4},

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "built.hpp"
 #include "process.hpp"
 
 namespace checkop {
@@ -17,7 +18,7 @@ TEST(DividedRun, CandidatesOfACaseStayTogetherAndEveryCheckHasOneShard) {
   const std::string flags = fmt::format(
       "--op silu,logp --dtype fp32,bf16 --check-grad --batch 1 --seq 2,8 --vocab 17 --hidden 33 --candidate "
       "native,mutant-zeros --plugin {}/mutants.so --device cpu --list",
-      CHECKOP_TEST_PLUGIN_DIR);
+      kPluginFolder);
   const auto listed = [](const std::string& text) {
     std::set<std::string> lines;
     std::istringstream stream(text);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "built.hpp"
 #include "process.hpp"
 
 namespace checkop {
@@ -14,7 +15,7 @@ namespace {
 
 const std::string kTiny = "--op logp --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17 ";
 
-std::string plugin(const std::string& stem) { return fmt::format("--plugin {}/{}.so ", CHECKOP_TEST_PLUGIN_DIR, stem); }
+std::string plugin(const std::string& stem) { return fmt::format("--plugin {}/{}.so ", kPluginFolder, stem); }
 
 TEST(Cli, PassExitsZero) {
   expect_exit(run_program(kTiny + "--candidate native --check-grad"), 0, "[  PASSED  ] 2 pass");
@@ -73,14 +74,22 @@ TEST(Cli, SumsTooShortToShowAnOrderAreVacuous) {
 
 TEST(Cli, RandomCasesAreRunUntilTheirTimeIsUp) {
   const ProcessResult ran =
-      run_program("--op silu --candidate native --device cpu --random-cases 100000 --for 3 --check accuracy --json");
+      run_program("--op silu --candidate native --device cpu --random-cases 20000 --for 1 --check accuracy --json");
   EXPECT_EQ(ran.code, 0) << ran.text;
   const auto report = nlohmann::json::parse(ran.text);
   const auto& cases = report["candidates"][0]["cases"];
   EXPECT_EQ(report["planned"], cases.size());
-  ASSERT_GT(cases.size(), 1u);
-  EXPECT_LT(cases.size(), 100000u);
-  EXPECT_NE(cases[0]["dims"], cases[1]["dims"]);
+  EXPECT_FALSE(cases.empty());
+  EXPECT_LT(cases.size(), 20000u);
+}
+
+TEST(Cli, RandomCasesDiffer) {
+  const ProcessResult listed = run_program("--op silu --candidate native --device cpu --random-cases 8 --list");
+  EXPECT_EQ(listed.code, 0) << listed.text;
+  std::set<std::string> names;
+  std::istringstream lines(listed.text);
+  for (std::string line; std::getline(lines, line);) names.insert(line.substr(0, line.find('#')));
+  EXPECT_EQ(names.size(), 8u) << listed.text;
 }
 
 TEST(Cli, DataThatAnOperatorLacksAreCalledRandom) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "built.hpp"
 #include "contract_helper.hpp"
 #include "process.hpp"
 
@@ -45,7 +46,7 @@ std::string with_known(std::string_view match, std::string_view more = "") {
 
 const std::string kZeros = fmt::format(
     "--op logp --device cpu --batch 1 --seq 2 --vocab 17 --plugin {}/mutants.so --candidate native,mutant-zeros ",
-    CHECKOP_TEST_PLUGIN_DIR);
+    kPluginFolder);
 
 TEST(ContractCommand, AnExpectedFailureDoesNotFailTheRunAndIsShown) {
   const std::string path = with_known(R"({"op": "logp", "candidate": "mutant-zeros"})");
@@ -207,7 +208,7 @@ TEST(ContractCommand, DiffRunsCandidatesOnceAndShowsVerdictsThatChange) {
   const std::string flags = fmt::format(
       "contract diff contracts/default.json contracts/rl_kernel.json --op logp --pass backward --dtype bf16 --batch 1 "
       "--seq 2 --vocab 5000 --device cpu --plugin {}/mutants.so --candidate ",
-      CHECKOP_TEST_PLUGIN_DIR);
+      kPluginFolder);
   const ProcessResult result = run_program(flags + "mutant-zeros,mutant-softmax_term_dropped");
   expect_exit(result, 1, "2 checks judged by both: 1 verdict changes");
   EXPECT_NE(result.text.find("logp/backward/mutant-softmax_term_dropped/logp-bf16-1x2x5000\n  fail: dlogits"),
@@ -223,7 +224,7 @@ TEST(ContractCommand, DiffSaysWhatCannotBeCompared) {
   const std::string crashes = fmt::format(
       "contract diff contracts/default.json contracts/default.json --op matmul --pass forward --dtype fp32 --batch 1 "
       "--seq 2 --k-dim 2 --n-dim 4 --device cpu --plugin {}/crashes.so --candidate segfaults",
-      CHECKOP_TEST_PLUGIN_DIR);
+      kPluginFolder);
   expect_exit(run_program(crashes), 4, "error  matmul/forward/segfaults/");
 }
 

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "built.hpp"
 #include "device.hpp"
 #include "plugin.hpp"
 #include "process.hpp"
@@ -36,8 +37,7 @@ TEST(Doctor, NamesContractCasesAndEveryPluginWithAbiAndDigest) {
     const json plugin = finding(report, fmt::format("kernels/{}/native.so", op->name));
     ASSERT_TRUE(plugin.is_object()) << op->name;
     const auto value = plugin.at("value").get<std::string>();
-    const std::string path =
-        std::filesystem::path(CHECKOP_EXECUTABLE).parent_path() / "kernels" / op->name / "native.so";
+    const std::string path = std::filesystem::path(kProgram).parent_path() / "kernels" / op->name / "native.so";
     EXPECT_NE(value.find(fmt::format("ABI {}, digest {}", CHECKOP_ABI_VERSION, file_digest(path))), std::string::npos)
         << value;
   }

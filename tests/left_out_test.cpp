@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "built.hpp"
 #include "compare.hpp"
 #include "contract.hpp"
 #include "device.hpp"
@@ -267,7 +268,7 @@ TEST(LeftOut, MaskedKeysHoldWhatMustNotBeRead) {
 // In the mutants' test NaN gives these faults away. Where the rows hold numbers, their values do.
 TEST(LeftOut, CountingARowShowsWithoutNanToo) {
   const Contract contract = Contract::load(std::string(CHECKOP_SOURCE_DIR) + "/contracts/default.json");
-  const std::vector<Candidate> candidates = load_plugin(std::string(CHECKOP_TEST_PLUGIN_DIR) + "/mutants.so");
+  const std::vector<Candidate> candidates = load_plugin(std::string(kPluginFolder) + "/mutants.so");
   const auto device = open_cpu_device();
   int runs = 0;
   for (const Question& question : kQuestions) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "built.hpp"
 #include "check_operator_gtest.h"
 #include "paths.hpp"
 #include "process.hpp"
@@ -145,7 +146,7 @@ TEST(LinkedChecks, InvarianceAskedForByNameIsCheckedAsTheProgramDoes) {
   // The positive control lies beside the program, not beside this test: without it no pass counts.
   EXPECT_EQ(outcome.code, 4) << outcome.text;
   EXPECT_NE(outcome.text.find("the positive control split_k_by_rows"), std::string::npos) << outcome.text;
-  set_program_folder(CHECKOP_BINARY_DIR);
+  set_program_folder(kBuildFolder);
   EXPECT_EQ(check_linked(entry_of(silu), arguments, "A.B").code, 0);
   set_program_folder("");
 }
@@ -182,7 +183,7 @@ TEST(LinkedChecks, WrongQuestionsSayWhatIsWrong) {
 }
 
 TEST(NoIsolate, TheProgramItselfRunsTheCandidate) {
-  const std::string plugin = std::string("--plugin ") + CHECKOP_TEST_PLUGIN_DIR + "/crashes.so ";
+  const std::string plugin = std::string("--plugin ") + kPluginFolder + "/crashes.so ";
   const std::string tiny = "--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --no-isolate ";
   expect_exit(run_program(tiny + "--candidate native"), 0, "[  PASSED  ] 1 pass");
   EXPECT_EQ(run_program(tiny + plugin + "--candidate aborts").code, 128 + 6);

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "built.hpp"
 #include "contract_helper.hpp"
 #include "gold_helper.hpp"
 #include "inputs.hpp"
@@ -310,7 +311,7 @@ std::string command(std::string_view candidate, std::string_view arch = "--arch-
   return fmt::format(
       "--op matmul,det_gemm,lm_head --device cpu --contract {} --plugin {}/modelled.so "
       "--candidate {} --dtype bf16 --batch 1 --seq 24 --k-dim 1024 --n-dim 96 --hidden 1024 --vocab 96 --check-grad {}",
-      kContract, CHECKOP_TEST_PLUGIN_DIR, candidate, arch);
+      kContract, kPluginFolder, candidate, arch);
 }
 
 TEST(BitsOfModel, ACandidateThatKeepsTheOrderPasses) {

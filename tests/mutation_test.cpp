@@ -8,6 +8,7 @@
 #include <set>
 
 #include "behaviour_faults.hpp"
+#include "built.hpp"
 #include "gold_helper.hpp"
 #include "inputs.hpp"
 #include "judge_helper.hpp"
@@ -96,9 +97,8 @@ Judgment judgment_of(const std::string& path, std::string_view name, const Case&
 }
 
 TEST_P(Mutation, TheGoldAndTheNativeCandidatePassTheSameCases) {
-  const std::string plugins = CHECKOP_TEST_PLUGIN_DIR;
-  const std::string native =
-      std::string(CHECKOP_BINARY_DIR) + "/kernels/" + std::string(GetParam()->name) + "/native.so";
+  const std::string plugins = kPluginFolder;
+  const std::string native = std::string(kBuildFolder) + "/kernels/" + std::string(GetParam()->name) + "/native.so";
   for (const Case& c : mutation_cases(GetParam()->name)) {
     const Judgment of_gold = judgment_of(plugins + "/perfect.so", "perfect", c);
     EXPECT_EQ(of_gold.verdict, Verdict::pass) << case_name(c) << " " << of_gold.reason;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <set>
 
+#include "built.hpp"
 #include "case.hpp"
 #include "error.hpp"
 #include "plugin.hpp"
@@ -125,7 +126,7 @@ TEST(Operator, HasItsFourFiles) {
 
 TEST(Operator, ShippedCandidatesAreNamedAfterTheirFiles) {
   int seen = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(fs::path(CHECKOP_BINARY_DIR) / "kernels")) {
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(kBuildFolder) / "kernels")) {
     if (entry.path().extension() != ".so") continue;
     for (const Candidate& candidate : load_plugin(entry.path().string())) {
       EXPECT_EQ(candidate.name, entry.path().stem());

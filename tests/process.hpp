@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <string>
 
+#include "built.hpp"
+
 namespace checkop {
 
 struct ProcessResult {
@@ -20,7 +22,7 @@ struct ProcessResult {
 inline ProcessResult run_program(const std::string& arguments) {
   // As outside of GitHub's runners, wherever the tests run.
   const std::string command =
-      fmt::format("cd '{}' && env -u GITHUB_ACTIONS '{}' {} 2>&1", CHECKOP_SOURCE_DIR, CHECKOP_EXECUTABLE, arguments);
+      fmt::format("cd '{}' && env -u GITHUB_ACTIONS '{}' {} 2>&1", CHECKOP_SOURCE_DIR, kProgram, arguments);
   std::FILE* pipe = popen(command.c_str(), "r");
   ProcessResult result{-1, ""};
   char buffer[4096];

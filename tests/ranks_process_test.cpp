@@ -16,6 +16,7 @@
 #include <sstream>
 #include <thread>
 
+#include "built.hpp"
 #include "frame.hpp"
 #include "process.hpp"
 #include "run_helper.hpp"
@@ -80,9 +81,8 @@ class Processes {
 
   /// Starts the program with these variables and arguments.
   void start(int name, const std::string& variables, const std::string& arguments) {
-    const std::string command =
-        fmt::format("cd '{}' && exec env -u GITHUB_ACTIONS {} '{}' {} > '{}{}' 2>&1", CHECKOP_SOURCE_DIR, variables,
-                    CHECKOP_EXECUTABLE, arguments, folder_, name);
+    const std::string command = fmt::format("cd '{}' && exec env -u GITHUB_ACTIONS {} '{}' {} > '{}{}' 2>&1",
+                                            CHECKOP_SOURCE_DIR, variables, kProgram, arguments, folder_, name);
     const pid_t pid = fork();
     if (pid == 0) execl("/bin/sh", "sh", "-c", command.c_str(), static_cast<char*>(nullptr));
     pids_[name] = pid;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "built.hpp"
 #include "gold_helper.hpp"
 #include "inputs.hpp"
 #include "plugin.hpp"
@@ -74,8 +75,7 @@ struct SpoiltCall {
 
 std::vector<Candidate> shipped_candidates(const Case& c) {
   std::vector<Candidate> own;
-  for (const auto& file :
-       std::filesystem::directory_iterator(fmt::format("{}/kernels/{}", CHECKOP_BINARY_DIR, c.op->name))) {
+  for (const auto& file : std::filesystem::directory_iterator(fmt::format("{}/kernels/{}", kBuildFolder, c.op->name))) {
     if (file.path().extension() != ".so") continue;
     for (const Candidate& candidate : load_plugin(file.path().string())) {
       if (candidate.pass == c.pass->name) own.push_back(candidate);

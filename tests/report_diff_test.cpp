@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "built.hpp"
 #include "process.hpp"
 
 namespace checkop {
@@ -122,7 +123,7 @@ class ReportCommand : public testing::Test {
     run_program(
         fmt::format("--op logp --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17 --check-grad --plugin "
                     "{}/mutants.so --json {} {}",
-                    CHECKOP_TEST_PLUGIN_DIR, path(name), flags));
+                    kPluginFolder, path(name), flags));
   }
 };
 

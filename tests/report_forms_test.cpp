@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "built.hpp"
 #include "error.hpp"
 #include "process.hpp"
 
@@ -17,7 +18,7 @@ namespace checkop {
 namespace {
 
 const std::string kTiny = "--op logp --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17 --check-grad ";
-const std::string kMutants = fmt::format("--plugin {}/mutants.so ", CHECKOP_TEST_PLUGIN_DIR);
+const std::string kMutants = fmt::format("--plugin {}/mutants.so ", kPluginFolder);
 
 std::string content(const std::string& path) {
   std::ostringstream text;
@@ -149,7 +150,7 @@ TEST(Github, IsOnWhereTheVariableSaysSo) {
     std::filesystem::remove(summary);
     // run_program() takes the variable away.
     const std::string program = fmt::format("cd '{}' && GITHUB_ACTIONS=true GITHUB_STEP_SUMMARY='{}' '{}' {} {} {}",
-                                            CHECKOP_SOURCE_DIR, summary, CHECKOP_EXECUTABLE, kTiny, kMutants, flags);
+                                            CHECKOP_SOURCE_DIR, summary, kProgram, kTiny, kMutants, flags);
     std::FILE* pipe = popen(program.c_str(), "r");
     std::string text;
     char buffer[4096];

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "built.hpp"
 #include "process.hpp"
 #include "report_merge_helper.hpp"
 
@@ -92,14 +93,14 @@ TEST_F(MergeCommand, AKilledShardIsRefusedUnlessPartial) {
   const std::string flags = fmt::format(
       "--op matmul --batch 1 --seq 2,3 --k-dim 2 --n-dim 4 --candidate honest,sleeps --plugin {}/crashes.so --device "
       "cpu",
-      kPlugins);
+      kPluginFolder);
   const std::string killed = report_path("killed.json");
   // The first candidate's check is in the report when the second sleeps.
   const std::string command = fmt::format(
       "cd '{}' && rm -f {} && {{ '{}' {} --shard-index 0 --total-shards 1 --json {} >/dev/null & pid=$!; "
       "for i in $(seq 600); do [ \"$(grep -c '\"verdict\":\"pass\"' {} 2>/dev/null)\" = 2 ] && break; sleep 0.1; done; "
       "kill -9 $pid; }}",
-      CHECKOP_SOURCE_DIR, killed, CHECKOP_EXECUTABLE, flags, killed, killed);
+      CHECKOP_SOURCE_DIR, killed, kProgram, flags, killed, killed);
   ASSERT_EQ(std::system(command.c_str()), 0);
   ASSERT_EQ(load_report(killed)["complete"], false);
   expect_refusal(killed, killed + ": shard 0 of 1 did not come to its end");
@@ -221,7 +222,7 @@ TEST_F(MergeCommand, RunsUnderASanitizerAddUp) {
 TEST_F(MergeCommand, MergedReportsHaveAllForms) {
   const std::string flags = fmt::format(
       "--op logp --candidate native,mutant-zeros --plugin {}/mutants.so --batch 1 --seq 2,3 --vocab 17 --device cpu",
-      kPlugins);
+      kPluginFolder);
   const std::string a = shard("a", 0, 2, flags), b = shard("b", 1, 2, flags), out = report_path("merged.json"),
                     whole = report_path("whole.json");
   run_program(fmt::format("{} --json {}", flags, whole));
@@ -248,7 +249,7 @@ TEST_F(MergeCommand, EveryFormOfAShardNamesIt) {
   const ProcessResult run = run_program(
       fmt::format("--op logp --candidate mutant-zeros --plugin {}/mutants.so --batch 1 --seq 2,3 --vocab 17 "
                   "--device cpu --shard-index 1 --total-shards 2 --github {}",
-                  kPlugins, forms));
+                  kPluginFolder, forms));
   expect_exit(run, 1, "[==========] 1 check of 1 candidate, shard 1 of 2; contract");
   expect_exit(run, 1, "::error title=fail%3A logp/forward  mutant-zeros  logp-fp32-1x2x17 (shard 1 of 2)::");
   EXPECT_NE(text_of_file(report_path("form.xml")).find("<testsuite name=\"check_operator, shard 1 of 2\""),

@@ -15,8 +15,6 @@ namespace checkop {
 
 using nlohmann::json;
 
-inline const std::string kPlugins = CHECKOP_TEST_PLUGIN_DIR;
-
 inline std::string report_path(const std::string& name) { return testing::TempDir() + "report_merge_" + name; }
 
 inline std::string text_of_file(const std::string& file) {

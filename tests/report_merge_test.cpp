@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "built.hpp"
 #include "process.hpp"
 #include "report_merge_helper.hpp"
 
@@ -76,7 +77,7 @@ TEST(ReportMerge, PassesAreThoseOfTheWholeRun) {
 
 TEST(ReportMerge, FailuresOfSeveralCandidatesAreThoseOfTheWholeRun) {
   const Divided run = divide(fmt::format(
-      "{} --candidate mutant-zeros,native,mutant-unwritten_row --plugin {}/mutants.so", kTwoOperators, kPlugins));
+      "{} --candidate mutant-zeros,native,mutant-unwritten_row --plugin {}/mutants.so", kTwoOperators, kPluginFolder));
   expect_same(run, 1);
   EXPECT_GT(verdicts_of_report(run.merged)["fail"], 10);
   EXPECT_GT(verdicts_of_report(run.merged)["pass"], 10);
@@ -86,7 +87,7 @@ TEST(ReportMerge, FailuresOfSeveralCandidatesAreThoseOfTheWholeRun) {
 TEST(ReportMerge, CrashesAreThoseOfTheWholeRun) {
   const Divided run = divide(fmt::format(
       "--op matmul --batch 1 --seq 2,3,4 --k-dim 2 --n-dim 4 --candidate honest,segfaults --plugin {}/crashes.so",
-      kPlugins));
+      kPluginFolder));
   expect_same(run, 4);
   EXPECT_EQ(verdicts_of_report(run.merged), (Counts{{"error", 3}, {"pass", 3}}));
 }
@@ -114,8 +115,8 @@ TEST(ReportMerge, SkippedChecksAreCountedOverAllShards) {
 }
 
 TEST(ReportMerge, ShuffledChecksStandInTheOrderOfTheWholeRun) {
-  const Divided run = divide(
-      fmt::format("{} --candidate native,mutant-zeros --plugin {}/mutants.so --shuffle 7", kTwoOperators, kPlugins));
+  const Divided run = divide(fmt::format("{} --candidate native,mutant-zeros --plugin {}/mutants.so --shuffle 7",
+                                         kTwoOperators, kPluginFolder));
   expect_same(run, 1);
   EXPECT_EQ(run.merged["volatile"]["timings"].size(), static_cast<size_t>(checks_in(run.whole)));
   for (size_t i = 0; i < run.whole["volatile"]["timings"].size(); ++i) {

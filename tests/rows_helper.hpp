@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "built.hpp"
 #include "gold_helper.hpp"
 #include "inputs.hpp"
 #include "plugin.hpp"
@@ -48,7 +49,7 @@ struct NativeAnswer {
 };
 
 inline NativeAnswer run_native(const Case& c, const std::vector<Tensor>& inputs) {
-  const std::string path = fmt::format("{}/kernels/{}/native.so", CHECKOP_BINARY_DIR, c.op->name);
+  const std::string path = fmt::format("{}/kernels/{}/native.so", kBuildFolder, c.op->name);
   for (const Candidate& candidate : load_plugin(path)) {
     if (candidate.pass != c.pass->name) continue;
     NativeAnswer answer;

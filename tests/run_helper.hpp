@@ -9,13 +9,14 @@
 #include <string_view>
 #include <vector>
 
+#include "built.hpp"
 #include "plugin.hpp"
 #include "runner.hpp"
 
 namespace checkop {
 
 inline std::string test_plugin(std::string_view stem) {
-  return std::string(CHECKOP_TEST_PLUGIN_DIR) + "/" + std::string(stem) + ".so";
+  return std::string(kPluginFolder) + "/" + std::string(stem) + ".so";
 }
 
 /// c[batch, seq, 4] = a[batch, seq, 2] * b[2, 4]; 4*batch*seq outputs.

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "built.hpp"
 #include "process.hpp"
 #include "sanitizer_log.hpp"
 
@@ -232,7 +233,7 @@ TEST(Sanitize, SignalEndsTheSanitizerToo) {
       "timeout --foreground --preserve-status 1 '{}' --op silu --candidate native --device cpu --batch 1 --seq 3 "
       "--hidden 16 "
       "--sanitize memcheck >{}sanitizer.txt 2>&1",
-      CHECKOP_EXECUTABLE, testing::TempDir());
+      kProgram, testing::TempDir());
   const int status = std::system(command.c_str());
   EXPECT_EQ(WEXITSTATUS(status), 4);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));

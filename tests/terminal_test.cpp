@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 
+#include "built.hpp"
 #include "process.hpp"
 #include "report_progress.hpp"
 
@@ -24,7 +25,7 @@ std::string on_terminal(const std::string& arguments, const std::string& environ
   const pid_t pid = forkpty(&terminal, nullptr, nullptr, &size);
   if (pid == 0) {
     const std::string command = fmt::format("cd '{}' && env -u GITHUB_ACTIONS -u NO_COLOR TERM=xterm {} '{}' {}",
-                                            CHECKOP_SOURCE_DIR, environment, CHECKOP_EXECUTABLE, arguments);
+                                            CHECKOP_SOURCE_DIR, environment, kProgram, arguments);
     execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
     _exit(127);
   }
@@ -63,7 +64,7 @@ TEST(Terminal, ColorsFollowTheFlagThenNoColor) {
   EXPECT_FALSE(has(on_terminal(kTwo + "--color never"), green));
   EXPECT_TRUE(has(on_terminal(kTwo + "--color always", "NO_COLOR=1"), green));
   EXPECT_TRUE(has(run_program(kTwo + "--color always").text, green));
-  const std::string mutants = fmt::format("--plugin {}/mutants.so --candidate mutant-zeros ", CHECKOP_TEST_PLUGIN_DIR);
+  const std::string mutants = fmt::format("--plugin {}/mutants.so --candidate mutant-zeros ", kPluginFolder);
   EXPECT_TRUE(has(run_program("--op logp --device cpu --batch 1 --seq 2 --vocab 17 --color always " + mutants).text,
                   "\x1b[31m[  FAILED  ]\x1b[0m logp/forward"));
 }
@@ -82,7 +83,7 @@ std::string completions(const std::string& line) {
   const std::string command = fmt::format(
       "bash -c 'source <(\"{}\" completion bash); COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
       "_check_operator; echo \" ${{COMPREPLY[*]}} \"'",
-      CHECKOP_EXECUTABLE, line);
+      kProgram, line);
   std::FILE* pipe = popen(command.c_str(), "r");
   std::string text;
   char buffer[4096];

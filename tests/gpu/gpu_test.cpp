@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "built.hpp"
 #include "device_memory_helper.hpp"
 #include "process.hpp"
 
@@ -15,7 +16,7 @@ ProcessResult run(const std::string& candidates, const std::string& more = "") {
   return run_program(
       fmt::format("--op matmul --device cuda --dtype fp32 --batch 2 --seq 3 --k-dim 16 --n-dim 8 --plugin "
                   "{}/gpu_faults.so --candidate {} {}",
-                  CHECKOP_TEST_PLUGIN_DIR, candidates, more));
+                  kPluginFolder, candidates, more));
 }
 
 TEST(Gpu, HonestKernelPasses) { expect_exit(run("honest"), 0, "1 pass"); }
@@ -52,7 +53,7 @@ TEST(Gpu, CandidateThatKeepsAllMemoryDoesNotMakeItsNextCasesSkipped) {
   const ProcessResult result =
       run_program(fmt::format("--op matmul --device cuda --batch 2 --seq 3,5,8 --k-dim 16 --n-dim 8 --plugin "
                               "{}/gpu_faults.so --candidate out_of_memory",
-                              CHECKOP_TEST_PLUGIN_DIR));
+                              kPluginFolder));
   expect_exit(result, 4, "3 error");
 }
 
@@ -94,7 +95,7 @@ nlohmann::json axes_in(const nlohmann::json& report) {
 nlohmann::json axes_of(const std::string& candidate, int code) {
   return axes_in(bits_of(fmt::format("--dtype fp32 --batch 2 --seq 40 --k-dim 256 --n-dim 64 --candidate {} --plugin "
                                      "{}/gpu_axis_faults.so",
-                                     candidate, CHECKOP_TEST_PLUGIN_DIR),
+                                     candidate, kPluginFolder),
                          code));
 }
 
