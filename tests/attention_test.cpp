@@ -111,7 +111,7 @@ TEST(Attention, TwoInTheMaskKeepsLikeOne) {
 
 /// Outputs of the native candidate.
 std::vector<Tensor> native(const Case& c, const std::vector<Tensor>& inputs) {
-  const std::vector<Candidate> candidates = load_plugin(std::string(kBuildFolder) + "/kernels/attention/native.so");
+  const std::vector<Candidate> candidates = load_plugin(native_plugin("attention"));
   std::vector<Tensor> outputs = make_outputs(c);
   const auto device = open_cpu_device();
   for (const Candidate& candidate : candidates) {

@@ -85,7 +85,7 @@ std::vector<Tensor> joined_inputs(const std::vector<Tensor>& in) {
 std::vector<Tensor> native(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> outputs = make_outputs(c);
   const auto device = open_cpu_device();
-  const std::string path = std::string(kBuildFolder) + "/kernels/" + std::string(c.op->name) + "/native.so";
+  const std::string path = native_plugin(c.op->name);
   for (const Candidate& candidate : load_plugin(path)) {
     if (candidate.pass != c.pass->name) continue;
     const RunResult run = run_candidate(*device, candidate, c, inputs, outputs, RunChecks{});
@@ -265,7 +265,7 @@ TEST(KvCacheAttention, NativeRefusesNewKeysOfAnotherNumberThanQueries) {
     c.dims["new_seq"] = 4;
     std::vector<Tensor> outputs = make_outputs(c);
     const auto device = open_cpu_device();
-    const std::string path = std::string(kBuildFolder) + "/kernels/kv_cache_attention/native.so";
+    const std::string path = native_plugin("kv_cache_attention");
     for (const Candidate& candidate : load_plugin(path)) {
       if (candidate.pass != pass) continue;
       const RunResult run = run_candidate(*device, candidate, c, gold_inputs(c), outputs, RunChecks{});

@@ -98,7 +98,7 @@ Judgment judgment_of(const std::string& path, std::string_view name, const Case&
 
 TEST_P(Mutation, TheGoldAndTheNativeCandidatePassTheSameCases) {
   const std::string plugins = kPluginFolder;
-  const std::string native = std::string(kBuildFolder) + "/kernels/" + std::string(GetParam()->name) + "/native.so";
+  const std::string native = native_plugin(GetParam()->name);
   for (const Case& c : mutation_cases(GetParam()->name)) {
     const Judgment of_gold = judgment_of(plugins + "/perfect.so", "perfect", c);
     EXPECT_EQ(of_gold.verdict, Verdict::pass) << case_name(c) << " " << of_gold.reason;

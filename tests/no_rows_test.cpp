@@ -67,8 +67,7 @@ Candidate candidate_of(const Case& c, const std::string& path) {
 TEST(NoRows, EveryOperatorPassesAndSaysWhatWasSeen) {
   int empty = 0, sums = 0;
   for (const Case& c : cases()) {
-    for (const std::string& path : {std::string(kPluginFolder) + "/perfect.so",
-                                    std::string(kBuildFolder) + "/kernels/" + std::string(c.op->name) + "/native.so"}) {
+    for (const std::string& path : {std::string(kPluginFolder) + "/perfect.so", native_plugin(c.op->name)}) {
       const Judged result = judged(c, candidate_of(c, path));
       const std::string name = case_name(c) + "/" + std::string(c.pass->name) + " " + path;
       EXPECT_EQ(result.judgment.verdict, Verdict::pass) << name << ": " << result.judgment.reason;
@@ -147,7 +146,7 @@ TEST(NoRows, WithoutTheMemoryCheckNothingIsLeft) {
 
 TEST(NoRows, EmptyTensorsTravelToTheWorkerAndBack) {
   const Case c = weight_gradients();
-  Worker worker({{std::string(kBuildFolder) + "/kernels/lm_head/native.so"}, "cpu"});
+  Worker worker({{native_plugin("lm_head")}, "cpu"});
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   std::vector<Tensor> outputs = make_outputs(c);
   const RunResult result = worker.run("native", c, inputs, outputs, RunChecks{}, std::chrono::seconds(60));

@@ -48,7 +48,7 @@ Tensor& rows_input(const Case& c, std::vector<Tensor>& inputs) { return inputs[c
 std::vector<Tensor> run_native(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> outputs = make_outputs(c);
   const auto device = open_cpu_device();
-  for (const Candidate& candidate : load_plugin(std::string(kBuildFolder) + "/kernels/pack/native.so")) {
+  for (const Candidate& candidate : load_plugin(native_plugin("pack"))) {
     if (candidate.pass != c.pass->name) continue;
     const RunResult run = run_candidate(*device, candidate, c, inputs, outputs, RunChecks{});
     EXPECT_EQ(run.status, RunStatus::ok) << run.message;

@@ -49,7 +49,7 @@ struct NativeAnswer {
 };
 
 inline NativeAnswer run_native(const Case& c, const std::vector<Tensor>& inputs) {
-  const std::string path = fmt::format("{}/kernels/{}/native.so", kBuildFolder, c.op->name);
+  const std::string path = native_plugin(c.op->name);
   for (const Candidate& candidate : load_plugin(path)) {
     if (candidate.pass != c.pass->name) continue;
     NativeAnswer answer;
