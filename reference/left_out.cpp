@@ -55,14 +55,18 @@ uint64_t payload_kind(const FillArgs& args, uint64_t i) {
 void plant_ignored_rows(const FillArgs& args, std::string_view ids, std::string_view features) {
   if (args.ignored_every == 0) return;
   Tensor &of_ids = *args.find(ids), &of_features = *args.find(features);
-  const int64_t rows = of_ids.count();
-  for (int64_t block = 0, first = 0; first < rows; ++block, first += args.ignored_every) {
+  const int64_t rows = of_ids.count(), every = args.ignored_every;
+  const int64_t runs = rows / args.ignored_run + (rows % args.ignored_run != 0);
+  for (int64_t block = 0; block * every < runs; ++block) {
     const double drawn = args.uniform("ignored rows", static_cast<uint64_t>(block));
-    const auto offset = static_cast<int64_t>(drawn * static_cast<double>(args.ignored_every));
-    const int64_t row = first + (block == 0 ? args.ignored_every - 1 : std::min(offset, args.ignored_every - 1));
-    if (row >= rows) continue;
-    of_ids.set(row, args.attrs[0]);
-    plant_payload(of_features, of_features.shape.back(), row, static_cast<uint64_t>(block));
+    const auto offset = static_cast<int64_t>(drawn * static_cast<double>(every));
+    const int64_t run = block * every + (block == 0 ? every - 1 : std::min(offset, every - 1));
+    if (run >= runs) continue;
+    const int64_t first = run * args.ignored_run, last = first + std::min(args.ignored_run, rows - first);
+    for (int64_t row = first; row < last; ++row) {
+      of_ids.set(row, args.attrs[0]);
+      plant_payload(of_features, of_features.shape.back(), row, static_cast<uint64_t>(block + row - first));
+    }
   }
 }
 

@@ -39,8 +39,9 @@ void plant_payload(Tensor& tensor, int64_t columns, int64_t row, uint64_t kind);
 /// The kind of payload for element i of a mask that is 0 there.
 uint64_t payload_kind(const FillArgs& args, uint64_t i);
 
-/// Makes one row in args.ignored_every a row to leave out: the last of the first block of so many, one drawn from every
-/// other block, so that data of fewer rows have none. Its id becomes ignore_index, its row of `features` a payload.
+/// Makes one run of args.ignored_run rows in args.ignored_every one to leave out: the last of the first block of so
+/// many, one drawn from every other block, so that data of fewer runs have none. The ids become ignore_index, the rows
+/// of `features` payloads.
 void plant_ignored_rows(const FillArgs& args, std::string_view ids, std::string_view features);
 
 }  // namespace checkop

@@ -55,6 +55,8 @@ std::vector<std::string_view> dims_of(const Operator& op) {
   return names;
 }
 
+bool has_ignored_runs(const Case& c) { return c.ignored_run != 1 && has_attr(*c.op, "ignore_index"); }
+
 std::string case_name(const Case& c) {
   std::string name = fmt::format("{}-{}-", c.op->name, info(c.dtype).name);
   const char* separator = "";
@@ -74,6 +76,7 @@ std::string case_name(const Case& c) {
   if (c.ignored_every != usual.ignored_every && has_attr(*c.op, "ignore_index")) {
     name += fmt::format("~ignored{}", c.ignored_every);
   }
+  if (has_ignored_runs(c)) name += fmt::format("~runs{}", c.ignored_run);
   for (size_t i = 0; i < c.attrs.size(); ++i) {
     if (c.attrs[i] != c.op->attrs[i].fallback) name += fmt::format("+{}={}", c.op->attrs[i].name, c.attrs[i]);
   }
@@ -102,6 +105,7 @@ std::string case_flags(const Case& c) {
   if (c.ignored_every != Case().ignored_every && has_attr(*c.op, "ignore_index")) {
     flags += fmt::format(" --ignored-every {}", c.ignored_every);
   }
+  if (has_ignored_runs(c)) flags += fmt::format(" --ignored-run {}", c.ignored_run);
   if (c.grad_mode == GradMode::ones) flags += " --grad-mode ones";
   flags += fmt::format(" --seed {}", c.seed);
   if (c.pass->name == "backward") flags += fmt::format(" --grad-seed {}", c.grad_seed);
@@ -186,6 +190,10 @@ void validate(const Case& c) {
   if (c.ignored_every < 0) {
     throw InputError("--ignored-every", fmt::format("expected an integer >= 0, got {}", c.ignored_every),
                      "0 plants none, 1 ignores every row");
+  }
+  if (c.ignored_run < 1) {
+    throw InputError("--ignored-run", fmt::format("expected an integer >= 1, got {}", c.ignored_run),
+                     "1 ignores single rows");
   }
   validate_shards(c);
   if (c.op->validate != nullptr) {

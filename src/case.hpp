@@ -26,7 +26,8 @@ struct Case {
   InputMode input_mode = InputMode::random;
   double constant_value = 0.25;
   int64_t token_value = 0;
-  int64_t ignored_every = 8;          ///< operators with ignore_index: one row in so many has it as its id; 0: none
+  int64_t ignored_every = 8;          ///< operators with ignore_index: one run of rows in so many has it; 0: none
+  int64_t ignored_run = 1;            ///< rows of such a run, as a prompt is one
   std::vector<int64_t> shard_bounds;  ///< where ranks' parts begin and end; empty: as shard_bounds() says
   GradMode grad_mode = GradMode::random;
   uint64_t seed = 123;
@@ -37,6 +38,9 @@ struct Case {
 /// of a sharded operator or "@0-3-7-12-16" for bounds of their parts that were given; then what differs
 /// from the default ("+bias", "~peaked", "#7" for another seed). Together with the pass it names the data.
 std::string case_name(const Case& c);
+
+/// Whether rows are ignored in runs.
+bool has_ignored_runs(const Case& c);
 
 /// The command line flags that make this case: the `repeat:` line without the candidate.
 std::string case_flags(const Case& c);

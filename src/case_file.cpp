@@ -46,7 +46,8 @@ std::vector<PresetMapping> mappings_of(const CaseFile& file, const Operator& op)
 
 void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view suite, std::vector<Case>& cases) {
   entry.allow_keys({"op", "pass", "dtype", "dims", "attrs", "preset", "with", "input_mode", "constant_value",
-                    "token_value", "ignored_every", "shard_bounds", "seed", "grad_mode", "grad_seed", "suites", "why"});
+                    "token_value", "ignored_every", "ignored_run", "shard_bounds", "seed", "grad_mode", "grad_seed",
+                    "suites", "why"});
   if (const auto why = entry.find("why")) why->sentence();
   if (!suite.empty()) {
     const auto suites = entry.find("suites");
@@ -89,6 +90,7 @@ void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view
     if (const auto v = entry.find("constant_value")) sweep.data.constant_value = v->number();
     if (const auto v = entry.find("token_value")) sweep.data.token_value = v->integer();
     if (const auto v = entry.find("ignored_every")) sweep.data.ignored_every = v->integer(0);
+    if (const auto v = entry.find("ignored_run")) sweep.data.ignored_run = v->integer(1);
     if (const auto v = entry.find("seed")) sweep.data.seed = static_cast<uint64_t>(v->integer(0));
     if (const auto v = entry.find("grad_mode")) sweep.data.grad_mode = parse_grad_mode(v->where(), v->sentence());
     if (const auto v = entry.find("grad_seed")) sweep.data.grad_seed = static_cast<uint64_t>(v->integer(0));

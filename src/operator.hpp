@@ -162,7 +162,8 @@ struct FillArgs {
   /// Standard normal and uniform (0, 1) numbers of a stream of that name, by index.
   std::function<double(std::string_view, uint64_t)> normal, uniform;
   unsigned threads = 1;       ///< results must not depend on it
-  int64_t ignored_every = 0;  ///< one row in so many gets the operator's ignore_index as its id; 0: none
+  int64_t ignored_every = 0;  ///< one run of rows in so many gets the operator's ignore_index as its ids; 0: none
+  int64_t ignored_run = 1;    ///< rows of such a run
 
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };

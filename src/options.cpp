@@ -71,7 +71,7 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
   if (!run.has("--inputs")) return;
   for (const char* flag :
        {"--cases", "--suite", "--preset", "--with", "--input-mode", "--constant-value", "--token-value",
-        "--ignored-every", "--seed", "--grad-mode", "--grad-seed", "--input", "--random-cases"}) {
+        "--ignored-every", "--ignored-run", "--seed", "--grad-mode", "--grad-seed", "--input", "--random-cases"}) {
     if (run.has(flag)) throw InputError(flag, "has no effect on a case that --inputs gives", "leave it out");
   }
   if (!run.dims.empty())

@@ -33,7 +33,7 @@ struct RunOptions {
   std::string contract;                              ///< empty: the shipped contracts/default.json
   std::string input_mode = "random", grad_mode = "random";
   double constant_value = 0.25;
-  int64_t token_value = 0, ignored_every = 8;
+  int64_t token_value = 0, ignored_every = 8, ignored_run = 1;
   uint64_t seed = 123, grad_seed = 123;
   std::optional<int64_t> random_cases;  ///< of each operator so many with sizes that nobody gave; nothing: one sweep
   std::optional<int64_t> for_s;         ///< after so many seconds no further one of them is begun

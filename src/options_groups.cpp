@@ -129,7 +129,10 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       ->group("Data");
   app.add_option("--token-value", run.token_value, "id of --input-mode constant")->capture_default_str()->group("Data");
   app.add_option("--ignored-every", run.ignored_every,
-                 "operators with ignore_index: one row in so many has it as its id; 0: none, 1: all")
+                 "operators with ignore_index: one run of rows in so many has it as its ids; 0: none, 1: all")
+      ->capture_default_str()
+      ->group("Data");
+  app.add_option("--ignored-run", run.ignored_run, "rows of such a run, as a prompt is one")
       ->capture_default_str()
       ->group("Data");
   app.add_option("--seed", run.seed, "of all inputs")

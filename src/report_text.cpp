@@ -63,6 +63,7 @@ std::string title(const CaseRecord& record) {
   if (c.ignored_every != Case().ignored_every && has_attr(*c.op, "ignore_index")) {
     text += fmt::format(" ignored_every={}", c.ignored_every);
   }
+  if (has_ignored_runs(c)) text += fmt::format(" ignored_run={}", c.ignored_run);
   if (has_generated_inputs(record)) text += fmt::format(" seed={}", c.seed);
   for (const auto& [name, from] : record.given_inputs) text += fmt::format(" {}={}", name, from);
   return record.gold_file.empty() ? text : text + " gold=" + record.gold_file;

@@ -44,6 +44,7 @@ json encode(const Case& c) {
           {"constant_value", std::bit_cast<uint64_t>(c.constant_value)},
           {"token_value", c.token_value},
           {"ignored_every", c.ignored_every},
+          {"ignored_run", c.ignored_run},
           {"shard_bounds", c.shard_bounds},
           {"grad_mode", static_cast<int>(c.grad_mode)},
           {"seed", c.seed},
@@ -63,6 +64,7 @@ Case decode_case(const json& json) {
   c.constant_value = std::bit_cast<double>(json.at("constant_value").get<uint64_t>());
   c.token_value = json.at("token_value").get<int64_t>();
   c.ignored_every = json.at("ignored_every").get<int64_t>();
+  c.ignored_run = json.at("ignored_run").get<int64_t>();
   c.shard_bounds = json.at("shard_bounds").get<std::vector<int64_t>>();
   c.grad_mode = static_cast<GradMode>(json.at("grad_mode").get<int>());
   c.seed = json.at("seed").get<uint64_t>();

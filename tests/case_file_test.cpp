@@ -62,6 +62,7 @@ TEST(CaseFile, MistakesNameFileAndPath) {
       {R"([{"op": "linear_logp", "with": ["bais"]}])", "no selected operator has an optional input 'bais'"},
       {R"([{"op": "logp", "dims": {"vocab": -4}}])", "cases[0].dims.vocab: expected an integer"},
       {R"([{"op": "logp", "ignored_every": -1}])", "cases[0].ignored_every: expected an integer"},
+      {R"([{"op": "logp", "ignored_run": 0}])", "cases[0].ignored_run: expected an integer"},
       {R"([{"op": "logp", "dims": {"vocb": 4}}])", "vocb"},
       {R"([{"op": "logp", "dims": {"vocab": "4:1"}}])", "cases[0].dims.vocab"},
       {R"([{"op": "logp"}, {"op": "logp", "dtype": "int8"}])", "cases[1].dtype"},

@@ -117,6 +117,8 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {kTiny + "--hidden 8", "no selected operator has it"},
       {"--op matmul --device cpu --ignored-every 4",
        "--ignored-every: no selected operator has an attribute ignore_index"},
+      {"--op matmul --device cpu --ignored-run 4", "--ignored-run: no selected operator has an attribute ignore_index"},
+      {kTiny + "--ignored-run 0", "--ignored-run: expected an integer >= 1, got 0"},
       {kTiny + "--ignored-every -2", "--ignored-every: expected an integer >= 0, got -2"},
       {kTiny + "--ignore-index 0.5", "--ignore-index: expected an integer, got 0.5"},
       {"--op silu --device cpu --input-mode extreme", "--input-mode: extreme is about logits"},

@@ -197,6 +197,27 @@ TEST(LeftOut, OneGeneratedRowInEightIsIgnored) {
   EXPECT_TRUE(ignored_rows(c, 64).empty());
 }
 
+TEST(LeftOut, RowsAreIgnoredInRunsOfTheSizeThatIsAskedFor) {
+  Case c = case_of(kQuestions[0], "forward", -100);
+  c.ignored_every = 3, c.ignored_run = 5;
+  EXPECT_TRUE(ignored_rows(c, 10).empty());
+  EXPECT_EQ(ignored_rows(c, 12), (std::vector<int64_t>{10, 11}));  // what there is of the third run
+  EXPECT_EQ(ignored_rows(c, 15), (std::vector<int64_t>{10, 11, 12, 13, 14}));
+  const std::vector<int64_t> found = ignored_rows(c, 600);
+  ASSERT_EQ(found.size(), 200u);
+  std::set<int64_t> places;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i] / 15, static_cast<int64_t>(i / 5));
+    EXPECT_EQ(found[i] % 5, static_cast<int64_t>(i % 5));
+    places.insert(found[i] % 15 / 5);
+  }
+  EXPECT_EQ(places.size(), 3u);
+  EXPECT_EQ(case_name(c), "logp-fp32-2x4x21~ignored3~runs5");
+  EXPECT_NE(case_flags(c).find(" --ignored-every 3 --ignored-run 5 "), std::string::npos);
+  c.ignored_run = 0;
+  EXPECT_NE(error_of(c).find("--ignored-run: expected an integer >= 1, got 0"), std::string::npos);
+}
+
 TEST(LeftOut, IgnoredRowsHoldNanInfinitiesOrTheirOwnContentInTurn) {
   for (const Question& question : kQuestions) {
     Case c = case_of(question, "forward", -100);

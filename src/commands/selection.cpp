@@ -67,9 +67,10 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::logits); })) {
     throw InputError("--input-mode", "extreme is about logits, and no selected operator takes any", "use random");
   }
-  if (options.has("--ignored-every") &&
-      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_attr(*op, "ignore_index"); })) {
-    throw InputError("--ignored-every", "no selected operator has an attribute ignore_index", "leave it out");
+  for (const char* flag : {"--ignored-every", "--ignored-run"}) {
+    if (!options.has(flag)) continue;
+    if (std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_attr(*op, "ignore_index"); }))
+      throw InputError(flag, "no selected operator has an attribute ignore_index", "leave it out");
   }
   if (options.has("--shard-bounds") &&
       std::all_of(ops.begin(), ops.end(), [](const Operator* op) { return op->sharded_dim.empty(); })) {
@@ -114,6 +115,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     sweep.data.constant_value = options.constant_value;
     sweep.data.token_value = options.token_value;
     sweep.data.ignored_every = options.ignored_every;
+    sweep.data.ignored_run = options.ignored_run;
     sweep.data.seed = options.seed;
     sweep.data.grad_mode = parse_grad_mode("--grad-mode", options.grad_mode);
     sweep.data.grad_seed = options.grad_seed;
