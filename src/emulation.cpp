@@ -95,10 +95,17 @@ std::vector<float> Arithmetic::factors(std::vector<float> values) const {
 float Arithmetic::to_bf16(float x) { return rounded(x, 16); }
 
 std::vector<float> EmulationArgs::floats(int index) const {
+  constexpr size_t kAtOnce = size_t{1} << 14;
   const Tensor& t = in(index);
-  std::vector<double> decoded(static_cast<size_t>(t.count()));
-  info(t.dtype).decode(t.bytes.data(), decoded.data(), decoded.size());
-  return {decoded.begin(), decoded.end()};
+  const DTypeInfo& type = info(t.dtype);
+  std::vector<float> values(static_cast<size_t>(t.count()));
+  parallel_for(static_cast<int64_t>((values.size() + kAtOnce - 1) / kAtOnce), [&](int64_t part) {
+    const size_t first = static_cast<size_t>(part) * kAtOnce, n = std::min(kAtOnce, values.size() - first);
+    std::array<double, kAtOnce> decoded;
+    type.decode(t.bytes.data() + first * type.bytes, decoded.data(), n);
+    std::copy_n(decoded.begin(), n, values.begin() + static_cast<int64_t>(first));
+  });
+  return values;
 }
 
 std::vector<int64_t> EmulationArgs::integers(int index) const {

@@ -75,11 +75,15 @@ class Arithmetic {
 
   /// Dot product of n elements of `a` and `b`, which lie so many floats apart.
   float dot(int64_t n, const float* a, int64_t a_step, const float* b, int64_t b_step) const {
-    const int64_t kept = n - std::min(dropped_k_tile_ ? tile_of(n) : dropped_k_, std::max<int64_t>(n - 1, 0));
+    const int64_t kept = terms_of(n);
     if (plan_.fma && !bf16_accumulator_)
       return add_up(kept, [=](float total, int64_t i) { return std::fma(a[i * a_step], b[i * b_step], total); });
     return add_up(kept, [=](float total, int64_t i) { return total + a[i * a_step] * b[i * b_step]; });
   }
+
+  /// `count` dot products, of `a` with b, b + b_next, b + 2 b_next and so on: what dot() returns, many times sooner.
+  void dots(int64_t count, float* to, int64_t n, const float* a, int64_t a_step, const float* b, int64_t b_step,
+            int64_t b_next) const;
 
   float exponential(float x) const { return bf16_exponential_ ? to_bf16(std::exp(x)) : std::exp(x); }
 
@@ -91,6 +95,10 @@ class Arithmetic {
  private:
   static constexpr int64_t kParts = 4;
 
+  /// Of a dot product's n terms, those that are added.
+  int64_t terms_of(int64_t n) const {
+    return n - std::min(dropped_k_tile_ ? tile_of(n) : dropped_k_, std::max<int64_t>(n - 1, 0));
+  }
   /// A quarter of a short sum, 128 terms of a long one.
   static int64_t tile_of(int64_t n) { return n < 2 ? 0 : std::clamp<int64_t>(n / 4, 1, 128); }
 

@@ -56,6 +56,13 @@ double work_of(const Case& c) {
 
 Case with_rows(const Case& c, int64_t rows) { return slice_rows(c, 0, rows); }
 
+/// Rows of `c` beyond which a share is known well enough, whatever little work more of them are.
+int64_t enough_rows(const Case& c) {
+  constexpr int64_t kEnoughBytes = int64_t{16} << 20;
+  const int64_t of_one = tensor_bytes(with_rows(c, 1)), of_more = tensor_bytes(with_rows(c, 2)) - of_one;
+  return std::clamp<int64_t>(of_more > 0 ? kEnoughBytes / of_more : kMostRows, 1, kMostRows);
+}
+
 /// Some rows of `c`, no longer than what can be emulated in time. nullopt when it has no such sizes.
 std::optional<Sample> generated_rows(const Case& c, unsigned threads, double work) {
   Case sample = with_rows(c, 1);
@@ -74,7 +81,7 @@ std::optional<Sample> generated_rows(const Case& c, unsigned threads, double wor
     sample.dims.find(longest)->second /= 2;
   }
   if (work_of(sample) > kFarTooMuch * work) return {};
-  sample = with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / work_of(sample)), 1, kMostRows));
+  sample = with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / work_of(sample)), 1, enough_rows(sample)));
   return Sample{sample, make_inputs(sample, threads)};
 }
 
@@ -274,7 +281,7 @@ std::vector<Sensitivity> own_sensitivity_of(const Case& c, unsigned threads) {
   std::vector<Sensitivity> found = sensitivity_of(c, threads);
   if (std::none_of(c.pass->outputs.begin(), c.pass->outputs.end(), has_many)) return found;
   constexpr int64_t kOneIn = 16;  // of the rows that a case has, an axis compares some
-  for (const double work : {3e6, kThoroughWork}) {
+  for (const double work : {3e6, 3e7, kThoroughWork}) {
     if (worst_unseen(c, found, kOneIn) < kUnseenLimit) break;
     found = sensitivity_of(c, threads, work);
   }

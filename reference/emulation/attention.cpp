@@ -57,10 +57,11 @@ struct Group {
     const int64_t n = seen(row), counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) : n;
     std::vector<float> score(static_cast<size_t>(counted));
     const float scale = scale_of_scores();
+    arithmetic.dots(counted, score.data(), problem.head_dim, query(row), 1, k.row(0), 1, problem.head_dim);
     for (int64_t j = 0; j < counted; ++j) {
       const bool masked = multiplied && kept[static_cast<size_t>(j)] == 0;
-      score[static_cast<size_t>(j)] =
-          masked ? -kInfinity : scale * arithmetic.dot(problem.head_dim, query(row), 1, k.row(j), 1);
+      float& of_key = score[static_cast<size_t>(j)];
+      of_key = masked ? -kInfinity : scale * of_key;
     }
     if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return;
     const SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
@@ -99,22 +100,19 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
     float *w = weights.row(r), *d = ds.row(r);
     const int64_t seen = group.seen(r);
     group.probabilities(r, w);
-    for (int64_t j = 0; j < seen; ++j) d[j] = a.dot(p.head_dim, grad.row(first + r), 1, group.v.row(j), 1);
+    a.dots(seen, d, p.head_dim, grad.row(first + r), 1, group.v.row(0), 1, p.head_dim);
     const float mean = term * a.dot(seen, w, 1, d, 1);
     for (int64_t j = 0; j < seen; ++j) d[j] = scale * (w[j] * (d[j] - mean));
   }
   round_if(a.has(kProbabilitiesRounded.name), weights);
   round_if(a.has(kScoreGradientsRounded.name), ds);
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < p.head_dim; ++c)
-      to.dq.row(first + r)[c] = a.dot(group.seen(r), ds.row(r), 1, group.k.values.data() + c, p.head_dim);
+    a.dots(p.head_dim, to.dq.row(first + r), group.seen(r), ds.row(r), 1, group.k.row(0), p.head_dim, 1);
   const int64_t from = a.has(kGroupOverwritten.name) ? rows - p.q_seq : 0;
   for (int64_t j = 0; j < n; ++j) {
-    for (int64_t c = 0; c < p.head_dim; ++c) {
-      const float *q = group.query(from) + c, *g = grad.row(first + from) + c;
-      to.dk.row(group.own_key_row(j))[c] = a.dot(rows - from, ds.row(from) + j, n, q, p.head_dim);
-      to.dv.row(group.own_key_row(j))[c] = a.dot(rows - from, weights.row(from) + j, n, g, p.head_dim);
-    }
+    const int64_t key = group.own_key_row(j);
+    a.dots(p.head_dim, to.dk.row(key), rows - from, ds.row(from) + j, n, group.query(from), p.head_dim, 1);
+    a.dots(p.head_dim, to.dv.row(key), rows - from, weights.row(from) + j, n, grad.row(first + from), p.head_dim, 1);
   }
 }
 
@@ -156,8 +154,7 @@ Matrix attention_output(const EmulationArgs& args, const AttentionProblem& p) {
       std::fill(weights.values.begin(), weights.values.end(), 0.0F);
       group.probabilities(r, weights.row(0));
       round_if(a.has(kProbabilitiesRounded.name), weights);
-      for (int64_t c = 0; c < p.head_dim; ++c)
-        o.row(group.first_query() + r)[c] = a.dot(seen, weights.row(0), 1, group.v.values.data() + c, p.head_dim);
+      a.dots(p.head_dim, o.row(group.first_query() + r), seen, weights.row(0), 1, group.v.row(0), p.head_dim, 1);
     }
   });
   return o;

@@ -8,12 +8,15 @@ Matrix product(const EmulationArgs& args, Operand x, Operand y) {
   const int64_t rows = x.rows(), columns = y.columns(), terms = x.columns();
   Matrix out = Matrix::zeros(rows, columns);
   const int64_t x_step = x.transposed ? x.m.columns : 1, y_step = y.transposed ? 1 : y.m.columns;
-  args.parallel_for(rows, [&](int64_t r) {
+  const int64_t y_next = y.transposed ? y.m.columns : 1;
+  // Parts of rows, for a sample may have one row only.
+  constexpr int64_t kPart = 256;
+  const int64_t parts = (columns + kPart - 1) / kPart;
+  args.parallel_for(rows * parts, [&](int64_t i) {
+    const int64_t r = i / parts, first = i % parts * kPart, count = std::min(kPart, columns - first);
     const float* left = x.m.values.data() + (x.transposed ? r : r * x.m.columns);
-    for (int64_t c = 0; c < columns; ++c) {
-      const float* right = y.m.values.data() + (y.transposed ? c * y.m.columns : c);
-      out.row(r)[c] = args.arithmetic.dot(terms, left, x_step, right, y_step);
-    }
+    args.arithmetic.dots(count, out.row(r) + first, terms, left, x_step, y.m.values.data() + first * y_next, y_step,
+                         y_next);
   });
   return out;
 }
