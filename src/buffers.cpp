@@ -37,11 +37,11 @@ GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::st
       count_(count),
       what_(std::move(what)),
       unit_(std::move(unit)),
-      guard_bytes_(std::max(static_cast<size_t>(kGuardElements) * info(dtype).bytes, kLeastGuardBytes)),
+      guard_bytes_(std::max(static_cast<size_t>(kGuardElements) * info(dtype).bytes, device.least_guard_bytes())),
       offset_(offset),
       bytes_(static_cast<size_t>(count) * info(dtype).bytes),
       memory_(device.allocate(bytes_ + 2 * guard_bytes_ + offset_, what_)) {
-  static_assert(kGuardElements % 256 == 0 && kLeastGuardBytes % 256 == 0, "the payload would not be 256-byte aligned");
+  static_assert(kGuardElements % 256 == 0, "the payload would not be 256-byte aligned");
   try {
     device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_ + offset_);
     device_.fill(data() + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);

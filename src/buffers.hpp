@@ -20,11 +20,8 @@ struct Poison {
 };
 const Poison& poison_of(DType dtype);
 
-/// 4096 one-byte elements are a short step for a kernel that thinks in floats.
-inline constexpr size_t kLeastGuardBytes = 65536;
-
-/// A guard band of at least kGuardElements and kLeastGuardBytes, `count` elements `offset` bytes past a 256-byte
-/// boundary, another guard band. `offset` is a multiple of the element's size.
+/// A guard band of at least kGuardElements and the device's least_guard_bytes(), `count` elements `offset` bytes past a
+/// 256-byte boundary, another guard band. `offset` is a multiple of the element's size.
 class GuardedBuffer {
  public:
   /// `what` begins every message: "output 'dlogits'". `unit` is what an element is called there.

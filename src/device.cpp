@@ -59,6 +59,9 @@ class CpuDevice final : public Device {
 
   void* stream() override { return nullptr; }
 
+  /// Behind it is memory that can't be touched (map_apart()), and pages take time.
+  size_t least_guard_bytes() const override { return 8192; }
+
   std::byte* allocate(size_t bytes, const std::string& what) override {
     const auto fail = [&](std::string_view why) {
       throw OutOfMemory(fmt::format("allocate {} ({}): {}", what, format_bytes(bytes), why));

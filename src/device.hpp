@@ -51,10 +51,15 @@ struct Unfinished {
   std::string why;
 };
 
+/// The least that a device may ask for, at most; a multiple of 256.
+inline constexpr size_t kMostGuardBytes = 65536;
+
 /// Every member throws DeviceError with what was being done and the driver's own words; a CUDA error is cleared first.
 class Device {
  public:
   virtual ~Device() = default;
+  /// Of a guard band. 4096 one-byte elements are a short step for a kernel that thinks in floats.
+  virtual size_t least_guard_bytes() const { return kMostGuardBytes; }
   virtual DeviceInfo info() const = 0;
   virtual void* stream() = 0;  ///< a stream of our own, not the default stream; nullptr on the CPU
   virtual std::byte* allocate(size_t bytes, const std::string& what) = 0;  ///< 256-byte aligned

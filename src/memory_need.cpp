@@ -26,7 +26,7 @@ struct Sizes {
   uint64_t add(const Case& c, const TensorSpec& spec) {
     if (!is_present(c, spec)) return 0;
     const size_t width = info(dtype_of(c, spec)).bytes;
-    guards += 2 * std::max(static_cast<uint64_t>(kGuardElements) * width, uint64_t{kLeastGuardBytes});
+    guards += 2 * std::max(static_cast<uint64_t>(kGuardElements) * width, uint64_t{kMostGuardBytes});
     return static_cast<uint64_t>(element_count(shape_of(c, spec))) * width;
   }
 };

@@ -23,7 +23,7 @@ std::byte* element(GuardedBuffer& buffer, DType dtype, int64_t index) {
 
 /// Elements of one guard band.
 int64_t guard_elements(DType dtype) {
-  return std::max(kGuardElements, static_cast<int64_t>(kLeastGuardBytes / info(dtype).bytes));
+  return std::max(kGuardElements, static_cast<int64_t>(open_cpu_device()->least_guard_bytes() / info(dtype).bytes));
 }
 
 /// Changes every bit of an element.

@@ -16,6 +16,7 @@ class DelegatingDevice : public Device {
  public:
   DeviceInfo info() const override { return cpu_->info(); }
   void* stream() override { return cpu_->stream(); }
+  size_t least_guard_bytes() const override { return cpu_->least_guard_bytes(); }
   std::byte* allocate(size_t bytes, const std::string& what) override { return cpu_->allocate(bytes, what); }
   void free(std::byte* memory) noexcept override { cpu_->free(memory); }
   void upload(std::byte* device, const std::byte* host, size_t bytes) override { cpu_->upload(device, host, bytes); }
