@@ -41,7 +41,7 @@ GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::st
       offset_(offset),
       bytes_(static_cast<size_t>(count) * info(dtype).bytes),
       memory_(device.allocate(bytes_ + 2 * guard_bytes_ + offset_, what_)) {
-  static_assert(kGuardElements % 256 == 0, "the payload would not be 256-byte aligned");
+  static_assert(kGuardElements % 256 == 0 && kMostGuardBytes % 256 == 0, "the payload would not be 256-byte aligned");
   try {
     device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_ + offset_);
     device_.fill(data() + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);

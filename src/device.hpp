@@ -51,7 +51,7 @@ struct Unfinished {
   std::string why;
 };
 
-/// The least that a device may ask for, at most; a multiple of 256.
+/// The longest that Device::least_guard_bytes() may be. All of them are multiples of 256.
 inline constexpr size_t kMostGuardBytes = 65536;
 
 /// Every member throws DeviceError with what was being done and the driver's own words; a CUDA error is cleared first.

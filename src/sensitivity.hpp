@@ -39,9 +39,9 @@ struct Sensitivity {
 inline constexpr double kQuickWork = 1e5, kThoroughWork = 3e8;
 
 /// For every output of `c`. The pass is emulated in fp32 on rows of the same distribution, in three orders: from the
-/// first term to the last, against that reversed and split in two halves. Of cases with too much work only some rows
-/// are taken, and where a single row is too much its longest dimensions are halved: shorter sums change less often, so
-/// the share is not overstated. fp64 is emulated as fp32, a format's own arithmetic stored in it.
+/// first term to the last, against that reversed and split in two halves. Of cases with too much work, or data, only
+/// some rows are taken, and where a single row is too much its longest dimensions are halved: shorter sums change less
+/// often, so the share is not overstated. fp64 is emulated as fp32, a format's own arithmetic stored in it.
 std::vector<Sensitivity> sensitivity_of(const Case& c, unsigned threads, double work = kQuickWork);
 
 /// The same of `inputs` that nobody generated: of rows spread evenly over them, none of them cut short.
