@@ -6,12 +6,10 @@
 #   scripts/gpu.sh DIR STAGE       one of these, or one that is not part of everything:
 #     bench       timings of the memory-bound operators: nothing else may run on the card meanwhile
 #     products    likewise of the products, beside cuBLAS
-#     invariance  what the number of rows and the other axes do to bits: DIR/invariance.json for
-#                 scripts/invariance_table.py, DIR/certificates of the candidates `cuda`
+#     invariance  what the number of rows and the other axes do to bits, and certificates of the candidates `cuda`
 #     sizes       the Hopper candidates in sizes of use and for 1 to 300 rows
 #     soak        the products in random sizes, for some five minutes
-#     ranks       tensor-parallel operators on all GPUs of the machine, two at least
-#     scaling     their times on 1, 2, 4 ... GPUs
+#     ranks       tensor-parallel operators on all GPUs of the machine, two at least; scaling: their times on 1, 2 ...
 #
 # DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
 # whether they still are. Reports of more than a megabyte are left compressed.
@@ -173,23 +171,21 @@ run_judge() {
 
 run_sanitize() {
   sanitizer=$(find_sanitizer || true)
-  # The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
-  if [[ -n $sanitizer ]]; then
-    timeout --kill-after=10 120 "$sanitizer" --tool memcheck --target-processes all --error-exitcode 86 \
-      "$tool" --op matmul --device cuda --batch 1 --seq 2 --k-dim 4 --n-dim 4 --candidate illegal_address \
-      --plugin build/cuda/tests/plugins/gpu_faults.so >"$out/sanitizer-control.log" 2>&1 || true
-    if grep -q 'Invalid __global__ write' "$out/sanitizer-control.log"; then
-      row sanitizer-control "illegal write reported" 0 sanitizer-control.log
-    else
-      row sanitizer-control "BLIND: illegal write not seen" 0 sanitizer-control.log
-      trouble
-    fi
-  fi
   if [[ -z $sanitizer ]]; then
     row sanitizer "5: no compute-sanitizer" - -
     trouble
     return
   fi
+  # The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
+  timeout --kill-after=10 120 "$sanitizer" --tool memcheck --target-processes all --error-exitcode 86 \
+    "$tool" --op matmul --device cuda --batch 1 --seq 2 --k-dim 4 --n-dim 4 --candidate illegal_address \
+    --plugin build/cuda/tests/plugins/gpu_faults.so >"$out/sanitizer-control.log" 2>&1 || true
+  local seen="illegal write reported"
+  if ! grep -q 'Invalid __global__ write' "$out/sanitizer-control.log"; then
+    seen="BLIND: illegal write not seen"
+    trouble
+  fi
+  row sanitizer-control "$seen" 0 sanitizer-control.log
   # Candidates and operators of a process each; a library's kernels are its own affair.
   local -rA groups=(
     [products]="cuda matmul,det_gemm,lm_head"
@@ -307,6 +303,7 @@ run_invariance() {
     --k-dim 4096 --n-dim 1024 --check-grad
   bits invariance-lm_head 300 --op lm_head --candidate cublas,cublas-invariant --dtype bf16 --batch 4 --seq 64 \
     --hidden 2048 --vocab 32064 --check-grad
+  bits invariance-ci 300 --suite ci --candidate cuda  # with the time that it takes, in the table
   mkdir -p "$out/certificates"
   local file
   for file in kernels/*/cuda.cu; do certify "$(basename "$(dirname "$file")")" 300 & done
@@ -350,9 +347,12 @@ lost() {
   row "$name" "$(meaning "$rc")" $((SECONDS - start)) "$name.json"
 }
 
+# Bounds of $1 parts of $2 columns, later parts longer.
+uneven() { seq 0 "$1" | awk -v n="$1" -v v="$2" '{ printf "%s%d", (NR > 1 ? "," : ""), v * ($1 / n) ^ 1.25 }'; }
+
 run_ranks() {
   export NCCL_NVLS_ENABLE=0  # no NVLink multicast
-  local gpus n sizes m k v dtype
+  local gpus n sizes m k v dtype signal
   gpus=$(nvidia-smi --list-gpus | wc -l)
   local -r here="*@[1-$gpus]*"  # cases that have a GPU for each rank
   local -r portable=(--op "tp_logp,tp_linear_logp" --candidate nccl) hopper=(--op tp_linear_logp --candidate nccl-sm90 --dtype bf16)
@@ -363,26 +363,26 @@ run_ranks() {
   for ((n = 1; n <= gpus; n *= 2)); do
     processes "ranks-processes-$n" "$n" 200 "${hopper[@]}" --check-grad --batch 2 --seq 64 --hidden 512 --vocab 4099
   done
-  lost KILL "${hopper[@]}" --check-grad --random-cases 100 --for 60
-  lost STOP "${hopper[@]}" --check-grad --random-cases 100 --for 60
+  for signal in KILL STOP; do lost "$signal" "${hopper[@]}" --check-grad --random-cases 100 --for 60; done
   judge ranks-canonical 300 "${hopper[@]}" --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 --world-size "$gpus" \
     --canonical-segments 8 --check accuracy,invariance,determinism
-  # rows, hidden, vocab, dtype that another implementation published errors of
-  for sizes in 128,256,4096,fp32 256,512,8192,bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
-    IFS=, read -r m k v dtype <<<"$sizes"
-    judge "ranks-$m-$k-$v" 200 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" \
-      --hidden "$k" --vocab "$v" --with bias --world-size "$gpus" --check accuracy
+  # rows, hidden, vocab, dtype that another implementation ran; the parts of the vocabulary are uneven
+  for ((n = 2; n <= gpus; n *= 2)); do
+    for sizes in 128,256,4096,fp32 256,512,{4096,8192},bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
+      IFS=, read -r m k v dtype <<<"$sizes"
+      judge "ranks-$n-$m-$k-$v" 200 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" \
+        --hidden "$k" --vocab "$v" --with bias --shard-bounds "$(uneven "$n" "$v")" --check accuracy
+    done
   done
 }
 
 run_scaling() {
   export NCCL_NVLS_ENABLE=0
-  local gpus n counts=1
+  local gpus
   gpus=$(nvidia-smi --list-gpus | wc -l)
-  for ((n = 2; n <= gpus; n *= 2)); do counts+=,$n; done
   rm -f "$out/bench-tp_linear_logp.jsonl"
-  bench tp_linear_logp nccl-sm90 300 --check-grad --batch 1 --seq 4096 --hidden 4096 --vocab 128256,151936 --world-size "$counts" \
-    --ignored-every 0
+  bench tp_linear_logp nccl-sm90 300 --check-grad --batch 1 --seq 4096 --hidden 4096 --vocab 128256,151936 --ignored-every 0 \
+    --world-size "$(seq -s, 1 "$gpus")"
 }
 
 if [[ $stage == all ]]; then
@@ -394,7 +394,7 @@ else
 fi
 # Where the reports were written says nothing to whoever reads them elsewhere.
 find "$out" -maxdepth 1 -name '*.json' -exec sed -i "/^ \"command\": /s#$out/##g" {} +
-find "$out" -maxdepth 1 -name 'report-*.json' -size +1M -exec gzip -9nf {} +
+find "$out" -maxdepth 1 -name '*.json' -size +1M -exec gzip -9nf {} +
 printf '\n'
 cat "$rows"/* | tee "$out/table-$stage.txt"
 [[ ! -e $rows/.trouble ]]
