@@ -126,6 +126,8 @@ sanitizer_row() {
   nvcc --version || true
 } >"$out/environment.txt" 2>&1
 find kernels src/check_operator.h -type f | LC_ALL=C sort | xargs sha256sum >"$out/kernels.sha256"
+export NCCL_NVLS_ENABLE=0  # no NVLink multicast
+gpus=$(nvidia-smi --list-gpus | wc -l)
 cmake --preset cuda
 cmake --build --preset cuda --parallel "$(nproc)"
 
@@ -351,35 +353,33 @@ lost() {
 uneven() { seq 0 "$1" | awk -v n="$1" -v v="$2" '{ printf "%s%d", (NR > 1 ? "," : ""), v * ($1 / n) ^ 1.25 }'; }
 
 run_ranks() {
-  export NCCL_NVLS_ENABLE=0  # no NVLink multicast
-  local gpus n sizes m k v dtype signal
-  gpus=$(nvidia-smi --list-gpus | wc -l)
+  local n sizes m k v dtype signal
   local -r here="*@[1-$gpus]*"  # cases that have a GPU for each rank
-  local -r portable=(--op "tp_logp,tp_linear_logp" --candidate nccl) hopper=(--op tp_linear_logp --candidate nccl-sm90 --dtype bf16)
-  judge ranks-smoke 300 "${portable[@]}" --suite smoke --filter "$here"
-  judge ranks-smoke-sm90 300 "${hopper[@]}" --suite smoke --filter "$here"
-  judge ranks-ci 300 "${portable[@]}" --suite ci --filter "$here"
-  judge ranks-ci-sm90 300 "${hopper[@]}" --suite ci --filter "$here"
+  local -r portable=(--op tp_logp,tp_linear_logp --candidate nccl) hopper=(--op tp_linear_logp --candidate nccl-sm90 --dtype bf16)
+  # Side by side, since most of the time goes into starting processes.
+  for n in 0 1 2 3; do judge "ranks-smoke-$n" 500 "${portable[@]}" --suite smoke --filter "$here" --shard-index "$n" --total-shards 4 & done
+  judge ranks-smoke-sm90 500 "${hopper[@]}" --suite smoke --filter "$here" &
+  judge ranks-ci 500 "${portable[@]}" --suite ci --filter "$here" &
+  judge ranks-ci-sm90 500 "${hopper[@]}" --suite ci --filter "$here" &
+  for ((n = 2; n <= gpus; n *= 2)); do
+    # Sizes and dtypes that another implementation ran; the parts of the vocabulary are uneven.
+    for sizes in 128,256,4096,fp32 256,512,{4096,8192},bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
+      IFS=, read -r m k v dtype <<<"$sizes"
+      judge "ranks-$n-$m-$k-$v" 300 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" \
+        --hidden "$k" --vocab "$v" --with bias --shard-bounds "$(uneven "$n" "$v")" --check accuracy
+    done &
+  done
+  ((gpus < 4)) || judge ranks-bounds 300 "${portable[@]}" --suite smoke --filter '*@0-3-7-12-16*' &
+  wait
+  judge ranks-canonical 300 "${hopper[@]}" --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 --world-size "$gpus" \
+    --canonical-segments 8 --check accuracy,invariance,determinism
   for ((n = 1; n <= gpus; n *= 2)); do
     processes "ranks-processes-$n" "$n" 200 "${hopper[@]}" --check-grad --batch 2 --seq 64 --hidden 512 --vocab 4099
   done
   for signal in KILL STOP; do lost "$signal" "${hopper[@]}" --check-grad --random-cases 100 --for 60; done
-  judge ranks-canonical 300 "${hopper[@]}" --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 --world-size "$gpus" \
-    --canonical-segments 8 --check accuracy,invariance,determinism
-  # rows, hidden, vocab, dtype that another implementation ran; the parts of the vocabulary are uneven
-  for ((n = 2; n <= gpus; n *= 2)); do
-    for sizes in 128,256,4096,fp32 256,512,{4096,8192},bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
-      IFS=, read -r m k v dtype <<<"$sizes"
-      judge "ranks-$n-$m-$k-$v" 200 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" \
-        --hidden "$k" --vocab "$v" --with bias --shard-bounds "$(uneven "$n" "$v")" --check accuracy
-    done
-  done
 }
 
 run_scaling() {
-  export NCCL_NVLS_ENABLE=0
-  local gpus
-  gpus=$(nvidia-smi --list-gpus | wc -l)
   rm -f "$out/bench-tp_linear_logp.jsonl"
   bench tp_linear_logp nccl-sm90 300 --check-grad --batch 1 --seq 4096 --hidden 4096 --vocab 128256,151936 --ignored-every 0 \
     --world-size "$(seq -s, 1 "$gpus")"
