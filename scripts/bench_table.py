@@ -8,6 +8,7 @@ Usage: bench_table.py [--check]
 import glob
 import json
 import os
+import re
 
 from readme_block import RESULTS, ROOT, number_of, write_or_check
 
@@ -24,6 +25,8 @@ def row(timings):
     burst, sustained = timings.get("burst"), timings.get("sustained")
     record = burst or sustained
     sizes = " ".join(f"{name}={size}" for name, size in record["dims"].items() if not (name == "batch" and size == 1))
+    extras = re.sub(r"^[^+~]*|~ignored0$", "", record["case"])  # but for that no row is left out, as of all products
+    sizes += " " + extras if extras else ""
     if record["status"] != "ok":
         return f"| {record['op']} {record['pass']} | {sizes} | {record['candidate']} | {record['status']} | | | | | |\n"
     milliseconds = lambda timing: "" if timing is None else f"{timing['ms_median']:.4g}"

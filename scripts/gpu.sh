@@ -30,8 +30,7 @@ readonly out
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly tool=build/cuda/check_operator
 readonly rows=$out/rows  # a file per line of the table, since checks run side by side; also a file per trouble
-rm -rf "$rows"
-mkdir "$rows"
+rm -rf "$rows" && mkdir "$rows"
 
 # row NAME RESULT SECONDS FILE
 row() { printf '%-34s %-26s %5ss  %s\n' "$1" "$2" "$3" "$4" >>"$rows/$1"; }
@@ -143,7 +142,6 @@ run_tests() {
 }
 
 run_judge() {
-  # --- sizes of use ---
   judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
   judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 \
     --check-grad
@@ -156,10 +154,9 @@ run_judge() {
   judge ci 500 --suite ci --candidate all &
 
   # --- edges of warps, vectors, tiles and blocks that the suites lack -----------------------------------------------------
-  local all=fp32,fp16,bf16
-  judge logp-edges 300 --op logp --candidate cuda --dtype $all --batch 2 --seq 1,5 --check-grad \
+  judge logp-edges 300 --op logp --candidate cuda --dtype fp32,fp16,bf16 --batch 2 --seq 1,5 --check-grad \
     --vocab 2,255,256,1024,1025,4095,8192,8193
-  judge linear_logp-edges 300 --op linear_logp --candidate cuda --dtype $all --batch 1 --seq 1,129 --hidden 40,513 \
+  judge linear_logp-edges 300 --op linear_logp --candidate cuda --dtype fp32,fp16,bf16 --batch 1 --seq 1,129 --hidden 40,513 \
     --vocab 257,513 --check-grad
   # More than one block of rows (1024) and of columns (16384).
   judge linear_logp-blocks 300 --op linear_logp --candidate cuda --dtype bf16 --batch 1 --seq 1030 --hidden 24 \
@@ -249,7 +246,10 @@ run_products() {
     bench lm_head cublas 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n" --check-grad
     bench linear_logp cuda-sm90 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n" --check-grad --ignored-every 0
   done
-  bench linear_logp cuda-sm90 120 --batch 1 --seq 1,8,64,128 --hidden 4096 --vocab 128256 --ignored-every 0
+  local -r logits=(linear_logp cuda-sm90 120 --batch 1 --hidden 4096 --vocab 128256)
+  bench "${logits[@]}" --seq 1,8,64,128 --ignored-every 0
+  bench "${logits[@]}" --seq 4096 --check-grad --ignored-every 2 --ignored-run 512
+  bench "${logits[@]}" --seq 4096 --pass backward --ignored-every 0 --with dlm_head_weight_carry
 }
 
 run_sizes() {
