@@ -5,7 +5,7 @@
 //   dz[r,v] = g[r] ([v = t] - exp(z[r,v] - m) / s)  dhidden = dz W    dW = dz^T hidden    dbias = sum_r dz
 #pragma once
 
-#include "native.hpp"
+#include "linear_logp_carry.hpp"
 
 namespace native::linear {
 
@@ -95,9 +95,35 @@ inline std::vector<float> chunk_dhidden(const Problem& p, int64_t first, int64_t
   return partial;
 }
 
-/// Stores the chunk's rows of dW and, where `dbias` has data, its elements of dbias.
+constexpr int64_t kCarryRows = 16;  // rows whose sums are added to a carry at once: a batch may be cut between them
+
+/// As store_chunk_weight_gradient(), of a call with carries: those, and then the sums of kCarryRows rows each, in
+/// order.
+inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
+                                        const checkop_call& c) {
+  parallel_for(columns, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
+    std::vector<float> sum(size(p.hidden)), partial(size(p.hidden));
+    for (int64_t v = begin; v < end; ++v) {
+      float bias_sum = 0.0f;
+      load(c.inputs[kWeightCarry], (first + v) * p.hidden, p.hidden, sum.data());
+      if (p.bias != nullptr) load(c.inputs[kBiasCarry], first + v, 1, &bias_sum);
+      for (int64_t r = 0; r < p.rows; r += kCarryRows) {
+        const int64_t terms = std::min(kCarryRows, p.rows - r);
+        const float* column = dz + r * kChunk + v;
+        combine(column, kChunk, &p.hidden32[size(r * p.hidden)], p.hidden, terms, p.hidden, partial.data());
+        for (size_t h = 0; h < sum.size(); ++h) sum[h] += partial[h];
+        bias_sum += blocked_sum(terms, [=](int64_t i) { return column[i * kChunk]; });
+      }
+      store(c.outputs[1], (first + v) * p.hidden, p.hidden, sum.data());
+      if (p.bias != nullptr) store(c.outputs[2], first + v, 1, &bias_sum);
+    }
+  });
+}
+
+/// Stores the chunk's rows of dW and, where there is a bias, its elements of dbias.
 inline void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
-                                        const checkop_tensor& dweight, const checkop_tensor& dbias) {
+                                        const checkop_call& c) {
+  if (is_carried(c)) return carry_chunk_weight_gradient(p, first, columns, dz, c);
   parallel_for(columns, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
       VectorTree sum;
@@ -107,10 +133,10 @@ inline void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t
                 p.hidden, partial.data());
         sum.add(std::move(partial));
       }
-      store(dweight, (first + v) * p.hidden, p.hidden, finish(sum, p.hidden).data());
-      if (dbias.data != nullptr) {
+      store(c.outputs[1], (first + v) * p.hidden, p.hidden, finish(sum, p.hidden).data());
+      if (p.bias != nullptr) {
         const float total = blocked_sum(p.rows, [=](int64_t r) { return dz[r * kChunk + v]; });
-        store(dbias, first + v, 1, &total);
+        store(c.outputs[2], first + v, 1, &total);
       }
     }
   });

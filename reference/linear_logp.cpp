@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "error.hpp"
 #include "identity.hpp"
 #include "left_out.hpp"
 #include "linear_logp.hpp"
@@ -24,16 +25,24 @@ constexpr TensorSpec kWeight{"lm_head_weight", kVocabHidden, Fill::weight, "hidd
 constexpr TensorSpec kTargetIds{"target_ids", kRow, Fill::ids, "vocab", DType::i64};
 constexpr TensorSpec kBias{"bias", "vocab", Fill::normal, "", {}, /*optional=*/true};
 constexpr TensorSpec kGradLogp{"grad_logp", kRow, Fill::upstream, "", DType::f32};
+// The sums of earlier calls: a batch may be cut into calls at multiples of kCarryRows tokens. As large as gradients.
+constexpr TensorSpec kWeightCarry{"dlm_head_weight_carry", kVocabHidden,     Fill::weight, "vocab", DType::f32,
+                                  /*optional=*/true,       /*constant=*/true};
+constexpr TensorSpec kBiasCarry{"dbias_carry",    "vocab", Fill::weight, "vocab", DType::f32, /*optional=*/true,
+                                /*constant=*/true};
 
 constexpr std::array kForwardIn{kHidden, kWeight, kTargetIds, kBias};
 constexpr std::array kForwardOut{
     OutputSpec{{"logp", kRow, Fill::normal, "", DType::f32}, Numerics::logprob, "hidden vocab", /*sampled=*/true},
 };
-constexpr std::array kBackwardIn{kHidden, kWeight, kTargetIds, kBias, kGradLogp};
+constexpr std::array kBackwardIn{kHidden, kWeight, kTargetIds, kBias, kGradLogp, kWeightCarry, kBiasCarry};
 constexpr std::array kBackwardOut{
     OutputSpec{{"dhidden", kRowHidden}, Numerics::contraction, "hidden vocab", /*sampled=*/true},
-    OutputSpec{{"dlm_head_weight", kVocabHidden}, Numerics::contraction, "hidden vocab batch*seq", /*sampled=*/true},
-    OutputSpec{{"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true},
+    OutputSpec{{"dlm_head_weight", kVocabHidden, Fill::normal, "", {}, /*optional=*/false, false, kWeightCarry.name},
+               Numerics::contraction,
+               "hidden vocab batch*seq",
+               /*sampled=*/true},
+    OutputSpec{{"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true, false, kBiasCarry.name},
                Numerics::reduction,
                "hidden vocab batch*seq",
                /*sampled=*/true},
@@ -98,7 +107,8 @@ class LinearLogp {
 
   /// Recomputes the logits chunk by chunk, turns them into their gradients and multiplies those out: dhidden grows over
   /// the chunks and needs every column, dlm_head_weight and dbias are final chunk by chunk and need every row.
-  void emit_gradients(const Tensor& grad, const RowSet& columns, bool wants_dh, bool wants_dw) {
+  void emit_gradients(const RowSet& columns, bool wants_dh, bool wants_dw) {
+    const Tensor& grad = args_.in(4);
     const auto absolute = [](const std::vector<double>& values) {
       std::vector<double> result(values.size());
       std::transform(values.begin(), values.end(), result.begin(), [](double v) { return std::abs(v); });
@@ -122,11 +132,11 @@ class LinearLogp {
       add_product(true, n, terms, dz_square_, h_square_, 0.0, dw.square);
       add_product(true, n, terms, magnitude_, abs_h, 0.0, dw.error);
       args_.parallel_for(n, [&](int64_t v) {
-        emit_row(1, columns.at(begin + v), v, dw);
+        emit_row(1, columns.at(begin + v), v, dw, args_.inputs[5]);
         if (bias_ != nullptr) emit_bias_gradient(columns.at(begin + v), v);
       });
     }
-    if (wants_dh) args_.parallel_for(rows_, [&](int64_t r) { emit_row(0, set_.at(r), r, dh); });
+    if (wants_dh) args_.parallel_for(rows_, [&](int64_t r) { emit_row(0, set_.at(r), r, dh, nullptr); });
   }
 
  private:
@@ -197,17 +207,26 @@ class LinearLogp {
     });
   }
 
-  static GoldElement finish(double value, double square, double error) {
-    return {value, std::abs(value) + std::sqrt(square) + error, 0};
+  /// A carry is one exact term more: no factor of it errs, so it has no part in `square` and `error`. What it does is
+  /// make partial sums larger by up to its own size, in at most one addition for each token, whichever end it is added
+  /// at. That is a growth of its own, with the chain of tokens; within the magnitude it would be taken for a term that
+  /// was rounded on the way, where a contract grants that.
+  GoldElement finish(double value, double square, double error, double carry) const {
+    value += carry;
+    return {value, std::abs(value) + std::sqrt(square) + error,
+            kLeastGrowth * std::sqrt(static_cast<double>(rows_)) * std::abs(carry)};
   }
 
-  /// Emits row `row` of output `output` from row `from` of `sums`.
-  void emit_row(int output, int64_t row, int64_t from, Sums& sums) const {
-    static thread_local std::vector<double> rounding;
-    rounding.assign(size(hidden_, 1), 0);
+  /// Emits row `row` of output `output` from row `from` of `sums`. `carry`: nullptr for none.
+  void emit_row(int output, int64_t row, int64_t from, Sums& sums, const Tensor* carry) const {
+    static thread_local std::vector<double> rounding, carried;
+    rounding.resize(size(hidden_, 1));
+    carried.assign(size(hidden_, 1), 0);
+    if (carry != nullptr) decode_row(*carry, row, carried);
     const size_t at = size(from, hidden_);
-    for (size_t i = at; i < at + size(hidden_, 1); ++i) {
-      sums.error[i] = finish(sums.value[i], sums.square[i], sums.error[i]).magnitude;
+    for (size_t i = 0; i < size(hidden_, 1); ++i) {
+      const GoldElement e = finish(sums.value[at + i], sums.square[at + i], sums.error[at + i], carried[i]);
+      sums.value[at + i] = e.value, sums.error[at + i] = e.magnitude, rounding[i] = e.rounding;
     }
     args_.sink({output, row, 1, hidden_, &sums.value[at], &sums.error[at], rounding.data()});
   }
@@ -221,7 +240,8 @@ class LinearLogp {
       square += dz_square_[at];
       error += magnitude_[at];
     }
-    const GoldElement e = finish(value, square, error);
+    const Tensor* carry = args_.inputs[6];
+    const GoldElement e = finish(value, square, error, carry == nullptr ? 0 : carry->at(row));
     args_.sink({2, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
   }
 
@@ -248,9 +268,10 @@ void forward(const GoldArgs& args) {
 }
 
 /// Gold of linear_logp's gradients.
-///   in:  as forward, then grad_logp[batch, seq]
+///   in:  as forward, then grad_logp[batch, seq], dlm_head_weight_carry[vocab, hidden] and dbias_carry[vocab], optional
 ///   out: dhidden[batch, seq, hidden] = dz W,  dlm_head_weight[vocab, hidden] = dz^T hidden,  dbias[vocab] = sum of dz
 ///   over rows dz_v = g*(1[v = t] - softmax(z)_v);  rows whose id is ignore_index are left out of all three
+///   With carries, dlm_head_weight and dbias are f32, and these sums plus the carry.
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   static const RowSet kAll;
@@ -258,7 +279,7 @@ void backward(const GoldArgs& args) {
   const auto emit = [&](const RowSet& of_hidden, const RowSet& of_weight, bool wants_dh, bool wants_dw) {
     LinearLogp gold(args, args.inputs[3], of_hidden);
     gold.reduce();
-    gold.emit_gradients(args.in(4), of_weight, wants_dh, wants_dw);
+    gold.emit_gradients(of_weight, wants_dh, wants_dw);
   };
   if (rows.all && columns.all) {
     emit(kAll, kAll, true, true);
@@ -286,6 +307,17 @@ constexpr std::array kPasses{
     Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>, &kLinearLogpBackward}};
 }  // namespace
 
+void validate_linear_logp(const CaseSizes& sizes) {
+  validate_ignore_index(sizes);
+  const bool weight = sizes.has(kWeightCarry.name), bias = sizes.has(kBiasCarry.name);
+  if (bias == (weight && sizes.has(kBias.name))) return;
+  throw InputError(
+      "--with",
+      bias ? "dbias_carry needs bias and dlm_head_weight_carry"
+           : "bias and dlm_head_weight_carry need dbias_carry: all gradients of weights are carried or none",
+      "give dlm_head_weight_carry, or bias+dlm_head_weight_carry+dbias_carry");
+}
+
 void plant_in_linear_logp(const FillArgs& args) { plant_ignored_rows(args, "target_ids", "hidden"); }
 
 constexpr std::array<Pass, 2> kTpLinearLogpPasses{
@@ -299,7 +331,7 @@ constexpr Operator kLinearLogp{"linear_logp",
                                kRow,
                                kAttrs,
                                kPasses,
-                               validate_ignore_index,
+                               validate_linear_logp,
                                plant_in_linear_logp};
 
 }  // namespace checkop

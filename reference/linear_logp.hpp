@@ -10,6 +10,7 @@ namespace checkop {
 
 /// linear_logp's, with the faults of ranks; defined in linear_logp.cpp.
 extern const std::array<Pass, 2> kTpLinearLogpPasses;
-void plant_in_linear_logp(const FillArgs& args);  ///< rows to leave out
+void validate_linear_logp(const CaseSizes& sizes);  ///< ignore_index, and which carries go together
+void plant_in_linear_logp(const FillArgs& args);    ///< rows to leave out
 
 }  // namespace checkop

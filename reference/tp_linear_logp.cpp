@@ -19,7 +19,7 @@ constexpr Operator kTpLinearLogp{
     "batch seq",
     kAttrs,
     kTpLinearLogpPasses,
-    validate_ignore_index,
+    validate_linear_logp,
     plant_in_linear_logp,
     /*sharded_dim=*/"vocab"};
 

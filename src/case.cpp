@@ -128,7 +128,13 @@ Shape shape_of(const Case& c, const TensorSpec& spec) {
   return shape;
 }
 
-DType dtype_of(const Case& c, const TensorSpec& spec) { return spec.dtype.value_or(c.dtype); }
+bool is_carried(const Case& c, const TensorSpec& output) {
+  return !output.carry.empty() && c.optionals.contains(output.carry);
+}
+
+DType dtype_of(const Case& c, const TensorSpec& spec) {
+  return is_carried(c, spec) ? DType::f32 : spec.dtype.value_or(c.dtype);
+}
 
 bool is_present(const Case& c, const TensorSpec& spec) {
   if (!spec.optional) return true;

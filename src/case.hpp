@@ -51,6 +51,8 @@ std::vector<std::string_view> dims_of(const Operator& op);
 /// The value of an extent as dimension lists have them. Throws InputError when a name has no size.
 int64_t extent_of(const Case& c, std::string_view extent);
 Shape shape_of(const Case& c, const TensorSpec& spec);
+/// Whether the case brings the sum that the output carries on.
+bool is_carried(const Case& c, const TensorSpec& output);
 DType dtype_of(const Case& c, const TensorSpec& spec);
 bool is_present(const Case& c, const TensorSpec& spec);
 int64_t row_count(const Case& c);  ///< product of the extents of op->row_dims

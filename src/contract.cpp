@@ -63,8 +63,11 @@ std::vector<JudgedOutput> all_targets() {
   for (const Operator* op : operators())
     for (const Pass& pass : op->passes)
       for (const OutputSpec& output : pass.outputs)
-        for (const DType dtype : kCaseDTypes)
+        for (const DType dtype : kCaseDTypes) {
           all.push_back({op, &pass, &output, output.tensor.dtype.value_or(dtype), dtype});
+          if (!output.tensor.carry.empty() && dtype != DType::f32)
+            all.push_back({op, &pass, &output, DType::f32, dtype});
+        }
   return all;
 }
 

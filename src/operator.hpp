@@ -40,7 +40,14 @@ struct TensorSpec {
   std::optional<DType> dtype = {};  ///< nullopt: the dtype of the case
   bool optional = false;            ///< present only with `--with NAME`; an optional output `dNAME` follows input NAME
   bool constant = false;            ///< a floating-point input that has no gradient
+  /// Of an output that sums over rows: the optional f32 input that holds the sum of earlier rows. Where that is
+  /// present, the output is f32 whatever the dtype of the case, and the carry plus the sum of this call's rows; its
+  /// bits must not depend on how rows are cut into calls at multiples of kCarryRows.
+  std::string_view carry = "";
 };
+
+/// Where a batch may be cut into calls that carry sums on.
+inline constexpr int64_t kCarryRows = 16;
 
 /// One output of a pass. Outputs are judged as matrices; see judged_view().
 struct OutputSpec {

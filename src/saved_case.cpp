@@ -106,7 +106,7 @@ void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, c
                        "give tensors of one case");
     }
   }
-  if (!spec.dtype) c.dtype = dtype;
+  if (!spec.dtype && !is_carried(c, spec)) c.dtype = dtype;
 }
 
 void make_folder(const std::string& folder) {

@@ -71,6 +71,20 @@ std::vector<PresetSizes> distinct_settings(const Sweep& sweep) {
   return settings;
 }
 
+/// Of `settings`, what the pass has, each once.
+std::vector<std::set<std::string, std::less<>>> settings_of(
+    const Pass& pass, const std::vector<std::set<std::string, std::less<>>>& settings) {
+  std::vector<std::set<std::string, std::less<>>> own;
+  for (std::set<std::string, std::less<>> setting : settings) {
+    std::erase_if(setting, [&](const std::string& name) {
+      return std::none_of(pass.inputs.begin(), pass.inputs.end(),
+                          [&](const TensorSpec& spec) { return spec.optional && spec.name == name; });
+    });
+    if (std::find(own.begin(), own.end(), setting) == own.end()) own.push_back(std::move(setting));
+  }
+  return own;
+}
+
 void refuse_too_many(const Sweep& sweep, size_t n_settings, size_t n_before) {
   double n = static_cast<double>(n_settings * sweep.passes.size()) *
              static_cast<double>(sweep.dtypes.size() * sweep.optionals.size());
@@ -258,7 +272,7 @@ void expand(const Sweep& sweep, std::vector<Case>& cases) {
   for (const PresetSizes& setting : settings) append_sized(sweep, setting, sized);
   for (const Pass* pass : sweep.passes) {
     for (const DType dtype : sweep.dtypes) {
-      for (const auto& optionals : sweep.optionals) {
+      for (const auto& optionals : settings_of(*pass, sweep.optionals)) {
         for (Case c : sized) {
           c.pass = pass;
           c.dtype = dtype;

@@ -5,7 +5,10 @@
 //   hidden: [..., hidden]  W: [vocab, hidden]  bias: [vocab], fp32|bf16|fp16   target_ids: int64   logp, grad_logp:
 //   fp32
 //   where target_ids[r] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[r] holds
-//   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
+//   With dlm_head_weight_carry[vocab, hidden] and dbias_carry[vocab], fp32: dW and dbias are fp32, the carry and then
+//   the sums of 16 rows each, in order; their bits do not depend on how rows are cut into calls at multiples of 16.
+//   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms;
+//   from a carry, chains of rows / 16.
 #include "linear_logp_native.hpp"
 
 namespace {
@@ -33,7 +36,7 @@ Problem load_checked(const checkop_call& c, int64_t rows, int64_t hidden, int64_
 
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
-    native::check_counts(c, 4, 1);
+    native::check_counts(c, kForwardInputs, kForwardOutputs);
     Extent rows{"rows"}, hidden{"hidden"}, vocab{"vocab"};
     check_inputs(c, rows, hidden, vocab);
     native::check_list(c.outputs[0], "logp", CHECKOP_F32, rows);
@@ -51,14 +54,13 @@ checkop_status forward(const checkop_call* call) {
 
 checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
-    native::check_counts(c, 5, 3);
+    native::check_counts(c, kBackwardInputs, kBackwardOutputs);
     Extent rows{"rows"}, hidden{"hidden"}, vocab{"vocab"};
     check_inputs(c, rows, hidden, vocab);
     const int32_t dtype = c.inputs[0].dtype;
     native::check_list(c.inputs[4], "grad_logp", CHECKOP_F32, rows);
     native::check_matrix(c.outputs[0], "dhidden", dtype, rows, hidden);
-    native::check_matrix(c.outputs[1], "dlm_head_weight", dtype, vocab, hidden);
-    if (c.inputs[3].data != nullptr) native::check_list(c.outputs[2], "dbias", dtype, vocab);
+    check_weight_gradients(c, vocab, hidden);
 
     const Problem p = load_checked(c, rows.value, hidden.value, vocab.value);
     const auto* g = static_cast<const float*>(c.inputs[4].data);
@@ -70,7 +72,7 @@ checkop_status backward(const checkop_call* call) {
       chunk_logits(p, first, columns, z.data());
       chunk_gradient(p, states.sums, g, first, columns, z.data());
       dhidden.add(chunk_dhidden(p, first, columns, z.data()));
-      store_chunk_weight_gradient(p, first, columns, z.data(), c.outputs[1], c.outputs[2]);
+      store_chunk_weight_gradient(p, first, columns, z.data(), c);
     }
     native::store(c.outputs[0], 0, p.rows * p.hidden, dhidden.finish().data());
   });

@@ -2,6 +2,7 @@
 // tp_linear_logp: what a rank can say of a call before it knows of the others.
 #pragma once
 
+#include "linear_logp_carry.hpp"
 #include "ranks_native.hpp"
 
 namespace tp_linear_logp {
@@ -14,7 +15,9 @@ struct Sizes {
 /// Refuses a call whose own shapes do not fit together; otherwise states everything but the hash of the ids.
 inline Sizes check_own(const checkop_call& c, bool gradient, native::Statement& own) {
   native::Extent rows{"rows"}, hidden{"hidden"}, vocab{"the rank's part of vocab", c.shard_end - c.shard_begin};
-  native::check_counts(c, gradient ? 5 : 4, gradient ? 3 : 1);
+  namespace linear = native::linear;
+  native::check_counts(c, gradient ? linear::kBackwardInputs : linear::kForwardInputs,
+                       gradient ? linear::kBackwardOutputs : linear::kForwardOutputs);
   const int32_t dtype = c.inputs[0].dtype;
   native::check_computed_dtype(dtype);
   native::check_matrix(c.inputs[0], "hidden", dtype, rows, hidden);
@@ -25,8 +28,7 @@ inline Sizes check_own(const checkop_call& c, bool gradient, native::Statement& 
   if (gradient) {
     native::check_list(c.inputs[4], "grad_logp", CHECKOP_F32, rows);
     native::check_matrix(c.outputs[0], "dhidden", dtype, rows, hidden);
-    native::check_matrix(c.outputs[1], "dlm_head_weight", dtype, vocab, hidden);
-    if (bias) native::check_list(c.outputs[2], "dbias", dtype, vocab);
+    linear::check_weight_gradients(c, vocab, hidden);
   } else {
     native::check_list(c.outputs[0], "logp", CHECKOP_F32, rows);
   }

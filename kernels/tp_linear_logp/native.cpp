@@ -4,9 +4,10 @@
 //   dhidden = sum over all ranks of dz W                 dW = dz^T hidden, dbias = sum_r dz: of the rank's own part
 //   hidden: [..., hidden]  W: [part of vocab, hidden]  bias: [part of vocab], fp32|bf16|fp16   target_ids: int64,
 //   global where target_ids[r] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[r]
-//   holds Exchanges: (m, s, z_t) of every part; backward, dhidden of every part in fp32. Both are all-gathered and
-//   combined on every rank in the order of the vocabulary. Limits: contiguous.   Expected error: as linear_logp's, and
-//   one rounding for each part.
+//   holds. With carries: as linear_logp / native, of the rank's own part.
+//   Exchanges: (m, s, z_t) of every part; backward, dhidden of every part in fp32. Both are all-gathered and combined
+//   on every rank in the order of the vocabulary. Limits: contiguous.   Expected error: as linear_logp's, and one
+//   rounding for each part.
 #include "linear_logp_native.hpp"
 #include "tp_linear_logp/call.hpp"
 
@@ -82,7 +83,7 @@ checkop_status backward(const checkop_call* call) {
         chunk_logits(p, first, columns, z.data());
         chunk_gradient(p, all.sums, g, first, columns, z.data());
         dhidden.add(chunk_dhidden(p, first, columns, z.data()));
-        store_chunk_weight_gradient(p, first, columns, z.data(), c.outputs[1], c.outputs[2]);
+        store_chunk_weight_gradient(p, first, columns, z.data(), c);
       }
       shares.push_back(native::finish(dhidden, p.rows * p.hidden));
     }

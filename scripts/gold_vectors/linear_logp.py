@@ -4,7 +4,7 @@ from common import (IGNORE_INDEX, Stream, absolute, check_gradient, dot, flat, l
                     product, rows_of, softmax, transposed, vector)
 
 
-def linear_logp_vectors(tokens, hidden_size, vocab, with_bias, ignored=IGNORE_INDEX, ignored_tokens=()):
+def linear_logp_vectors(tokens, hidden_size, vocab, with_bias, ignored=IGNORE_INDEX, ignored_tokens=(), carried=False):
     name = f"linear_logp_{tokens}x{hidden_size}x{vocab}" + ("_bias" if with_bias else "")
     name += f"_ignored_{ignored}" if ignored_tokens else ""
     random = Stream(tokens * 10000 + hidden_size * 100 + vocab + with_bias)
@@ -48,8 +48,15 @@ def linear_logp_vectors(tokens, hidden_size, vocab, with_bias, ignored=IGNORE_IN
     outputs = {"dhidden": (flat(dhidden), flat(dhidden_scale)), "dlm_head_weight": (flat(dweight), flat(dweight_scale))}
     if with_bias:
         outputs["dbias"] = (dbias, dbias_scale)
-    yield vector(f"{name}/backward", "linear_logp", "backward", dims, {**inputs, "grad_logp": upstream}, outputs,
-                 optionals, attrs)
+    inputs = {**inputs, "grad_logp": upstream}
+    if carried:
+        name += "_carried"
+        for output in list(outputs)[1:]:
+            carry = random.values(len(outputs[output][0]))
+            inputs[output + "_carry"] = carry
+            outputs[output] = tuple([a + f(b) for a, b in zip(values, carry)] for values, f in zip(outputs[output], (mpf, abs)))
+            optionals = optionals + [output + "_carry"]
+    yield vector(f"{name}/backward", "linear_logp", "backward", dims, inputs, outputs, optionals, attrs)
 
 
 def vectors():
@@ -58,3 +65,6 @@ def vectors():
             yield from linear_logp_vectors(*shape, with_bias)
     yield from linear_logp_vectors(5, 8, 17, True, -100, (0, 3))
     yield from linear_logp_vectors(5, 8, 17, False, 4, (2,))
+    for with_bias in (False, True):
+        _, backward = linear_logp_vectors(5, 8, 17, with_bias, -100, (1,), carried=True)
+        yield backward

@@ -29,8 +29,10 @@ std::string candidates_of(const WorkerInfo& known, std::string_view op) {
 void print_tensor(const char* kind, const TensorSpec& spec, const std::string& more) {
   std::string dims(spec.dims);
   std::replace(dims.begin(), dims.end(), ' ', ',');
-  fmt::print("    {:<7} {:<18} [{}]  {}{}{}\n", kind, spec.name, dims,
-             spec.dtype ? info(*spec.dtype).name : "dtype of the case", spec.optional ? "  optional" : "", more);
+  const std::string carried = spec.carry.empty() ? "" : fmt::format(", fp32 with {}", spec.carry);
+  fmt::print("    {:<7} {:<18} [{}]  {}{}{}{}\n", kind, spec.name, dims,
+             spec.dtype ? info(*spec.dtype).name : "dtype of the case", carried, spec.optional ? "  optional" : "",
+             more);
 }
 
 }  // namespace

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums that are carried on from call to call: which inputs go together, dtypes, the gold, and the bits of cut batches.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "error.hpp"
+#include "judge_helper.hpp"
+#include "rows_helper.hpp"
+#include "saved_case.hpp"
+#include "sweep.hpp"
+
+namespace checkop {
+namespace {
+
+using Optionals = std::set<std::string, std::less<>>;
+const Optionals kWithoutBias{"dlm_head_weight_carry"}, kWithBias{"bias", "dlm_head_weight_carry", "dbias_carry"};
+
+Case carry_case(DType dtype, const Optionals& optionals, int64_t rows = 70, std::string_view op = "linear_logp") {
+  const int64_t vocab = 23;
+  Dims dims{{"batch", 1}, {"seq", rows}, {"hidden", 40}, {"vocab", vocab}};
+  if (op.starts_with("tp_")) dims["world_size"] = 3;
+  return gold_case(op, "backward", dtype, dims, optionals);
+}
+
+TEST(Carry, AllGradientsOfWeightsAreCarriedOrNone) {
+  const auto error_of = [](const Optionals& optionals) {
+    try {
+      validate(carry_case(DType::bf16, optionals));
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  for (const Optionals& good : {Optionals{}, Optionals{"bias"}, kWithoutBias, kWithBias}) EXPECT_EQ(error_of(good), "");
+  const std::string hint = "; give dlm_head_weight_carry, or bias+dlm_head_weight_carry+dbias_carry";
+  for (const Optionals& bad : {Optionals{"dbias_carry"}, Optionals{"bias", "dbias_carry"},
+                               Optionals{"dbias_carry", "dlm_head_weight_carry"}}) {
+    EXPECT_EQ(error_of(bad), "--with: dbias_carry needs bias and dlm_head_weight_carry" + hint);
+  }
+  EXPECT_EQ(
+      error_of({"bias", "dlm_head_weight_carry"}),
+      "--with: bias and dlm_head_weight_carry need dbias_carry: all gradients of weights are carried or none" + hint);
+}
+
+TEST(Carry, ForwardPassesHaveNone) {
+  Sweep sweep;
+  sweep.op = find_operator("linear_logp");
+  sweep.passes = parse_passes("", *sweep.op, {"all"});
+  sweep.dtypes = {DType::f32};
+  sweep.optionals = parse_optionals("", *sweep.op, {sweep.op},
+                                    {"none", "dlm_head_weight_carry", "bias+dlm_head_weight_carry+dbias_carry"});
+  std::vector<Case> cases;
+  expand(sweep, cases);
+  std::vector<std::string> names;
+  for (const Case& c : cases) names.push_back(std::string(c.pass->name) + " " + case_name(c));
+  const std::string stem = "linear_logp-fp32-2x16x4096x257";
+  EXPECT_EQ(names, (std::vector<std::string>{"forward " + stem, "forward " + stem + "+bias", "backward " + stem,
+                                             "backward " + stem + "+dlm_head_weight_carry",
+                                             "backward " + stem + "+bias+dbias_carry+dlm_head_weight_carry"}));
+}
+
+TEST(Carry, MakesOutputsFp32WhateverTheDtype) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const std::vector<Tensor> plain = make_outputs(carry_case(dtype, {"bias"})),
+                              carried = make_outputs(carry_case(dtype, kWithBias));
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(plain[i].dtype, dtype) << plain[i].name;
+      EXPECT_EQ(carried[i].dtype, i == 0 ? dtype : DType::f32) << plain[i].name;
+    }
+  }
+  EXPECT_EQ(tensor_bytes(carry_case(DType::bf16, kWithoutBias)) - tensor_bytes(carry_case(DType::bf16, {})),
+            23 * 40 * (4 + 4 - 2));
+}
+
+TEST(Carry, SavedCaseIsReadBackAsItWas) {
+  const Case c = carry_case(DType::bf16, kWithBias);
+  const SavedCase saved =
+      load_case(save_case(testing::TempDir() + "carried", c, "mine", "", gold_inputs(c), make_outputs(c), 1));
+  EXPECT_EQ(case_name(saved.c), case_name(c));
+  EXPECT_EQ(saved.outputs[1].dtype, DType::f32);
+}
+
+// A carry is exact: it adds to the value, and to no error but that of the additions it goes through.
+TEST(Carry, GoldIsTheCarryAndTheGradient) {
+  const Case with = carry_case(DType::bf16, kWithBias), without = carry_case(DType::bf16, {"bias"});
+  const std::vector<Tensor> inputs = make_inputs(with, 1);
+  const auto carried = collect_gold(with, inputs, 1), plain = collect_gold(without, make_inputs(without, 1), 1);
+  EXPECT_EQ(carried[0].value, plain[0].value);
+  for (const auto& [output, name] : {std::pair{size_t{1}, "dlm_head_weight_carry"}, {size_t{2}, "dbias_carry"}}) {
+    const GoldOutput &a = carried[output], &b = plain[output];
+    const Tensor& carry = inputs[input_index(*with.pass, name)];
+    EXPECT_EQ(carry.dtype, DType::f32);
+    ASSERT_EQ(static_cast<size_t>(carry.count()), a.value.size());
+    for (size_t i = 0; i < a.value.size(); ++i) {
+      const double c = carry.at(static_cast<int64_t>(i));
+      EXPECT_NE(c, 0);
+      EXPECT_EQ(a.value[i], b.value[i] + c);
+      EXPECT_NEAR(a.magnitude[i] - std::abs(a.value[i]), b.magnitude[i] - std::abs(b.value[i]), 1e-12);
+      EXPECT_DOUBLE_EQ(a.rounding[i], 6 * std::sqrt(70.0) * std::abs(c));
+      EXPECT_EQ(b.rounding[i], 0);
+    }
+  }
+}
+
+/// The rows [begin, end) of inputs of one batch.
+std::vector<Tensor> rows_of(const Case& c, const Case& slice, const std::vector<Tensor>& inputs, int64_t begin) {
+  std::vector<Tensor> part;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const TensorSpec& spec = c.pass->inputs[i];
+    if (inputs[i].name.empty()) {
+      part.emplace_back();
+      continue;
+    }
+    Tensor& to = part.emplace_back(inputs[i].name, inputs[i].dtype, shape_of(slice, spec));
+    const size_t row_bytes = is_per_row(*c.op, spec) ? inputs[i].bytes.size() / static_cast<size_t>(row_count(c)) : 0;
+    std::memcpy(to.bytes.data(), inputs[i].bytes.data() + static_cast<size_t>(begin) * row_bytes, to.bytes.size());
+  }
+  return part;
+}
+
+/// What the native candidate leaves of the gradients of weights when `c` is cut before each of `cuts`.
+std::vector<Tensor> native_in_pieces(const Case& c, std::vector<int64_t> cuts) {
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  cuts.push_back(row_count(c));
+  NativeAnswer answer;
+  int64_t begin = 0;
+  for (const int64_t end : cuts) {
+    const Case slice = slice_rows(c, begin, end);
+    answer = run_native(slice, rows_of(c, slice, inputs, begin));
+    EXPECT_EQ(answer.result.status, RunStatus::ok) << answer.result.message;
+    for (size_t i = 1; i < 3; ++i) {
+      if (answer.outputs[i].name.empty()) continue;
+      const size_t carry = input_index(*c.pass, c.pass->outputs[i].tensor.carry);
+      std::memcpy(inputs[carry].bytes.data(), answer.outputs[i].bytes.data(), inputs[carry].bytes.size());
+    }
+    begin = end;
+  }
+  return std::move(answer.outputs);
+}
+
+bool same_weight_gradients(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  for (size_t i = 1; i < 3; ++i) {
+    if (a[i].bytes.size() != b[i].bytes.size() ||
+        !std::equal(a[i].bytes.data(), a[i].bytes.data() + a[i].bytes.size(), b[i].bytes.data()))
+      return false;
+  }
+  return true;
+}
+
+TEST(Carry, NativeBitsDoNotDependOnTheCuts) {
+  for (const std::string_view op : {"linear_logp", "tp_linear_logp"}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (const Optionals& optionals : {kWithoutBias, kWithBias}) {
+        const Case c = carry_case(dtype, optionals, 70, op);
+        const std::vector<Tensor> whole = native_in_pieces(c, {});
+        EXPECT_TRUE(same_weight_gradients(whole, native_in_pieces(c, {16, 32, 48, 64}))) << case_name(c);
+        EXPECT_TRUE(same_weight_gradients(whole, native_in_pieces(c, {32}))) << case_name(c);
+        EXPECT_TRUE(same_weight_gradients(whole, native_in_pieces(c, {48, 64}))) << case_name(c);
+        // Elsewhere they do: otherwise equal bits would say nothing.
+        EXPECT_FALSE(same_weight_gradients(whole, native_in_pieces(c, {13, 40}))) << case_name(c);
+      }
+    }
+  }
+}
+
+TEST(Carry, NativeStartsFromTheCarryWithoutRows) {
+  const Case c = carry_case(DType::bf16, kWithBias, 0);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const NativeAnswer answer = run_native(c, inputs);
+  for (size_t i = 1; i < 3; ++i) {
+    const Tensor& carry = inputs[input_index(*c.pass, c.pass->outputs[i].tensor.carry)];
+    EXPECT_EQ(std::memcmp(answer.outputs[i].bytes.data(), carry.bytes.data(), carry.bytes.size()), 0);
+  }
+}
+
+TEST(Carry, NativeIsWithinTheContract) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    const Case c = carry_case(dtype, kWithBias);
+    const std::vector<Tensor> inputs = make_inputs(c, 1);
+    std::vector<Tensor> outputs = run_native(c, inputs).outputs;
+    for (const Comparison& each : judge_outputs(c, inputs, outputs, default_contract(), {}, 1))
+      EXPECT_TRUE(each.passed()) << case_name(c);
+    // Rounded to 12 bits, more than 16-bit numbers have.
+    for (int64_t i = 0; i < outputs[1].count(); ++i) {
+      const int shift = 11 - std::ilogb(outputs[1].at(i));
+      outputs[1].set(i, std::ldexp(std::nearbyint(std::ldexp(outputs[1].at(i), shift)), -shift));
+    }
+    EXPECT_FALSE(judge_outputs(c, inputs, outputs, default_contract(), {}, 1)[1].passed()) << case_name(c);
+  }
+}
+
+}  // namespace
+}  // namespace checkop
