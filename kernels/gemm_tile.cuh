@@ -5,7 +5,8 @@
 // accumulator from zero; the units are then added to c in ascending order. So neither the other rows and columns nor
 // the place in the tile matters, and a product cut along k at multiples of kSumUnit, one call per piece and all but the
 // first with `accumulate`, gives the bits of the whole. Two levels also keep the chain of additions at kSumUnit +
-// k/kSumUnit.
+// k/kSumUnit. launch_gemm_chain() is the other way: one accumulator that begins with c, so that a product may be cut
+// anywhere along k; its chain is as long as k.
 #pragma once
 
 #include "common.cuh"
@@ -123,6 +124,23 @@ __device__ inline void multiply(const Slab& a, const Slab& b, float (&sum)[8][8]
   }
 }
 
+/// What c holds, into the accumulators.
+__device__ inline void begin_with(float (&sum)[8][8], const float* __restrict__ c, int64_t ldc, int64_t first_m,
+                                  int64_t first_n, int64_t m_extent) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int64_t m = first_m + tile_m(i);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t n = first_n + tile_n(half * 4);
+      if (m >= m_extent || n >= ldc) continue;
+      const float4 old = *reinterpret_cast<const float4*>(c + m * ldc + n);
+      sum[i][half * 4] = old.x, sum[i][half * 4 + 1] = old.y;
+      sum[i][half * 4 + 2] = old.z, sum[i][half * 4 + 3] = old.w;
+    }
+  }
+}
+
 /// Adds the unit's sums to c, or stores them, and clears them. Only this thread ever touches these elements of c.
 __device__ inline void flush(float (&sum)[8][8], float* __restrict__ c, int64_t ldc, int64_t first_m, int64_t first_n,
                              int64_t m_extent, bool add) {
@@ -153,8 +171,9 @@ __device__ inline void flush(float (&sum)[8][8], float* __restrict__ c, int64_t 
 constexpr int64_t kMaxGemmColumns = int64_t{65535} * gemm::kTile;
 
 /// c: [a.extent, ldc] f32, 16-byte aligned, ldc >= b.extent and a multiple of 4. Columns from b.extent up to ldc are
-/// overwritten (by zeros) as far as the last tile reaches. Launch with launch_gemm().
-template <typename TA, bool a_along_k, typename TB, bool b_along_k>
+/// overwritten (by zeros) as far as the last tile reaches; with `chain` they keep what they hold. Launch with
+/// launch_gemm() or launch_gemm_chain().
+template <bool chain, typename TA, bool a_along_k, typename TB, bool b_along_k>
 __global__ __launch_bounds__(gemm::kThreads,
                              gemm::kBlocksPerMultiprocessor) void gemm_kernel(Factor<TA, a_along_k> a,
                                                                               Factor<TB, b_along_k> b, int64_t k_extent,
@@ -164,6 +183,7 @@ __global__ __launch_bounds__(gemm::kThreads,
   __shared__ __align__(16) Slab a_slab[2], b_slab[2];
   const int64_t first_m = int64_t{blockIdx.x} * kTile, first_n = int64_t{blockIdx.y} * kTile;
   float sum[8][8] = {};
+  if constexpr (chain) begin_with(sum, c, ldc, first_m, first_n, a.extent);
   store<TA, a_along_k>(fetch(a, first_m, 0, k_extent), a_slab[0]);
   store<TB, b_along_k>(fetch(b, first_n, 0, k_extent), b_slab[0]);
   __syncthreads();
@@ -183,8 +203,8 @@ __global__ __launch_bounds__(gemm::kThreads,
       store<TA, a_along_k>(a_part, a_slab[1 - now]);
       store<TB, b_along_k>(b_part, b_slab[1 - now]);
     }
-    if (!more || next % kSumUnit == 0) {
-      flush(sum, c, ldc, first_m, first_n, a.extent, accumulate);
+    if (!more || (!chain && next % kSumUnit == 0)) {
+      flush(sum, c, ldc, first_m, first_n, a.extent, !chain && accumulate);
       accumulate = true;
     }
     __syncthreads();
@@ -194,13 +214,21 @@ __global__ __launch_bounds__(gemm::kThreads,
 
 /// Enqueues; the caller asks for launch errors once, after its last kernel. Blocks of one column of tiles are
 /// neighbours, so that they share b's tile in L2.
-template <typename TA, bool a_along_k, typename TB, bool b_along_k>
+template <bool chain = false, typename TA, bool a_along_k, typename TB, bool b_along_k>
 void launch_gemm(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b, int64_t k_extent, float* c,
                  int64_t ldc, bool accumulate, cudaStream_t stream) {
   if (a.extent == 0 || b.extent == 0) return;
   const dim3 grid(static_cast<unsigned>(ceil_div(a.extent, gemm::kTile)),
                   static_cast<unsigned>(ceil_div(b.extent, gemm::kTile)));
-  gemm_kernel<TA, a_along_k, TB, b_along_k><<<grid, gemm::kThreads, 0, stream>>>(a, b, k_extent, c, ldc, accumulate);
+  gemm_kernel<chain, TA, a_along_k, TB, b_along_k>
+      <<<grid, gemm::kThreads, 0, stream>>>(a, b, k_extent, c, ldc, accumulate);
+}
+
+/// c += the product, in one chain of multiply-adds an element, which begins with c.
+template <typename TA, bool a_along_k, typename TB, bool b_along_k>
+void launch_gemm_chain(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b, int64_t k_extent, float* c,
+                       int64_t ldc, cudaStream_t stream) {
+  launch_gemm<true>(a, b, k_extent, c, ldc, true, stream);
 }
 
 }  // namespace checkop::kernels

@@ -7,7 +7,8 @@
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [vocab, hidden]   bias, dbias: [vocab],
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
-//   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none.
+//   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none. None in bf16 that are
+//   carried on from call to call.
 //   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30. Other ids outside [0, vocab) are
 //   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: forward: 8 bytes per row and 256
 //   columns of vocabulary, for as many rows at a time as give 24 MiB. Backward, at most 300 MB at 4096 rows x 4096: 2 +
@@ -92,6 +93,9 @@ checkop_status launch(const checkop_call* call, bool backward) {
   if (is_portable(call)) return linear_logp::launch(call, backward);
   if (backward && call->inputs[0].dtype == CHECKOP_F16) {
     return say(call, CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
+  }
+  if (backward && native::linear::is_carried(*call)) {
+    return say(call, CHECKOP_UNSUPPORTED, "%s", linear_logp::kNoCarries);
   }
   const hopper::Workspace at = hopper::workspace_of(sizes, backward);
   if (auto status = check_call(call, backward, at.bytes)) return status;

@@ -3,10 +3,13 @@
 // cuda.cu, which says what is computed.
 //
 // A row's bits, and those of every gradient, do not depend on how the blocks are cut: sums go by fixed units (512 terms
-// of a product, 256 columns of the softmax), the cuts are multiples of the units, and units are added in order.
+// of a product, 256 columns of the softmax), the cuts are multiples of the units, and units are added in order. A
+// gradient that is carried on from call to call is one chain of multiply-adds that begins with the carry: its bits do
+// not depend on how rows are cut into calls either.
 #pragma once
 
 #include "gemm_tile.cuh"
+#include "linear_logp/weight_gradients.cuh"
 #include "segments.cuh"
 
 namespace checkop::kernels::linear_logp {
@@ -16,13 +19,6 @@ constexpr int64_t kBlockRows = 1024, kBlockColumns = 16384;
 static_assert(kBlockRows % kSumUnit == 0 && kBlockColumns % kSumUnit == 0);
 // The fp32 sums of dlm_head_weight exist for one block of columns at a time, in about 256 MiB.
 constexpr int64_t kWeightSums = int64_t{64} << 20;
-
-/// Blocks for `count` elements, at least one; the kernels stride over what several waves leave.
-inline unsigned blocks_for(int64_t count) {
-  constexpr int64_t kMaxBlocks = 4096;
-  const int64_t blocks = ceil_div(count, kThreads);
-  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks);
-}
 
 /// z becomes dz, in place; 0 in rows that are left out. first_id: of the first column in all the vocabulary.
 template <typename T>
@@ -61,44 +57,6 @@ template <typename T>
 void launch_keep_rows(const T* hidden, const int64_t* target_ids, int64_t ignored, int64_t rows, int64_t columns,
                       T* kept, cudaStream_t stream) {
   keep_rows<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(hidden, target_ids, ignored, rows, columns, kept);
-}
-
-/// sums[column] (+)= sum over rows of dz, by units of kSumUnit rows like the products.
-static __global__ __launch_bounds__(kThreads) void sum_columns(const float* __restrict__ dz, int64_t ldz, int64_t rows,
-                                                               int64_t n_columns, float* __restrict__ sums,
-                                                               bool accumulate) {
-  const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (column >= n_columns) return;
-  float total = accumulate ? sums[column] : 0.0f;
-  for (int64_t first = 0; first < rows; first += kSumUnit) {
-    const int64_t end = min(first + kSumUnit, rows);
-    float unit = 0.0f;
-#pragma unroll 8
-    for (int64_t row = first; row < end; ++row) unit += dz[row * ldz + column];
-    total += unit;
-  }
-  sums[column] = total;
-}
-
-inline void launch_sum_columns(const float* dz, int64_t ldz, int64_t rows, int64_t n_columns, float* sums,
-                               bool accumulate, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(n_columns, kThreads));
-  sum_columns<<<blocks, kThreads, 0, stream>>>(dz, ldz, rows, n_columns, sums, accumulate);
-}
-
-/// to[row, column] = from[row, column], rounded once. from has leading dimension ld, to is contiguous.
-template <typename T>
-__global__ __launch_bounds__(kThreads) void round_to(const float* __restrict__ from, int64_t ld, int64_t rows,
-                                                     int64_t columns, T* __restrict__ to) {
-  const int64_t count = rows * columns;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
-    to[i] = from_float<T>(from[i / columns * ld + i % columns]);
-  }
-}
-
-template <typename T>
-void launch_round_to(const float* from, int64_t ld, int64_t rows, int64_t columns, T* to, cudaStream_t stream) {
-  round_to<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(from, ld, rows, columns, to);
 }
 
 struct Sizes {
@@ -222,8 +180,8 @@ void keep_hidden(Problem<T>& p) {
 /// blocks inside. The logits are computed a second time: stored, they would be [rows, vocab]. Rows' totals are in the
 /// workspace.
 ///   hidden_sums: [rows, ld_sums], dhidden not yet rounded
-template <typename T>
-void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden_sums, T* dweight, T* dbias) {
+template <typename T, typename O>
+void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden_sums, const WeightGradients<O>& all) {
   const int64_t hidden = p.sizes.hidden, ld = p.at.ld_sums, ldz = p.at.block_columns;
   auto* z = p.template in_workspace<float>(p.at.z);
   const auto* totals = p.template in_workspace<Partial>(p.at.totals);
@@ -232,6 +190,10 @@ void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden
   for (int64_t column = 0; column < p.sizes.vocab; column += p.at.block_columns) {
     const int64_t columns = p.columns_from(column);
     const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kThreads));
+    const WeightGradients<O> to = all.from(column, hidden);
+    const bool carried = to.weight_carry != nullptr;
+    if (carried) launch_spread(to.weight_carry, columns, hidden, weight_sums, ld, p.stream);
+    if (to.bias_carry != nullptr) launch_spread(to.bias_carry, 1, columns, bias_sums, columns, p.stream);
     for (int64_t row = 0; row < p.sizes.rows; row += p.at.block_rows) {
       const int64_t rows = p.rows_from(row);
       launch_logits(p, row, column);
@@ -240,18 +202,23 @@ void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden
           p.first_id + column, columns);
       launch_gemm(make_factor<true>(z, ldz, rows), make_factor<false>(p.weight + column * hidden, hidden, hidden),
                   columns, hidden_sums + row * ld, ld, column > 0, p.stream);
-      launch_gemm(make_factor<false>(z, ldz, columns), make_factor<false>(p.hidden + row * hidden, hidden, hidden),
-                  rows, weight_sums, ld, row > 0, p.stream);
-      if (dbias != nullptr) {
+      const auto dz = make_factor<false>(z, ldz, columns);
+      const auto of_rows = make_factor<false>(p.hidden + row * hidden, hidden, hidden);
+      if (carried) {
+        launch_gemm_chain(dz, of_rows, rows, weight_sums, ld, p.stream);
+      } else {
+        launch_gemm(dz, of_rows, rows, weight_sums, ld, row > 0, p.stream);
+      }
+      if (to.bias_carry != nullptr) {
+        sum_columns_chain<<<column_blocks, kThreads, 0, p.stream>>>(z, ldz, rows, columns, bias_sums);
+      } else if (to.dbias != nullptr) {
         launch_sum_columns(z, ldz, rows, columns, bias_sums, row > 0, p.stream);
       }
     }
-    launch_round_to<T>(weight_sums, ld, columns, hidden, dweight + column * hidden, p.stream);
-    if (dbias != nullptr) launch_round_to<T>(bias_sums, columns, 1, columns, dbias + column, p.stream);
+    launch_round_to<O>(weight_sums, ld, columns, hidden, to.dweight, p.stream);
+    if (to.dbias != nullptr) launch_round_to<O>(bias_sums, columns, 1, columns, to.dbias, p.stream);
   }
 }
-
-constexpr int kForwardInputs = 4, kBackwardInputs = 5, kForwardOutputs = 1, kBackwardOutputs = 3;
 
 /// Sizes as far as the shapes tell; zeros for shapes that check_call() will refuse.
 inline Sizes sizes_of(const checkop_call* call) {
@@ -286,11 +253,25 @@ inline checkop_status check_call(const checkop_call* call, bool backward, size_t
     check.contiguous(grad, "grad_logp");
     check.dtype(dhidden, "dhidden", hidden.dtype).shape(dhidden, "dhidden", hidden, hidden.rank, {});
     check.contiguous(dhidden, "dhidden");
-    check.dtype(dweight, "dlm_head_weight", hidden.dtype).shape(dweight, "dlm_head_weight", weight, 2, {});
+    const bool carried = native::linear::is_carried(*call);
+    const int32_t of_weights = carried ? static_cast<int32_t>(CHECKOP_F32) : hidden.dtype;
+    check.dtype(dweight, "dlm_head_weight", of_weights).shape(dweight, "dlm_head_weight", weight, 2, {});
     check.contiguous(dweight, "dlm_head_weight");
     if (dbias.data != nullptr) {
-      check.dtype(dbias, "dbias", hidden.dtype).shape(dbias, "dbias", weight, 1, {}).contiguous(dbias, "dbias");
+      check.dtype(dbias, "dbias", of_weights).shape(dbias, "dbias", weight, 1, {}).contiguous(dbias, "dbias");
     }
+    const checkop_tensor &weight_carry = call->inputs[kWeightCarry], &bias_carry = call->inputs[kBiasCarry];
+    if (carried) {
+      check.dtype(weight_carry, "dlm_head_weight_carry", CHECKOP_F32);
+      check.shape(weight_carry, "dlm_head_weight_carry", weight, 2, {})
+          .contiguous(weight_carry, "dlm_head_weight_carry");
+    }
+    if (bias_carry.data != nullptr) {
+      check.dtype(bias_carry, "dbias_carry", CHECKOP_F32).shape(bias_carry, "dbias_carry", weight, 1, {});
+      check.contiguous(bias_carry, "dbias_carry");
+    }
+    if ((bias_carry.data != nullptr) != (carried && bias.data != nullptr))
+      return say(call, CHECKOP_FAILED, "all gradients of weights are carried or none");
   } else {
     const checkop_tensor& logp = call->outputs[0];
     check.dtype(logp, "logp", CHECKOP_F32).shape(logp, "logp", hidden, n_leading, {}).contiguous(logp, "logp");
@@ -301,20 +282,6 @@ inline checkop_status check_call(const checkop_call* call, bool backward, size_t
                static_cast<long long>(last_extent(hidden)), static_cast<long long>(kMaxGemmColumns));
   }
   return check.workspace(workspace).status();
-}
-
-/// What is left to do without rows: the gradients of weights are sums of nothing.
-inline checkop_status clear_weight_gradients(const checkop_call* call) {
-  for (int i = 1; i < call->n_outputs; ++i) {
-    const checkop_tensor& gradient = call->outputs[i];
-    const size_t element_bytes = gradient.dtype == CHECKOP_F32 ? 4 : 2;
-    const auto count = static_cast<size_t>(leading_count(gradient) * last_extent(gradient));
-    if (gradient.data == nullptr || count == 0) continue;
-    const auto error =
-        cudaMemsetAsync(gradient.data, 0, count * element_bytes, static_cast<cudaStream_t>(call->stream));
-    if (auto status = cuda_status(call, error, "clear a gradient")) return status;
-  }
-  return CHECKOP_OK;
 }
 
 template <typename T>
@@ -329,8 +296,9 @@ checkop_status run(const checkop_call* call, Problem<T> p, bool backward) {
     auto* hidden_sums = p.template in_workspace<float>(p.at.hidden_sums);
     keep_hidden(p);
     launch_softmax(p, [&](int64_t first) { return WriteSums<Partial>{totals + first}; });
-    launch_gradients(p, static_cast<const float*>(call->inputs[4].data), hidden_sums,
-                     static_cast<T*>(call->outputs[1].data), static_cast<T*>(call->outputs[2].data));
+    with_weight_gradients<T>(*call, [&](const auto& to) {
+      launch_gradients(p, static_cast<const float*>(call->inputs[4].data), hidden_sums, to);
+    });
     launch_round_to<T>(hidden_sums, p.at.ld_sums, p.sizes.rows, p.sizes.hidden, static_cast<T*>(call->outputs[0].data),
                        p.stream);
   } else {

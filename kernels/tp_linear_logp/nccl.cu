@@ -8,6 +8,7 @@
 //   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
 //   logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
+//   dlm_head_weight_carry, dbias_carry: as of linear_logp / cuda, the rank's own part
 //   Exchanges: 16 bytes of every row and rank (or canonical segment), gathered on every rank and combined in the order
 //   of the vocabulary. Backward, dhidden of every rank in fp32: each rank gets its share of the rows, adds them up in
 //   that order, rounds once and gives them to the others. With canonical segments bits do not depend on the ranks.

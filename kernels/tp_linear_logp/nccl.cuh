@@ -152,10 +152,9 @@ class Portable {
   }
 
   void gradients(int64_t, int64_t first, int64_t columns, const float* grad_logp, float* share) const {
-    auto* dbias = all_.bias == nullptr ? nullptr : static_cast<T*>(call_.outputs[2].data);
-    linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share,
-                                  static_cast<T*>(call_.outputs[1].data) + first * all_.sizes.hidden,
-                                  dbias == nullptr ? nullptr : dbias + first);
+    linear_logp::with_weight_gradients<T>(call_, [&](const auto& to) {
+      linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share, to.from(first, all_.sizes.hidden));
+    });
   }
 
   const char* words() const { return ""; }

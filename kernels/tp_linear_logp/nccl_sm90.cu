@@ -8,7 +8,7 @@
 //   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
 //   logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
-//   fp32 as in the candidate nccl. No gradients in fp16.
+//   fp32 as in the candidate nccl. No gradients in fp16, and none in bf16 that are carried on.
 //   Limits: sm_90 only; 64 ranks, 64 canonical segments; |z| < 2^30, for gradients < 2^23; part of vocab < 2^30.
 //   Expected error: as that of linear_logp / cuda-sm90, and one addition for each part; dhidden is rounded once, after
 //   the sum over all parts.
@@ -38,6 +38,7 @@ class Hopper {
     all_.first_id = c.shard_begin;
     if (backward && std::is_same_v<T, __half>)
       throw native::Refusal(CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
+    if (backward && native::linear::is_carried(c)) throw native::Refusal(CHECKOP_UNSUPPORTED, linear_logp::kNoCarries);
   }
 
   void keep_hidden() { hopper::keep_hidden(all_); }
