@@ -37,7 +37,8 @@ std::string_view to_string(Axis axis);
 std::string_view describe(Axis axis);  ///< "a row's bits depend on what the other rows hold"
 std::optional<Axis> parse_axis(std::string_view name);
 std::span<const Axis> all_axes();
-/// Of rows: asked only of outputs that have one row per row of the batch. The others are asked of every output.
+/// Of rows: asked only of outputs that have one row per row of the batch; `chunks` also of sums that are carried on
+/// from chunk to chunk. The others are asked of every output.
 inline bool is_of_rows(Axis axis) { return axis >= Axis::row_stride; }
 /// Of invariance: asked by that check and not by determinism. Those of rows, and `ranks`.
 inline bool is_of_invariance(Axis axis) { return axis >= Axis::ranks; }

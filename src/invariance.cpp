@@ -5,12 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <numeric>
 #include <set>
 #include <tuple>
 
+#include "invariance_pieces.hpp"
 #include "random.hpp"
 #include "sampling.hpp"
 #include "shards.hpp"
@@ -55,9 +55,8 @@ class Planner {
   }
 
   Context full(Axis axis, std::string what) const {
-    Context context;
-    context.axis = axis, context.what = std::move(what);
-    context.rows = range(0, n_), context.outer = outer_, context.sums = true;
+    Context context = of(axis, std::move(what), range(0, n_));
+    context.outer = outer_, context.sums = true;
     return context;
   }
 
@@ -145,6 +144,7 @@ class Planner {
     if (n_ >= 4) add(first_rows(n_ / 2));
     reversed(focused(Axis::position, ""));
     disturbed(focused(Axis::neighbours, ""), 1, Disturbance::nan);
+    for (Context& pieces : carried_pieces(c_, {n_ / 2})) add(std::move(pieces));
   }
 
   void all_of_rows() {
@@ -310,9 +310,9 @@ class Planner {
     for (const int64_t cut : {kTile, kTile + 1, kTile - 1, int64_t{1}, kLargeTile, kLargeTile + 1, kLargeTile - 1,
                               kPage, kPage + 1, kPage - 1, n_ - 1}) {
       if (cut < 1 || cut >= n_) continue;
-      chunk(std::max<int64_t>(0, cut - kFocus), cut);
-      chunk(cut, std::min(n_, cut + kFocus + 1));
+      chunk(std::max<int64_t>(0, cut - kFocus), cut), chunk(cut, std::min(n_, cut + kFocus + 1));
     }
+    for (Context& pieces : carried_pieces(c_, {n_ / 3, kTile, 2 * kTile, kLargeTile, kPage})) add(std::move(pieces));
   }
 
   void grouping() {

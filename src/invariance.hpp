@@ -36,8 +36,11 @@ struct Context {
   uint64_t workspace_before = 0xff;  ///< every byte of the workspace
   size_t workspace_extra = 0;        ///< bytes more than asked for
   Manner manner = {};
-  bool covers = false;  ///< it is needed for its axis to compare every row but the first
+  bool covers = false;  ///< it is needed for its axis to compare every row but the first, and every carried sum
   int64_t ranks = 0;    ///< that share the launch; 0: those of the case
+  /// The batch is launched in pieces of so many rows, in order, each with the sums of the one before as its carries;
+  /// what the last one leaves of carried sums is compared, and nothing else. 0: one launch.
+  int64_t piece_rows = 0;
   /// Rows [first, second) of the case, launched plainly, are what it is compared with; an empty range: the full batch.
   std::pair<int64_t, int64_t> twin{0, 0};
 
@@ -69,8 +72,14 @@ std::string rows_text(int64_t n);  ///< "1 row", "17 rows"
 /// The first n rows of a case alone.
 Context first_rows(int64_t n);
 
-/// The case that a context launches.
+/// The case that a context launches; of pieces, that of the whole.
 Case context_case(const Case& c, const Context& context);
+
+/// The launches of a context of pieces.
+std::vector<Context> pieces_of(const Context& context);
+
+/// Whether an axis is asked of an output: those of rows of per-row outputs, and `chunks` of carried sums too.
+bool is_asked_of(const Case& c, const TensorSpec& output, Axis axis);
 
 /// Rows that `context` compares: row 0 does not count for axes of rows.
 int64_t rows_that_count(const Context& context);

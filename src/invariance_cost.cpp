@@ -44,7 +44,14 @@ double cost_of(const Case& c, const DeviceInfo& device, const Context& context) 
   const auto bytes = [](const Case& launched) {
     return std::max(static_cast<double>(tensor_bytes(launched)), gold_work(launched) / kProductsPerByte);
   };
-  return bytes(context_case(c, context)) / std::max(small, bytes(c));
+  double launched = 0;
+  if (context.piece_rows == 0) launched = bytes(context_case(c, context));
+  for (const Context& piece : pieces_of(context)) launched += bytes(context_case(c, piece));
+  return launched / std::max(small, bytes(c));
+}
+
+bool is_asked_of(const Case& c, const TensorSpec& output, Axis axis) {
+  return !is_of_rows(axis) || is_per_row(*c.op, output) || (axis == Axis::chunks && is_carried(c, output));
 }
 
 int64_t rows_that_count(const Context& context) {
@@ -54,7 +61,7 @@ int64_t rows_that_count(const Context& context) {
 }
 
 int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context) {
-  if (!is_present(c, output)) return 0;
+  if (!is_present(c, output) || (context.piece_rows > 0 && !is_carried(c, output))) return 0;
   const int64_t times = std::max(1, context.launches - 1);
   const MatrixView view = matrix_view(*c.op, output, shape_of(c, output));
   if (!is_per_row(*c.op, output)) return context.sums ? times * view.rows * view.columns : 0;

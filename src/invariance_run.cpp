@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "invariance_bisect.hpp"
+#include "invariance_pieces.hpp"
 #include "invariance_rows.hpp"
 
 namespace checkop {
@@ -70,7 +71,8 @@ class Contexts {
   /// Whether the full batch's own buffers do. after_shapes comes last, when they are gone.
   bool is_in_place(const Context& context) const {
     return context.sums && std::ssize(context.rows) == row_count(c_) && context.offset == 0 &&
-           context.row_padding == 0 && context.ranks == 0 && context.axis != Axis::after_shapes;
+           context.row_padding == 0 && context.ranks == 0 && context.piece_rows == 0 &&
+           context.axis != Axis::after_shapes;
   }
 
   static Found found_by(const Context& context) {
@@ -143,7 +145,7 @@ class Contexts {
     for (size_t i = 0; i < reference.size(); ++i) {
       if (!stage.outputs[i]) continue;
       const TensorSpec& spec = c_.pass->outputs[i].tensor;
-      if (!is_per_row(*c_.op, spec) && !context.sums) continue;
+      if (context.piece_rows > 0 ? !is_carried(c_, spec) : !is_per_row(*c_.op, spec) && !context.sums) continue;
       if (equal_on_device(context, stage, i, reference[i], first_row)) {
         note_equal(k, stage, i);
         continue;
@@ -237,11 +239,28 @@ class Contexts {
 
   void run_apart(size_t k) {
     const Context& context = contexts_[k];
+    if (context.piece_rows > 0) return run_pieces(k);
     const std::vector<Tensor>& reference = context.has_twin() ? twin_of(context) : *reference_;
     launch(context, [&](Stage& stage, const std::string& message) {
       result_.contexts[k].message = message;
       compare_launches(k, stage, reference, context.twin.first);
     });
+  }
+
+  /// Each with what the one before left as its carries.
+  void run_pieces(size_t k) {
+    std::vector<BufferPtr> carries(inputs_.size());
+    const std::vector<Context> pieces = pieces_of(contexts_[k]);
+    for (const Context& piece : pieces) {
+      const auto look = [&](Stage& stage, const std::string& message) {
+        result_.contexts[k].message = message;
+        for (size_t i = 0; i < stage.outputs.size(); ++i) {
+          if (is_carried(c_, c_.pass->outputs[i].tensor)) carries[carry_of(c_, i)] = stage.outputs[i];
+        }
+        if (&piece == &pieces.back()) compare(k, stage, *reference_, 0);
+      };
+      launch(piece, look, carries);
+    }
   }
 
   /// The outputs of a plain launch of the context's twin.
@@ -255,8 +274,9 @@ class Contexts {
     return twins_.at(context.twin);
   }
 
+  /// `carries`: by input, what it is in place of the case's own; nullptr: its own.
   template <class Look>
-  void launch(const Context& context, const Look& look) {
+  void launch(const Context& context, const Look& look, const std::vector<BufferPtr>& carries = {}) {
     Stage stage(device_, kernel_, context_case(c_, context), suffix(context), {context.offset, context.row_padding});
     stage.rank_limit = checks_.rank_limit;
     std::vector<std::vector<std::byte>> gathered(inputs_.size());
@@ -264,6 +284,10 @@ class Contexts {
     const bool moves = context.offset > 0 || context.row_padding > 0;
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const TensorSpec& spec = c_.pass->inputs[i];
+      if (!carries.empty() && carries[i]) {
+        stage.inputs.push_back(carries[i]);
+        continue;
+      }
       if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves)) {
         stage.inputs.push_back(shared_[i]);  // compared once, at the end
         continue;

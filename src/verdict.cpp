@@ -151,7 +151,7 @@ bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Dem
     const Axis axis = run.contexts[k].axis;
     if (is_of_invariance(axis) != invariance || !demands.axes.has(axis) || output.contexts[k].bits.different == 0)
       continue;
-    if (is_of_rows(axis) && !is_per_row(*c.op, spec_of(c, index).tensor)) continue;
+    if (!is_asked_of(c, spec_of(c, index).tensor, axis)) continue;
     if (!first || axis < run.contexts[*first].axis) first = k;
   }
   if (!first) return false;

@@ -6,10 +6,14 @@
 #include <cstring>
 
 #include "error.hpp"
+#include "invariance.hpp"
+#include "isolate.hpp"
 #include "judge_helper.hpp"
 #include "rows_helper.hpp"
+#include "run_helper.hpp"
 #include "saved_case.hpp"
 #include "sweep.hpp"
+#include "verdict.hpp"
 
 namespace checkop {
 namespace {
@@ -188,6 +192,95 @@ TEST(Carry, NativeIsWithinTheContract) {
       outputs[1].set(i, std::ldexp(std::nearbyint(std::ldexp(outputs[1].at(i), shift)), -shift));
     }
     EXPECT_FALSE(judge_outputs(c, inputs, outputs, default_contract(), {}, 1)[1].passed()) << case_name(c);
+  }
+}
+
+// --- the axis `chunks`
+
+DeviceInfo cpu() {
+  DeviceInfo device;
+  device.kind = "cpu";
+  return device;
+}
+
+std::vector<int64_t> piece_rows(const Case& c, bool all) {
+  AxisPlan plan;
+  plan.all = all;
+  std::vector<int64_t> rows;
+  for (const Context& context : plan_contexts(c, cpu(), plan)) {
+    if (context.piece_rows == 0) continue;
+    EXPECT_EQ(context.axis, Axis::chunks);
+    rows.push_back(context.piece_rows);
+  }
+  return rows;
+}
+
+TEST(Carry, BatchesAreCutAtMultiplesOf16Rows) {
+  EXPECT_EQ(piece_rows(carry_case(DType::bf16, kWithBias, 300), true), (std::vector<int64_t>{112, 16, 32, 128, 256}));
+  EXPECT_EQ(piece_rows(carry_case(DType::bf16, kWithBias, 300), false), (std::vector<int64_t>{160}));
+  EXPECT_TRUE(piece_rows(carry_case(DType::bf16, kWithBias, 16), true).empty());
+  EXPECT_TRUE(piece_rows(carry_case(DType::bf16, {"bias"}, 300), true).empty());
+}
+
+TEST(Carry, PiecesTileTheBatchAndCompareCarriedSumsAlone) {
+  const Case c = carry_case(DType::bf16, kWithBias, 70);
+  Context context;
+  for (int64_t r = 0; r < 70; ++r) context.rows.push_back(r);
+  context.sums = true, context.piece_rows = 32;
+  const std::vector<Context> pieces = pieces_of(context);
+  ASSERT_EQ(pieces.size(), 3u);
+  EXPECT_EQ(pieces[2].rows, (std::vector<int64_t>{64, 65, 66, 67, 68, 69}));
+  EXPECT_EQ(compared_elements(c, c.pass->outputs[0].tensor, context), 0);
+  EXPECT_EQ(compared_elements(c, c.pass->outputs[1].tensor, context), 23 * 40);
+  EXPECT_EQ(compared_elements(c, c.pass->outputs[2].tensor, context), 23);
+  double apart = 0;
+  for (const Context& piece : pieces) apart += cost_of(c, cpu(), piece);
+  EXPECT_DOUBLE_EQ(cost_of(c, cpu(), context), apart);
+}
+
+RunResult run_cut(const std::string& plugin, const std::string& candidate, const Case& c, bool all) {
+  Worker worker({{plugin}, "cpu"});
+  const auto inputs = make_inputs(c, 1);
+  auto outputs = make_outputs(c);
+  RunChecks checks;
+  checks.plan.all = all;
+  return worker.run(candidate, c, inputs, outputs, checks, std::chrono::seconds(60));
+}
+
+Judgment judgment_of(const Case& c, const RunResult& run) {
+  std::vector<Demands> demands;
+  for (const OutputSpec& output : c.pass->outputs) demands.push_back(default_contract().demands_for(c, output));
+  return judge(c, run, {}, demands, RunChecks{}, /*accuracy=*/false);
+}
+
+TEST(Carry, SumsThatDependOnTheCutsAreCaught) {
+  for (const bool all : {false, true}) {
+    for (const Optionals& optionals : {kWithoutBias, kWithBias}) {
+      const Case c = carry_case(DType::bf16, optionals);
+      const RunResult faulty = run_cut(test_plugin("carry_faults"), "carry_added_last", c, all);
+      ASSERT_EQ(faulty.status, RunStatus::ok) << faulty.message;
+      const Judgment judgment = judgment_of(c, faulty);
+      EXPECT_EQ(judgment.verdict, Verdict::fail);
+      EXPECT_EQ(judgment.kind, "invariance");
+      EXPECT_EQ(judgment.reason.find("bits depend on where the batch is cut (chunks: "), 0u) << judgment.reason;
+      EXPECT_NE(judgment.reason.find("first dlm_head_weight["), std::string::npos) << judgment.reason;
+    }
+  }
+}
+
+TEST(Carry, NativePassesTheAxis) {
+  for (const std::string_view op : {"linear_logp", "tp_linear_logp"}) {
+    for (const bool all : {false, true}) {
+      const Case c = carry_case(DType::f16, kWithBias, 70, op);
+      const RunResult right = run_cut(native_plugin(op), "native", c, all);
+      ASSERT_EQ(right.status, RunStatus::ok) << right.message;
+      EXPECT_EQ(judgment_of(c, right).verdict, Verdict::pass) << judgment_of(c, right).reason;
+      int64_t compared = 0;
+      for (size_t k = 0; k < right.contexts.size(); ++k) {
+        if (right.contexts[k].axis == Axis::chunks) compared += right.outputs[1].contexts[k].bits.compared;
+      }
+      EXPECT_EQ(compared, 23 * 40 * (all ? 2 : 1)) << op;
+    }
   }
 }
 

@@ -62,7 +62,7 @@ void count_compared(const Case& c, const std::vector<Context>& contexts, const R
                     std::vector<Sensitivity>& sensitivity) {
   std::map<Axis, std::set<int64_t>> rows;
   for (size_t k = 0; k < contexts.size() && k < run.contexts.size(); ++k) {
-    if (!is_of_rows(contexts[k].axis) || !run.contexts[k].supported) continue;
+    if (!is_of_rows(contexts[k].axis) || contexts[k].piece_rows > 0 || !run.contexts[k].supported) continue;
     for (const int64_t row : contexts[k].rows) {
       if (row > 0) rows[contexts[k].axis].insert(row);
     }
