@@ -18,6 +18,14 @@ constexpr FaultSpec kUpstreamShifted{"upstream_shifted", "a row is scaled by the
 constexpr FaultSpec kIgnoredRowReachesWeight{
     "ignored_row_reaches_weight", "an ignored row's gradient is 0, and multiplied with its hidden state", "nonfinite"};
 
+constexpr std::string_view kCarry = "dlm_head_weight_carry";
+constexpr FaultSpec kCarryIgnored{"carry_ignored", "the sums of earlier calls are left out", "accuracy", "", kCarry};
+constexpr FaultSpec kCarryTwice{"carry_twice", "the sums of earlier calls are added twice", "accuracy", "", kCarry};
+constexpr FaultSpec kCarryRounded{"carry_rounded", "the sums of earlier calls are rounded to bf16", "accuracy", "",
+                                  kCarry};
+constexpr FaultSpec kCarriedSumRounded{
+    "carried_sum_rounded", "the sums with those of earlier calls are rounded to bf16", "accuracy", "", kCarry};
+
 struct Problem {
   Matrix hidden, weight, logits;
   std::vector<float> bias;  ///< empty where absent
@@ -85,15 +93,30 @@ Matrix own_part(const EmulationArgs& args, Matrix dz) {
   return dz;
 }
 
+/// Adds input `carry`, where it is there, to an output.
+void carry_on(const EmulationArgs& args, int carry, std::vector<double>& gradient) {
+  const Arithmetic& a = args.arithmetic;
+  if (!args.has(carry) || a.has(kCarryIgnored.name)) return;
+  const std::vector<float> carried = args.floats(carry);
+  const bool twice = a.has(kCarryTwice.name);
+  for (size_t i = 0; i < carried.size(); ++i) {
+    const float c = a.has(kCarryRounded.name) ? Arithmetic::to_bf16(carried[i]) : carried[i];
+    const float sum = c + static_cast<float>(gradient[i]) + (twice ? c : 0);
+    gradient[i] = a.has(kCarriedSumRounded.name) ? Arithmetic::to_bf16(sum) : sum;
+  }
+}
+
 void backward(const EmulationArgs& args) {
   const Problem p = load(args);
   const Matrix dz = logit_gradients(args, p);
   store(product(args, {own_part(args, dz)}, {p.weight}), args.out(0));
   const bool reaches_weight = args.arithmetic.has(kIgnoredRowReachesWeight.name);
   store(product(args, {dz, true}, {reaches_weight ? factor(args, 0) : p.hidden}), args.out(1));
+  carry_on(args, 5, args.out(1));
   if (!args.has(3)) return;
   for (int64_t v = 0; v < dz.columns; ++v)
     args.out(2)[static_cast<size_t>(v)] = args.arithmetic.sum(dz.rows(), [&](int64_t r) { return dz.row(r)[v]; });
+  carry_on(args, 6, args.out(2));
 }
 
 constexpr std::array kForwardFaults{faults::kLastKDropped,
@@ -133,7 +156,11 @@ constexpr std::array kBackwardFaults{faults::kLastKDropped,
                                      kIgnoredRowCounted,
                                      kIgnoredAsIdZero,
                                      kIgnoredRowMultiplied,
-                                     kIgnoredRowReachesWeight};
+                                     kIgnoredRowReachesWeight,
+                                     kCarryIgnored,
+                                     kCarryTwice,
+                                     kCarryRounded,
+                                     kCarriedSumRounded};
 
 constexpr auto kTpForwardFaults =
     joined(kForwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kTargetTwice, kShardOffset});
