@@ -13,7 +13,7 @@ PreparedGate::PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(ga
   // Not the smallest subnormal: GPUs may flush subnormal intermediates to zero.
   tiny = std::ldexp(1.0, info(arithmetic).min_exponent);
   growth = sum_growth(gate, terms, unit);
-  of_terms = gate.lambda * std::sqrt(gate.term_roundings / 3) * unit_roundoff(out);
+  of_terms = gate.lambda * std::sqrt(gate.term_roundings / 3) * unit_roundoff(gate.terms_dtype.value_or(out));
   bias = gate.bias_ulps * static_cast<double>(std::max<int64_t>(chain_length(gate, terms), 1)) * unit;
 }
 

@@ -10,15 +10,16 @@ namespace checkop {
 /// The bound of one element under a bound_ratio gate, before `limit`:
 ///   E = (growth + bias_ulps*h*u)*magnitude + of_terms*(magnitude - |value|) + u*rounding
 ///       + the smallest normal number of the arithmetic
-///   of_terms = lambda*sqrt(term_roundings/3)*u_out
+///   of_terms = lambda*sqrt(term_roundings/3)*u_case
 ///   bound = E + half an ulp of `out` at |value| + E;   0 where value, magnitude and rounding are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs; u_out that of `out`.
+/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs; u_case that of the case's dtype, which the
+/// gate names (terms_dtype), or of `out` where it names none.
 ///
-/// With term_roundings each term t of the sum has been stored in `out` on the way so many times: rounded to nearest, it
-/// errs by at most u_out*|t|, and as evenly as in [-u_out*|t|, u_out*|t|] or better, so with a variance, and a
-/// sub-Gaussian one, of u_out^2*t^2/3. Over the sum these add up to term_roundings*u_out^2/3 times the sum of the
-/// squares of the terms, whose root is what a magnitude of a product has beside |value|; lambda standard deviations of
-/// that are passed with probability 2*exp(-lambda^2/2) at most.
+/// With term_roundings each term t of the sum has been stored in the case's dtype on the way so many times: rounded to
+/// nearest, it errs by at most u_case*|t|, and as evenly as in [-u_case*|t|, u_case*|t|] or better, so with a variance,
+/// and a sub-Gaussian one, of u_case^2*t^2/3. Over the sum these add up to term_roundings*u_case^2/3 times the sum of
+/// the squares of the terms, whose root is what a magnitude of a product has beside |value|; lambda standard deviations
+/// of that are passed with probability 2*exp(-lambda^2/2) at most.
 ///
 /// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41 (2019).
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);

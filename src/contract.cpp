@@ -144,6 +144,7 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject
     for (size_t i = 0; i < of_rule; ++i) lay_over(overlay, overlay.grant.expired(today_), i, gates);
     take(overlay.added, subject, overlay.grant.reason, gates);
   }
+  for (Gate& gate : gates.all) gate.terms_dtype = c.dtype;
   return gates;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -58,7 +59,7 @@ struct Gate {
   int64_t step = 1;           ///< bound_ratio: terms added per rounding (16 for a tensor core block)
   int64_t max_chain = 0;      ///< bound_ratio: longest chain of additions allowed however long the sum; 0 = no cap
   double bias_ulps = 0;       ///< bound_ratio: signed error per step in units of u*magnitude (tensor cores truncate)
-  double term_roundings = 0;  ///< bound_ratio: roundings to the output's dtype that each term carries from before
+  double term_roundings = 0;  ///< bound_ratio: roundings to terms_dtype that each term carries from before
   double atol = 0, rtol = 0;  ///< atol_rtol
   int64_t either = 0;         ///< atol_rtol: 1: within atol or within rtol*|y|, in place of their sum
   int64_t rows = 0, columns = 0;  ///< block_rel_l2: size of a block
@@ -67,6 +68,7 @@ struct Gate {
   int64_t arch = 0;               ///< bits_of_model: index in kModelledArchs
   int64_t block = 0, order = 0;   ///< bits_of_model: see model_order()
   std::string source = {};        ///< "contracts/default.json: rules[3].gates[0]", "+ overlays[0]" where it applied
+  std::optional<DType> terms_dtype = {};  ///< the case's, where gates_for() knows it; none: the output's
 };
 
 /// Which change of a number lets more candidates pass.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "bound.hpp"
 #include "error.hpp"
 #include "invariance.hpp"
 #include "isolate.hpp"
@@ -176,6 +177,30 @@ TEST(Carry, NativeStartsFromTheCarryWithoutRows) {
   for (size_t i = 1; i < 3; ++i) {
     const Tensor& carry = inputs[input_index(*c.pass, c.pass->outputs[i].tensor.carry)];
     EXPECT_EQ(std::memcmp(answer.outputs[i].bytes.data(), carry.bytes.data(), carry.bytes.size()), 0);
+  }
+}
+
+// Where terms may be rounded to 16 bits on the way, the carry is none of them: it is allowed what fp32 sums lose.
+TEST(Carry, GrantedRoundingsAreThoseOfTheGradientsTermsAlone) {
+  const Case c = carry_case(DType::bf16, kWithoutBias);
+  const OutputSpec& output = c.pass->outputs[1];
+  const Gates gates = default_contract().gates_for(c, output, {"sm90", "cuda-sm90"});
+  ASSERT_EQ(gates.all.front().metric, Metric::bound_ratio);
+  EXPECT_EQ(gates.all.front().term_roundings, 1);
+  const PreparedGate gate(gates.all.front(), DType::f32, sum_terms(c, output));
+  EXPECT_DOUBLE_EQ(gate.of_terms, 6 * std::sqrt(1.0 / 3) * std::exp2(-8));
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  const auto small = collect_gold(c, inputs, 1)[1];
+  Tensor& carry = inputs[input_index(*c.pass, "dlm_head_weight_carry")];
+  for (int64_t i = 0; i < carry.count(); ++i) carry.set(i, 1024 * carry.at(i));
+  const auto large = collect_gold(c, inputs, 1)[1];
+  for (size_t i = 0; i < small.value.size(); ++i) {
+    const double size = std::abs(carry.at(static_cast<int64_t>(i)));
+    EXPECT_NEAR(gate.terms(std::abs(large.value[i]), large.magnitude[i]),
+                gate.terms(std::abs(small.value[i]), small.magnitude[i]), 1e-12);
+    const double more = gate.allowed(large.value[i], large.magnitude[i], large.rounding[i]) -
+                        gate.allowed(small.value[i], small.magnitude[i], small.rounding[i]);
+    EXPECT_FALSE(!(more <= std::exp2(-15) * size)) << more / size;  // a rounding to bf16 is up to 2^-8 of it
   }
 }
 

@@ -136,6 +136,12 @@ TEST(Compare, RoundingsThatTermsCarryAddUpInSquares) {
   }
 }
 
+TEST(Compare, TermsAreRoundedToTheDtypeOfTheCase) {
+  Gate gate = bound_gate();
+  gate.term_roundings = 1, gate.terms_dtype = DType::bf16;
+  EXPECT_DOUBLE_EQ(PreparedGate(gate, DType::f32, 100).of_terms, 6 * std::sqrt(1.0 / 3) * std::exp2(-8));
+}
+
 TEST(Compare, Fp64OutputsAreHeldToFp64Arithmetic) {
   const Gate gate = bound_gate();
   EXPECT_LT(element_bound(gate, DType::f64, 100, 1.5, 3, 2), 1e-13);
