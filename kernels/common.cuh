@@ -297,6 +297,8 @@ class IdCheck {
   IdCheck(const IdCheck&) = delete;
   IdCheck& operator=(const IdCheck&) = delete;
 
+  static unsigned long long* beside_of(void* flag) { return static_cast<unsigned long long*>(flag) + 1; }
+
   /// Rows where `mask`, if there is one, is 0 may have any id, and all rows may have `except`, whose default excepts
   /// none, for 0 is inside.
   checkop_status begin(const uint8_t* mask = nullptr, int64_t except = 0) {
@@ -310,10 +312,13 @@ class IdCheck {
     return check(cudaEventRecord(searched_, stream_));
   }
 
-  /// CHECKOP_FAILED with row and id when there is a bad one.
-  checkop_status finish() const {
-    unsigned long long bad_row = kNoBadRow;
-    if (auto s = read(&bad_row, first_bad_row_, sizeof(bad_row))) return s;
+  /// CHECKOP_FAILED with row and id when there is a bad one. `beside`, if not null, becomes the number that work on the
+  /// stream before begin() has left at beside_of(flag).
+  checkop_status finish(unsigned long long* beside = nullptr) const {
+    unsigned long long found[2] = {kNoBadRow, 0};
+    if (auto s = read(found, first_bad_row_, beside == nullptr ? sizeof(*found) : sizeof(found))) return s;
+    if (beside != nullptr) *beside = found[1];
+    const unsigned long long bad_row = found[0];
     if (bad_row == kNoBadRow) return CHECKOP_OK;
     int64_t id = 0;
     if (auto s = read(&id, ids_ + bad_row, sizeof(id))) return s;
@@ -342,10 +347,11 @@ class IdCheck {
 
 /// Both at once, where the time that the host waits is small next to the kernel's.
 inline checkop_status check_ids(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab,
-                                const char* name, void* flag, cudaStream_t stream, int64_t except) {
+                                const char* name, void* flag, cudaStream_t stream, int64_t except,
+                                unsigned long long* beside = nullptr) {
   IdCheck check(call, ids, rows, vocab, name, flag, stream);
   if (auto status = check.begin(nullptr, except)) return status;
-  return check.finish();
+  return check.finish(beside);
 }
 
 }  // namespace checkop::kernels

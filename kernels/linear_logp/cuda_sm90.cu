@@ -10,16 +10,18 @@
 //   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none. None in bf16 that are
 //   carried on from call to call.
 //   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30. Other ids outside [0, vocab) are
-//   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: forward: 8 bytes per row and 256
-//   columns of vocabulary, for as many rows at a time as give 24 MiB. Backward, at most 300 MB at 4096 rows x 4096: 2 +
-//   4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4 per row and column for as many columns at a time as
-//   give 132 MiB or what is left of 300 MB. Expected error: a logit is one chain of hidden / 16 additions that truncate
-//   (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4 additions in a segment of 256 columns, segments in chains
-//   of vocab / 8192. dz is rounded to the dtype of hidden once, except in dbias; without a bias, its exponential before
-//   to 10 bits where the column is not the target. Then one chain of vocab / 16 or rows / 16.
+//   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: 20 bytes per row; forward, 8 per
+//   row and 256 columns of vocabulary, for as many rows at a time as give 24 MiB. Backward, at most 300 MB at 4096 rows
+//   x 4096: 2 + 4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4 per row and column for as many columns
+//   at a time as give 132 MiB or what is left of 300 MB. Expected error: a logit is one chain of hidden / 16 additions
+//   that truncate (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4 additions in a segment of 256 columns,
+//   segments in chains of vocab / 8192. dz is rounded to the dtype of hidden once, except in dbias; without a bias, its
+//   exponential before to 10 bits where the column is not the target. Then one chain of vocab / 16 or rows / 16.
 // Without a bias, the logits are computed once for as many rows as hidden has columns: their exponentials wait in the
 // memory of dlm_head_weight until it is written. Those of further rows are computed a second time, to the same bits.
-// The bits of logp and dhidden do not depend on the other rows: sm90/segments.cuh, sm90/gradient.cuh.
+// Rows that are ignored cost nothing in the forward pass of more than 128 rows, and in the backward pass where they
+// come in blocks of 16: row_list.cuh. The bits of logp and dhidden do not depend on the other rows: sm90/segments.cuh,
+// sm90/gradient.cuh.
 #include <type_traits>
 
 #include "linear_logp/sm90.cuh"
@@ -28,7 +30,9 @@ namespace checkop::kernels {
 namespace {
 
 namespace hopper = linear_logp::hopper;
+using linear_logp::AtListed;
 using linear_logp::check_call;
+using linear_logp::RowList;
 using linear_logp::Sizes;
 using linear_logp::sizes_of;
 
@@ -46,43 +50,96 @@ size_t backward_workspace(const checkop_call* call) {
   return is_portable(call) ? linear_logp::backward_workspace(call) : hopper::workspace_of(sizes_of(call), true).bytes;
 }
 
+/// Of the `count` rows in the list. p.ignored: where logp is 0.
+template <typename T>
+cudaError_t launch_logp(const hopper::Problem<T>& p, const RowList& list, int64_t count, float* logp,
+                        const char*& words) {
+  const auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
+  if (count == p.sizes.rows) {
+    const auto finish_at = [&](int64_t first) {
+      return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, p.ignored, logp + first}};
+    };
+    return hopper::reduce_logits<T>(p, {}, nullptr, finish_at, words);
+  }
+  const auto bytes = static_cast<size_t>(p.sizes.rows) * sizeof(float);
+  if (const auto error = cudaMemsetAsync(logp, 0, bytes, p.stream)) return error;
+  auto* gathered = p.template in_workspace<T>(p.at.gathered);
+  for (int64_t first = 0; first < count; first += p.at.gathered_rows) {
+    hopper::Problem<T> part = p;
+    part.sizes.rows = std::min(count - first, p.at.gathered_rows);
+    part.hidden = gathered, part.target_ids = list.ids + first;
+    linear_logp::launch_gather_rows(p.hidden, list, first, part.sizes.rows, p.sizes.hidden, p.ignored, gathered,
+                                    p.stream);
+    const auto finish_at = [&](int64_t) {
+      return WithTarget<AtListed<WriteLogp>>{target_logit, {list.at + first, {p.target_ids, p.ignored, logp}}};
+    };
+    if (const auto error = hopper::reduce_logits<T>(part, {}, nullptr, finish_at, words)) return error;
+  }
+  return cudaGetLastError();
+}
+
+/// Likewise. What the list has of a row that is ignored adds zeros.
+template <typename T>
+cudaError_t launch_gradients(const checkop_call* call, hopper::Problem<T> p, const RowList& list, int64_t count,
+                             const char*& words) {
+  const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden;
+  auto *dhidden = static_cast<T*>(call->outputs[0].data), *dweight = static_cast<T*>(call->outputs[1].data);
+  auto* dbias = static_cast<T*>(call->outputs[2].data);
+  const bool is_all = count == rows;
+  if (!is_all) {
+    const auto bytes = static_cast<size_t>(rows * hidden) * sizeof(T);
+    if (const auto error = cudaMemsetAsync(dhidden, 0, bytes, p.stream)) return error;
+  }
+  auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
+  linear_logp::launch_gather_rows(p.hidden, list, 0, count, hidden, p.ignored, kept, p.stream);
+  p.hidden = kept, p.target_ids = list.ids, p.sizes.rows = count;
+  const auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
+  const auto finish_at = [&](int64_t first) {
+    const sm90::WriteRowGradients finish{list.grad_logp + first,
+                                         list.ids + first,
+                                         p.ignored,
+                                         0,
+                                         p.sizes.vocab,
+                                         p.template in_workspace<sm90::RowGradient>(p.at.row_gradients) + first};
+    return WithTarget<sm90::WriteRowGradients>{target_logit, finish};
+  };
+  const hopper::Kept exponentials = hopper::kept_in(p, dweight);
+  if (const auto error = hopper::reduce_logits(p, exponentials, dweight, finish_at, words)) return error;
+  auto* sums = p.template in_workspace<float>(p.at.hidden_sums);
+  if (const auto error = hopper::launch_gradients(p, exponentials, 0, sums, is_all ? dhidden : nullptr, dweight, dbias))
+    return error;
+  if (!is_all) linear_logp::launch_scatter_rows(sums, list, count, hidden, dhidden, p.stream);
+  return cudaGetLastError();
+}
+
 template <typename T>
 checkop_status run(const checkop_call* call, bool backward, const hopper::Workspace& at, int64_t ignored) {
-  hopper::Problem<T> p = hopper::problem_of<T>(call, sizes_of(call), at, ignored);
-  if (auto status = check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", call->workspace, p.stream,
-                              ignored)) {
+  constexpr int64_t kFewRows = 128;  // reading the weights takes the time, whichever of them count
+  const hopper::Problem<T> p = hopper::problem_of<T>(call, sizes_of(call), at, ignored);
+  const int64_t rows = p.sizes.rows;
+  auto count = static_cast<unsigned long long>(rows);
+  const bool lists = backward || rows > kFewRows;
+  const RowList list = hopper::row_list_in(p, IdCheck::beside_of(call->workspace));
+  if (lists) {
+    const auto* grad_logp = backward ? static_cast<const float*>(call->inputs[4].data) : nullptr;
+    linear_logp::launch_list_rows(p.target_ids, grad_logp, ignored, rows, backward ? sm90::kBlockRows : 1, list,
+                                  p.stream);
+  }
+  if (auto status = check_ids(call, p.target_ids, rows, p.sizes.vocab, "target_ids", call->workspace, p.stream, ignored,
+                              lists ? &count : nullptr)) {
     return status;
   }
-  const char* words = "";
+  const auto n = static_cast<int64_t>(count);
+  const char* words = "no row that counts";
   cudaError_t error = cudaSuccess;
-  const auto* target_logit = p.template in_workspace<float>(at.target_logit);
-  if (backward) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      hopper::keep_hidden(p);
-      const auto finish_at = [&](int64_t first) {
-        const sm90::WriteRowGradients finish{static_cast<const float*>(call->inputs[4].data) + first,
-                                             p.target_ids + first,
-                                             ignored,
-                                             0,
-                                             p.sizes.vocab,
-                                             p.template in_workspace<sm90::RowGradient>(at.row_gradients) + first};
-        return WithTarget<sm90::WriteRowGradients>{target_logit, finish};
-      };
-      auto* dweight = static_cast<T*>(call->outputs[1].data);
-      const hopper::Kept kept = hopper::kept_in(p, dweight);
-      error = hopper::reduce_logits(p, kept, dweight, finish_at, words);
-      if (error == cudaSuccess) {
-        error = hopper::launch_gradients(p, kept, 0, p.template in_workspace<float>(at.hidden_sums),
-                                         static_cast<T*>(call->outputs[0].data), dweight,
-                                         static_cast<T*>(call->outputs[2].data));
-      }
-    }
-  } else {
-    auto* logp = static_cast<float*>(call->outputs[0].data);
-    const auto finish_at = [&](int64_t first) {
-      return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, ignored, logp + first}};
-    };
-    error = hopper::reduce_logits<T>(p, {}, nullptr, finish_at, words);
+  if (backward && n == 0) {
+    const auto bytes = static_cast<size_t>(rows * p.sizes.hidden) * sizeof(T);
+    error = cudaMemsetAsync(call->outputs[0].data, 0, bytes, p.stream);
+    if (auto status = linear_logp::clear_weight_gradients(call)) return status;
+  } else if (!backward) {
+    error = launch_logp(p, list, n, static_cast<float*>(call->outputs[0].data), words);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    error = launch_gradients(call, p, list, n, words);
   }
   if (auto status = cuda_status(call, error, "launch linear_logp")) return status;
   return say(call, CHECKOP_OK, "%s", words);

@@ -3,7 +3,7 @@
 // one.
 #pragma once
 
-#include "linear_logp/portable.cuh"
+#include "linear_logp/row_list.cuh"
 #include "sm90/gradient.cuh"
 #include "sm90/select.cuh"
 
@@ -27,11 +27,14 @@ struct Unaligned : sm90::Plan<1, 256, 64, 4, 1, 1, sm90::Loads::plain, kDirect> 
 };
 
 struct Workspace {
-  int64_t rows;     ///< at a time in a pass over the logits
-  int64_t columns;  ///< of the vocabulary at a time, when gradients are computed; 0 in the forward pass
+  int64_t rows;           ///< at a time in a pass over the logits
+  int64_t gathered_rows;  ///< likewise, and in the forward pass, when they are gathered first
+  int64_t columns;        ///< of the vocabulary at a time, when gradients are computed; 0 in the forward pass
   int64_t n_segments;
   size_t target_logit, row_gradients, exponents, kept_hidden, hidden_sums, block_sums, bias_sums;
+  size_t row_list;
   size_t sums, dz;  ///< the same place: the ones are done with before the others begin
+  size_t gathered;  ///< in the same place too, behind the sums of gathered_rows
   size_t bytes;
 };
 
@@ -50,6 +53,7 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts =
     return all < fit ? all : fit < unit ? unit : fit;
   };
   at.rows = fitting(kSumBytes, of_row, kRowUnit, sizes.rows);
+  at.gathered_rows = fitting(kSumBytes, of_row + sizes.hidden * 2, kRowUnit, sizes.rows);
   size_t end = kIdCheckBytes;
   const auto place = [&end](int64_t bytes) {
     const size_t start = end;
@@ -57,6 +61,7 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts =
     return start;
   };
   at.target_logit = place(at.rows * 4);
+  at.row_list = place(sizes.rows * RowList::kRowBytes);
   if (backward) {
     at.row_gradients = place(sizes.rows * static_cast<int64_t>(sizeof(sm90::RowGradient)));
     at.exponents = place((at.n_segments + parts) * sizes.rows * 4);
@@ -69,8 +74,10 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts =
     at.block_sums = place(ceil_div(sizes.rows, sm90::kBlockRows) * at.columns * 4);
     at.bias_sums = place(at.columns * 4);
   }
-  const int64_t sum_bytes = at.rows * of_row, dz_bytes = sizes.rows * at.columns * 2;
-  at.sums = at.dz = place(sum_bytes > dz_bytes ? sum_bytes : dz_bytes);
+  const int64_t gathered_sums = round_up(at.gathered_rows * of_row, 256);
+  const int64_t others = backward ? sizes.rows * at.columns * 2 : gathered_sums + at.gathered_rows * sizes.hidden * 2;
+  at.sums = at.dz = place(std::max(at.rows * of_row, others));
+  at.gathered = at.sums + static_cast<size_t>(gathered_sums);
   at.bytes = end;
   return at;
 }
@@ -132,6 +139,13 @@ struct Problem {
     return p;
   }
 };
+
+/// `count` is elsewhere: it goes to the host.
+template <typename T>
+RowList row_list_in(const Problem<T>& p, unsigned long long* count) {
+  auto* at = p.template in_workspace<int64_t>(p.at.row_list);
+  return {at, at + p.sizes.rows, reinterpret_cast<float*>(at + 2 * p.sizes.rows), count};
+}
 
 /// Of a call whose shapes were checked.
 template <typename T>
