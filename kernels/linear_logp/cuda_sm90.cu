@@ -7,8 +7,10 @@
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [vocab, hidden]   bias, dbias: [vocab],
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
-//   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none. None in bf16 that are
-//   carried on from call to call.
+//   dlm_head_weight_carry: [vocab, hidden], dbias_carry: [vocab], f32, optional: with them dlm_head_weight and dbias
+//   are f32, the carry and then 16 rows at a time; their bits do not depend on how rows are cut into calls at multiples
+//   of 16. The memory of dlm_head_weight may be that of its carry, which takes a second product of logits.
+//   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none.
 //   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30. Other ids outside [0, vocab) are
 //   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: 20 bytes per row; forward, 8 per
 //   row and 256 columns of vocabulary, for as many rows at a time as give 24 MiB. Backward, at most 300 MB at 4096 rows
@@ -35,6 +37,7 @@ using linear_logp::check_call;
 using linear_logp::RowList;
 using linear_logp::Sizes;
 using linear_logp::sizes_of;
+using linear_logp::WeightGradients;
 
 bool is_16_bit(const checkop_call* call) { return call->n_inputs > 0 && call->inputs[0].dtype != CHECKOP_F32; }
 /// fp32 and sums of nothing.
@@ -79,12 +82,10 @@ cudaError_t launch_logp(const hopper::Problem<T>& p, const RowList& list, int64_
 }
 
 /// Likewise. What the list has of a row that is ignored adds zeros.
-template <typename T>
-cudaError_t launch_gradients(const checkop_call* call, hopper::Problem<T> p, const RowList& list, int64_t count,
-                             const char*& words) {
+template <typename T, typename O>
+cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t count, T* dhidden,
+                             const WeightGradients<O>& to, const char*& words) {
   const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden;
-  auto *dhidden = static_cast<T*>(call->outputs[0].data), *dweight = static_cast<T*>(call->outputs[1].data);
-  auto* dbias = static_cast<T*>(call->outputs[2].data);
   const bool is_all = count == rows;
   if (!is_all) {
     const auto bytes = static_cast<size_t>(rows * hidden) * sizeof(T);
@@ -103,10 +104,11 @@ cudaError_t launch_gradients(const checkop_call* call, hopper::Problem<T> p, con
                                          p.template in_workspace<sm90::RowGradient>(p.at.row_gradients) + first};
     return WithTarget<sm90::WriteRowGradients>{target_logit, finish};
   };
-  const hopper::Kept exponentials = hopper::kept_in(p, dweight);
-  if (const auto error = hopper::reduce_logits(p, exponentials, dweight, finish_at, words)) return error;
+  const hopper::Kept exponentials = hopper::kept_in(p, to);
+  T* room = hopper::room_in<T>(to);
+  if (const auto error = hopper::reduce_logits(p, exponentials, room, finish_at, words)) return error;
   auto* sums = p.template in_workspace<float>(p.at.hidden_sums);
-  if (const auto error = hopper::launch_gradients(p, exponentials, 0, sums, is_all ? dhidden : nullptr, dweight, dbias))
+  if (const auto error = hopper::launch_gradients(p, exponentials, 0, sums, is_all ? dhidden : nullptr, to))
     return error;
   if (!is_all) linear_logp::launch_scatter_rows(sums, list, count, hidden, dhidden, p.stream);
   return cudaGetLastError();
@@ -139,7 +141,9 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
   } else if (!backward) {
     error = launch_logp(p, list, n, static_cast<float*>(call->outputs[0].data), words);
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    error = launch_gradients(call, p, list, n, words);
+    auto* dhidden = static_cast<T*>(call->outputs[0].data);
+    linear_logp::with_weight_gradients<T>(
+        *call, [&](const auto& to) { error = launch_gradients(p, list, n, dhidden, to, words); });
   }
   if (auto status = cuda_status(call, error, "launch linear_logp")) return status;
   return say(call, CHECKOP_OK, "%s", words);
@@ -150,9 +154,6 @@ checkop_status launch(const checkop_call* call, bool backward) {
   if (is_portable(call)) return linear_logp::launch(call, backward);
   if (backward && call->inputs[0].dtype == CHECKOP_F16) {
     return say(call, CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
-  }
-  if (backward && native::linear::is_carried(*call)) {
-    return say(call, CHECKOP_UNSUPPORTED, "%s", linear_logp::kNoCarries);
   }
   const hopper::Workspace at = hopper::workspace_of(sizes, backward);
   if (auto status = check_call(call, backward, at.bytes)) return status;

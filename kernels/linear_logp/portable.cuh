@@ -210,7 +210,7 @@ void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden
         launch_gemm(dz, of_rows, rows, weight_sums, ld, row > 0, p.stream);
       }
       if (to.bias_carry != nullptr) {
-        sum_columns_chain<<<column_blocks, kThreads, 0, p.stream>>>(z, ldz, rows, columns, bias_sums);
+        launch_sum_columns_chain(z, ldz, rows, columns, bias_sums, p.stream);
       } else if (to.dbias != nullptr) {
         launch_sum_columns(z, ldz, rows, columns, bias_sums, row > 0, p.stream);
       }

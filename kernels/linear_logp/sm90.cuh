@@ -82,9 +82,16 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts =
   return at;
 }
 
+/// The memory of dweight, where others may wait until it is written; null when it holds what is carried on.
+template <typename T, typename O>
+T* room_in(const WeightGradients<O>& to) {
+  const void* const dweight = to.dweight;
+  return dweight == to.weight_carry ? nullptr : reinterpret_cast<T*>(to.dweight);
+}
+
 /// The exponentials that wait in the memory of dweight until it is written: by blocks of columns, [rows, ld(block)]
 /// each, as far behind as they can be, so that what a block writes of dweight covers no later block's. That takes no
-/// more rows than hidden has columns; the logits of the others are computed a second time.
+/// more rows than dweight has columns; the logits of the others are computed a second time.
 struct Kept {
   int64_t rows = 0;
   int64_t block_columns = 0, blocks = 0, last_columns = 0, end = 0;
@@ -95,16 +102,17 @@ struct Kept {
   int64_t start(int64_t block) const { return end - rows * (ld(blocks - 1) + (blocks - 1 - block) * block_columns); }
 };
 
-inline Kept kept_of(int64_t rows, int64_t hidden, int64_t vocab, int64_t block_columns) {
+/// width: of dweight, in elements of 16 bits.
+inline Kept kept_of(int64_t rows, int64_t width, int64_t vocab, int64_t block_columns) {
   // Of a tile; with fewer, a product takes as long as reading the weights does; the grid of kept_to_gradient().
   constexpr int64_t kUnit = 128, kFewest = 256, kMost = int64_t{1} << 18;
   if (vocab == 0 || block_columns == 0) return {};
   Kept kept;
   kept.block_columns = block_columns, kept.blocks = ceil_div(vocab, block_columns);
   kept.last_columns = vocab - (kept.blocks - 1) * block_columns;
-  kept.end = vocab * hidden / 8 * 8;
-  const int64_t room = (kept.end - (kept.blocks - 1) * block_columns * hidden) / round_up(kept.last_columns, 8);
-  kept.rows = std::min({rows, hidden, room, kMost});
+  kept.end = vocab * width / 8 * 8;
+  const int64_t room = (kept.end - (kept.blocks - 1) * block_columns * width) / round_up(kept.last_columns, 8);
+  kept.rows = std::min({rows, width, room, kMost});
   if (kept.rows < rows) kept.rows = kept.rows / kUnit * kUnit;
   return kept.rows < kFewest ? Kept{} : kept;
 }
@@ -170,12 +178,12 @@ bool are_reachable(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
 }
 
 template <typename T>
-sm90::SumSegments<T> segments_of(const Problem<T>& p, int64_t first_row, bool backward) {
+sm90::SumSegments<T> segments_of(const Problem<T>& p, int64_t first_row) {
   sm90::SumSegments<T> segments{};
   segments.bias = p.bias, segments.target_ids = p.target_ids + first_row, segments.first_id = p.first_id;
   segments.sums = p.template in_workspace<sm90::PowerSum>(p.at.sums);
   segments.target_logit = p.template in_workspace<float>(p.at.target_logit);
-  segments.exponents = backward ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
+  segments.exponents = p.at.columns > 0 ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
   segments.ld_exponents = p.sizes.rows;
   return segments;
 }
@@ -185,7 +193,7 @@ template <typename T>
 cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
   const int64_t hidden = p.sizes.hidden;
   const auto of_rows = make_factor<true>(p.hidden + first * hidden, hidden, rows);
-  const auto segments = segments_of(p, first, /*backward=*/true);
+  const auto segments = segments_of(p, first);
   for (int64_t block = 0; block < kept.blocks; ++block) {
     const int64_t column = block * kept.block_columns, segment = column / sm90::kSegmentColumns;
     auto of_block = segments;
@@ -200,19 +208,21 @@ cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t fir
   return cudaSuccess;
 }
 
-/// What of a problem's exponentials dweight has room for. Nothing where the copy engine does not reach; nor with a
-/// bias, whose gradient is a sum of what is not rounded.
-template <typename T>
-Kept kept_in(const Problem<T>& p, const T* dweight) {
+/// What of a problem's exponentials the memory of dweight has room for. Nothing where the copy engine does not reach;
+/// nor with a bias, whose gradient is a sum of what is not rounded.
+template <typename T, typename O>
+Kept kept_in(const Problem<T>& p, const WeightGradients<O>& to) {
   const auto is_aligned = [](const T* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  if (dweight == nullptr || p.bias != nullptr || p.sizes.hidden % 8 != 0 || !is_aligned(p.hidden) ||
-      !is_aligned(p.weight) || !is_aligned(dweight))
+  const T* room = room_in<T>(to);
+  if (room == nullptr || p.bias != nullptr || p.sizes.hidden % 8 != 0 || !is_aligned(p.hidden) ||
+      !is_aligned(p.weight) || !is_aligned(room))
     return {};
-  return kept_of(p.sizes.rows, p.sizes.hidden, p.sizes.vocab, p.at.columns);
+  constexpr int64_t kWide = sizeof(O) / sizeof(T);
+  return kept_of(p.sizes.rows, p.sizes.hidden * kWide, p.sizes.vocab, p.at.columns);
 }
 
 /// finish_at(first row) is called with every row's sum of exponentials, as merge_power_sums() does. Exponents of
-/// segments stay in the workspace, and exponentials of `kept` rows in dweight, which is null in the forward pass.
+/// segments stay in the workspace for gradients, and exponentials of `kept` rows in dweight.
 /// `words`: the plan.
 template <typename T, typename FinishAt>
 cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at, const char*& words) {
@@ -220,7 +230,7 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
   for (int64_t first = 0; first < p.sizes.rows; first += rows) {
     const bool keeps = first < kept.rows;
     rows = std::min((keeps ? kept.rows : p.sizes.rows) - first, p.at.rows);
-    const auto segments = segments_of(p, first, dweight != nullptr);
+    const auto segments = segments_of(p, first);
     const auto hidden = make_factor<true>(p.hidden + first * p.sizes.hidden, p.sizes.hidden, rows);
     const auto weight = make_factor<true>(p.weight, p.sizes.hidden, p.sizes.vocab);
     const auto run = [&]<typename P>(P) {
@@ -293,43 +303,68 @@ cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const 
                   make_factor<true>(p.weight + column * hidden, hidden, columns), hidden, p.stream, stage);
 }
 
+constexpr auto kNeverStaged = [](auto, auto&) { return true; };
+
+/// dz^T * hidden, of a block of columns; accumulators begin with the carry, where there is one.
+template <typename T, typename O>
+cudaError_t launch_weight_gradient(const Problem<T>& p, const Factor<T, false>& dz, const WeightGradients<O>& to) {
+  const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden;
+  const auto of_rows = make_factor<false>(p.hidden, hidden, hidden);
+  if constexpr (std::is_same_v<T, O>) {
+    sm90::StoreTiles<T, T> tiles{};
+    tiles.c = to.dweight;
+    const auto stage = [&]<typename P>(P, sm90::StoreTiles<T, T>& out) {
+      return sm90::stage_tiles<P>(out, to.dweight, hidden, dz.extent, hidden);
+    };
+    return multiply(tiles, dz, of_rows, rows, p.stream, stage);
+  } else {
+    sm90::ContinueSums<T> sums{to.weight_carry, to.dweight, nullptr, false};
+    return multiply(sums, dz, of_rows, rows, p.stream, kNeverStaged);
+  }
+}
+
+/// The sums of what the workspace has of each column, a row of it for 16 rows.
+template <typename T, typename O>
+void launch_bias_gradient(const Problem<T>& p, int64_t columns, const WeightGradients<O>& to) {
+  const auto* block_sums = p.template in_workspace<float>(p.at.block_sums);
+  const int64_t ld = p.at.columns, blocks = ceil_div(p.sizes.rows, sm90::kBlockRows);
+  auto* sums = p.template in_workspace<float>(p.at.bias_sums);
+  if (to.bias_carry == nullptr) {
+    launch_sum_columns(block_sums, ld, blocks, columns, sums, false, p.stream);
+  } else {
+    launch_spread(to.bias_carry, 1, columns, sums, columns, p.stream);
+    launch_sum_columns_chain(block_sums, ld, blocks, columns, sums, p.stream);
+  }
+  launch_round_to<O>(sums, columns, 1, columns, to.dbias, p.stream);
+}
+
 /// By blocks of columns of the vocabulary: dz of the block, then its part of every gradient. Rows' gradients are in the
-/// workspace, their targets relative to the weight of which this is the part that begins `offset` columns on; dweight
-/// and dbias are this part's, and `kept` is what reduce_logits() has left in dweight.
+/// workspace, their targets relative to the weight of which this is the part that begins `offset` columns on; `to` is
+/// this part's, and `kept` what reduce_logits() has left in it.
 ///   hidden_sums: [rows, hidden], where sums wait between blocks; with dhidden null, they are the result
-template <typename T>
+template <typename T, typename O>
 cudaError_t launch_gradients(const Problem<T>& p, const Kept& kept, int64_t offset, float* hidden_sums, T* dhidden,
-                             T* dweight, T* dbias) {
+                             const WeightGradients<O>& to) {
   const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden, vocab = p.sizes.vocab, ld = p.at.columns;
   auto* dz = p.template in_workspace<T>(p.at.dz);
-  auto* block_sums = p.template in_workspace<float>(p.at.block_sums);
-  auto* bias_sums = p.template in_workspace<float>(p.at.bias_sums);
-  const auto never_staged = [](auto, auto&) { return true; };
+  const T* room = room_in<T>(to);
   for (int64_t column = 0; column < vocab; column += ld) {
     const int64_t columns = vocab - column < ld ? vocab - column : ld;
-    const auto error = p.bias == nullptr ? launch_logit_gradients<false>(p, kept, dweight, column, columns, offset)
-                                         : launch_logit_gradients<true>(p, kept, dweight, column, columns, offset);
+    const auto error = p.bias == nullptr ? launch_logit_gradients<false>(p, kept, room, column, columns, offset)
+                                         : launch_logit_gradients<true>(p, kept, room, column, columns, offset);
     if (error != cudaSuccess) return error;
 
-    sm90::StoreTiles<T, T> weight_part{};
-    weight_part.c = dweight + column * hidden;
-    const auto stage_weight = [&]<typename P>(P, sm90::StoreTiles<T, T>& out) {
-      return sm90::stage_tiles<P>(out, weight_part.c, hidden, columns, hidden);
-    };
-    if (const auto error = multiply(weight_part, make_factor<false>(dz, ld, columns),
-                                    make_factor<false>(p.hidden, hidden, hidden), rows, p.stream, stage_weight))
-      return error;
+    const WeightGradients<O> of_block = to.from(column, hidden);
+    if (const auto error = launch_weight_gradient(p, make_factor<false>(dz, ld, columns), of_block)) return error;
 
-    sm90::ContinueSums<T> hidden_part{hidden_sums, dhidden, column == 0,
+    sm90::ContinueSums<T> hidden_part{column == 0 ? nullptr : hidden_sums, hidden_sums, dhidden,
                                       dhidden != nullptr && column + columns == vocab};
     if (const auto error =
             multiply(hidden_part, make_factor<true>(dz, ld, rows),
-                     make_factor<false>(p.weight + column * hidden, hidden, hidden), columns, p.stream, never_staged))
+                     make_factor<false>(p.weight + column * hidden, hidden, hidden), columns, p.stream, kNeverStaged))
       return error;
 
-    if (dbias == nullptr) continue;
-    launch_sum_columns(block_sums, ld, ceil_div(rows, sm90::kBlockRows), columns, bias_sums, false, p.stream);
-    launch_round_to<T>(bias_sums, columns, 1, columns, dbias + column, p.stream);
+    if (to.dbias != nullptr) launch_bias_gradient(p, columns, of_block);
   }
   return cudaGetLastError();
 }

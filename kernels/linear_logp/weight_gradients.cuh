@@ -12,9 +12,6 @@ namespace checkop::kernels::linear_logp {
 using native::linear::kBackwardInputs, native::linear::kBackwardOutputs, native::linear::kForwardInputs,
     native::linear::kForwardOutputs, native::linear::kBiasCarry, native::linear::kWeightCarry;
 
-/// What candidates say that have no carries in 16 bits.
-inline constexpr char kNoCarries[] = "no gradients in 16 bits that are carried on: see the candidates cuda and nccl";
-
 /// Blocks for `count` elements, at least one; the kernels stride over what several waves leave.
 inline unsigned blocks_for(int64_t count) {
   constexpr int64_t kMaxBlocks = 4096;
@@ -55,6 +52,12 @@ inline void launch_sum_columns(const float* dz, int64_t ldz, int64_t rows, int64
                                bool accumulate, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(n_columns, kThreads));
   sum_columns<<<blocks, kThreads, 0, stream>>>(dz, ldz, rows, n_columns, sums, accumulate);
+}
+
+inline void launch_sum_columns_chain(const float* dz, int64_t ldz, int64_t rows, int64_t n_columns, float* sums,
+                                     cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(n_columns, kThreads));
+  sum_columns_chain<<<blocks, kThreads, 0, stream>>>(dz, ldz, rows, n_columns, sums);
 }
 
 /// to[row, column] = from[row, column], rounded once. from has leading dimension ld, to is contiguous.

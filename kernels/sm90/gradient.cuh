@@ -182,9 +182,10 @@ void launch_kept_to_gradient(const uint16_t* kept, int64_t ld_kept, int64_t rows
 /// them, so that the bits are those of one product, however the inner dimension is cut (at multiples of 16).
 template <typename T>
 struct ContinueSums {
-  float* __restrict__ sums;  ///< [a.extent, b.extent]; null when there is one part only
-  T* __restrict__ c;         ///< [a.extent, b.extent], written by the last part
-  bool first, last;
+  const float* __restrict__ from;  ///< [a.extent, b.extent], where the sums begin, may be `sums`; null for zeros
+  float* __restrict__ sums;        ///< [a.extent, b.extent], written but for the last part
+  T* __restrict__ c;               ///< [a.extent, b.extent], written by the last part
+  bool last;
 
   template <typename P>
   static constexpr bool kMayStage = false;
@@ -195,19 +196,19 @@ struct ContinueSums {
   __device__ __forceinline__ void load(float (&sum)[P::kN / 2], int64_t m, int64_t n, int64_t m_extent,
                                        int64_t n_extent) const {
     const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
-    const bool pairs = n_extent % 2 == 0;
+    const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(from) % sizeof(float2) == 0;
     m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < P::kN / 2; i += 2) {
       const int64_t row = m + i / 2 % 2 * 8, column = n + i / 4 * 8;
       float2 both{0.0f, 0.0f};
-      if (!first && row < m_extent && column < n_extent) {
-        const float* from = sums + row * n_extent + column;
+      if (from != nullptr && row < m_extent && column < n_extent) {
+        const float* at = from + row * n_extent + column;
         if (pairs) {
-          both = *reinterpret_cast<const float2*>(from);
+          both = *reinterpret_cast<const float2*>(at);
         } else {
-          both.x = from[0];
-          if (column + 1 < n_extent) both.y = from[1];
+          both.x = at[0];
+          if (column + 1 < n_extent) both.y = at[1];
         }
       }
       sum[i] = both.x, sum[i + 1] = both.y;

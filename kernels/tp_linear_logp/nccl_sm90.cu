@@ -8,7 +8,8 @@
 //   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
 //   logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
-//   fp32 as in the candidate nccl. No gradients in fp16, and none in bf16 that are carried on.
+//   dlm_head_weight_carry, dbias_carry: as of linear_logp / cuda-sm90, the rank's own part
+//   fp32 as in the candidate nccl. No gradients in fp16.
 //   Limits: sm_90 only; 64 ranks, 64 canonical segments; |z| < 2^30, for gradients < 2^23; part of vocab < 2^30.
 //   Expected error: as that of linear_logp / cuda-sm90, and one addition for each part; dhidden is rounded once, after
 //   the sum over all parts.
@@ -34,11 +35,10 @@ class Hopper {
       : call_(c),
         all_(hopper::problem_of<T>(&c, sizes, hopper::workspace_of(sizes, backward, parts, /*keeps_sums=*/false),
                                    ignored)),
-        dweight_(backward ? static_cast<T*>(c.outputs[1].data) : nullptr) {
+        backward_(backward) {
     all_.first_id = c.shard_begin;
     if (backward && std::is_same_v<T, __half>)
       throw native::Refusal(CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
-    if (backward && native::linear::is_carried(c)) throw native::Refusal(CHECKOP_UNSUPPORTED, linear_logp::kNoCarries);
   }
 
   void keep_hidden() { hopper::keep_hidden(all_); }
@@ -50,9 +50,17 @@ class Hopper {
       return ranks::WritePart{target_logit, all_.target_ids + row, begin, begin + columns, parts + row};
     };
     const auto part = all_.part(index, first, columns);
-    T* dweight = dweight_of(first);
-    const auto error = hopper::reduce_logits(part, hopper::kept_in<T>(part, dweight), dweight, finish_at, words_);
-    ranks::require(error, "launch the logits");
+    const auto launch = [&](const hopper::Kept& kept, T* room) {
+      ranks::require(hopper::reduce_logits(part, kept, room, finish_at, words_), "launch the logits");
+    };
+    if (!backward_) {
+      launch({}, nullptr);
+      return;
+    }
+    linear_logp::with_weight_gradients<T>(call_, [&](const auto& all) {
+      const auto to = all.from(first, all_.sizes.hidden);
+      launch(hopper::kept_in(part, to), hopper::room_in<T>(to));
+    });
   }
 
   sm90::WriteRowGradients write_rows(const float* grad_logp) const {
@@ -63,10 +71,11 @@ class Hopper {
   void gradients(int64_t index, int64_t first, int64_t columns, const float*, float* share) const {
     if constexpr (!std::is_same_v<T, __half>) {
       const auto part = all_.part(index, first, columns);
-      T* dweight = dweight_of(first);
-      auto* dbias = all_.bias == nullptr ? nullptr : static_cast<T*>(call_.outputs[2].data);
-      const auto error = hopper::launch_gradients<T>(part, hopper::kept_in<T>(part, dweight), first, share, nullptr,
-                                                     dweight, dbias == nullptr ? nullptr : dbias + first);
+      cudaError_t error = cudaSuccess;
+      linear_logp::with_weight_gradients<T>(call_, [&](const auto& all) {
+        const auto to = all.from(first, all_.sizes.hidden);
+        error = hopper::launch_gradients(part, hopper::kept_in(part, to), first, share, static_cast<T*>(nullptr), to);
+      });
       ranks::require(error, "launch the gradients");
     }
   }
@@ -74,11 +83,9 @@ class Hopper {
   const char* words() const { return words_; }
 
  private:
-  T* dweight_of(int64_t first) const { return dweight_ == nullptr ? nullptr : dweight_ + first * all_.sizes.hidden; }
-
   const checkop_call& call_;
   hopper::Problem<T> all_;  ///< of all this rank's columns
-  T* dweight_;              ///< null in the forward pass
+  bool backward_;
   const char* words_ = "";
 };
 
