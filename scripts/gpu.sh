@@ -26,9 +26,8 @@ if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|sanitize|bench|produ
 fi
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
-readonly out
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-readonly tool=build/cuda/check_operator
+readonly out tool=build/cuda/check_operator
 readonly rows=$out/rows  # a file per line of the table, since checks run side by side; also a file per trouble
 rm -rf "$rows" && mkdir "$rows"
 
@@ -130,16 +129,17 @@ gpus=$(nvidia-smi --list-gpus | wc -l)
 cmake --preset cuda
 cmake --build --preset cuda --parallel "$(nproc)"
 
-# What a GPU does wrong, through the whole program.
-run_tests() {
-  local rc=0 start=$SECONDS
-  timeout --kill-after=10 300 ctest --preset cuda -L gpu >"$out/gpu-tests.log" 2>&1 || rc=$?
+# What a GPU does wrong, through the whole program: tests with a label.
+run_labelled() {
+  local rc=0 start=$SECONDS log=$1-tests.log
+  timeout --kill-after=10 300 ctest --preset cuda -L "^$1\$" >"$out/$log" 2>&1 || rc=$?
   if ((rc != 0)); then
     trouble
-    tail -n 40 "$out/gpu-tests.log"
+    tail -n 40 "$out/$log"
   fi
-  row gpu-tests "$(meaning "$rc"), $(grep -c ' Passed ' "$out/gpu-tests.log" || true) passed" $((SECONDS - start)) gpu-tests.log
+  row "$1-tests" "$(meaning "$rc"), $(grep -c ' Passed ' "$out/$log" || true) passed" $((SECONDS - start)) "$log"
 }
+run_tests() { run_labelled gpu; }
 
 run_judge() {
   judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
@@ -369,7 +369,7 @@ run_ranks() {
         --hidden "$k" --vocab "$v" --with bias --shard-bounds "$(uneven "$n" "$v")" --check accuracy
     done &
   done
-  ((gpus < 4)) || judge ranks-bounds 300 "${portable[@]}" --suite smoke --filter '*@0-3-7-12-16*' &
+  ((gpus < 4)) || { run_labelled ranks & judge ranks-bounds 300 "${portable[@]}" --suite smoke --filter '*@0-3-7-12-16*' & }
   wait
   judge ranks-canonical 300 "${hopper[@]}" --check-grad --batch 2 --seq 96 --hidden 512 --vocab 8191 --world-size "$gpus" \
     --canonical-segments 8 --check accuracy,invariance,determinism
