@@ -33,7 +33,7 @@ enum {
 };                                  /* checkop_tensor.dtype */
 enum { CHECKOP_CPU, CHECKOP_CUDA }; /* checkop_kernel.device */
 
-typedef struct {
+typedef struct checkop_tensor {
   void* data;             /* device memory for CUDA kernels; NULL for an optional tensor that is absent */
   int32_t dtype;          /* CHECKOP_F64 ... */
   int32_t rank;           /* 0 for a scalar and for an absent tensor */
@@ -41,7 +41,7 @@ typedef struct {
   const int64_t* strides; /* [rank], in elements; a kernel heeds them or refuses what it does not expect */
 } checkop_tensor;
 
-typedef struct {
+typedef struct checkop_attr {
   const char* name;
   double value;
 } checkop_attr;
@@ -59,7 +59,7 @@ typedef struct checkop_host_comm {
   const char* (*error)(struct checkop_host_comm*); /* why a call failed; "" before one did */
 } checkop_host_comm;
 
-typedef struct {
+typedef struct checkop_call {
   uint32_t struct_size;
   int32_t n_inputs, n_outputs, n_attrs;
   const checkop_tensor* inputs;  /* in the order that `check_operator show OP` prints, optional ones included */
@@ -102,7 +102,7 @@ typedef struct checkop_kernel {
   checkop_status (*launch)(const checkop_call*);
 } checkop_kernel;
 
-typedef struct {
+typedef struct checkop_plugin {
   uint32_t abi_version; /* CHECKOP_ABI_VERSION that the plugin was compiled with */
   int32_t n_kernels;
   const checkop_kernel* kernels;

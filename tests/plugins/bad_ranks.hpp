@@ -23,6 +23,7 @@ struct Tampered {
         inputs(original.inputs, original.inputs + original.n_inputs),
         outputs(original.outputs, original.outputs + original.n_outputs),
         attrs(original.attrs, original.attrs + original.n_attrs) {
+    shapes.reserve(inputs.size() + outputs.size());  // their addresses are kept
     for (auto* tensors : {&inputs, &outputs}) {
       for (checkop_tensor& t : *tensors) {
         shapes.emplace_back(t.shape, t.shape + t.rank);
@@ -56,11 +57,7 @@ struct Tampered {
   std::vector<int64_t> ids;
 
  private:
-  std::vector<std::vector<int64_t>> shapes = [] {
-    std::vector<std::vector<int64_t>> room;
-    room.reserve(16);  // their addresses are kept
-    return room;
-  }();
+  std::vector<std::vector<int64_t>> shapes;
 };
 
 checkop_status say(const checkop_call* call, const char* sentence) {
