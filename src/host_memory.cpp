@@ -37,9 +37,10 @@ std::optional<uint64_t> number_in(const std::string& path, const std::string& ke
 /// What one control group leaves; nothing where it has no limit.
 std::optional<uint64_t> left_in_group(const std::string& folder, bool version2) {
   const auto limit = number_in(folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
-  const auto used = number_in(folder + (version2 ? "/memory.current" : "/memory.usage_in_bytes"), "");
   constexpr uint64_t kNoLimit = uint64_t{1} << 60;  // version 1 writes a number near 2^63 for none
-  if (!limit || !used || *limit >= kNoLimit) return {};
+  if (!limit || *limit >= kNoLimit) return {};
+  const auto used = number_in(folder + (version2 ? "/memory.current" : "/memory.usage_in_bytes"), "");
+  if (!used) return {};
   // Files that were read are kept as long as nobody needs the room.
   const uint64_t cached =
       number_in(folder + "/memory.stat", version2 ? "inactive_file " : "total_inactive_file ").value_or(0);
