@@ -13,11 +13,11 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "device.hpp"
 #include "device_cuda.cuh"
+#include "device_cuda_memory.hpp"
 #include "device_cuda_ranks.hpp"
 #include "error.hpp"
 #include "mix.hpp"
@@ -111,29 +111,21 @@ class CudaDevice final : public Device {
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
     make_current();
-    void* memory = nullptr;
-    // At least one byte: an empty tensor still gets an address of its own. cudaMalloc aligns to 256 bytes.
+    std::byte* memory = nullptr;
     const std::string doing = "allocate " + what + " (" + format_bytes(bytes) + ")";
-    const cudaError_t status = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
+    const cudaError_t status = memory_.allocate(bytes, &memory);
     if (status == cudaErrorMemoryAllocation) {
       (void)cudaGetLastError();
       throw OutOfMemory(describe(status, doing, std::source_location::current()) + "; " + format_bytes(free_bytes()) +
                         " are free");
     }
     check(status, doing);
-    sizes_[static_cast<std::byte*>(memory)] = bytes;
-    return static_cast<std::byte*>(memory);
+    return memory;
   }
 
-  // What was there must not be found in what a candidate allocates: all bits set is a NaN of every type.
   void free(std::byte* memory) noexcept override {
     (void)cudaSetDevice(index_);
-    if (const auto found = sizes_.find(memory); found != sizes_.end()) {
-      (void)cudaMemsetAsync(memory, 0xff, found->second, stream_.get());
-      sizes_.erase(found);
-    }
-    (void)cudaFree(memory);  // waits for the above; may run after a sticky error
-    (void)cudaGetLastError();
+    memory_.free(memory, stream_.get());
   }
 
   void upload(std::byte* device, const std::byte* host, size_t bytes) override {
@@ -348,20 +340,22 @@ class CudaDevice final : public Device {
   }
 
   struct MemoryDelete {
-    void operator()(std::byte* memory) const noexcept { (void)cudaFree(memory); }
+    CudaDevice* device;
+    void operator()(std::byte* memory) const noexcept { device->free(memory); }
   };
+  using Memory = std::unique_ptr<std::byte, MemoryDelete>;
 
   int index_;
   CudaRanks ranks_;
+  CudaMemory memory_;
   cudaDeviceProp properties_{};
   Stream stream_, other_stream_;
   std::unique_ptr<Held, HostDelete> held_;  ///< of run_contended()
   Event start_, stop_;
-  std::unique_ptr<std::byte, MemoryDelete> sum_;       ///< of sum_of()
-  std::unique_ptr<std::byte, MemoryDelete> compared_;  ///< rows of rows_equal()
+  Memory sum_{nullptr, {this}};       ///< of sum_of()
+  Memory compared_{nullptr, {this}};  ///< rows of rows_equal()
   size_t compared_bytes_ = 0;
-  std::unordered_map<std::byte*, size_t> sizes_;      ///< of what is allocated
-  std::unique_ptr<std::byte, MemoryDelete> flushed_;  ///< what flush_cache() reads, and a word behind it
+  Memory flushed_{nullptr, {this}};  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;
   size_t free_at_first_ = 0;
 };
