@@ -4,10 +4,10 @@
 #
 #   scripts/gpu.sh DIR             tests, judge and sanitize; reports and logs go to DIR
 #   scripts/gpu.sh DIR STAGE       one of these, or one that is not part of everything:
-#     bench       timings of the memory-bound operators: nothing else may run on the card meanwhile
-#     products    likewise of the products, beside cuBLAS
+#     bench       timings of the memory-bound operators, products: beside cuBLAS; nothing else may run on the card then
 #     invariance  what the number of rows and the other axes do to bits, and certificates of the candidates `cuda`
 #     sizes       the Hopper candidates in sizes of use and for 1 to 300 rows
+#     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX chooses, of linear_logp-racecheck and so on
 #     soak        the products in random sizes, for some five minutes
 #     ranks       tensor-parallel operators on all GPUs of the machine, two at least; scaling: their times on 1, 2 ...
 #
@@ -185,28 +185,28 @@ run_sanitize() {
     trouble
   fi
   row sanitizer-control "$seen" 0 sanitizer-control.log
-  # Candidates and operators of a process each; a library's kernels are its own affair.
-  local -rA groups=(
-    [products]="cuda matmul,det_gemm,lm_head"
-    [products-sm90]="cuda-sm90 matmul,det_gemm,lm_head"
-    [linear_logp]="cuda,cuda-sm90 linear_logp"
-    [tokens]="cuda logp,ratio_kl,grpo_loss,embedding,pack"
-    [attention]="cuda attention"
-    [layers]="cuda rms_norm,silu,swiglu,rope,kv_cache_attention"
-  )
-  local check group candidates ops filter
-  for check in memcheck initcheck synccheck racecheck; do
+  # A process each; a library's kernels are its own affair.
+  local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp")
+  local check group candidates ops filter op
+  for op in kernels/*/cuda.cu; do
+    op=$(basename "$(dirname "$op")")
+    groups[$op]="cuda $op"
+  done
+  for check in racecheck memcheck initcheck synccheck; do
     for group in "${!groups[@]}"; do
+      [[ $group-$check =~ ${SANITIZE:-} ]] || continue
       read -r candidates ops <<<"${groups[$group]}"
       filter='*'
       # Not 65537 batches of one query: racecheck takes minutes for each.
-      [[ $check != racecheck || $group != attention ]] || filter='*-[0-9]x*'
+      [[ $check != racecheck || $group != *attention ]] || filter='*-[0-9]x*'
+      while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done
       sanitize "$check" "$group" --suite smoke --op "$ops" --candidate "$candidates" --dtype fp32,bf16 --check memory --filter "$filter" &
     done
   done
   wait
-  for check in memcheck initcheck synccheck racecheck; do
-    for group in "${!groups[@]}"; do sanitizer_row "$check" "$group"; done
+  for check in "$out"/sanitizer-*.status; do
+    check=$(basename "$check" .status) && check=${check#sanitizer-}
+    sanitizer_row "${check##*-}" "${check%-*}"
   done
 }
 
