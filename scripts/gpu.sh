@@ -5,7 +5,7 @@
 #   scripts/gpu.sh DIR             tests, judge and sanitize; reports and logs go to DIR
 #   scripts/gpu.sh DIR STAGE       one of these, or one that is not part of everything:
 #     bench       timings of the memory-bound operators, products: beside cuBLAS; nothing else may run on the card then
-#     invariance  what the number of rows and the other axes do to bits, and certificates of the candidates `cuda`
+#     invariance  what the number of rows and the other axes do to bits; certificates: of the candidates `cuda`
 #     sizes       the Hopper candidates in sizes of use and for 1 to 300 rows
 #     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX chooses, of linear_logp-racecheck and so on
 #     soak        the products in random sizes, for some five minutes
@@ -20,12 +20,11 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|sanitize|bench|products|invariance|sizes|soak|ranks|scaling)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [tests|judge|sanitize|bench|products|invariance|sizes|soak|ranks|scaling]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [tests|judge|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling]" >&2
   exit 2
 fi
-mkdir -p "$1"
-out=$(cd "$1" && pwd)
+out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly out tool=build/cuda/check_operator
 readonly rows=$out/rows  # a file per line of the table, since checks run side by side; also a file per trouble
@@ -88,7 +87,7 @@ find_sanitizer() {
 }
 
 # sanitize TOOL NAME ARGUMENTS...: candidates run in child processes, hence --target-processes all. Leaves the log and
-# the exit status for sanitizer_row: several tools run at a time, since most of their work is on the host.
+# the exit status for sanitizer_row.
 sanitize() {
   local check=$1 name=$2-$1 rc=0
   shift 2
@@ -301,10 +300,12 @@ bits() {
 
 run_invariance() {
   bits invariance 600 --suite invariance --candidate cublas,cublas-invariant,cuda,cuda-sm90
-  bits invariance-products 300 --op matmul,det_gemm --candidate cublas,cublas-invariant --dtype bf16 --batch 4 --seq 128 \
-    --k-dim 4096 --n-dim 1024 --check-grad
-  bits invariance-lm_head 300 --op lm_head --candidate cublas,cublas-invariant --dtype bf16 --batch 4 --seq 64 \
-    --hidden 2048 --vocab 32064 --check-grad
+  local -r both=(--candidate cublas,cublas-invariant --dtype bf16 --check-grad --batch 4)
+  bits invariance-products 300 --op matmul,det_gemm "${both[@]}" --seq 128 --k-dim 4096 --n-dim 1024
+  bits invariance-lm_head 300 --op lm_head "${both[@]}" --seq 64 --hidden 2048 --vocab 32064
+}
+
+run_certificates() {
   bits invariance-ci 300 --suite ci --candidate cuda  # with the time that it takes, in the table
   mkdir -p "$out/certificates"
   local file

@@ -13,8 +13,8 @@ namespace {
 
 ProcessResult run(const std::string& candidate, const std::string& more = "") {
   return run_program(
-      fmt::format("--op tp_linear_logp --check-grad --device cuda --dtype fp32 --batch 1 --seq 8 --hidden 5 --vocab 16 "
-                  "--with bias --shard-bounds 0,3,7,12,16 --plugin {}/gpu_bad_ranks.so --candidate {} {}",
+      fmt::format("--op tp_linear_logp --device cuda --dtype fp32 --batch 1 --seq 8 --hidden 5 --vocab 16 --with bias "
+                  "--shard-bounds 0,3,7,12,16 --plugin {}/gpu_bad_ranks.so --candidate {} {}",
                   kPluginFolder, candidate, more));
 }
 
@@ -24,7 +24,9 @@ struct BadRank {
 
 class GpuMetadata : public testing::TestWithParam<BadRank> {};
 
-TEST_P(GpuMetadata, OfOneRankIsOneErrorOnAll) { expect_exit(run(GetParam().candidate), 1, GetParam().message); }
+TEST_P(GpuMetadata, OfOneRankIsOneErrorOnAll) {
+  expect_exit(run(GetParam().candidate, "--check-grad"), 1, GetParam().message);
+}
 
 INSTANTIATE_TEST_SUITE_P(
     GpuRanks, GpuMetadata,
@@ -42,12 +44,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(GpuRanks, ARankThatDiesEndsTheRun) { expect_exit(run("dies"), 4, "killed by signal 11"); }
 
+// A quarter of the limit, in which the communicator has to be there too.
 TEST(GpuRanks, ARankThatStallsEndsTheRun) {
-  expect_exit(run("stalls", "--timeout-s 12"), 4, "rank 2 did not come to an exchange within 3 s");
+  expect_exit(run("stalls", "--timeout-s 60"), 4, "rank 2 did not come to an exchange within 15 s");
 }
 
 TEST(GpuRanks, ARankThatDoesNotReturnEndsTheRun) {
-  expect_exit(run("stalls_in_the_end", "--timeout-s 12"), 4, "rank 2: did not return");
+  expect_exit(run("stalls_in_the_end", "--timeout-s 60"), 4, "rank 2: did not return");
 }
 
 }  // namespace
