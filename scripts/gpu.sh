@@ -396,6 +396,5 @@ fi
 # Where the reports were written says nothing to whoever reads them elsewhere.
 find "$out" -maxdepth 1 -name '*.json' -exec sed -i "/^ \"command\": /s#$out/##g" {} +
 find "$out" -maxdepth 1 -name '*.json' -size +1M -exec gzip -9nf {} +
-printf '\n'
 cat "$rows"/* | tee "$out/table-$stage.txt"
 [[ ! -e $rows/.trouble ]]
