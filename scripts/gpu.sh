@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU, in one call: builds, checks the CUDA candidates, runs them under compute-sanitizer.
 #
-#   scripts/gpu.sh DIR             tests, judge and sanitize; reports and logs go to DIR
+#   scripts/gpu.sh DIR             tests, judge, suites and sanitize; reports and logs go to DIR
 #   scripts/gpu.sh DIR STAGE       one of these, or one that is not part of everything:
 #     bench       timings of the memory-bound operators, products: beside cuBLAS; nothing else may run on the card then
 #     invariance  what the number of rows and the other axes do to bits; certificates: of the candidates `cuda`
@@ -20,8 +20,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [tests|judge|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|suites|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [tests|judge|suites|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling]" >&2
   exit 2
 fi
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -147,12 +147,7 @@ run_judge() {
   judge matmul 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 4096 --k-dim 4096 --n-dim 4096 --check-grad
   judge matmul-64x14336x4096 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 64 --k-dim 14336 \
     --n-dim 4096 --check-grad
-
-  # --- every operator, forward and backward, in every dtype; side by side, since most of the work is on the host ----------
-  judge smoke 500 --suite smoke --candidate all &
-  judge ci 500 --suite ci --candidate all &
-
-  # --- edges of warps, vectors, tiles and blocks that the suites lack -----------------------------------------------------
+  # Edges of warps, vectors, tiles and blocks that the suites lack.
   judge logp-edges 300 --op logp --candidate cuda --dtype fp32,fp16,bf16 --batch 2 --seq 1,5 --check-grad \
     --vocab 2,255,256,1024,1025,4095,8192,8193
   judge linear_logp-edges 300 --op linear_logp --candidate cuda --dtype fp32,fp16,bf16 --batch 1 --seq 1,129 --hidden 40,513 \
@@ -160,8 +155,12 @@ run_judge() {
   # More than one block of rows (1024) and of columns (16384).
   judge linear_logp-blocks 300 --op linear_logp --candidate cuda --dtype bf16 --batch 1 --seq 1030 --hidden 24 \
     --vocab 16384,17001 --with bias --check-grad
+}
 
-  # --- more than 2^31 logits ----------------------------------------------------------------------------------------------
+run_suites() {
+  # Every operator, forward and backward, in every dtype; side by side, since most of the work is on the host.
+  judge smoke 500 --suite smoke --candidate all &
+  judge ci 500 --suite ci --candidate all &
   judge large 300 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*' &
   judge large-linear_logp 120 --suite large --op linear_logp --candidate cuda --dtype bf16 --pass forward
   wait
@@ -389,6 +388,7 @@ run_scaling() {
 if [[ $stage == all ]]; then
   run_tests
   run_judge
+  run_suites
   run_sanitize
 else
   "run_$stage"
