@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <map>
 #include <unordered_map>
@@ -22,8 +21,9 @@ class CudaMemory {
   /// As cudaMalloc(), of at least one byte: also an empty tensor gets an address of its own. Blocks are aligned to 256
   /// bytes.
   cudaError_t allocate(size_t bytes, std::byte** memory) {
-    const size_t room = room_for(bytes);
-    if (const auto found = kept_.find(room); found != kept_.end()) {  // of its size the one that was freed first
+    // Of its size the one that was freed first. No larger one: memcheck knows where a block ends.
+    const size_t room = std::max<size_t>(bytes, 1);
+    if (const auto found = kept_.lower_bound(room); found != kept_.end() && found->first == room) {
       *memory = found->second;
       kept_.erase(found);
       kept_bytes_ -= room;
@@ -69,14 +69,6 @@ class CudaMemory {
  private:
   // A small part of any device's memory, so that candidates don't miss it; larger blocks are rare.
   static constexpr size_t kMost = size_t{512} << 20, kLargest = size_t{64} << 20;
-
-  /// Few sizes, so that blocks are found again: four to a power of two.
-  static size_t room_for(size_t bytes) {
-    constexpr size_t kLeast = 512;
-    if (bytes <= kLeast) return kLeast;
-    const size_t step = std::bit_floor(bytes - 1) / 4;
-    return bytes > kLargest ? bytes : (bytes + step - 1) / step * step;
-  }
 
   std::unordered_map<std::byte*, size_t> rooms_;  ///< of what is in use
   std::multimap<size_t, std::byte*> kept_;        ///< by room

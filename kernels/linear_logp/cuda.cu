@@ -8,9 +8,10 @@
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
 //   dlm_head_weight_carry: [vocab, hidden], dbias_carry: [vocab], f32, optional: with them dlm_head_weight and dbias
-//   are f32, and one chain of multiply-adds that begins with the carry: the bits do not depend on how rows are cut into
-//   calls Limits: hidden <= 65535 * 128. Other ids outside [0, vocab) are CHECKOP_FAILED. Expected error: sums of n
-//   terms have chains of 512 + n/512 fp32 additions, from a carry of n; z and dz are never rounded below fp32.
+//   are f32, one chain of multiply-adds each that begins with the carry, whose bits don't depend on how rows are cut.
+//   Limits: hidden <= 65535 * 128. Other ids outside [0, vocab) are CHECKOP_FAILED.
+//   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, from a carry of n; z and dz are never
+//   rounded below fp32.
 #include "linear_logp/portable.cuh"
 
 namespace checkop::kernels {

@@ -9,21 +9,22 @@
 //   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
 //   dlm_head_weight_carry: [vocab, hidden], dbias_carry: [vocab], f32, optional: with them dlm_head_weight and dbias
 //   are f32, the carry and then 16 rows at a time; their bits do not depend on how rows are cut into calls at multiples
-//   of 16. The memory of dlm_head_weight may be that of its carry, which takes a second product of logits.
+//   of 16. A carry has memory of its own.
 //   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none.
 //   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30. Other ids outside [0, vocab) are
-//   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: 20 bytes per row; forward, 8 per
-//   row and 256 columns of vocabulary, for as many rows at a time as give 24 MiB. Backward, at most 300 MB at 4096 rows
-//   x 4096: 2 + 4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4 per row and column for as many columns
-//   at a time as give 132 MiB or what is left of 300 MB. Expected error: a logit is one chain of hidden / 16 additions
-//   that truncate (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4 additions in a segment of 256 columns,
-//   segments in chains of vocab / 8192. dz is rounded to the dtype of hidden once, except in dbias; without a bias, its
-//   exponential before to 10 bits where the column is not the target. Then one chain of vocab / 16 or rows / 16.
-// Without a bias, the logits are computed once for as many rows as hidden has columns: their exponentials wait in the
-// memory of dlm_head_weight until it is written. Those of further rows are computed a second time, to the same bits.
-// Rows that are ignored cost nothing in the forward pass of more than 128 rows, and in the backward pass where they
-// come in blocks of 16: row_list.cuh. The bits of logp and dhidden do not depend on the other rows: sm90/segments.cuh,
-// sm90/gradient.cuh.
+//   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: 20 bytes per row; forward, 24 MiB
+//   or what all rows come to, of 8 per row and 256 columns of vocabulary and, gathered, 2 per row and hidden. Backward,
+//   at most 300 MB at 4096 rows x 4096: 2 + 4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4 per row and
+//   column for as many columns at a time as give 132 MiB or what is left of 300 MB. Expected error: a logit is one
+//   chain of hidden / 16 additions that truncate (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4 additions in
+//   a segment of 256 columns, segments in chains of vocab / 8192. dz is rounded to the dtype of hidden once, except in
+//   dbias; without a bias, its exponential before to 10 bits where the column is not the target. Then one chain of
+//   vocab / 16 or rows / 16.
+// Without a bias, the logits are computed once for as many rows as hidden has columns, with a carry for twice as many:
+// their exponentials wait in the memory of dlm_head_weight until it is written. Those of further rows are computed a
+// second time, to the same bits. Rows that are ignored cost nothing in the forward pass of more than 128 rows, and in
+// the backward pass where they come in blocks of 16: row_list.cuh. The bits of logp and dhidden do not depend on the
+// other rows: sm90/segments.cuh, sm90/gradient.cuh.
 #include <type_traits>
 
 #include "linear_logp/sm90.cuh"

@@ -3,7 +3,7 @@
 //
 // Outputs of a row do not depend on where it stands among others, so any rows may be left out. Sums over rows take 16
 // of them at a time (sm90/plan.cuh): there only whole blocks of 16 rows are, for zeros add nothing, but other
-// neighbours would be another order.
+// neighbours would be another order. (dbias without a carry, which adds 512 such sums at a time, may have other bits.)
 #pragma once
 
 #include <type_traits>

@@ -39,7 +39,7 @@ struct WriteRowGradients {
   }
 };
 
-constexpr int kBlockRows = 16;  // whose gradients are added to one another in registers, for the bias
+constexpr int kBlockRows = 16;  // of a block of k (plan.cuh); for the bias, added to one another in registers
 
 /// dz[m, n] for a block of columns, rounded once. With a bias, also its sums over 16 rows, which are not rounded;
 /// without, e is rounded as launch_kept_to_gradient() finds it.
