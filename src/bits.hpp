@@ -16,5 +16,7 @@ struct BitDifference {
   uint64_t a_bits = 0, b_bits = 0;
 };
 BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count);
+/// The same on several threads.
+BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count, unsigned threads);
 
 }  // namespace checkop

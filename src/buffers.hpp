@@ -46,8 +46,10 @@ class GuardedBuffer {
   /// Appends a sentence for each guard band that was written to.
   void check_guards(std::vector<std::string>& violations);
 
-  /// Whether the payload is what was uploaded last. Told without reading it back.
-  bool as_uploaded();
+  /// The payload is what it was given: for is_as_given(). upload() does so too.
+  void note_given() { given_ = device_.fingerprint(data(), bytes_); }
+  /// Whether the payload is still that. Told without reading it back.
+  bool is_as_given() { return device_.fingerprint(data(), bytes_) == given_; }
 
   /// Whether the payloads have the same bytes. Told without reading them back.
   bool equals(GuardedBuffer& other) { return bytes_ == other.bytes_ && device_.equal(data(), other.data(), bytes_); }
@@ -67,7 +69,7 @@ class GuardedBuffer {
   std::string what_, unit_;
   size_t guard_bytes_, offset_, bytes_;  ///< the guard in front is longer by the offset
   std::byte* memory_;
-  uint64_t uploaded_ = 0;  ///< the fingerprint
+  uint64_t given_ = 0;  ///< the fingerprint
 };
 
 }  // namespace checkop

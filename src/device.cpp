@@ -100,6 +100,13 @@ class CpuDevice final : public Device {
     return true;
   }
 
+  void copy_rows(std::byte* to, size_t stride, const std::byte* from, size_t row_bytes,
+                 const std::vector<int64_t>& rows) override {
+    for (size_t k = 0; k < rows.size(); ++k) {
+      if (rows[k] >= 0) copy_bytes(to + k * stride, from + static_cast<size_t>(rows[k]) * row_bytes, row_bytes);
+    }
+  }
+
   uint64_t fingerprint(const std::byte* memory, size_t bytes) override {
     uint64_t sum = 0;
     for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {

@@ -66,7 +66,8 @@ class Device {
   virtual void free(std::byte* memory) noexcept = 0;
   virtual void upload(std::byte* device, const std::byte* host, size_t bytes) = 0;
   virtual void download(std::byte* host, const std::byte* device, size_t bytes) = 0;
-  /// Fills [device, device + bytes) with repetitions of `pattern_bytes` (1, 2, 4 or 8) low bytes of `pattern`.
+  /// Fills [device, device + bytes) with repetitions of `pattern_bytes` (1, 2, 4 or 8) low bytes of `pattern`, as work
+  /// on the stream.
   virtual void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) = 0;
   /// Whether row k of `a` has the bytes of row rows[k] of `b` for every k with rows[k] >= 0, where rows have
   /// `row_bytes` bytes each. Compared where the memory is.
@@ -74,6 +75,11 @@ class Device {
                           const std::vector<int64_t>& rows) = 0;
   /// Whether [a, a + bytes) and [b, b + bytes) are the same. Compared where the memory is.
   bool equal(const std::byte* a, const std::byte* b, size_t bytes);
+  /// Row rows[k] of `from`, whose rows lie side by side with `row_bytes` bytes each, is copied to to + k * stride for
+  /// every k with rows[k] >= 0; where it is negative, that place is left as it was. Copied where the memory is, as work
+  /// on the stream.
+  virtual void copy_rows(std::byte* to, size_t stride, const std::byte* from, size_t row_bytes,
+                         const std::vector<int64_t>& rows) = 0;
   /// A number that other content, and the same content in another order, changes but for a chance of 2^-64. Differs
   /// from process to process. Computed where the memory is.
   virtual uint64_t fingerprint(const std::byte* memory, size_t bytes) = 0;

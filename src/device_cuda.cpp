@@ -9,7 +9,6 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <source_location>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -17,6 +16,7 @@
 
 #include "device.hpp"
 #include "device_cuda.cuh"
+#include "device_cuda_error.hpp"
 #include "device_cuda_memory.hpp"
 #include "device_cuda_ranks.hpp"
 #include "error.hpp"
@@ -29,28 +29,6 @@ namespace {
 /// "13.0" for 13000.
 std::string format_version(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
-/// "upload (16.0 MiB): cudaErrorMemoryAllocation: out of memory [device_cuda.cpp:41]"
-std::string describe(cudaError_t status, std::string_view doing, const std::source_location& at) {
-  const std::string_view path = at.file_name();
-  std::string text(doing);
-  text += std::string(": ") + cudaGetErrorName(status) + ": " + cudaGetErrorString(status) + " [";
-  text += path.substr(path.find_last_of('/') + 1);  // npos + 1 is 0
-  return text + ":" + std::to_string(at.line()) + "]";
-}
-
-/// Throws DeviceError unless `status` is cudaSuccess; the runtime's last error is cleared first.
-void check(cudaError_t status, std::string_view doing,
-           const std::source_location& at = std::source_location::current()) {
-  if (status == cudaSuccess) return;
-  (void)cudaGetLastError();
-  // After an illegal address, an assert, an ECC error and their like, every later call fails too, and there is no list
-  // of them that a new driver could not make incomplete: ask for something harmless instead.
-  const bool sticky = cudaDeviceSynchronize() != cudaSuccess;
-  (void)cudaGetLastError();
-  if (status == cudaErrorMemoryAllocation && !sticky) throw OutOfMemory(describe(status, doing, at));
-  throw DeviceError(describe(status, doing, at), sticky);
 }
 
 Event make_event() {
@@ -144,34 +122,33 @@ class CudaDevice final : public Device {
       pattern |= pattern << (8 * width);
     }
     fill_bytes<<<blocks_for(bytes / sizeof(uint4)), kThreads, 0, stream_.get()>>>(device, pattern, bytes);
-    const std::string doing = "fill (" + format_bytes(bytes) + ")";
-    check(cudaGetLastError(), doing);
-    check(cudaStreamSynchronize(stream_.get()), doing);
+    check(cudaGetLastError(), "fill (" + format_bytes(bytes) + ")");
   }
 
   bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
     make_current();
     if (rows.empty() || row_bytes == 0) return true;
-    const size_t map_bytes = rows.size() * sizeof(int64_t);
-    if (map_bytes > compared_bytes_) {
-      compared_.reset();
-      compared_.reset(allocate(map_bytes, "what rows are compared with"));
-      compared_bytes_ = map_bytes;
-    }
-    upload(compared_.get(), reinterpret_cast<const std::byte*>(rows.data()), map_bytes);
-    // The widest words that rows and both addresses are multiples of.
-    const size_t places = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | row_bytes;
-    const auto count = [&]<typename Word>(Word) {
+    const int64_t* const there = upload_rows(rows);
+    return with_words(a, b, row_bytes, [&]<typename Word>(Word) {
       return sum_of("compare rows", [&](unsigned long long* different) {
-        count_different<<<blocks_for(rows.size() * kThreads), kThreads, 0, stream_.get()>>>(
-            reinterpret_cast<const Word*>(a), reinterpret_cast<const Word*>(b), row_bytes / sizeof(Word),
-            reinterpret_cast<const int64_t*>(compared_.get()), static_cast<int64_t>(rows.size()), different);
-      });
-    };
-    if (places % sizeof(uint64_t) == 0) return count(uint64_t{}) == 0;
-    if (places % sizeof(uint32_t) == 0) return count(uint32_t{}) == 0;
-    if (places % sizeof(uint16_t) == 0) return count(uint16_t{}) == 0;
-    return count(uint8_t{}) == 0;
+               count_different<<<blocks_for(rows.size() * kThreads), kThreads, 0, stream_.get()>>>(
+                   reinterpret_cast<const Word*>(a), reinterpret_cast<const Word*>(b), row_bytes / sizeof(Word), there,
+                   static_cast<int64_t>(rows.size()), different);
+             }) == 0;
+    });
+  }
+
+  void copy_rows(std::byte* to, size_t stride, const std::byte* from, size_t row_bytes,
+                 const std::vector<int64_t>& rows) override {
+    make_current();
+    if (rows.empty() || row_bytes == 0) return;
+    const int64_t* const there = upload_rows(rows);
+    with_words(to, from, row_bytes | stride, [&]<typename Word>(Word) {
+      gather_rows<<<blocks_for(rows.size() * kThreads), kThreads, 0, stream_.get()>>>(
+          reinterpret_cast<Word*>(to), stride / sizeof(Word), reinterpret_cast<const Word*>(from),
+          row_bytes / sizeof(Word), there, static_cast<int64_t>(rows.size()));
+    });
+    check(cudaGetLastError(), "copy rows");
   }
 
   uint64_t fingerprint(const std::byte* memory, size_t bytes) override {
@@ -247,6 +224,18 @@ class CudaDevice final : public Device {
     constexpr int kBlocksPerMultiprocessor = 8;
     const auto most = static_cast<size_t>(properties_.multiProcessorCount * kBlocksPerMultiprocessor);
     return static_cast<unsigned>(std::clamp<size_t>((threads + kThreads - 1) / kThreads, 1, most));
+  }
+
+  /// Where work on the stream finds `rows`, until others are uploaded.
+  const int64_t* upload_rows(const std::vector<int64_t>& rows) {
+    const size_t bytes = rows.size() * sizeof(int64_t);
+    if (bytes > rows_bytes_) {
+      rows_.reset();
+      rows_.reset(allocate(bytes, "numbers of rows"));
+      rows_bytes_ = bytes;
+    }
+    upload(rows_.get(), reinterpret_cast<const std::byte*>(rows.data()), bytes);
+    return reinterpret_cast<const int64_t*>(rows_.get());
   }
 
   /// What the kernels that `launch` starts add to a number that begins at 0.
@@ -352,9 +341,9 @@ class CudaDevice final : public Device {
   Stream stream_, other_stream_;
   std::unique_ptr<Held, HostDelete> held_;  ///< of run_contended()
   Event start_, stop_;
-  Memory sum_{nullptr, {this}};       ///< of sum_of()
-  Memory compared_{nullptr, {this}};  ///< rows of rows_equal()
-  size_t compared_bytes_ = 0;
+  Memory sum_{nullptr, {this}};   ///< of sum_of()
+  Memory rows_{nullptr, {this}};  ///< of upload_rows()
+  size_t rows_bytes_ = 0;
   Memory flushed_{nullptr, {this}};  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;
   size_t free_at_first_ = 0;

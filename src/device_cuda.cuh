@@ -74,6 +74,16 @@ static __global__ void wait_ns(uint64_t ns) {
   } while (now - start < ns);
 }
 
+/// body(a word), of the widest type that `lengths` and both addresses are multiples of.
+template <class Body>
+auto with_words(const std::byte* a, const std::byte* b, size_t lengths, const Body& body) {
+  const size_t places = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | lengths;
+  if (places % sizeof(uint64_t) == 0) return body(uint64_t{});
+  if (places % sizeof(uint32_t) == 0) return body(uint32_t{});
+  if (places % sizeof(uint16_t) == 0) return body(uint16_t{});
+  return body(uint8_t{});
+}
+
 /// Counts the words of n rows of `a` that differ from those of row rows[k] of `b`; a block takes a row at a time.
 template <typename Word>
 static __global__ void count_different(const Word* __restrict__ a, const Word* __restrict__ b, size_t words,
@@ -87,6 +97,18 @@ static __global__ void count_different(const Word* __restrict__ a, const Word* _
     for (size_t i = threadIdx.x; i < words; i += blockDim.x) own += left[i] != right[i] ? 1 : 0;
   }
   if (own > 0) atomicAdd(different, own);  // order-free: an integer sum
+}
+
+/// Row k of `to`, `stride` words on from the one before, becomes row rows[k] of `from`; a block takes a row at a time.
+template <typename Word>
+static __global__ void gather_rows(Word* __restrict__ to, size_t stride, const Word* __restrict__ from, size_t words,
+                                   const int64_t* __restrict__ rows, int64_t n) {
+  for (int64_t k = blockIdx.x; k < n; k += gridDim.x) {
+    if (rows[k] < 0) continue;
+    Word* const out = to + static_cast<size_t>(k) * stride;
+    const Word* const in = from + static_cast<size_t>(rows[k]) * words;
+    for (size_t i = threadIdx.x; i < words; i += blockDim.x) out[i] = in[i];
+  }
 }
 
 /// What host and device tell each other while multiprocessors are held.

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <utility>
 
-#include "buffers.hpp"
+#include "stage_notes.hpp"
 
 namespace checkop {
 namespace {
@@ -22,7 +24,9 @@ uint64_t pattern_of(DType dtype, Disturbance disturbance) {
 }
 
 void fill_elements(std::byte* to, size_t width, uint64_t pattern, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) std::memcpy(to + static_cast<size_t>(i) * width, &pattern, width);
+  const size_t bytes = static_cast<size_t>(count) * width;
+  std::memcpy(to, &pattern, std::min(width, bytes));
+  for (size_t done = width; done < bytes; done *= 2) std::memcpy(to + done, to, std::min(done, bytes - done));
 }
 
 /// A tensor with `padding` elements of `pattern` behind each run of `run` elements.
@@ -35,6 +39,14 @@ std::vector<std::byte> spread(const std::byte* from, int64_t count, int64_t run,
     fill_elements(at + static_cast<size_t>(run) * width, width, pattern, padding);
   }
   return to;
+}
+
+/// The row of the input that each row of the launch is; negative: it disturbs, and holds none.
+std::vector<int64_t> sources_of(const Context& context, DType dtype) {
+  std::vector<int64_t> rows = context.rows;
+  if (context.disturbance != Disturbance::none && info(dtype).is_float) return rows;
+  for (int64_t& row : rows) row = row < 0 ? ~row : row;
+  return rows;
 }
 
 bool is_a_run(const std::vector<int64_t>& rows) {
@@ -54,18 +66,18 @@ const std::byte* gather(const Case& c, const Context& context, const Tensor& fro
   if (is_per_row(*c.op, spec)) {
     const int64_t columns = matrix_view(*c.op, spec, from.shape).columns;
     const size_t row_bytes = static_cast<size_t>(columns) * width;
-    count = std::ssize(context.rows) * columns;
-    if (is_a_run(context.rows)) {
-      content += static_cast<size_t>(context.rows.front()) * row_bytes;
+    const std::vector<int64_t> rows = sources_of(context, from.dtype);
+    count = std::ssize(rows) * columns;
+    if (is_a_run(rows)) {
+      content += static_cast<size_t>(rows.front()) * row_bytes;
     } else {
-      storage.resize(context.rows.size() * row_bytes);
-      for (size_t k = 0; k < context.rows.size(); ++k) {
-        const int64_t row = context.rows[k] < 0 ? ~context.rows[k] : context.rows[k];
+      storage.resize(rows.size() * row_bytes);
+      for (size_t k = 0; k < rows.size(); ++k) {
         std::byte* const to = storage.data() + k * row_bytes;
-        if (context.rows[k] < 0 && context.disturbance != Disturbance::none && info(from.dtype).is_float) {
+        if (rows[k] < 0) {
           fill_elements(to, width, pattern_of(from.dtype, context.disturbance), columns);
         } else {
-          std::memcpy(to, from.bytes.data() + static_cast<size_t>(row) * row_bytes, row_bytes);
+          std::memcpy(to, from.bytes.data() + static_cast<size_t>(rows[k]) * row_bytes, row_bytes);
         }
       }
       content = storage.data();
@@ -78,6 +90,93 @@ const std::byte* gather(const Case& c, const Context& context, const Tensor& fro
     content = storage.data();
   }
   return content;
+}
+
+namespace {
+
+/// As gather_there(), without padding.
+void take_rows(Device& device, const Case& c, const Context& context, GuardedBuffer& from, const TensorSpec& spec,
+               GuardedBuffer& to) {
+  if (!is_per_row(*c.op, spec)) return to.copy_from(from);
+  const std::vector<int64_t> rows = sources_of(context, from.dtype());
+  const size_t row_bytes = from.bytes() / static_cast<size_t>(row_count(c));
+  if (is_a_run(rows)) {
+    return device.copy(to.data(), from.data() + static_cast<size_t>(rows.front()) * row_bytes, to.bytes());
+  }
+  if (std::any_of(rows.begin(), rows.end(), [](int64_t row) { return row < 0; })) {
+    to.poison(pattern_of(from.dtype(), context.disturbance));
+  }
+  device.copy_rows(to.data(), row_bytes, from.data(), row_bytes, rows);
+}
+
+/// Fills `to` with what gather() returns, from all of the input, which lies in `from`. Puts work on the stream.
+void gather_there(Device& device, const Case& c, const Context& context, GuardedBuffer& from, const TensorSpec& spec,
+                  int64_t padding, GuardedBuffer& to) {
+  if (padding == 0) return take_rows(device, c, context, from, spec, to);
+  const int64_t run = shape_of(context_case(c, context), spec).back();
+  std::vector<int64_t> runs(static_cast<size_t>(to.count() / (run + padding)));
+  std::iota(runs.begin(), runs.end(), 0);
+  GuardedBuffer rows(device, from.dtype(), std::ssize(runs) * run, "rows that will lie apart");
+  take_rows(device, c, context, from, spec, rows);
+  to.poison(context.zeros_between ? 0 : poison_of(from.dtype()).guard);
+  const size_t width = info(from.dtype()).bytes;
+  device.copy_rows(to.data(), static_cast<size_t>(run + padding) * width, rows.data(), static_cast<size_t>(run) * width,
+                   runs);
+}
+
+}  // namespace
+
+ContextInputs::ContextInputs(Device& device, const Case& c, const std::vector<Tensor>& host,
+                             std::vector<BufferPtr> full)
+    : device_(device), c_(c), host_(host), kept_(std::move(full)) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    if (!kept_[i] || !is_per_row(*c.op, c.pass->inputs[i])) continue;
+    bytes += kept_[i]->bytes();
+    if (!is_small(device, bytes)) kept_[i].reset();
+  }
+}
+
+std::vector<BufferPtr> ContextInputs::add_to(Stage& stage, const Context& context,
+                                             const std::vector<BufferPtr>& carries, bool is_looked_at) const {
+  std::vector<BufferPtr> own(host_.size());
+  const bool moves = context.offset > 0 || context.row_padding > 0;
+  for (size_t i = 0; i < host_.size(); ++i) {
+    const TensorSpec& spec = c_.pass->inputs[i];
+    if (!carries.empty() && carries[i]) {
+      stage.inputs.push_back(carries[i]);
+    } else if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves)) {
+      stage.inputs.push_back(kept_[i]);
+    } else {
+      stage.inputs.push_back(own[i] = stage.make_buffer("input", spec));
+      fill(stage, context, i, *own[i]);
+      if (is_looked_at) own[i]->note_given();
+    }
+  }
+  return own;
+}
+
+void ContextInputs::fill(const Stage& stage, const Context& context, size_t i, GuardedBuffer& to) const {
+  const TensorSpec& spec = c_.pass->inputs[i];
+  if (kept_[i]) return gather_there(device_, c_, context, *kept_[i], spec, stage.padding_of(spec), to);
+  std::vector<std::byte> storage;
+  device_.upload(to.data(), gather(c_, context, host_[i], spec, stage.padding_of(spec), storage), to.bytes());
+}
+
+void ContextInputs::note_modified(const Stage& stage, const Context& context, const std::vector<BufferPtr>& own,
+                                  std::vector<std::string>& modified) const {
+  std::vector<std::byte> storage;
+  const auto given = [&](size_t i) {
+    const TensorSpec& spec = c_.pass->inputs[i];
+    return gather(c_, context, host_[i], spec, stage.padding_of(spec), storage);
+  };
+  note_modified_inputs(own, given, host_, modified);
+  stage.check_rank_inputs(modified);
+}
+
+void ContextInputs::note_modified(std::vector<std::string>& modified) const {
+  note_modified_inputs(
+      kept_, [this](size_t i) { return host_[i].bytes.data(); }, host_, modified);
 }
 
 void RowsCompared::add(const std::byte* block, int64_t first, int64_t n) {

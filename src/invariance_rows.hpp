@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runner.hpp"
+#include "stage.hpp"
 
 namespace checkop {
 
@@ -13,6 +14,32 @@ namespace checkop {
 /// `storage` where that is not the host's memory as it lies.
 const std::byte* gather(const Case& c, const Context& context, const Tensor& from, const TensorSpec& spec,
                         int64_t padding, std::vector<std::byte>& storage);
+
+/// The inputs of a case, of which contexts take theirs: on the device where there is room, otherwise on the host.
+class ContextInputs {
+ public:
+  /// `full`: those of the full batch. What contexts share stays on the device, and what they take rows of if it is
+  /// small: the largest cases fill the device.
+  ContextInputs(Device& device, const Case& c, const std::vector<Tensor>& host, std::vector<BufferPtr> full);
+
+  /// Adds the inputs of `stage`, which is to launch `context`. Input i is `carries[i]` where there is one. Returns
+  /// those that the stage alone has, nullptr for others.
+  std::vector<BufferPtr> add_to(Stage& stage, const Context& context, const std::vector<BufferPtr>& carries,
+                                bool is_looked_at) const;
+  /// A sentence for each of `own`, from add_to(), whose bytes are no longer those that it was given.
+  void note_modified(const Stage& stage, const Context& context, const std::vector<BufferPtr>& own,
+                     std::vector<std::string>& modified) const;
+  /// Likewise of what stayed.
+  void note_modified(std::vector<std::string>& modified) const;
+
+ private:
+  void fill(const Stage& stage, const Context& context, size_t i, GuardedBuffer& to) const;
+
+  Device& device_;
+  const Case& c_;
+  const std::vector<Tensor>& host_;
+  std::vector<BufferPtr> kept_;  ///< nullptr: absent, or on the host alone
+};
 
 /// Collects the differences of one per-row output in one context.
 class RowsCompared {

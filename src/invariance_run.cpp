@@ -36,11 +36,11 @@ class Contexts {
     for (const Context& context : contexts_) enter(context);
     each([this](const Context& context) { return is_in_place(context); }, [&](size_t k) { run_in_place(k); });
     if (contexts_.empty()) return;
-    keep_shared_inputs();
+    kept_.emplace(device_, c_, inputs_, full_.release_inputs());
     each([this](const Context& context) { return !is_in_place(context); }, [&](size_t k) { run_apart(k); });
     compare_beside_boundaries();
     bisect();
-    if (checks_.memory) note_modified_inputs(shared_, first_bytes(inputs_), inputs_, result_.modified_inputs);
+    if (checks_.memory) kept_->note_modified(result_.modified_inputs);
   }
 
  private:
@@ -96,7 +96,7 @@ class Contexts {
     note_rank_differences(full_, result_);
     if (checks_.memory) {
       full_.check_guards(result_.guard_violations);
-      note_modified_inputs(full_, first_bytes(inputs_), inputs_, result_.modified_inputs);
+      note_modified_inputs(full_, inputs_, result_.modified_inputs);
     }
     if (context.workspace_extra > 0) full_.make_workspace(0);
   }
@@ -229,14 +229,6 @@ class Contexts {
     }
   }
 
-  /// Only what all contexts use stays on the device: the largest cases fill it.
-  void keep_shared_inputs() {
-    shared_ = full_.release_inputs();
-    for (size_t i = 0; i < shared_.size(); ++i) {
-      if (is_per_row(*c_.op, c_.pass->inputs[i])) shared_[i].reset();
-    }
-  }
-
   void run_apart(size_t k) {
     const Context& context = contexts_[k];
     if (context.piece_rows > 0) return run_pieces(k);
@@ -279,30 +271,14 @@ class Contexts {
   void launch(const Context& context, const Look& look, const std::vector<BufferPtr>& carries = {}) {
     Stage stage(device_, kernel_, context_case(c_, context), suffix(context), {context.offset, context.row_padding});
     stage.rank_limit = checks_.rank_limit;
-    std::vector<std::vector<std::byte>> gathered(inputs_.size());
-    std::vector<const std::byte*> content(inputs_.size(), nullptr);
-    const bool moves = context.offset > 0 || context.row_padding > 0;
-    for (size_t i = 0; i < inputs_.size(); ++i) {
-      const TensorSpec& spec = c_.pass->inputs[i];
-      if (!carries.empty() && carries[i]) {
-        stage.inputs.push_back(carries[i]);
-        continue;
-      }
-      if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves)) {
-        stage.inputs.push_back(shared_[i]);  // compared once, at the end
-        continue;
-      }
-      content[i] = gather(c_, context, inputs_[i], spec, stage.padding_of(spec), gathered[i]);
-      stage.inputs.push_back(stage.make_buffer("input", spec));
-      stage.inputs.back()->upload(content[i]);
-    }
+    const std::vector<BufferPtr> own = kept_->add_to(stage, context, carries, checks_.memory);
     stage.make_outputs_and_workspace();
     if (context.workspace_extra > 0) stage.make_workspace(context.workspace_extra);
     look(stage, stage.launch(found_by(context)));
     note_rank_differences(stage, result_);
     if (!checks_.memory) return;
     stage.check_guards(result_.guard_violations);
-    note_modified_inputs(stage, content, inputs_, result_.modified_inputs);
+    kept_->note_modified(stage, context, own, result_.modified_inputs);
   }
 
   /// Where the candidate says that it changes its variant with the number of rows, launches with the last number before
@@ -384,7 +360,7 @@ class Contexts {
   Stage& full_;
   RunResult& result_;
   std::vector<Context> contexts_;
-  std::vector<BufferPtr> shared_;
+  std::optional<ContextInputs> kept_;  ///< once the full batch's stage needs them no more
   std::vector<Tensor> warm_;
   std::map<const Tensor*, BufferPtr> references_;  ///< what rows are compared with, on the device; nullptr: too large
   std::map<std::pair<int64_t, int64_t>, std::vector<Tensor>> twins_;

@@ -28,11 +28,14 @@ void LocalRank::upload(size_t i, const std::vector<std::byte>& bytes) { stage_.i
 void LocalRank::prepare() { stage_.make_outputs_and_workspace(); }
 void LocalRank::make_workspace(size_t extra) { stage_.make_workspace(extra); }
 size_t LocalRank::workspace_bytes() const { return stage_.workspace_bytes(); }
-void LocalRank::poison(const Found& found) { stage_.poison(found); }
+void LocalRank::poison(const Found& found) {
+  stage_.poison(found);
+  device_.synchronize(fmt::format("poison outputs of rank {}", place().rank));  // also before work on other streams
+}
 void LocalRank::give_up() noexcept { device_.leave_meetings(); }
 std::vector<std::byte> LocalRank::input(size_t i) { return content_of(*stage_.inputs[i]); }
 std::vector<std::byte> LocalRank::output(size_t i) { return content_of(*stage_.outputs[i]); }
-bool LocalRank::input_as_uploaded(size_t i) { return stage_.inputs[i]->as_uploaded(); }
+bool LocalRank::input_as_uploaded(size_t i) { return stage_.inputs[i]->is_as_given(); }
 void LocalRank::check_guards(std::vector<std::string>& violations) { stage_.check_guards(violations); }
 
 RankAnswer LocalRank::launch(const RankLaunch& launch, checkop_host_comm* host_comm) {

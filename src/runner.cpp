@@ -92,7 +92,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
 
   result.outputs.resize(outputs.size());
   // After each run: a second run may undo what the first one did to an input.
-  if (checks.memory) note_modified_inputs(stage, first_bytes(inputs), inputs, result.modified_inputs);
+  if (checks.memory) note_modified_inputs(stage, inputs, result.modified_inputs);
   if (checks.determinism || checks.memory) {
     launch(1);
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -101,7 +101,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   }
   if (checks.memory) {
     stage.check_guards(result.guard_violations);
-    note_modified_inputs(stage, first_bytes(inputs), inputs, result.modified_inputs);
+    note_modified_inputs(stage, inputs, result.modified_inputs);
   }
   note_rank_differences(stage, result);
 

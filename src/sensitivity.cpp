@@ -5,16 +5,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <optional>
 
+#include "bits.hpp"
 #include "emulation.hpp"
 #include "error.hpp"
 #include "gold.hpp"
 #include "inputs.hpp"
 #include "invariance.hpp"
 #include "invariance_rows.hpp"
+#include "parallel.hpp"
 #include "sampling.hpp"
 
 namespace checkop {
@@ -120,15 +121,14 @@ std::vector<std::vector<std::byte>> emulated(const Case& c, const std::vector<co
   std::vector<std::vector<std::byte>> stored;
   for (size_t i = 0; i < values.size(); ++i) {
     const DTypeInfo& type = info(dtype_of(c, c.pass->outputs[i].tensor));
-    type.encode(values[i].data(), stored.emplace_back(values[i].size() * type.bytes).data(), values[i].size());
+    std::byte* const to = stored.emplace_back(values[i].size() * type.bytes).data();
+    constexpr size_t kBlock = 1 << 16;
+    parallel_for(threads, static_cast<int64_t>((values[i].size() + kBlock - 1) / kBlock), [&](int64_t block) {
+      const size_t first = static_cast<size_t>(block) * kBlock;
+      type.encode(values[i].data() + first, to + first * type.bytes, std::min(kBlock, values[i].size() - first));
+    });
   }
   return stored;
-}
-
-int64_t count_changed(const std::vector<std::byte>& a, const std::vector<std::byte>& b, size_t width) {
-  int64_t changed = 0;
-  for (size_t at = 0; at < a.size(); at += width) changed += std::memcmp(&a[at], &b[at], width) != 0 ? 1 : 0;
-  return changed;
 }
 
 void measure(const Sample& of, std::vector<Sensitivity>& found, unsigned threads) {
@@ -141,11 +141,12 @@ void measure(const Sample& of, std::vector<Sensitivity>& found, unsigned threads
     const auto other = emulated(sample, present, plan, threads);
     for (size_t i = 0; i < found.size(); ++i) {
       if (found[i].state == Sensitivity::State::not_applicable) continue;
-      const size_t width = info(dtype_of(sample, sample.pass->outputs[i].tensor)).bytes;
-      const int64_t changed = count_changed(usual[i], other[i], width);
+      const DType dtype = dtype_of(sample, sample.pass->outputs[i].tensor);
+      const auto elements = static_cast<int64_t>(usual[i].size() / info(dtype).bytes);
+      const int64_t changed = compare_bits(dtype, usual[i].data(), other[i].data(), elements, threads).different;
       const bool first = found[i].state != Sensitivity::State::measured;
       found[i].changed = first ? changed : std::min(found[i].changed, changed);
-      found[i].elements = static_cast<int64_t>(usual[i].size() / width);
+      found[i].elements = elements;
       found[i].state = Sensitivity::State::measured;
     }
   }

@@ -8,29 +8,23 @@
 
 namespace checkop {
 
-std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host) {
-  std::vector<const std::byte*> content;
-  for (const Tensor& tensor : host) content.push_back(tensor.bytes.data());
-  return content;
-}
-
-void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
+void note_modified_inputs(const std::vector<BufferPtr>& buffers, const ContentOf& content,
                           const std::vector<Tensor>& host, std::vector<std::string>& modified) {
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i] || content[i] == nullptr || buffers[i]->as_uploaded()) continue;
+    if (!buffers[i] || buffers[i]->is_as_given()) continue;
     const std::string prefix = host[i].name + ": ";
     const auto known = [&](const std::string& line) { return line.starts_with(prefix); };
     if (std::any_of(modified.begin(), modified.end(), known)) continue;
-    const BitDifference bits = buffers[i]->difference_from(content[i]);
+    const BitDifference bits = buffers[i]->difference_from(content(i));
     if (bits.different == 0) continue;
     modified.push_back(fmt::format("{}{} element{} changed, first at index {}", prefix, bits.different,
                                    bits.different == 1 ? "" : "s", bits.first_index));
   }
 }
 
-void note_modified_inputs(const Stage& stage, const std::vector<const std::byte*>& content,
-                          const std::vector<Tensor>& host, std::vector<std::string>& modified) {
-  note_modified_inputs(stage.inputs, content, host, modified);
+void note_modified_inputs(const Stage& stage, const std::vector<Tensor>& host, std::vector<std::string>& modified) {
+  note_modified_inputs(
+      stage.inputs, [&](size_t i) { return host[i].bytes.data(); }, host, modified);
   stage.check_rank_inputs(modified);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,17 +12,17 @@
 
 namespace checkop {
 
-/// Where the content of each tensor begins.
-std::vector<const std::byte*> first_bytes(const std::vector<Tensor>& host);
+/// What buffer i was given, on the host. Called where it has other content now.
+using ContentOf = std::function<const std::byte*(size_t i)>;
 
-/// Adds a sentence for every input whose bytes are no longer the host's, unless one says so of it already.
-/// `content[i]` is what buffer i held on the host; nullptr for one that is not to be looked at.
-void note_modified_inputs(const std::vector<BufferPtr>& buffers, const std::vector<const std::byte*>& content,
+/// Adds a sentence for every input whose bytes are no longer what it was given, unless one says so of it already.
+/// nullptr: not to be looked at.
+void note_modified_inputs(const std::vector<BufferPtr>& buffers, const ContentOf& content,
                           const std::vector<Tensor>& host, std::vector<std::string>& modified);
 
-/// Of a stage's inputs and of those of its ranks.
-void note_modified_inputs(const Stage& stage, const std::vector<const std::byte*>& content,
-                          const std::vector<Tensor>& host, std::vector<std::string>& modified);
+/// Of all of a stage's inputs, which have the content of `host`, and of those of its ranks.
+void note_modified_inputs(const Stage& stage, const std::vector<Tensor>& host, std::vector<std::string>& modified);
+
 /// Adds what the stage's launches showed, but for outputs that a sentence tells of already.
 void note_rank_differences(const Stage& stage, RunResult& result);
 

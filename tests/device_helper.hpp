@@ -30,6 +30,10 @@ class DelegatingDevice : public Device {
   bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes, const std::vector<int64_t>& rows) override {
     return cpu_->rows_equal(a, b, row_bytes, rows);
   }
+  void copy_rows(std::byte* to, size_t stride, const std::byte* from, size_t row_bytes,
+                 const std::vector<int64_t>& rows) override {
+    cpu_->copy_rows(to, stride, from, row_bytes, rows);
+  }
   void synchronize(const std::string& what) override { cpu_->synchronize(what); }
   size_t cache_bytes() const override { return cpu_->cache_bytes(); }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override { cpu_->copy(to, from, bytes); }

@@ -45,6 +45,43 @@ inline void expect_rows_equal_tells(Device& device, size_t row_bytes, int64_t n,
   device.free(on_b);
 }
 
+/// Rows of `from` in reverse, every third place left out, `gap` bytes behind each; both begin `offset` bytes behind an
+/// aligned address.
+inline void expect_rows_are_copied(Device& device, size_t row_bytes, int64_t n, size_t gap, size_t offset) {
+  const size_t stride = row_bytes + gap, bytes = row_bytes * static_cast<size_t>(n);
+  std::vector<std::byte> from(bytes), found(stride * static_cast<size_t>(n) + gap, std::byte{0x99}), expected = found;
+  const Stream stream = Stream::derive(1, "copy_rows", "from");
+  for (size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::byte>(stream.below(i, 256));
+  std::vector<int64_t> rows;
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t row = n - 1 - k;
+    rows.push_back(k % 3 == 2 ? ~row : row);
+    if (k % 3 == 2) continue;
+    std::memcpy(&expected[static_cast<size_t>(k) * stride], &from[static_cast<size_t>(row) * row_bytes], row_bytes);
+  }
+  std::byte* const on_from = device.allocate(from.size() + offset, "from");
+  std::byte* const on_to = device.allocate(found.size() + offset, "to");
+  device.upload(on_from + offset, from.data(), from.size());
+  device.upload(on_to + offset, found.data(), found.size());
+  device.copy_rows(on_to + offset, stride, on_from + offset, row_bytes, rows);
+  device.download(found.data(), on_to + offset, found.size());
+  EXPECT_TRUE(found == expected) << row_bytes << " + " << gap << " x " << n << " + " << offset;
+  device.free(on_from);
+  device.free(on_to);
+}
+
+inline void expect_rows_are_copied(Device& device) {
+  for (const size_t row_bytes : {1, 2, 4, 6, 8, 300, 4098, 40000}) {
+    for (const int64_t n : {1, 4, 3000}) {
+      if (static_cast<int64_t>(row_bytes) * n > 4'000'000) continue;
+      for (const size_t gap : {0, 1, 2, 16}) {
+        for (const size_t offset : {0, 1, 2, 4}) expect_rows_are_copied(device, row_bytes, n, gap, offset);
+      }
+    }
+  }
+  device.copy_rows(nullptr, 8, nullptr, 8, {});
+}
+
 inline void expect_rows_equal_tells(Device& device) {
   for (const size_t row_bytes : {1, 2, 4, 6, 8, 24, 300, 4098, 40000}) {
     for (const int64_t n : {1, 3, 40, 3000}) {

@@ -40,6 +40,8 @@ TEST(CpuDevice, DownloadReturnsWhatWasUploaded) {
 
 TEST(CpuDevice, RowsEqualTellsOneByte) { expect_rows_equal_tells(*open_cpu_device()); }
 
+TEST(CpuDevice, RowsAreCopiedToTheirPlaces) { expect_rows_are_copied(*open_cpu_device()); }
+
 TEST(CpuDevice, ImpossibleAllocationNamesWhatItWasFor) {
   const auto device = open_cpu_device();
   try {

@@ -55,7 +55,7 @@ void SecondProcess::repeat(const std::string& candidate, const Case& c, const st
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].name.empty() || run.outputs[i].repeat.different > 0) continue;
     const BitDifference bits =
-        compare_bits(outputs[i].dtype, outputs[i].bytes.data(), again[i].bytes.data(), outputs[i].count());
+        compare_bits(outputs[i].dtype, outputs[i].bytes.data(), again[i].bytes.data(), outputs[i].count(), threads);
     if (bits.different == 0) continue;
     run.outputs[i].repeat = bits;
     run.repeat_elsewhere = true;

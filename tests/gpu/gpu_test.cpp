@@ -73,6 +73,8 @@ TEST(Gpu, ContentIsToldApart) { expect_content_is_told_apart(*open_cuda_device(0
 
 TEST(Gpu, RowsEqualTellsOneByte) { expect_rows_equal_tells(*open_cuda_device(0)); }
 
+TEST(Gpu, RowsAreCopiedToTheirPlaces) { expect_rows_are_copied(*open_cuda_device(0)); }
+
 // --- axes that only a GPU has, and cuBLAS
 
 /// The report of a check of all axes.

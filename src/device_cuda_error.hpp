@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What CUDA calls say, as errors.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <source_location>
+#include <string>
+#include <string_view>
+
+#include "device.hpp"
+
+namespace checkop {
+
+/// "upload (16.0 MiB): cudaErrorMemoryAllocation: out of memory [device_cuda.cpp:41]"
+inline std::string describe(cudaError_t status, std::string_view doing, const std::source_location& at) {
+  const std::string_view path = at.file_name();
+  std::string text(doing);
+  text += std::string(": ") + cudaGetErrorName(status) + ": " + cudaGetErrorString(status) + " [";
+  text += path.substr(path.find_last_of('/') + 1);  // npos + 1 is 0
+  return text + ":" + std::to_string(at.line()) + "]";
+}
+
+/// Throws DeviceError unless `status` is cudaSuccess; the runtime's last error is cleared first.
+inline void check(cudaError_t status, std::string_view doing,
+                  const std::source_location& at = std::source_location::current()) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  // After an illegal address, an assert, an ECC error and their like, every later call fails too, and there is no list
+  // of them that a new driver could not make incomplete: ask for something harmless instead.
+  const bool sticky = cudaDeviceSynchronize() != cudaSuccess;
+  (void)cudaGetLastError();
+  if (status == cudaErrorMemoryAllocation && !sticky) throw OutOfMemory(describe(status, doing, at));
+  throw DeviceError(describe(status, doing, at), sticky);
+}
+
+}  // namespace checkop
