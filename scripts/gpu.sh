@@ -235,7 +235,7 @@ run_products() {
     IFS=, read -r k n <<<"$sizes"
     bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq 1,8,64,128 --k-dim "$k" --n-dim "$n" --baseline cublas --timing burst
   done
-  # The product alone, whose time linear_logp is held against. No row is left out, for the product leaves out none.
+  # The product alone, whose time linear_logp is held against. It leaves out no row.
   for sizes in $logp_sizes; do
     IFS=, read -r m k n <<<"$sizes"
     bench lm_head cublas 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n" --check-grad
@@ -252,8 +252,13 @@ run_sizes() {
   local -r once=(--dtype bf16 --batch 1 --check accuracy,determinism)
   judge det_gemm-rows 300 --op det_gemm --candidate cuda,cuda-sm90 --dtype bf16 --batch 1 --seq 1:300:1 --k-dim 131 --n-dim 127 \
     --check-grad --check accuracy &
-  judge linear_logp-rows 300 --op linear_logp --candidate cuda-sm90 --dtype bf16 --batch 1 --seq 1:300:1 --hidden 136 \
-    --vocab 1031 --check-grad --check accuracy &
+  judge linear_logp-rows 500 --op linear_logp --candidate cuda-sm90 --dtype bf16 --batch 1 --seq 1:300:1 --hidden 136 \
+    --vocab 1031 --check-grad --check accuracy,invariance,determinism &
+  # Several blocks of columns, whose exponentials wait in fp32.
+  local -r carry=(--op linear_logp --candidate cuda-sm90 --dtype bf16 --batch 1 --seq 4096 --hidden 1024 --vocab 40000
+    --pass backward --with dlm_head_weight_carry --check accuracy,invariance,determinism)
+  judge linear_logp-carry 300 "${carry[@]}" --ignored-every 0 &
+  judge linear_logp-carry-ignored 300 "${carry[@]}" --ignored-every 2 --ignored-run 512 &
   judge det_gemm-few-rows 300 --op det_gemm --candidate cuda-sm90 "${once[@]}" --seq 1,8,64,128 --k-dim 4096,12288,14336 --n-dim 4096
   for sizes in $product_sizes; do
     IFS=, read -r m k n <<<"$sizes"
@@ -309,7 +314,7 @@ run_certificates() {
   wait
 }
 
-# processes NAME N LIMIT_S ARGUMENTS...: as judge, a process for each GPU, as launchers start them
+# processes NAME N LIMIT_S ARGUMENTS...: as judge, a process for each GPU
 processes() {
   local name=$1 n=$2 limit=$3 rank rc=0 start=$SECONDS
   shift 3

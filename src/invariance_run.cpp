@@ -150,6 +150,7 @@ class Contexts {
         note_equal(k, stage, i);
         continue;
       }
+      bring_back(reference[i]);
       ContextBits& found = result_.outputs[i].contexts[k];
       if (is_per_row(*c_.op, spec)) {
         RowsCompared rows(context, reference[i], columns_of(i, reference[i]), first_row, found);
@@ -186,7 +187,7 @@ class Contexts {
   bool equal_on_device(const Context& context, const Stage& stage, size_t i, const Tensor& reference,
                        int64_t first_row) {
     if (context.launches > 1 || stage.padding_of(c_.pass->outputs[i].tensor) > 0) return false;
-    const BufferPtr there = on_device(context, reference);
+    const BufferPtr there = on_device(reference);
     if (!there) return false;
     if (!is_per_row(*c_.op, c_.pass->outputs[i].tensor)) return stage.outputs[i]->equals(*there);
     std::vector<int64_t> rows = context.rows;
@@ -196,11 +197,10 @@ class Contexts {
   }
 
   /// `reference` on the device; brought there if many contexts will ask for it.
-  BufferPtr on_device(const Context& context, const Tensor& reference) {
+  BufferPtr on_device(const Tensor& reference) {
     const auto known = references_.find(&reference);
     if (known != references_.end()) return known->second;
-    if (!checks_.plan.all || !(reference_ == &warm_ || context.has_twin())) return nullptr;
-    if (!is_small(device_, reference.bytes.size())) return nullptr;
+    if (!checks_.plan.all || reference_ != &warm_ || !is_small(device_, reference.bytes.size())) return nullptr;
     auto there = std::make_shared<GuardedBuffer>(device_, reference.dtype, reference.count(), "what rows must equal");
     there->upload(reference.bytes.data());
     return references_[&reference] = there;
@@ -262,8 +262,24 @@ class Contexts {
     Context plain;
     plain.axis = Axis::batch, plain.what = fmt::format("rows [{}, {})", context.twin.first, context.twin.second);
     for (int64_t row = context.twin.first; row < context.twin.second; ++row) plain.rows.push_back(row);
-    launch(plain, [&](Stage& stage, const std::string&) { twins_.emplace(context.twin, download(stage)); });
+    launch(plain, [&](Stage& stage, const std::string&) {
+      std::vector<Tensor>& twin = twins_.emplace(context.twin, make_outputs(stage.stage_case())).first->second;
+      for (size_t i = 0; i < twin.size(); ++i) {
+        if (!stage.outputs[i]) continue;
+        references_[&twin[i]] = stage.outputs[i];
+        not_here_[&twin[i]] = &twin[i];
+        if (!is_small(device_, twin[i].bytes.size())) bring_back(twin[i]), references_.erase(&twin[i]);
+      }
+    });
     return twins_.at(context.twin);
+  }
+
+  /// What a twin's launch left on the device.
+  void bring_back(const Tensor& reference) {
+    const auto found = not_here_.find(&reference);
+    if (found == not_here_.end()) return;
+    references_.at(&reference)->download(found->second->bytes.data());
+    not_here_.erase(found);
   }
 
   /// `carries`: by input, what it is in place of the case's own; nullptr: its own.
@@ -364,6 +380,7 @@ class Contexts {
   std::vector<Tensor> warm_;
   std::map<const Tensor*, BufferPtr> references_;  ///< what rows are compared with, on the device; nullptr: too large
   std::map<std::pair<int64_t, int64_t>, std::vector<Tensor>> twins_;
+  std::map<const Tensor*, Tensor*> not_here_;  ///< of twins, those that bring_back() was not called for
 };
 
 }  // namespace

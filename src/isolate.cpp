@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -40,6 +41,11 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kDeathLimit{20};
+
+/// What was thrown while a worker was at work, by what has nothing to do with it.
+struct OfMeanwhile {
+  std::exception_ptr thrown;
+};
 
 /// Of this program; see Isolation.
 bool isolates = true;
@@ -266,7 +272,8 @@ size_t Worker::index_of(const std::string& candidate, const Case& c) const {
 }
 
 void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono::seconds limit,
-                 const std::function<bool(const json&)>& take, const Stop& stop) {
+                 const std::function<bool(const json&)>& take, const Stop& stop,
+                 const std::function<void()>& meanwhile) {
   const auto end = [&](RunStatus status, std::string message) {
     process_.reset();
     stop(status, std::move(message));
@@ -281,6 +288,12 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
       return end(RunStatus::crashed, "between two cases: " + process_->bury());
     }
     send_message(process_->socket.get(), request, descriptors, deadline);
+    try {
+      if (meanwhile) meanwhile();
+    } catch (...) {  // it is not the worker's, whose answer nobody will take
+      process_.reset();
+      throw OfMeanwhile{std::current_exception()};
+    }
     Message message;
     json answer;
     const auto goes_on = [&] {
@@ -301,6 +314,8 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
         end(RunStatus::timeout, fmt::format("no answer within {} s; killed{}", limit.count(), words_of_external()));
         break;
     }
+  } catch (const OfMeanwhile& e) {
+    std::rethrow_exception(e.thrown);
   } catch (const EnvironmentError& e) {
     end(RunStatus::no_device, e.what());
   } catch (const WireError& e) {
@@ -313,8 +328,12 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
 }
 
 RunResult Worker::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                      std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
-  if (local_) return local_->run(index_of(candidate, c), c, inputs, outputs, checks);
+                      std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit,
+                      const std::function<void()>& meanwhile) {
+  if (local_) {
+    if (meanwhile) meanwhile();
+    return local_->run(index_of(candidate, c), c, inputs, outputs, checks);
+  }
   std::vector<int> descriptors;
   json request{{"candidate", index_of(candidate, c)},
                {"case", encode(c)},
@@ -329,11 +348,12 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
       result.message += fmt::format("; it may have {}", format_bytes(process_->allowed_bytes));
     return config_.external ? !result.device_lost : may_go_on(result);  // a command has none of our memory
   };
-  ask(std::move(request), descriptors, limit, take, [&](RunStatus status, std::string message) {
+  const auto stop = [&](RunStatus status, std::string message) {
     result = {};
     result.status = status;
     result.message = std::move(message);
-  });
+  };
+  ask(std::move(request), descriptors, limit, take, stop, meanwhile);
   return result;
 }
 

@@ -68,9 +68,10 @@ class Worker {
 
   const WorkerInfo& info() const;
   /// Runs `candidate` of this worker's plugins. A crash or a time-out is a status of the result; the next call starts a
-  /// fresh process.
+  /// fresh process. `meanwhile` is called while the process works; `limit` does not end before it returns.
   RunResult run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
+                std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit,
+                const std::function<void()>& meanwhile = {});
 
   /// Times `candidates` in turns, in one process. A crash or a time-out of any of them ends the whole, and is the
   /// status of the result; the next call starts a fresh process.
@@ -84,10 +85,11 @@ class Worker {
   std::string words_of_external() const;  ///< "" when there is none
   uint64_t allowed_bytes() const;         ///< that a candidate may use now; 0: no limit
   size_t index_of(const std::string& candidate, const Case& c) const;
-  /// Sends the request. Calls `take` with the answer, which says whether the process is still of use, or `stop` with
-  /// the reason why there is none.
+  /// Sends the request, and calls `meanwhile`. Calls `take` with the answer, which says whether the process is still of
+  /// use, or `stop` with the reason why there is none.
   void ask(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit,
-           const std::function<bool(const nlohmann::json&)>& take, const Stop& stop);
+           const std::function<bool(const nlohmann::json&)>& take, const Stop& stop,
+           const std::function<void()>& meanwhile = {});
   WorkerConfig config_;
   WorkerInfo info_;
   std::unique_ptr<TempFolder> folder_;  ///< of an external process; outlives it

@@ -28,8 +28,8 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kChildSocket = 3, kChildListener = 4;
-/// For the parent to take an answer; it waits for nothing else.
-constexpr std::chrono::seconds kSayLimit{120};
+/// For the parent to take an answer; meanwhile it may wait for another process.
+constexpr std::chrono::seconds kSayLimit{600};
 
 }  // namespace
 

@@ -8,7 +8,9 @@
 #include <limits>
 #include <set>
 #include <tuple>
+#include <utility>
 
+#include "parallel.hpp"
 #include "shards.hpp"
 
 namespace checkop {
@@ -36,21 +38,34 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
       entries_[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThoroughWork)};
     }
   }
+  const auto is_here = [&](const Case* c) { return here.contains(key_of(*c)); };
+  std::vector<const std::vector<const Case*>*> wanted;
   for (const auto& [key, cases] : groups) {
-    const auto is_here = [&](const Case* c) { return here.contains(key_of(*c)); };
-    if (std::none_of(cases.begin(), cases.end(), is_here)) continue;
-    Proof proof = find_proof(cases, threads, on_gpu);
-    for (size_t i = 0; i < cases.size(); ++i) {
-      const Case& c = *cases[i];
-      if (!is_here(cases[i])) continue;
-      Entry& entry = entries_[key_of(c)];
-      if (i == proof.index) {
-        entry = {proof.c, std::move(proof.sensitivity)};
+    if (std::any_of(cases.begin(), cases.end(), is_here)) wanted.push_back(&cases);
+  }
+  // Some at a time, since parts of each keep one thread busy.
+  const unsigned at_once = std::clamp(threads, 1u, 4u), of_each = std::max(1u, threads / at_once);
+  std::vector<Proof> proofs(wanted.size());
+  parallel_for(at_once, std::ssize(wanted), [&](int64_t i) {
+    proofs[static_cast<size_t>(i)] = find_proof(*wanted[static_cast<size_t>(i)], of_each, on_gpu);
+  });
+  std::vector<std::pair<const Case*, Entry*>> others;
+  for (size_t g = 0; g < wanted.size(); ++g) {
+    for (size_t i = 0; i < wanted[g]->size(); ++i) {
+      const Case* const c = (*wanted[g])[i];
+      if (!is_here(c)) continue;
+      Entry& entry = entries_[key_of(*c)];
+      if (i == proofs[g].index) {
+        entry = {proofs[g].c, std::move(proofs[g].sensitivity)};
       } else {
-        entry = {c, own_sensitivity_of(c, threads)};
+        others.emplace_back(c, &entry);
       }
     }
   }
+  parallel_for(at_once, std::ssize(others), [&](int64_t i) {
+    const auto& [c, entry] = others[static_cast<size_t>(i)];
+    *entry = {*c, own_sensitivity_of(*c, of_each)};
+  });
 }
 
 const Proofs::Entry* Proofs::find(const Case& c) const {

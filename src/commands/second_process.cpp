@@ -9,12 +9,10 @@
 #include "bits.hpp"
 #include "error.hpp"
 #include "inputs.hpp"
+#include "shards.hpp"
 
 namespace checkop {
 namespace {
-
-/// Larger cases are not preceded by other data: making them takes longer than all the rest.
-constexpr int64_t kMostOtherBytes = int64_t{256} << 20;
 
 /// Other data of the same sizes.
 Case other_data(Case c) {
@@ -26,39 +24,50 @@ Case other_data(Case c) {
 
 }  // namespace
 
-void SecondProcess::repeat(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                           const std::vector<Tensor>& outputs, std::chrono::seconds limit, unsigned threads,
-                           RunResult& run) {
-  const auto fail = [&](RunStatus status, const std::string& message, std::vector<RankRun> ranks = {},
-                        std::string rank_gone = "") {
-    run = {};
-    run.status = status;
-    run.message = "in a second process: " + message;
-    run.ranks = std::move(ranks);
-    run.rank_gone = std::move(rank_gone);
-  };
+bool SecondProcess::may_run_beside(const Case& c) const {
+  return tensor_bytes(c) <= kMostSideBySide && world_size(c) == 1 && !config_.ranks;
+}
+
+void SecondProcess::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
+                        std::chrono::seconds limit, unsigned threads) {
+  again_ = make_outputs(c);
   try {
     if (!worker_) worker_.emplace(config_);
   } catch (const EnvironmentError& e) {
-    return fail(RunStatus::no_device, fmt::format("{}; name --check without determinism to do without one", e.what()));
+    found_ = {};
+    found_.status = RunStatus::no_device;
+    found_.message = fmt::format("{}; name --check without determinism to do without one", e.what());
+    return;
   }
   constexpr RunChecks kOneLaunch{false, false, false};
-  std::vector<Tensor> again = make_outputs(c);
-  if (tensor_bytes(c) <= kMostOtherBytes) {
+  if (tensor_bytes(c) <= kMostSideBySide) {  // of a larger one, making other data takes longer than all the rest
     const Case other = other_data(c);
-    const RunResult before = worker_->run(candidate, other, make_inputs(other, threads), again, kOneLaunch, limit);
-    if (before.status != RunStatus::ok && before.status != RunStatus::unsupported)
-      return fail(before.status, fmt::format("on other data: {}", before.message), before.ranks, before.rank_gone);
+    found_ = worker_->run(candidate, other, make_inputs(other, threads), again_, kOneLaunch, limit);
+    if (found_.status != RunStatus::ok && found_.status != RunStatus::unsupported) {
+      found_.message = fmt::format("on other data: {}", found_.message);
+      return;
+    }
   }
-  const RunResult second = worker_->run(candidate, c, inputs, again, kOneLaunch, limit);
-  if (second.status != RunStatus::ok) return fail(second.status, second.message, second.ranks, second.rank_gone);
+  found_ = worker_->run(candidate, c, inputs, again_, kOneLaunch, limit);
+}
+
+void SecondProcess::compare(const std::vector<Tensor>& outputs, unsigned threads, RunResult& first) {
+  const std::vector<Tensor> again = std::exchange(again_, {});
+  if (found_.status != RunStatus::ok) {
+    first = {};
+    first.status = found_.status;
+    first.message = "in a second process: " + found_.message;
+    first.ranks = std::move(found_.ranks);
+    first.rank_gone = std::move(found_.rank_gone);
+    return;
+  }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].name.empty() || run.outputs[i].repeat.different > 0) continue;
+    if (outputs[i].name.empty() || first.outputs[i].repeat.different > 0) continue;
     const BitDifference bits =
         compare_bits(outputs[i].dtype, outputs[i].bytes.data(), again[i].bytes.data(), outputs[i].count(), threads);
     if (bits.different == 0) continue;
-    run.outputs[i].repeat = bits;
-    run.repeat_elsewhere = true;
+    first.outputs[i].repeat = bits;
+    first.repeat_elsewhere = true;
   }
 }
 

@@ -186,11 +186,19 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
   std::shared_ptr<Worker> worker;
   std::optional<SecondProcess> second;
   std::string running, arch_key, gone;
+  std::optional<Attempt> waiting;
+  const auto hand_over = [&] {
+    if (!waiting) return;
+    Attempt done = std::move(*waiting);
+    waiting.reset();
+    body(done);
+  };
   for (size_t index = 0; index < selection_.checks.size(); ++index) {
     const Check& check = selection_.checks[index];
     if (!check.here) continue;
     const std::string wanted = check.candidate.name + "@" + check.candidate.device;
     if (!worker || running != wanted) {
+      hand_over();
       const bool first = !worker;
       worker.reset();
       const auto external = selection_.external.find(check.candidate.name);
@@ -209,11 +217,15 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
       require_devices(check.candidate.name, *worker->info().device);
       if (first && device) device(*worker->info().device);
     }
-    Attempt done = attempt(*worker, second ? &*second : nullptr, check, arch_key, gone);
+    Attempt done = attempt({*worker, second ? &*second : nullptr, hand_over}, check, arch_key, gone);
+    hand_over();
     if (options_.total_shards) done.record.whole_index = static_cast<int64_t>(index);
     gone = done.record.run.rank_gone;
-    body(done);
+    waiting = std::move(done);
+    // Two large ones have no room side by side; the end of a rank is told to the others at once.
+    if (tensor_bytes(check.c) > kMostSideBySide || !gone.empty()) hand_over();
   }
+  hand_over();
 }
 
 void Session::find_proofs() {
@@ -230,14 +242,25 @@ std::vector<std::string> Session::controlled_devices() const {
   return devices;
 }
 
-/// Runs the case, and where the rows of another one are to be compared, that one too.
-void Session::run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) const {
+/// Runs the case, in a second process too, and where the rows of another one are to be compared, that one.
+void Session::run(const Hands& hands, const Proofs::Entry* proof, Attempt& attempt) const {
   CaseRecord& record = attempt.record;
   const std::chrono::seconds limit(options_.timeout_s);
   const bool apart = proof != nullptr && case_name(proof->c) != case_name(record.c);
   RunChecks own = record.checks;
   own.invariance &= !apart;
-  record.run = worker.run(record.candidate, record.c, attempt.inputs, attempt.outputs, own, limit);
+  SecondProcess* const second = record.checks.determinism ? hands.second : nullptr;
+  const auto run_again = [&] { second->run(record.candidate, record.c, attempt.inputs, limit, threads_); };
+  const bool beside = second != nullptr && second->may_run_beside(record.c);
+  const auto meanwhile = [&] {
+    if (beside) run_again();
+    hands.meanwhile();
+  };
+  record.run = hands.worker.run(record.candidate, record.c, attempt.inputs, attempt.outputs, own, limit, meanwhile);
+  if (second != nullptr && record.run.status == RunStatus::ok) {
+    if (!beside) run_again();
+    second->compare(attempt.outputs, threads_, record.run);
+  }
   if (proof == nullptr) return;
   record.sensitivity = proof->sensitivity;
   if (!apart) {
@@ -247,7 +270,7 @@ void Session::run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) 
     of_rows.determinism = false;
     const std::vector<Tensor> inputs = make_inputs(proof->c, threads_);
     std::vector<Tensor> outputs = make_outputs(proof->c);
-    RunResult other = worker.run(record.candidate, proof->c, inputs, outputs, of_rows, limit);
+    RunResult other = hands.worker.run(record.candidate, proof->c, inputs, outputs, of_rows, limit);
     count_compared(proof->c, contexts_of(proof->c, record.device, of_rows), other, record.sensitivity);
     take_contexts(std::move(other), proof->c, record.run);
   }
@@ -262,7 +285,7 @@ void Session::require_devices(const std::string& candidate, const DeviceInfo& de
   }
 }
 
-Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key,
+Attempt Session::attempt(const Hands& hands, const Check& check, const std::string& arch_key,
                          const std::string& gone) const {
   const auto start = Clock::now();
   Attempt attempt;
@@ -274,7 +297,7 @@ Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& che
   record.plugin_path = check.candidate.plugin_path;
   record.plugin_digest = check.candidate.plugin_digest;
   record.checks = {wants("determinism"), wants("invariance"), wants("memory"), plan_, rank_limit(options_)};
-  record.device = worker.info().device.value();
+  record.device = hands.worker.info().device.value();
   record.given_inputs = given_.origins(check.c);
   if (gold_) record.gold_file = gold_->path();
   if (!check.candidate.has_kernel) {
@@ -297,11 +320,7 @@ Attempt Session::attempt(Worker& worker, SecondProcess* second, const Check& che
   record.times.generate_ms = ms_since(start);
   record.data_hash = tensor_digest(attempt.inputs, threads_);
   attempt.outputs = make_outputs(check.c);
-  run(worker, proofs_.find(check.c), attempt);
-  if (second != nullptr && record.run.status == RunStatus::ok && record.checks.determinism) {
-    second->repeat(check.candidate.name, check.c, attempt.inputs, attempt.outputs,
-                   std::chrono::seconds(options_.timeout_s), threads_, record.run);
-  }
+  run(hands, proofs_.find(check.c), attempt);
   // The gold is about to be computed from these: a candidate that reached the host's copy must not choose them.
   if (tensor_digest(attempt.inputs, threads_) != record.data_hash) {
     record.run.modified_inputs.insert(record.run.modified_inputs.begin(), "the host's own copy of the inputs");

@@ -53,7 +53,8 @@ class Session {
   /// Sentences about tensors of --inputs that are no inputs.
   std::vector<std::string> left_over() const;
 
-  /// Runs every check, with a worker for each candidate and device, and hands over what came of it. `device` is called
+  /// Runs every check, with a worker for each candidate and device, and hands over what came of it, in order: of a
+  /// small case while the next one runs. `device` is called
   /// with the first worker's device before anything runs on it. Throws InputError when --arch-key is not the device's.
   void run_all(const std::function<void(Attempt&)>& body,
                const std::function<void(const DeviceInfo&)>& device = {}) const;
@@ -68,10 +69,15 @@ class Session {
  private:
   bool wants(std::string_view check) const;
   void require_devices(const std::string& candidate, const DeviceInfo& device) const;
-  void run(Worker& worker, const Proofs::Entry* proof, Attempt& attempt) const;
+  /// What a check is run with; `meanwhile` is called while a worker is at it, or not at all.
+  struct Hands {
+    Worker& worker;
+    SecondProcess* second;  ///< nullptr: the same process is all there is
+    std::function<void()> meanwhile;
+  };
+  void run(const Hands& hands, const Proofs::Entry* proof, Attempt& attempt) const;
   /// `gone`: why a rank will not come; "" while all do.
-  Attempt attempt(Worker& worker, SecondProcess* second, const Check& check, const std::string& arch_key,
-                  const std::string& gone) const;
+  Attempt attempt(const Hands& hands, const Check& check, const std::string& arch_key, const std::string& gone) const;
   std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;
 
   const RunOptions& options_;
