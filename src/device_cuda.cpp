@@ -42,6 +42,7 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index) : index_(index), ranks_(index) {
     check(cudaSetDevice(index), "select device cuda:" + std::to_string(index));
     check(cudaGetDeviceProperties(&properties_, index), "read the properties of cuda:" + std::to_string(index));
+    memory_.keep_at_most(properties_.totalGlobalMem / 32);  // candidates don't miss it
     cudaStream_t stream = nullptr;
     // Non-blocking: no implicit order with the default stream, as in the programs that kernels end up in.
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
@@ -226,15 +227,20 @@ class CudaDevice final : public Device {
     return static_cast<unsigned>(std::clamp<size_t>((threads + kThreads - 1) / kThreads, 1, most));
   }
 
-  /// Where work on the stream finds `rows`, until others are uploaded.
+  /// Where work on the stream finds `rows`, until others are uploaded. What is there stays: the tensors of a launch
+  /// have the same rows.
   const int64_t* upload_rows(const std::vector<int64_t>& rows) {
-    const size_t bytes = rows.size() * sizeof(int64_t);
-    if (bytes > rows_bytes_) {
-      rows_.reset();
-      rows_.reset(allocate(bytes, "numbers of rows"));
-      rows_bytes_ = bytes;
+    if (rows != uploaded_rows_) {
+      uploaded_rows_.clear();  // until they are there
+      const size_t bytes = rows.size() * sizeof(int64_t);
+      if (bytes > rows_bytes_) {
+        rows_.reset();
+        rows_.reset(allocate(bytes, "numbers of rows"));
+        rows_bytes_ = bytes;
+      }
+      upload(rows_.get(), reinterpret_cast<const std::byte*>(rows.data()), bytes);
+      uploaded_rows_ = rows;
     }
-    upload(rows_.get(), reinterpret_cast<const std::byte*>(rows.data()), bytes);
     return reinterpret_cast<const int64_t*>(rows_.get());
   }
 
@@ -344,6 +350,7 @@ class CudaDevice final : public Device {
   Memory sum_{nullptr, {this}};   ///< of sum_of()
   Memory rows_{nullptr, {this}};  ///< of upload_rows()
   size_t rows_bytes_ = 0;
+  std::vector<int64_t> uploaded_rows_;
   Memory flushed_{nullptr, {this}};  ///< what flush_cache() reads, and a word behind it
   std::string driver_, runtime_;
   size_t free_at_first_ = 0;

@@ -18,6 +18,9 @@ class CudaMemory {
   CudaMemory() = default;
   CudaMemory(const CudaMemory&) = delete;
 
+  /// Bytes that free() keeps in all; a single block may have a quarter of them.
+  void keep_at_most(size_t bytes) { most_ = bytes; }
+
   /// As cudaMalloc(), of at least one byte: also an empty tensor gets an address of its own. Blocks are aligned to 256
   /// bytes.
   cudaError_t allocate(size_t bytes, std::byte** memory) {
@@ -49,7 +52,7 @@ class CudaMemory {
     const size_t room = found->second;
     rooms_.erase(found);
     const bool is_overwritten = cudaMemsetAsync(memory, 0xff, room, stream) == cudaSuccess;
-    if (is_overwritten && room <= kLargest && kept_bytes_ + room <= kMost) {
+    if (is_overwritten && room <= most_ / 4 && kept_bytes_ + room <= most_) {
       kept_.emplace(room, memory);
       kept_bytes_ += room;
     } else {
@@ -67,12 +70,9 @@ class CudaMemory {
   }
 
  private:
-  // A small part of any device's memory, so that candidates don't miss it; larger blocks are rare.
-  static constexpr size_t kMost = size_t{512} << 20, kLargest = size_t{64} << 20;
-
   std::unordered_map<std::byte*, size_t> rooms_;  ///< of what is in use
   std::multimap<size_t, std::byte*> kept_;        ///< by room
-  size_t kept_bytes_ = 0;
+  size_t kept_bytes_ = 0, most_ = 0;
 };
 
 }  // namespace checkop

@@ -110,7 +110,7 @@ class Planner {
                                          : fmt::format("tensors {} bytes past a 256-byte boundary", offset),
                            [&](Context& x) { x.offset = offset; });
     }
-    for (const int percent : {50, 90}) {
+    for (const int percent : {50, 75}) {
       add_focused_and_full(Axis::contention, fmt::format("other work on {} % of the multiprocessors", percent),
                            [&](Context& x) {
                              x.manner = {Manner::Kind::contended, percent};

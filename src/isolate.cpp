@@ -253,10 +253,10 @@ std::string Worker::words_of_external() const {
   return config_.external ? last_words(stderr_file(*config_.external)) : "";
 }
 
-uint64_t Worker::allowed_bytes() const {
+uint64_t Worker::allowed_bytes(const Case& c) const {
   if (config_.device != "cpu") return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
-  return room_for_candidates();
+  return tensor_bytes(c) <= kMostSideBySide ? room_for_candidates() / 2 : room_for_candidates();
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {
@@ -283,7 +283,7 @@ void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono:
     const auto deadline = Clock::now() + limit;
     const std::string number = unguessable();  // no earlier or made-up answer is taken for this request's
     request["request"] = number;
-    request["allowed_bytes"] = process_->allowed_bytes = allowed_bytes();
+    process_->allowed_bytes = request.at("allowed_bytes").get<uint64_t>();
     if (!process_->is_alive()) {  // a thread of the candidate can outlive the answer, and then crash
       return end(RunStatus::crashed, "between two cases: " + process_->bury());
     }
@@ -335,11 +335,9 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
     return local_->run(index_of(candidate, c), c, inputs, outputs, checks);
   }
   std::vector<int> descriptors;
-  json request{{"candidate", index_of(candidate, c)},
-               {"case", encode(c)},
-               {"inputs", encode(inputs, descriptors)},
-               {"outputs", encode(outputs, descriptors)},
-               {"checks", encode(checks)}};
+  json request{
+      {"candidate", index_of(candidate, c)},     {"case", encode(c)},        {"inputs", encode(inputs, descriptors)},
+      {"outputs", encode(outputs, descriptors)}, {"checks", encode(checks)}, {"allowed_bytes", allowed_bytes(c)}};
   RunResult result;
   const auto take = [&](const json& answer) {
     result = decode_result(answer);
@@ -363,8 +361,11 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
   if (local_) return local_->bench(indices, c, inputs, plan);
   std::vector<int> descriptors;
-  json request{
-      {"candidates", indices}, {"case", encode(c)}, {"inputs", encode(inputs, descriptors)}, {"bench", encode(plan)}};
+  json request{{"candidates", indices},
+               {"case", encode(c)},
+               {"inputs", encode(inputs, descriptors)},
+               {"bench", encode(plan)},
+               {"allowed_bytes", allowed_bytes(c)}};
   BenchResult result;
   const auto take = [&](const json& answer) {
     result = decode_bench(answer);

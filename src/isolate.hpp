@@ -16,6 +16,9 @@
 
 namespace checkop {
 
+/// Bytes of a case that may be there twice, in two processes, or beside another case.
+inline constexpr int64_t kMostSideBySide = int64_t{256} << 20;
+
 /// Where a worker takes the processes of other ranks; see RankLeader.
 struct RankService {
   int listener = -1;
@@ -82,11 +85,11 @@ class Worker {
   struct Process;
   using Stop = std::function<void(RunStatus, std::string)>;
   void start();
-  std::string words_of_external() const;  ///< "" when there is none
-  uint64_t allowed_bytes() const;         ///< that a candidate may use now; 0: no limit
+  std::string words_of_external() const;        ///< "" when there is none
+  uint64_t allowed_bytes(const Case& c) const;  ///< that a candidate may use now; 0: no limit
   size_t index_of(const std::string& candidate, const Case& c) const;
-  /// Sends the request, and calls `meanwhile`. Calls `take` with the answer, which says whether the process is still of
-  /// use, or `stop` with the reason why there is none.
+  /// Sends the request, which says how many bytes are allowed, and calls `meanwhile`. Calls `take` with the answer,
+  /// which says whether the process is still of use, or `stop` with the reason why there is none.
   void ask(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit,
            const std::function<bool(const nlohmann::json&)>& take, const Stop& stop,
            const std::function<void()>& meanwhile = {});

@@ -24,6 +24,7 @@ struct RunChecks {
   bool determinism = true, invariance = true, memory = true;
   AxisPlan plan = {};  ///< of its axes, those that determinism and invariance ask for are looked at
   std::chrono::milliseconds rank_limit{60'000};  ///< how long tensor-parallel ranks wait for one of them
+  bool outputs = true;                           ///< what the first launch wrote is brought back
 };
 
 /// The contexts that `checks` ask for.

@@ -73,8 +73,8 @@ Case decode_case(const json& json) {
 }
 
 json encode(const RunChecks& checks) {
-  return {checks.determinism,      checks.invariance,        checks.memory, checks.plan.all, checks.plan.runs,
-          checks.plan.axes.bits(), checks.rank_limit.count()};
+  return {checks.determinism,      checks.invariance,         checks.memory, checks.plan.all, checks.plan.runs,
+          checks.plan.axes.bits(), checks.rank_limit.count(), checks.outputs};
 }
 
 RunChecks decode_checks(const json& json) {
@@ -82,7 +82,8 @@ RunChecks decode_checks(const json& json) {
           json.at(1).get<bool>(),
           json.at(2).get<bool>(),
           {json.at(3).get<bool>(), json.at(4).get<int>(), AxisSet::from_bits(json.at(5).get<uint32_t>())},
-          std::chrono::milliseconds(json.at(6).get<int64_t>())};
+          std::chrono::milliseconds(json.at(6).get<int64_t>()),
+          json.at(7).get<bool>()};
 }
 
 json encode(const RankRun& rank) { return {rank.rank, rank.device, rank.host, rank.process, rank.ms, rank.message}; }

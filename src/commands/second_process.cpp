@@ -39,10 +39,11 @@ void SecondProcess::run(const std::string& candidate, const Case& c, const std::
     found_.message = fmt::format("{}; name --check without determinism to do without one", e.what());
     return;
   }
-  constexpr RunChecks kOneLaunch{false, false, false};
+  constexpr RunChecks kOneLaunch{.determinism = false, .invariance = false, .memory = false};
+  constexpr RunChecks kWithoutOutputs{.determinism = false, .invariance = false, .memory = false, .outputs = false};
   if (tensor_bytes(c) <= kMostSideBySide) {  // of a larger one, making other data takes longer than all the rest
     const Case other = other_data(c);
-    found_ = worker_->run(candidate, other, make_inputs(other, threads), again_, kOneLaunch, limit);
+    found_ = worker_->run(candidate, other, make_inputs(other, threads), again_, kWithoutOutputs, limit);
     if (found_.status != RunStatus::ok && found_.status != RunStatus::unsupported) {
       found_.message = fmt::format("on other data: {}", found_.message);
       return;

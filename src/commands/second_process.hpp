@@ -11,9 +11,6 @@
 
 namespace checkop {
 
-/// Bytes of a case that may be there twice, or that another case may be beside.
-inline constexpr int64_t kMostSideBySide = int64_t{256} << 20;
-
 /// Runs every case of a candidate once more in a process of its own, where nothing is left of the first runs: what a
 /// candidate remembers, by the content of its inputs or by their place, must not be what makes its bits repeat.
 class SecondProcess {

@@ -187,6 +187,7 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
   std::optional<SecondProcess> second;
   std::string running, arch_key, gone;
   std::optional<Attempt> waiting;
+  Prepared prepared;
   const auto hand_over = [&] {
     if (!waiting) return;
     Attempt done = std::move(*waiting);
@@ -217,7 +218,12 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
       require_devices(check.candidate.name, *worker->info().device);
       if (first && device) device(*worker->info().device);
     }
-    Attempt done = attempt({*worker, second ? &*second : nullptr, hand_over}, check, arch_key, gone);
+    const auto meanwhile = [&] {
+      hand_over();
+      prepared = prepare(index + 1);
+    };
+    Attempt done =
+        attempt({*worker, second ? &*second : nullptr, std::exchange(prepared, {}), meanwhile}, check, arch_key, gone);
     hand_over();
     if (options_.total_shards) done.record.whole_index = static_cast<int64_t>(index);
     gone = done.record.run.rank_gone;
@@ -226,6 +232,19 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
     if (tensor_bytes(check.c) > kMostSideBySide || !gone.empty()) hand_over();
   }
   hand_over();
+}
+
+Session::Prepared Session::prepare(size_t index) const {
+  const auto begin = selection_.checks.begin() + static_cast<std::ptrdiff_t>(index);
+  const auto next = std::find_if(begin, selection_.checks.end(), [](const Check& check) { return check.here; });
+  if (next == selection_.checks.end() || !next->candidate.has_kernel || tensor_bytes(next->c) > kMostSideBySide)
+    return {};
+  const auto start = Clock::now();
+  try {
+    return {&*next, given_.make(next->c, threads_), ms_since(start)};
+  } catch (const std::exception&) {  // as it will again, when it is its turn
+    return {};
+  }
 }
 
 void Session::find_proofs() {
@@ -285,8 +304,7 @@ void Session::require_devices(const std::string& candidate, const DeviceInfo& de
   }
 }
 
-Attempt Session::attempt(const Hands& hands, const Check& check, const std::string& arch_key,
-                         const std::string& gone) const {
+Attempt Session::attempt(Hands hands, const Check& check, const std::string& arch_key, const std::string& gone) const {
   const auto start = Clock::now();
   Attempt attempt;
   attempt.check = &check;
@@ -316,8 +334,9 @@ Attempt Session::attempt(const Hands& hands, const Check& check, const std::stri
     record.run.status = RunStatus::skipped;
     return attempt;
   }
-  attempt.inputs = given_.make(check.c, threads_);
-  record.times.generate_ms = ms_since(start);
+  const bool is_prepared = hands.prepared.check == &check;
+  attempt.inputs = is_prepared ? std::move(hands.prepared.inputs) : given_.make(check.c, threads_);
+  record.times.generate_ms = is_prepared ? hands.prepared.ms : ms_since(start);
   record.data_hash = tensor_digest(attempt.inputs, threads_);
   attempt.outputs = make_outputs(check.c);
   run(hands, proofs_.find(check.c), attempt);

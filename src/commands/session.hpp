@@ -69,15 +69,24 @@ class Session {
  private:
   bool wants(std::string_view check) const;
   void require_devices(const std::string& candidate, const DeviceInfo& device) const;
+  /// Inputs that were made before their check's turn.
+  struct Prepared {
+    const Check* check = nullptr;
+    std::vector<Tensor> inputs;
+    double ms = 0;  ///< that it took
+  };
+  /// Those of the first check from `index` on, unless they are large or can't be made.
+  Prepared prepare(size_t index) const;
   /// What a check is run with; `meanwhile` is called while a worker is at it, or not at all.
   struct Hands {
     Worker& worker;
     SecondProcess* second;  ///< nullptr: the same process is all there is
+    Prepared prepared;
     std::function<void()> meanwhile;
   };
   void run(const Hands& hands, const Proofs::Entry* proof, Attempt& attempt) const;
   /// `gone`: why a rank will not come; "" while all do.
-  Attempt attempt(const Hands& hands, const Check& check, const std::string& arch_key, const std::string& gone) const;
+  Attempt attempt(Hands hands, const Check& check, const std::string& arch_key, const std::string& gone) const;
   std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;
 
   const RunOptions& options_;
