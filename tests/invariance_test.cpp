@@ -5,10 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "device_helper.hpp"
 #include "gold_helper.hpp"
 #include "inputs.hpp"
 #include "isolate.hpp"
@@ -244,6 +247,52 @@ TEST(RowZero, IsToldAndNotCounted) {
     EXPECT_TRUE(found.bits.different == 0 || found.bits.first_index >= 8) << result.contexts[k].what;
   }
   EXPECT_GT(told, 0);
+}
+
+/// A device on which nothing is small, so that no input stays there.
+class FullDevice : public DelegatingDevice {
+ public:
+  DeviceInfo info() const override {
+    DeviceInfo info = DelegatingDevice::info();
+    info.memory_bytes = 0;
+    return info;
+  }
+};
+
+/// What each context found, on more rows than the axes' focus, with weights and masks of several dtypes.
+std::vector<std::string> found_on(Device& device, const Candidate& candidate, const Case& c) {
+  auto outputs = make_outputs(c);
+  RunChecks checks;
+  checks.plan.all = true;
+  const RunResult result = run_candidate(device, candidate, c, make_inputs(c, 1), outputs, checks);
+  EXPECT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_TRUE(result.modified_inputs.empty());
+  std::vector<std::string> found;
+  for (size_t k = 0; k < result.contexts.size(); ++k) {
+    for (const OutputRun& output : result.outputs) {
+      const ContextBits& bits = output.contexts[k];
+      found.push_back(fmt::format("{} {}: {} of {}, first {}, {} of row 0", to_string(result.contexts[k].axis),
+                                  result.contexts[k].what, bits.bits.different, bits.bits.compared,
+                                  bits.bits.first_index, bits.row_zero_different));
+    }
+  }
+  return found;
+}
+
+TEST(InputsOfContexts, AreTheSameFromTheDeviceAndFromTheHost) {
+  ASSERT_EQ(load_plugin(native_plugin("ratio_kl")).front().pass, "forward");
+  const Case ratios = gold_case("ratio_kl", "forward", DType::bf16, {{"batch", 3}, {"seq", 100}, {"vocab", 33}});
+  const Case product = product_case(2, 150);
+  for (const auto& [candidate, c] : {std::pair{find_candidate("axis_faults", "position_dependent_order"), product},
+                                     std::pair{find_candidate("axis_faults", "neighbour_leak"), product},
+                                     std::pair{find_candidate("axis_faults", "padding_leak"), product},
+                                     std::pair{load_plugin(native_plugin("ratio_kl")).front(), ratios}}) {
+    FullDevice full;
+    const std::vector<std::string> found = found_on(*open_cpu_device(), candidate, c);
+    EXPECT_EQ(found, found_on(full, candidate, c)) << candidate.name;
+    const auto differs = [](const std::string& line) { return line.find(": 0 of") == std::string::npos; };
+    EXPECT_EQ(std::any_of(found.begin(), found.end(), differs), candidate.name != "native");
+  }
 }
 
 TEST(SmallestRows, AreFoundByBisection) {

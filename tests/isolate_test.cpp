@@ -72,6 +72,44 @@ TEST(Worker, GivesTheOutputAndResultOfACleanRun) {
   EXPECT_EQ(result.outputs[0].contexts[2].bits.compared, 4);
 }
 
+TEST(Worker, DoesSomethingElseMeanwhile) {
+  Worker worker = make_worker("honest"), other = make_worker("honest");
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c), others = make_outputs(c);
+  RunResult in_between;
+  const RunResult result = worker.run("honest", c, inputs, outputs, {}, 60s,
+                                      [&] { in_between = other.run("honest", c, inputs, others, {}, 60s); });
+  EXPECT_EQ(to_string(result.status), "ok");
+  EXPECT_EQ(to_string(in_between.status), "ok");
+  EXPECT_EQ(outputs[0].at(5), product(inputs, 1, 1));
+  EXPECT_EQ(others[0].at(5), product(inputs, 1, 1));
+}
+
+// Not a crash of the candidate, which has nothing to do with it.
+TEST(Worker, WhatIsThrownMeanwhileIsThrownOn) {
+  Worker worker = make_worker("honest");
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  const auto run_and_throw = [&] {
+    worker.run("honest", c, inputs, outputs, {}, 60s, [] { throw EnvironmentError("no room on the disk"); });
+  };
+  EXPECT_THROW(run_and_throw(), EnvironmentError);
+  EXPECT_EQ(to_string(run(worker, "honest").status), "ok");
+}
+
+// The answer was there in time, but nobody looked.
+TEST(Worker, WaitsForItsAnswerAfterALongMeanwhile) {
+  Worker worker = make_worker("honest");
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  const RunResult result =
+      worker.run("honest", c, inputs, outputs, {}, 1s, [] { std::this_thread::sleep_for(1500ms); });
+  EXPECT_EQ(to_string(result.status), "ok") << result.message;
+}
+
 TEST(Worker, PassesAbsentTensorsOn) {
   Worker worker = make_worker("honest");
   for (const bool bias : {false, true}) {
