@@ -18,7 +18,7 @@ class CudaMemory {
   CudaMemory() = default;
   CudaMemory(const CudaMemory&) = delete;
 
-  /// Bytes that free() keeps in all; a single block may have a quarter of them.
+  /// Bytes that free() keeps in all.
   void keep_at_most(size_t bytes) { most_ = bytes; }
 
   /// As cudaMalloc(), of at least one byte: also an empty tensor gets an address of its own. Blocks are aligned to 256
@@ -52,7 +52,8 @@ class CudaMemory {
     const size_t room = found->second;
     rooms_.erase(found);
     const bool is_overwritten = cudaMemsetAsync(memory, 0xff, room, stream) == cudaSuccess;
-    if (is_overwritten && room <= most_ / 4 && kept_bytes_ + room <= most_) {
+    if (room <= most_ && kept_bytes_ + room > most_) release();  // sizes of other cases, mostly
+    if (is_overwritten && room <= most_) {
       kept_.emplace(room, memory);
       kept_bytes_ += room;
     } else {

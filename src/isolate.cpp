@@ -115,6 +115,11 @@ struct Worker::Process {
   }
 };
 
+bool fits_side_by_side(const Case& c) {
+  static const auto most = static_cast<int64_t>(std::max(uint64_t{256} << 20, available_memory().value_or(0) / 64));
+  return tensor_bytes(c) <= most;
+}
+
 Worker::Worker(WorkerConfig config) : config_(std::move(config)) {
   if (config_.external) {
     folder_ = std::make_unique<TempFolder>();
@@ -256,7 +261,7 @@ std::string Worker::words_of_external() const {
 uint64_t Worker::allowed_bytes(const Case& c) const {
   if (config_.device != "cpu") return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
-  return tensor_bytes(c) <= kMostSideBySide ? room_for_candidates() / 2 : room_for_candidates();
+  return fits_side_by_side(c) ? room_for_candidates() / 2 : room_for_candidates();
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {

@@ -16,8 +16,9 @@
 
 namespace checkop {
 
-/// Bytes of a case that may be there twice, in two processes, or beside another case.
-inline constexpr int64_t kMostSideBySide = int64_t{256} << 20;
+/// Whether a case may be there twice, in two processes, and beside another one: it has at most 256 MiB, or a
+/// sixty-fourth of the memory that the host had free when this was first asked.
+bool fits_side_by_side(const Case& c);
 
 /// Where a worker takes the processes of other ranks; see RankLeader.
 struct RankService {

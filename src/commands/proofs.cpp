@@ -44,7 +44,7 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
     if (std::any_of(cases.begin(), cases.end(), is_here)) wanted.push_back(&cases);
   }
   // Some at a time, since parts of each keep one thread busy.
-  const unsigned at_once = std::clamp(threads, 1u, 4u), of_each = std::max(1u, threads / at_once);
+  const unsigned of_each = std::min(threads, 2u), at_once = std::max(1u, threads / of_each);
   std::vector<Proof> proofs(wanted.size());
   parallel_for(at_once, std::ssize(wanted), [&](int64_t i) {
     proofs[static_cast<size_t>(i)] = find_proof(*wanted[static_cast<size_t>(i)], of_each, on_gpu);

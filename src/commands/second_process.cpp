@@ -14,6 +14,9 @@
 namespace checkop {
 namespace {
 
+/// Larger cases are not preceded by other data: making them takes longer than all the rest.
+constexpr int64_t kMostOtherBytes = int64_t{256} << 20;
+
 /// Other data of the same sizes.
 Case other_data(Case c) {
   if (c.input_mode == InputMode::constant) c.input_mode = InputMode::random;
@@ -25,7 +28,7 @@ Case other_data(Case c) {
 }  // namespace
 
 bool SecondProcess::may_run_beside(const Case& c) const {
-  return tensor_bytes(c) <= kMostSideBySide && world_size(c) == 1 && !config_.ranks;
+  return fits_side_by_side(c) && world_size(c) == 1 && !config_.ranks;
 }
 
 void SecondProcess::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
@@ -41,7 +44,7 @@ void SecondProcess::run(const std::string& candidate, const Case& c, const std::
   }
   constexpr RunChecks kOneLaunch{.determinism = false, .invariance = false, .memory = false};
   constexpr RunChecks kWithoutOutputs{.determinism = false, .invariance = false, .memory = false, .outputs = false};
-  if (tensor_bytes(c) <= kMostSideBySide) {  // of a larger one, making other data takes longer than all the rest
+  if (tensor_bytes(c) <= kMostOtherBytes) {
     const Case other = other_data(c);
     found_ = worker_->run(candidate, other, make_inputs(other, threads), again_, kWithoutOutputs, limit);
     if (found_.status != RunStatus::ok && found_.status != RunStatus::unsupported) {

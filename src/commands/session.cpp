@@ -229,7 +229,7 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
     gone = done.record.run.rank_gone;
     waiting = std::move(done);
     // Two large ones have no room side by side; the end of a rank is told to the others at once.
-    if (tensor_bytes(check.c) > kMostSideBySide || !gone.empty()) hand_over();
+    if (!fits_side_by_side(check.c) || !gone.empty()) hand_over();
   }
   hand_over();
 }
@@ -237,8 +237,7 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
 Session::Prepared Session::prepare(size_t index) const {
   const auto begin = selection_.checks.begin() + static_cast<std::ptrdiff_t>(index);
   const auto next = std::find_if(begin, selection_.checks.end(), [](const Check& check) { return check.here; });
-  if (next == selection_.checks.end() || !next->candidate.has_kernel || tensor_bytes(next->c) > kMostSideBySide)
-    return {};
+  if (next == selection_.checks.end() || !next->candidate.has_kernel || !fits_side_by_side(next->c)) return {};
   const auto start = Clock::now();
   try {
     return {&*next, given_.make(next->c, threads_), ms_since(start)};
