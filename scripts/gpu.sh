@@ -142,14 +142,11 @@ run_tests() { run_labelled gpu; }
 
 run_judge() {
   judge logp 600 --op logp --candidate cuda --dtype bf16 --batch 8 --seq 512 --vocab 151936 --check-grad
-  judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 \
-    --check-grad
+  judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 --check-grad
   judge matmul 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 4096 --k-dim 4096 --n-dim 4096 --check-grad
-  judge matmul-64x14336x4096 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 64 --k-dim 14336 \
-    --n-dim 4096 --check-grad
+  judge matmul-64x14336x4096 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 64 --k-dim 14336 --n-dim 4096 --check-grad
   # Edges of warps, vectors, tiles and blocks that the suites lack.
-  judge logp-edges 300 --op logp --candidate cuda --dtype fp32,fp16,bf16 --batch 2 --seq 1,5 --check-grad \
-    --vocab 2,255,256,1024,1025,4095,8192,8193
+  judge logp-edges 300 --op logp --candidate cuda --dtype fp32,fp16,bf16 --batch 2 --seq 1,5 --check-grad --vocab 2,255,256,1024,1025,4095,8192,8193
   judge linear_logp-edges 300 --op linear_logp --candidate cuda --dtype fp32,fp16,bf16 --batch 1 --seq 1,129 --hidden 40,513 \
     --vocab 257,513 --check-grad
   # More than one block of rows (1024) and of columns (16384).
@@ -266,8 +263,7 @@ run_sizes() {
   done
   for sizes in $logp_sizes; do
     IFS=, read -r m k n <<<"$sizes"
-    judge "linear_logp-${sizes//,/x}" 300 --op linear_logp --candidate cuda-sm90 "${once[@]}" --seq "$m" --hidden "$k" --vocab "$n" \
-      --check-grad
+    judge "linear_logp-${sizes//,/x}" 300 --op linear_logp --candidate cuda-sm90 "${once[@]}" --seq "$m" --hidden "$k" --vocab "$n" --check-grad
     for mode in peaked wide; do
       judge "linear_logp-${sizes//,/x}-$mode" 300 --op linear_logp --candidate cuda-sm90 "${once[@]}" --seq "$m" --hidden "$k" \
         --vocab "$n" --input-mode "$mode" --pass forward

@@ -308,7 +308,7 @@ Proof find_proof(std::span<const Case* const> cases, unsigned threads, bool on_g
     tried.input_mode = mode;
     // work_of() is rough: what takes no time may be repeated.
     // Long enough for a busy machine: what can be proven must not depend on the load.
-    constexpr std::chrono::seconds kShort{5};
+    constexpr std::chrono::seconds kShort{20};
     auto start = std::chrono::steady_clock::now();
     for (const double work : {1e6, 3e7, 5e8}) {
       if (unseen < kUnseenLimit) return best;

@@ -3,74 +3,227 @@
 #include "commands/proofs.hpp"
 
 #include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "interruption.hpp"
+#include "isolate.hpp"
 #include "parallel.hpp"
 #include "shards.hpp"
+#include "wire.hpp"
 
 namespace checkop {
 namespace {
 
+using nlohmann::json;
+
 std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c.pass->name, case_name(c)); }
+
+using Entries = std::vector<std::pair<std::string, Proofs::Entry>>;
+
+/// Cases of one operator, those of one pass, dtype and kind of ranks together.
+struct Batch {
+  std::vector<std::vector<const Case*>> groups;
+};
+
+bool is_in(const std::set<std::string>& keys, const Case* c) { return keys.contains(key_of(*c)); }
+
+/// Of the cases of `batch` that are `wanted`.
+Entries prove(const Batch& batch, const std::set<std::string>& wanted, unsigned threads, bool on_gpu) {
+  // Some at a time, since parts of each keep one thread busy.
+  const unsigned of_each = std::min(threads, 2u), at_once = std::max(1u, threads / of_each);
+  std::vector<Proof> proofs(batch.groups.size());
+  parallel_for(at_once, std::ssize(proofs), [&](int64_t i) {
+    const auto at = static_cast<size_t>(i);
+    proofs[at] = find_proof(batch.groups[at], of_each, on_gpu);
+  });
+  Entries entries;
+  std::vector<size_t> others;
+  for (size_t g = 0; g < proofs.size(); ++g) {
+    for (size_t i = 0; i < batch.groups[g].size(); ++i) {
+      const Case* const c = batch.groups[g][i];
+      if (!is_in(wanted, c)) continue;
+      if (i != proofs[g].index) others.push_back(entries.size());
+      entries.push_back({key_of(*c), {*c, {}}});
+      if (i == proofs[g].index) entries.back().second = {proofs[g].c, proofs[g].sensitivity};
+    }
+  }
+  parallel_for(at_once, std::ssize(others), [&](int64_t i) {
+    Proofs::Entry& entry = entries[others[static_cast<size_t>(i)]].second;
+    entry.sensitivity = own_sensitivity_of(entry.c, of_each);
+  });
+  return entries;
+}
+
+json encode(const Entries& entries) {
+  json all = json::array();
+  for (const auto& [key, entry] : entries) {
+    json shown = json::array();
+    for (const Sensitivity& each : entry.sensitivity)
+      shown.push_back({static_cast<int>(each.state), each.why, each.elements, each.changed});
+    all.push_back({key, encode(entry.c), shown});
+  }
+  return all;
+}
+
+Entries decode(const json& all) {
+  Entries entries;
+  for (const json& each : all) {
+    Proofs::Entry entry{decode_case(each.at(1)), {}};
+    for (const json& shown : each.at(2)) {
+      entry.sensitivity.push_back({static_cast<Sensitivity::State>(shown.at(0).get<int>()),
+                                   shown.at(1).get<std::string>(), shown.at(2).get<int64_t>(),
+                                   shown.at(3).get<int64_t>()});
+    }
+    entries.emplace_back(each.at(0).get<std::string>(), std::move(entry));
+  }
+  return entries;
+}
+
+/// A process that proves one batch after the other, and sends each.
+class Prover {
+ public:
+  Prover(const std::vector<Batch>& batches, const std::set<std::string>& wanted, unsigned threads, bool on_gpu) {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return;
+    socket_ = Descriptor(ends[0]);
+    Descriptor childs_end(ends[1]);
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ != 0) return;
+    // Destructors and buffers of text are the parent's.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    try {
+      for (const Batch& batch : batches) {
+        send_message(childs_end.get(), encode(prove(batch, wanted, threads, on_gpu)), {}, Clock::now() + kDay);
+      }
+    } catch (...) {  // the parent works it out itself, and sees why that fails
+      _exit(1);
+    }
+    _exit(0);
+  }
+  Prover(const Prover&) = delete;
+  Prover& operator=(const Prover&) = delete;
+  ~Prover() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+
+  /// The next batch's; nothing where there is no such process any more.
+  std::optional<Entries> take() {
+    if (pid_ <= 0) return {};
+    const auto is_alive = [this] {
+      stop_if_interrupted();
+      siginfo_t info{};
+      return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+    };
+    try {
+      Message message;
+      if (receive_message(socket_.get(), message, Clock::now() + kDay, is_alive) != Received::message) return {};
+      return decode(json::parse(message.body));
+    } catch (const WireError&) {
+      return {};
+    } catch (const json::exception&) {
+      return {};
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::hours kDay{24};
+
+  Descriptor socket_;
+  pid_t pid_ = -1;
+};
 
 }  // namespace
 
-Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads) {
+struct Proofs::Source {
+  std::vector<Batch> batches;
+  std::set<std::string> wanted;  ///< keys of cases
+  bool on_gpu = true;            ///< all of them: the same case is a proof for every candidate
+  unsigned threads = 1;
+  size_t next = 0;  ///< of batches, the first whose entries are not known
+  std::optional<Prover> prover;
+  std::map<std::string, Entry> entries;
+
+  void take_next() {
+    std::optional<Entries> found;
+    if (prover) found = prover->take();
+    if (!found) {
+      prover.reset();
+      found = prove(batches[next], wanted, threads, on_gpu);
+    }
+    for (auto& [key, entry] : *found) entries[key] = std::move(entry);
+    ++next;
+  }
+};
+
+Proofs::Proofs() = default;
+Proofs::Proofs(Proofs&&) noexcept = default;
+Proofs& Proofs::operator=(Proofs&&) noexcept = default;
+Proofs::~Proofs() = default;
+
+Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads)
+    : source_(std::make_unique<Source>()) {
+  source_->threads = threads;
   // Other numbers of ranks are launched for some cases only: those have a proof of their own.
-  std::map<std::tuple<const Operator*, const Pass*, DType, bool>, std::vector<const Case*>> groups;
+  std::map<std::tuple<const Pass*, DType, bool>, std::pair<size_t, size_t>> groups;  // batch, group
+  std::map<const Operator*, size_t> batches;
   std::set<std::string> known, here;
   for (const Check& check : checks) {
     if (check.here) here.insert(key_of(check.c));
   }
-  bool on_gpu = true;  // all of them: the same case is a proof for every candidate
   for (const Check& check : checks) {
     const Case& c = check.c;
-    on_gpu &= check.candidate.device != "cpu";
+    source_->on_gpu &= check.candidate.device != "cpu";
     if (!check.candidate.has_kernel || !known.insert(key_of(c)).second) continue;
-    if (given.origins(c).empty()) {
-      groups[{c.op, c.pass, c.dtype, compares_ranks(c)}].push_back(&c);
-    } else if (here.contains(key_of(c))) {
-      entries_[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThoroughWork)};
+    const bool is_here = here.contains(key_of(c));
+    if (!given.origins(c).empty()) {
+      if (is_here) source_->entries[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThoroughWork)};
+      continue;
     }
+    const size_t batch = batches.try_emplace(c.op, source_->batches.size()).first->second;
+    if (batch == source_->batches.size()) source_->batches.emplace_back();
+    auto& of_op = source_->batches[batch].groups;
+    const size_t group =
+        groups.try_emplace({c.pass, c.dtype, compares_ranks(c)}, batch, of_op.size()).first->second.second;
+    if (group == of_op.size()) of_op.emplace_back();
+    of_op[group].push_back(&c);
+    if (is_here) source_->wanted.insert(key_of(c));
   }
-  const auto is_here = [&](const Case* c) { return here.contains(key_of(*c)); };
-  std::vector<const std::vector<const Case*>*> wanted;
-  for (const auto& [key, cases] : groups) {
-    if (std::any_of(cases.begin(), cases.end(), is_here)) wanted.push_back(&cases);
+  for (Batch& batch : source_->batches) {
+    std::erase_if(batch.groups, [&](const std::vector<const Case*>& cases) {
+      return std::none_of(cases.begin(), cases.end(), [&](const Case* c) { return is_in(source_->wanted, c); });
+    });
   }
-  // Some at a time, since parts of each keep one thread busy.
-  const unsigned of_each = std::min(threads, 2u), at_once = std::max(1u, threads / of_each);
-  std::vector<Proof> proofs(wanted.size());
-  parallel_for(at_once, std::ssize(wanted), [&](int64_t i) {
-    proofs[static_cast<size_t>(i)] = find_proof(*wanted[static_cast<size_t>(i)], of_each, on_gpu);
-  });
-  std::vector<std::pair<const Case*, Entry*>> others;
-  for (size_t g = 0; g < wanted.size(); ++g) {
-    for (size_t i = 0; i < wanted[g]->size(); ++i) {
-      const Case* const c = (*wanted[g])[i];
-      if (!is_here(c)) continue;
-      Entry& entry = entries_[key_of(*c)];
-      if (i == proofs[g].index) {
-        entry = {proofs[g].c, std::move(proofs[g].sensitivity)};
-      } else {
-        others.emplace_back(c, &entry);
-      }
-    }
-  }
-  parallel_for(at_once, std::ssize(others), [&](int64_t i) {
-    const auto& [c, entry] = others[static_cast<size_t>(i)];
-    *entry = {*c, own_sensitivity_of(*c, of_each)};
-  });
+  std::erase_if(source_->batches, [](const Batch& batch) { return batch.groups.empty(); });
+  if (Isolation::is_on() && !source_->batches.empty())
+    source_->prover.emplace(source_->batches, source_->wanted, threads, source_->on_gpu);
 }
 
 const Proofs::Entry* Proofs::find(const Case& c) const {
-  const auto found = entries_.find(key_of(c));
-  return found == entries_.end() ? nullptr : &found->second;
+  if (!source_) return nullptr;
+  const std::string key = key_of(c);
+  while (source_->wanted.contains(key) && !source_->entries.contains(key)) source_->take_next();
+  const auto found = source_->entries.find(key);
+  return found == source_->entries.end() ? nullptr : &found->second;
 }
 
 void count_compared(const Case& c, const std::vector<Context>& contexts, const RunResult& run,

@@ -2,7 +2,7 @@
 // Which case of a run proves that its data would show a violation, for every pass and dtype.
 #pragma once
 
-#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,20 +14,26 @@ namespace checkop {
 
 class Proofs {
  public:
-  Proofs() = default;
+  Proofs();
   /// Where inputs are `given`, a case is measured by them alone: no rows are added, nothing is generated in their
-  /// place.
+  /// place. A process of their own works the others out, one operator after the other in the order of `checks`, which
+  /// stay where they are; this one goes on.
   Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads);
 
   struct Entry {
     Case c;  ///< whose launches are compared in place of the case's own
     std::vector<Sensitivity> sensitivity;
   };
-  /// nullptr where nothing was to be proven.
+  Proofs(Proofs&&) noexcept;
+  Proofs& operator=(Proofs&&) noexcept;
+  ~Proofs();
+
+  /// nullptr where nothing was to be proven. Waits until it is known.
   const Entry* find(const Case& c) const;
 
  private:
-  std::map<std::string, Entry> entries_;  ///< by pass and name of the case
+  struct Source;
+  std::unique_ptr<Source> source_;
 };
 
 /// Enters into `sensitivity` how many elements of the rows of `c` the contexts of each axis compared, each element
