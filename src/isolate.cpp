@@ -339,6 +339,7 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
     if (meanwhile) meanwhile();
     return local_->run(index_of(candidate, c), c, inputs, outputs, checks);
   }
+  for (const Tensor& input : inputs) input.bytes.keep_from_others();
   std::vector<int> descriptors;
   json request{
       {"candidate", index_of(candidate, c)},     {"case", encode(c)},        {"inputs", encode(inputs, descriptors)},
@@ -365,6 +366,7 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   std::vector<size_t> indices;
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
   if (local_) return local_->bench(indices, c, inputs, plan);
+  for (const Tensor& input : inputs) input.bytes.keep_from_others();
   std::vector<int> descriptors;
   json request{{"candidates", indices},
                {"case", encode(c)},

@@ -86,7 +86,7 @@ std::string to_string(const Shape& shape) {
 Bytes::Bytes(size_t size) {
   if (size == 0) return;
   require_physical_memory(size);
-  Descriptor file{memfd_create("checkop", MFD_CLOEXEC)};
+  Descriptor file{memfd_create("checkop", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   if (file.fd < 0) fail(size, "create", std::strerror(errno));
   if (ftruncate(file.fd, static_cast<off_t>(size)) != 0) fail(size, "allocate", std::strerror(errno));
   data_ = map_shared(file.fd, size, /*writable=*/true);
@@ -94,6 +94,10 @@ Bytes::Bytes(size_t size) {
   madvise(data_, size, MADV_DONTFORK);
   size_ = size;
   fd_ = file.release();
+}
+
+void Bytes::keep_from_others() const {
+  if (fd_ >= 0) fcntl(fd_, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW);
 }
 
 Bytes Bytes::map(int fd, size_t size, bool writable) {

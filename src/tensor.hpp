@@ -30,6 +30,9 @@ class Bytes {
   Bytes& operator=(Bytes&& other) noexcept;
   ~Bytes();
 
+  /// From here on no other process can write to it, where the system knows how to forbid that; this one can.
+  void keep_from_others() const;
+
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }

@@ -91,6 +91,23 @@ TEST(Cheats, NanInInputsIsSeenAndReachesNoOtherRun) {
   expect_caught("poisons_inputs", {"fail", "input", "changed an input: a: ", 1});
 }
 
+// The case before is judged meanwhile, by what its inputs were.
+TEST(Cheats, CaseThatWaitsForItsJudgmentIsNotChanged) {
+  const Reported run = run_with_report(
+      fmt::format("--op matmul --batch 2 --seq 3 --k-dim 4,5,6 --n-dim 16 --candidate zeros_the_case_before "
+                  "--device cpu --plugin {}",
+                  test_plugin("cheats")));
+  EXPECT_EQ(run.process.code, 1) << run.process.text;
+  const json cases = run.cases("zeros_the_case_before");
+  ASSERT_EQ(cases.size(), 3u);
+  for (const size_t i : {0, 1}) {
+    EXPECT_EQ(cases[i].at("verdict"), "fail") << cases[i].at("reason");
+    // Its outputs are zeros now; its inputs only where the system knows no seals.
+    EXPECT_TRUE(cases[i].at("kind") == "accuracy" || cases[i].at("kind") == "input") << cases[i].at("kind");
+  }
+  EXPECT_EQ(cases[2].at("verdict"), "pass") << cases[2].at("reason");
+}
+
 TEST(Cheats, WorkThatGoesOnAfterTheCallIsNotWaitedFor) {
   expect_caught("returns_early", {"fail", "unwritten", "were never written", 1});
 }

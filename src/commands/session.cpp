@@ -339,10 +339,6 @@ Attempt Session::attempt(Hands hands, const Check& check, const std::string& arc
   record.data_hash = tensor_digest(attempt.inputs, threads_);
   attempt.outputs = make_outputs(check.c);
   run(hands, proofs_.find(check.c), attempt);
-  // The gold is about to be computed from these: a candidate that reached the host's copy must not choose them.
-  if (tensor_digest(attempt.inputs, threads_) != record.data_hash) {
-    record.run.modified_inputs.insert(record.run.modified_inputs.begin(), "the host's own copy of the inputs");
-  }
   record.times.run_ms = record.run.run_ms;
   record.times.transfer_ms = record.run.transfer_ms;
   record.times.total_ms = ms_since(start);
@@ -369,6 +365,14 @@ void Session::judge_by(const Contract& contract, Attempt& attempt) const {
                                        attempt.rows, &times, gold ? gold->replay() : GoldReplay());
     record.times.compare_ms = times.compare_ms;
     record.times.gold_ms = times.wall_ms - times.compare_ms;
+  }
+  // The gold was computed from these: a candidate that reached the host's copy, now or in a later launch, must not
+  // have chosen them.
+  std::vector<std::string>& modified = record.run.modified_inputs;
+  const std::string own_copy = "the host's own copy of the inputs";
+  if (!attempt.inputs.empty() && tensor_digest(attempt.inputs, threads_) != record.data_hash &&
+      std::find(modified.begin(), modified.end(), own_copy) == modified.end()) {
+    modified.insert(modified.begin(), own_copy);
   }
   record.judgment = judge(record.c, record.run, record.comparisons, record.demands, record.checks, accuracy,
                           contract.known_for(record.c, attempt.subject()));

@@ -2,13 +2,16 @@
 // Candidates of matmul/forward that try to get a pass, or to take the run with them. `honest` is none of them. Only for
 // worker processes.
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "matmul.hpp"
@@ -144,6 +147,30 @@ checkop_status writes_to_freed_outputs(const checkop_call* call) {
   return multiply(call);
 }
 
+/// Keeps the files behind the host's tensors, and fills those of a case with zeros once the next one runs: zeros would
+/// be right, were the gold computed from what is there then. Cases differ in k.
+checkop_status zeros_the_case_before(const checkop_call* call) {
+  static int64_t k = 0;
+  static std::vector<int> files, before;
+  if (call->inputs[1].shape[0] != k) {
+    k = call->inputs[1].shape[0];
+    before = std::exchange(files, {});
+  }
+  for (const int file : before) {
+    struct stat status {};
+    if (fstat(file, &status) != 0) return CHECKOP_FAILED;
+    const std::vector<char> zeros(static_cast<size_t>(status.st_size));
+    [[maybe_unused]] const ssize_t written = pwrite(file, zeros.data(), zeros.size(), 0);  // none where it is sealed
+  }
+  for (int file = 0; file < 64 && files.size() < 6; ++file) {
+    char target[64] = {};
+    const std::string link = "/proc/self/fd/" + std::to_string(file);
+    if (readlink(link.c_str(), target, sizeof(target) - 1) < 0) continue;
+    if (std::string(target).starts_with("/memfd:checkop")) files.push_back(dup(file));
+  }
+  return multiply(call);
+}
+
 /// Who would be let off for want of memory.
 size_t vast_workspace(const checkop_call*) { return size_t{1} << 45; }
 
@@ -158,6 +185,7 @@ constexpr checkop_kernel kKernels[] = {
     kernel("returns_last_result", returns_last_result),
     kernel("remembers_answers", remembers_answers),
     kernel("poisons_inputs", poisons_inputs),
+    kernel("zeros_the_case_before", zeros_the_case_before),
     kernel("returns_early", returns_early),
     kernel("exits_with_success", exits_with_success),
     kernel("ignores_signals", ignores_signals),
