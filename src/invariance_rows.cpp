@@ -24,8 +24,9 @@ uint64_t pattern_of(DType dtype, Disturbance disturbance) {
 }
 
 void fill_elements(std::byte* to, size_t width, uint64_t pattern, int64_t count) {
+  if (count == 0) return;
   const size_t bytes = static_cast<size_t>(count) * width;
-  std::memcpy(to, &pattern, std::min(width, bytes));
+  std::memcpy(to, &pattern, width);
   for (size_t done = width; done < bytes; done *= 2) std::memcpy(to + done, to, std::min(done, bytes - done));
 }
 
