@@ -13,13 +13,19 @@
 
 namespace checkop {
 
+inline std::vector<std::byte> random_bytes(size_t count) {
+  std::vector<std::byte> bytes(count);
+  const Stream stream = Stream::derive(1, "device", "bytes");
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(stream.below(i, 256));
+  return bytes;
+}
+
 /// Rows of `a` are rows of `b` in reverse, every third one not compared; one byte at a time is then another. Both begin
 /// `offset` bytes behind an aligned address.
 inline void expect_rows_equal_tells(Device& device, size_t row_bytes, int64_t n, size_t offset) {
   const size_t bytes = row_bytes * static_cast<size_t>(n);
-  std::vector<std::byte> b(bytes), a(bytes);
-  const Stream stream = Stream::derive(1, "rows_equal", "b");
-  for (size_t i = 0; i < bytes; ++i) b[i] = static_cast<std::byte>(stream.below(i, 256));
+  const std::vector<std::byte> b = random_bytes(bytes);
+  std::vector<std::byte> a(bytes);
   std::vector<int64_t> rows;
   for (int64_t k = 0; k < n; ++k) {
     const int64_t from = n - 1 - k;
@@ -49,9 +55,8 @@ inline void expect_rows_equal_tells(Device& device, size_t row_bytes, int64_t n,
 /// aligned address.
 inline void expect_rows_are_copied(Device& device, size_t row_bytes, int64_t n, size_t gap, size_t offset) {
   const size_t stride = row_bytes + gap, bytes = row_bytes * static_cast<size_t>(n);
-  std::vector<std::byte> from(bytes), found(stride * static_cast<size_t>(n) + gap, std::byte{0x99}), expected = found;
-  const Stream stream = Stream::derive(1, "copy_rows", "from");
-  for (size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::byte>(stream.below(i, 256));
+  const std::vector<std::byte> from = random_bytes(bytes);
+  std::vector<std::byte> found(stride * static_cast<size_t>(n) + gap, std::byte{0x99}), expected = found;
   std::vector<int64_t> rows;
   for (int64_t k = 0; k < n; ++k) {
     const int64_t row = n - 1 - k;
@@ -117,9 +122,7 @@ inline void expect_fill_repeats(Device& device) {
 /// A bit anywhere, and two words exchanged, change the fingerprint; where the memory lies does not. Likewise equal().
 inline void expect_content_is_told_apart(Device& device) {
   for (const size_t bytes : {0, 1, 7, 8, 9, 64, 4097, 65536, 65537, 1'000'003}) {
-    std::vector<std::byte> content(bytes);
-    const Stream stream = Stream::derive(2, "fingerprint", "content");
-    for (size_t i = 0; i < bytes; ++i) content[i] = static_cast<std::byte>(stream.below(i, 256));
+    std::vector<std::byte> content = random_bytes(bytes);
     std::byte* const first = device.allocate(bytes, "first");
     std::byte* const other = device.allocate(bytes + 8, "other");
     device.upload(first, content.data(), bytes);
