@@ -15,7 +15,7 @@ inline void multiply(const std::vector<float>& a, const checkop_tensor& b, const
   constexpr int64_t kTile = 128;  // columns a tile: with kTerms rows 256 KiB of fp32, which a second-level cache holds
   const int64_t tiles = (n_dim + kTile - 1) / kTile;
   parallel_for(tiles, rows * k_dim * n_dim, [&](int64_t begin, int64_t end) {
-    std::vector<float> block(size(kTerms * kTile));
+    std::vector<float> block(size(std::min(kTerms, k_dim) * kTile));
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first = tile * kTile, columns = std::min(kTile, n_dim - first);
       std::vector<VectorTree> sums(size(rows));
