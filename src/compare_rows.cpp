@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row by row and element by element: error, bound, gates.
+#include <algorithm>
 #include <cstring>
 
 #include "compare_state.hpp"
@@ -42,8 +43,67 @@ void ulp_ratios(DType dtype, const std::byte* a, const std::byte* b, size_t n, u
 
 }  // namespace
 
-/// The ordinary case: all finite, all within every gate, and none worse than what was seen. Loops without branches, so
-/// that compilers vectorise them. Returns false, with nothing changed, when the block is not ordinary.
+/// One element as the gates of single elements see it.
+struct OutputComparison::State::Element {
+  double gold, got, error;
+  bool finite, equal_bits;
+  bool match;  ///< finite, or as infinite or undefined as it may be
+
+  /// Whether it passes `gate`, which allows an error of `allowed`; `over` becomes the error over that. `distance` is in
+  /// numbers of the output's dtype.
+  bool passes(const PreparedGate& gate, double allowed, double distance, double& over) const {
+    const Metric metric = gate.gate.metric;
+    if (metric == Metric::bits) {
+      const bool within = match && (equal_bits || !finite);
+      over = within ? 0 : kInfinity;
+      return within;
+    }
+    const bool by_ulp = metric == Metric::ulp;
+    const double off = by_ulp ? distance : error, limit = by_ulp ? gate.gate.limit : allowed;
+    over = off / limit;
+    if (!(over >= 0)) over = off == 0 ? 0 : kInfinity;  // 0/0, or an error over a bound that is NaN
+    return match && (!finite || off <= limit);
+  }
+};
+
+OutputComparison::State::Element OutputComparison::State::element_at(const Block& block, size_t i) const {
+  const double g = block.value[i], c = block.got[i];
+  const size_t width = info(dtype).bytes;
+  const bool equal_bits = std::memcmp(block.stored + i * width, block.expected + i * width, width) == 0;
+  const bool finite = std::isfinite(g) && std::isfinite(c);
+  // A finite gold beyond the output's range is infinity once rounded: then infinity is right.
+  const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
+  return {g, c, finite ? std::abs(c - g) : (match ? 0 : kInfinity), finite, equal_bits, match};
+}
+
+/// at_gate(k, whether it passes, error over what is allowed, distance in numbers of the dtype) for every gate. The
+/// report names the gate whose bound the error comes nearest to, or is furthest beyond.
+template <typename AtGate>
+ElementReport OutputComparison::State::report_of(const Element& e, const Block& block, size_t i,
+                                                 const AtGate& at_gate) const {
+  const auto at = static_cast<int64_t>(i);
+  ElementReport report{block.row * view.columns + block.first_column + at, e.got, e.gold, e.error, 0, -1, ""};
+  for (size_t k = 0; k < prepared.size(); ++k) {
+    const PreparedGate& gate = prepared[k];
+    const double allowed = gate.allowed(e.gold, block.magnitude[i], block.rounding[i]);
+    double distance = e.error;  // 0 or infinite where not finite
+    if (gate.gate.metric == Metric::ulp && e.finite)
+      distance = static_cast<double>(
+          *ulp_distance(dtype, load_bits(dtype, block.stored, at), load_bits(dtype, block.expected, at)));
+    double over = 0;
+    const bool passes = e.passes(gate, allowed, distance, over);
+    at_gate(k, passes, over, distance);
+    if (over > report.ratio) {
+      report.ratio = over;
+      report.bound = std::max(allowed, 0.0);
+      report.gate = to_string(gate.gate.metric);
+    }
+  }
+  return report;
+}
+
+/// The ordinary case: all finite, and all within every gate. Loops without branches, so that compilers vectorise them.
+/// Returns false, with nothing changed, when the block is not ordinary.
 bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
                                                RelativeErrors& relative) const {
   std::array<double, kBlock> size, error, allowed, other, most;
@@ -51,7 +111,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   double most_of_all = 0;
   bool may_lean = false;
   double squared_ratio = 0;
-  if (!tally.worst || prepared.size() > kMaxFastGates) return false;
+  if (prepared.size() > kMaxFastGates) return false;
   const size_t n = block.count;
   for (size_t i = 0; i < n; ++i) {
     size[i] = std::abs(block.value[i]);
@@ -82,13 +142,17 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
       largest = worst[k] = largest_of(other.data(), n);
     }
     // Below 1, not at it: a quotient may have been rounded to 1.
-    if (!(largest < 1) || largest > tally.worst->ratio) return false;
+    if (!(largest < 1)) return false;
     most_of_all = std::max(most_of_all, largest);
     if (prepared.size() == 1) continue;
     for (size_t i = 0; i < n; ++i) most[i] = k == 0 || most[i] < other[i] ? other[i] : most[i];
   }
-  if (!prepared.empty())
-    tally.map->add(block.first_column, prepared.size() == 1 ? other.data() : most.data(), n, most_of_all);
+  const double* const ratios = prepared.size() == 1 ? other.data() : most.data();
+  if (!tally.worst || most_of_all > tally.worst->ratio) {
+    const size_t at = prepared.empty() ? 0 : static_cast<size_t>(std::find(ratios, ratios + n, most_of_all) - ratios);
+    tally.take_worst(report_of(element_at(block, at), block, at, [](size_t, bool, double, double) {}));
+  }
+  if (!prepared.empty()) tally.map->add(block.first_column, ratios, n, most_of_all);
   for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
   tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
   sums.abs_error += errors.sum;
@@ -102,70 +166,26 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   return true;
 }
 
-/// One element as the gates of single elements see it.
-struct OutputComparison::State::Element {
-  double gold, got, error;
-  bool finite, equal_bits;
-  bool match;  ///< finite, or as infinite or undefined as it may be
-
-  /// Whether it passes `gate`, which allows an error of `allowed`; `over` becomes the error over that. `distance` is in
-  /// numbers of the output's dtype.
-  bool passes(const PreparedGate& gate, double allowed, double distance, double& over) const {
-    const Metric metric = gate.gate.metric;
-    if (metric == Metric::bits) {
-      const bool within = match && (equal_bits || !finite);
-      over = within ? 0 : kInfinity;
-      return within;
-    }
-    const bool by_ulp = metric == Metric::ulp;
-    const double off = by_ulp ? distance : error, limit = by_ulp ? gate.gate.limit : allowed;
-    over = off / limit;
-    if (!(over >= 0)) over = off == 0 ? 0 : kInfinity;  // 0/0, or an error over a bound that is NaN
-    return match && (!finite || off <= limit);
-  }
-};
-
 /// Element by element, whatever they are.
 void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
                                           RelativeErrors& relative) const {
-  const size_t width = info(dtype).bytes;
   for (size_t i = 0; i < block.count; ++i) {
-    const double g = block.value[i], c = block.got[i];
-    const auto at = static_cast<int64_t>(i);
-    const bool equal_bits = std::memcmp(block.stored + i * width, block.expected + i * width, width) == 0;
-    const bool finite = std::isfinite(g) && std::isfinite(c);
-    // A finite gold beyond the output's range is infinity once rounded: then infinity is right.
-    const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
-    const Element e{g, c, finite ? std::abs(c - g) : (match ? 0 : kInfinity), finite, equal_bits, match};
-    ElementReport report{block.row * view.columns + block.first_column + at, c, g, e.error, 0, -1, ""};
+    const Element e = element_at(block, i);
     bool passes = true;
-    for (size_t k = 0; k < prepared.size(); ++k) {
-      const PreparedGate& gate = prepared[k];
-      const double allowed = gate.allowed(g, block.magnitude[i], block.rounding[i]);
-      double distance = e.error;  // 0 or infinite where not finite
-      if (gate.gate.metric == Metric::ulp && finite)
-        distance = static_cast<double>(
-            *ulp_distance(dtype, load_bits(dtype, block.stored, at), load_bits(dtype, block.expected, at)));
-      double over = 0;
-      if (!e.passes(gate, allowed, distance, over)) {
-        ++tally.gates[k].out_of_bound;
-        passes = false;
-      }
-      if (finite && gate.gate.metric == Metric::bound_ratio)
-        sums.squared_ratio += over * over * gate.gate.limit * gate.gate.limit;
-      tally.gates[k].worst = std::max(tally.gates[k].worst, gate.gate.metric == Metric::ulp ? distance : over);
-      if (over > report.ratio) {
-        report.ratio = over;
-        report.bound = std::max(allowed, 0.0);
-        report.gate = to_string(gate.gate.metric);
-      }
-    }
+    const ElementReport report = report_of(e, block, i, [&](size_t k, bool within, double over, double distance) {
+      const Gate& gate = prepared[k].gate;
+      if (!within) ++tally.gates[k].out_of_bound;
+      passes &= within;
+      if (e.finite && gate.metric == Metric::bound_ratio) sums.squared_ratio += over * over * gate.limit * gate.limit;
+      tally.gates[k].worst = std::max(tally.gates[k].worst, gate.metric == Metric::ulp ? distance : over);
+    });
+    const auto column = block.first_column + static_cast<int64_t>(i);
     if (!passes) {
       ++tally.out_of_bound;
       tally.take_first(report);
-      failures.note({block.row, block.first_column + at, c, g, report.bound}, tally.failures);
+      failures.note({block.row, column, e.got, e.gold, report.bound}, tally.failures);
     }
-    if (!match) {
+    if (!e.match) {
       ++tally.nonfinite;
       tally.take_nonfinite(report);
     }
@@ -173,12 +193,12 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
     if (!prepared.empty()) {
       // A quotient may have been rounded to 1.
       const double ratio = passes ? report.ratio : std::max(report.ratio, std::nextafter(1.0, 2.0));
-      tally.map->add(block.first_column + at, &ratio, 1, ratio);
+      tally.map->add(column, &ratio, 1, ratio);
     }
-    if (!finite) continue;
+    if (!e.finite) continue;
     tally.max_abs = std::max(tally.max_abs, e.error);
-    sums.add(g, e.error);
-    relative.add(g, e.error / std::abs(g));
+    sums.add(e.gold, e.error);
+    relative.add(e.gold, e.error / std::abs(e.gold));
   }
   if (bias != nullptr) add_leaning(block, sums);
 }
@@ -244,7 +264,8 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
   tally.gates.resize(prepared.size());
   tally.map.emplace(map);
   RowSums sums;
-  RelativeErrors relative;
+  static thread_local RelativeErrors relative;  // 16 KiB: more than most rows
+  relative.clear();
   for (size_t at = 0; at < n; at += kBlock) {
     const size_t count = std::min(kBlock, n - at);
     const std::byte *a = stored + at * type.bytes, *b = &expected[at * type.bytes];

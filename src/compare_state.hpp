@@ -76,6 +76,10 @@ struct RelativeErrors {
     low = std::min(low, b);
     high = std::max(high, b);
   }
+  void clear() {
+    if (low <= high) std::fill(largest.begin() + low, largest.begin() + high + 1, 0.0);
+    low = kBinades, high = -1;
+  }
 };
 
 /// A block of one row's elements in the forms that the loops below need.
@@ -112,6 +116,9 @@ struct OutputComparison::State {
   std::array<double, kBinades> max_rel{};  // under mutex: largest relative error by binade of the gold
 
   struct Element;
+  Element element_at(const Block& block, size_t i) const;
+  template <typename AtGate>
+  ElementReport report_of(const Element& e, const Block& block, size_t i, const AtGate& at_gate) const;
   void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
   bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
   void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;

@@ -55,6 +55,21 @@ TEST(Compare, EqualValuesPass) {
   EXPECT_EQ(c.max_abs, 0);
 }
 
+TEST(Compare, WorstOfElementsThatAllPassIsTheFirstOfTheLargestError) {
+  std::vector<double> gold(600, 4), got(600, 4);
+  got[7] += 1, got[9] -= 1;  // of the first block
+  for (const int64_t worst : {7, 300, 590}) {
+    if (worst > 7) got[static_cast<size_t>(worst)] = 2 + 1.0 / static_cast<double>(worst);
+    const Comparison c = compare(DType::f32, got, gold, {tolerance(10, 0), tolerance(0, 1)});
+    EXPECT_TRUE(c.passed());
+    ASSERT_TRUE(c.worst);
+    EXPECT_EQ(c.worst->index, worst);
+    EXPECT_EQ(c.worst->got, static_cast<float>(got[static_cast<size_t>(worst)]));
+    EXPECT_EQ(c.worst->bound, 4);
+    EXPECT_EQ(c.worst->ratio, c.worst->error / 4);
+  }
+}
+
 TEST(Compare, NanInCandidateFailsWhenGoldIsFinite) {
   for (const Gate& gate : {bound_gate(), tolerance(1e30, 1e30), bits_gate()}) {
     const Comparison c = compare(DType::f32, {1, kNan}, {1, 2}, {gate});
