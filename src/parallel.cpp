@@ -25,22 +25,22 @@ void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)
   std::atomic<int64_t> next{0};
   std::exception_ptr error;
   std::mutex error_mutex;
-  {
-    std::vector<std::jthread> pool;
-    for (int64_t w = 0; w < std::min(workers, n); ++w) {
-      pool.emplace_back([&] {
-        try {
-          for (int64_t i = next++; i < n; i = next++) {
-            stop_if_interrupted();
-            body(i);
-          }
-        } catch (...) {
-          const std::lock_guard lock(error_mutex);
-          if (!error) error = std::current_exception();
-          next = n;
-        }
-      });
+  const auto work = [&] {
+    try {
+      for (int64_t i = next++; i < n; i = next++) {
+        stop_if_interrupted();
+        body(i);
+      }
+    } catch (...) {
+      const std::lock_guard lock(error_mutex);
+      if (!error) error = std::current_exception();
+      next = n;
     }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (int64_t w = 1; w < std::min(workers, n); ++w) others.emplace_back(work);
+    work();
   }
   if (error) std::rethrow_exception(error);
 }
