@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <mutex>
 #include <sstream>
+#include <utility>
 
 namespace checkop {
 namespace {
@@ -20,6 +23,60 @@ size_t whole_pages(size_t bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return (std::max<size_t>(bytes, 1) + page - 1) / page * page;
 }
+
+/// Blocks that were freed. Who kept a pointer must not meet a later block there, so their addresses rest for a while.
+/// Then a small one may be given out again: the system takes longer to find pages than a small check to use them.
+class FreedBlocks {
+ public:
+  struct Block {
+    std::byte* memory = nullptr;
+    size_t bytes = 0;  ///< whole pages
+  };
+
+  static FreedBlocks& instance() {
+    static FreedBlocks blocks;
+    return blocks;
+  }
+
+  /// `bytes` of zeros that have rested; null where there are none.
+  std::byte* take(size_t bytes) noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto end = rested_.begin() + static_cast<std::ptrdiff_t>(n_rested_);
+    const auto found = std::find_if(rested_.begin(), end, [bytes](const Block& block) { return block.bytes == bytes; });
+    if (found == end || mprotect(found->memory, bytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
+    std::byte* const memory = std::exchange(*found, rested_[--n_rested_]).memory;
+    std::memset(memory, 0, bytes);
+    return memory;
+  }
+
+  void put(Block block) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!close(block)) return unmap(block);
+    std::swap(block, resting_[next_++ % kKept]);
+    if (block.memory == nullptr) return;
+    if (block.bytes > kSmallBytes) return unmap(block);
+    if (n_rested_ < kKept) {
+      rested_[n_rested_++] = block;
+    } else {
+      unmap(std::exchange(rested_[next_ % kKept], block));
+    }
+  }
+
+ private:
+  static constexpr size_t kKept = 256, kSmallBytes = size_t{128} << 10;
+
+  /// So that it can't be touched. Of a large block the pages go, too.
+  static bool close(const Block& block) {
+    if (block.bytes <= kSmallBytes) return mprotect(block.memory, block.bytes, PROT_NONE) == 0;
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    return mmap(block.memory, block.bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED;
+  }
+  static void unmap(const Block& block) { munmap(block.memory - kApartBytes, block.bytes + 2 * kApartBytes); }
+
+  std::mutex mutex_;
+  std::array<Block, kKept> resting_{}, rested_{};
+  size_t next_ = 0, n_rested_ = 0;
+};
 
 /// The number behind the first line's beginning `key` ("MemAvailable:"); of a file that is one number, key is "".
 std::optional<uint64_t> number_in(const std::string& path, const std::string& key) {
@@ -53,6 +110,7 @@ std::optional<uint64_t> left_in_group(const std::string& folder, bool version2) 
 std::byte* map_apart(size_t bytes) {
   if (bytes > std::numeric_limits<size_t>::max() / 2 - 2 * kApartBytes) return nullptr;
   const size_t inner = whole_pages(bytes), whole = inner + 2 * kApartBytes;
+  if (std::byte* const freed = FreedBlocks::instance().take(inner)) return freed;
   void* around = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (around == MAP_FAILED) return nullptr;
   std::byte* memory = static_cast<std::byte*>(around) + kApartBytes;
@@ -62,25 +120,7 @@ std::byte* map_apart(size_t bytes) {
 }
 
 void unmap_apart(std::byte* memory, size_t bytes) noexcept {
-  struct Block {
-    void* begin;
-    size_t bytes;
-  };
-  constexpr size_t kKept = 256;
-  static std::array<Block, kKept> kept{};
-  static size_t next = 0;
-  static std::mutex mutex;
-  const Block block{memory - kApartBytes, whole_pages(bytes) + 2 * kApartBytes};
-  // The pages go, and the addresses stay taken for a while: who kept a pointer must not meet a later block there.
-  if (mmap(block.begin, block.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
-      MAP_FAILED) {
-    munmap(block.begin, block.bytes);
-    return;
-  }
-  const std::lock_guard lock(mutex);
-  Block& oldest = kept[next++ % kKept];
-  if (oldest.begin != nullptr) munmap(oldest.begin, oldest.bytes);
-  oldest = block;
+  FreedBlocks::instance().put({memory, whole_pages(bytes)});
 }
 
 std::optional<uint64_t> available_memory(const std::string& proc, const std::string& groups) {
@@ -107,9 +147,24 @@ std::optional<uint64_t> available_memory(const std::string& proc, const std::str
   return least;
 }
 
-uint64_t room_for_candidates() {
+std::optional<uint64_t> available_memory_for(uint64_t need) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kLongest = std::chrono::milliseconds{100};
+  static std::mutex mutex;
+  static std::optional<uint64_t> last;
+  static Clock::time_point read_at;
+  const std::lock_guard lock(mutex);
+  const auto now = Clock::now();
+  if (!last || *last / 8 < need || now - read_at > kLongest) {
+    last = available_memory();
+    read_at = now;
+  }
+  return last;
+}
+
+uint64_t room_for_candidates(uint64_t need) {
   constexpr uint64_t kLeastReserve = uint64_t{256} << 20;  // or a sixteenth
-  const std::optional<uint64_t> free = available_memory();
+  const std::optional<uint64_t> free = available_memory_for(need);
   return free ? *free - std::min(*free, std::max(*free / 16, kLeastReserve)) : 0;
 }
 

@@ -24,8 +24,13 @@ void unmap_apart(std::byte* memory, size_t bytes) noexcept;
 std::optional<uint64_t> available_memory(const std::string& proc = "/proc",
                                          const std::string& groups = "/sys/fs/cgroup");
 
-/// What of it candidates may have: the system needs room to go on. 0 where the system does not tell.
-uint64_t room_for_candidates();
+/// As available_memory(); as it was a tenth of a second ago at most where that is eight times `need`: a small check
+/// takes no longer than asking.
+std::optional<uint64_t> available_memory_for(uint64_t need);
+inline constexpr uint64_t kUnknownNeed = ~uint64_t{0};
+
+/// What of it candidates may have that need so much: the system needs room to go on. 0 where the system does not tell.
+uint64_t room_for_candidates(uint64_t need);
 
 /// Bytes of this process's private memory. What it shares with another does not count, as the tensors of a case.
 uint64_t own_memory();

@@ -28,6 +28,7 @@
 #include "interruption.hpp"
 #include "isolate_child.hpp"
 #include "isolate_local.hpp"
+#include "memory_need.hpp"
 #include "text.hpp"
 #include "wire.hpp"
 
@@ -261,7 +262,8 @@ std::string Worker::words_of_external() const {
 uint64_t Worker::allowed_bytes(const Case& c) const {
   if (config_.device != "cpu") return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
-  return fits_side_by_side(c) ? room_for_candidates() / 2 : room_for_candidates();
+  const uint64_t room = room_for_candidates(memory_need(c, /*on_cuda=*/false, 1).host);
+  return fits_side_by_side(c) ? room / 2 : room;
 }
 
 size_t Worker::index_of(const std::string& candidate, const Case& c) const {

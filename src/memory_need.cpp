@@ -63,7 +63,7 @@ MemoryNeed memory_need(const Case& c, bool on_cuda, unsigned threads) {
 std::string why_no_room(const Case& c, const DeviceInfo& device, unsigned threads, uint64_t limit) {
   const bool on_cuda = device.kind == "cuda";
   const MemoryNeed need = memory_need(c, on_cuda, threads);
-  const std::optional<uint64_t> free = limit > 0 ? limit : available_memory();
+  const std::optional<uint64_t> free = limit > 0 ? limit : available_memory_for(need.host);
   if (free && need.host > *free) {
     return fmt::format("needs {} of the host's memory, of which {} {}", format_bytes(need.host), format_bytes(*free),
                        limit > 0 ? "may be used" : "are free");

@@ -133,7 +133,7 @@ class Serving {
 
   json open(int kind) {
     if (kind == CHECKOP_CPU) {
-      if (const uint64_t room = room_for_candidates()) limit_own_memory(own_memory(), room);
+      if (const uint64_t room = room_for_candidates(kUnknownNeed)) limit_own_memory(own_memory(), room);
     }
     const int index = kind == CHECKOP_CUDA && cuda_device_count() > 1 ? server_.cuda_index : 0;
     device_ = open_device(kind == CHECKOP_CPU           ? "cpu"

@@ -2,10 +2,12 @@
 // Memory: what the machine has, what a check needs, and what happens when the one is less than the other.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <tuple>
 
 #include "host_memory.hpp"
@@ -94,6 +96,23 @@ TEST(MapApart, WhatWasFreedCannotBeReadNorComesBack) {
     EXPECT_TRUE(other != memory || i >= 200) << i;
     unmap_apart(other, 5000);
   }
+}
+
+TEST(MapApart, ABlockThatComesBackIsEmptyAndStandsAlone) {
+  std::set<std::byte*> seen;
+  int came_back = 0;
+  for (int i = 0; i < 1000; ++i) {
+    std::byte* memory = map_apart(5000);
+    ASSERT_NE(memory, nullptr);
+    EXPECT_EQ(std::count(memory, memory + 8192, std::byte{0}), 8192) << i;
+    std::memset(memory, 1, 8192);
+    if (!seen.insert(memory).second && ++came_back == 1) {
+      EXPECT_DEATH(*static_cast<volatile char*>(static_cast<void*>(memory - 1)) = 1, "");
+      EXPECT_DEATH(*static_cast<volatile char*>(static_cast<void*>(memory + 8192)) = 1, "");
+    }
+    unmap_apart(memory, 5000);
+  }
+  EXPECT_GT(came_back, 500);
 }
 
 TEST(MapApart, TooMuchIsNull) { EXPECT_EQ(map_apart(~size_t{0} - 5), nullptr); }
