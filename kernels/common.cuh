@@ -347,11 +347,10 @@ class IdCheck {
 
 /// Both at once, where the time that the host waits is small next to the kernel's.
 inline checkop_status check_ids(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab,
-                                const char* name, void* flag, cudaStream_t stream, int64_t except,
-                                unsigned long long* beside = nullptr) {
+                                const char* name, void* flag, cudaStream_t stream, int64_t except) {
   IdCheck check(call, ids, rows, vocab, name, flag, stream);
   if (auto status = check.begin(nullptr, except)) return status;
-  return check.finish(beside);
+  return check.finish();
 }
 
 }  // namespace checkop::kernels

@@ -117,7 +117,7 @@ cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t 
 
 template <typename T>
 checkop_status run(const checkop_call* call, bool backward, const hopper::Workspace& at, int64_t ignored) {
-  constexpr int64_t kFewRows = 128;  // reading the weights takes the time, whichever of them count
+  constexpr int64_t kFewRows = 128;  // reading the weights takes the time, whichever rows count: nothing waits for that
   const hopper::Problem<T> p = hopper::problem_of<T>(call, sizes_of(call), at, ignored);
   const int64_t rows = p.sizes.rows;
   auto count = static_cast<unsigned long long>(rows);
@@ -128,9 +128,10 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
     linear_logp::launch_list_rows(p.target_ids, grad_logp, ignored, rows, backward ? sm90::kBlockRows : 1, list,
                                   p.stream);
   }
-  if (auto status = check_ids(call, p.target_ids, rows, p.sizes.vocab, "target_ids", call->workspace, p.stream, ignored,
-                              lists ? &count : nullptr)) {
-    return status;
+  IdCheck id_check(call, p.target_ids, rows, p.sizes.vocab, "target_ids", call->workspace, p.stream);
+  if (auto status = id_check.begin(nullptr, ignored)) return status;
+  if (lists) {
+    if (auto status = id_check.finish(&count)) return status;
   }
   const auto n = static_cast<int64_t>(count);
   const char* words = "no row that counts";
@@ -147,6 +148,9 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
         *call, [&](const auto& to) { error = launch_gradients(p, list, n, dhidden, to, words); });
   }
   if (auto status = cuda_status(call, error, "launch linear_logp")) return status;
+  if (!lists) {  // the host has waited while the product ran
+    if (auto status = id_check.finish()) return status;
+  }
   return say(call, CHECKOP_OK, "%s", words);
 }
 
