@@ -84,14 +84,14 @@ inline void chunk_gradient(const Problem& p, const std::vector<SumExp>& sums, co
 /// This chunk's share of dhidden, [rows, hidden].
 inline std::vector<float> chunk_dhidden(const Problem& p, int64_t first, int64_t columns, const float* dz) {
   std::vector<float> partial(size(p.rows * p.hidden));
-  const int64_t tiles = (p.hidden + kTile - 1) / kTile;
+  const int64_t tiles = (p.hidden + kTile - 1) / kTile, stride = std::min(kTile, p.hidden);
   parallel_for(tiles, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
-    std::vector<float> block(size(columns * kTile));
+    std::vector<float> block(size(columns * stride));
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t h = tile * kTile, width = std::min(kTile, p.hidden - h);
-      for (int64_t v = 0; v < columns; ++v) load(p.weight, (first + v) * p.hidden + h, width, &block[size(v * kTile)]);
+      for (int64_t v = 0; v < columns; ++v) load(p.weight, (first + v) * p.hidden + h, width, &block[size(v * stride)]);
       for (int64_t r = 0; r < p.rows; ++r)
-        combine(dz + r * p.width(), 1, block.data(), kTile, columns, width, &partial[size(r * p.hidden + h)]);
+        combine(dz + r * p.width(), 1, block.data(), stride, columns, width, &partial[size(r * p.hidden + h)]);
     }
   });
   return partial;

@@ -58,10 +58,15 @@ char error_level(double ratio) {
 
 ErrorMapper::ErrorMapper(int64_t rows, int64_t columns) : row_shift_(shift_of(rows)), column_shift_(shift_of(columns)) {
   columns_ = cells_of(columns, column_shift_);
+  is_narrow_ = columns <= kMostCells;
   largest_.assign(static_cast<size_t>(cells_of(rows, row_shift_) * columns_), -1);
 }
 
-ErrorMapper::Row::Row(const ErrorMapper& mapper) : shift_(mapper.column_shift_) { largest_.fill(-1); }
+ErrorMapper::Row::Row(const ErrorMapper& mapper)
+    : shift_(mapper.column_shift_), n_histograms_(mapper.is_narrow_ ? 1 : kHistograms) {
+  for (size_t i = 0; i < n_histograms_; ++i) histograms_[i].fill(0);
+  std::fill_n(largest_.begin(), mapper.columns_, -1);
+}
 
 void ErrorMapper::Row::add(int64_t column, const double* ratios, size_t count, double largest) {
   constexpr size_t kStep = 256;
@@ -69,7 +74,7 @@ void ErrorMapper::Row::add(int64_t column, const double* ratios, size_t count, d
   for (size_t at = 0; at < count; at += kStep) {
     const size_t n = std::min(kStep, count - at);
     bins_of(ratios + at, n, bins.data());
-    for (size_t i = 0; i < n; ++i) ++histograms_[i % 4][bins[i]];
+    for (size_t i = 0; i < n; ++i) ++histograms_[i % n_histograms_][bins[i]];
   }
   const auto cell_of = [&](size_t i) { return static_cast<size_t>((column + static_cast<int64_t>(i)) >> shift_); };
   if (cell_of(0) == cell_of(count - 1)) {
@@ -87,8 +92,9 @@ void ErrorMapper::Row::add(int64_t column, const double* ratios, size_t count, d
 
 void ErrorMapper::add(int64_t row, const Row& part) {
   const std::lock_guard lock(mutex_);
-  const auto& [a, b, c, d] = part.histograms_;
-  for (size_t i = 0; i < histogram_.size(); ++i) histogram_[i] += a[i] + b[i] + c[i] + d[i];
+  for (size_t h = 0; h < part.n_histograms_; ++h) {
+    for (size_t i = 0; i < histogram_.size(); ++i) histogram_[i] += part.histograms_[h][i];
+  }
   double* cells = &largest_[static_cast<size_t>((row >> row_shift_) * columns_)];
   for (size_t i = 0; i < static_cast<size_t>(columns_); ++i) cells[i] = std::max(cells[i], part.largest_[i]);
 }

@@ -42,10 +42,13 @@ class ErrorMapper {
 
    private:
     friend class ErrorMapper;
+    static constexpr size_t kHistograms = 4;
     int shift_;
-    /// Several, for neighbours are often in one bin, and an increment waits for the one before it.
-    std::array<std::array<uint32_t, ErrorMap::kBins>, 4> histograms_{};
-    std::array<double, kMostCells> largest_;
+    /// Several, for neighbours are often in one bin, and an increment waits for the one before it. A short row, which
+    /// takes no longer than filling them with zeros, has one.
+    size_t n_histograms_;
+    std::array<std::array<uint32_t, ErrorMap::kBins>, kHistograms> histograms_;
+    std::array<double, kMostCells> largest_;  ///< of the row's cells
   };
   void add(int64_t row, const Row& part);
 
@@ -53,6 +56,7 @@ class ErrorMapper {
 
  private:
   int64_t columns_;  ///< of cells
+  bool is_narrow_;   ///< no row has more columns than it may have cells
   int row_shift_, column_shift_;
   mutable std::mutex mutex_;
   std::array<int64_t, ErrorMap::kBins> histogram_{};
