@@ -28,11 +28,12 @@ Case other_data(Case c) {
 }  // namespace
 
 bool SecondProcess::may_run_beside(const Case& c) const {
-  return fits_side_by_side(c) && world_size(c) == 1 && !config_.ranks;
+  const bool meets = world_size(c) > 1 && config_.device != "cpu";  // on the CPU, ranks are threads of one process
+  return fits_side_by_side(c) && !meets && !config_.ranks;
 }
 
 void SecondProcess::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                        std::chrono::seconds limit, unsigned threads) {
+                        std::chrono::seconds limit, unsigned threads, const std::function<void()>& meanwhile) {
   again_ = make_outputs(c);
   try {
     if (!worker_) worker_.emplace(config_);
@@ -52,7 +53,7 @@ void SecondProcess::run(const std::string& candidate, const Case& c, const std::
       return;
     }
   }
-  found_ = worker_->run(candidate, c, inputs, again_, kOneLaunch, limit);
+  found_ = worker_->run(candidate, c, inputs, again_, kOneLaunch, limit, meanwhile);
 }
 
 void SecondProcess::compare(const std::vector<Tensor>& outputs, unsigned threads, RunResult& first) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,8 +23,9 @@ class SecondProcess {
   bool may_run_beside(const Case& c) const;
 
   /// Runs `candidate` on `inputs`, right after other data of the same sizes. The process starts with the first call.
+  /// `meanwhile` is called while it works on `inputs`, if it comes to that.
   void run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs, std::chrono::seconds limit,
-           unsigned threads);
+           unsigned threads, const std::function<void()>& meanwhile = {});
 
   /// Enters into `first`, which is ok, where the bits of run() differ from `outputs`. A crash, a failure or a time-out
   /// there is one of the whole.

@@ -268,15 +268,14 @@ void Session::run(const Hands& hands, const Proofs::Entry* proof, Attempt& attem
   RunChecks own = record.checks;
   own.invariance &= !apart;
   SecondProcess* const second = record.checks.determinism ? hands.second : nullptr;
-  const auto run_again = [&] { second->run(record.candidate, record.c, attempt.inputs, limit, threads_); };
-  const bool beside = second != nullptr && second->may_run_beside(record.c);
-  const auto meanwhile = [&] {
-    if (beside) run_again();
-    hands.meanwhile();
+  const auto run_again = [&](const std::function<void()>& meanwhile) {
+    second->run(record.candidate, record.c, attempt.inputs, limit, threads_, meanwhile);
   };
+  const bool beside = second != nullptr && second->may_run_beside(record.c);  // the first process at work
+  const auto meanwhile = [&] { beside ? run_again(hands.meanwhile) : hands.meanwhile(); };
   record.run = hands.worker.run(record.candidate, record.c, attempt.inputs, attempt.outputs, own, limit, meanwhile);
   if (second != nullptr && record.run.status == RunStatus::ok) {
-    if (!beside) run_again();
+    if (!beside) run_again({});
     second->compare(attempt.outputs, threads_, record.run);
   }
   if (proof == nullptr) return;
