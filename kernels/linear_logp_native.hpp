@@ -23,11 +23,11 @@ struct Problem {
   int64_t rows, hidden, vocab, ignored, begin = 0;
 
   bool left_out(int64_t row) const { return targets[row] == ignored; }
-  /// Elements of a row of a chunk.
-  int64_t width() const { return std::min(kChunk, vocab); }
+  /// Elements from a row of a chunk to the next.
+  int64_t stride() const { return std::min(kChunk, vocab); }
 };
 
-/// z[r * width + v - first] for the `columns` vocabulary entries from `first` on.
+/// z[r * stride + v - first] for the `columns` vocabulary entries from `first` on.
 inline void chunk_logits(const Problem& p, int64_t first, int64_t columns, float* z) {
   parallel_for(columns, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
     std::vector<float> w(size(p.hidden));
@@ -35,7 +35,7 @@ inline void chunk_logits(const Problem& p, int64_t first, int64_t columns, float
       load(p.weight, (first + v) * p.hidden, p.hidden, w.data());
       for (int64_t r = 0; r < p.rows; ++r) {
         const float sum = dot(&p.hidden32[size(r * p.hidden)], w.data(), p.hidden);
-        z[r * p.width() + v] = p.bias != nullptr ? sum + p.bias[first + v] : sum;
+        z[r * p.stride() + v] = p.bias != nullptr ? sum + p.bias[first + v] : sum;
       }
     }
   });
@@ -56,8 +56,8 @@ inline RowStates row_states(const Problem& p, int64_t from, int64_t to, float* z
     parallel_for(p.rows, 16 * p.rows * columns, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const int64_t target = p.targets[r] - p.begin - first;
-        trees[size(r)].add(sum_exp(z + r * p.width(), columns));
-        if (target >= 0 && target < columns) states.target_logits[size(r)] = z[r * p.width() + target];
+        trees[size(r)].add(sum_exp(z + r * p.stride(), columns));
+        if (target >= 0 && target < columns) states.target_logits[size(r)] = z[r * p.stride() + target];
       }
     });
   }
@@ -72,7 +72,7 @@ inline void chunk_gradient(const Problem& p, const std::vector<SumExp>& sums, co
     for (int64_t r = begin; r < end; ++r) {
       const SumExp& s = sums[size(r)];
       for (int64_t v = 0; v < columns; ++v) {
-        float& element = z[r * p.width() + v];
+        float& element = z[r * p.stride() + v];
         const float probability = std::exp(element - s.shift()) / s.sum;
         element = p.begin + first + v == p.targets[r] ? g[r] * (1.0f - probability) : -g[r] * probability;
         if (p.left_out(r)) element = 0.0f;
@@ -84,14 +84,15 @@ inline void chunk_gradient(const Problem& p, const std::vector<SumExp>& sums, co
 /// This chunk's share of dhidden, [rows, hidden].
 inline std::vector<float> chunk_dhidden(const Problem& p, int64_t first, int64_t columns, const float* dz) {
   std::vector<float> partial(size(p.rows * p.hidden));
-  const int64_t tiles = (p.hidden + kTile - 1) / kTile, stride = std::min(kTile, p.hidden);
+  const int64_t tiles = (p.hidden + kTile - 1) / kTile, block_stride = std::min(kTile, p.hidden);
   parallel_for(tiles, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
-    std::vector<float> block(size(columns * stride));
+    std::vector<float> block(size(columns * block_stride));
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t h = tile * kTile, width = std::min(kTile, p.hidden - h);
-      for (int64_t v = 0; v < columns; ++v) load(p.weight, (first + v) * p.hidden + h, width, &block[size(v * stride)]);
+      for (int64_t v = 0; v < columns; ++v)
+        load(p.weight, (first + v) * p.hidden + h, width, &block[size(v * block_stride)]);
       for (int64_t r = 0; r < p.rows; ++r)
-        combine(dz + r * p.width(), 1, block.data(), stride, columns, width, &partial[size(r * p.hidden + h)]);
+        combine(dz + r * p.stride(), 1, block.data(), block_stride, columns, width, &partial[size(r * p.hidden + h)]);
     }
   });
   return partial;
@@ -103,7 +104,7 @@ constexpr int64_t kCarryRows = 16;  // rows whose sums are added to a carry at o
 /// order.
 inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
                                         const checkop_call& c) {
-  parallel_for(columns, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
+  parallel_for(columns, p.rows * columns * p.hidden, [&, stride = p.stride()](int64_t begin, int64_t end) {
     std::vector<float> sum(size(p.hidden)), partial(size(p.hidden));
     for (int64_t v = begin; v < end; ++v) {
       float bias_sum = 0.0f;
@@ -111,10 +112,10 @@ inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t
       if (p.bias != nullptr) load(c.inputs[kBiasCarry], first + v, 1, &bias_sum);
       for (int64_t r = 0; r < p.rows; r += kCarryRows) {
         const int64_t terms = std::min(kCarryRows, p.rows - r);
-        const float* column = dz + r * p.width() + v;
-        combine(column, p.width(), &p.hidden32[size(r * p.hidden)], p.hidden, terms, p.hidden, partial.data());
+        const float* const column = dz + r * stride + v;
+        combine(column, stride, &p.hidden32[size(r * p.hidden)], p.hidden, terms, p.hidden, partial.data());
         for (size_t h = 0; h < sum.size(); ++h) sum[h] += partial[h];
-        bias_sum += blocked_sum(terms, [=](int64_t i) { return column[i * p.width()]; });
+        bias_sum += blocked_sum(terms, [=](int64_t i) { return column[i * stride]; });
       }
       store(c.outputs[1], (first + v) * p.hidden, p.hidden, sum.data());
       if (p.bias != nullptr) store(c.outputs[2], first + v, 1, &bias_sum);
@@ -126,18 +127,18 @@ inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t
 inline void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
                                         const checkop_call& c) {
   if (is_carried(c)) return carry_chunk_weight_gradient(p, first, columns, dz, c);
-  parallel_for(columns, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
+  parallel_for(columns, p.rows * columns * p.hidden, [&, stride = p.stride()](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
       VectorTree sum;
       for (int64_t r = 0; r < p.rows; r += kTerms) {
         std::vector<float> partial(size(p.hidden));
-        combine(dz + r * p.width() + v, p.width(), &p.hidden32[size(r * p.hidden)], p.hidden,
-                std::min(kTerms, p.rows - r), p.hidden, partial.data());
+        combine(dz + r * stride + v, stride, &p.hidden32[size(r * p.hidden)], p.hidden, std::min(kTerms, p.rows - r),
+                p.hidden, partial.data());
         sum.add(std::move(partial));
       }
       store(c.outputs[1], (first + v) * p.hidden, p.hidden, finish(sum, p.hidden).data());
       if (p.bias != nullptr) {
-        const float total = blocked_sum(p.rows, [=](int64_t r) { return dz[r * p.width() + v]; });
+        const float total = blocked_sum(p.rows, [=](int64_t r) { return dz[r * stride + v]; });
         store(c.outputs[2], first + v, 1, &total);
       }
     }

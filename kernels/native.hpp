@@ -317,7 +317,7 @@ inline SumExp sum_exp(const float* z, int64_t n) {
 template <class Body>
 void parallel_for(int64_t n, int64_t work, Body body) {
   constexpr int64_t kWorkPerThread = int64_t{1} << 20, kMaxThreads = 16;
-  static const int64_t cores = std::max(1u, std::thread::hardware_concurrency());  // asked once: it reads files
+  static const int64_t cores = std::max(1u, std::thread::hardware_concurrency());  // not each time: it reads files
   const int64_t parts = std::max(int64_t{1}, std::min({n, work / kWorkPerThread, cores, kMaxThreads}));
   std::vector<std::exception_ptr> errors(static_cast<size_t>(parts));
   const auto run_part = [&](int64_t part) {

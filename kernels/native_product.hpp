@@ -13,18 +13,18 @@ inline size_t size(int64_t n) { return static_cast<size_t>(n); }
 inline void multiply(const std::vector<float>& a, const checkop_tensor& b, const checkop_tensor& out, int64_t rows,
                      int64_t k_dim, int64_t n_dim) {
   constexpr int64_t kTile = 128;  // columns a tile: with kTerms rows 256 KiB of fp32, which a second-level cache holds
-  const int64_t tiles = (n_dim + kTile - 1) / kTile, width = std::min(kTile, n_dim);
+  const int64_t tiles = (n_dim + kTile - 1) / kTile, stride = std::min(kTile, n_dim);
   parallel_for(tiles, rows * k_dim * n_dim, [&](int64_t begin, int64_t end) {
-    std::vector<float> block(size(std::min(kTerms, k_dim) * width));
+    std::vector<float> block(size(std::min(kTerms, k_dim) * stride));
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first = tile * kTile, columns = std::min(kTile, n_dim - first);
       std::vector<VectorTree> sums(size(rows));
       for (int64_t k = 0; k < k_dim; k += kTerms) {
         const int64_t terms = std::min(kTerms, k_dim - k);
-        for (int64_t i = 0; i < terms; ++i) load(b, (k + i) * n_dim + first, columns, &block[size(i * width)]);
+        for (int64_t i = 0; i < terms; ++i) load(b, (k + i) * n_dim + first, columns, &block[size(i * stride)]);
         for (int64_t r = 0; r < rows; ++r) {
           std::vector<float> partial(size(columns));
-          combine(&a[size(r * k_dim + k)], 1, block.data(), width, terms, columns, partial.data());
+          combine(&a[size(r * k_dim + k)], 1, block.data(), stride, terms, columns, partial.data());
           sums[size(r)].add(std::move(partial));
         }
       }

@@ -74,7 +74,7 @@ void ErrorMapper::Row::add(int64_t column, const double* ratios, size_t count, d
   for (size_t at = 0; at < count; at += kStep) {
     const size_t n = std::min(kStep, count - at);
     bins_of(ratios + at, n, bins.data());
-    for (size_t i = 0; i < n; ++i) ++histograms_[i % n_histograms_][bins[i]];
+    for (size_t i = 0; i < n; ++i) ++histograms_[i & (n_histograms_ - 1)][bins[i]];
   }
   const auto cell_of = [&](size_t i) { return static_cast<size_t>((column + static_cast<int64_t>(i)) >> shift_); };
   if (cell_of(0) == cell_of(count - 1)) {

@@ -46,7 +46,7 @@ class ErrorMapper {
     int shift_;
     /// Several, for neighbours are often in one bin, and an increment waits for the one before it. A short row, which
     /// takes no longer than filling them with zeros, has one.
-    size_t n_histograms_;
+    size_t n_histograms_;  ///< a power of two
     std::array<std::array<uint32_t, ErrorMap::kBins>, kHistograms> histograms_;
     std::array<double, kMostCells> largest_;  ///< of the row's cells
   };

@@ -43,10 +43,14 @@ class FreedBlocks {
     const std::lock_guard lock(mutex_);
     const auto end = rested_.begin() + static_cast<std::ptrdiff_t>(n_rested_);
     const auto found = std::find_if(rested_.begin(), end, [bytes](const Block& block) { return block.bytes == bytes; });
-    if (found == end || mprotect(found->memory, bytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
-    std::byte* const memory = std::exchange(*found, rested_[--n_rested_]).memory;
-    std::memset(memory, 0, bytes);
-    return memory;
+    if (found == end) return nullptr;
+    const Block block = std::exchange(*found, rested_[--n_rested_]);
+    if (mprotect(block.memory, bytes, PROT_READ | PROT_WRITE) != 0) {
+      unmap(block);
+      return nullptr;
+    }
+    std::memset(block.memory, 0, bytes);
+    return block.memory;
   }
 
   void put(Block block) noexcept {
@@ -63,6 +67,7 @@ class FreedBlocks {
   }
 
  private:
+  // 64 MiB in all, at the most, which no limit of a process's own memory counts.
   static constexpr size_t kKept = 256, kSmallBytes = size_t{128} << 10;
 
   /// So that it can't be touched. Of a large block the pages go, too.

@@ -13,7 +13,8 @@ namespace checkop {
 inline constexpr size_t kApartBytes = size_t{64} << 20;
 
 /// `bytes` of zeros, page-aligned, with kApartBytes on both sides that may not be touched: who runs past a guard band
-/// is stopped there, and what was freed is gone. nullptr when the memory can't be had.
+/// is stopped there, and so is who touches what was freed, until 256 more blocks were. nullptr when the memory can't be
+/// had.
 std::byte* map_apart(size_t bytes);
 /// `bytes` as for map_apart().
 void unmap_apart(std::byte* memory, size_t bytes) noexcept;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -39,7 +40,10 @@ void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)
   };
   {
     std::vector<std::jthread> others;
-    for (int64_t w = 1; w < std::min(workers, n); ++w) others.emplace_back(work);
+    try {
+      for (int64_t w = 1; w < std::min(workers, n); ++w) others.emplace_back(work);
+    } catch (const std::system_error&) {  // no more threads to be had
+    }
     work();
   }
   if (error) std::rethrow_exception(error);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
+#include <vector>
 
 #include "host_memory.hpp"
 #include "memory_need.hpp"
@@ -99,20 +100,41 @@ TEST(MapApart, WhatWasFreedCannotBeReadNorComesBack) {
 }
 
 TEST(MapApart, ABlockThatComesBackIsEmptyAndStandsAlone) {
+  constexpr size_t kSmall = 8192, kLarge = 200'000;
   std::set<std::byte*> seen;
   int came_back = 0;
-  for (int i = 0; i < 1000; ++i) {
-    std::byte* memory = map_apart(5000);
+  for (int i = 0; i < 2000; ++i) {
+    const size_t bytes = i % 3 == 2 ? kLarge : kSmall + i % 3 * 4096;
+    std::byte* memory = map_apart(bytes);
     ASSERT_NE(memory, nullptr);
-    EXPECT_EQ(std::count(memory, memory + 8192, std::byte{0}), 8192) << i;
-    std::memset(memory, 1, 8192);
-    if (!seen.insert(memory).second && ++came_back == 1) {
+    EXPECT_EQ(std::count(memory, memory + bytes, std::byte{0}), bytes) << i;
+    std::memset(memory, 1, bytes);
+    if (!seen.insert(memory).second && bytes == kSmall && ++came_back == 1) {
       EXPECT_DEATH(*static_cast<volatile char*>(static_cast<void*>(memory - 1)) = 1, "");
-      EXPECT_DEATH(*static_cast<volatile char*>(static_cast<void*>(memory + 8192)) = 1, "");
+      EXPECT_DEATH(*static_cast<volatile char*>(static_cast<void*>(memory + bytes)) = 1, "");
     }
-    unmap_apart(memory, 5000);
+    unmap_apart(memory, bytes);
+    if (bytes == kLarge && i < 3) {
+      EXPECT_DEATH(std::ignore = static_cast<char>(*static_cast<volatile char*>(static_cast<void*>(memory))), "");
+    }
   }
-  EXPECT_GT(came_back, 500);
+  EXPECT_GT(came_back, 300);
+}
+
+TEST(MapApart, MoreSizesThanAreKept) {
+  for (size_t round = 0; round < 3; ++round) {
+    for (size_t pages = 1; pages <= 16; ++pages) {
+      std::vector<std::byte*> blocks;
+      for (int i = 0; i < 40; ++i) {
+        blocks.push_back(map_apart(pages * 4096));
+        ASSERT_NE(blocks.back(), nullptr);
+        EXPECT_EQ(blocks.back()[pages * 4096 - 1], std::byte{0});
+        blocks.back()[pages * 4096 - 1] = std::byte{1};
+      }
+      EXPECT_EQ(std::set(blocks.begin(), blocks.end()).size(), blocks.size());
+      for (std::byte* block : blocks) unmap_apart(block, pages * 4096);
+    }
+  }
 }
 
 TEST(MapApart, TooMuchIsNull) { EXPECT_EQ(map_apart(~size_t{0} - 5), nullptr); }

@@ -117,7 +117,7 @@ cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t 
 
 template <typename T>
 checkop_status run(const checkop_call* call, bool backward, const hopper::Workspace& at, int64_t ignored) {
-  constexpr int64_t kFewRows = 128;  // reading the weights takes the time, whichever rows count: nothing waits for that
+  constexpr int64_t kFewRows = 128;  // reading the weights takes the time: which rows count need not be known
   const hopper::Problem<T> p = hopper::problem_of<T>(call, sizes_of(call), at, ignored);
   const int64_t rows = p.sizes.rows;
   auto count = static_cast<unsigned long long>(rows);
@@ -148,7 +148,7 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
         *call, [&](const auto& to) { error = launch_gradients(p, list, n, dhidden, to, words); });
   }
   if (auto status = cuda_status(call, error, "launch linear_logp")) return status;
-  if (!lists) {  // the host has waited while the product ran
+  if (!lists) {  // the host waits while the product runs
     if (auto status = id_check.finish()) return status;
   }
   return say(call, CHECKOP_OK, "%s", words);

@@ -42,7 +42,7 @@ checkop_status forward(const checkop_call* call) {
     native::check_list(c.outputs[0], "logp", CHECKOP_F32, rows);
 
     const Problem p = load_checked(c, rows.value, hidden.value, vocab.value);
-    std::vector<float> z(size(p.rows * p.width()));
+    std::vector<float> z(size(p.rows * p.stride()));
     const RowStates states = row_states(p, 0, p.vocab, z.data());
     auto* logp = static_cast<float*>(c.outputs[0].data);
     for (int64_t r = 0; r < p.rows; ++r) {
@@ -64,7 +64,7 @@ checkop_status backward(const checkop_call* call) {
 
     const Problem p = load_checked(c, rows.value, hidden.value, vocab.value);
     const auto* g = static_cast<const float*>(c.inputs[4].data);
-    std::vector<float> z(size(p.rows * p.width()));
+    std::vector<float> z(size(p.rows * p.stride()));
     const RowStates states = row_states(p, 0, p.vocab, z.data());
     native::VectorTree dhidden;
     for (int64_t first = 0; first < p.vocab; first += kChunk) {

@@ -40,7 +40,7 @@ checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::Ranks ranks(c);
     const Problem p = check(c, ranks, /*gradient=*/false);
-    std::vector<float> z(size(p.rows * p.width()));
+    std::vector<float> z(size(p.rows * p.stride()));
     const native::Combined all = combined(p, ranks, z.data());
     auto* logp = static_cast<float*>(c.outputs[0].data);
     for (int64_t r = 0; r < p.rows; ++r) {
@@ -71,7 +71,7 @@ checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::Ranks ranks(c);
     const Problem p = check(c, ranks, /*gradient=*/true);
-    std::vector<float> z(size(p.rows * p.width()));
+    std::vector<float> z(size(p.rows * p.stride()));
     const native::Combined all = combined(p, ranks, z.data());
     const auto* g = static_cast<const float*>(c.inputs[4].data);
     std::vector<std::vector<float>> shares;

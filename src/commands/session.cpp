@@ -271,7 +271,7 @@ void Session::run(const Hands& hands, const Proofs::Entry* proof, Attempt& attem
   const auto run_again = [&](const std::function<void()>& meanwhile) {
     second->run(record.candidate, record.c, attempt.inputs, limit, threads_, meanwhile);
   };
-  const bool beside = second != nullptr && second->may_run_beside(record.c);  // the first process at work
+  const bool beside = second != nullptr && second->may_run_beside(record.c);  // while the first works
   const auto meanwhile = [&] { beside ? run_again(hands.meanwhile) : hands.meanwhile(); };
   record.run = hands.worker.run(record.candidate, record.c, attempt.inputs, attempt.outputs, own, limit, meanwhile);
   if (second != nullptr && record.run.status == RunStatus::ok) {
