@@ -43,7 +43,6 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
       gates(std::move(all_gates)),
       quantity(tokens),
       failures(view.rows, view.columns),
-      map(view.rows, view.columns),
       trivial(dtype, got, view, prepared) {
   for (const Gate& gate : gates.all) {
     if (is_elementwise(gate.metric)) prepared.emplace_back(gate, dtype, terms);
@@ -56,7 +55,9 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
       blocks = std::make_unique<BlockSums>(gate.rows, gate.columns, view, wanted);
   }
   rows.resize(static_cast<size_t>(view.rows));
-  total.gates.resize(prepared.size());
+  constexpr int64_t kManyRows = 4096;
+  constexpr size_t kStripes = 64;
+  while (stripes.size() < (view.rows < kManyRows ? 1 : kStripes)) stripes.emplace_back(view, prepared.size());
   if (quantity != TokenQuantity::none) this->tokens.resize(static_cast<size_t>(view.rows * view.columns));
 }
 
@@ -123,7 +124,9 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
 }
 
 Comparison OutputComparison::finish() const {
-  const Tally& total = state_->total;
+  Stripe all(state_->view, state_->prepared.size());
+  for (const Stripe& stripe : state_->stripes) all.merge(stripe);
+  const Tally& total = all.total;
   Comparison result;
   result.count = total.count;
   result.total_rows = state_->view.rows;
@@ -138,7 +141,7 @@ Comparison OutputComparison::finish() const {
   result.gold_is_zero = total.count > 0 && !state_->trivial.is_wrong(Trivial::zeros);
   const bool told = state_->view.rows > 1 && total.count > 1;
   result.rows_are_equal = told && !state_->trivial.is_wrong(Trivial::next_row);
-  if (!state_->prepared.empty()) result.map = state_->map.map();
+  if (!state_->prepared.empty()) result.map = all.map.map();
   result.first = total.first;
   result.worst = total.worst;
   result.max_abs = total.nonfinite > 0 ? kInfinity : total.max_abs;
@@ -152,7 +155,7 @@ Comparison OutputComparison::finish() const {
   result.rel_floor = std::exp2(std::ceil(std::log2(kRelFloor * std::sqrt(sum.squared_gold / finite))));
   if (sum.squared_gold > 0) {
     for (int b = binade(result.rel_floor); b < kBinades; ++b) {
-      result.max_rel = std::max(result.max_rel, state_->max_rel[static_cast<size_t>(b)]);
+      result.max_rel = std::max(result.max_rel, all.relative.largest[static_cast<size_t>(b)]);
     }
   }
   if (total.nonfinite > 0) result.max_rel = kInfinity;

@@ -262,7 +262,7 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
 
   Tally tally;
   tally.gates.resize(prepared.size());
-  tally.map.emplace(map);
+  tally.map.emplace(stripes.front().map);
   RowSums sums;
   static thread_local RelativeErrors relative;  // 16 KiB: more than most rows
   relative.clear();
@@ -289,18 +289,16 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
     tokens[static_cast<size_t>(row) * n + i] = {decoded[i], value[i], allowed(value[i], magnitude[i], rounding[i])};
   }
 
-  const std::lock_guard lock(mutex);
+  Stripe& stripe = stripe_of(row);
+  const std::lock_guard lock(stripe.mutex);
   RowSums& place = rows[static_cast<size_t>(row)];
   tally.count = place.seen ? 0 : view.columns;  // a row given twice counts once; the other one is missing then
   sums.seen = true;
   place = sums;
-  total.merge(tally);
+  stripe.total.merge(tally);
+  stripe.map.add(row, *tally.map);
+  stripe.relative.merge(relative);
   failures.add(tally.failures, row);
-  map.add(row, *tally.map);
-  for (int b = relative.low; b <= relative.high; ++b) {
-    double& largest = max_rel[static_cast<size_t>(b)];
-    largest = std::max(largest, relative.largest[static_cast<size_t>(b)]);
-  }
 }
 
 }  // namespace checkop

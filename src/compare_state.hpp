@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -76,9 +77,32 @@ struct RelativeErrors {
     low = std::min(low, b);
     high = std::max(high, b);
   }
+  void merge(const RelativeErrors& other) {
+    for (int b = other.low; b <= other.high; ++b) {
+      double& place = largest[static_cast<size_t>(b)];
+      place = std::max(place, other.largest[static_cast<size_t>(b)]);
+    }
+    low = std::min(low, other.low), high = std::max(high, other.high);
+  }
   void clear() {
     if (low <= high) std::fill(largest.begin() + low, largest.begin() + high + 1, 0.0);
     low = kBinades, high = -1;
+  }
+};
+
+/// What some of the rows have contributed.
+struct Stripe {
+  Stripe(MatrixView view, size_t gates) : map(view.rows, view.columns) { total.gates.resize(gates); }
+
+  std::mutex mutex;  ///< for all of it, and for what is kept of each of its rows
+  Tally total;
+  ErrorMapper map;
+  RelativeErrors relative;
+
+  void merge(const Stripe& other) {
+    total.merge(other.total);
+    map.merge(other.map);
+    relative.merge(other.relative);
   }
 };
 
@@ -109,16 +133,15 @@ struct OutputComparison::State {
   std::vector<Token> tokens;
   std::vector<RowSums> rows;
   FailureRecorder failures;
-  ErrorMapper map;
   TrivialAnswers trivial;
-  std::mutex mutex;
-  Tally total;                             // under mutex
-  std::array<double, kBinades> max_rel{};  // under mutex: largest relative error by binade of the gold
+  /// Rows take them in turn: threads that are each at a short row would wait for one another most of the time.
+  std::deque<Stripe> stripes;
 
   struct Element;
   Element element_at(const Block& block, size_t i) const;
   template <typename AtGate>
   ElementReport report_of(const Element& e, const Block& block, size_t i, const AtGate& at_gate) const;
+  Stripe& stripe_of(int64_t row) { return stripes[static_cast<size_t>(row) % stripes.size()]; }
   void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
   bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
   void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;

@@ -99,6 +99,12 @@ void ErrorMapper::add(int64_t row, const Row& part) {
   for (size_t i = 0; i < static_cast<size_t>(columns_); ++i) cells[i] = std::max(cells[i], part.largest_[i]);
 }
 
+void ErrorMapper::merge(const ErrorMapper& other) {
+  const std::scoped_lock lock(mutex_, other.mutex_);
+  for (size_t i = 0; i < histogram_.size(); ++i) histogram_[i] += other.histogram_[i];
+  for (size_t i = 0; i < largest_.size(); ++i) largest_[i] = std::max(largest_[i], other.largest_[i]);
+}
+
 ErrorMap ErrorMapper::map() const {
   ErrorMap map;
   map.histogram = histogram_;

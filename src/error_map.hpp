@@ -51,6 +51,8 @@ class ErrorMapper {
     std::array<double, kMostCells> largest_;  ///< of the row's cells
   };
   void add(int64_t row, const Row& part);
+  /// What another one of the same extents has collected, too.
+  void merge(const ErrorMapper& other);
 
   ErrorMap map() const;
 

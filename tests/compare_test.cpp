@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <thread>
 
 namespace checkop {
@@ -334,28 +335,33 @@ TEST(Compare, ZerosThatWouldPassAreNoticed) {
   EXPECT_TRUE(compare(DType::f32, {0, 0}, {0, 0}, {tolerance(1e-3, 0)}).would_pass.empty());
 }
 
-TEST(Compare, ResultDoesNotDependOnTheOrderOfRowsOrThreads) {
-  constexpr int64_t kRows = 64, kColumns = 33;
-  Tensor tensor("y", DType::f32, {kRows, kColumns});
-  std::vector<double> gold(kRows * kColumns), ones(kRows * kColumns, 1.0);
-  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+class CompareRows : public testing::TestWithParam<int64_t> {};
+
+TEST_P(CompareRows, ResultDoesNotDependOnTheirOrderOrThreads) {
+  constexpr int64_t kColumns = 33;
+  const int64_t rows = GetParam();
+  Tensor tensor("y", DType::f32, {rows, kColumns});
+  std::vector<double> gold(static_cast<size_t>(rows * kColumns)), ones(gold.size(), 1.0);
+  double largest = 0;
+  for (int64_t i = 0; i < rows * kColumns; ++i) {
     gold[static_cast<size_t>(i)] = std::sin(static_cast<double>(i));
     tensor.set(i, gold[static_cast<size_t>(i)] + 1e-6 * std::cos(static_cast<double>(i * i)));
+    largest = std::max(largest, std::abs(tensor.at(i) - gold[static_cast<size_t>(i)]));
   }
   const auto run = [&](bool reversed, bool threaded) {
-    OutputComparison comparison(DType::f32, tensor.bytes.data(), {kRows, kColumns}, {{bound_gate()}, false, ""}, 1);
+    OutputComparison comparison(DType::f32, tensor.bytes.data(), {rows, kColumns}, {{bound_gate()}, false, ""}, 1);
     const auto add = [&](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r) {
-        const int64_t row = reversed ? kRows - 1 - r : r, at = row * kColumns;
+        const int64_t row = reversed ? rows - 1 - r : r, at = row * kColumns;
         comparison.add({0, row, 1, kColumns, &gold[static_cast<size_t>(at)], &ones[static_cast<size_t>(at)],
                         &ones[static_cast<size_t>(at)]});
       }
     };
     if (threaded) {
-      std::jthread half([&] { add(0, kRows / 2); });
-      add(kRows / 2, kRows);
+      std::jthread half([&] { add(0, rows / 2); });
+      add(rows / 2, rows);
     } else {
-      add(0, kRows);
+      add(0, rows);
     }
     return comparison.finish();
   };
@@ -366,9 +372,16 @@ TEST(Compare, ResultDoesNotDependOnTheOrderOfRowsOrThreads) {
     EXPECT_EQ(a.max_rel, b.max_rel);
     EXPECT_EQ(a.worst->index, b.worst->index);
     EXPECT_EQ(a.out_of_bound, b.out_of_bound);
+    EXPECT_EQ(a.map.histogram, b.map.histogram);
+    EXPECT_EQ(a.map.cells, b.map.cells);
   }
+  EXPECT_EQ(a.count, rows * kColumns);
+  EXPECT_EQ(a.max_abs, largest);
+  EXPECT_EQ(std::accumulate(a.map.histogram.begin(), a.map.histogram.end(), int64_t{0}), a.count);
   EXPECT_GT(a.max_rel, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(FewAndMany, CompareRows, testing::Values(64, 5000));
 
 }  // namespace
 }  // namespace checkop
