@@ -31,6 +31,12 @@ Sums sums_of(const double* x, size_t n) {
   return {(sum[0] + sum[1]) + (sum[2] + sum[3]), (squares[0] + squares[1]) + (squares[2] + squares[3])};
 }
 
+void add_to(RowSums& sums, const Sums& errors, const Sums& golds) {
+  sums.abs_error += errors.sum;
+  sums.squared_error += errors.squares;
+  sums.squared_gold += golds.squares;
+}
+
 /// Distances in numbers of the dtype over `limit`.
 void ulp_ratios(DType dtype, const std::byte* a, const std::byte* b, size_t n, uint64_t largest, double limit,
                 double* ratios) {
@@ -155,9 +161,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   if (!prepared.empty()) tally.map->add(block.first_column, ratios, n, most_of_all);
   for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
   tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
-  sums.abs_error += errors.sum;
-  sums.squared_error += errors.squares;
-  sums.squared_gold += golds.squares;
+  add_to(sums, errors, golds);
   sums.squared_ratio += squared_ratio;
   sums.finite += static_cast<int64_t>(n);
   for (size_t i = 0; i < n; ++i) other[i] = error[i] / size[i];
@@ -169,6 +173,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
 /// Element by element, whatever they are.
 void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
                                           RelativeErrors& relative) const {
+  std::array<double, kBlock> error{}, size{};  // zeros where not finite
   for (size_t i = 0; i < block.count; ++i) {
     const Element e = element_at(block, i);
     bool passes = true;
@@ -197,9 +202,11 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
     }
     if (!e.finite) continue;
     tally.max_abs = std::max(tally.max_abs, e.error);
-    sums.add(e.gold, e.error);
+    ++sums.finite;
+    error[i] = e.error, size[i] = e.gold;
     relative.add(e.gold, e.error / std::abs(e.gold));
   }
+  add_to(sums, sums_of(error.data(), block.count), sums_of(size.data(), block.count));
   if (bias != nullptr) add_leaning(block, sums);
 }
 
@@ -228,14 +235,16 @@ void OutputComparison::State::add_baseline(const Block& block, RowSums& sums) co
   store(shifted);
   for (size_t i = 0; i < block.count; ++i) shifted[i] -= kShift;
   store(shifted);
+  std::array<double, kBlock> roundings{};
   for (size_t i = 0; i < block.count; ++i) {
     const double y = block.value[i], rounding = stored_gold[i] - y, error = std::abs(block.got[i] - y);
     if (!std::isfinite(rounding) || !std::isfinite(error)) continue;
-    sums.squared_rounding += rounding * rounding;
+    roundings[i] = rounding;
     sums.squared_got += block.got[i] * block.got[i];
     sums.largest_error = std::max(sums.largest_error, error);
     sums.largest_of_baseline = std::max(sums.largest_of_baseline, std::abs(rounding) + std::abs(shifted[i] - y));
   }
+  sums.squared_rounding += sums_of(roundings.data(), block.count).squares;  // in the order of squared_error
 }
 
 void OutputComparison::State::add_blocks(int64_t row, const double* decoded, const double* value) {

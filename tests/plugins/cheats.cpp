@@ -147,8 +147,8 @@ checkop_status writes_to_freed_outputs(const checkop_call* call) {
   return multiply(call);
 }
 
-/// Keeps the files behind the host's tensors, and fills those of a case with zeros once the next one runs: zeros would
-/// be right, were the gold computed from what is there then. Cases differ in k.
+/// Answers zeros, keeps the files behind the host's tensors, and fills those of a case with zeros once the next one
+/// runs: the answer would be right, were the gold computed from what is there then. Cases differ in k.
 checkop_status zeros_the_case_before(const checkop_call* call) {
   static int64_t k = 0;
   static std::vector<int> files, before;
@@ -168,7 +168,9 @@ checkop_status zeros_the_case_before(const checkop_call* call) {
     if (readlink(link.c_str(), target, sizeof(target) - 1) < 0) continue;
     if (std::string(target).starts_with("/memfd:checkop")) files.push_back(dup(file));
   }
-  return multiply(call);
+  const checkop_tensor& c = call->outputs[0];
+  std::memset(c.data, 0, static_cast<size_t>(count(c)) * element_bytes(c));
+  return CHECKOP_OK;
 }
 
 /// Who would be let off for want of memory.
