@@ -97,9 +97,7 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
   }
   std::atomic<int64_t> compare_ns{0};
   const auto start = Clock::now();
-  const auto ms_since = [](Clock::time_point from) {
-    return std::chrono::duration<double, std::milli>(Clock::now() - from).count();
-  };
+  const auto ms = [](Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); };
   const auto compare = [&](const GoldRows& block) {
     const auto before = Clock::now();
     if (auto& comparison = comparisons[static_cast<size_t>(block.output)]) comparison->add(block);
@@ -120,8 +118,9 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
   check_identities(c, inputs, outputs, gates, terms, sets, threads, results);
   check_model(c, inputs, outputs, gates, terms, sets, threads, results);
   if (times != nullptr) {
-    times->wall_ms = ms_since(start);
-    times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads) + ms_since(identities_start);
+    const auto end = Clock::now();
+    times->wall_ms = ms(end - start);
+    times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads) + ms(end - identities_start);
   }
   return results;
 }

@@ -366,7 +366,7 @@ void Session::judge_by(const Contract& contract, Attempt& attempt) const {
     record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads,
                                        attempt.rows, &times, gold ? gold->replay() : GoldReplay());
     record.times.compare_ms = times.compare_ms;
-    record.times.gold_ms = times.wall_ms - times.compare_ms;
+    record.times.gold_ms = std::max(0.0, times.wall_ms - times.compare_ms);  // of no rows: roundings
   }
   // The gold was computed from these: a candidate that reached the host's copy, now or in a later launch, must not
   // have chosen them.
