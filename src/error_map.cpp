@@ -58,12 +58,11 @@ char error_level(double ratio) {
 
 ErrorMapper::ErrorMapper(int64_t rows, int64_t columns) : row_shift_(shift_of(rows)), column_shift_(shift_of(columns)) {
   columns_ = cells_of(columns, column_shift_);
-  is_narrow_ = columns <= kMostCells;
   largest_.assign(static_cast<size_t>(cells_of(rows, row_shift_) * columns_), -1);
 }
 
 ErrorMapper::Row::Row(const ErrorMapper& mapper)
-    : shift_(mapper.column_shift_), n_histograms_(mapper.is_narrow_ ? 1 : kHistograms) {
+    : shift_(mapper.column_shift_), n_histograms_(shift_ == 0 ? 1 : kHistograms) {
   for (size_t i = 0; i < n_histograms_; ++i) histograms_[i].fill(0);
   std::fill_n(largest_.begin(), mapper.columns_, -1);
 }

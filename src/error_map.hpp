@@ -58,7 +58,6 @@ class ErrorMapper {
 
  private:
   int64_t columns_;  ///< of cells
-  bool is_narrow_;   ///< no row has more columns than it may have cells
   int row_shift_, column_shift_;
   mutable std::mutex mutex_;
   std::array<int64_t, ErrorMap::kBins> histogram_{};
