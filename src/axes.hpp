@@ -63,6 +63,13 @@ class AxisSet {
   uint32_t bits_ = 0;
 };
 
+/// How much of the axes to look at.
+struct AxisPlan {
+  bool all = false;  ///< false: what is cheap; see plan_contexts() in invariance.hpp
+  int runs = 20;     ///< launches of `repetition`
+  AxisSet axes = AxisSet::all();
+};
+
 /// Those of `axes` that are of invariance, or those that are not.
 AxisSet of_invariance(AxisSet axes);
 AxisSet of_launches(AxisSet axes);

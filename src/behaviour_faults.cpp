@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "gold_call.hpp"
+#include "runner.hpp"
 #include "shards.hpp"
 
 namespace checkop {

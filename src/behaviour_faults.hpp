@@ -5,8 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "check_operator.h"
 #include "emulation.hpp"
-#include "runner.hpp"
+#include "run_result.hpp"
 
 namespace checkop {
 

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "runner.hpp"
+#include "device.hpp"
+#include "plugin.hpp"
+#include "run_result.hpp"
 
 namespace checkop {
 

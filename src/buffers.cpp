@@ -8,8 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "runner.hpp"
-
 namespace checkop {
 namespace {
 

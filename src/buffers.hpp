@@ -20,6 +20,9 @@ struct Poison {
 };
 const Poison& poison_of(DType dtype);
 
+/// Elements of poison on both sides of every buffer.
+inline constexpr int64_t kGuardElements = 4096;
+
 /// A guard band of at least kGuardElements and the device's least_guard_bytes(), `count` elements `offset` bytes past a
 /// 256-byte boundary, another guard band. `offset` is a multiple of the element's size.
 class GuardedBuffer {

@@ -142,4 +142,9 @@ std::vector<Case> load_cases(const std::string& path, std::string_view suite) {
   return cases;
 }
 
+const std::vector<std::string>& shipped_suites() {
+  static const std::vector<std::string> kSuites{"smoke", "ci", "nightly", "large", "invariance", "mutation"};
+  return kSuites;
+}
+
 }  // namespace checkop

@@ -237,4 +237,16 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
   return tensors;
 }
 
+std::vector<Tensor> make_outputs(const Case& c) {
+  std::vector<Tensor> outputs;
+  for (const OutputSpec& spec : c.pass->outputs) {
+    if (is_present(c, spec.tensor)) {
+      outputs.emplace_back(std::string(spec.tensor.name), dtype_of(c, spec.tensor), shape_of(c, spec.tensor));
+    } else {
+      outputs.emplace_back();
+    }
+  }
+  return outputs;
+}
+
 }  // namespace checkop

@@ -13,4 +13,7 @@ namespace checkop {
 /// The bytes do not depend on `threads`; row r of a per-row tensor does not depend on the number of rows.
 std::vector<Tensor> make_inputs(const Case& c, unsigned threads);
 
+/// Room for the outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
+std::vector<Tensor> make_outputs(const Case& c);
+
 }  // namespace checkop

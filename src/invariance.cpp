@@ -397,4 +397,16 @@ std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, cons
   return Planner(c, device, plan).take();
 }
 
+std::vector<Context> contexts_of(const Case& c, const DeviceInfo& device, const RunChecks& checks) {
+  AxisPlan plan = checks.plan;
+  const AxisSet asked = plan.axes;
+  plan.axes = AxisSet();
+  if (checks.determinism) plan.axes = plan.axes | of_launches(asked);
+  const auto outputs = c.pass->outputs;
+  const bool any_rows = std::any_of(outputs.begin(), outputs.end(),
+                                    [&](const OutputSpec& spec) { return is_per_row(*c.op, spec.tensor); });
+  if (checks.invariance && any_rows) plan.axes = plan.axes | of_invariance(asked);
+  return plan_contexts(c, device, plan);
+}
+
 }  // namespace checkop

@@ -11,6 +11,7 @@
 #include "axes.hpp"
 #include "case.hpp"
 #include "device.hpp"
+#include "run_result.hpp"
 
 namespace checkop {
 
@@ -45,13 +46,6 @@ struct Context {
   std::pair<int64_t, int64_t> twin{0, 0};
 
   bool has_twin() const { return twin.second > twin.first; }
-};
-
-/// How much of the axes to look at.
-struct AxisPlan {
-  bool all = false;  ///< false: what is cheap; see plan_contexts()
-  int runs = 20;     ///< launches of `repetition`
-  AxisSet axes = AxisSet::all();
 };
 
 /// The most that all contexts of a case cost together, in launches of the whole case, two of them the runner's own.
@@ -95,5 +89,8 @@ int64_t compared_elements(const Case& c, const TensorSpec& output, const Context
 /// since weights outweigh the rows, does the whole cost more than kMostLaunches. None for a case without rows, and none
 /// of rows for operators without row dimensions.
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan);
+
+/// The contexts that `checks` ask for.
+std::vector<Context> contexts_of(const Case& c, const DeviceInfo& device, const RunChecks& checks);
 
 }  // namespace checkop

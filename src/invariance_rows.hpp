@@ -5,7 +5,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "runner.hpp"
+#include "invariance.hpp"
+#include "run_result.hpp"
 #include "stage.hpp"
 
 namespace checkop {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts on a device: their inputs gathered row by row, their outputs taken apart the same way.
 #include "invariance_run.hpp"
+#include "inputs.hpp"
 
 #include <fmt/format.h>
 

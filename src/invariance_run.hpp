@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "runner.hpp"
+#include "run_result.hpp"
 #include "stage.hpp"
 #include "stage_notes.hpp"
 

@@ -2,6 +2,7 @@
 // The worker process as its parent sees it: fork without exec, one socket, death of the child as a result and not as an
 // accident.
 #include "isolate.hpp"
+#include "invariance.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -12,7 +12,8 @@
 
 #include "bench.hpp"
 #include "external.hpp"
-#include "runner.hpp"
+#include "plugin.hpp"
+#include "run_result.hpp"
 
 namespace checkop {
 

@@ -19,6 +19,7 @@
 #include "error.hpp"
 #include "host_memory.hpp"
 #include "rank_link.hpp"
+#include "runner.hpp"
 #include "wire.hpp"
 
 namespace checkop {

@@ -4,6 +4,7 @@
 
 #include "error.hpp"
 #include "isolate_child.hpp"
+#include "runner.hpp"
 
 namespace checkop {
 

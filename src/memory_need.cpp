@@ -8,7 +8,6 @@
 
 #include "buffers.hpp"
 #include "host_memory.hpp"
-#include "runner.hpp"
 #include "shards.hpp"
 #include "text.hpp"
 

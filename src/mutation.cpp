@@ -11,6 +11,7 @@
 #include "inputs.hpp"
 #include "parallel.hpp"
 #include "result_faults.hpp"
+#include "runner.hpp"
 #include "shards.hpp"
 #include "stored_gold.hpp"
 

@@ -198,27 +198,6 @@ const std::vector<std::string>& class_names() {
   return kNames;
 }
 
-const std::vector<std::string>& shipped_suites() {
-  static const std::vector<std::string> kSuites{"smoke", "ci", "nightly", "large", "invariance", "mutation"};
-  return kSuites;
-}
-
-std::string quote_command(const std::vector<std::string>& arguments) {
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
-  std::string line;
-  for (const std::string& argument : arguments) {
-    if (!line.empty()) line += ' ';
-    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) {
-      line += argument;
-      continue;
-    }
-    line += '\'';
-    for (const char c : argument) line += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    line += '\'';
-  }
-  return line;
-}
-
 std::optional<Options> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app{
@@ -328,8 +307,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     options.completion = completion_script(app, shell);
   }
   note_given(innermost(app), options.run);
-  options.check_flags = flags_besides(innermost(app), {"--sanitize", "--max-skip"});
-  options.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads", "--master"});
+  options.run.check_flags = flags_besides(innermost(app), {"--sanitize", "--max-skip"});
+  options.run.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads", "--master"});
   refuse_idle_flags(options.run);
   if (!compare->parsed()) refuse_idle_flags_of_files(options.run);
   if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);

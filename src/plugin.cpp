@@ -204,4 +204,21 @@ std::string file_digest(const std::string& path) {
   return fmt::format("{:016x}", state);
 }
 
+std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device) {
+  if (kernel.device == CHECKOP_CPU && device.kind != "cpu") {
+    return fmt::format("runs on the CPU, not on '{}'; use --device cpu", device.kind);
+  }
+  if (kernel.device == CHECKOP_CUDA && device.kind != "cuda") {
+    return fmt::format("runs on a CUDA device, not on '{}'; use --device cuda", device.kind);
+  }
+  if (kernel.device != CHECKOP_CUDA) return "";
+  if (kernel.min_arch > 0 && device.arch < kernel.min_arch) {
+    return fmt::format("needs sm_{}, device is sm_{}", kernel.min_arch, device.arch);
+  }
+  if (kernel.max_arch > 0 && device.arch > kernel.max_arch) {
+    return fmt::format("runs up to sm_{}, device is sm_{}", kernel.max_arch, device.arch);
+  }
+  return "";
+}
+
 }  // namespace checkop

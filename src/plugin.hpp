@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check_operator.h"
+#include "device.hpp"
 
 namespace checkop {
 
@@ -45,5 +46,8 @@ bool is_candidate_name(std::string_view name);
 inline constexpr char kCandidateNameHint[] = "use letters, digits and . _ + -, beginning with a letter or digit";
 
 std::string file_digest(const std::string& path);
+
+/// Why `kernel` can't run on `device`; empty when it can.
+std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device);
 
 }  // namespace checkop

@@ -321,4 +321,11 @@ size_t RankGroup::workspace_bytes() const {
   return bytes;
 }
 
+std::string why_too_many_ranks(const Case& c, const DeviceInfo& device) {
+  const int64_t n = world_size(c);
+  if (n <= most_ranks(device)) return "";
+  return fmt::format("{} ranks need {} {}; use --world-size {}{}", n, n, device.ranks_limit, device.most_ranks,
+                     device.kind == "cpu" ? "" : " or --device cpu");
+}
+
 }  // namespace checkop

@@ -51,4 +51,7 @@ class RankGroup {
   std::vector<RankRun> runs_;
 };
 
+/// Why the ranks of `c` are more than can share a case where the first has `device`; empty when they are not.
+std::string why_too_many_ranks(const Case& c, const DeviceInfo& device);
+
 }  // namespace checkop

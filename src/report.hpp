@@ -11,7 +11,7 @@
 #include "case.hpp"
 #include "compare.hpp"
 #include "device.hpp"
-#include "runner.hpp"
+#include "run_result.hpp"
 #include "sensitivity.hpp"
 #include "verdict.hpp"
 

@@ -12,7 +12,7 @@
 #include "buffers.hpp"
 #include "case.hpp"
 #include "check_operator.h"
-#include "runner.hpp"
+#include "run_result.hpp"
 
 namespace checkop {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runner.hpp"
+#include "run_result.hpp"
 #include "stage.hpp"
 
 namespace checkop {

@@ -63,4 +63,7 @@ std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::strin
 /// is taken when `suite` is empty or one of them. Throws InputError with file and JSON path.
 std::vector<Case> load_cases(const std::string& path, std::string_view suite);
 
+/// Suites that the shipped case files know, for hints.
+const std::vector<std::string>& shipped_suites();
+
 }  // namespace checkop

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small things about strings: the nearest known name, globs, sizes in bytes for people, and the FNV-1a digest.
+// Small things about strings: the nearest known name, globs, sizes in bytes for people, shell quoting, and the FNV-1a
+// digest.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,9 @@ std::string escape_xml(std::string_view text);
 
 /// "512 B", "16.0 MiB".
 std::string format_bytes(uint64_t bytes);
+
+/// Joins arguments so that a shell reads them back as they are.
+std::string quote_command(const std::vector<std::string>& arguments);
 
 /// FNV-1a, 64 bits. Pass the result as `state` to go on with more bytes.
 uint64_t fnv1a(std::string_view bytes, uint64_t state = 14695981039346656037ull);

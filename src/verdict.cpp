@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a run and its comparisons amount to, in one word and one sentence.
 #include "verdict.hpp"
+#include "invariance.hpp"
 
 #include <fmt/format.h>
 

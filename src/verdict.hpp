@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "compare.hpp"
-#include "runner.hpp"
+#include "run_result.hpp"
 
 namespace checkop {
 

@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "bench.hpp"
+#include "device.hpp"
 #include "frame.hpp"
-#include "runner.hpp"
+#include "run_result.hpp"
 
 namespace checkop {
 

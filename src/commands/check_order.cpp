@@ -70,12 +70,12 @@ void deal_cases(std::vector<Check>& checks, int64_t index, int64_t total) {
   for (Check& check : checks) check.here = here[check.case_number];
 }
 
-RunShard shard_of(const Options& options, const Selection& selection) {
+RunShard shard_of(const RunOptions& options, const Selection& selection) {
   RunShard shard;
-  shard.index = options.run.shard_index.value();
-  shard.total = options.run.total_shards.value();
+  shard.index = options.shard_index.value();
+  shard.total = options.total_shards.value();
   shard.checks = std::ssize(selection.checks);
-  shard.digest = digest_of(selection, options.run);
+  shard.digest = digest_of(selection, options);
   for (const Check& check : selection.checks) {
     add_once(shard.devices, selection.device_of(check));
     const ChosenCandidate& candidate = check.candidate;

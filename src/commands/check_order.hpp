@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "commands/selection.hpp"
-#include "options.hpp"
 #include "report.hpp"
+#include "run_options.hpp"
 
 namespace checkop {
 
@@ -24,6 +24,6 @@ void shuffle_checks(std::vector<Check>& checks, uint64_t seed);
 void deal_cases(std::vector<Check>& checks, int64_t index, int64_t total);
 
 /// The part that --shard-index and --total-shards make of the run.
-RunShard shard_of(const Options& options, const Selection& selection);
+RunShard shard_of(const RunOptions& options, const Selection& selection);
 
 }  // namespace checkop

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "case.hpp"
-#include "options.hpp"
+#include "run_options.hpp"
 
 namespace checkop {
 

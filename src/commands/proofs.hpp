@@ -8,6 +8,7 @@
 
 #include "commands/selection.hpp"
 #include "given_inputs.hpp"
+#include "invariance.hpp"
 #include "sensitivity.hpp"
 
 namespace checkop {

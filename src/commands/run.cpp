@@ -87,7 +87,7 @@ int run_checks(const Options& options, RankLeader* leader) {
   Report report = new_report(options, contract);
   for (const std::string& sentence : session.left_over()) warn(report, options, sentence);
   report.planned = std::ssize(here);
-  if (options.run.total_shards) report.shard = shard_of(options, selection);
+  if (options.run.total_shards) report.shard = shard_of(options.run, selection);
   report.max_skip = options.run.max_skip;
   RunOutputs outputs(options.run, report);
   note_interruptions();
@@ -95,7 +95,7 @@ int run_checks(const Options& options, RankLeader* leader) {
     for (const std::string& device : session.controlled_devices()) {
       report.controls.push_back(run_control(device, session.plan()));
     }
-    const Sanitized sanitized(options, selection);
+    const Sanitized sanitized(options.run, selection);
     report.sanitizers = sanitized.runs();
     const auto begun = Clock::now();
     session.run_all(

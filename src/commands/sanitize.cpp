@@ -153,8 +153,8 @@ std::string trouble_in(const ReadReport& report, const std::string& check, const
 
 }  // namespace
 
-Sanitized::Sanitized(const Options& options, const Selection& selection) {
-  if (options.run.sanitizers.empty()) return;
+Sanitized::Sanitized(const RunOptions& options, const Selection& selection) {
+  if (options.sanitizers.empty()) return;
   const std::string sanitizer = find_sanitizer();
   if (sanitizer.empty())
     throw EnvironmentError(
@@ -166,7 +166,7 @@ Sanitized::Sanitized(const Options& options, const Selection& selection) {
   std::erase_if(unfiltered, [](const std::string& flag) {
     return flag.starts_with("--filter=") || flag.starts_with("--shard-index=") || flag.starts_with("--total-shards=");
   });
-  for (const std::string& tool : options.run.sanitizers) {
+  for (const std::string& tool : options.sanitizers) {
     const Inner all = run_under(sanitizer, tool, options.check_flags);
     runs_.push_back({tool, all.log.summary, all.log.errors, all.report ? std::ssize(all.report->cases) : 0});
     const std::string unproven = why_unproven(all, tool, names.size());

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "commands/selection.hpp"
-#include "options.hpp"
 #include "report.hpp"
+#include "run_options.hpp"
 
 namespace checkop {
 
@@ -17,7 +17,7 @@ class Sanitized {
  public:
   /// Runs this program again under each tool of --sanitize: all checks at once, and where there are findings each check
   /// alone, to know whose they are. Throws EnvironmentError when there is no compute-sanitizer.
-  Sanitized(const Options& options, const Selection& selection);
+  Sanitized(const RunOptions& options, const Selection& selection);
 
   const std::vector<SanitizerRun>& runs() const { return runs_; }
 

@@ -11,7 +11,7 @@
 #include "case.hpp"
 #include "contract.hpp"
 #include "isolate.hpp"
-#include "options.hpp"
+#include "run_options.hpp"
 
 namespace checkop {
 

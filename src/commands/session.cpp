@@ -18,8 +18,10 @@
 #include "inputs.hpp"
 #include "isolate.hpp"
 #include "memory_need.hpp"
+#include "rank_group.hpp"
 #include "sampling.hpp"
 #include "sweep.hpp"
+#include "text.hpp"
 
 namespace checkop {
 namespace {

@@ -14,8 +14,8 @@
 #include "commands/selection.hpp"
 #include "contract.hpp"
 #include "given_inputs.hpp"
-#include "options.hpp"
 #include "report.hpp"
+#include "run_options.hpp"
 
 namespace checkop {
 
