@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "softmax.hpp"
 
 namespace checkop {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "error.hpp"
+#include "base/error.hpp"
 #include "identity.hpp"
 #include "left_out.hpp"
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "policy.hpp"
 
 namespace checkop {

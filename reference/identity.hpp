@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "product.hpp"
 
 namespace checkop {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "attention.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
 
 namespace checkop {
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "error.hpp"
+#include "base/error.hpp"
 #include "softmax.hpp"
 
 namespace checkop {

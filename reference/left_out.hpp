@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp: log-probability of the target under softmax(hidden * lm_head_weight^T + bias), the logits never stored.
+#include "linear_logp.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 
-#include "error.hpp"
+#include "base/error.hpp"
 #include "identity.hpp"
 #include "left_out.hpp"
-#include "linear_logp.hpp"
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "product.hpp"
 #include "softmax.hpp"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "identity.hpp"
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "product.hpp"
 #include "tensor_core.hpp"
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // logp: log-probability of one selected token per row.
+#include "logp.hpp"
+
 #include <array>
 #include <vector>
 
 #include "identity.hpp"
 #include "left_out.hpp"
-#include "logp.hpp"
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "softmax.hpp"
 
 namespace checkop {

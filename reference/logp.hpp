@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -2,7 +2,7 @@
 // The table of operators: one line each. Self-registration would drop out of a static library silently.
 #include <array>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

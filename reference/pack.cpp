@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "left_out.hpp"
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "error.hpp"
+#include "base/error.hpp"
 #include "left_out.hpp"
 
 namespace checkop {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -5,7 +5,7 @@
 
 #include "identity.hpp"
 #include "left_out.hpp"
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "policy.hpp"
 
 namespace checkop {

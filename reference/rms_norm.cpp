@@ -7,8 +7,8 @@
 #include <cmath>
 #include <vector>
 
-#include "error.hpp"
-#include "operator.hpp"
+#include "base/error.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "error.hpp"
-#include "operator.hpp"
+#include "base/error.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -2,7 +2,7 @@
 // What tensor-parallel operators have on top of those whose mathematics is theirs.
 #pragma once
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

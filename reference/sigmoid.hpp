@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 #include "softmax.hpp"
 
 namespace checkop {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "model.hpp"
+#include "operator/model.hpp"
 #include "product.hpp"
 
 namespace checkop {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention / cuda: as described in attention.cuh, with all keys in one array.
 //   inputs: q, k, v, key_padding_mask     backward: then grad_o     outputs: o     backward: dq, dk, dv
-#include "../attention.cuh"
+#include "cuda/attention.cuh"
 
 namespace checkop::kernels {
 namespace {

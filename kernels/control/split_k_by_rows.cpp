@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The positive control: a right product of float matrices that splits its sums by the number of rows, as libraries do.
 // A check of batch invariance that does not catch it proves nothing.
-#include "matmul.hpp"
+#include <cstdint>
+#include <cstdio>
+
+#include "check_operator.h"
 
 namespace {
-
-using namespace test_plugin;
 
 checkop_status split_k_by_rows(const checkop_call* call) {
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &c = call->outputs[0];
   if (c.dtype != CHECKOP_F32 || a.strides[1] != a.shape[2] || c.strides[1] != c.shape[2]) {
-    say(call, "contiguous floats only");
+    std::snprintf(call->message, call->message_bytes, "contiguous floats only");
     return CHECKOP_UNSUPPORTED;
   }
-  const int64_t m = rows(c), k = b.shape[0], n = b.shape[1], parts = m <= 16 ? 4 : m <= 48 ? 2 : 1;
+  const int64_t m = c.shape[0] * c.shape[1], k = b.shape[0], n = b.shape[1], parts = m <= 16 ? 4 : m <= 48 ? 2 : 1;
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
       float total = 0;
@@ -30,8 +31,9 @@ checkop_status split_k_by_rows(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-constexpr checkop_kernel kKernels[] = {kernel("split_k_by_rows", split_k_by_rows)};
-constexpr checkop_plugin kPlugin = plugin(kKernels);
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "split_k_by_rows", "matmul", "forward", CHECKOP_CPU, 0, 0, nullptr, split_k_by_rows}};
+constexpr checkop_plugin kPlugin{CHECKOP_ABI_VERSION, 1, kKernels};
 
 }  // namespace
 

@@ -9,7 +9,7 @@
 //   over blocks of 512 or 1024 terms; one more chain over the heads of a group.
 #pragma once
 
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace native::attention {
 

@@ -5,7 +5,7 @@
 //   dz[r,v] = g[r] ([v = t] - exp(z[r,v] - m) / s)  dhidden = dz W    dW = dz^T hidden    dbias = sum_r dz
 #pragma once
 
-#include "linear_logp_carry.hpp"
+#include "cpu/linear_logp_carry.hpp"
 
 namespace native::linear {
 

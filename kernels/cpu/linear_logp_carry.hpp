@@ -3,7 +3,7 @@
 // candidate of linear_logp and tp_linear_logp.
 #pragma once
 
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace native::linear {
 

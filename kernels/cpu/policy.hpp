@@ -3,7 +3,7 @@
 // Where a token is masked nothing of it is read: its id, its logits and its old log-probability may be anything.
 #pragma once
 
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace native {
 

@@ -3,7 +3,7 @@
 //   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
 #pragma once
 
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace native {
 

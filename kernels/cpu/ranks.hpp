@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace native {
 

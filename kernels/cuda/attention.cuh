@@ -16,7 +16,7 @@
 // computes the probabilities again.
 #pragma once
 
-#include "attention_tile.cuh"
+#include "cuda/attention_tile.cuh"
 
 namespace checkop::kernels {
 

@@ -6,7 +6,7 @@
 // a row of head_dim the columns 4 (t % 8) + 32 chunk + {0, 1, 2, 3}.
 #pragma once
 
-#include "common.cuh"
+#include "cuda/common.cuh"
 
 namespace checkop::kernels {
 

@@ -2,7 +2,7 @@
 // Kernels of pointwise operators: every element on its own, from `n_in` tensors to `n_out` of the same shape.
 #pragma once
 
-#include "group.cuh"
+#include "cuda/group.cuh"
 
 namespace checkop::kernels {
 

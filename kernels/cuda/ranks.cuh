@@ -8,8 +8,8 @@
 #include <chrono>
 #include <optional>
 
-#include "ranks_native.hpp"
-#include "row_sums.cuh"
+#include "cpu/ranks.hpp"
+#include "cuda/row_sums.cuh"
 
 namespace checkop::kernels::ranks {
 

@@ -3,7 +3,7 @@
 // A Sum is {max, sum}: the sum of exp(z - exp_shift(max)).
 #pragma once
 
-#include "common.cuh"
+#include "cuda/common.cuh"
 
 namespace checkop::kernels {
 

@@ -2,7 +2,7 @@
 // Rows copied bit by bit to where an index says: what embedding and pack share.
 #pragma once
 
-#include "group.cuh"
+#include "cuda/group.cuh"
 
 namespace checkop::kernels {
 

@@ -6,7 +6,7 @@
 // column and the vocabulary; the number of rows and the row's address choose only how wide the loads are.
 #pragma once
 
-#include "group.cuh"
+#include "cuda/group.cuh"
 
 namespace checkop::kernels {
 

@@ -3,7 +3,7 @@
 //   c[r,n] = sum_k a[r,k] b[k,n]     da[r,k] = sum_n g[r,n] b[k,n]     db[k,n] = sum_r a[r,k] g[r,n]
 //   a, da: [..., k_dim]    b, db: [k_dim, n_dim]    c, grad_c: [..., n_dim]    fp32|bf16|fp16, one dtype for all
 //   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
-#include "native_product.hpp"
+#include "cpu/product.hpp"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include <cub/device/device_radix_sort.cuh>
 #include <type_traits>
 
-#include "../rows.cuh"
+#include "cuda/rows.cuh"
 
 namespace checkop::kernels {
 namespace {

@@ -6,7 +6,7 @@
 //   of 64 + tokens / 64 additions, one rounding to the stored dtype.
 #include <cstring>
 
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace {
 

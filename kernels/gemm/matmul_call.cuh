@@ -2,7 +2,7 @@
 // Checks of a call of matmul or det_gemm: sizes, and what every CUDA candidate of theirs refuses.
 #pragma once
 
-#include "common.cuh"
+#include "cuda/common.cuh"
 
 namespace checkop::kernels {
 

@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "gemm_tile.cuh"
+#include "gemm/tile.cuh"
 
 namespace checkop::kernels {
 namespace mma {

@@ -3,8 +3,8 @@
 // Here are also the two passes that matmul and det_gemm have in common.
 #pragma once
 
-#include "gemm_mma.cuh"
-#include "matmul_call.cuh"
+#include "gemm/mma.cuh"
+#include "gemm/matmul_call.cuh"
 
 namespace checkop::kernels {
 

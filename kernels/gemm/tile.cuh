@@ -9,7 +9,7 @@
 // anywhere along k; its chain is as long as k.
 #pragma once
 
-#include "common.cuh"
+#include "cuda/common.cuh"
 
 namespace checkop::kernels {
 

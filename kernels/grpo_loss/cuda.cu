@@ -10,7 +10,7 @@
 //   CHECKOP_FAILED. Workspace: 512 bytes, a byte and two floats per token and a float per completion, each array
 //   rounded up to 256. Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
 //   Bits depend on the shape and the values alone, and the gradient of a token on its own row, A and n.
-#include "policy.cuh"
+#include "cuda/policy.cuh"
 
 namespace checkop::kernels {
 namespace {

@@ -9,7 +9,7 @@
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(terms / 1024) additions.
 #include <string_view>
 
-#include "policy_native.hpp"
+#include "cpu/policy.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 // are read where they lie. The bits are those of attention over both put into one array.
 //   inputs: q, k_cache, v_cache, k_new, v_new, key_padding_mask     backward: then grad_o
 //   outputs: o     backward: dq, dk_cache, dv_cache, dk_new, dv_new
-#include "../attention.cuh"
+#include "cuda/attention.cuh"
 
 namespace checkop::kernels {
 namespace {

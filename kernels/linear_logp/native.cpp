@@ -9,7 +9,7 @@
 //   the sums of 16 rows each, in order; their bits do not depend on how rows are cut into calls at multiples of 16.
 //   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms;
 //   from a carry, chains of rows / 16.
-#include "linear_logp_native.hpp"
+#include "cpu/linear_logp.hpp"
 
 namespace {
 

@@ -8,9 +8,9 @@
 // not depend on how rows are cut into calls either.
 #pragma once
 
-#include "gemm_tile.cuh"
+#include "gemm/tile.cuh"
 #include "linear_logp/weight_gradients.cuh"
-#include "segments.cuh"
+#include "linear_logp/segments.cuh"
 
 namespace checkop::kernels::linear_logp {
 

@@ -3,9 +3,9 @@
 // with, and sums of columns; names as in cuda.cu.
 #pragma once
 
-#include "gemm_tile.cuh"
-#include "linear_logp_carry.hpp"
-#include "segments.cuh"
+#include "gemm/tile.cuh"
+#include "cpu/linear_logp_carry.hpp"
+#include "linear_logp/segments.cuh"
 
 namespace checkop::kernels::linear_logp {
 

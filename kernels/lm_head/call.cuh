@@ -2,7 +2,7 @@
 // lm_head on CUDA, for any way of multiplying matrices: PortableProduct (product.cuh) or another of its shape.
 #pragma once
 
-#include "product.cuh"
+#include "gemm/product.cuh"
 
 namespace checkop::kernels::lm_head {
 

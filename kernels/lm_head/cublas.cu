@@ -10,7 +10,7 @@
 //   rounds some products before it adds, and such elements are out of bound.
 //   For fp16 and bf16 the partial sums of a split k stay in fp32. Bits may depend on the number of rows: the heuristics
 //   choose the kernel by shape.
-#include "cublas_product.cuh"
+#include "gemm/cublas_product.cuh"
 
 namespace checkop::kernels {
 namespace {

@@ -9,7 +9,7 @@
 //   pass through TF32. dbias: reduction class, chains of 512 + rows/512. A bias is added by beta = 1: in 16 bits cuBLAS
 //   rounds some products before it adds, and such elements are out of bound.
 //   The bits of a row do not depend on the other rows, as far as cuBLASLt's algorithms add up k in one order.
-#include "cublas_product.cuh"
+#include "gemm/cublas_product.cuh"
 
 namespace checkop::kernels {
 namespace {

@@ -5,7 +5,7 @@
 //   hidden, dhidden: [..., hidden]   W, dW: [vocab, hidden]   bias, dbias: [vocab], optional   logits, grad_logits:
 //   [..., vocab]   fp32|bf16|fp16, one dtype for all
 //   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
-#include "native_product.hpp"
+#include "cpu/product.hpp"
 
 namespace {
 

@@ -7,7 +7,7 @@
 //   Limits: rows < 2^31, vocab >= 1. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Expected error: a chain of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
 //   A row's bits depend on its own values alone: see softmax.cuh.
-#include "softmax.cuh"
+#include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
 namespace {

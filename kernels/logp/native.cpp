@@ -5,7 +5,7 @@
 //   logits, dlogits: [..., vocab] fp32|bf16|fp16    token_ids: [...] int64    logp, grad_logp: [...] fp32
 //   where token_ids[r] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@
 //   Expected error: contraction class, one fp32 accumulation per element and one output rounding; fp32 inputs never
 //   pass through TF32. For fp16 and bf16 the partial sums of a split k stay in fp32. Bits may depend on the number of
 //   rows: the heuristics choose the kernel by shape.
-#include "cublas_product.cuh"
+#include "gemm/cublas_product.cuh"
 
 namespace checkop::kernels {
 namespace {

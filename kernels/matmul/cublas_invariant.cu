@@ -6,7 +6,7 @@
 //   Expected error: contraction class, one fp32 accumulation per element and one output rounding; fp32 inputs never
 //   pass through TF32. The bits of a row do not depend on the other rows, as far as cuBLASLt's algorithms add up k in
 //   one order.
-#include "cublas_product.cuh"
+#include "gemm/cublas_product.cuh"
 
 namespace checkop::kernels {
 namespace {

@@ -6,7 +6,7 @@
 //   Limits: fp32: k_dim and n_dim <= 65535 * 128, outputs at 16-byte boundaries.
 //   Expected error: contraction class; fp16 and bf16: a chain of k/16 blocks, fp32: chains of 512 + k/512, then one
 //   rounding. The bits of a row do not depend on the other rows: see gemm_mma.cuh and gemm_tile.cuh.
-#include "product.cuh"
+#include "gemm/product.cuh"
 
 namespace checkop::kernels {
 namespace {

@@ -8,7 +8,7 @@
 //
 // Counting reads a byte a row where copying moves whole rows: one block does it fast enough, in one pass, with a prefix
 // sum that needs neither atomics nor other blocks.
-#include "../rows.cuh"
+#include "cuda/rows.cuh"
 
 namespace checkop::kernels {
 namespace {

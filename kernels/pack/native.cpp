@@ -6,7 +6,7 @@
 //   mask: [batch, seq] uint8     cu_seqlens: [batch + 1] int64     Limits: contiguous.   Expected error: none.
 #include <cstring>
 
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 //   Limits: rows < 2^31, vocab >= 1. Active ids outside [0, vocab) are CHECKOP_FAILED.   Workspace: 256 bytes.
 //   Expected error: that of logp in lp and lr, expf within 2 ulp of their difference; kl is right to fp32 near 0.
 //   A row's bits depend on its own values alone: see softmax.cuh.
-#include "policy.cuh"
+#include "cuda/policy.cuh"
 
 namespace checkop::kernels {
 namespace {

@@ -6,7 +6,7 @@
 //   policy_logits, ref_logits, dpolicy_logits: [..., vocab] fp32|bf16|fp16   action_ids: int64   attention_mask: uint8
 //   old_logps, grad_ratio, grad_kl, ratio, kl: [...] fp32
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.
-#include "policy_native.hpp"
+#include "cpu/policy.hpp"
 
 namespace {
 

@@ -12,7 +12,7 @@
 // and writes one partial row; a second kernel adds the partial rows. Which rows a block has follows from the shape.
 #include <algorithm>
 
-#include "team.cuh"
+#include "rms_norm/team.cuh"
 
 namespace checkop::kernels {
 namespace {

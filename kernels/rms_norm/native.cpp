@@ -5,7 +5,7 @@
 //   x, y, grad_y, dx: [..., hidden]  weight, dweight: [hidden], fp32|bf16|fp16, all the same   mask: [...] uint8 or
 //   none Limits: contiguous.   Expected error: sums of a row are chains of 68 + log2(hidden / 1024) additions, those of
 //   dweight of 64 + log2(rows / 64); one rounding to the stored dtype.
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // Rows of rms_norm: which threads work on a row, which columns are whose, and the sums over a row.
 #pragma once
 
-#include "../group.cuh"
+#include "cuda/group.cuh"
 
 namespace checkop::kernels {
 

@@ -7,7 +7,7 @@
 //   Expected error: that of an fp32 angle (powf, reciprocal, product), sincosf within 2 ulp, two products and a sum.
 #include <algorithm>
 
-#include "../group.cuh"
+#include "cuda/group.cuh"
 
 namespace checkop::kernels {
 namespace {

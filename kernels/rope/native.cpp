@@ -4,7 +4,7 @@
 //   backward: the same with -a
 //   x, y, grad_y, dx: [batch, heads, seq, D] fp32|bf16|fp16    positions: [seq] int64
 //   Limits: contiguous, D even, positions >= 0.   Expected error: that of an fp32 angle, then two products and a sum.
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 //   y = x * s,  s = 1 / (1 + exp(-x))     dx = grad_y * s * (1 + x * (1 - s))
 //   x, y, grad_y, dx: [..., hidden] fp32|bf16|fp16, all the same
 //   Limits: contiguous.   Expected error: a few roundings of fp32, then one to the stored dtype.
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 // Facts: PTX ISA 9.0, "mbarrier", "barrier.cluster", "mapa", "membar/fence" (async proxy).
 #pragma once
 
-#include "common.cuh"
+#include "cuda/common.cuh"
 
 namespace checkop::kernels::sm90 {
 

@@ -3,8 +3,8 @@
 // Facts: PTX ISA 9.0, "stmatrix"; fragment of d as in wgmma.cuh.
 #pragma once
 
-#include "gemm_mma.cuh"
-#include "plan.cuh"
+#include "gemm/mma.cuh"
+#include "sm90/plan.cuh"
 
 namespace checkop::kernels::sm90 {
 

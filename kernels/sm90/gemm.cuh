@@ -4,8 +4,8 @@
 // (epilogue.cuh), or one that takes them in registers. What fixes their bits: plan.cuh.
 #pragma once
 
-#include "epilogue.cuh"
-#include "loader.cuh"
+#include "sm90/epilogue.cuh"
+#include "sm90/loader.cuh"
 
 namespace checkop::kernels::sm90 {
 

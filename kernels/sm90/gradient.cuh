@@ -3,7 +3,7 @@
 // next.
 #pragma once
 
-#include "segments.cuh"
+#include "sm90/segments.cuh"
 
 namespace checkop::kernels::sm90 {
 

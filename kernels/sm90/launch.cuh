@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "gemm.cuh"
+#include "sm90/gemm.cuh"
 
 namespace checkop::kernels::sm90 {
 

@@ -3,8 +3,8 @@
 // matrices that it can't reach (a line that does not start at a 16-byte boundary).
 #pragma once
 
-#include "gemm_tile.cuh"
-#include "plan.cuh"
+#include "gemm/tile.cuh"
+#include "sm90/plan.cuh"
 
 namespace checkop::kernels::sm90 {
 

@@ -13,8 +13,8 @@
 // the instruction; tests compare the plans with one another and with mma.sync (gemm_mma.cuh), bit for bit.
 #pragma once
 
-#include "tensor_map.cuh"
-#include "wgmma.cuh"
+#include "sm90/tensor_map.cuh"
+#include "sm90/wgmma.cuh"
 
 namespace checkop::kernels::sm90 {
 

@@ -10,8 +10,8 @@
 // needs no second product (gradient.cuh).
 #pragma once
 
-#include "epilogue.cuh"
-#include "row_sums.cuh"
+#include "sm90/epilogue.cuh"
+#include "cuda/row_sums.cuh"
 
 namespace checkop::kernels::sm90 {
 

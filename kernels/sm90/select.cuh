@@ -3,8 +3,8 @@
 // sizes, all with the same bits; fp32, sums of nothing and small unaligned products as in the candidates named "cuda".
 #pragma once
 
-#include "launch.cuh"
-#include "product.cuh"
+#include "sm90/launch.cuh"
+#include "gemm/product.cuh"
 
 namespace checkop::kernels::sm90 {
 

@@ -5,7 +5,7 @@
 
 #include <cudaTypedefs.h>
 
-#include "barrier.cuh"
+#include "sm90/barrier.cuh"
 
 namespace checkop::kernels::sm90 {
 

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "common.cuh"
+#include "cuda/common.cuh"
 
 namespace checkop::kernels::sm90 {
 

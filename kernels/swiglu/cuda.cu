@@ -4,7 +4,7 @@
 //   backward  dgate = grad_y up s (1 + gate (1 - s)),  dup = grad_y gate s
 //   gate, up, y, grad_y, dgate, dup: any shape, f32|f16|bf16, all the same, contiguous
 //   Limits: none beyond the grid's 2^31 blocks.   Expected error: a few fp32 roundings, one output rounding.
-#include "../pointwise.cuh"
+#include "cuda/pointwise.cuh"
 
 namespace checkop::kernels {
 namespace {

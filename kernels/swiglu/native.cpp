@@ -3,7 +3,7 @@
 //   y = g / (1 + exp(-g)) * u,  g = gate, u = up     dup = grad_y * g * s     dgate = grad_y * u * s * (1 + g * (1 -
 //   s)) gate, up, y, grad_y, dgate, dup: [..., hidden] fp32|bf16|fp16, all the same Limits: contiguous.   Expected
 //   error: a few roundings of fp32, then one to the stored dtype.
-#include "native.hpp"
+#include "cpu/native.hpp"
 
 namespace {
 

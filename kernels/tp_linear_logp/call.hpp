@@ -2,8 +2,8 @@
 // tp_linear_logp: what a rank can say of a call before it knows of the others.
 #pragma once
 
-#include "linear_logp_carry.hpp"
-#include "ranks_native.hpp"
+#include "cpu/linear_logp_carry.hpp"
+#include "cpu/ranks.hpp"
 
 namespace tp_linear_logp {
 

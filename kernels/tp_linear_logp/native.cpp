@@ -8,7 +8,7 @@
 //   Exchanges: (m, s, z_t) of every part; backward, dhidden of every part in fp32. Both are all-gathered and combined
 //   on every rank in the order of the vocabulary. Limits: contiguous.   Expected error: as linear_logp's, and one
 //   rounding for each part.
-#include "linear_logp_native.hpp"
+#include "cpu/linear_logp.hpp"
 #include "tp_linear_logp/call.hpp"
 
 namespace {

@@ -16,7 +16,7 @@
 #pragma once
 
 #include "linear_logp/portable.cuh"
-#include "ranks.cuh"
+#include "cuda/ranks.cuh"
 #include "tp_linear_logp/call.hpp"
 
 namespace checkop::kernels::tp_linear_logp {

@@ -2,7 +2,7 @@
 // tp_logp: what a rank can say of a call before it knows of the others.
 #pragma once
 
-#include "ranks_native.hpp"
+#include "cpu/ranks.hpp"
 
 namespace tp_logp {
 

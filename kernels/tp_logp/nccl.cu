@@ -9,8 +9,8 @@
 //   order of the vocabulary. With canonical segments bits do not depend on the ranks.
 //   Limits: rows < 2^31; 64 ranks, 64 canonical segments.
 //   Expected error: as that of logp / cuda, and one addition for each part.
-#include "ranks.cuh"
-#include "softmax.cuh"
+#include "cuda/ranks.cuh"
+#include "cuda/softmax.cuh"
 #include "tp_logp/call.hpp"
 
 namespace checkop::kernels {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention as kernels compute it; kv_cache_attention shares the passes.
-#include "attention.hpp"
+#include "emulation/attention.hpp"
 
 #include <limits>
 

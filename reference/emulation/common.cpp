@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products and softmax rows.
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop::emulation {
 

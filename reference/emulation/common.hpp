@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "emulation.hpp"
+#include "operator/emulation.hpp"
 
 namespace checkop::emulation {
 

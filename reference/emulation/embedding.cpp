@@ -3,7 +3,7 @@
 #include <array>
 #include <bit>
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop {
 namespace {

@@ -2,7 +2,7 @@
 // Rows whose id is ignore_index, as logp and linear_logp leave them out, and what goes wrong with them.
 #pragma once
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop::emulation {
 

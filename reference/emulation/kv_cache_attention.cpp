@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // kv_cache_attention as kernels compute it: attention over one array, in which the cache lies before what is new.
-#include "attention.hpp"
+#include "emulation/attention.hpp"
 
 namespace checkop {
 namespace {

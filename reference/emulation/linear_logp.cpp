@@ -2,8 +2,8 @@
 // linear_logp as kernels compute it.
 #include <array>
 
-#include "ignored_rows.hpp"
-#include "ranks.hpp"
+#include "emulation/ignored_rows.hpp"
+#include "emulation/ranks.hpp"
 
 namespace checkop {
 namespace {

@@ -2,7 +2,7 @@
 // lm_head as kernels compute it.
 #include <array>
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop {
 namespace {

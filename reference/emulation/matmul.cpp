@@ -2,7 +2,7 @@
 // matmul and det_gemm as kernels compute them.
 #include <array>
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ratio, KL estimate and gradient of one token.
-#include "policy.hpp"
+#include "emulation/policy.hpp"
 
 namespace checkop::emulation {
 namespace {

@@ -2,7 +2,7 @@
 // What the emulations of ratio_kl and grpo_loss share: ratio and KL estimate of one token, and their faults.
 #pragma once
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop::emulation {
 

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop::emulation {
 

@@ -2,7 +2,7 @@
 // ratio_kl as kernels compute it.
 #include <array>
 
-#include "policy.hpp"
+#include "emulation/policy.hpp"
 
 namespace checkop {
 namespace {

@@ -2,7 +2,7 @@
 // rms_norm as kernels compute it.
 #include <array>
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop {
 namespace {

@@ -2,7 +2,7 @@
 // rope as kernels compute it.
 #include <array>
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop {
 namespace {

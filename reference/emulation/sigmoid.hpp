@@ -2,7 +2,7 @@
 // The logistic function of silu and swiglu, with the faults that both can have.
 #pragma once
 
-#include "common.hpp"
+#include "emulation/common.hpp"
 
 namespace checkop::emulation {
 

@@ -2,7 +2,7 @@
 // swiglu as kernels compute it.
 #include <array>
 
-#include "sigmoid.hpp"
+#include "emulation/sigmoid.hpp"
 
 namespace checkop {
 namespace {

@@ -16,23 +16,23 @@ function(install_check_operator)
   install(TARGETS check_operator RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS check_operator_gtest LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY contracts cases DESTINATION ${CHECK_OPERATOR_SHARE} FILES_MATCHING PATTERN "*.json")
-  install(DIRECTORY sdk/init DESTINATION ${CHECK_OPERATOR_SHARE}/sdk)
-  install(FILES src/check_operator.h src/check_operator_gtest.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(DIRECTORY src/sdk/init DESTINATION ${CHECK_OPERATOR_SHARE}/sdk)
+  install(FILES src/abi/check_operator.h src/abi/check_operator_gtest.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
   install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR})
-  install(DIRECTORY sdk/example/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/gtest)
+  install(DIRECTORY src/sdk/example/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/gtest)
 
   include(CMakePackageConfigHelpers)
   set(PACKAGE_PROGRAM ${CMAKE_INSTALL_BINDIR}/check_operator)
   set(PACKAGE_INCLUDE ${CMAKE_INSTALL_INCLUDEDIR})
   set(PACKAGE_LIBRARY ${CMAKE_INSTALL_LIBDIR}/libcheck_operator_gtest.so)
-  configure_package_config_file(sdk/cmake/check_operatorConfig.cmake.in ${PROJECT_BINARY_DIR}/package/check_operatorConfig.cmake
+  configure_package_config_file(src/sdk/cmake/check_operatorConfig.cmake.in ${PROJECT_BINARY_DIR}/package/check_operatorConfig.cmake
                                 INSTALL_DESTINATION ${CHECK_OPERATOR_PACKAGE} PATH_VARS PACKAGE_PROGRAM PACKAGE_INCLUDE PACKAGE_LIBRARY
                                 NO_CHECK_REQUIRED_COMPONENTS_MACRO)
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/check_operatorConfigVersion.cmake
                                    COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/package/check_operatorConfig.cmake
                 ${PROJECT_BINARY_DIR}/package/check_operatorConfigVersion.cmake
-                sdk/cmake/check_operatorFunctions.cmake sdk/cmake/check_operatorTests.cmake
+                src/sdk/cmake/check_operatorFunctions.cmake src/sdk/cmake/check_operatorTests.cmake
           DESTINATION ${CHECK_OPERATOR_PACKAGE})
 endfunction()

@@ -8,7 +8,7 @@ function(add_kernel path)
   set(target kernel_${op}_${candidate})
   add_library(${target} MODULE ${PROJECT_SOURCE_DIR}/${path})
   target_compile_features(${target} PRIVATE cxx_std_20)
-  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/kernels)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src/abi ${PROJECT_SOURCE_DIR}/kernels)
   string(REPLACE "_" "-" name ${candidate})
   set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden
                         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/kernels/${op})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // YYYY-MM-DD.
-#include "date.hpp"
+#include "base/date.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one line that an InputError says.
-#include "error.hpp"
+#include "base/error.hpp"
 
 #include <fmt/format.h>
 

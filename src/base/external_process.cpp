@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Starts a process, speaks with it, and tells how it ended.
-#include "external_process.hpp"
+#include "base/external_process.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -22,7 +22,7 @@
 #include <thread>
 #include <vector>
 
-#include "error.hpp"
+#include "base/error.hpp"
 
 namespace checkop {
 namespace {

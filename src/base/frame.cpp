@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Framing and descriptor passing; no call waits longer than it was told to.
-#include "frame.hpp"
+#include "base/frame.hpp"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -16,12 +16,12 @@
 #include <random>
 #include <utility>
 
+#include "base/clock.hpp"
+
 namespace checkop {
 namespace {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-
 constexpr uint32_t kMagic = 0x63686b6f;
 constexpr std::chrono::milliseconds kSlice{200};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mappings with nothing around them; /proc/meminfo and the files of control groups, versions 1 and 2.
-#include "host_memory.hpp"
+#include "base/host_memory.hpp"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -15,6 +15,8 @@
 #include <mutex>
 #include <sstream>
 #include <utility>
+
+#include "base/clock.hpp"
 
 namespace checkop {
 namespace {
@@ -153,7 +155,6 @@ std::optional<uint64_t> available_memory(const std::string& proc, const std::str
 }
 
 std::optional<uint64_t> available_memory_for(uint64_t need) {
-  using Clock = std::chrono::steady_clock;
   constexpr auto kLongest = std::chrono::milliseconds{100};
   static std::mutex mutex;
   static std::optional<uint64_t> last;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The handler does no more than to note the signal.
-#include "interruption.hpp"
+#include "base/interruption.hpp"
 
 #include <signal.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The typed JSON reader: parsing with duplicate keys refused, and the wording of errors.
-#include "json.hpp"
+#include "base/json.hpp"
 
 #include <fmt/format.h>
 
@@ -12,8 +12,8 @@
 #include <set>
 #include <system_error>
 
-#include "error.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads over an index range.
-#include "parallel.hpp"
+#include "base/parallel.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "interruption.hpp"
+#include "base/interruption.hpp"
 
 namespace checkop {
 

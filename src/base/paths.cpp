@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the files that come with the program lie.
-#include "paths.hpp"
+#include "base/paths.hpp"
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 
-#include "error.hpp"
-#include "version.hpp"
+#include "base/error.hpp"
+#include "base/version.hpp"
 
 namespace checkop {
 
@@ -21,6 +22,11 @@ std::string& chosen_folder() {
 }
 
 }  // namespace
+
+std::string environment_variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 std::string host_name() {
   char name[256] = "";
@@ -49,7 +55,8 @@ std::string short_path(const std::string& path) {
 std::string find_shipped(const std::string& relative) {
   const fs::path here = program_folder();
   // An installation first: two folders above its program is no source tree of ours.
-  for (const fs::path& folder : {here / kSharedFiles, here, here / "../..", fs::path()}) {
+  for (const fs::path& folder :
+       {here / kSharedFiles, here, here / "../..", here / "../../src", fs::path(), fs::path("src")}) {
     const fs::path path = folder / relative;
     std::error_code error;
     if (fs::exists(path, error)) return short_path(path.string());

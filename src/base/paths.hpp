@@ -6,6 +6,9 @@
 
 namespace checkop {
 
+/// The value of an environment variable; "" when it is not set.
+std::string environment_variable(const char* name);
+
 /// The name of this machine.
 std::string host_name();
 

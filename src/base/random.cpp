@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Philox streams, normals by inversion. Only + - * / sqrt and integers make the bits, in FP64, on every machine the
 // same.
-#include "random.hpp"
+#include "base/random.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 
-#include "mix.hpp"
+#include "base/mix.hpp"
 
 namespace checkop {
 namespace {

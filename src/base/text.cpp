@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nearest name (Damerau-Levenshtein distance, case ignored), globs, bytes, FNV-1a and versions.
-#include "text.hpp"
+#include "base/text.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names of axes.
-#include "axes.hpp"
+#include "case/axes.hpp"
 
 #include <array>
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sizes, names and validation of a case.
-#include "case.hpp"
+#include "case/case.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "error.hpp"
-#include "shards.hpp"
+#include "base/error.hpp"
+#include "case/shards.hpp"
 
 namespace checkop {
 namespace {

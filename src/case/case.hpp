@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "error.hpp"
-#include "json.hpp"
-#include "sweep.hpp"
+#include "base/error.hpp"
+#include "base/json.hpp"
+#include "case/sweep.hpp"
 
 namespace checkop {
 namespace {

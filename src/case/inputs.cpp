@@ -8,15 +8,15 @@
 // plant_targets. extreme: see plant_extremes. wide: as random, each floating element times its own
 // 2^-n, n in [0, 12] at random: sums that round more often. Upstream gradients are ones with GradMode::ones; otherwise
 // integers in mode integer, else normals.
-#include "inputs.hpp"
+#include "case/inputs.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
 
-#include "error.hpp"
-#include "parallel.hpp"
+#include "base/error.hpp"
+#include "base/parallel.hpp"
 
 namespace checkop {
 namespace {

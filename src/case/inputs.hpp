@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "case.hpp"
-#include "random.hpp"
+#include "base/random.hpp"
+#include "case/case.hpp"
 
 namespace checkop {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // cases/models.json and the "presets" of case files.
-#include "preset.hpp"
+#include "case/preset.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "case.hpp"
-#include "error.hpp"
-#include "paths.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "base/text.hpp"
+#include "case/case.hpp"
 
 namespace checkop {
 namespace {

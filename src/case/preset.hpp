@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "json.hpp"
-#include "operator.hpp"
+#include "base/json.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

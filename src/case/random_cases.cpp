@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Seed -> sizes -> cases; what does not fit together is drawn again.
-#include "random_cases.hpp"
+#include "case/random_cases.hpp"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "error.hpp"
-#include "random.hpp"
+#include "base/error.hpp"
+#include "base/random.hpp"
 
 namespace checkop {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sweep.hpp"
+#include "case/sweep.hpp"
 
 namespace checkop {
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows for the gold: those where kernels go wrong first, then random ones.
-#include "sampling.hpp"
+#include "case/sampling.hpp"
 
 #include <algorithm>
 #include <map>
 #include <set>
 #include <string>
 
-#include "random.hpp"
+#include "base/random.hpp"
 
 namespace checkop {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
+#include "case/case.hpp"
 
 namespace checkop {
 

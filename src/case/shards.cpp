@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bounds of ranks' parts, and what can be wrong with them.
-#include "shards.hpp"
+#include "case/shards.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "error.hpp"
+#include "base/error.hpp"
 
 namespace checkop {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "case.hpp"
+#include "case/case.hpp"
 
 namespace checkop {
 

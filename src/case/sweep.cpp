@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists of names and sizes -> cases.
-#include "sweep.hpp"
+#include "case/sweep.hpp"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <charconv>
 #include <stdexcept>
 
-#include "error.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace checkop {
 namespace {

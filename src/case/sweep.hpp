@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "case.hpp"
-#include "preset.hpp"
+#include "case/case.hpp"
+#include "case/preset.hpp"
 
 namespace checkop {
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_operator bench: cases x candidates -> interleaved timings -> records.
-#include "bench.hpp"
-
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,14 +8,15 @@
 #include <ctime>
 #include <random>
 
-#include "commands/bench_record.hpp"
-#include "commands/commands.hpp"
-#include "commands/selection.hpp"
-#include "error.hpp"
-#include "inputs.hpp"
-#include "output_file.hpp"
-#include "paths.hpp"
-#include "report.hpp"
+#include "base/error.hpp"
+#include "base/output_file.hpp"
+#include "base/paths.hpp"
+#include "case/inputs.hpp"
+#include "cli/commands.hpp"
+#include "report/bench_record.hpp"
+#include "report/report.hpp"
+#include "run/bench.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 namespace {

@@ -5,15 +5,15 @@
 
 #include <algorithm>
 
-#include "certificate.hpp"
-#include "commands/commands.hpp"
-#include "commands/control.hpp"
-#include "commands/session.hpp"
-#include "error.hpp"
-#include "output_file.hpp"
-#include "report_json.hpp"
-#include "text.hpp"
-#include "version.hpp"
+#include "base/error.hpp"
+#include "base/output_file.hpp"
+#include "base/text.hpp"
+#include "base/version.hpp"
+#include "cli/commands.hpp"
+#include "report/certificate.hpp"
+#include "report/report_json.hpp"
+#include "session/control.hpp"
+#include "session/session.hpp"
 
 namespace checkop {
 namespace {

@@ -2,7 +2,7 @@
 // The subcommands; each returns the process's exit code.
 #pragma once
 
-#include "options.hpp"
+#include "cli/options.hpp"
 
 namespace checkop {
 

@@ -6,23 +6,18 @@
 #include <filesystem>
 #include <memory>
 
-#include "commands/commands.hpp"
-#include "commands/run_outputs.hpp"
-#include "commands/selection.hpp"
-#include "digest.hpp"
-#include "error.hpp"
-#include "given.hpp"
-#include "interruption.hpp"
-#include "text.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/interruption.hpp"
+#include "base/text.hpp"
+#include "cli/commands.hpp"
+#include "cli/run_outputs.hpp"
+#include "session/given.hpp"
+#include "session/selection.hpp"
+#include "tensor/digest.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 /// One tensor of the gold's file and what it is compared with.
 struct Pair {

@@ -5,9 +5,9 @@
 
 #include <cmath>
 
-#include "commands/calibration.hpp"
-#include "commands/commands.hpp"
-#include "commands/session.hpp"
+#include "cli/commands.hpp"
+#include "session/calibration.hpp"
+#include "session/session.hpp"
 
 namespace checkop {
 namespace {

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_operator contract diff: in what two contracts differ on cases, and which verdicts that changes.
-#include "contract_diff.hpp"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <map>
 #include <set>
 
-#include "commands/commands.hpp"
-#include "commands/session.hpp"
-#include "error.hpp"
-#include "mutation.hpp"
-#include "sampling.hpp"
+#include "base/error.hpp"
+#include "case/sampling.hpp"
+#include "cli/commands.hpp"
+#include "contract/contract_diff.hpp"
+#include "mutate/mutation.hpp"
+#include "session/session.hpp"
 
 namespace checkop {
 namespace {

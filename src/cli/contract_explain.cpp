@@ -7,19 +7,19 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "bound.hpp"
-#include "commands/commands.hpp"
-#include "commands/selection.hpp"
-#include "error.hpp"
-#include "gold.hpp"
-#include "output_file.hpp"
-#include "report.hpp"
-#include "sampling.hpp"
+#include "base/error.hpp"
+#include "base/output_file.hpp"
+#include "case/sampling.hpp"
+#include "cli/commands.hpp"
+#include "judge/bound.hpp"
+#include "judge/gold.hpp"
+#include "report/report.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// Who is asked about: nobody looks at a device.
 struct Asked {
@@ -139,18 +139,18 @@ void print_case(const Contract& contract, const Case& c, const Asked& asked,
 
 // --- JSON ------------------------------------------------------------------------------------------------------------
 
-Json gate_json(const Gate& gate, const ExplainedOutput& output) {
-  Json numbers = Json::array();
+OrderedJson gate_json(const Gate& gate, const ExplainedOutput& output) {
+  OrderedJson numbers = OrderedJson::array();
   for (const GateKey& key : keys_of(gate.metric)) {
     const auto source =
         std::find_if(output.gates.numbers.begin(), output.gates.numbers.end(),
                      [&](const NumberSource& number) { return number.metric == gate.metric && number.key == &key; });
-    const Json value = key.words.empty() ? Json(key.value_in(gate)) : Json(key.text_in(gate));
-    Json number{{"key", key.name}, {"value", value}, {"from", source_of(output.gates, gate.metric, key)}};
+    const OrderedJson value = key.words.empty() ? OrderedJson(key.value_in(gate)) : OrderedJson(key.text_in(gate));
+    OrderedJson number{{"key", key.name}, {"value", value}, {"from", source_of(output.gates, gate.metric, key)}};
     if (source != output.gates.numbers.end() && !source->reason.empty()) number["reason"] = source->reason;
     numbers.push_back(number);
   }
-  Json json{{"metric", to_string(gate.metric)}, {"source", gate.source}, {"numbers", numbers}};
+  OrderedJson json{{"metric", to_string(gate.metric)}, {"source", gate.source}, {"numbers", numbers}};
   const PreparedGate prepared(gate, output.dtype, output.terms);
   if (gate.metric == Metric::bound_ratio) {
     json["chain"] = chain_length(gate, output.terms);
@@ -164,10 +164,10 @@ Json gate_json(const Gate& gate, const ExplainedOutput& output) {
   return json;
 }
 
-Json case_json(const Contract& contract, const Case& c, const Asked& asked) {
-  Json outputs = Json::array();
+OrderedJson case_json(const Contract& contract, const Case& c, const Asked& asked) {
+  OrderedJson outputs = OrderedJson::array();
   for (const ExplainedOutput& output : explain(contract, c, asked.subject())) {
-    Json gates = Json::array();
+    OrderedJson gates = OrderedJson::array();
     for (const Gate& gate : output.gates.all) gates.push_back(gate_json(gate, output));
     outputs.push_back(
         {{"name", output.spec->tensor.name},
@@ -182,7 +182,7 @@ Json case_json(const Contract& contract, const Case& c, const Asked& asked) {
          {"gates", gates},
          {"withheld", output.gates.withheld}});
   }
-  Json known = Json::array();
+  OrderedJson known = OrderedJson::array();
   for (const KnownFailure& entry : contract.known_for(c, asked.subject()))
     known.push_back({{"path", entry.path},
                      {"kinds", entry.kinds},
@@ -196,7 +196,7 @@ Json case_json(const Contract& contract, const Case& c, const Asked& asked) {
           {"op", c.op->name},
           {"pass", c.pass->name},
           {"dtype", info(c.dtype).name},
-          {"gold", {{"work", work}, {"rows", rows == 0 ? Json("all") : Json(rows)}}},
+          {"gold", {{"work", work}, {"rows", rows == 0 ? OrderedJson("all") : OrderedJson(rows)}}},
           {"known", known},
           {"outputs", outputs}};
 }
@@ -208,13 +208,13 @@ int explain_command(const Options& options) {
   const Contract contract = load_contract(options.run);
   const std::vector<Case> cases = select_cases(options.run);
   if (options.run.json_to_stdout || !options.run.json_file.empty()) {
-    Json all = Json::array();
+    OrderedJson all = OrderedJson::array();
     for (const Case& c : cases) all.push_back(case_json(contract, c, asked));
-    const Json root{
+    const OrderedJson root{
         {"format", "check_operator/explain-1"}, {"contract", {{"path", contract.path()}, {"hash", contract.hash()}}},
         {"arch_key", asked.arch_key},           {"candidate", asked.candidate},
         {"warnings", contract.warnings()},      {"cases", all}};
-    const std::string text = root.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+    const std::string text = root.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
     if (!options.run.json_file.empty()) write_file(options.run.json_file, text);
     if (options.run.json_to_stdout) fmt::print("{}", text);
   }

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_operator contract lint: what is wrong with contracts, before anything is judged by them.
-#include "contract_lint.hpp"
-
 #include <fmt/format.h>
 
 #include <map>
 #include <set>
 #include <tuple>
 
-#include "commands/commands.hpp"
-#include "commands/selection.hpp"
-#include "contract_diff.hpp"
-#include "error.hpp"
-#include "mutation.hpp"
+#include "base/error.hpp"
+#include "cli/commands.hpp"
+#include "contract/contract_diff.hpp"
+#include "contract/contract_lint.hpp"
+#include "mutate/mutation.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 namespace {

@@ -12,32 +12,32 @@
 #include <string_view>
 #include <vector>
 
-#include "check_operator.h"
-#include "commands/commands.hpp"
-#include "commands/selection.hpp"
-#include "error.hpp"
-#include "isolate.hpp"
-#include "nccl_comm.hpp"
-#include "output_file.hpp"
-#include "paths.hpp"
-#include "plugin.hpp"
-#include "sanitizer_log.hpp"
-#include "sweep.hpp"
-#include "text.hpp"
-#include "version.hpp"
+#include "abi/check_operator.h"
+#include "base/error.hpp"
+#include "base/output_file.hpp"
+#include "base/paths.hpp"
+#include "base/text.hpp"
+#include "base/version.hpp"
+#include "case/sweep.hpp"
+#include "cli/commands.hpp"
+#include "device/nccl_comm.hpp"
+#include "device/plugin.hpp"
+#include "session/sanitizer_log.hpp"
+#include "session/selection.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 namespace {
 
 /// One thing that was looked for.
-struct Finding {
+struct Diagnosed {
   std::string name = {}, value = {};  ///< "device cuda:0", "NVIDIA H200 (sm90), 132 SMs, 140.0 GiB"
   bool found = true;
   bool needed = false;       ///< by this build: without it checks can't be made
   std::string install = {};  ///< what gets it, where it is missing
 };
 
-using Findings = std::vector<Finding>;
+using Findings = std::vector<Diagnosed>;
 
 constexpr std::string_view kInstallDriver = "sudo apt-get install cuda-drivers, then restart";
 
@@ -85,7 +85,7 @@ void look_at_devices(Findings& findings) {
 
 /// NCCL is loaded and not linked: only what runs on several devices needs it.
 void look_at_nccl(Findings& findings) {
-  Finding nccl{"NCCL", "libnccl.so.2 is not found", false, false, "sudo apt-get install libnccl2"};
+  Diagnosed nccl{"NCCL", "libnccl.so.2 is not found", false, false, "sudo apt-get install libnccl2"};
   if (void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) {
     using GetVersion = int(int*);
     int version = 0;
@@ -109,7 +109,7 @@ void look_at_sanitizer(Findings& findings) {
 
 /// Each in a process of its own: one that can't be loaded must not hide the others.
 void look_at_plugin(const std::string& path, Findings& findings) {
-  Finding plugin{"plugin " + short_path(path), "", true, true, ""};
+  Diagnosed plugin{"plugin " + short_path(path), "", true, true, ""};
   try {
     const WorkerInfo info = Worker({{path}}).info();
     std::vector<std::string> names;
@@ -167,7 +167,7 @@ Findings look_around(const RunOptions& options) {
 
 nlohmann::json to_json(const Findings& findings, bool ok) {
   nlohmann::json list = nlohmann::json::array();
-  for (const Finding& f : findings) {
+  for (const Diagnosed& f : findings) {
     list.push_back({{"name", f.name},
                     {"value", f.value},
                     {"found", f.found},
@@ -181,14 +181,15 @@ nlohmann::json to_json(const Findings& findings, bool ok) {
 
 int doctor_command(const Options& options) {
   const Findings findings = look_around(options.run);
-  const bool ok = std::none_of(findings.begin(), findings.end(), [](const Finding& f) { return f.needed && !f.found; });
+  const bool ok =
+      std::none_of(findings.begin(), findings.end(), [](const Diagnosed& f) { return f.needed && !f.found; });
   const std::string json = to_json(findings, ok).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (!options.run.json_file.empty()) write_file(options.run.json_file, json);
   if (options.run.json_to_stdout) {
     fmt::print("{}", json);
     return ok ? 0 : 5;
   }
-  for (const Finding& f : findings) {
+  for (const Diagnosed& f : findings) {
     fmt::print("{} {:<24} {}\n", f.found ? "[   OK    ]" : f.needed ? "[ MISSING ]" : "[ absent  ]", f.name, f.value);
     if (!f.found && !f.install.empty()) fmt::print("            get it with: {}\n", f.install);
   }

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "check_operator.h"
-#include "commands/linked_checks.hpp"
-#include "paths.hpp"
-#include "version.hpp"
+#include "abi/check_operator.h"
+#include "base/paths.hpp"
+#include "base/version.hpp"
+#include "cli/linked_checks.hpp"
 
 /// Documented in check_operator_gtest.h, which this file does not include, for it needs GoogleTest.
 CHECKOP_EXPORT int check_operator_check_linked(const checkop_kernel* kernel, const char* const* arguments,

@@ -7,15 +7,15 @@
 #include <map>
 #include <sstream>
 
-#include "commands/commands.hpp"
-#include "commands/selection.hpp"
-#include "device.hpp"
-#include "error.hpp"
-#include "output_file.hpp"
-#include "paths.hpp"
-#include "saved_case.hpp"
-#include "sweep.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/output_file.hpp"
+#include "base/paths.hpp"
+#include "base/text.hpp"
+#include "case/sweep.hpp"
+#include "cli/commands.hpp"
+#include "device/device.hpp"
+#include "session/saved_case.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of a kernel that is part of the running program.
-#include "commands/linked_checks.hpp"
+#include "cli/linked_checks.hpp"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -10,15 +10,15 @@
 #include <exception>
 #include <set>
 
-#include "commands/control.hpp"
-#include "commands/selection.hpp"
-#include "commands/session.hpp"
-#include "device.hpp"
-#include "error.hpp"
-#include "isolate.hpp"
-#include "paths.hpp"
-#include "plugin.hpp"
-#include "report.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "report/report.hpp"
+#include "session/control.hpp"
+#include "session/selection.hpp"
+#include "session/session.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 namespace {

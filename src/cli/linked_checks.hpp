@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "check_operator.h"
+#include "abi/check_operator.h"
 
 namespace checkop {
 

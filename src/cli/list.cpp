@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
-#include "commands/commands.hpp"
-#include "commands/selection.hpp"
-#include "sweep.hpp"
+#include "case/sweep.hpp"
+#include "cli/commands.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 namespace {

@@ -6,10 +6,10 @@
 #include <exception>
 #include <system_error>
 
-#include "commands/commands.hpp"
-#include "error.hpp"
-#include "isolate.hpp"
-#include "options.hpp"
+#include "base/error.hpp"
+#include "cli/commands.hpp"
+#include "cli/options.hpp"
+#include "worker/isolate.hpp"
 
 int main(int argc, char** argv) {
   using namespace checkop;

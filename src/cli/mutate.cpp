@@ -10,12 +10,12 @@
 #include <set>
 #include <tuple>
 
-#include "commands/commands.hpp"
-#include "commands/selection.hpp"
-#include "error.hpp"
-#include "mutation.hpp"
-#include "output_file.hpp"
-#include "report.hpp"
+#include "base/error.hpp"
+#include "base/output_file.hpp"
+#include "cli/commands.hpp"
+#include "mutate/mutation.hpp"
+#include "report/report.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line.
-#include "options.hpp"
+#include "cli/options.hpp"
 
 #include <fmt/format.h>
 
@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <set>
 
-#include "bench.hpp"
-#include "error.hpp"
-#include "options_flags.hpp"
-#include "random_cases.hpp"
-#include "text.hpp"
-#include "version.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/version.hpp"
+#include "case/random_cases.hpp"
+#include "cli/options_flags.hpp"
+#include "run/bench.hpp"
 
 namespace checkop {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "rank_hello.hpp"
-#include "report_forms.hpp"
-#include "run_options.hpp"
+#include "report/report_forms.hpp"
+#include "session/run_options.hpp"
+#include "worker/rank_hello.hpp"
 
 namespace checkop {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
-#include "case.hpp"
-#include "options_flags.hpp"
-#include "preset.hpp"
+#include "case/case.hpp"
+#include "case/preset.hpp"
+#include "cli/options_flags.hpp"
 
 namespace checkop {
 namespace {

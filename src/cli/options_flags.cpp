@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flags of every subcommand.
-#include "options_flags.hpp"
+#include "cli/options_flags.hpp"
 
 #include <CLI/CLI.hpp>
 
-#include "options_groups.hpp"
+#include "cli/options_groups.hpp"
 
 namespace checkop {
 

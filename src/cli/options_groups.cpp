@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of flags that several subcommands share.
-#include "options_groups.hpp"
+#include "cli/options_groups.hpp"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <set>
 
-#include "case.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "case/case.hpp"
 
 namespace checkop {
 namespace {

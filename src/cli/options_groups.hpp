@@ -5,7 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
-#include "options.hpp"
+#include "cli/options.hpp"
 
 namespace checkop {
 

@@ -6,10 +6,11 @@
 #include <charconv>
 #include <cstdlib>
 
-#include "error.hpp"
-#include "options.hpp"
-#include "shards.hpp"
-#include "sweep.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "case/shards.hpp"
+#include "case/sweep.hpp"
+#include "cli/options.hpp"
 
 namespace checkop {
 namespace {
@@ -24,11 +25,6 @@ constexpr Launcher kLaunchers[] = {
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"},
 };
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 /// A number from `least` to `most`, out of `text`.
 int32_t number_in(const std::string& where, const std::string& text, int32_t least, int32_t most) {
@@ -51,14 +47,14 @@ bool shares_cases(const RunOptions& run) {
 
 /// Batch scripts of Slurm have its variables too, although they are one process.
 bool is_in_use(const Launcher& launcher) {
-  if (variable(launcher.rank).empty()) return false;
-  return variable("SLURM_JOB_ID").empty() || std::string(launcher.rank) != "SLURM_PROCID" ||
-         !variable("SLURM_STEP_ID").empty();
+  if (environment_variable(launcher.rank).empty()) return false;
+  return environment_variable("SLURM_JOB_ID").empty() || std::string(launcher.rank) != "SLURM_PROCID" ||
+         !environment_variable("SLURM_STEP_ID").empty();
 }
 
 void set_address(const RunOptions& run, RankPlace& place) {
-  if (const std::string host = variable("MASTER_ADDR"); !host.empty()) place.host = host;
-  if (const std::string port = variable("MASTER_PORT"); !port.empty()) place.port = port;
+  if (const std::string host = environment_variable("MASTER_ADDR"); !host.empty()) place.host = host;
+  if (const std::string port = environment_variable("MASTER_PORT"); !port.empty()) place.port = port;
   const size_t colon = run.master.rfind(':');
   if (!run.master.empty()) {
     if (colon == std::string::npos || colon == 0)
@@ -68,7 +64,7 @@ void set_address(const RunOptions& run, RankPlace& place) {
   constexpr int32_t kMostPort = 65535;
   const int32_t port = number_in(run.master.empty() ? "MASTER_PORT" : "--master", place.port, 1, kMostPort);
   // torchrun's own store may listen there.
-  if (run.master.empty() && variable("TORCHELASTIC_USE_AGENT_STORE") == "True" && port < kMostPort)
+  if (run.master.empty() && environment_variable("TORCHELASTIC_USE_AGENT_STORE") == "True" && port < kMostPort)
     place.port = std::to_string(port + 1);
 }
 
@@ -89,16 +85,17 @@ std::optional<RankPlace> rank_place(const RunOptions& run) {
   const auto size = run.dims.find(kWorldSize);
   if (given && size != run.dims.end()) {
     place.processes = number_in("--world-size", size->second, 1, kMost);
-  } else if (launched && !variable(launcher->processes).empty()) {
-    place.processes = number_in(launcher->processes, variable(launcher->processes), 1, kMost);
+  } else if (launched && !environment_variable(launcher->processes).empty()) {
+    place.processes = number_in(launcher->processes, environment_variable(launcher->processes), 1, kMost);
   } else {
     throw InputError(given ? "--rank" : launcher->rank, "says which process this is, and not of how many",
                      given ? "add --world-size N" : fmt::format("set {} too", launcher->processes));
   }
   const std::string where = given ? "--rank" : launcher->rank;
-  place.rank = number_in(where, given ? fmt::to_string(run.rank) : variable(launcher->rank), 0, place.processes - 1);
-  if (launched && !variable(launcher->local_rank).empty())
-    place.local_rank = number_in(launcher->local_rank, variable(launcher->local_rank), 0, kMost - 1);
+  place.rank =
+      number_in(where, given ? fmt::to_string(run.rank) : environment_variable(launcher->rank), 0, place.processes - 1);
+  if (launched && !environment_variable(launcher->local_rank).empty())
+    place.local_rank = number_in(launcher->local_rank, environment_variable(launcher->local_rank), 0, kMost - 1);
   if (place.processes == 1) return {};
   set_address(run, place);
   for (const char* flag : {"--no-isolate", "--sanitize"})

@@ -2,16 +2,16 @@
 // check_operator report: a JSON report in other forms, two of them compared, shards put together.
 #include <fmt/format.h>
 
-#include "commands/commands.hpp"
-#include "output_file.hpp"
-#include "report_diff.hpp"
-#include "report_forms.hpp"
-#include "report_merge.hpp"
+#include "base/output_file.hpp"
+#include "cli/commands.hpp"
+#include "report/report_diff.hpp"
+#include "report/report_forms.hpp"
+#include "report/report_merge.hpp"
 
 namespace checkop {
 namespace {
 
-JsonValue load(const std::string& file) {
+JsonValue load_report(const std::string& file) {
   return JsonValue::load(file, "a report that 'check_operator --json FILE' wrote");
 }
 
@@ -29,7 +29,7 @@ void print_report(const std::string& name, const ReadReport& report) {
 }  // namespace
 
 int report_command(const Options& options) {
-  const JsonValue json = load(options.report.file);
+  const JsonValue json = load_report(options.report.file);
   const ReadReport report = read_report(json);
   write_forms(options.report.forms, json);
   print_report(options.report.file, report);
@@ -38,7 +38,7 @@ int report_command(const Options& options) {
 
 int report_diff_command(const Options& options) {
   const ReportOptions& asked = options.report;
-  const ReadReport before = read_report(load(asked.before)), after = read_report(load(asked.after));
+  const ReadReport before = read_report(load_report(asked.before)), after = read_report(load_report(asked.after));
   const ReportDiff diff = diff_reports(before, after, asked.factor);
   if (!asked.diff_markdown.empty()) write_file(asked.diff_markdown, to_markdown(diff, asked.factor, asked.allow_gone));
   fmt::print("{}", to_text(diff, asked.factor, asked.allow_gone));
@@ -47,7 +47,7 @@ int report_diff_command(const Options& options) {
 
 int report_merge_command(const Options& options) {
   std::vector<JsonValue> shards;
-  for (const std::string& file : options.report.shards) shards.push_back(load(file));
+  for (const std::string& file : options.report.shards) shards.push_back(load_report(file));
   const std::string text = merge_reports(shards, options.report.partial);
   const RunOptions& run = options.run;
   const JsonValue json = JsonValue::parse(text, run.json_file.empty() ? "the merged report" : run.json_file);

@@ -6,31 +6,26 @@
 #include <map>
 #include <optional>
 
-#include "commands/check_order.hpp"
-#include "commands/commands.hpp"
-#include "commands/control.hpp"
-#include "commands/run_outputs.hpp"
-#include "commands/sanitize.hpp"
-#include "commands/selection.hpp"
-#include "commands/session.hpp"
-#include "digest.hpp"
-#include "error.hpp"
-#include "gold.hpp"
-#include "interruption.hpp"
-#include "rank_lead.hpp"
-#include "report.hpp"
-#include "saved_case.hpp"
-#include "shards.hpp"
-#include "text.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/interruption.hpp"
+#include "base/text.hpp"
+#include "case/shards.hpp"
+#include "cli/commands.hpp"
+#include "cli/run_outputs.hpp"
+#include "judge/gold.hpp"
+#include "report/report.hpp"
+#include "session/check_order.hpp"
+#include "session/control.hpp"
+#include "session/sanitize.hpp"
+#include "session/saved_case.hpp"
+#include "session/selection.hpp"
+#include "session/session.hpp"
+#include "tensor/digest.hpp"
+#include "worker/rank_lead.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 /// Saves the case where --save-tensors asks for it.
 void save(const RunOptions& options, const Attempt& attempt, unsigned threads) {

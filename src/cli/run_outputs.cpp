@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run's outputs, opened, fed and finished together.
-#include "commands/run_outputs.hpp"
+#include "cli/run_outputs.hpp"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -9,28 +9,24 @@
 #include <cstdlib>
 #include <ctime>
 
-#include "commands/control.hpp"
-#include "error.hpp"
-#include "paths.hpp"
-#include "report_forms.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "report/report_forms.hpp"
+#include "session/control.hpp"
 
 namespace checkop {
 namespace {
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 /// What --color asks for; NO_COLOR as at no-color.org.
 bool wants_color(const std::string& asked) {
   if (asked != "auto") return asked == "always";
-  return variable("NO_COLOR").empty() && variable("TERM") != "dumb" && isatty(STDOUT_FILENO) != 0;
+  return environment_variable("NO_COLOR").empty() && environment_variable("TERM") != "dumb" &&
+         isatty(STDOUT_FILENO) != 0;
 }
 
 void write_to_github(const ReadReport& report, std::FILE* out) {
   for (const std::string& line : github_annotations(report)) fmt::print(out, "{}\n", line);
-  const std::string summary = variable("GITHUB_STEP_SUMMARY");
+  const std::string summary = environment_variable("GITHUB_STEP_SUMMARY");
   if (!summary.empty()) append_to_file(summary, to_markdown(report));
 }
 
@@ -40,7 +36,7 @@ RunOutputs::RunOutputs(const RunOptions& options, const Report& report)
     : options_(options),
       text_(options.json_to_stdout ? nullptr : stdout),
       color_(wants_color(options.color)),
-      github_(options.github.value_or(variable("GITHUB_ACTIONS") == "true")) {
+      github_(options.github.value_or(environment_variable("GITHUB_ACTIONS") == "true")) {
   if (!options.json_file.empty()) json_ = std::make_unique<ReportStream>(options.json_file, report);
   if (!options.jsonl_file.empty()) lines_ = std::make_unique<ReportLines>(options.jsonl_file, report);
   if (options.forms.any()) write_forms(options.forms, JsonValue::parse(to_json(report), "report"));

@@ -7,12 +7,12 @@
 #include <optional>
 #include <vector>
 
-#include "contract.hpp"
-#include "options.hpp"
-#include "report.hpp"
-#include "report_lines.hpp"
-#include "report_progress.hpp"
-#include "report_stream.hpp"
+#include "cli/options.hpp"
+#include "contract/contract.hpp"
+#include "report/report.hpp"
+#include "report/report_lines.hpp"
+#include "report/report_progress.hpp"
+#include "report/report_stream.hpp"
 
 namespace checkop {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contracts: the choice of the rule and of the overlays that judge an output.
-#include "contract.hpp"
+#include "contract/contract.hpp"
 
 #include <array>
 #include <cmath>
 #include <utility>
 
-#include "contract_reader.hpp"
+#include "contract/contract_reader.hpp"
 
 namespace checkop {
 namespace {

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "axes.hpp"
-#include "case.hpp"
-#include "date.hpp"
-#include "gate.hpp"
+#include "base/date.hpp"
+#include "case/axes.hpp"
+#include "case/case.hpp"
+#include "contract/gate.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two contracts side by side.
-#include "contract_diff.hpp"
+#include "contract/contract_diff.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,7 +10,7 @@
 #include <optional>
 #include <set>
 
-#include "rule_table.hpp"
+#include "contract/rule_table.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JSON -> failures that a contract expects.
-#include "contract_reader.hpp"
+#include "contract/contract_reader.hpp"
 
 namespace checkop {
 namespace {

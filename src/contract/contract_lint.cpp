@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Findings in contracts, one function each.
-#include "contract_lint.hpp"
+#include "contract/contract_lint.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <set>
 
-#include "rule_table.hpp"
+#include "contract/rule_table.hpp"
 
 namespace checkop {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "contract.hpp"
+#include "contract/contract.hpp"
 
 namespace checkop {
 

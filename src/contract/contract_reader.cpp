@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JSON -> RuleTable for contract-2; what is wrong with a contract is found here, before anything runs.
-#include "contract_reader.hpp"
+#include "contract/contract_reader.hpp"
 
 #include <array>
 #include <utility>

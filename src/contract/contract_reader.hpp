@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "json.hpp"
-#include "rule_table.hpp"
+#include "base/json.hpp"
+#include "contract/rule_table.hpp"
 
 namespace checkop {
 

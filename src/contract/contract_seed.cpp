@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-#include "contract_reader.hpp"
+#include "contract/contract_reader.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of metrics.
-#include "gate.hpp"
+#include "contract/gate.hpp"
 
 #include <fmt/format.h>
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "model.hpp"
-#include "operator.hpp"
+#include "operator/model.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
-#include "contract.hpp"
-#include "error.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "contract/contract.hpp"
 
 namespace checkop {
 

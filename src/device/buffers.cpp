@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guarded device memory: layout, poison and what became of it.
-#include "buffers.hpp"
+#include "device/buffers.hpp"
 
 #include <fmt/format.h>
 
@@ -57,6 +57,12 @@ void GuardedBuffer::upload(const std::byte* host) {
 }
 
 void GuardedBuffer::download(std::byte* host) { device_.download(host, data(), bytes_); }
+
+std::vector<std::byte> GuardedBuffer::content() {
+  std::vector<std::byte> host(bytes_);
+  download(host.data());
+  return host;
+}
 
 void GuardedBuffer::poison(uint64_t pattern) { device_.fill(data(), pattern, info(dtype_).bytes, bytes_); }
 

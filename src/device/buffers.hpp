@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "bits.hpp"
-#include "device.hpp"
-#include "dtype.hpp"
+#include "device/device.hpp"
+#include "tensor/bits.hpp"
+#include "tensor/dtype.hpp"
 
 namespace checkop {
 
@@ -42,6 +42,7 @@ class GuardedBuffer {
 
   void upload(const std::byte* host);
   void download(std::byte* host);
+  std::vector<std::byte> content();
   void poison_output(int run) { poison(poison_of(dtype_).output[run]); }
   /// Fills the payload with one element's pattern.
   void poison(uint64_t pattern);

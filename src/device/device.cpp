@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU device, and what stands in for the CUDA device in a build without CUDA.
-#include "device.hpp"
+#include "device/device.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "error.hpp"
-#include "host_memory.hpp"
-#include "mix.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/host_memory.hpp"
+#include "base/mix.hpp"
+#include "base/text.hpp"
 
 namespace checkop {
 namespace {

@@ -14,14 +14,15 @@
 #include <thread>
 #include <vector>
 
-#include "device.hpp"
-#include "device_cuda.cuh"
-#include "device_cuda_error.hpp"
-#include "device_cuda_memory.hpp"
-#include "device_cuda_ranks.hpp"
-#include "error.hpp"
-#include "mix.hpp"
-#include "text.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/mix.hpp"
+#include "base/text.hpp"
+#include "device/device.hpp"
+#include "device/device_cuda.cuh"
+#include "device/device_cuda_error.hpp"
+#include "device/device_cuda_memory.hpp"
+#include "device/device_cuda_ranks.hpp"
 
 namespace checkop {
 namespace {
@@ -261,7 +262,6 @@ class CudaDevice final : public Device {
   void run_contended(int percent, const std::function<bool()>& launch) {
     constexpr std::chrono::milliseconds kMostStart{200}, kMost{500};
     constexpr uint64_t kMostHeldNs = 1'000'000'000;
-    using Clock = std::chrono::steady_clock;
     if (!other_stream_) {
       cudaStream_t stream = nullptr;
       check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream for contending work");

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "mix.hpp"
+#include "base/mix.hpp"
 
 namespace checkop {
 

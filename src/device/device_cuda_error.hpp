@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "device.hpp"
+#include "device/device.hpp"
 
 namespace checkop {
 

@@ -14,8 +14,9 @@
 #include <string>
 #include <thread>
 
-#include "device.hpp"
-#include "nccl_comm.hpp"
+#include "base/clock.hpp"
+#include "device/device.hpp"
+#include "device/nccl_comm.hpp"
 
 namespace checkop {
 
@@ -64,7 +65,6 @@ class CudaRanks {
   /// Of what is on `stream`, without a wait that could not be ended.
   std::optional<Unfinished> finish(cudaStream_t stream, std::chrono::milliseconds limit,
                                    const std::atomic<bool>& is_broken) {
-    using Clock = std::chrono::steady_clock;
     const auto start = Clock::now();
     for (auto next = start; cudaStreamQuery(stream) == cudaErrorNotReady;) {
       (void)cudaGetLastError();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exchanges between threads, none of which waits for one that will not come.
-#include "host_comm.hpp"
+#include "device/host_comm.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

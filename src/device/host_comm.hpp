@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "check_operator.h"
+#include "abi/check_operator.h"
 
 namespace checkop {
 

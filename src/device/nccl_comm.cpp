@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's functions by their names, and a communicator that is polled. Compiled without its header, there is none.
-#include "nccl_comm.hpp"
+#include "device/nccl_comm.hpp"
 
-#include "error.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
 
 #ifdef CHECK_OPERATOR_NCCL
 #include <dlfcn.h>
@@ -12,12 +13,10 @@
 #include <cstring>
 #include <thread>
 
-#include "device.hpp"
+#include "device/device.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// The library that candidates get their functions from too: there is one of that name in a process.
 struct Library {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads plugins and refuses whatever does not meet the ABI, with the file's name in every message.
-#include "plugin.hpp"
+#include "device/plugin.hpp"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -13,10 +13,10 @@
 #include <map>
 #include <tuple>
 
-#include "error.hpp"
-#include "operator.hpp"
-#include "paths.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "base/text.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 namespace {

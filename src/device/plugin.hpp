@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "check_operator.h"
-#include "device.hpp"
+#include "abi/check_operator.h"
+#include "device/device.hpp"
 
 namespace checkop {
 

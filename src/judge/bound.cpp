@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bounds from a contract's numbers.
-#include "bound.hpp"
+#include "judge/bound.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -2,10 +2,15 @@
 // What an element may err by: the bounds behind the gates of single elements, and behind identities.
 #pragma once
 
-#include "contract.hpp"
-#include "operator.hpp"
+#include <limits>
+
+#include "contract/contract.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
+
+/// The error of an element that is not finite where its gold is, and other values that no bound covers.
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// The bound of one element under a bound_ratio gate, before `limit`:
 ///   E = (growth + bias_ulps*h*u)*magnitude + of_terms*(magnitude - |value|) + u*rounding

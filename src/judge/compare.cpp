@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A comparison from its gates to its result, which does not depend on the order of rows or threads.
-#include "compare.hpp"
+#include "judge/compare.hpp"
 
-#include "compare_state.hpp"
+#include "judge/compare_state.hpp"
 
 namespace checkop {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRelFloor = 1e-3;  // of the gold's root mean square: below it a relative error says nothing
 
 }  // namespace

@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "bound.hpp"
-#include "contract.hpp"
-#include "error_map.hpp"
-#include "failures.hpp"
-#include "operator.hpp"
-#include "policy_metrics.hpp"
-#include "trivial.hpp"
+#include "contract/contract.hpp"
+#include "judge/bound.hpp"
+#include "judge/error_map.hpp"
+#include "judge/failures.hpp"
+#include "judge/policy_metrics.hpp"
+#include "judge/trivial.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

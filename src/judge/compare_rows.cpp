@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "compare_state.hpp"
+#include "judge/compare_state.hpp"
 
 namespace checkop {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr size_t kBlock = 256;  // elements of one vectorised step: their arrays stay in the first-level cache
 constexpr size_t kMaxFastGates = 4;
 

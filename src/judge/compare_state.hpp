@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
-#include "compare.hpp"
-#include "summary.hpp"
-#include "trivial.hpp"
+#include "judge/compare.hpp"
+#include "judge/summary.hpp"
+#include "judge/trivial.hpp"
 
 namespace checkop {
 

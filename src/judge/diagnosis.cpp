@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Patterns of wrong outputs. Each says what it needs to be told from chance.
-#include "diagnosis.hpp"
+#include "judge/diagnosis.hpp"
 
 #include <fmt/format.h>
 
@@ -162,7 +162,7 @@ std::string fewer_bits(const Suspect& s) {
 // --- where -----------------------------------------------------------------------------------------------------------
 
 /// Failures along one dimension of the matrix.
-struct Axis {
+struct Direction {
   std::string_view name;  ///< "columns"
   const std::vector<int64_t>& failed;
   std::function<bool(int64_t)> compared;
@@ -172,7 +172,7 @@ struct Axis {
 };
 
 /// "only in columns 1024 to 1030, behind the last whole tile of 128": at least two, and half of those that are there.
-std::string tail(const Axis& axis) {
+std::string tail(const Direction& axis) {
   int64_t first = 0, hit = 0, behind = 0;
   while (!axis.fails(first)) ++first;
   int64_t start = 0, width = 0;
@@ -201,7 +201,7 @@ std::string ranges_of(const std::vector<bool>& hit) {
 }
 
 /// "only in columns that are 63 modulo 64": three quarters of all such columns, in three tiles or more.
-std::string periodic(const Axis& axis) {
+std::string periodic(const Direction& axis) {
   double best = 0;
   std::string found;
   for (const int64_t tile : kTiles) {
@@ -262,9 +262,9 @@ std::string diagnose(const Suspect& s) {
     if (!parts.empty()) break;
     if (std::string found = pattern(s); !found.empty()) parts.push_back(std::move(found));
   }
-  const Axis columns{"columns", s.failures.by_column, [](int64_t) { return true; }};
-  const Axis rows{"rows", s.failures.by_row, [&s](int64_t r) { return s.rows.has(r); }};
-  for (const Axis* axis : {&columns, &rows}) {
+  const Direction columns{"columns", s.failures.by_column, [](int64_t) { return true; }};
+  const Direction rows{"rows", s.failures.by_row, [&s](int64_t r) { return s.rows.has(r); }};
+  for (const Direction* axis : {&columns, &rows}) {
     std::string found = tail(*axis);
     if (found.empty()) found = periodic(*axis);
     if (!found.empty()) parts.push_back(std::move(found));

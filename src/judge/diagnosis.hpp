@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "failures.hpp"
-#include "operator.hpp"
+#include "judge/failures.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

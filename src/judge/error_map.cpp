@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Binades counted, largest ratios kept.
-#include "error_map.hpp"
+#include "judge/error_map.hpp"
 
 #include <algorithm>
 #include <bit>

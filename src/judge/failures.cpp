@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kept sample: the elements with the lowest hashes of their index, whatever the order of arrival.
-#include "failures.hpp"
+#include "judge/failures.hpp"
 
 #include <algorithm>
 #include <tuple>
 
-#include "mix.hpp"
+#include "base/mix.hpp"
 
 namespace checkop {
 

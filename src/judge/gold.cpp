@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Case -> gold -> comparison, streamed.
-#include "gold.hpp"
+#include "judge/gold.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <optional>
 
-#include "model_bits.hpp"
-#include "parallel.hpp"
-#include "residuals.hpp"
+#include "base/clock.hpp"
+#include "base/parallel.hpp"
+#include "judge/model_bits.hpp"
+#include "judge/residuals.hpp"
 
 namespace checkop {
 
@@ -77,7 +78,6 @@ namespace {
 std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                                    const Contract& contract, const Subject& subject, unsigned threads,
                                    const std::vector<RowSet>& rows, GoldTimes* times, const GoldReplay& stored) {
-  using Clock = std::chrono::steady_clock;
   const std::vector<RowSet> sets = rows.empty() ? std::vector<RowSet>(outputs.size()) : rows;
   std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
   std::vector<Gates> gates(outputs.size());

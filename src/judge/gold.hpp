@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "case.hpp"
-#include "compare.hpp"
-#include "contract.hpp"
+#include "case/case.hpp"
+#include "contract/contract.hpp"
+#include "judge/compare.hpp"
 
 namespace checkop {
 

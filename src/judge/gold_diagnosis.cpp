@@ -4,21 +4,21 @@
 #include <map>
 #include <mutex>
 
-#include "diagnosis.hpp"
-#include "gold.hpp"
-#include "gold_faults.hpp"
-#include "sampling.hpp"
+#include "case/sampling.hpp"
+#include "judge/diagnosis.hpp"
+#include "judge/gold.hpp"
+#include "judge/gold_faults.hpp"
 
 namespace checkop {
 namespace {
 
-constexpr double kMostWork = 1e9;  // of a gold that can't be had for single rows, as gold_work() counts
+constexpr double kMostDiagnosisWork = 1e9;  // of a gold that can't be had for single rows, as gold_work() counts
 
 std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor>& inputs, size_t index,
                                          const MatrixView& view, const OutputComparison& comparison,
                                          const std::vector<int64_t>& wanted, unsigned threads) {
   const auto& outputs = c.pass->outputs;
-  if (wanted.empty() || (!outputs[index].sampled && gold_work(c) > kMostWork)) return {};
+  if (wanted.empty() || (!outputs[index].sampled && gold_work(c) > kMostDiagnosisWork)) return {};
   std::vector<RowSet> sets(outputs.size());
   const std::string group = row_group(c, outputs[index].tensor);
   for (size_t i = 0; i < sets.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults emulated until one explains what failed.
-#include "gold_faults.hpp"
+#include "judge/gold_faults.hpp"
 
 #include <fmt/format.h>
 
@@ -9,15 +9,15 @@
 #include <cmath>
 #include <optional>
 
-#include "emulation.hpp"
-#include "sampling.hpp"
-#include "shards.hpp"
+#include "case/sampling.hpp"
+#include "case/shards.hpp"
+#include "operator/emulation.hpp"
 
 namespace checkop {
 namespace {
 
-constexpr double kMostWork = 5e8;    // of all emulations together, as gold_work() counts
-constexpr double kExplained = 4e-4;  // of the squared errors may remain: 2 % of their size
+constexpr double kMostEmulationWork = 5e8;  // of all emulations together, as gold_work() counts
+constexpr double kExplained = 4e-4;         // of the squared errors may remain: 2 % of their size
 
 /// The case as it is emulated: all of it, or the batch's rows [first, first + n).
 struct Part {
@@ -58,10 +58,10 @@ Part rows_of(const Case& c, const std::vector<Tensor>& inputs, size_t index, int
 std::optional<Part> part_of(const Case& c, const std::vector<Tensor>& inputs, size_t index,
                             const FailureSummary& failures) {
   const double runs = static_cast<double>(c.pass->emulation->faults.size() + all_plans().size());
-  if (gold_work(c) * runs <= kMostWork) return whole(c, inputs, index);
+  if (gold_work(c) * runs <= kMostEmulationWork) return whole(c, inputs, index);
   const TensorSpec& output = c.pass->outputs[index].tensor;
   const int64_t rows = row_count(c);
-  if (!is_per_row(*c.op, output) || gold_work(c) / static_cast<double>(rows) * runs > kMostWork) return {};
+  if (!is_per_row(*c.op, output) || gold_work(c) / static_cast<double>(rows) * runs > kMostEmulationWork) return {};
   const Shape shape = shape_of(c, output);
   const int64_t judged = judged_view(*c.op, output, shape).columns, width = matrix_view(*c.op, output, shape).columns;
   const FailingElement& one = failures.sample[failures.sample.size() / 2];

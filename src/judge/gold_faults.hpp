@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
-#include "failures.hpp"
+#include "case/case.hpp"
+#include "judge/failures.hpp"
 
 namespace checkop {
 

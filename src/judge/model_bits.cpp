@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stored bits against those of a model, and the nearest order of addition where they differ.
-#include "model_bits.hpp"
+#include "judge/model_bits.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <set>
 
-#include "model.hpp"
+#include "operator/model.hpp"
 
 namespace checkop {
 namespace {

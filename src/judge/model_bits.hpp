@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "compare.hpp"
-#include "contract.hpp"
+#include "contract/contract.hpp"
+#include "judge/compare.hpp"
 
 namespace checkop {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Token by token, in order.
-#include "policy_metrics.hpp"
+#include "judge/policy_metrics.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "judge/bound.hpp"
+
 namespace checkop {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double logp_error(TokenQuantity quantity, const Token& t) {
   if (t.got == t.gold) return 0;  // infinities too

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "gate.hpp"
+#include "contract/gate.hpp"
 
 namespace checkop {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finite elements and identities, over all rows of an output.
-#include "residuals.hpp"
+#include "judge/residuals.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <mutex>
 
-#include "parallel.hpp"
-#include "random.hpp"
+#include "base/parallel.hpp"
+#include "base/random.hpp"
 
 namespace checkop {
 namespace {

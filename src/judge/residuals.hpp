@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "compare.hpp"
-#include "contract.hpp"
+#include "contract/contract.hpp"
+#include "judge/compare.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emulated pass in three orders.
-#include "sensitivity.hpp"
+#include "judge/sensitivity.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -8,15 +8,15 @@
 #include <functional>
 #include <optional>
 
-#include "bits.hpp"
-#include "emulation.hpp"
-#include "error.hpp"
-#include "gold.hpp"
-#include "inputs.hpp"
-#include "invariance.hpp"
-#include "invariance_rows.hpp"
-#include "parallel.hpp"
-#include "sampling.hpp"
+#include "base/error.hpp"
+#include "base/parallel.hpp"
+#include "case/inputs.hpp"
+#include "case/sampling.hpp"
+#include "judge/gold.hpp"
+#include "operator/emulation.hpp"
+#include "run/invariance/invariance.hpp"
+#include "run/invariance/invariance_rows.hpp"
+#include "tensor/bits.hpp"
 
 namespace checkop {
 namespace {
@@ -34,7 +34,7 @@ constexpr Limits kOnCpu{4e8, int64_t{64} << 20}, kOnGpu{4e10, int64_t{1} << 30};
 constexpr double kFarTooMuch = 64;
 
 /// What is emulated.
-struct Sample {
+struct Perturbed {
   Case c;
   std::vector<Tensor> inputs;
 };
@@ -65,7 +65,7 @@ int64_t enough_rows(const Case& c) {
 }
 
 /// Some rows of `c`, no longer than what can be emulated in time. nullopt when it has no such sizes.
-std::optional<Sample> generated_rows(const Case& c, unsigned threads, double work) {
+std::optional<Perturbed> generated_rows(const Case& c, unsigned threads, double work) {
   Case sample = with_rows(c, 1);
   if (sample.dtype == DType::f64) sample.dtype = DType::f32;
   while (work_of(sample) > work) {
@@ -83,18 +83,18 @@ std::optional<Sample> generated_rows(const Case& c, unsigned threads, double wor
   }
   if (work_of(sample) > kFarTooMuch * work) return {};
   sample = with_rows(sample, std::clamp<int64_t>(static_cast<int64_t>(work / work_of(sample)), 1, enough_rows(sample)));
-  return Sample{sample, make_inputs(sample, threads)};
+  return Perturbed{sample, make_inputs(sample, threads)};
 }
 
 /// Rows spread evenly over `inputs` of `c`, as many as can be emulated in time. nullopt when a single one can't.
-std::optional<Sample> given_rows(const Case& c, const std::vector<Tensor>& inputs, double work) {
+std::optional<Perturbed> given_rows(const Case& c, const std::vector<Tensor>& inputs, double work) {
   const double of_row = work_of(with_rows(c, 1));
   const int64_t all = row_count(c);
   if (all == 0 || of_row > kFarTooMuch * work) return {};
   Context context{};
   const int64_t n = std::clamp<int64_t>(static_cast<int64_t>(work / of_row), 1, std::min(all, kMostRows));
   for (int64_t i = 0; i < n; ++i) context.rows.push_back(i * all / n);
-  Sample sample{context_case(c, context), {}};
+  Perturbed sample{context_case(c, context), {}};
   std::vector<std::byte> storage;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].name.empty()) {
@@ -131,7 +131,7 @@ std::vector<std::vector<std::byte>> emulated(const Case& c, const std::vector<co
   return stored;
 }
 
-void measure(const Sample& of, std::vector<Sensitivity>& found, unsigned threads) {
+void measure(const Perturbed& of, std::vector<Sensitivity>& found, unsigned threads) {
   using enum Plan::Order;
   const Case& sample = of.c;
   std::vector<const Tensor*> present;
@@ -154,7 +154,7 @@ void measure(const Sample& of, std::vector<Sensitivity>& found, unsigned threads
 
 /// What outputs of `c` can show, by a sample of it that is only made where it is needed.
 std::vector<Sensitivity> measured(const Case& c, unsigned threads,
-                                  const std::function<std::optional<Sample>()>& make_sample) {
+                                  const std::function<std::optional<Perturbed>()>& make_sample) {
   std::vector<Sensitivity> found(c.pass->outputs.size());
   bool any = false;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -177,7 +177,7 @@ std::vector<Sensitivity> measured(const Case& c, unsigned threads,
     return found;
   }
   try {
-    if (const std::optional<Sample> sample = make_sample()) {
+    if (const std::optional<Perturbed> sample = make_sample()) {
       measure(*sample, found, threads);
     } else {
       give_up("a row is too much work to emulate");

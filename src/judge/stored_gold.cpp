@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gold rows to memory and back.
-#include "stored_gold.hpp"
+#include "judge/stored_gold.hpp"
 
 #include <algorithm>
 
-#include "parallel.hpp"
+#include "base/parallel.hpp"
 
 namespace checkop {
 

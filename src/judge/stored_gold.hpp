@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "emulation.hpp"
-#include "gold.hpp"
+#include "judge/gold.hpp"
+#include "operator/emulation.hpp"
 
 namespace checkop {
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms, blocks and the statistic of leaning errors.
-#include "summary.hpp"
+#include "judge/summary.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
 
+#include "judge/bound.hpp"
+
 namespace checkop {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// sqrt(a/b), where nothing over nothing is nothing.
 double root_ratio(double a, double b) {

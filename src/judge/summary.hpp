@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "bound.hpp"
-#include "operator.hpp"
+#include "judge/bound.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trivial answers, element by element until each was rejected.
-#include "trivial.hpp"
+#include "judge/trivial.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "judge/bound.hpp"
+
 namespace checkop {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 uint64_t stored_bits(DType dtype, double x) {
   std::array<std::byte, 8> stored{};

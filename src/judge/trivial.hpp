@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bound.hpp"
+#include "judge/bound.hpp"
 
 namespace checkop {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a run and its comparisons amount to, in one word and one sentence.
-#include "verdict.hpp"
-#include "invariance.hpp"
+#include "judge/verdict.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +8,8 @@
 #include <cmath>
 #include <optional>
 
-#include "model_bits.hpp"
+#include "judge/model_bits.hpp"
+#include "run/invariance/invariance.hpp"
 
 namespace checkop {
 namespace {

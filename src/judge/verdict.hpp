@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "compare.hpp"
-#include "run_result.hpp"
+#include "judge/compare.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

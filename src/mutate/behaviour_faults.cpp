@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gold, then one thing done wrong with memory or with repetition.
-#include "behaviour_faults.hpp"
+#include "mutate/behaviour_faults.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 
-#include "gold_call.hpp"
-#include "runner.hpp"
-#include "shards.hpp"
+#include "case/shards.hpp"
+#include "mutate/gold_call.hpp"
+#include "run/runner.hpp"
 
 namespace checkop {
 namespace {
@@ -134,7 +134,7 @@ void change_single_rows(const Operator& op, const Pass& pass, const checkop_call
   if (s.view().rows == 1) round_a_tie_the_other_way(s, s.view().columns);
 }
 
-constexpr std::array kFaults{
+constexpr std::array kBehaviourFaults{
     BehaviourFault{{"unwritten_row", "the middle row is not written", "unwritten"}, false, leave_middle_row},
     BehaviourFault{
         {"unwritten_zeros", "rows of zeros are taken to be zero already", "unwritten"}, false, leave_rows_of_zeros},
@@ -156,7 +156,7 @@ checkop_status launch(const checkop_call* call) {
 
 }  // namespace
 
-std::span<const BehaviourFault> behaviour_faults() { return kFaults; }
+std::span<const BehaviourFault> behaviour_faults() { return kBehaviourFaults; }
 
 RunResult run_with_fault(const BehaviourFault& fault, const Case& c, const std::vector<Tensor>& inputs,
                          std::vector<Tensor>& outputs, const RunChecks& checks) {

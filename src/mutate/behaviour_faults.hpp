@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "check_operator.h"
-#include "emulation.hpp"
-#include "run_result.hpp"
+#include "abi/check_operator.h"
+#include "operator/emulation.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "check_operator.h"
-#include "emulation.hpp"
-#include "operator.hpp"
+#include "abi/check_operator.h"
+#include "operator/emulation.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Controls and faults of one case, each judged as a candidate's outputs are.
-#include "mutation.hpp"
+#include "mutate/mutation.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
 
-#include "behaviour_faults.hpp"
-#include "inputs.hpp"
-#include "parallel.hpp"
-#include "result_faults.hpp"
-#include "runner.hpp"
-#include "shards.hpp"
-#include "stored_gold.hpp"
+#include "base/parallel.hpp"
+#include "case/inputs.hpp"
+#include "case/shards.hpp"
+#include "judge/stored_gold.hpp"
+#include "mutate/behaviour_faults.hpp"
+#include "mutate/result_faults.hpp"
+#include "run/runner.hpp"
 
 namespace checkop {
 namespace {

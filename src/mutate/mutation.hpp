@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "contract.hpp"
-#include "verdict.hpp"
+#include "contract/contract.hpp"
+#include "judge/verdict.hpp"
 
 namespace checkop {
 

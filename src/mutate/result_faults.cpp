@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults of results. Nothing here knows an operator.
-#include "result_faults.hpp"
+#include "mutate/result_faults.hpp"
 
 #include <algorithm>
 #include <array>
@@ -122,7 +122,7 @@ void truncate(Result& r) {
   }
 }
 
-constexpr std::array kFaults{
+constexpr std::array kResultFaults{
     ResultFault{{"zeros", "all zeros"}, to_zeros},
     ResultFault{{"constant", "the mean of the right results everywhere"}, to_mean},
     ResultFault{{"nan", "the last element is NaN", "nonfinite"}, last_to_nan},
@@ -144,6 +144,6 @@ constexpr std::array kFaults{
 
 }  // namespace
 
-std::span<const ResultFault> result_faults() { return kFaults; }
+std::span<const ResultFault> result_faults() { return kResultFaults; }
 
 }  // namespace checkop

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "emulation.hpp"
+#include "operator/emulation.hpp"
 
 namespace checkop {
 

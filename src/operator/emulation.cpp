@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans, and what arithmetic with a fault does to numbers.
-#include "emulation.hpp"
+#include "operator/emulation.hpp"
 
 #include <fmt/format.h>
 
 #include <array>
 #include <bit>
 
-#include "parallel.hpp"
+#include "base/parallel.hpp"
 
 namespace checkop {
 namespace {

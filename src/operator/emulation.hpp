@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

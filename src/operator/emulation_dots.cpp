@@ -2,7 +2,7 @@
 // Dot products of an emulation side by side: each is one chain of additions, and a processor can be at several.
 #include <array>
 
-#include "emulation.hpp"
+#include "operator/emulation.hpp"
 
 namespace checkop {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders of addition, by name.
-#include "model.hpp"
+#include "operator/model.hpp"
 
 #include <fmt/format.h>
 
-#include "parallel.hpp"
+#include "base/parallel.hpp"
 
 namespace checkop {
 

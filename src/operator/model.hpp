@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions about operators that their tables answer.
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 #include <algorithm>
 
-#include "operator_added.hpp"
+#include "operator/operator_added.hpp"
 
 namespace checkop {
 namespace {

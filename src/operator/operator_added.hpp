@@ -2,7 +2,7 @@
 // Operators that only this run of the program knows.
 #pragma once
 
-#include "operator.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 

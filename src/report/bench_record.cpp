@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bench records as JSON lines and as text.
-#include "commands/bench_record.hpp"
+#include "report/bench_record.hpp"
 
 #include <fmt/format.h>
 

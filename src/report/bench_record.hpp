@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "bench.hpp"
-#include "case.hpp"
-#include "gold.hpp"
+#include "case/case.hpp"
+#include "judge/gold.hpp"
+#include "run/bench.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Certificates: their content, their digest, and two of them side by side.
-#include "certificate.hpp"
+#include "report/certificate.hpp"
 
 #include <fmt/format.h>
 
@@ -8,12 +8,12 @@
 #include <map>
 #include <set>
 
-#include "digest.hpp"
-#include "error.hpp"
-#include "report_bits.hpp"
-#include "report_json.hpp"
-#include "text.hpp"
-#include "version.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/version.hpp"
+#include "report/report_bits.hpp"
+#include "report/report_json.hpp"
+#include "tensor/digest.hpp"
 
 namespace checkop {
 namespace {

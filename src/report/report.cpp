@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a report comes to.
-#include "report.hpp"
+#include "report/report.hpp"
 
 #include <fmt/format.h>
 

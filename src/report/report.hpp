@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
-#include "compare.hpp"
-#include "device.hpp"
-#include "run_result.hpp"
-#include "sensitivity.hpp"
-#include "verdict.hpp"
+#include "case/case.hpp"
+#include "device/device.hpp"
+#include "judge/compare.hpp"
+#include "judge/sensitivity.hpp"
+#include "judge/verdict.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

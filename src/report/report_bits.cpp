@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the JSON report that tells what became of bits.
-#include "report_bits.hpp"
+#include "report/report_bits.hpp"
 
 #include <fmt/format.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "report.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numerical ratchet: two reports, check by check and gate by gate.
-#include "report_diff.hpp"
+#include "report/report_diff.hpp"
 
 #include <fmt/format.h>
 
@@ -8,18 +8,18 @@
 #include <map>
 #include <tuple>
 
-#include "report_markup.hpp"
+#include "report/report_markup.hpp"
 
 namespace checkop {
 namespace {
 
 /// The same check may stand in a report several times.
-using Key = std::tuple<std::string, std::string, std::string, std::string, int>;
+using CaseKey = std::tuple<std::string, std::string, std::string, std::string, int>;
 
-std::map<Key, const ReadCase*> by_key(const ReadReport& report) {
-  std::map<Key, const ReadCase*> all;
+std::map<CaseKey, const ReadCase*> by_key(const ReadReport& report) {
+  std::map<CaseKey, const ReadCase*> all;
   for (const ReadCase& c : report.cases) {
-    Key key{c.op, c.pass, c.candidate, c.name, 0};
+    CaseKey key{c.op, c.pass, c.candidate, c.name, 0};
     while (all.contains(key)) ++std::get<int>(key);
     all[key] = &c;
   }
@@ -55,10 +55,6 @@ std::vector<std::string> notes_of(const ReadReport& before, const ReadReport& af
   if (!before.complete) notes.push_back("the earlier run did not come to its end");
   if (!after.complete) notes.push_back("the later run did not come to its end");
   return notes;
-}
-
-std::string format_headroom(double headroom) {
-  return std::isinf(headroom) ? "exact" : fmt::format("{:.3g}x", headroom);
 }
 
 std::string describe(const ReportDiff::Loss& loss) {

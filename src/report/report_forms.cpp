@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which form goes to which file.
-#include "report_forms.hpp"
+#include "report/report_forms.hpp"
 
-#include "output_file.hpp"
+#include "base/output_file.hpp"
 
 namespace checkop {
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report as one HTML page: src/report.html with the JSON report in it.
+// The report as one HTML page: src/report/report.html with the JSON report in it.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "report_forms.hpp"
-#include "report_page.hpp"
-#include "text.hpp"
+#include "base/text.hpp"
+#include "report/report_forms.hpp"
+#include "report/report_page.hpp"
 
 namespace checkop {
 namespace {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JSON report: the field names of the seed's report at every level, and what makes a verdict repeatable added to
 // them.
-#include "report_json.hpp"
+#include "report/report_json.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "report_bits.hpp"
-#include "report_shard.hpp"
-#include "shards.hpp"
-#include "version.hpp"
+#include "base/version.hpp"
+#include "case/shards.hpp"
+#include "report/report_bits.hpp"
+#include "report/report_shard.hpp"
 
 namespace checkop {
 namespace {

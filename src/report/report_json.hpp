@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "report.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 

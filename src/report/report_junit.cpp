@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "report_forms.hpp"
-#include "text.hpp"
+#include "base/text.hpp"
+#include "report/report_forms.hpp"
 
 namespace checkop {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reports by the line.
-#include "report_lines.hpp"
+#include "report/report_lines.hpp"
 
-#include "report_json.hpp"
+#include "report/report_json.hpp"
 
 namespace checkop {
 

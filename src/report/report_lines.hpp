@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "output_file.hpp"
-#include "report.hpp"
+#include "base/output_file.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 

@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "report_forms.hpp"
-#include "report_markup.hpp"
+#include "report/report_forms.hpp"
+#include "report/report_markup.hpp"
 
 namespace checkop {
+
+std::string format_headroom(double headroom) {
+  return std::isinf(headroom) ? "exact" : fmt::format("{:.3g}x", headroom);
+}
 
 std::string escape_markdown(std::string_view text) {
   std::string out;
@@ -53,10 +57,6 @@ std::string code_block(const std::string& text) {
   }
   const std::string fence(longest + 1, '`');
   return fmt::format("{}\n{}\n{}\n", fence, text, fence);
-}
-
-std::string format_headroom(double headroom) {
-  return std::isinf(headroom) ? "exact" : fmt::format("{:.3g}x", headroom);
 }
 
 /// One line of the table of candidates.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks of shards in their order, and the report of them all.
-#include "report_merge.hpp"
+#include "report/report_merge.hpp"
 
 #include <fmt/format.h>
 
@@ -8,11 +8,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "error.hpp"
-#include "report_json.hpp"
-#include "report_reader.hpp"
-#include "report_same_run.hpp"
-#include "report_vacuity.hpp"
+#include "base/error.hpp"
+#include "report/report_json.hpp"
+#include "report/report_reader.hpp"
+#include "report/report_same_run.hpp"
+#include "report/report_vacuity.hpp"
 
 namespace checkop {
 namespace {

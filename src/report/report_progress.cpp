@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The line that says what runs now, how fast, and for how long still.
-#include "report_progress.hpp"
+#include "report/report_progress.hpp"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JSON -> ReadReport.
-#include "report_reader.hpp"
+#include "report/report_reader.hpp"
 
 #include <fmt/format.h>
 
@@ -10,12 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "report_shard.hpp"
+#include "judge/bound.hpp"
+#include "report/report_shard.hpp"
 
 namespace checkop {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// A number as reports write it: those that are not finite are strings.
 double read_number(const JsonValue& value) {

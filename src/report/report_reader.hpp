@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "json.hpp"
-#include "report.hpp"
-#include "verdict.hpp"
+#include "base/json.hpp"
+#include "judge/verdict.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 

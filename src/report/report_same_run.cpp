@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What reports must have in common.
-#include "report_same_run.hpp"
+#include "report/report_same_run.hpp"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <map>
 #include <utility>
 
-#include "error.hpp"
-#include "report_reader.hpp"
+#include "base/error.hpp"
+#include "report/report_reader.hpp"
 
 namespace checkop {
 namespace {

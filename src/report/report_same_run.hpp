@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "json.hpp"
-#include "report.hpp"
+#include "base/json.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which part of a run a report is of, written and read back.
-#include "report_shard.hpp"
+#include "report/report_shard.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include "report_vacuity.hpp"
+#include "report/report_vacuity.hpp"
 
 namespace checkop {
 

@@ -5,8 +5,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
-#include "json.hpp"
-#include "report.hpp"
+#include "base/json.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 

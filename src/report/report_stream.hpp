@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "output_file.hpp"
-#include "report_json.hpp"
+#include "base/output_file.hpp"
+#include "report/report_json.hpp"
 
 namespace checkop {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model_bits.hpp"
-#include "report.hpp"
+#include "judge/model_bits.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What no case of a run could tell.
-#include "report_vacuity.hpp"
+#include "report/report_vacuity.hpp"
 
 #include <fmt/format.h>
 
@@ -26,9 +26,9 @@ struct Told {
   bool all_equal() const { return with_rows > 0 && equal == with_rows; }
 };
 
-using Key = std::tuple<std::string, std::string, std::string, std::string, std::string>;
+using OutputKey = std::tuple<std::string, std::string, std::string, std::string, std::string>;
 
-Key key_of(const CheckFacts& check, const OutputFacts& output) {
+OutputKey key_of(const CheckFacts& check, const OutputFacts& output) {
   return {check.candidate, check.op, check.pass, check.dtype, output.name};
 }
 
@@ -79,7 +79,7 @@ CheckFacts facts_of(const CaseRecord& record) {
 }
 
 RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
-  std::map<Key, Told> told;
+  std::map<OutputKey, Told> told;
   for (const CheckFacts& check : checks) {
     for (const OutputFacts& output : check.outputs) told[key_of(check, output)].add(output);
   }
@@ -108,7 +108,7 @@ RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
 }
 
 RunJudgments find_insensitive(const std::vector<CheckFacts>& checks) {
-  std::map<Key, const OutputFacts::Shown*> best;  // of what was asked for and applies
+  std::map<OutputKey, const OutputFacts::Shown*> best;  // of what was asked for and applies
   for (const CheckFacts& check : checks) {
     for (const OutputFacts& output : check.outputs) {
       if (!output.shown) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The protocol of bench and its statistics.
-#include "bench.hpp"
+#include "run/bench.hpp"
 
 #include <fmt/format.h>
 
@@ -11,13 +11,12 @@
 #include <new>
 #include <optional>
 
-#include "shards.hpp"
-#include "stage.hpp"
+#include "base/clock.hpp"
+#include "case/shards.hpp"
+#include "run/stage.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUps = 3;
 constexpr int kCopyRepeats = 7;

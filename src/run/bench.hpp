@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "device.hpp"
-#include "plugin.hpp"
-#include "run_result.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

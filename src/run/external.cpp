@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a candidate's process is asked, and how its answers are taken.
-#include "external.hpp"
+#include "run/external.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -12,12 +12,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "error.hpp"
-#include "json.hpp"
-#include "operator.hpp"
-#include "safetensors.hpp"
-#include "stage.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/json.hpp"
+#include "base/text.hpp"
+#include "operator/operator.hpp"
+#include "run/stage.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace checkop {
 namespace {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "check_operator.h"
-#include "device.hpp"
-#include "external_process.hpp"
-#include "plugin.hpp"
+#include "abi/check_operator.h"
+#include "base/external_process.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
 
 namespace checkop {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sizes of tensors, added up as the runner and the gold use them.
-#include "memory_need.hpp"
+#include "run/memory_need.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "buffers.hpp"
-#include "host_memory.hpp"
-#include "shards.hpp"
-#include "text.hpp"
+#include "base/host_memory.hpp"
+#include "base/text.hpp"
+#include "case/shards.hpp"
+#include "device/buffers.hpp"
 
 namespace checkop {
 namespace {

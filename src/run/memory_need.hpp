@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
-#include "case.hpp"
-#include "device.hpp"
+#include "case/case.hpp"
+#include "device/device.hpp"
 
 namespace checkop {
 

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of this process.
-#include "rank_end.hpp"
+#include "run/rank_end.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "paths.hpp"
+#include "base/clock.hpp"
+#include "base/paths.hpp"
 
 namespace checkop {
-namespace {
-
-std::vector<std::byte> content_of(GuardedBuffer& buffer) {
-  std::vector<std::byte> bytes(buffer.bytes());
-  buffer.download(bytes.data());
-  return bytes;
-}
-
-}  // namespace
 
 LocalRank::LocalRank(Device& device, const checkop_kernel& kernel, const Case& c, const std::string& suffix,
                      const Layout& layout, const Place& place)
@@ -33,8 +25,8 @@ void LocalRank::poison(const Found& found) {
   device_.synchronize(fmt::format("poison outputs of rank {}", place().rank));  // also before work on other streams
 }
 void LocalRank::give_up() noexcept { device_.leave_meetings(); }
-std::vector<std::byte> LocalRank::input(size_t i) { return content_of(*stage_.inputs[i]); }
-std::vector<std::byte> LocalRank::output(size_t i) { return content_of(*stage_.outputs[i]); }
+std::vector<std::byte> LocalRank::input(size_t i) { return stage_.inputs[i]->content(); }
+std::vector<std::byte> LocalRank::output(size_t i) { return stage_.outputs[i]->content(); }
 bool LocalRank::input_as_uploaded(size_t i) { return stage_.inputs[i]->is_as_given(); }
 void LocalRank::check_guards(std::vector<std::string>& violations) { stage_.check_guards(violations); }
 
@@ -55,7 +47,6 @@ RankAnswer LocalRank::launch(const RankLaunch& launch, checkop_host_comm* host_c
 }
 
 void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, RankAnswer& result) {
-  using Clock = std::chrono::steady_clock;
   const Place& place = *stage_.place();
   device_.make_current();
   void* comm = device_.info().kind == "cpu" ? host_comm : nullptr;

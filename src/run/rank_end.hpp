@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "stage.hpp"
+#include "run/stage.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors cut into parts and put together again; launches of all ranks.
-#include "rank_group.hpp"
+#include "run/rank_group.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,9 +14,9 @@
 #include <thread>
 #include <utility>
 
-#include "error.hpp"
-#include "host_comm.hpp"
-#include "shards.hpp"
+#include "base/error.hpp"
+#include "case/shards.hpp"
+#include "device/host_comm.hpp"
 
 namespace checkop {
 namespace {
@@ -134,12 +134,6 @@ void for_each_piece(const Stage& whole, const Place& place, const TensorSpec& sp
   }
 }
 
-std::vector<std::byte> content_of(GuardedBuffer& buffer) {
-  std::vector<std::byte> bytes(buffer.bytes());
-  buffer.download(bytes.data());
-  return bytes;
-}
-
 }  // namespace
 
 RankGroup::RankGroup(Device& device, const checkop_kernel& kernel, const Stage& whole) : device_(device) {
@@ -176,7 +170,7 @@ Device& RankGroup::device_of(int32_t rank) {
 
 std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const Place& place) {
   const TensorSpec& spec = whole.stage_case().pass->inputs[i];
-  std::vector<std::byte> all = content_of(*whole.inputs[i]);
+  std::vector<std::byte> all = whole.inputs[i]->content();
   if (!is_sharded(whole.stage_case(), spec)) return all;
   const size_t width = info(whole.inputs[i]->dtype()).bytes;
   std::vector<std::byte> part;
@@ -256,7 +250,7 @@ void RankGroup::gather_parts(Stage& whole, size_t i) {
   const TensorSpec& spec = whole.stage_case().pass->outputs[i].tensor;
   const DType dtype = whole.outputs[i]->dtype();
   const size_t width = info(dtype).bytes;
-  std::vector<std::byte> all = content_of(*whole.outputs[i]);  // what lies between rows stays as it was found
+  std::vector<std::byte> all = whole.outputs[i]->content();  // what lies between rows stays as it was found
   const std::vector<std::byte> found = all;
   for (size_t r = 0; r < ranks_.size(); ++r) {
     const std::vector<std::byte> part = ranks_[r]->output(i);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "rank_end.hpp"
+#include "run/rank_end.hpp"
 
 namespace checkop {
 

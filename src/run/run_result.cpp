@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names of what a run can come to.
-#include "run_result.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "axes.hpp"
-#include "bits.hpp"
-#include "case.hpp"
+#include "case/axes.hpp"
+#include "case/case.hpp"
+#include "tensor/bits.hpp"
 
 namespace checkop {
 

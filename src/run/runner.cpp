@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs one candidate on one case: the full batch twice, then its rows in other contexts.
-#include "runner.hpp"
+#include "run/runner.hpp"
 
 #include <fmt/format.h>
 
@@ -11,18 +11,13 @@
 #include <stdexcept>
 #include <utility>
 
-#include "invariance_run.hpp"
-#include "shards.hpp"
-#include "stage.hpp"
+#include "base/clock.hpp"
+#include "case/shards.hpp"
+#include "run/invariance/invariance_run.hpp"
+#include "run/stage.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 /// The second run's output against the first's, of which `copy` may be a copy on the device.
 OutputRun compare_runs(GuardedBuffer& second, const Tensor& first, GuardedBuffer* copy) {

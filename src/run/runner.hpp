@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
-#include "device.hpp"
-#include "invariance.hpp"
-#include "plugin.hpp"
-#include "run_result.hpp"
+#include "case/case.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "run/invariance/invariance.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The call as a candidate sees it, and what its status means.
-#include "stage.hpp"
+#include "run/stage.hpp"
 
 #include <fmt/format.h>
 
@@ -10,13 +10,12 @@
 #include <new>
 #include <utility>
 
-#include "rank_group.hpp"
-#include "shards.hpp"
+#include "base/clock.hpp"
+#include "case/shards.hpp"
+#include "run/rank_group.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMessageBytes = 512;
 /// The workspace differs in both runs, so that a candidate that counts on its content disagrees with itself.

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "buffers.hpp"
-#include "case.hpp"
-#include "check_operator.h"
-#include "run_result.hpp"
+#include "abi/check_operator.h"
+#include "case/case.hpp"
+#include "device/buffers.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

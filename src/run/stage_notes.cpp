@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sentences, one for each tensor.
-#include "stage_notes.hpp"
+#include "run/stage_notes.hpp"
 
 #include <fmt/format.h>
 

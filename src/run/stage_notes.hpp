@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "run_result.hpp"
-#include "stage.hpp"
+#include "run/run_result.hpp"
+#include "run/stage.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Largest values by rule and gate.
-#include "commands/calibration.hpp"
+#include "session/calibration.hpp"
 
 #include <fmt/format.h>
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "compare.hpp"
-#include "report.hpp"
+#include "judge/compare.hpp"
+#include "report/report.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks in another order, cases -> shards.
-#include "commands/check_order.hpp"
+#include "session/check_order.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "text.hpp"
+#include "base/text.hpp"
 
 namespace checkop {
 namespace {

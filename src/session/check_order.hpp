@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "commands/selection.hpp"
-#include "report.hpp"
-#include "run_options.hpp"
+#include "report/report.hpp"
+#include "session/run_options.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The positive control of a run.
-#include "commands/control.hpp"
+#include "session/control.hpp"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 
-#include "error.hpp"
-#include "inputs.hpp"
-#include "isolate.hpp"
-#include "paths.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "case/inputs.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators and golds out of files.
-#include "given.hpp"
+#include "session/given.hpp"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <cmath>
 #include <set>
 
-#include "error.hpp"
-#include "parallel.hpp"
+#include "base/error.hpp"
+#include "base/parallel.hpp"
 
 namespace checkop {
 namespace {

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
-#include "contract.hpp"
-#include "gold.hpp"
-#include "safetensors.hpp"
+#include "case/case.hpp"
+#include "contract/contract.hpp"
+#include "judge/gold.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace checkop {
 

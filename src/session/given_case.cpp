@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files and flags -> the case of an operator that is known, or of one that only its tensors describe.
-#include "commands/given_case.hpp"
+#include "session/given_case.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
 
-#include "error.hpp"
-#include "given.hpp"
-#include "given_inputs.hpp"
-#include "operator_added.hpp"
-#include "plugin.hpp"
-#include "sweep.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "case/sweep.hpp"
+#include "device/plugin.hpp"
+#include "operator/operator_added.hpp"
+#include "session/given.hpp"
+#include "session/given_inputs.hpp"
 
 namespace checkop {
 

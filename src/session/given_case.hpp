@@ -2,8 +2,8 @@
 // The case that --inputs and --gold make.
 #pragma once
 
-#include "case.hpp"
-#include "run_options.hpp"
+#include "case/case.hpp"
+#include "session/run_options.hpp"
 
 namespace checkop {
 

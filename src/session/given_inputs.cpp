@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Captured tensors, held to the case that they are used in.
-#include "given_inputs.hpp"
+#include "session/given_inputs.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 
-#include "error.hpp"
-#include "inputs.hpp"
-#include "saved_case.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "case/inputs.hpp"
+#include "session/saved_case.hpp"
 
 namespace checkop {
 namespace {

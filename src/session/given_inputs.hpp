@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
-#include "safetensors.hpp"
+#include "case/case.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace checkop {
 

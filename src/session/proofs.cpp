@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One proof for every pass and dtype of a run.
-#include "commands/proofs.hpp"
+#include "session/proofs.hpp"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -19,11 +19,12 @@
 #include <tuple>
 #include <utility>
 
-#include "interruption.hpp"
-#include "isolate.hpp"
-#include "parallel.hpp"
-#include "shards.hpp"
-#include "wire.hpp"
+#include "base/clock.hpp"
+#include "base/interruption.hpp"
+#include "base/parallel.hpp"
+#include "case/shards.hpp"
+#include "worker/isolate.hpp"
+#include "worker/wire.hpp"
 
 namespace checkop {
 namespace {
@@ -145,7 +146,6 @@ class Prover {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::hours kDay{24};
 
   Descriptor socket_;

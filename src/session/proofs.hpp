@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "commands/selection.hpp"
-#include "given_inputs.hpp"
-#include "invariance.hpp"
-#include "sensitivity.hpp"
+#include "judge/sensitivity.hpp"
+#include "run/invariance/invariance.hpp"
+#include "session/given_inputs.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 

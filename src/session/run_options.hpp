@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "report_forms.hpp"
+#include "report/report_forms.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs of this program as compute-sanitizer's target, and what they amount to for each check.
-#include "commands/sanitize.hpp"
+#include "session/sanitize.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,11 +17,11 @@
 #include <filesystem>
 #include <optional>
 
-#include "error.hpp"
-#include "external_process.hpp"
-#include "interruption.hpp"
-#include "report_reader.hpp"
-#include "sanitizer_log.hpp"
+#include "base/error.hpp"
+#include "base/external_process.hpp"
+#include "base/interruption.hpp"
+#include "report/report_reader.hpp"
+#include "session/sanitizer_log.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lines that begin with "=========": findings, their details, which are indented, and summaries.
-#include "sanitizer_log.hpp"
+#include "session/sanitizer_log.hpp"
 
 #include <unistd.h>
 

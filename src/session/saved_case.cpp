@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A case as one safetensors file.
-#include "saved_case.hpp"
+#include "session/saved_case.hpp"
 
 #include <fmt/format.h>
 
@@ -11,12 +11,12 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "error.hpp"
-#include "gold.hpp"
-#include "json.hpp"
-#include "safetensors.hpp"
-#include "shards.hpp"
-#include "sweep.hpp"
+#include "base/error.hpp"
+#include "base/json.hpp"
+#include "case/shards.hpp"
+#include "case/sweep.hpp"
+#include "judge/gold.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace checkop {
 namespace {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A second worker: other data, then the case, one launch each.
-#include "commands/second_process.hpp"
+#include "session/second_process.hpp"
 
 #include <fmt/format.h>
 
 #include <utility>
 
-#include "bits.hpp"
-#include "error.hpp"
-#include "inputs.hpp"
-#include "shards.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "case/shards.hpp"
+#include "tensor/bits.hpp"
 
 namespace checkop {
 namespace {

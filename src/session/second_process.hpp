@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "isolate.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 

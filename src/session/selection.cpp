@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options -> the checks to make.
-#include "commands/selection.hpp"
+#include "session/selection.hpp"
 
 #include <fmt/format.h>
 #include <fnmatch.h>
@@ -10,14 +10,14 @@
 #include <set>
 #include <thread>
 
-#include "commands/check_order.hpp"
-#include "commands/given_case.hpp"
-#include "error.hpp"
-#include "paths.hpp"
-#include "random_cases.hpp"
-#include "rule_table.hpp"
-#include "sweep.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "base/text.hpp"
+#include "case/random_cases.hpp"
+#include "case/sweep.hpp"
+#include "contract/rule_table.hpp"
+#include "session/check_order.hpp"
+#include "session/given_case.hpp"
 
 namespace checkop {
 namespace {

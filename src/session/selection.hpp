@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
-#include "contract.hpp"
-#include "isolate.hpp"
-#include "run_options.hpp"
+#include "case/case.hpp"
+#include "contract/contract.hpp"
+#include "session/run_options.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 

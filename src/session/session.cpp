@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cases x candidates -> runs -> comparisons -> verdicts.
-#include "commands/session.hpp"
+#include "session/session.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,26 +11,21 @@
 #include <memory>
 #include <optional>
 
-#include "digest.hpp"
-#include "error.hpp"
-#include "given.hpp"
-#include "gold.hpp"
-#include "inputs.hpp"
-#include "isolate.hpp"
-#include "memory_need.hpp"
-#include "rank_group.hpp"
-#include "sampling.hpp"
-#include "sweep.hpp"
-#include "text.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "case/inputs.hpp"
+#include "case/sampling.hpp"
+#include "case/sweep.hpp"
+#include "judge/gold.hpp"
+#include "run/memory_need.hpp"
+#include "run/rank_group.hpp"
+#include "session/given.hpp"
+#include "tensor/digest.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 /// The flags that make the case again.
 std::string flags_of_case(const RunOptions& options, const CaseRecord& record) {

@@ -9,13 +9,13 @@
 #include <string_view>
 #include <vector>
 
-#include "commands/proofs.hpp"
-#include "commands/second_process.hpp"
-#include "commands/selection.hpp"
-#include "contract.hpp"
-#include "given_inputs.hpp"
-#include "report.hpp"
-#include "run_options.hpp"
+#include "contract/contract.hpp"
+#include "report/report.hpp"
+#include "session/given_inputs.hpp"
+#include "session/proofs.hpp"
+#include "session/run_options.hpp"
+#include "session/second_process.hpp"
+#include "session/selection.hpp"
 
 namespace checkop {
 

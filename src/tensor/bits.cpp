@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Integers, not numbers: -0 is not 0, and a NaN equals itself.
-#include "bits.hpp"
+#include "tensor/bits.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "parallel.hpp"
+#include "base/parallel.hpp"
 
 namespace checkop {
 namespace {

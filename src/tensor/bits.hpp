@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "dtype.hpp"
+#include "tensor/dtype.hpp"
 
 namespace checkop {
 

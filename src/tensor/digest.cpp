@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A digest of tensors: blocks are hashed word by word in parallel, then combined in order.
-#include "digest.hpp"
+#include "tensor/digest.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "parallel.hpp"
-#include "text.hpp"
+#include "base/parallel.hpp"
+#include "base/text.hpp"
 
 namespace checkop {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor.hpp"
+#include "tensor/tensor.hpp"
 
 namespace checkop {
 

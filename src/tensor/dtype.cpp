@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of element types. The 16-bit floats are never a C++ type: they stay integers from load to store, because
 // g++ 12 at -O2 drops the masking of helpers that return a bf16 as a rounded float (dtype_test has such a program).
-#include "dtype.hpp"
+#include "tensor/dtype.hpp"
 
 #include <algorithm>
 #include <array>

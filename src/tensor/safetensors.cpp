@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading and writing safetensors files.
-#include "safetensors.hpp"
+#include "tensor/safetensors.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,9 +13,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "error.hpp"
-#include "json.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/json.hpp"
+#include "base/text.hpp"
 
 namespace checkop {
 namespace {

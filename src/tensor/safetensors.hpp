@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor.hpp"
+#include "tensor/tensor.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory behind a file descriptor, and the tensors that lie in it.
-#include "tensor.hpp"
+#include "tensor/tensor.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "error.hpp"
+#include "base/error.hpp"
 
 namespace checkop {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dtype.hpp"
+#include "tensor/dtype.hpp"
 
 namespace checkop {
 

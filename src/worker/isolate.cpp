@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker process as its parent sees it: fork without exec, one socket, death of the child as a result and not as an
 // accident.
-#include "isolate.hpp"
-#include "invariance.hpp"
+#include "worker/isolate.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,21 +23,21 @@
 #include <thread>
 #include <utility>
 
-#include "error.hpp"
-#include "host_memory.hpp"
-#include "interruption.hpp"
-#include "isolate_child.hpp"
-#include "isolate_local.hpp"
-#include "memory_need.hpp"
-#include "text.hpp"
-#include "wire.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/host_memory.hpp"
+#include "base/interruption.hpp"
+#include "base/text.hpp"
+#include "run/invariance/invariance.hpp"
+#include "run/memory_need.hpp"
+#include "worker/isolate_child.hpp"
+#include "worker/isolate_local.hpp"
+#include "worker/wire.hpp"
 
 namespace checkop {
 namespace {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-
 /// Loading many CUDA plugins and opening a busy device takes seconds, not minutes.
 constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "bench.hpp"
-#include "external.hpp"
-#include "plugin.hpp"
-#include "run_result.hpp"
+#include "device/plugin.hpp"
+#include "run/bench.hpp"
+#include "run/external.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

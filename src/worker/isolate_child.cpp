@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker process: cut loose from its parent, it loads the plugins and answers requests.
-#include "isolate_child.hpp"
+#include "worker/isolate_child.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -16,18 +16,17 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "error.hpp"
-#include "host_memory.hpp"
-#include "rank_link.hpp"
-#include "runner.hpp"
-#include "wire.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/host_memory.hpp"
+#include "run/runner.hpp"
+#include "worker/rank_link.hpp"
+#include "worker/wire.hpp"
 
 namespace checkop {
 namespace {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-
 constexpr int kChildSocket = 3, kChildListener = 4;
 /// For the parent to take an answer; meanwhile it may wait for another process.
 constexpr std::chrono::seconds kSayLimit{600};

@@ -4,7 +4,7 @@
 
 #include <sys/types.h>
 
-#include "isolate.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 

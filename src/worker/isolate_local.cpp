@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker without a process of its own.
-#include "isolate_local.hpp"
+#include "worker/isolate_local.hpp"
 
-#include "error.hpp"
-#include "isolate_child.hpp"
-#include "runner.hpp"
+#include "base/error.hpp"
+#include "run/runner.hpp"
+#include "worker/isolate_child.hpp"
 
 namespace checkop {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "isolate.hpp"
+#include "worker/isolate.hpp"
 
 namespace checkop {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sockets of the processes that hold ranks. What comes in before a hello was understood is small, and waited for only
 // beside other callers.
-#include "rank_hello.hpp"
+#include "worker/rank_hello.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -18,16 +18,15 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "error.hpp"
-#include "paths.hpp"
-#include "version.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
+#include "base/version.hpp"
 
 namespace checkop {
 namespace {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-
 /// Of what the processes say to each other.
 constexpr int kProtocol = 1;
 constexpr std::chrono::seconds kHelloLimit{5}, kSendLimit{5};

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "frame.hpp"
+#include "base/frame.hpp"
 
 namespace checkop {
 

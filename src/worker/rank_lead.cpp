@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The meeting of all processes, and the life of one that holds a rank.
-#include "rank_lead.hpp"
+#include "worker/rank_lead.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,14 +14,13 @@
 #include <iostream>
 #include <thread>
 
-#include "error.hpp"
-#include "external_process.hpp"
-#include "interruption.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/external_process.hpp"
+#include "base/interruption.hpp"
 
 namespace checkop {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// For the others to call once more when they are to be dismissed, and to call again when nobody listens.
 constexpr std::chrono::seconds kDismissLimit{10}, kGoneLimit{5};

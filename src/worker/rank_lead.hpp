@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "isolate.hpp"
-#include "rank_hello.hpp"
-#include "rank_serve.hpp"
+#include "worker/isolate.hpp"
+#include "worker/rank_hello.hpp"
+#include "worker/rank_serve.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests to the processes of other ranks, one at a time for each; their exchanges while they are launched.
-#include "rank_link.hpp"
+#include "worker/rank_link.hpp"
 
 #include <fmt/format.h>
 
@@ -8,14 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "rank_wire.hpp"
-#include "wire.hpp"
+#include "base/clock.hpp"
+#include "worker/rank_wire.hpp"
+#include "worker/wire.hpp"
 
 namespace checkop {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-
 namespace {
 
 /// For a process whose connection ended to call again, through its parent.

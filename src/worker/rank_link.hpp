@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "plugin.hpp"
-#include "rank_end.hpp"
-#include "rank_hello.hpp"
+#include "device/plugin.hpp"
+#include "run/rank_end.hpp"
+#include "worker/rank_hello.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank in a process of its own: rank 0's worker says what to do, and its exchanges go through there.
-#include "rank_serve.hpp"
+#include "worker/rank_serve.hpp"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -14,23 +14,22 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "error.hpp"
-#include "frame.hpp"
-#include "host_memory.hpp"
-#include "isolate_child.hpp"
-#include "rank_end.hpp"
-#include "rank_wire.hpp"
-#include "wire.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/frame.hpp"
+#include "base/host_memory.hpp"
+#include "run/rank_end.hpp"
+#include "worker/isolate_child.hpp"
+#include "worker/rank_wire.hpp"
+#include "worker/wire.hpp"
 
 namespace checkop {
 namespace {
 
 using nlohmann::json;
-using Clock = std::chrono::steady_clock;
-
 constexpr int kSocket = 3;
 /// For rank 0 to take or send what it is about to.
-constexpr std::chrono::seconds kSayLimit{120};
+constexpr std::chrono::seconds kAnswerLimit{120};
 
 /// The rank's end of the host's communicator.
 struct Exchanges {
@@ -43,7 +42,7 @@ struct Exchanges {
     if (!own.error.empty()) return 1;
     try {
       // Rank 0 waits that long for the others, and some time goes by on the way.
-      const auto deadline = Clock::now() + 2 * own.limit + kSayLimit;
+      const auto deadline = Clock::now() + 2 * own.limit + kAnswerLimit;
       if (bytes > kMostExchanged) throw WireError(fmt::format("{} bytes are more than an exchange can have", bytes));
       send_message(kSocket, {{"exchange", bytes}}, {}, deadline);
       send_bytes(kSocket, send, bytes, deadline);
@@ -87,8 +86,8 @@ class Serving {
       }
       fflush(stdout);
       if (answer.is_null()) continue;
-      send_message(kSocket, answer, {}, Clock::now() + kSayLimit);
-      send_bytes(kSocket, bytes.data(), bytes.size(), Clock::now() + kSayLimit);
+      send_message(kSocket, answer, {}, Clock::now() + kAnswerLimit);
+      send_bytes(kSocket, bytes.data(), bytes.size(), Clock::now() + kAnswerLimit);
     }
   }
 
@@ -106,7 +105,7 @@ class Serving {
     if (what == "upload") {
       const size_t input = request.at("input").get<size_t>();
       std::vector<std::byte> content(rank->input_bytes(input));
-      const auto deadline = Clock::now() + kSayLimit;
+      const auto deadline = Clock::now() + kAnswerLimit;
       if (receive_bytes(kSocket, content.data(), content.size(), deadline, kAlwaysAlive) != Received::message)
         _exit(1);  // rank 0 is gone, or half of an input would be taken for all of it
       rank->upload(input, content);

@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JSON of ranks.
-#include "rank_wire.hpp"
+#include "worker/rank_wire.hpp"
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "frame.hpp"
+#include "base/frame.hpp"
 
 namespace checkop {
 namespace {
 
 using nlohmann::json;
-
-RunStatus decode_status(const json& json) {
-  const int status = json.get<int>();
-  if (status < 0 || status > static_cast<int>(RunStatus::no_memory)) throw WireError("an answer with no known status");
-  return static_cast<RunStatus>(status);
-}
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "rank_end.hpp"
+#include "run/rank_end.hpp"
 
 namespace checkop {
 

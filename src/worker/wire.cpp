@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JSON of cases and results.
-#include "wire.hpp"
+#include "worker/wire.hpp"
 
 #include <fmt/format.h>
 
@@ -23,13 +23,13 @@ BitDifference decode_bits(const json& json) {
           json.at(4).get<uint64_t>()};
 }
 
+}  // namespace
+
 RunStatus decode_status(const json& json) {
-  const int status = json.at("status").get<int>();
+  const int status = json.get<int>();
   if (status < 0 || status > static_cast<int>(RunStatus::no_memory)) throw WireError("an answer with no known status");
   return static_cast<RunStatus>(status);
 }
-
-}  // namespace
 
 json encode(const Case& c) {
   json attrs = json::array();
@@ -129,7 +129,7 @@ json encode(const RunResult& result) {
 
 RunResult decode_result(const json& json) {
   RunResult result;
-  result.status = decode_status(json);
+  result.status = decode_status(json.at("status"));
   result.message = json.at("message").get<std::string>();
   for (const auto& item : json.at("outputs")) {
     OutputRun output;
@@ -187,11 +187,11 @@ json encode(const BenchResult& result) {
 
 BenchResult decode_bench(const json& json) {
   BenchResult result;
-  result.status = decode_status(json);
+  result.status = decode_status(json.at("status"));
   result.message = json.at("message").get<std::string>();
   for (const auto& item : json.at("runs")) {
     BenchRun run;
-    run.status = decode_status(item);
+    run.status = decode_status(item.at("status"));
     run.message = item.at("message").get<std::string>();
     run.burst_ms = item.at("burst_ms").get<std::vector<double>>();
     run.sustained_ms = item.at("sustained_ms").get<std::vector<double>>();

@@ -5,16 +5,17 @@
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
 
-#include "bench.hpp"
-#include "device.hpp"
-#include "frame.hpp"
-#include "run_result.hpp"
+#include "base/frame.hpp"
+#include "device/device.hpp"
+#include "run/bench.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 
 nlohmann::json encode(const Case& c);
 Case decode_case(const nlohmann::json& json);
 
+RunStatus decode_status(const nlohmann::json& json);
 nlohmann::json encode(const RunChecks& checks);
 RunChecks decode_checks(const nlohmann::json& json);
 

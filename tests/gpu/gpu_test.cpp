@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "built.hpp"
-#include "device_memory_helper.hpp"
-#include "process.hpp"
+#include "support/built.hpp"
+#include "support/device_memory_helper.hpp"
+#include "support/process.hpp"
 
 namespace checkop {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "built.hpp"
-#include "process.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tensor cores of the device make of given blocks, by mma.sync m16n8k16.
-#include "tensor_core.cuh"
+#include "gpu/tensor_core.cuh"
 
 #include <cuda_runtime_api.h>
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "tensor_core.cuh"
+#include "gpu/tensor_core.cuh"
 #include "tensor_core.hpp"
 
 namespace checkop {

@@ -5,14 +5,15 @@
 #include <cmath>
 #include <limits>
 
-#include "built.hpp"
-#include "device.hpp"
-#include "error.hpp"
-#include "gold_helper.hpp"
-#include "plugin.hpp"
-#include "runner.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::attention_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -185,4 +186,4 @@ TEST(Attention, MagnitudeFollowsTheScores) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::attention_test

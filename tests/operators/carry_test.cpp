@@ -5,18 +5,20 @@
 #include <cmath>
 #include <cstring>
 
-#include "bound.hpp"
-#include "error.hpp"
-#include "invariance.hpp"
-#include "isolate.hpp"
-#include "judge_helper.hpp"
-#include "rows_helper.hpp"
-#include "run_helper.hpp"
-#include "saved_case.hpp"
-#include "sweep.hpp"
-#include "verdict.hpp"
+#include "base/error.hpp"
+#include "case/axes.hpp"
+#include "case/inputs.hpp"
+#include "case/sweep.hpp"
+#include "judge/bound.hpp"
+#include "judge/verdict.hpp"
+#include "run/invariance/invariance.hpp"
+#include "session/saved_case.hpp"
+#include "support/judge_helper.hpp"
+#include "support/rows_helper.hpp"
+#include "support/run_helper.hpp"
+#include "worker/isolate.hpp"
 
-namespace checkop {
+namespace checkop::carry_test {
 namespace {
 
 using Optionals = std::set<std::string, std::less<>>;
@@ -310,4 +312,4 @@ TEST(Carry, NativePassesTheAxis) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::carry_test

@@ -4,11 +4,12 @@
 
 #include <cmath>
 
-#include "error.hpp"
-#include "gold_helper.hpp"
-#include "run_helper.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "support/gold_helper.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::embedding_test {
 namespace {
 
 const Dims kDims{{"batch", 2}, {"seq", 3}, {"vocab", 11}, {"hidden", 5}};
@@ -55,4 +56,4 @@ TEST(Embedding, ForwardCopiesAreJudgedByTheirBits) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::embedding_test

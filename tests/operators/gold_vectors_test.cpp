@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "gold_helper.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::gold_vectors_test {
 namespace {
 
 // FP64 rounds at 1.1e-16; an exponential of -80 amplifies that 80 times, and sums are short here.
@@ -115,4 +115,4 @@ TEST(GoldVectors, ComparisonFailsForNan) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::gold_vectors_test

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <random>
 
-#include "gold_helper.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::gradient_test {
 namespace {
 
 // Five-point differences err by h^4/30 times the fifth derivative, 3e-14 here, and by 1e-16/h times the loss, 1e-13.
@@ -160,4 +160,4 @@ INSTANTIATE_TEST_SUITE_P(Gold, Gradient, testing::ValuesIn(variants()), [](const
 });
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::gradient_test

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <limits>
 
-#include "device.hpp"
-#include "error.hpp"
-#include "rows_helper.hpp"
+#include "base/error.hpp"
+#include "device/device.hpp"
+#include "support/rows_helper.hpp"
 
-namespace checkop {
+namespace checkop::grpo_loss_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -203,4 +203,4 @@ TEST(GrpoLoss, GradientIsThatOfRatioKl) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::grpo_loss_test

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "gold_helper.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::identity_test {
 namespace {
 
 constexpr double kRelativeError = 1e-13;
@@ -280,4 +280,4 @@ TEST(Identity, GoldBitsDoNotDependOnTheNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::identity_test

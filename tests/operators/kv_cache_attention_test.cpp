@@ -6,15 +6,16 @@
 #include <cstring>
 #include <limits>
 
-#include "built.hpp"
-#include "contract_helper.hpp"
-#include "device.hpp"
-#include "error.hpp"
-#include "gold_helper.hpp"
-#include "plugin.hpp"
-#include "runner.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::kv_cache_attention_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -276,4 +277,4 @@ TEST(KvCacheAttention, NativeRefusesNewKeysOfAnotherNumberThanQueries) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::kv_cache_attention_test

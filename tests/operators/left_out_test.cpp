@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows that are left out: ignore_index in the gold and in the native candidates, and what generated inputs hold there.
-#include "left_out.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "built.hpp"
-#include "compare.hpp"
-#include "contract.hpp"
-#include "device.hpp"
-#include "error.hpp"
-#include "rows_helper.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "contract/contract.hpp"
+#include "device/device.hpp"
+#include "judge/compare.hpp"
+#include "left_out.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/rows_helper.hpp"
 
-namespace checkop {
+namespace checkop::left_out_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
@@ -313,4 +314,4 @@ TEST(LeftOut, CountingARowShowsWithoutNanToo) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::left_out_test

@@ -4,16 +4,17 @@
 
 #include <cstring>
 
-#include "built.hpp"
-#include "device.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "isolate.hpp"
-#include "plugin.hpp"
-#include "report.hpp"
-#include "verdict.hpp"
+#include "case/inputs.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "judge/verdict.hpp"
+#include "report/report.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/gold_helper.hpp"
+#include "worker/isolate.hpp"
 
-namespace checkop {
+namespace checkop::no_rows_test {
 namespace {
 
 /// Both passes of every operator that has rows, each row dimension 0 in turn, with and without optional inputs.
@@ -171,4 +172,4 @@ TEST(NoRows, AReportOfThemAloneIsNotVacuous) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::no_rows_test

@@ -5,17 +5,17 @@
 #include <cmath>
 #include <limits>
 
-#include "built.hpp"
-#include "contract_helper.hpp"
-#include "device.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "plugin.hpp"
-#include "runner.hpp"
-#include "safetensors.hpp"
-#include "saved_case.hpp"
+#include "case/inputs.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "run/runner.hpp"
+#include "session/saved_case.hpp"
+#include "support/built.hpp"
+#include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
+#include "tensor/safetensors.hpp"
 
-namespace checkop {
+namespace checkop::pack_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -45,7 +45,7 @@ std::vector<Tensor> inputs_of(const Case& c, const Mask& mask) {
 Tensor& rows_input(const Case& c, std::vector<Tensor>& inputs) { return inputs[c.pass->name == "forward" ? 0 : 1]; }
 
 /// Outputs of the native candidate.
-std::vector<Tensor> run_native(const Case& c, const std::vector<Tensor>& inputs) {
+std::vector<Tensor> answer_of_native(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> outputs = make_outputs(c);
   const auto device = open_cpu_device();
   for (const Candidate& candidate : load_plugin(native_plugin("pack"))) {
@@ -61,7 +61,7 @@ std::vector<Tensor> run_native(const Case& c, const std::vector<Tensor>& inputs)
 Outputs outputs_of(const Case& c, const std::vector<Tensor>& inputs) {
   Outputs gold;
   for (const GoldOutput& output : collect_gold(c, inputs, 1)) gold.push_back(output.value);
-  const std::vector<Tensor> native = run_native(c, inputs);
+  const std::vector<Tensor> native = answer_of_native(c, inputs);
   for (size_t i = 0; i < gold.size(); ++i) {
     for (int64_t e = 0; e < native[i].count(); ++e) {
       EXPECT_EQ(native[i].at(e), gold[i][static_cast<size_t>(e)]) << native[i].name << e;
@@ -159,7 +159,7 @@ TEST(Pack, ANanThatIsKeptIsCopied) {
   std::vector<Tensor> inputs = inputs_of(c, kSome);
   inputs[0].set(5, kNan);
   EXPECT_TRUE(std::isnan(collect_gold(c, inputs, 1)[0].value[0]));
-  const std::vector<Tensor> native = run_native(c, inputs);
+  const std::vector<Tensor> native = answer_of_native(c, inputs);
   EXPECT_TRUE(std::isnan(native[0].at(0)));
   const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
   EXPECT_TRUE(judge_outputs(c, inputs, native, contract, {}, 1)[0].passed());
@@ -172,7 +172,7 @@ TEST(Pack, OffsetsAreJudgedToTheLastUnit) {
     Case c = pack("forward", DType::bf16);
     c.dims["seq"] = 100;
     const std::vector<Tensor> inputs = inputs_of(c, Mask(kBatch * 100, 1.0));
-    std::vector<Tensor> outputs = run_native(c, inputs);
+    std::vector<Tensor> outputs = answer_of_native(c, inputs);
     EXPECT_TRUE(judge_outputs(c, inputs, outputs, contract, {}, 1)[1].passed()) << name;
     outputs[1].set(3, 301);
     EXPECT_EQ(judge_outputs(c, inputs, outputs, contract, {}, 1)[1].out_of_bound, 1) << name;
@@ -214,7 +214,7 @@ TEST(Pack, ASavedCaseIsReadBackAsItWas) {
     const Case c = pack(pass);
     const std::vector<Tensor> inputs = inputs_of(c, kSome);
     const std::string folder = testing::TempDir() + "pack_saved";
-    const SavedCase saved = load_case(save_case(folder, c, "mine", "sm90", inputs, run_native(c, inputs), 1));
+    const SavedCase saved = load_case(save_case(folder, c, "mine", "sm90", inputs, answer_of_native(c, inputs), 1));
     EXPECT_EQ(saved.c.dims, c.dims);
     ASSERT_EQ(saved.outputs.size(), c.pass->outputs.size());
     EXPECT_EQ(saved.outputs[0].shape, shape_of(c, c.pass->outputs[0].tensor));
@@ -241,4 +241,4 @@ TEST(Pack, ASavedCaseWhoseExtentsDoNotFitIsRefused) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::pack_test

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <limits>
 
-#include "device.hpp"
-#include "error.hpp"
-#include "rows_helper.hpp"
+#include "base/error.hpp"
+#include "device/device.hpp"
+#include "support/rows_helper.hpp"
 
-namespace checkop {
+namespace checkop::ratio_kl_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
@@ -140,4 +140,4 @@ TEST(RatioKl, GeneratedOldLogpsAreThoseOfThePolicyALittleAgo) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::ratio_kl_test

@@ -7,13 +7,13 @@
 #include <cstring>
 #include <filesystem>
 
-#include "built.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "plugin.hpp"
-#include "runner.hpp"
+#include "case/inputs.hpp"
+#include "device/plugin.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::refusal_test {
 namespace {
 
 constexpr unsigned char kUntouched = 0xa5;
@@ -196,4 +196,4 @@ TEST(Refusal, WrongCounts) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::refusal_test

@@ -5,14 +5,14 @@
 
 #include <cmath>
 
-#include "given_helper.hpp"
-#include "inputs.hpp"
-#include "judge_helper.hpp"
-#include "process.hpp"
-#include "rows_helper.hpp"
-#include "verdict.hpp"
+#include "case/inputs.hpp"
+#include "judge/verdict.hpp"
+#include "support/given_helper.hpp"
+#include "support/judge_helper.hpp"
+#include "support/process.hpp"
+#include "support/rows_helper.hpp"
 
-namespace checkop {
+namespace checkop::right_answers_test {
 namespace {
 
 /// Log-probabilities of vocabulary 151936 from -16 on down, none of them a bf16 number.
@@ -97,4 +97,4 @@ TEST(RightAnswers, Fp16ProductsBelowTheNormalNumbers) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::right_answers_test

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "error.hpp"
-#include "gold_helper.hpp"
+#include "base/error.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::rms_norm_test {
 namespace {
 
 const Dims kDims{{"batch", 2}, {"seq", 5}, {"hidden", 70}};
@@ -74,4 +74,4 @@ TEST(RmsNorm, EpsMustBePositive) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::rms_norm_test

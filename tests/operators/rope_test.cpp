@@ -4,10 +4,10 @@
 
 #include <cmath>
 
-#include "error.hpp"
-#include "gold_helper.hpp"
+#include "base/error.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::rope_test {
 namespace {
 
 const Dims kDims{{"batch", 2}, {"heads", 3}, {"seq", 5}, {"head_dim", 8}};
@@ -93,4 +93,4 @@ TEST(Rope, RoundingCoversAnAngleInFp32) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::rope_test

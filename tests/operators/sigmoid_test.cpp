@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The error bounds of silu and swiglu: they hold for the naive fp32 formulas, and for nothing much worse.
-#include "sigmoid.hpp"
-
 #include <gtest/gtest.h>
 
-namespace checkop {
+#include "sigmoid.hpp"
+
+namespace checkop::sigmoid_test {
 namespace {
 
 constexpr double kUnit = 0x1p-24, kTiny = 0x1p-126;
@@ -67,4 +67,4 @@ TEST(SigmoidBound, IsFiniteAtTheEndsOfFp32) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::sigmoid_test

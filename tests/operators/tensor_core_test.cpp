@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensor core model: vectors that an H200 gave, and the fast path against one block at a time.
-#include "tensor_core.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +11,9 @@
 #include <random>
 #include <vector>
 
-namespace checkop {
+#include "tensor_core.hpp"
+
+namespace checkop::tensor_core_test {
 namespace {
 
 using Block = std::array<uint16_t, kTensorCoreBlock>;
@@ -331,4 +331,4 @@ TEST(TensorCore, DoesNotDependOnThreads) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::tensor_core_test

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "tp_linear_logp/native.cpp"
 #undef check_operator_plugin
 
-#include "bad_ranks.hpp"
+#include "plugins/bad_ranks.hpp"
 
 namespace {
 

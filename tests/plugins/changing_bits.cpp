@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Candidates whose bits depend on what they must not depend on: the run, the batch, what lay in the workspace.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <exception>
 #include <thread>
 
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // Defect: a constructor that runs at load time kills the process.
 #include <csignal>
 
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

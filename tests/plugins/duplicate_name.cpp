@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Defect: one name for two kernels of the same operator and pass.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // Candidates that fail in ways which a process survives.
 #include <stdexcept>
 
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

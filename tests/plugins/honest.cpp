@@ -2,7 +2,7 @@
 // Candidates without a defect, and what a candidate may rightly do.
 #include <initializer_list>
 
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // No defect: built with a later header whose entries are longer.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Candidates that write where they must not, or not where they must. They work on every element type.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Defect: a kernel without a name.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Defect: compiled for ABI version 99.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

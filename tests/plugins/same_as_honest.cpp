@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Defect: a candidate that honest.cpp brings too.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Defect: a struct_size below that of the ABI.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Defect: an operator that does not exist.
-#include "matmul.hpp"
+#include "plugins/matmul.hpp"
 
 namespace {
 

@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "built.hpp"
-#include "commands/bench_record.hpp"
-#include "error.hpp"
-#include "gold_helper.hpp"
-#include "options.hpp"
-#include "process.hpp"
+#include "base/error.hpp"
+#include "cli/options.hpp"
+#include "report/bench_record.hpp"
+#include "support/built.hpp"
+#include "support/gold_helper.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::bench_command_test {
 namespace {
 
 using nlohmann::json;
@@ -235,4 +235,4 @@ TEST(BenchRecord, DifferenceBelowTheSpreadIsSaid) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::bench_command_test

@@ -9,7 +9,7 @@ import unittest
 
 import numpy as np
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts")
 sys.path.insert(0, FOLDER)
 import check_operator_candidate as helper
 

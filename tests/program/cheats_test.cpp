@@ -11,10 +11,10 @@
 #include <string>
 #include <tuple>
 
-#include "process.hpp"
-#include "run_helper.hpp"
+#include "support/process.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::cheats_test {
 namespace {
 
 using nlohmann::json;
@@ -224,4 +224,4 @@ TEST(Shuffle, AnotherOrderGivesTheSameVerdicts) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::cheats_test

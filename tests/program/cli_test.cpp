@@ -9,10 +9,10 @@
 #include <sstream>
 #include <string>
 
-#include "built.hpp"
-#include "process.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::cli_test {
 namespace {
 
 const std::string kTiny = "--op logp --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17 ";
@@ -256,4 +256,4 @@ TEST(Cli, ForcedArchKeyIsTaken) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::cli_test

@@ -4,10 +4,10 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "given_helper.hpp"
-#include "process.hpp"
+#include "support/given_helper.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::compare_command_test {
 namespace {
 
 /// Two files that agree but for what `spoil` does to the first one's y.
@@ -126,4 +126,4 @@ TEST(CompareCommand, OnlyGradientsOfKnownInputsAreCalledSo) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::compare_command_test

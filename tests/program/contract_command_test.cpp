@@ -5,11 +5,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "built.hpp"
-#include "contract_helper.hpp"
-#include "process.hpp"
+#include "support/built.hpp"
+#include "support/contract_helper.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::contract_command_test {
 namespace {
 
 using namespace contract_test;
@@ -253,4 +253,4 @@ TEST(ContractCommand, CalibrateWithoutAComparisonExitsThree) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::contract_command_test

@@ -6,13 +6,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "built.hpp"
-#include "device.hpp"
-#include "plugin.hpp"
-#include "process.hpp"
-#include "run_helper.hpp"
+#include "device/device.hpp"
+#include "device/plugin.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::doctor_test {
 namespace {
 
 using nlohmann::json;
@@ -89,4 +89,4 @@ TEST(Doctor, WritesAFileBesideTheText) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::doctor_test

@@ -9,19 +9,19 @@
 #include <fstream>
 #include <functional>
 
-#include "contract.hpp"
-#include "error.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "mutator.hpp"
-#include "process.hpp"
-#include "runner.hpp"
-#include "safetensors.hpp"
-#include "saved_case.hpp"
-#include "source_tree.hpp"
-#include "sweep.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "case/sweep.hpp"
+#include "contract/contract.hpp"
+#include "run/runner.hpp"
+#include "session/saved_case.hpp"
+#include "support/gold_helper.hpp"
+#include "support/mutator.hpp"
+#include "support/process.hpp"
+#include "support/source_tree.hpp"
+#include "tensor/safetensors.hpp"
 
-namespace checkop {
+namespace checkop::fuzz_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -238,4 +238,4 @@ TEST(Fuzz, ShippedFilesThroughTheCommandLine) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::fuzz_test

@@ -8,9 +8,9 @@
 #include <sstream>
 #include <string>
 
-#include "process.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::init_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -81,4 +81,4 @@ TEST_F(Init, RefusesOperatorsWithoutATemplate) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::init_test

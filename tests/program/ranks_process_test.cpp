@@ -16,12 +16,12 @@
 #include <sstream>
 #include <thread>
 
-#include "built.hpp"
-#include "frame.hpp"
-#include "process.hpp"
-#include "run_helper.hpp"
+#include "base/frame.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::ranks_process_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -367,4 +367,4 @@ TEST(RankProcesses, FlagsAndVariablesThatMakeNoSenseAreRefused) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::ranks_process_test

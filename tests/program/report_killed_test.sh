@@ -3,7 +3,7 @@
 # A run that is killed, interrupted or out of room leaves a report that is valid and has every check that was finished.
 # Usage: report_killed_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 tool=$1 plugins=$2 work=$3
 shift 3
 rm -rf "$work"

@@ -7,11 +7,11 @@
 #include <cstdlib>
 #include <functional>
 
-#include "built.hpp"
-#include "process.hpp"
-#include "report_merge_helper.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
+#include "support/report_merge_helper.hpp"
 
-namespace checkop {
+namespace checkop::report_merge_command_test {
 namespace {
 
 // --- what is no run, or not all of one
@@ -261,4 +261,4 @@ TEST_F(MergeCommand, EveryFormOfAShardNamesIt) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::report_merge_command_test

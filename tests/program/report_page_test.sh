@@ -3,7 +3,7 @@
 # The HTML report in a browser without a screen: its code runs to the end and shows what the report holds.
 # Usage: report_page_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER CHROMIUM
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 tool=$1 plugins=$2 work=$3 chromium=$4
 rm -rf "$work"
 mkdir -p "$work"

@@ -4,7 +4,7 @@
 # inputs out of a file and of two files, of shards and of these put together must match the schema.
 # Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 tool=$1 plugins=$2 work=$3
 shift 3
 rm -rf "$work"

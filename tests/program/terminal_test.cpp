@@ -8,11 +8,11 @@
 
 #include <cstdlib>
 
-#include "built.hpp"
-#include "process.hpp"
-#include "report_progress.hpp"
+#include "report/report_progress.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::terminal_test {
 namespace {
 
 const std::string kTwo = "--op logp --device cpu --candidate native --dtype fp32 --batch 1 --seq 2,3 --vocab 17 ";
@@ -135,4 +135,4 @@ TEST(Cli, NamesThatAreNearlyRightAreGuessed) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::terminal_test

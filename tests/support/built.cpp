@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where this build is: compiled in each, unlike the other objects of the tests.
-#include "built.hpp"
+#include "support/built.hpp"
 
 namespace checkop {
 

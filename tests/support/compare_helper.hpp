@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "compare.hpp"
+#include "judge/compare.hpp"
 
 namespace checkop::compare_test {
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "contract.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "contract/contract.hpp"
 
 namespace checkop::contract_test {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "device.hpp"
+#include "device/device.hpp"
 
 namespace checkop {
 

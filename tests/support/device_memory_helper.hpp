@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "device.hpp"
-#include "random.hpp"
+#include "base/random.hpp"
+#include "device/device.hpp"
 
 namespace checkop {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "safetensors.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace checkop {
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "case.hpp"
-#include "error.hpp"
-#include "gold.hpp"
+#include "base/error.hpp"
+#include "case/case.hpp"
+#include "judge/gold.hpp"
 
 namespace checkop {
 

@@ -4,9 +4,10 @@
 
 #include <vector>
 
-#include "contract.hpp"
-#include "gold_helper.hpp"
-#include "runner.hpp"
+#include "case/inputs.hpp"
+#include "contract/contract.hpp"
+#include "run/runner.hpp"
+#include "support/gold_helper.hpp"
 
 namespace checkop {
 

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <string>
 
-#include "built.hpp"
+#include "support/built.hpp"
 
 namespace checkop {
 

@@ -4,11 +4,11 @@
 
 #include <fmt/format.h>
 
-#include "built.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "plugin.hpp"
-#include "runner.hpp"
+#include "case/inputs.hpp"
+#include "device/plugin.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/gold_helper.hpp"
 
 namespace checkop {
 

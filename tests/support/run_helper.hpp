@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "built.hpp"
-#include "plugin.hpp"
-#include "runner.hpp"
+#include "device/plugin.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts, axis by axis.
-#include "invariance.hpp"
+#include "run/invariance/invariance.hpp"
 
 #include <fmt/format.h>
 
@@ -10,10 +10,10 @@
 #include <set>
 #include <tuple>
 
-#include "invariance_pieces.hpp"
-#include "random.hpp"
-#include "sampling.hpp"
-#include "shards.hpp"
+#include "base/random.hpp"
+#include "case/sampling.hpp"
+#include "case/shards.hpp"
+#include "run/invariance/invariance_pieces.hpp"
 
 namespace checkop {
 namespace {

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "axes.hpp"
-#include "case.hpp"
-#include "device.hpp"
-#include "run_result.hpp"
+#include "case/axes.hpp"
+#include "case/case.hpp"
+#include "device/device.hpp"
+#include "run/run_result.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // At which number of rows something changes: by bisection.
-#include "invariance_bisect.hpp"
+#include "run/invariance/invariance_bisect.hpp"
 
 #include <algorithm>
 #include <iterator>

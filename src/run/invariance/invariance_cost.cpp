@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
-#include "invariance.hpp"
-#include "sampling.hpp"
+#include "case/sampling.hpp"
+#include "run/invariance/invariance.hpp"
 
 namespace checkop {
 

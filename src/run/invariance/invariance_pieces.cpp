@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pieces of a batch.
-#include "invariance_pieces.hpp"
+#include "run/invariance/invariance_pieces.hpp"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "invariance.hpp"
+#include "run/invariance/invariance.hpp"
 
 namespace checkop {
 

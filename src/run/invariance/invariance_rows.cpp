@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of a case as a context has them: gathered on the way in, told apart on the way out.
-#include "invariance_rows.hpp"
+#include "run/invariance/invariance_rows.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "stage_notes.hpp"
+#include "run/stage_notes.hpp"
 
 namespace checkop {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "invariance.hpp"
-#include "run_result.hpp"
-#include "stage.hpp"
+#include "run/invariance/invariance.hpp"
+#include "run/run_result.hpp"
+#include "run/stage.hpp"
 
 namespace checkop {
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts on a device: their inputs gathered row by row, their outputs taken apart the same way.
-#include "invariance_run.hpp"
-#include "inputs.hpp"
+#include "run/invariance/invariance_run.hpp"
 
 #include <fmt/format.h>
 
@@ -10,9 +9,10 @@
 #include <optional>
 #include <utility>
 
-#include "invariance_bisect.hpp"
-#include "invariance_pieces.hpp"
-#include "invariance_rows.hpp"
+#include "case/inputs.hpp"
+#include "run/invariance/invariance_bisect.hpp"
+#include "run/invariance/invariance_pieces.hpp"
+#include "run/invariance/invariance_rows.hpp"
 
 namespace checkop {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "run_result.hpp"
-#include "stage.hpp"
-#include "stage_notes.hpp"
+#include "run/run_result.hpp"
+#include "run/stage.hpp"
+#include "run/stage_notes.hpp"
 
 namespace checkop {
 

@@ -2,9 +2,8 @@
 // Candidates that compute as tensor cores do, for every pass that has a model, in bf16 and fp16:
 //   ascending  the order that the shipped kernels promise      one_ulp   the same but for the last bit of one element
 //   others     an order of all_orders(), by its name with underscores: split_k_2, serial_fma
-
-#include "gold_call.hpp"
-#include "model.hpp"
+#include "mutate/gold_call.hpp"
+#include "operator/model.hpp"
 
 namespace checkop::test {
 namespace {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "behaviour_faults.hpp"
-#include "gold_call.hpp"
-#include "result_faults.hpp"
+#include "mutate/behaviour_faults.hpp"
+#include "mutate/gold_call.hpp"
+#include "mutate/result_faults.hpp"
 
 namespace checkop::test {
 namespace {

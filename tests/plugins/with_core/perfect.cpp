@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Candidate "perfect" for every pass of every operator: the gold, rounded once. It shows that the bounds can be met and
 // knows no operator by name, so a new one is covered as soon as it stands in the table.
-#include "gold_call.hpp"
+#include "mutate/gold_call.hpp"
 
 namespace checkop::test {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dates as contracts write them.
-#include "date.hpp"
-
 #include <gtest/gtest.h>
 
-namespace checkop {
+#include "base/date.hpp"
+
+namespace checkop::date_test {
 namespace {
 
 using std::chrono::day, std::chrono::month, std::chrono::year;
@@ -29,4 +29,4 @@ TEST(Date, DatesAreOrderedAndTheEndOfTimeComesLast) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::date_test

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an InputError says: one line of bearable length.
-#include "error.hpp"
-
 #include <gtest/gtest.h>
 
-namespace checkop {
+#include "base/error.hpp"
+
+namespace checkop::error_test {
 namespace {
 
 TEST(InputError, JoinsWhereWhatAndHint) {
@@ -34,4 +34,4 @@ TEST(InputError, CutsBetweenCharacters) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::error_test

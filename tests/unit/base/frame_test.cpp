@@ -6,9 +6,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "frame.hpp"
+#include "base/frame.hpp"
 
-namespace checkop {
+namespace checkop::frame_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -70,4 +70,4 @@ TEST(Frame, BytesArriveAsTheyAreAndTheirEndIsSeen) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::frame_test

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The typed JSON reader: what it returns and, word for word, what it says.
-#include "json.hpp"
-
 #include <gtest/gtest.h>
 
-#include "error.hpp"
+#include "base/error.hpp"
+#include "base/json.hpp"
 
-namespace checkop {
+namespace checkop::json_test {
 namespace {
 
 JsonValue parse(std::string_view text) { return JsonValue::parse(text, "x.json"); }
@@ -192,4 +191,4 @@ TEST(Json, LoadReadsWhatIsInTheFile) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::json_test

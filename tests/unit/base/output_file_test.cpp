@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files that a reader always finds complete, also when the disk is full or somebody else is at work on them.
-#include "output_file.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,10 +9,11 @@
 #include <fstream>
 #include <sstream>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "base/output_file.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::output_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -154,4 +153,4 @@ TEST(GrowingFile, APathThatCannotBeWrittenIsTheUsersMistake) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::output_file_test

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads over an index range.
-#include "parallel.hpp"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <stdexcept>
 #include <vector>
 
-namespace checkop {
+#include "base/parallel.hpp"
+
+namespace checkop::parallel_test {
 namespace {
 
 TEST(Parallel, EveryIndexRunsOnce) {
@@ -34,4 +34,4 @@ TEST(Parallel, ExceptionsReachTheCaller) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::parallel_test

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finding the files that come with the program.
-#include "paths.hpp"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
-#include "error.hpp"
+#include "base/error.hpp"
+#include "base/paths.hpp"
 
-namespace checkop {
+namespace checkop::paths_test {
 namespace {
 
 TEST(Paths, ProgramFolderHoldsThisTestUnlessItIsSet) {
@@ -31,4 +30,4 @@ TEST(Paths, ShortPathsAreRelativeToTheWorkingDirectoryBelowIt) {
 TEST(Paths, FilesThatAreNowhereAreAnError) { EXPECT_THROW(find_shipped("contracts/none.json"), InputError); }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::paths_test

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Philox against its published vectors, the normal quantile and the logarithm against 60 digits, streams.
-#include "random.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <set>
 
-namespace checkop {
+#include "base/random.hpp"
+
+namespace checkop::random_test {
 namespace {
 
 TEST(Philox, GivesThePublishedKnownAnswers) {
@@ -129,4 +129,4 @@ TEST(Stream, BulkDrawsAreTheSingleOnes) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::random_test

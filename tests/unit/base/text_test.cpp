@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nearest names and digests.
-#include "text.hpp"
-
 #include <gtest/gtest.h>
 
-namespace checkop {
+#include "base/text.hpp"
+
+namespace checkop::text_test {
 namespace {
 
 const std::vector<std::string> kOps{"logp", "linear_logp", "matmul"};
@@ -111,4 +111,4 @@ TEST(Text, VersionIsAWordOfNumbers) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::text_test

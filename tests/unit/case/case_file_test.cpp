@@ -8,12 +8,12 @@
 #include <filesystem>
 #include <fstream>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
-#include "source_tree.hpp"
-#include "sweep.hpp"
+#include "base/error.hpp"
+#include "case/sweep.hpp"
+#include "support/contract_helper.hpp"
+#include "support/source_tree.hpp"
 
-namespace checkop {
+namespace checkop::case_file_test {
 namespace {
 
 using contract_test::error_of;
@@ -294,4 +294,4 @@ TEST(CaseFile, CiHasASizeOfOnePresetForEveryOperator) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::case_file_test

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cases: sizes, names, validation, slices.
-#include "case.hpp"
-
 #include <gtest/gtest.h>
 
-#include "error.hpp"
-#include "gold_helper.hpp"
+#include "base/error.hpp"
+#include "case/case.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::case_test {
 namespace {
 
 Case small() {
@@ -118,4 +117,4 @@ TEST(Case, SliceKeepsEverythingButTheRows) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::case_test

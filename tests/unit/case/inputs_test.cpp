@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random numbers and the inputs made of them. The operators here have the shapes of logp, linear_logp and matmul but
 // stand alone, so that the golden hashes change only when inputs.cpp does.
-#include "inputs.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,9 +10,10 @@
 #include <set>
 #include <string>
 
-#include "error.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
 
-namespace checkop {
+namespace checkop::inputs_test {
 namespace {
 
 constexpr std::array kLogpIn{TensorSpec{"logits", "batch seq vocab", Fill::logits, "vocab"},
@@ -323,4 +322,4 @@ TEST(Inputs, SizesAreValidatedBeforeAnythingIsAllocated) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::inputs_test

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Presets: the shipped models, what a file of models may say, and the sizes that operators take from them.
-#include "preset.hpp"
-
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
-#include "source_tree.hpp"
+#include "base/error.hpp"
+#include "case/preset.hpp"
+#include "support/contract_helper.hpp"
+#include "support/source_tree.hpp"
 
-namespace checkop {
+namespace checkop::preset_test {
 namespace {
 
 using contract_test::error_of;
@@ -207,4 +206,4 @@ TEST_F(Presets, MistakesInModelsNameFileAndPath) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::preset_test

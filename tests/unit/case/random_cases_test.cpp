@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A seed -> cases of random sizes.
-#include "random_cases.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "case/random_cases.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::random_cases_test {
 namespace {
 
 Sweep all_of(const Operator& op) {
@@ -93,4 +92,4 @@ TEST(RandomCases, WhatNoDrawCanMendIsAnError) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::random_cases_test

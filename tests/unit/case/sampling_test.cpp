@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which rows are sampled, and that a gold of some rows gives what the gold of all rows gives there.
-#include "sampling.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "gold_helper.hpp"
-#include "inputs.hpp"
+#include "case/inputs.hpp"
+#include "case/sampling.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::sampling_test {
 namespace {
 
 Case logp(const Dims& dims) { return gold_case("logp", "backward", DType::f32, dims); }
@@ -127,4 +126,4 @@ TEST(Sampling, SampledGoldIsTheGoldOfThoseRows) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::sampling_test

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists and ranges -> cases.
-#include "sweep.hpp"
-
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "case/sweep.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::sweep_test {
 namespace {
 
 using contract_test::error_of;
@@ -112,4 +111,4 @@ TEST(Sweep, RangesEndWhereIntegersDo) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::sweep_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of kernels that are part of this program, and the header by which a GoogleTest binary asks for them.
-#include "commands/linked_checks.hpp"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -10,11 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "built.hpp"
-#include "check_operator_gtest.h"
-#include "paths.hpp"
-#include "process.hpp"
-#include "source_tree.hpp"
+#include "abi/check_operator_gtest.h"
+#include "base/paths.hpp"
+#include "cli/linked_checks.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
+#include "support/source_tree.hpp"
 
 namespace {
 
@@ -57,7 +56,7 @@ extern "C" int check_operator_check_linked(const checkop_kernel* kernel, const c
   return 1;
 }
 
-namespace checkop {
+namespace checkop::linked_checks_test {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -191,4 +190,4 @@ TEST(NoIsolate, TheProgramItselfRunsTheCandidate) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::linked_checks_test

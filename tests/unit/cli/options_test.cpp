@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line: what is understood, and what is refused with a sentence.
-#include "options.hpp"
-
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "cli/options.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::options_test {
 namespace {
 
 using contract_test::error_of;
@@ -75,4 +75,4 @@ TEST(Options, CommandIsQuotedForAShell) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::options_test

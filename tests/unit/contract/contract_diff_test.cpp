@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two contracts side by side.
-#include "contract_diff.hpp"
-
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
-#include "gold_helper.hpp"
+#include "contract/contract_diff.hpp"
+#include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::contract_diff_test {
 namespace {
 
 using namespace contract_test;
@@ -96,4 +95,4 @@ TEST(ContractDiff, SampledRowsAndExpectedFailures) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::contract_diff_test

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::contract_error_test {
 namespace {
 
 using namespace contract_test;
@@ -243,4 +243,4 @@ TEST(Contract, GatesOfTokensAreForOutputsOfTokens) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::contract_error_test

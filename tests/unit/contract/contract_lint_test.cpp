@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Findings in contracts that load.
-#include "contract_lint.hpp"
-
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
+#include "contract/contract_lint.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::contract_lint_test {
 namespace {
 
 using namespace contract_test;
@@ -110,4 +109,4 @@ TEST(ContractLint, FindsKnownFailuresThatNoCheckCanMatch) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::contract_lint_test

@@ -2,9 +2,9 @@
 // Overlays of contracts: which one sets a number, what may be loosened, and what happens past their date.
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::contract_overlay_test {
 namespace {
 
 using namespace contract_test;
@@ -301,4 +301,4 @@ TEST(Overlay, OfTheDefaultContractHalveTheStepOfTheFirstTensorCores) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::contract_overlay_test

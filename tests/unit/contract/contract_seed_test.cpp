@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::contract_seed_test {
 namespace {
 
 using contract_test::error_of;
@@ -209,4 +209,4 @@ TEST(SeedContract, EmptyAndMissingPartsAreErrors) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::contract_seed_test

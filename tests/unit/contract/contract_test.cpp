@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contracts of our own format: choice of the rule, growth; and the shipped files.
-#include "contract.hpp"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
-#include "contract_helper.hpp"
-#include "json.hpp"
-#include "text.hpp"
+#include "base/json.hpp"
+#include "base/text.hpp"
+#include "contract/contract.hpp"
+#include "support/contract_helper.hpp"
 
-namespace checkop {
+namespace checkop::contract_test {
 namespace {
 
 using namespace contract_test;
@@ -339,4 +338,4 @@ TEST(Contract, EveryShippedContractLoads) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::contract_test

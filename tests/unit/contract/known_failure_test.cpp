@@ -4,11 +4,11 @@
 
 #include <cmath>
 
-#include "contract_helper.hpp"
-#include "gold_helper.hpp"
-#include "verdict.hpp"
+#include "judge/verdict.hpp"
+#include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::known_failure_test {
 namespace {
 
 using namespace contract_test;
@@ -236,4 +236,4 @@ TEST(KnownFailure, ErrorsNameFileAndPath) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::known_failure_test

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guarded buffers: where the guards lie, what the poison is, and what is said of damage.
-#include "buffers.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "device_helper.hpp"
-#include "runner.hpp"
+#include "device/buffers.hpp"
+#include "run/runner.hpp"
+#include "support/device_helper.hpp"
 
-namespace checkop {
+namespace checkop::buffers_test {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{32} << 20;  // of for_each_block
@@ -320,4 +319,4 @@ TEST_F(Buffers, DifferencesOfAllBlocksAreAddedAndTheFirstIsKept) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::buffers_test

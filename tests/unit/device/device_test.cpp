@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU device, and the CUDA device of a build that has none.
-#include "device.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "device_memory_helper.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "device/device.hpp"
+#include "support/device_memory_helper.hpp"
 
-namespace checkop {
+namespace checkop::device_test {
 namespace {
 
 TEST(CpuDevice, MemoryIsAlignedTo256Bytes) {
@@ -75,4 +74,4 @@ TEST(CudaDevice, MissingDeviceIsAnEnvironmentError) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::device_test

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What makes a plugin unfit, and the sentence that says so.
-#include "plugin.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <fstream>
 
-#include "error.hpp"
-#include "run_helper.hpp"
-#include "text.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "device/plugin.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::plugin_test {
 namespace {
 
 /// The message of the InputError that loading throws; "" when it throws none.
@@ -112,4 +111,4 @@ TEST(Plugin, DigestIsThatOfTheWholeFile) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::plugin_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The comparison: what passes, what fails, and what is reported about it.
-#include "compare.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,7 +7,9 @@
 #include <numeric>
 #include <thread>
 
-namespace checkop {
+#include "judge/compare.hpp"
+
+namespace checkop::comparison_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -384,4 +384,4 @@ TEST_P(CompareRows, ResultDoesNotDependOnTheirOrderOrThreads) {
 INSTANTIATE_TEST_SUITE_P(FewAndMany, CompareRows, testing::Values(64, 5000));
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::comparison_test

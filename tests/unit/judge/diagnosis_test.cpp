@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every fault is recognised for what it is, and for nothing else.
-#include "diagnosis.hpp"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,13 +7,14 @@
 #include <cstring>
 #include <functional>
 
-#include "emulation.hpp"
-#include "gold.hpp"
-#include "inputs.hpp"
-#include "judge_helper.hpp"
-#include "sampling.hpp"
+#include "case/inputs.hpp"
+#include "case/sampling.hpp"
+#include "judge/diagnosis.hpp"
+#include "judge/gold.hpp"
+#include "operator/emulation.hpp"
+#include "support/judge_helper.hpp"
 
-namespace checkop {
+namespace checkop::diagnosis_test {
 namespace {
 
 /// The columns of the last dimension, and the stored gold of the first output as a matrix.
@@ -241,4 +240,4 @@ TEST(EmulatedFault, IsNotGuessedWhereNoneFits) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::diagnosis_test

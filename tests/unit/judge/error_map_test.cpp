@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where an output errs: the histogram counts every element once, the grid shows the place.
-#include "error_map.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numeric>
 
-#include "compare_helper.hpp"
+#include "judge/error_map.hpp"
+#include "support/compare_helper.hpp"
 
-namespace checkop {
+namespace checkop::error_map_test {
 namespace {
 
 using compare_test::compare;
@@ -137,4 +136,4 @@ TEST(ErrorMap, WithoutAGateOfElementsThereIsNone) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::error_map_test

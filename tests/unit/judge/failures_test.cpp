@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The record of failing elements: complete in its counts, bounded in its sample, independent of order.
-#include "failures.hpp"
-
 #include <gtest/gtest.h>
 
 #include <set>
 
-namespace checkop {
+#include "judge/failures.hpp"
+
+namespace checkop::failures_test {
 namespace {
 
 constexpr int64_t kRows = 50, kColumns = 1000;
@@ -57,4 +57,4 @@ TEST(Failures, OfManyARandomSampleIsKeptThatDoesNotDependOnTheirOrder) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::failures_test

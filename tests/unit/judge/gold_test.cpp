@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streaming the gold into comparisons.
-#include "gold.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,12 +7,13 @@
 #include <initializer_list>
 #include <limits>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
-#include "inputs.hpp"
-#include "judge_helper.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "judge/gold.hpp"
+#include "support/contract_helper.hpp"
+#include "support/judge_helper.hpp"
 
-namespace checkop {
+namespace checkop::gold_test {
 namespace {
 
 const Dims kDims{{"batch", 2}, {"seq", 3}, {"hidden", 16}, {"vocab", 21}};
@@ -186,4 +185,4 @@ TEST(Cost, RowsThatAreNotPackedAreNotRead) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::gold_test

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gate bits_of_model: which outputs it judges, what it says of those that differ, and what a contract may ask.
-#include "model_bits.hpp"
-
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 #include <cstring>
 
-#include "built.hpp"
-#include "contract_helper.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "model.hpp"
-#include "process.hpp"
-#include "runner.hpp"
+#include "case/inputs.hpp"
+#include "judge/model_bits.hpp"
+#include "operator/model.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::model_bits_test {
 namespace {
 
 using namespace contract_test;
@@ -342,4 +341,4 @@ TEST(BitsOfModel, ContractsExplainIt) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::model_bits_test

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What errors of log-probabilities do to a trainer, worked by hand.
-#include "policy_metrics.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "compare_helper.hpp"
+#include "judge/policy_metrics.hpp"
+#include "support/compare_helper.hpp"
 
-namespace checkop {
+namespace checkop::policy_metrics_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -113,4 +112,4 @@ TEST(PolicyMetrics, AreGatesWhenTheContractAsks) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::policy_metrics_test

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What holds of rows that the gold did not compute, and what is found wrong there.
-#include "residuals.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "inputs.hpp"
-#include "judge_helper.hpp"
-#include "sampling.hpp"
-#include "verdict.hpp"
+#include "case/inputs.hpp"
+#include "case/sampling.hpp"
+#include "judge/residuals.hpp"
+#include "judge/verdict.hpp"
+#include "support/judge_helper.hpp"
 
-namespace checkop {
+namespace checkop::residuals_test {
 namespace {
 
 /// A case with right outputs, of which the gold looks at the first and last row only.
@@ -147,4 +146,4 @@ TEST(Residuals, ABiasLeftOutIsFound) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::residuals_test

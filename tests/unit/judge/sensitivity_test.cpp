@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What data can show: shares of elements that another order of summation changes, cases with enough of them, and what
 // becomes of a run that has none or whose positive control was not caught.
-#include "sensitivity.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "commands/control.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
+#include "case/inputs.hpp"
+#include "judge/sensitivity.hpp"
+#include "session/control.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::sensitivity_test {
 namespace {
 
 Case product(int64_t rows, int64_t k, int64_t n, DType dtype = DType::f32) {
@@ -200,4 +199,4 @@ TEST(PositiveControl, IsNotCaughtWhereItIsMissing) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::sensitivity_test

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gates of an output as a whole: what they catch that no gate of single elements does, and what must not trip them.
-#include "summary.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include "compare_helper.hpp"
-#include "random.hpp"
+#include "base/random.hpp"
+#include "judge/summary.hpp"
+#include "support/compare_helper.hpp"
 
-namespace checkop {
+namespace checkop::summary_test {
 namespace {
 
 using namespace compare_test;
@@ -287,4 +286,4 @@ TEST(Bias, FewRowsCannotTell) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::summary_test

@@ -2,14 +2,14 @@
 // Trivial answers: which are wrong, and which a contract would let through.
 #include <gtest/gtest.h>
 
-#include "compare_helper.hpp"
-#include "gold.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "judge_helper.hpp"
-#include "report.hpp"
+#include "case/inputs.hpp"
+#include "judge/gold.hpp"
+#include "report/report.hpp"
+#include "support/compare_helper.hpp"
+#include "support/gold_helper.hpp"
+#include "support/judge_helper.hpp"
 
-namespace checkop {
+namespace checkop::trivial_test {
 namespace {
 
 using namespace compare_test;
@@ -109,4 +109,4 @@ TEST(Trivial, ARunOfConstantInputsAloneTellsNothingOfRows) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::trivial_test

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Verdicts: what outranks what, and that a sentence names the element.
-#include "verdict.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "gold_helper.hpp"
+#include "judge/verdict.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::verdict_test {
 namespace {
 
 /// A clean result of logp forward with 2x3 rows, to be spoiled.
@@ -193,4 +192,4 @@ TEST(Verdict, CoordinatesAreRowMajor) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::verdict_test

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract against faults and controls: every fault is rejected for its own reason, every control accepted.
-#include "mutation.hpp"
-
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "behaviour_faults.hpp"
-#include "built.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "judge_helper.hpp"
-#include "plugin.hpp"
-#include "process.hpp"
-#include "result_faults.hpp"
-#include "runner.hpp"
-#include "sweep.hpp"
+#include "case/inputs.hpp"
+#include "case/sweep.hpp"
+#include "device/plugin.hpp"
+#include "mutate/behaviour_faults.hpp"
+#include "mutate/mutation.hpp"
+#include "mutate/result_faults.hpp"
+#include "run/runner.hpp"
+#include "support/built.hpp"
+#include "support/gold_helper.hpp"
+#include "support/judge_helper.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::mutation_test {
 namespace {
 
 std::vector<Case> mutation_cases(std::string_view op) {
@@ -251,4 +250,4 @@ TEST(MutateCommand, TakesSizesSuitesAndSeeds) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::mutation_test

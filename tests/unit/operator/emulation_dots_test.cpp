@@ -5,10 +5,10 @@
 #include <bit>
 #include <vector>
 
-#include "emulation.hpp"
-#include "random.hpp"
+#include "base/random.hpp"
+#include "operator/emulation.hpp"
 
-namespace checkop {
+namespace checkop::emulation_dots_test {
 namespace {
 
 std::vector<float> numbers(std::string_view name, size_t n) {
@@ -52,4 +52,4 @@ TEST(EmulationDots, HaveTheBitsOfSingleOnes) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::emulation_dots_test

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operator table: its specs are sound and the folders follow its names.
-#include "operator.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <set>
 
-#include "built.hpp"
-#include "case.hpp"
-#include "error.hpp"
-#include "plugin.hpp"
+#include "base/error.hpp"
+#include "case/case.hpp"
+#include "device/plugin.hpp"
+#include "operator/operator.hpp"
+#include "support/built.hpp"
 
-namespace checkop {
+namespace checkop::operator_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -152,4 +151,4 @@ TEST(Operator, PerRowTensorsStartWithTheRowDimensions) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::operator_test

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Certificates: the same bytes from run to run, no byte of which can be changed unseen, and what two of them say.
-#include "certificate.hpp"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
-#include "built.hpp"
-#include "error.hpp"
-#include "process.hpp"
-#include "report_bits.hpp"
+#include "base/error.hpp"
+#include "report/certificate.hpp"
+#include "report/report_bits.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::certificate_test {
 namespace {
 
 const std::string kSmall = "--op matmul --device cpu --batch 1 --seq 40 --k-dim 64 --n-dim 16 ";
@@ -136,4 +135,4 @@ TEST(Intervals, JoinNeighbours) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::certificate_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The numerical ratchet: what counts as worse, and the command that says so.
-#include "report_diff.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -10,10 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "built.hpp"
-#include "process.hpp"
+#include "report/report_diff.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::report_diff_test {
 namespace {
 
 ReadCase check(const std::string& name, Verdict verdict, double headroom = 10,
@@ -189,4 +188,4 @@ TEST_F(ReportCommand, ReadsReportsThatEarlierVersionsWrote) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::report_diff_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forms that are made of a JSON report: JUnit XML, Markdown, annotations; and the stream of lines.
-#include "report_forms.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -10,11 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "built.hpp"
-#include "error.hpp"
-#include "process.hpp"
+#include "base/error.hpp"
+#include "report/report_forms.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::report_forms_test {
 namespace {
 
 const std::string kTiny = "--op logp --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17 --check-grad ";
@@ -61,7 +60,7 @@ class JUnit : public testing::Test {
     const std::string xml = to_junit(report), path = testing::TempDir() + "junit_under_test.xml";
     std::ofstream(path, std::ios::binary) << xml;
     const std::string command =
-        fmt::format("/usr/bin/python3 '{}/tests/validate_junit.py' '{}'", CHECKOP_SOURCE_DIR, path);
+        fmt::format("/usr/bin/python3 '{}/tests/support/validate_junit.py' '{}'", CHECKOP_SOURCE_DIR, path);
     EXPECT_EQ(std::system(command.c_str()), 0) << xml;
     return xml;
   }
@@ -98,7 +97,7 @@ TEST_F(JUnit, TheSchemaCheckCanFail) {
     broken.replace(broken.find(from), from.size(), to);
     std::ofstream(path) << broken;
     const std::string command =
-        fmt::format("/usr/bin/python3 '{}/tests/validate_junit.py' '{}' 2>/dev/null", CHECKOP_SOURCE_DIR, path);
+        fmt::format("/usr/bin/python3 '{}/tests/support/validate_junit.py' '{}' 2>/dev/null", CHECKOP_SOURCE_DIR, path);
     EXPECT_NE(std::system(command.c_str()), 0) << from;
   }
 }
@@ -251,4 +250,4 @@ TEST(Forms, TwoReportsInOneFileAreRefused) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::report_forms_test

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run divided among machines: the shards' reports together are the report of the run that was not divided.
-#include "report_merge.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "built.hpp"
-#include "process.hpp"
-#include "report_merge_helper.hpp"
+#include "report/report_merge.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
+#include "support/report_merge_helper.hpp"
 
-namespace checkop {
+namespace checkop::report_merge_test {
 namespace {
 
 struct Divided {
@@ -186,4 +185,4 @@ TEST(ReportMerge, NothingInAnyShardIsNothingChecked) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::report_merge_test

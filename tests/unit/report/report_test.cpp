@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JSON and text reports. That whole reports match their schema is report_schema_test.sh.
-#include "report.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,11 +8,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
-#include "gold_helper.hpp"
+#include "base/error.hpp"
+#include "report/report.hpp"
+#include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::report_test {
 namespace {
 
 /// One passing and one failing record of logp's backward pass.
@@ -160,4 +159,4 @@ TEST(ReportText, AStoppedRunSaysSo) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::report_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The statistics of timings, and the protocol on the CPU device. No test says how long anything takes.
-#include "bench.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,13 +8,14 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "device_helper.hpp"
-#include "inputs.hpp"
-#include "isolate.hpp"
-#include "run_helper.hpp"
-#include "wire.hpp"
+#include "case/inputs.hpp"
+#include "run/bench.hpp"
+#include "support/device_helper.hpp"
+#include "support/run_helper.hpp"
+#include "worker/isolate.hpp"
+#include "worker/wire.hpp"
 
-namespace checkop {
+namespace checkop::bench_test {
 namespace {
 
 // --- statistics
@@ -319,4 +318,4 @@ TEST(CpuDevice, KnowsACacheToFlush) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::bench_test

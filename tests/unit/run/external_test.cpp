@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process as a candidate: what it computes is checked as a plugin's, and whatever it does ends in a verdict.
-#include "external.hpp"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
-#include "isolate.hpp"
-#include "process.hpp"
-#include "run_helper.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "run/external.hpp"
+#include "support/contract_helper.hpp"
+#include "support/process.hpp"
+#include "support/run_helper.hpp"
+#include "worker/isolate.hpp"
 
-namespace checkop {
+namespace checkop::external_test {
 namespace {
 
 using contract_test::error_of;
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
 std::string faulty(const std::string& mode) {
-  return std::string(CHECKOP_PYTHON) + " " + CHECKOP_SOURCE_DIR + "/tests/exec/faulty.py " + mode;
+  return std::string(CHECKOP_PYTHON) + " " + CHECKOP_SOURCE_DIR + "/tests/plugins/exec/faulty.py " + mode;
 }
 
 Worker make_worker(const std::string& mode, const std::string& device = "auto") {
@@ -308,4 +308,4 @@ TEST(External, NumpyExamplePassesForwardAndBackward) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::external_test

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts: which a case gets and what they cost; ten candidates that each break an axis, caught by that axis.
-#include "invariance.hpp"
-#include "invariance_bisect.hpp"
-
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -11,14 +8,18 @@
 #include <map>
 #include <set>
 
-#include "device_helper.hpp"
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "isolate.hpp"
-#include "run_helper.hpp"
-#include "verdict.hpp"
+#include "case/axes.hpp"
+#include "case/inputs.hpp"
+#include "judge/verdict.hpp"
+#include "run/invariance/invariance.hpp"
+#include "run/invariance/invariance_bisect.hpp"
+#include "run/runner.hpp"
+#include "support/device_helper.hpp"
+#include "support/gold_helper.hpp"
+#include "support/run_helper.hpp"
+#include "worker/isolate.hpp"
 
-namespace checkop {
+namespace checkop::invariance_test {
 namespace {
 
 constexpr AxisPlan kAll{true};
@@ -369,4 +370,4 @@ TEST(RowStride, RefusalIsUnsupported) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::invariance_test

@@ -11,13 +11,13 @@
 #include <tuple>
 #include <vector>
 
-#include "host_memory.hpp"
-#include "memory_need.hpp"
-#include "process.hpp"
-#include "run_helper.hpp"
-#include "verdict.hpp"
+#include "base/host_memory.hpp"
+#include "judge/verdict.hpp"
+#include "run/memory_need.hpp"
+#include "support/process.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::memory_test {
 namespace {
 
 using nlohmann::json;
@@ -230,4 +230,4 @@ TEST(Skipped, ExitCodeCountsThem) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::memory_test

@@ -9,16 +9,18 @@
 #include <set>
 #include <thread>
 
-#include "error.hpp"
-#include "gold_helper.hpp"
-#include "host_comm.hpp"
-#include "inputs.hpp"
-#include "process.hpp"
-#include "run_helper.hpp"
-#include "shards.hpp"
-#include "verdict.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "case/shards.hpp"
+#include "device/host_comm.hpp"
+#include "judge/verdict.hpp"
+#include "run/invariance/invariance.hpp"
+#include "run/runner.hpp"
+#include "support/gold_helper.hpp"
+#include "support/process.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::ranks_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -354,4 +356,4 @@ TEST(Ranks, SavedCasesKeepTheirParts) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::ranks_test

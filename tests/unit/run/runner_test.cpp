@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the runner sees of a candidate: memory it must not touch, bits that must not change, errors it must survive.
-#include "runner.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "buffers.hpp"
-#include "device_helper.hpp"
-#include "error.hpp"
-#include "run_helper.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "device/buffers.hpp"
+#include "run/runner.hpp"
+#include "support/device_helper.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::runner_test {
 namespace {
 
 struct Ran {
@@ -345,4 +345,4 @@ TEST(Runner, ErrorThatIsNotStickyLeavesTheDevice) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::runner_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // A launch as the candidate sees it, and what becomes of its status, its words and its damage.
-#include "stage.hpp"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,9 +8,10 @@
 #include <stdexcept>
 #include <thread>
 
-#include "device_helper.hpp"
+#include "run/stage.hpp"
+#include "support/device_helper.hpp"
 
-namespace checkop {
+namespace checkop::stage_test {
 namespace {
 
 // --- an operator with all that a call can hold: attributes, ids, an optional input, a scalar output
@@ -387,4 +386,4 @@ TEST(Stage, TimeIsThatOfTheLaunch) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::stage_test

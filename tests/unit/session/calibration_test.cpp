@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proposed limits: the policy by numbers, and the largest value of each gate.
-#include "commands/calibration.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "gold_helper.hpp"
+#include "session/calibration.hpp"
+#include "support/gold_helper.hpp"
 
-namespace checkop {
+namespace checkop::calibration_test {
 namespace {
 
 TEST(Calibration, ProposesTwiceTheLargestValueRoundedUp) {
@@ -104,4 +103,4 @@ TEST(Calibration, EmptyOutputsSayNothing) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::calibration_test

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which checks of a run a shard makes. That the shards' reports together are that of the run is report_merge_test.cpp.
-#include "commands/check_order.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
 #include <sstream>
 
-#include "built.hpp"
-#include "process.hpp"
+#include "session/check_order.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::check_order_test {
 namespace {
 
 TEST(DividedRun, CandidatesOfACaseStayTogetherAndEveryCheckHasOneShard) {
@@ -68,4 +67,4 @@ TEST(DividedRun, BadNumbersAreTheUsersMistake) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::check_order_test

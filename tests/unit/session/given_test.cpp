@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Golds, inputs and operators out of files.
-#include "given.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,15 +8,16 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
-#include "given_helper.hpp"
-#include "given_inputs.hpp"
-#include "inputs.hpp"
-#include "process.hpp"
-#include "run_helper.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "session/given.hpp"
+#include "session/given_inputs.hpp"
+#include "support/contract_helper.hpp"
+#include "support/given_helper.hpp"
+#include "support/process.hpp"
+#include "support/run_helper.hpp"
 
-namespace checkop {
+namespace checkop::given_test {
 namespace {
 
 using contract_test::error_of;
@@ -196,7 +195,7 @@ TEST(GivenInputs, RunJudgesByThem) {
 
 // --- --inputs and --gold
 
-/// What tests/exec/own.py computes: y = 2 a.
+/// What tests/plugins/exec/own.py computes: y = 2 a.
 std::string own_files(double factor) {
   const std::string inputs = write("own_inputs", list(tensor("a", DType::f32, {5, 7}, wave)));
   const std::string gold = write("own_gold", list(tensor("y", DType::f64, {5, 7}, [&](int64_t i) {
@@ -206,7 +205,7 @@ std::string own_files(double factor) {
 }
 
 std::string own_command() {
-  return "--candidate exec --exec '" + std::string(CHECKOP_PYTHON) + " tests/exec/own.py' --device cpu ";
+  return "--candidate exec --exec '" + std::string(CHECKOP_PYTHON) + " tests/plugins/exec/own.py' --device cpu ";
 }
 
 TEST(OwnOperator, IsJudgedByItsGold) {
@@ -280,4 +279,4 @@ TEST(OwnGold, JudgesAnOperatorThatIsKnown) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::given_test

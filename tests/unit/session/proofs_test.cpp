@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proofs from a process of their own, from this one, and where that process does not come to its end.
-#include "commands/proofs.hpp"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -9,10 +7,11 @@
 #include <fstream>
 #include <iterator>
 
-#include "gold_helper.hpp"
-#include "isolate.hpp"
+#include "session/proofs.hpp"
+#include "support/gold_helper.hpp"
+#include "worker/isolate.hpp"
 
-namespace checkop {
+namespace checkop::proofs_test {
 namespace {
 
 Check check_of(Case c, bool here = true) {
@@ -97,4 +96,4 @@ TEST(Proofs, NothingToProveStartsNothing) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::proofs_test

@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "gold_helper.hpp"
-#include "inputs.hpp"
-#include "process.hpp"
-#include "runner.hpp"
-#include "safetensors.hpp"
+#include "case/inputs.hpp"
+#include "run/runner.hpp"
+#include "support/gold_helper.hpp"
+#include "support/process.hpp"
+#include "tensor/safetensors.hpp"
 
-namespace checkop {
+namespace checkop::replay_test {
 namespace {
 
 /// The tensors of a case as they are saved, to be spoiled and written.
@@ -155,4 +155,4 @@ TEST(Replay, MissingTensorsAreNamed) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::replay_test

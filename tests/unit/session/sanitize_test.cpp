@@ -9,11 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "built.hpp"
-#include "process.hpp"
-#include "sanitizer_log.hpp"
+#include "session/sanitizer_log.hpp"
+#include "support/built.hpp"
+#include "support/process.hpp"
 
-namespace checkop {
+namespace checkop::sanitize_test {
 namespace {
 
 using nlohmann::json;
@@ -258,4 +258,4 @@ TEST(Sanitize, UnknownToolIsRefusedWithTheNearest) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::sanitize_test

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Saved cases: the layout, and that a case is read back as it was.
-#include "saved_case.hpp"
-
 #include <gtest/gtest.h>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
-#include "gold_helper.hpp"
-#include "runner.hpp"
-#include "safetensors.hpp"
-#include "sampling.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "case/sampling.hpp"
+#include "run/runner.hpp"
+#include "session/saved_case.hpp"
+#include "support/contract_helper.hpp"
+#include "support/gold_helper.hpp"
+#include "tensor/safetensors.hpp"
 
-namespace checkop {
+namespace checkop::saved_case_test {
 namespace {
 
 Case sample(bool bias) {
@@ -123,4 +123,4 @@ TEST(SavedCase, TensorsThatDoNotFitEachOtherAreRefused) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::saved_case_test

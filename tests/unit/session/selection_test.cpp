@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // From options to checks: which cases, by which candidates, on which device, and what is said of those that are not.
-#include "commands/selection.hpp"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "error.hpp"
-#include "run_helper.hpp"
-#include "source_tree.hpp"
+#include "base/error.hpp"
+#include "session/selection.hpp"
+#include "support/run_helper.hpp"
+#include "support/source_tree.hpp"
 
-namespace checkop {
+namespace checkop::selection_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -394,4 +393,4 @@ TEST(Selection, ArchKeyMustBeKnown) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::selection_test

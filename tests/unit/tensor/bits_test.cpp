@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Comparison bit for bit.
-#include "bits.hpp"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "tensor.hpp"
+#include "tensor/bits.hpp"
+#include "tensor/tensor.hpp"
 
-namespace checkop {
+namespace checkop::bits_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -55,4 +54,4 @@ TEST(CompareBits, ThreadsTellWhatOneDoes) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::bits_test

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The digest of tensors.
-#include "digest.hpp"
-
 #include <gtest/gtest.h>
 
-namespace checkop {
+#include "tensor/digest.hpp"
+
+namespace checkop::digest_test {
 namespace {
 
 std::vector<Tensor> two_tensors() {
@@ -36,4 +36,4 @@ TEST(Digest, SeesEveryByteNameTypeAndShape) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::digest_test

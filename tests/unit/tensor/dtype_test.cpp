@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Element types: every 16-bit value, every midpoint between neighbours, and the rest of the table. The expected values
 // come from ldexp on the fields of a format, not from the code under test.
-#include "dtype.hpp"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -13,9 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "tensor.hpp"
+#include "tensor/dtype.hpp"
+#include "tensor/tensor.hpp"
 
-namespace checkop {
+namespace checkop::dtype_test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -372,4 +371,4 @@ TEST(DType, LargestUlpDistanceIsThatOfTheElements) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::dtype_test

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Safetensors files: what is written is read back, and broken files are refused.
-#include "safetensors.hpp"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <fstream>
 
-#include "contract_helper.hpp"
-#include "error.hpp"
+#include "base/error.hpp"
+#include "support/contract_helper.hpp"
+#include "tensor/safetensors.hpp"
 
-namespace checkop {
+namespace checkop::safetensors_test {
 namespace {
 
 using contract_test::error_of;
@@ -137,4 +136,4 @@ TEST(Safetensors, FolderThatIsNotThereIsAnError) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::safetensors_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes, shared memory and element access.
-#include "tensor.hpp"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -10,9 +8,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "error.hpp"
+#include "base/error.hpp"
+#include "tensor/tensor.hpp"
 
-namespace checkop {
+namespace checkop::tensor_test {
 namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 62;
@@ -166,4 +165,4 @@ TEST(Tensor, RowsDecodeByTheWidthOfTheirTarget) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::tensor_test

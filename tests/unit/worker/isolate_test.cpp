@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever a candidate does to its process, the parent gets a result and the next run works.
-#include "isolate.hpp"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -13,11 +11,13 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "error.hpp"
-#include "run_helper.hpp"
-#include "wire.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "support/run_helper.hpp"
+#include "worker/isolate.hpp"
+#include "worker/wire.hpp"
 
-namespace checkop {
+namespace checkop::isolate_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -329,4 +329,4 @@ TEST(Wire, ResultSurvivesTheWayThereAndBack) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::isolate_test

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages between parent and worker: what arrives, and what is no message.
-#include "wire.hpp"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -11,9 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "error.hpp"
+#include "base/error.hpp"
+#include "worker/wire.hpp"
 
-namespace checkop {
+namespace checkop::wire_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -397,4 +396,4 @@ TEST(Wire, TensorLargerThanItsMemoryIsAnError) {
 }
 
 }  // namespace
-}  // namespace checkop
+}  // namespace checkop::wire_test

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# The folders of src/ in layering order, and what makes a file of one folder unable to include a later one.
+# A file of src/ includes headers by folder, "judge/compare.hpp". Each folder is compiled with an include path of its own,
+# <build>/layers/<folder>, which holds links to that folder and the ones before it: an include of a later one is not found.
+set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device run judge worker mutate report session cli)
+# They read and write text; more optimization would cost a fifth of the build and no check a millisecond.
+set(CHECK_OPERATOR_TEXT_LAYERS contract worker report session cli)
+
+foreach(layer IN LISTS CHECK_OPERATOR_LAYERS)
+  list(APPEND visible ${layer})
+  file(REMOVE_RECURSE ${CMAKE_BINARY_DIR}/layers/${layer})
+  file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/layers/${layer})
+  foreach(folder IN LISTS visible)
+    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/src/${folder} ${CMAKE_BINARY_DIR}/layers/${layer}/${folder} SYMBOLIC)
+  endforeach()
+endforeach()
+
+# add_layer(NAME SEES SOURCES...): an object library checkop_NAME whose sources may include the folders up to SEES.
+function(add_layer name sees)
+  add_library(checkop_${name} OBJECT ${ARGN})
+  target_compile_features(checkop_${name} PUBLIC cxx_std_20)
+  target_include_directories(checkop_${name} PRIVATE ${CMAKE_BINARY_DIR}/layers/${sees} ${CMAKE_BINARY_DIR}/generated)
+  # Contracted multiply-adds would change the gold's bits from one compiler to the next.
+  target_compile_options(checkop_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+  if(name IN_LIST CHECK_OPERATOR_TEXT_LAYERS)
+    target_compile_options(checkop_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+  endif()
+  set_target_properties(checkop_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD_BATCH_SIZE 10)
+  target_link_libraries(checkop_${name} PRIVATE fmt::fmt nlohmann_json::nlohmann_json Threads::Threads)
+endfunction()
