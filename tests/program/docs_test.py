@@ -10,14 +10,15 @@ Links     The target of every relative link exists, and so does the heading that
 Paths     A word in backticks that begins with a top-level folder of the repository names a file or folder that exists
           (a glob: at least one). `build/` is not looked at; NOT_YET lists files that are generated.
 Commands  In blocks fenced as ```bash every line that runs check_operator is checked; other lines are not looked at, but
-          for `python3 FILE`, which is run where FILE is a file of the page (see below).
+          for `python3 FILE`, which is run where FILE is a file of the page (see below). In blocks fenced as ```sh commands
+          are not run, but their flags must be known to --help.
             build/cpu/check_operator or check_operator with --device cpu, or a subcommand that needs no device: run. It must
                 exit with 0, or with N where the line ends in `# exits N`.
             check_operator on a GPU: run as `--device cpu --list`, without its candidates, which checks operators, sizes and
-                presets. Where it is a subcommand, or reads files that are not there, its flags must be known to --help.
+                presets. Where it is a subcommand, or reads files that are not there: flags only.
             mpirun ... check_operator, srun ... check_operator: flags only.
           Commands of a page run in the order of the page in one temporary folder, which looks like the repository and
-          where build/cpu is the program's own folder. A line `# not run` before a command: flags only.
+          where build/cpu is the program's own folder.
 Files     A block fenced as ```LANGUAGE title="NAME" is written to NAME in that folder before the page's commands run.
 """
 import glob
@@ -52,7 +53,7 @@ class Command(NamedTuple):
     words: list  # from the program on
     exit_code: int
     launched: bool
-    is_run: bool  # not one that `# not run` precedes
+    is_run: bool  # of ```bash, not of ```sh
 
 
 def slug(heading):
@@ -120,16 +121,13 @@ def check_paths(root, pages):
 
 
 def commands_of(text):
-    """Every command of check_operator, or python3, in a block of bash."""
+    """Every command of check_operator, or python3, in a block of bash or sh."""
     for block in FENCE.finditer(text):
-        if block[1] != "bash":
+        if block[1] not in ("bash", "sh"):
             continue
-        line, is_run = line_of(text, block.start()) + 1, True
+        line, is_run = line_of(text, block.start()) + 1, block[1] == "bash"
         for raw in re.sub(r"\\\n", "\\\\ ", block[3]).split("\n"):
             here, line = line, line + 1 + raw.count("\\ ")
-            if raw.strip() == "# not run":
-                is_run = False
-                continue
             expected = re.search(r"\s# exits (\d)\b", raw)
             words = shlex.split(raw.replace("\\ ", " "), comments=True)
             environment = {}
@@ -141,7 +139,6 @@ def commands_of(text):
                 yield Command(here, environment, words[at:], int(expected[1]) if expected else 0, launched, is_run)
             elif words and words[0] == "python3":
                 yield Command(here, environment, words, int(expected[1]) if expected else 0, False, is_run)
-            is_run = True
 
 
 def subcommand_of(words):
@@ -244,6 +241,7 @@ FAULTS = (
     ("unknown flag", "```bash\ncheck_operator --op logp --vocabulary 7 --device cuda\n```\n", "unknown flag --vocabulary"),
     ("unknown operator on a GPU", "```bash\ncheck_operator --op logq --device cuda\n```\n", "exits 2, not 0"),
     ("other exit code", "```bash\ncheck_operator --op silu --device cpu --hidden 7  # exits 1\n```\n", "exits 0, not 1"),
+    ("unknown flag in a block that is not run", "```sh\ncheck_operator --op none --devise cpu\n```\n", "unknown flag --devise"),
     ("unknown flag under MPI", "```bash\nmpirun -np 2 check_operator --world 2\n```\n", "unknown flag --world"),
 )
 SOUND = "# One\n\n[x](#one) [y](README.md) `src/` `build/x`\n```bash\nls --nothing\ncheck_operator --op none --device cpu  # exits 2\n```\n"
