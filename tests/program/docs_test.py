@@ -8,7 +8,7 @@ Length    README.md has at most 150 lines.
 Links     The target of every relative link exists, and so does the heading that its #anchor names. A page of docs/ links
           to pages of docs/ only, since the site holds nothing else.
 Paths     A word in backticks that begins with a top-level folder of the repository names a file or folder that exists
-          (a glob: at least one). `build/` is not looked at; NOT_YET lists files that are generated.
+          (a glob: at least one). `build/` is not looked at, and GENERATED lists further exceptions.
 Commands  In blocks fenced as ```bash every line that runs check_operator is checked; other lines are not looked at, but
           for `python3 FILE`, which is run where FILE is a file of the page (see below). In blocks fenced as ```sh commands
           are not run, but their flags must be known to --help.
@@ -33,8 +33,8 @@ from typing import NamedTuple
 
 MOST_README_LINES = 150
 SECONDS_PER_COMMAND = 60
-# Pages that are generated or written elsewhere, and may be missing in a fresh checkout: none now.
-NOT_YET = ()
+# Files that pages may name although a checkout lacks them, since a script makes them: none now.
+GENERATED = ()
 LAUNCHERS = ("mpirun", "srun", "torchrun")
 NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
                    "compare", "show", "list", "verify", "completion")
@@ -101,7 +101,7 @@ def check_links(root, pages):
             goal = os.path.normpath(os.path.join(os.path.dirname(path), name)) if name else path
             if path.startswith("docs/") and not goal.startswith("docs/"):
                 yield f"{where}: link to {target} leaves docs/, which the site does not hold; name the path in backticks"
-            elif not os.path.exists(os.path.join(root, goal)) and goal not in NOT_YET and goal not in pages:
+            elif not os.path.exists(os.path.join(root, goal)) and goal not in GENERATED and goal not in pages:
                 yield f"{where}: link to {target}: there is no {goal}"
             elif anchor and goal in pages and anchor not in anchors(pages[goal]):
                 yield f"{where}: link to {target}: {goal} has no heading '{anchor}'"
@@ -114,7 +114,7 @@ def check_paths(root, pages):
         plain = without_fences(text)
         for match in CODE.finditer(plain):
             for word in match[1].split():
-                if not begins.match(word) or word in NOT_YET:
+                if not begins.match(word) or word in GENERATED:
                     continue
                 if not glob.glob(os.path.join(root, word)):
                     yield f"{path}:{line_of(plain, match.start())}: `{word}` does not exist"
@@ -219,7 +219,11 @@ def check_commands(program, root, pages):
                         file.write(block[3])
             for command in commands_of(text):
                 began = time.monotonic()
-                if wrong := tool.check(command):
+                try:
+                    wrong = tool.check(command)
+                except subprocess.TimeoutExpired:
+                    wrong = f"takes more than {SECONDS_PER_COMMAND} s"
+                if wrong:
                     yield f"{path}:{command.line}: {shlex.join(command.words)}: {wrong}"
                 if time.monotonic() - began > 5:
                     print(f"{path}:{command.line}: took {time.monotonic() - began:.0f} s", file=sys.stderr)
