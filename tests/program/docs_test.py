@@ -5,8 +5,8 @@
 Usage: docs_test.py PROGRAM SOURCE_DIR | docs_test.py --self-test PROGRAM SOURCE_DIR
 
 Length    README.md has at most 150 lines.
-Links     The target of every relative link exists, and so does the heading that its #anchor names. A page of docs/ links
-          to pages of docs/ only, since the site holds nothing else.
+Links     The target of every relative link exists, and so does the heading that its #anchor names. Headings of a page
+          differ. A page of docs/ links to pages of docs/ only, since the site holds nothing else.
 Paths     A word in backticks that begins with a top-level folder of the repository names a file or folder that exists
           (a glob: at least one). `build/` is not looked at, and GENERATED lists further exceptions.
 Commands  In blocks fenced as ```bash every line that runs check_operator is checked; other lines are not looked at, but
@@ -68,7 +68,7 @@ def without_fences(text):
 
 
 def anchors(text):
-    return {slug(match[1]) for match in re.finditer(r"^#+ (.*)$", without_fences(text), re.M)}
+    return [slug(match[1]) for match in re.finditer(r"^#+ (.*)$", without_fences(text), re.M)]
 
 
 def line_of(text, position):
@@ -92,7 +92,8 @@ def check_length(pages):
 
 def check_links(root, pages):
     for path, text in pages.items():
-        plain = without_fences(text)
+        plain, own = without_fences(text), anchors(text)
+        yield from (f"{path}: more than one heading '{anchor}'" for anchor in sorted(set(own)) if own.count(anchor) > 1)
         for match in LINK.finditer(re.sub(r"`[^`\n]*`", lambda m: " " * len(m[0]), plain)):
             target, where = match[1], f"{path}:{line_of(plain, match.start())}"
             if re.match(r"\w+:", target):
@@ -241,6 +242,7 @@ FAULTS = (
     ("151 lines", "line\n" * 151, "151 lines are more than 150"),
     ("broken link", "[x](docs/none.md)\n", "there is no docs/none.md"),
     ("broken anchor", "# One\n[x](#two)\n", "has no heading 'two'"),
+    ("two equal headings", "# One\n## One\n", "more than one heading 'one'"),
     ("missing path", "`src/none.cpp`\n", "`src/none.cpp` does not exist"),
     ("unknown flag", "```bash\ncheck_operator --op logp --vocabulary 7 --device cuda\n```\n", "unknown flag --vocabulary"),
     ("unknown operator on a GPU", "```bash\ncheck_operator --op logq --device cuda\n```\n", "exits 2, not 0"),
