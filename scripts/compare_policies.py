@@ -3,7 +3,7 @@
 """Runs the faults and controls of `check_operator mutate` under the tolerance policies of the field and writes a table of what each lets through.
 
 Faults of behaviour (unwritten rows, guards, determinism, batch) are left out: no tolerance sees them. The table goes to standard output and
-into README.md, between the lines <!-- policies --> and <!-- end of policies -->; --check writes nothing and exits 1 when README.md holds another.
+into docs/contracts.md, between the lines <!-- policies --> and <!-- end of policies -->; --check writes nothing and exits 1 when the page holds another.
 Usage: compare_policies.py [--tool build/cpu/check_operator] [--check]
 """
 import argparse
@@ -83,21 +83,21 @@ def table(tool):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", default=os.path.join(ROOT, "build/cpu/check_operator"), help="check_operator to run")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when README.md holds another table")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when docs/contracts.md holds another table")
     options = parser.parse_args()
     text = table(os.path.abspath(options.tool))
     print(text, end="")
-    path = os.path.join(ROOT, "README.md")
+    path = os.path.join(ROOT, "docs", "contracts.md")
     with open(path, encoding="utf-8") as file:
-        readme = file.read()
-    begin, end = readme.index(BEGIN) + len(BEGIN), readme.index(END)
-    if readme[begin:end] == text:
+        page = file.read()
+    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+    if page[begin:end] == text:
         return 0
     if options.check:
-        print("compare_policies: README.md holds another table; run scripts/compare_policies.py", file=sys.stderr)
+        print("compare_policies: docs/contracts.md holds another table; run scripts/compare_policies.py", file=sys.stderr)
         return 1
     with open(path, "w", encoding="utf-8") as file:
-        file.write(readme[:begin] + text + readme[end:])
+        file.write(page[:begin] + text + page[end:])
     return 0
 
 

@@ -1,0 +1,280 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks README.md and docs/*.md: its length, links, anchors, paths, and every check_operator command in them.
+
+Usage: docs_test.py PROGRAM SOURCE_DIR | docs_test.py --self-test PROGRAM SOURCE_DIR
+
+Length    README.md has at most 150 lines.
+Links     The target of every relative link exists, and so does the heading that its #anchor names. Headings of a page
+          differ. A page of docs/ links to pages of docs/ only, since the site holds nothing else.
+Paths     A word in backticks that begins with a top-level folder of the repository names a file or folder that exists
+          (a glob: at least one). `build/` is not looked at, and GENERATED lists further exceptions.
+Commands  In blocks fenced as ```bash every line that runs check_operator is checked; other lines are not looked at, but
+          for `python3 FILE`, which is run where FILE is a file of the page (see below). In blocks fenced as ```sh commands
+          are not run, but their flags must be known to --help.
+            build/cpu/check_operator or check_operator with --device cpu, or a subcommand that needs no device: run. It must
+                exit with 0, or with N where the line ends in `# exits N`.
+            check_operator on a GPU: run as `--device cpu --list`, without its candidates, which checks operators, sizes and
+                presets. Where it is a subcommand, or reads files that are not there: flags only.
+            mpirun ... check_operator, srun ... check_operator: flags only.
+          Commands of a page run in the order of the page in one temporary folder, which looks like the repository and
+          where build/cpu is the program's own folder.
+Files     A block fenced as ```LANGUAGE title="NAME" is written to NAME in that folder before the page's commands run.
+"""
+import glob
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+MOST_README_LINES = 150
+SECONDS_PER_COMMAND = 60
+# Files that pages may name although a checkout lacks them, since a script makes them: none now.
+GENERATED = ()
+LAUNCHERS = ("mpirun", "srun", "torchrun")
+NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
+                   "compare", "show", "list", "verify", "completion")
+DROPPED_FOR_LIST = ("--candidate", "--plugin", "--exec", "--exec-name", "--contract", "--timeout-s")
+SUBCOMMANDS = ("run", "bench", "mutate", "init", "doctor", "list", "show", "contract explain", "contract lint", "contract diff",
+               "contract calibrate", "report", "report diff", "report merge", "certify", "verify", "compare", "completion")
+
+FENCE = re.compile(r"^```(\w*)(?:[^\n]*title=\"([^\"]+)\")?[^\n]*\n(.*?)^```\s*$", re.M | re.S)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+class Command(NamedTuple):
+    line: int
+    environment: dict
+    words: list  # from the program on
+    exit_code: int
+    launched: bool
+    is_run: bool  # of ```bash, not of ```sh
+
+
+def slug(heading):
+    """The anchor of a heading, as GitHub and mkdocs make it."""
+    text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", lambda match: match[1] or "", heading.strip().lower())
+    return re.sub(r"\s", "-", re.sub(r"[^\w\- ]", "", text))
+
+
+def without_fences(text):
+    """The text with fenced blocks blanked and lines kept."""
+    return FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+
+
+def anchors(text):
+    return [slug(match[1]) for match in re.finditer(r"^#+ (.*)$", without_fences(text), re.M)]
+
+
+def line_of(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+def pages_of(root):
+    """{path: text}"""
+    pages = {}
+    for path in ["README.md"] + sorted(os.path.relpath(p, root) for p in glob.glob(os.path.join(root, "docs", "*.md"))):
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            pages[path] = file.read()
+    return pages
+
+
+def check_length(pages):
+    lines = pages["README.md"].count("\n")
+    if lines > MOST_README_LINES:
+        yield f"README.md: {lines} lines are more than {MOST_README_LINES}; move something to docs/"
+
+
+def check_links(root, pages):
+    for path, text in pages.items():
+        plain, own = without_fences(text), anchors(text)
+        yield from (f"{path}: more than one heading '{anchor}'" for anchor in sorted(set(own)) if own.count(anchor) > 1)
+        for match in LINK.finditer(re.sub(r"`[^`\n]*`", lambda m: " " * len(m[0]), plain)):
+            target, where = match[1], f"{path}:{line_of(plain, match.start())}"
+            if re.match(r"\w+:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            goal = os.path.normpath(os.path.join(os.path.dirname(path), name)) if name else path
+            if path.startswith("docs/") and not goal.startswith("docs/"):
+                yield f"{where}: link to {target} leaves docs/, which the site does not hold; name the path in backticks"
+            elif not os.path.exists(os.path.join(root, goal)) and goal not in GENERATED and goal not in pages:
+                yield f"{where}: link to {target}: there is no {goal}"
+            elif anchor and goal in pages and anchor not in anchors(pages[goal]):
+                yield f"{where}: link to {target}: {goal} has no heading '{anchor}'"
+
+
+def check_paths(root, pages):
+    folders = [name for name in os.listdir(root) if os.path.isdir(os.path.join(root, name)) and name not in ("build", ".git")]
+    begins = re.compile(rf"^(?:{'|'.join(map(re.escape, folders))})/[\w./*+-]*$")
+    for path, text in pages.items():
+        plain = without_fences(text)
+        for match in CODE.finditer(plain):
+            for word in match[1].split():
+                if not begins.match(word) or word in GENERATED:
+                    continue
+                if not glob.glob(os.path.join(root, word)):
+                    yield f"{path}:{line_of(plain, match.start())}: `{word}` does not exist"
+
+
+def commands_of(text):
+    """Every command of check_operator, or python3, in a block of bash or sh."""
+    for block in FENCE.finditer(text):
+        if block[1] not in ("bash", "sh"):
+            continue
+        line, is_run = line_of(text, block.start()) + 1, block[1] == "bash"
+        for raw in re.sub(r"\\\n", "\\\\ ", block[3]).split("\n"):
+            here, line = line, line + 1 + raw.count("\\ ")
+            expected = re.search(r"\s# exits (\d)\b", raw)
+            words = shlex.split(raw.replace("\\ ", " "), comments=True)
+            environment = {}
+            while words and re.match(r"^[A-Z_]+=", words[0]):
+                name, _, environment[name] = words.pop(0).partition("=")
+            launched = bool(words) and words[0] in LAUNCHERS
+            at = next((i for i, word in enumerate(words) if os.path.basename(word) == "check_operator"), None)
+            if at is not None and (at == 0 or launched):
+                yield Command(here, environment, words[at:], int(expected[1]) if expected else 0, launched, is_run)
+            elif words and words[0] == "python3":
+                yield Command(here, environment, words, int(expected[1]) if expected else 0, False, is_run)
+
+
+def subcommand_of(words):
+    """"" for a run, "contract lint", ..."""
+    two = " ".join(words[1:3])
+    return two if two in SUBCOMMANDS else words[1] if len(words) > 1 and words[1] in SUBCOMMANDS else ""
+
+
+def value_of(words, flag):
+    return words[words.index(flag) + 1] if flag in words[:-1] else None
+
+
+class Program:
+    """check_operator, as the commands of a page call it."""
+
+    def __init__(self, program, root, folder):
+        self.program, self.folder = program, folder
+        self.known = {}
+        for name in os.listdir(root):
+            if name not in ("build", ".git"):
+                os.symlink(os.path.join(root, name), os.path.join(folder, name))
+        os.mkdir(os.path.join(folder, "build"))
+        os.symlink(os.path.dirname(program), os.path.join(folder, "build", "cpu"))
+
+    def run(self, words, environment):
+        """(exit code, what it wrote)"""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
+        path = os.path.dirname(sys.executable) + os.pathsep + inherited.get("PATH", "")
+        result = subprocess.run(words, cwd=self.folder, env={**inherited, "PATH": path, **environment}, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS_PER_COMMAND, check=False)
+        return result.returncode, result.stdout
+
+    def flags(self, subcommand):
+        if subcommand not in self.known:
+            _, text = self.run([self.program, *subcommand.split(), "--help"], {})
+            self.known[subcommand] = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
+        return self.known[subcommand]
+
+    def check(self, command):
+        """What is wrong with a command; "" for nothing."""
+        words = command.words
+        if words[0] == "python3":
+            if not command.is_run or not os.path.exists(os.path.join(self.folder, words[1])):
+                return ""
+            code, text = self.run([sys.executable, *words[1:]], command.environment)
+            return "" if code == command.exit_code else f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
+        subcommand = subcommand_of(words)
+        unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in self.flags(subcommand)]
+        if unknown:
+            return f"unknown flag {unknown[0]}"
+        if command.launched or not command.is_run:
+            return ""
+        on_cpu = value_of(words, "--device") == "cpu" or subcommand in NEEDS_NO_DEVICE
+        if words[0] == "build/cuda/check_operator" or not on_cpu:
+            if subcommand not in ("", "run") or "--inputs" in words or "--replay" in words:
+                return ""
+            words = self.as_list(words)
+        code, text = self.run([self.program, *words[1:]], command.environment)
+        return "" if code == command.exit_code else f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
+
+    @staticmethod
+    def as_list(words):
+        kept, skipped = [words[0]], False
+        for word in words[1:]:
+            if not skipped and word not in (*DROPPED_FOR_LIST, "--device"):
+                kept.append(word)
+            skipped = word in (*DROPPED_FOR_LIST, "--device")
+        return kept + ["--device", "cpu", "--list"]
+
+
+def check_commands(program, root, pages):
+    for path, text in pages.items():
+        with tempfile.TemporaryDirectory() as folder:
+            tool = Program(program, root, folder)
+            for block in FENCE.finditer(text):
+                if block[2]:
+                    with open(os.path.join(folder, block[2]), "w", encoding="utf-8") as file:
+                        file.write(block[3])
+            for command in commands_of(text):
+                began = time.monotonic()
+                try:
+                    wrong = tool.check(command)
+                except subprocess.TimeoutExpired:
+                    wrong = f"takes more than {SECONDS_PER_COMMAND} s"
+                if wrong:
+                    yield f"{path}:{command.line}: {shlex.join(command.words)}: {wrong}"
+                if time.monotonic() - began > 5:
+                    print(f"{path}:{command.line}: took {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+
+def findings(program, root, pages):
+    yield from check_length(pages)
+    yield from check_links(root, pages)
+    yield from check_paths(root, pages)
+    yield from check_commands(program, root, pages)
+
+
+# What the test must find, and in which words.
+FAULTS = (
+    ("151 lines", "line\n" * 151, "151 lines are more than 150"),
+    ("broken link", "[x](docs/none.md)\n", "there is no docs/none.md"),
+    ("broken anchor", "# One\n[x](#two)\n", "has no heading 'two'"),
+    ("two equal headings", "# One\n## One\n", "more than one heading 'one'"),
+    ("missing path", "`src/none.cpp`\n", "`src/none.cpp` does not exist"),
+    ("unknown flag", "```bash\ncheck_operator --op logp --vocabulary 7 --device cuda\n```\n", "unknown flag --vocabulary"),
+    ("unknown operator on a GPU", "```bash\ncheck_operator --op logq --device cuda\n```\n", "exits 2, not 0"),
+    ("other exit code", "```bash\ncheck_operator --op silu --device cpu --hidden 7  # exits 1\n```\n", "exits 0, not 1"),
+    ("unknown flag in a block that is not run", "```sh\ncheck_operator --op none --devise cpu\n```\n", "unknown flag --devise"),
+    ("unknown flag under MPI", "```bash\nmpirun -np 2 check_operator --world 2\n```\n", "unknown flag --world"),
+)
+SOUND = "# One\n\n[x](#one) [y](README.md) `src/` `build/x`\n```bash\nls --nothing\ncheck_operator --op none --device cpu  # exits 2\n```\n"
+
+
+def self_test(program, root):
+    failures = [f"a sound page: {finding}" for finding in findings(program, root, {"README.md": SOUND})]
+    for name, text, expected in FAULTS:
+        found = list(findings(program, root, {"README.md": text}))
+        if len(found) != 1 or expected not in found[0]:
+            failures.append(f"{name}: expected '{expected}', found {found}")
+    return failures
+
+
+def main():
+    arguments = sys.argv[1:]
+    is_self_test = arguments[:1] == ["--self-test"]
+    if len(arguments) != 2 + is_self_test:
+        print(__doc__, file=sys.stderr)
+        return 2
+    program, root = map(os.path.abspath, arguments[-2:])
+    found = self_test(program, root) if is_self_test else list(findings(program, root, pages_of(root)))
+    for finding in found:
+        print(finding)
+    print(f"docs_test.py: {len(found)} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
