@@ -30,10 +30,11 @@ RESULTS = os.path.join("tests", "gpu", "results")
 PAGE = os.path.join("docs", "results.md")
 FORMAT = "check_operator/results-1"
 
-# What tells rows of a section apart. A row of DIR replaces the one with the same key if it is not older than that one.
+# What tells rows of a section apart. DIR's row replaces the one with the same key if it is not older than that one; the timings of a
+# candidate, which share their key, replace each other together, so that no old time hides that the candidate can't be timed any more.
 KEYS = {
     "checks": ("op", "pass", "candidate", "dtype", "suite"),
-    "bench": ("op", "pass", "dtype", "case", "dims", "candidate", "timing"),
+    "bench": ("op", "pass", "dtype", "case", "dims", "candidate"),
     "invariance": ("suite", "op", "pass", "dtype", "case", "candidate"),
     "certificates": ("op", "candidate"),
     "sanitizers": ("op", "candidate", "tool"),
@@ -326,6 +327,14 @@ def key_of(section, row):
     return json.dumps([row.get(field) for field in KEYS[section]], sort_keys=True)
 
 
+def by_key(section, rows):
+    """{key: rows}, of each timing the latest."""
+    groups = {}
+    for row in sorted(rows, key=lambda row: row["date"]):
+        groups.setdefault(key_of(section, row), {})[row.get("timing", "")] = row
+    return {key: [timings[timing] for timing in sorted(timings)] for key, timings in groups.items()}
+
+
 def merged(summary, folder):
     """The summary with the folder's rows in place of those that it measured again."""
     summary = summary or {"format": FORMAT, "device": {}, "kernels_digest": "unknown", "date": ""}
@@ -338,12 +347,11 @@ def merged(summary, folder):
         digests = [f"{name} {digest}" for name, digest in (folder.digests or {}).items()]
         result.update(date=latest, kernels_digest=digest_of(digests) if digests else "unknown")
     for section, rows in folder.rows.items():
-        kept = {key_of(section, row): row for row in summary.get(section, [])}
-        for row in rows:
-            old = kept.get(key_of(section, row))
-            if old is None or row["date"] >= old["date"]:
-                kept[key_of(section, row)] = row
-        result[section] = [kept[key] for key in sorted(kept)]
+        kept = by_key(section, summary.get(section, []))
+        for key, new in by_key(section, rows).items():
+            if key not in kept or max(row["date"] for row in new) >= max(row["date"] for row in kept[key]):
+                kept[key] = new
+        result[section] = [row for key in sorted(kept) for row in kept[key]]
     return result
 
 
@@ -392,8 +400,8 @@ TIMES = """\
 ## Times
 
 Median milliseconds of single launches (burst) and of launches back to back (sustained); the shares of a copy's bandwidth and of cuBLAS's
-rate are those of the burst. A peer's cell has its times and in parentheses the peer's time over the candidate's, burst and sustained, where both
-were measured in turns: more than 1 means that the candidate is faster.
+rate on one GPU are those of the burst. A peer's cell has its times and in parentheses the peer's time over the candidate's, burst and
+sustained, where both were measured in turns: more than 1 means that the candidate is faster.
 
 """
 INVARIANCE = """\
@@ -505,8 +513,8 @@ class Page:
         for (op, direction), part in grouped(rows, "op", "pass").items():
             cases = {}
             for row in part:
-                cases.setdefault(key_of("bench", {**row, "candidate": "", "timing": ""}), []).append(row)
-            for records in sorted(cases.values(), key=lambda records: (size(records[0]["dims"]), records[0].get("case", ""))):
+                cases.setdefault(key_of("bench", {**row, "candidate": ""}), []).append(row)
+            for records in sorted(cases.values(), key=lambda records: order_of_sizes(records[0])):
                 named = {record.get("ratio_to") for record in records}
                 of = {name: {record.get("timing", ""): record for record in records if record["candidate"] == name}
                       for name in sorted({record["candidate"] for record in records})}
@@ -590,6 +598,12 @@ def sizes_text(record):
     """The dims of a timing, and what else its case's name says: options and how rows are ignored."""
     extras = re.sub(r"^[^+~]*|~ignored0$", "", record.get("case", ""))  # every row counts: what timings have by default
     return (dims_text({name: value for name, value in record["dims"].items() if (name, value) != ("batch", 1)}) + " " + extras).strip()
+
+
+def order_of_sizes(record):
+    """Rows change last, as they do from one use of a weight to the next."""
+    rows = {name: value for name, value in record["dims"].items() if name in ("batch", "seq")}
+    return [value for name, value in record["dims"].items() if name not in rows], size(rows), record.get("case", "")
 
 
 def verdicts_text(verdicts):

@@ -263,6 +263,16 @@ class Page(Results):
         self.assertNotIn("**older than the kernels** |", page)
         self.run_script("page", "--check")
 
+    def test_says_of_a_candidate_without_times_how_it_ended(self):
+        failed = {key: value for key, value in record("cuda", 1.0).items() if key not in ("timing", "ms_median", "of_copy", "gbps")}
+        self.write_raw("bench-logp.jsonl", "".join(json.dumps(one) + "\n" for one in (
+            record("cuda", 0.5), record("cuda", 0.4, "sustained"), record("torch-compile", 1.0))))
+        self.assertEqual(len(self.summarize()["bench"]), 3)
+        self.write_raw("bench-logp.jsonl", "".join(json.dumps(one) + "\n" for one in (
+            {**failed, "status": "out of memory"}, record("torch-compile", 1.0))))
+        self.assertEqual(len(self.summarize()["bench"]), 2)
+        self.assertIn("| logp forward | seq=4 | cuda | **out of memory** |  |  |  | torch-compile 1 ms | 2026-01-02 |", self.page())
+
     def test_of_another_text_fails_the_check(self):
         self.write_raw("report-smoke.json", report([case()]))
         self.summarize()
