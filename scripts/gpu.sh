@@ -11,8 +11,9 @@
 #     soak        the products in random sizes, for some five minutes
 #     ranks       tensor-parallel operators on all GPUs of the machine, two at least; scaling: their times on 1, 2 ...
 #
-# DIR/kernels.sha256 names the sources that the reports were made from: `sha256sum --check` in the repository tells
-# whether they still are. Reports of more than a megabyte are left compressed.
+# What it leaves in DIR is no part of the repository, which keeps summaries: `scripts/results.py summarize` merges DIR into
+# tests/gpu/results/<device>.json. A summary can't tell the files of a folder apart, so DIR holds what one kind of device made of
+# one state of the kernels; DIR/kernels.json and DIR/device.txt say which. Reports of more than a megabyte are left compressed.
 #
 # A FAIL is a result: it stands in its report and in the table, and the script goes on. The exit status is 1 when an
 # answer is missing: a command ended with 2 (bad question), 3 (nothing checked), 4 (crash or time limit) or 5 (no
@@ -91,8 +92,9 @@ find_sanitizer() {
 sanitize() {
   local check=$1 name=$2-$1 rc=0
   shift 2
+  echo "check_operator $*" >"$out/sanitizer-$name.log"  # whose log it is, also where the run ends before its first check
   timeout --kill-after=10 520 "$sanitizer" --tool "$check" --target-processes all --error-exitcode 86 \
-    "$tool" "$@" --device cuda >"$out/sanitizer-$name.log" 2>&1 || rc=$?
+    "$tool" "$@" --device cuda >>"$out/sanitizer-$name.log" 2>&1 || rc=$?
   echo "$rc" >"$out/sanitizer-$name.status"
 }
 
@@ -122,9 +124,25 @@ sanitizer_row() {
   nvidia-smi --query-gpu=index,name,driver_version,memory.total,power.limit,clocks.max.sm --format=csv || true
   nvcc --version || true
 } >"$out/environment.txt" 2>&1
-find kernels src/check_operator.h -type f | LC_ALL=C sort | xargs sha256sum >"$out/kernels.sha256"
 export NCCL_NVLS_ENABLE=0  # no NVLink multicast
 gpus=$(nvidia-smi --list-gpus | wc -l)
+
+# only FILE WHAT TEXT: writes DIR/FILE, or ends the script where it holds another text
+only() {
+  if [[ -e $out/$1 && $(<"$out/$1") != "$3" ]]; then
+    echo "gpu.sh: $out/$1: the folder holds results of $2; name another folder, or remove that one" >&2
+    exit 2
+  fi
+  echo "$3" >"$out/$1"
+}
+# Stages that spread over the GPUs are evidence of that many; the others use one, whatever the machine has.
+device=$(nvidia-smi --id=0 --query-gpu=name --format=csv,noheader | sed -E 's/^NVIDIA //; s/[^A-Za-z0-9]+/-/g; s/.*/\L&/')
+[[ ! $stage =~ ^(ranks|scaling)$ ]] || ((gpus == 1)) || device+=-x$gpus
+kernels=$(scripts/results.py digests)  # before the build, so that what is compiled is what was hashed
+readonly gpus device kernels
+only device.txt "another device or number of GPUs" "$device"
+only kernels.json "other kernels" "$kernels"
+
 cmake --preset cuda
 cmake --build --preset cuda --parallel "$(nproc)"
 
@@ -397,4 +415,9 @@ find "$out" -maxdepth 1 -name '*.json' -exec sed -i "/^ \"command\": /s#$out/##g
 find "$out" -maxdepth 1 -name '*-tests.log' -exec sed -i '/^Test project /d' {} +
 find "$out" -maxdepth 1 -name 'report-*.json' -size +1M -exec gzip -9nf {} +
 cat "$rows"/* | tee "$out/table-$stage.txt"
+
+summary=tests/gpu/results/$device.json
+scripts/results.py summarize "$out" --into "$summary"
+cp "$summary" "$out/$device.json"
+echo "To keep these results: copy $out/$device.json to $summary of the repository, run scripts/results.py page, and commit both."
 [[ ! -e $rows/.trouble ]]

@@ -1,0 +1,724 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The evidence from GPUs: one summary per device in tests/gpu/results, and docs/results.md, which is made of the summaries.
+
+  results.py digests                        prints the digest of every CUDA kernel of the tree as JSON: {"logp/cuda": "..."}
+  results.py summarize DIR [--into FILE]    merges what scripts/gpu.sh left in DIR into the summary FILE; without --into it is printed
+  results.py page [--check]                 writes docs/results.md; with --check exits 1 where the page is not what the summaries say
+
+Every row of a summary says when it was measured and with which kernel: `kernels_digest` is a digest of the candidate's source and of every
+header that it includes in quotes, transitively. Only what a compiler sees counts: comments, white space and #include lines are left out, and
+the contents are hashed as a sorted list without their paths. A row is therefore not older than its kernel because a header moved or a comment
+changed. The digest is null where a candidate has no source in kernels/ (a peer from outside), and "unknown" where DIR has no kernels.json;
+a row with an unknown digest counts as older.
+
+The page compares these digests with the tree and marks what is older, so it has to be written again after a kernel changes.
+"""
+import argparse
+import datetime
+import glob
+import gzip
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RESULTS = os.path.join("tests", "gpu", "results")
+PAGE = os.path.join("docs", "results.md")
+FORMAT = "check_operator/results-1"
+
+# What tells rows of a section apart. DIR's row replaces the one with the same key if it is not older than that one; the timings of a
+# candidate, which share their key, replace each other together, so that no old time hides that the candidate can't be timed any more.
+KEYS = {
+    "checks": ("op", "pass", "candidate", "dtype", "suite"),
+    "bench": ("op", "pass", "dtype", "case", "dims", "candidate"),
+    "invariance": ("suite", "op", "pass", "dtype", "case", "candidate"),
+    "certificates": ("op", "candidate"),
+    "sanitizers": ("op", "candidate", "tool"),
+    "ranks": ("op", "candidate", "dtype", "rows", "hidden", "vocab", "gpus"),
+    "tests": ("name",),
+}
+FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, apart from what follows a colon
+
+
+def refuse(message):
+    sys.exit(f"results.py: {message}")
+
+
+# --- digests of kernels ---------------------------------------------------------------------------------------------------
+LITERAL = r'R"([^()\\\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\''
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\b[ \t]*(?:"([^"\n]+)")?.*$', re.M)
+INCLUDE_FOLDERS = ("kernels", "src", "src/abi")  # as in scripts/cmake/Kernels.cmake; the including file's own comes first
+OPERATORS = "+-*/%<>=&|!:"
+
+
+def without_comments(text):
+    return re.sub(rf"{LITERAL}|//[^\n]*|/\*.*?\*/", lambda match: " " if match[0].startswith("/") else match[0], text, flags=re.S)
+
+
+def normalized(text):
+    """What a compiler sees of a file's own lines; white space stays only where two tokens would become one without it."""
+    text = INCLUDE.sub("", without_comments(text)).strip()
+
+    def shortened(match):
+        if not (match[0].isspace() or match[0].startswith("\\")):
+            return match[0]
+        before, after = text[match.start() - 1], text[match.end()]
+        words = all(character.isalnum() or character == "_" for character in (before, after))
+        return " " if words or (before in OPERATORS and after in OPERATORS) else ""
+
+    return re.sub(rf"{LITERAL}|(?:\\\n|\s)+", shortened, text, flags=re.S)
+
+
+def add_sources(root, path, contents):
+    """Reads the file and what it includes in quotes into `contents`: {path: normalized text}."""
+    path = os.path.normpath(path)
+    if path in contents:
+        return
+    with open(os.path.join(root, path), encoding="utf-8") as file:
+        text = file.read()
+    contents[path] = normalized(text)
+    for name in filter(None, INCLUDE.findall(without_comments(text))):
+        places = [os.path.join(folder, name) for folder in (os.path.dirname(path), *INCLUDE_FOLDERS)]
+        found = next((place for place in places if os.path.exists(os.path.join(root, place))), None)
+        if found is None:
+            refuse(f"{path}: includes \"{name}\", which is none of {', '.join(map(os.path.normpath, places))}; "
+                   "correct the name, or add its folder to INCLUDE_FOLDERS in scripts/results.py")
+        add_sources(root, found, contents)
+
+
+def digest_of(texts):
+    """16 hex digits over the sorted digests of the texts, so that neither order nor path counts. An empty text says nothing."""
+    digests = sorted(hashlib.sha256(text.encode()).hexdigest() for text in texts if text)
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
+
+
+def kernel_digests(root=ROOT):
+    """{"op/candidate": digest} of all CUDA candidates."""
+    digests = {}
+    for path in sorted(glob.glob(os.path.join(root, "kernels", "*", "*.cu"))):
+        contents = {}
+        add_sources(root, os.path.relpath(path, root), contents)
+        op, name = os.path.split(os.path.relpath(path, os.path.join(root, "kernels")))
+        digests[f"{op}/{os.path.splitext(name)[0].replace('_', '-')}"] = digest_of(contents.values())
+    if not digests:
+        refuse(f"{os.path.join(root, 'kernels')}: has no kernels/*/*.cu, run this in the project's source tree")
+    return digests
+
+
+def older(row, digests):
+    """Whether the row's kernel has changed since, as far as can be told."""
+    digest = row["kernels_digest"]
+    return digest is not None and digest != digests.get(f"{row['op']}/{row['candidate']}")
+
+
+# --- what gpu.sh left in a folder -----------------------------------------------------------------------------------------
+class Folder:
+    """One folder of reports, and the rows that its files make."""
+
+    def __init__(self, path):
+        self.path = path
+        if not os.path.isdir(path):
+            refuse(f"{path}: is no folder; name the one that scripts/gpu.sh wrote to")
+        kernels = os.path.join(path, "kernels.json")
+        self.digests = self.load(kernels) if os.path.exists(kernels) else None
+        self.device = None
+        self.rows = {section: [] for section in KEYS}
+        self.read_reports()
+        self.read_invariance()
+        self.read_bench()
+        self.read_certificates()
+        self.read_sanitizers()
+        self.read_tests()
+        if not any(self.rows.values()):
+            refuse(f"{path}: holds no report-*.json, invariance*.json, bench-*.jsonl, certificates/*.json, sanitizer-*.log or table-*.txt")
+
+    def files(self, *patterns):
+        return sorted(path for pattern in patterns for path in glob.glob(os.path.join(self.path, pattern)))
+
+    @staticmethod
+    def text(path):
+        try:
+            with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except (OSError, EOFError) as error:
+            refuse(f"{path}: can't be read: {error}; remove it, or copy it again")
+
+    def load(self, path):
+        try:
+            return json.loads(self.text(path))
+        except ValueError as error:
+            refuse(f"{path}: is no JSON: {error}; a run may have been cut off, remove the file or measure again")
+
+    def add(self, section, op, candidate, date, **fields):
+        digest = "unknown" if self.digests is None else self.digests.get(f"{op}/{candidate}")
+        self.rows[section].append({"op": op, "candidate": candidate, **fields, "kernels_digest": digest, "date": date})
+
+    def on(self, device, path):
+        """Remembers the device; one summary is of one kind."""
+        if self.device and self.device["name"] != device["name"]:
+            refuse(f"{path}: was made on '{device['name']}', other files of the folder on '{self.device['name']}'; summarize them apart")
+        self.device = {**(self.device or {}), **device}
+
+    def reports(self, *patterns):
+        """(name, report, [(candidate, case)]) of every report."""
+        for path in self.files(*patterns):
+            report = self.load(path)
+            if report.get("format") != "check_operator/report-1":
+                refuse(f"{path}: its format is {report.get('format')!r}, expected 'check_operator/report-1'")
+            self.on({key: report["device"][key] for key in ("name", "arch_key", "multiprocessors", "memory_bytes", "runtime")}, path)
+            name = re.sub(r"^report-|\.json(\.gz)?$", "", os.path.basename(path))
+            if "shard" in report:  # parts of one run have one name
+                name = re.sub(rf"-{report['shard']['index']}$", "", name)
+            yield name, report, [(entry["backend"], case) for entry in report["candidates"] for case in entry["cases"]]
+
+    def read_reports(self):
+        groups = {}
+        for name, report, cases in self.reports("report-*.json", "report-*.json.gz"):
+            for candidate, case in cases:
+                group = groups.setdefault((name, case["op"], case["pass"], candidate, case["dtype"]), ([], []))
+                group[0].append(report)
+                group[1].append(case)
+            ranks = re.fullmatch(r"ranks-(\d+)-(\d+)-(\d+)-(\d+)", name)
+            if ranks:
+                self.add_ranks(report, cases, *map(int, ranks.groups()))
+        for (name, op, direction, candidate, dtype), (reports, cases) in groups.items():
+            self.add("checks", op, candidate, max(report["volatile"]["started"] for report in reports),
+                     **{"pass": direction}, dtype=dtype, suite=name, checks=len(cases), verdicts=count_verdicts(cases),
+                     least_headroom={"wide": headroom(cases, False), "narrow": headroom(cases, True)},
+                     largest=largest(cases), contract=reports[0]["contract"]["hash"],
+                     complete=all(report["complete"] for report in reports))
+
+    def add_ranks(self, report, cases, gpus, rows, hidden, vocab):
+        outputs = {output["name"]: output for _, case in cases for output in case["outputs"]}
+        gold = outputs.get("dhidden", {}).get("gold_rows", "all")
+        for candidate in sorted({candidate for candidate, _ in cases}):
+            case = next(case for name, case in cases if name == candidate)
+            self.add("ranks", case["op"], candidate, report["volatile"]["started"], dtype=case["dtype"], gpus=gpus, rows=rows, hidden=hidden,
+                     vocab=vocab, max_abs_error={name: round_to(output["max_abs_error"], 3) for name, output in outputs.items()},
+                     gold_rows=gold if isinstance(gold, str) else len(gold), verdicts=count_verdicts([case for _, case in cases]))
+
+    def read_invariance(self):
+        """Every case of suite `invariance` has a row, for the table by sizes; the cases of other runs share one."""
+        groups = {}
+        for name, report, cases in self.reports("invariance*.json", "invariance*.json.gz"):
+            for candidate, case in cases:
+                key = (name, case["op"], case["pass"], candidate, case["dtype"], case["case_name"] if name == "invariance" else None)
+                groups.setdefault(key, (report, []))[1].append(case)
+        for (name, op, direction, candidate, dtype, alone), (report, cases) in groups.items():
+            axes = sorted({axis["axis"] for case in cases for check in case["bit_checks"] for axis in check["axes"] if axis["different"]})
+            self.add("invariance", op, candidate, report["volatile"]["started"], **{"pass": direction}, dtype=dtype, suite=name,
+                     checks=len(cases), verdicts=count_verdicts(cases), axes=axes, **(bits_of(cases[0]) if alone else {}))
+
+    def read_bench(self):
+        for path in self.files("bench-*.jsonl"):
+            for number, line in enumerate(self.text(path).splitlines(), 1):
+                try:
+                    record = json.loads(line)
+                    op, candidate, date, device = (record.pop(key) for key in ("op", "candidate", "date", "device"))
+                except (ValueError, KeyError) as error:
+                    refuse(f"{path}:{number}: is no record of `check_operator bench --json`: {error!r}; remove the line or measure again")
+                self.on({"name": device}, path)
+                # The record's own digest is of the built plugin, which other compilers build otherwise.
+                record["plugin_digest"] = record.pop("kernels_digest", None)
+                self.add("bench", op, candidate, date, device=device, **{name: value for name, value in record.items() if value is not None})
+
+    def read_certificates(self):
+        for path in self.files("certificates/*.json"):
+            certificate = self.load(path)
+            content = certificate["content"]
+            self.on({"name": content["device"]["name"]}, path)
+            for op, candidate in sorted({(entry["op"], entry["candidate"]) for entry in content["entries"]}):
+                entries = [entry for entry in content["entries"] if (entry["op"], entry["candidate"]) == (op, candidate)]
+                changed = sorted({axis["axis"] for entry in entries for bits in entry["bits"] for axis in bits["axes"] if axis["different"]})
+                self.add("certificates", op, candidate, written(path), cases=len(entries), axes=changed, digest=certificate["digest"])
+
+    def read_sanitizers(self):
+        rows = {}
+        for path in self.files("sanitizer-*.log", "sanitizer-*.log.gz"):
+            text = self.text(path)
+            device = re.search(r"; device (\S.*) \((\w+)\)$", text, re.M)
+            if device:
+                self.on({"name": device[1], "arch_key": device[2]}, path)
+            name = re.sub(r"^sanitizer-|\.log(\.gz)?$", "", os.path.basename(path))
+            if name == "control":
+                seen = "illegal write reported" if "Invalid __global__ write" in text else "BLIND: illegal write not seen"
+                rows["matmul", "illegal_address", "memcheck"] = (path, seen, 1)
+                continue
+            tool, result = name.rsplit("-", 1)[1], sanitizer_result(text)
+            ran = re.findall(r"^\[ +(?:OK|FAILED) +\] (\w+)/\w+ +(\S+) ", text, re.M)
+            # gpu.sh writes its command first: a log that ended early names no operator otherwise.
+            command = re.match(r"check_operator .*--op (\S+) .*--candidate (\S+)", text)
+            named = [(op, command[2]) for op in command[1].split(",")] if command else []
+            # Another log of the same folder may answer where one ran out of time; errors outweigh both.
+            weight = {"no summary": 0, "clean": 1}
+            for key in ((op, candidate, tool) for op, candidate in {*ran, *named}):
+                if key not in rows or weight.get(result, 2) >= weight.get(rows[key][1], 2):
+                    rows[key] = (path, result, ran.count(key[:2]))
+        for (op, candidate, tool), (path, result, checks) in rows.items():
+            self.add("sanitizers", op, candidate, written(path), tool=tool, result=result, checks=checks)
+
+    def read_tests(self):
+        """Tests of the whole program, which no kernel's digest covers: the lines of gpu.sh's tables that are no reports."""
+        for path in self.files("table-*.txt"):
+            for name, result, seconds in re.findall(r"^(\S+-tests|ranks-lost-\w+) +(\S.*?) +(\d+)s  ", self.text(path), re.M):
+                self.rows["tests"].append({"name": name, "result": result, "seconds": int(seconds), "date": written(path)})
+
+
+def written(path):
+    """When a file that holds no date was written."""
+    return datetime.datetime.fromtimestamp(os.path.getmtime(path), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def size(dims):
+    return math.prod(dims.values())
+
+
+def largest(cases):
+    """The sizes of the largest case, of those that were judged if any was."""
+    return max((case["dims"] for case in [case for case in cases if case["verdict"] != "unsupported"] or cases), key=size)
+
+
+def round_to(value, digits):
+    return float(f"{float(value):.{digits}g}") if math.isfinite(float(value)) else str(value)
+
+
+def label(case):
+    """A verdict and, where it says more, its kind: 'fail: invariance'."""
+    verdict, kind = case["verdict"], case["kind"]
+    return f"{verdict}: {kind}" if kind and kind != verdict else verdict
+
+
+def count_verdicts(cases):
+    labels = [label(case) for case in cases]
+    return {name: labels.count(name) for name in sorted(set(labels))}
+
+
+def headroom(cases, narrow):
+    """How often the worst error of all outputs of 16 bits, or of all wider ones, fits into its limit: null without outputs, "exact" without error."""
+    values = [float(gate["headroom"]) for case in cases for output in case["outputs"] for gate in output["gates"]
+              if (output["candidate_dtype"] in ("bf16", "fp16")) == narrow]
+    finite = [value for value in values if math.isfinite(value)]
+    return round_to(min(finite), 4) if finite else ("exact" if values else None)
+
+
+def bits_of(case):
+    """Of the output whose bits changed most: at how many rows, and the largest share of elements."""
+    found = {"case": case["case_name"], "dims": case["dims"]}
+    if not case["bit_checks"]:
+        return found
+    check = max(case["bit_checks"], key=lambda check: sum(axis["different"] for axis in check["axes"]))
+    batch = [entry for axis in check["axes"] if axis["axis"] == "batch" for entry in axis["broken"]]
+    worst = max(batch, key=lambda entry: entry["different"] / entry["compared"], default=None)
+    return {**found, "output": check["name"], "rows_different": check["rows"]["different"], "rows_same": check["rows"]["same"],
+            "smallest_rows": check["smallest_rows"], "changed": worst and [worst["different"], worst["compared"]]}
+
+
+def sanitizer_result(text):
+    errors = [int(count) for count in re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)]
+    return (f"{sum(errors)} errors" if sum(errors) else "clean") if errors else "no summary"
+
+
+# --- summaries ------------------------------------------------------------------------------------------------------------
+def key_of(section, row):
+    return json.dumps([row.get(field) for field in KEYS[section]], sort_keys=True)
+
+
+def by_key(section, rows):
+    """{key: rows}, of each timing the latest."""
+    groups = {}
+    for row in sorted(rows, key=lambda row: row["date"]):
+        groups.setdefault(key_of(section, row), {})[row.get("timing", "")] = row
+    return {key: [timings[timing] for timing in sorted(timings)] for key, timings in groups.items()}
+
+
+def merged(summary, folder):
+    """The summary with the folder's rows in place of those that it measured again."""
+    summary = summary or {"format": FORMAT, "device": {}, "kernels_digest": "unknown", "date": ""}
+    device, old = folder.device or {}, summary["device"]
+    if device.get("name", old.get("name")) != old.get("name", device.get("name")):
+        refuse(f"{folder.path}: was made on '{device['name']}', the summary is of '{old['name']}'; name another file with --into")
+    latest = max(row["date"] for rows in folder.rows.values() for row in rows)
+    result = {**summary, "device": {**old, **device}}
+    if latest >= summary["date"]:
+        digests = [f"{name} {digest}" for name, digest in (folder.digests or {}).items()]
+        result.update(date=latest, kernels_digest=digest_of(digests) if digests else "unknown")
+    for section, rows in folder.rows.items():
+        kept = by_key(section, summary.get(section, []))
+        for key, new in by_key(section, rows).items():
+            if key not in kept or max(row["date"] for row in new) >= max(row["date"] for row in kept[key]):
+                kept[key] = new
+        result[section] = [row for key in sorted(kept) for row in kept[key]]
+    return result
+
+
+def as_text(summary):
+    """JSON with a line for every row, so that a diff of two summaries can be read."""
+    parts = []
+    for name, value in summary.items():
+        rows = ",\n".join("  " + json.dumps(row) for row in value) if isinstance(value, list) else ""
+        parts.append(f" {json.dumps(name)}: " + (f"[\n{rows}\n ]" if rows else json.dumps(value)))
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def read_summary(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            summary = json.load(file)
+    except ValueError as error:
+        refuse(f"{path}: is no JSON: {error}; take it from the repository again")
+    if summary.get("format") != FORMAT:
+        refuse(f"{path}: its format is {summary.get('format')!r}, expected {FORMAT!r}")
+    return summary
+
+
+# --- the page -------------------------------------------------------------------------------------------------------------
+INTRODUCTION = """\
+# Results on GPUs
+
+For whoever wants to know what the shipped kernels have been shown to do on real hardware before using or changing them. The tables say, per
+device, what was judged and with what verdict, how long kernels take beside libraries, which bits depend on the number of rows, how far
+tensor-parallel kernels are from the exact answer, and what compute-sanitizer found.
+
+`scripts/results.py page` writes this page from the summaries in `tests/gpu/results`, which `scripts/gpu.sh` makes. The last column of a
+table says when a row was measured. **older than the kernels** there means that the kernel's code has changed since; such a row
+says nothing certain about the present kernel.
+
+"""
+CORRECTNESS = """\
+## Correctness
+
+A cell counts checks by verdict and then says how often the worst error fits into its limit: first over outputs wider than 16 bits, then, in
+parentheses, over 16-bit outputs, whose limit is seldom more than their rounding. `exact` means no error. `fail: invariance` for cuBLAS is a
+finding and no defect of the check: cuBLAS chooses its kernel by the number of rows, so a row's bits depend on the batch.
+
+"""
+TIMES = """\
+## Times
+
+Median milliseconds of single launches (burst) and of launches back to back (sustained); the shares of a copy's bandwidth and of cuBLAS's
+rate on one GPU are those of the burst. A peer's cell has its times and in parentheses the peer's time over the candidate's, burst and
+sustained, where both were measured in turns: more than 1 means that the candidate is faster.
+
+"""
+INVARIANCE = """\
+## Bits and the number of rows
+
+Whether a row's bits depend on the rows beside it or on anything else but its values. The axes are those of `check_operator run --check
+invariance,determinism`; the same bits are shown for the rows and addresses that were tried.
+
+"""
+CERTIFICATES = """\
+### Certificates
+
+What `check_operator certify` has written down of suite `ci` in bf16, to be compared with another machine's.
+
+"""
+SANITIZERS = """\
+## compute-sanitizer
+
+Each cell holds the finding and the number of checks that ran. `no summary` means that the tool ran out of time, which proves nothing. The
+control is a kernel that writes to an illegal address: where it is not reported, the other rows count for nothing.
+
+"""
+RANKS = """\
+## Tensor-parallel errors
+
+The largest absolute errors against the FP64 gold, parts of uneven length, with a bias. RL-Kernel's own are those that it has published, of other
+inputs against a reference of the same dtype; in bf16 most of a gradient's error is the rounding of its largest elements.
+
+"""
+TESTS = """\
+## Tests of the program
+
+Tests that need a GPU, and runs of which a process is killed or stopped: those have to end with exit code 4 in good time. No digest of a
+kernel covers them; the date says how old they are.
+
+"""
+RANK_OUTPUTS = ("logp", "dhidden", "dlm_head_weight", "dbias")
+# (rows, hidden, vocab): RL-Kernel's errors of RANK_OUTPUTS.
+PUBLISHED = {(512, 1024, 8192): "3.05e-4, 6.25e-2, 6.25e-2, 1.56e-2", (256, 512, 4096): "1.07e-4, 3.13e-2, 3.13e-2, 1.95e-3"}
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+OF_THE_NUMBER = {"batch", "chunks", "padding"}  # axes that change the number of rows
+
+
+def table(columns, rows):
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows]) + "\n\n"
+
+
+def grouped(rows, *fields):
+    """{values of the fields: rows}, in the order of the values."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[field] for field in fields), []).append(row)
+    return dict(sorted(groups.items()))
+
+
+class Page:
+    """The page's text. Where a group of rows is in part older than its kernel, its older rows make a line of their own."""
+
+    def __init__(self, summaries, digests):
+        self.summaries, self.digests = summaries, digests
+
+    def measured(self, rows):
+        day = min(row["date"] for row in rows)[:10]
+        return f"{day}, **older than the kernels**" if any(older(row, self.digests) for row in rows) else day
+
+    def parts(self, rows, *fields):
+        """As grouped(), with a group's older rows behind its others."""
+        for key, group in grouped(rows, *fields).items():
+            for age in (False, True):
+                part = [row for row in group if older(row, self.digests) is age]
+                if part:
+                    yield key, part
+
+    def section(self, name, title, write):
+        """The title, and for each device with such rows what `write` makes of them."""
+        parts = [(device, summary[name]) for device, summary in self.summaries.items() if summary[name]]
+        return title + "".join(f"On `{device}`:\n\n{write(rows)}" for device, rows in parts) if parts else ""
+
+    def text(self):
+        return (INTRODUCTION + self.devices() + self.section("checks", CORRECTNESS, self.correctness)
+                + self.section("bench", TIMES, self.times) + self.section("invariance", INVARIANCE, self.invariance)
+                + self.section("certificates", CERTIFICATES, self.certificates) + self.section("sanitizers", SANITIZERS, self.sanitizers)
+                + self.section("ranks", RANKS, self.ranks) + self.section("tests", TESTS, self.tests)).rstrip() + "\n"
+
+    def devices(self):
+        lines = []
+        for name, summary in self.summaries.items():
+            device = summary["device"]
+            rows = [row for section in KEYS if section != "tests" for row in summary[section]]
+            old = sum(older(row, self.digests) for row in rows)
+            gpus = re.search(r"-x(\d+)$", name)
+            lines.append((f"`{name}`", (f"{gpus[1]} x " if gpus else "") + device["name"], device.get("arch_key", "-"),
+                          device.get("multiprocessors", "-"), device.get("runtime", "-"), summary["date"][:10],
+                          f"{old} of {len(rows)}" if old else f"none of {len(rows)}"))
+        return table(("device", "GPUs", "architecture", "SMs", "CUDA", "measured last", "rows older than the kernels"), lines)
+
+    def correctness(self, rows):
+        dtypes = sorted({row["dtype"] for row in rows}, key=lambda dtype: ("fp64", "fp32", "fp16", "bf16").index(dtype))
+        lines = []
+        for (op, direction, candidate), part in self.parts(rows, "op", "pass", "candidate"):
+            cells = [checks_cell([row for row in part if row["dtype"] == dtype]) for dtype in dtypes]
+            lines.append((f"{op} {direction}", candidate, dims_text(max((row["largest"] for row in part), key=size)), *cells,
+                          self.measured(part)))
+        return table(("operator, pass", "candidate", "largest case", *dtypes, "measured"), lines)
+
+    def times(self, rows):
+        lines = []
+        for (op, direction), part in grouped(rows, "op", "pass").items():
+            cases = {}
+            for row in part:
+                cases.setdefault(key_of("bench", {**row, "candidate": ""}), []).append(row)
+            for records in sorted(cases.values(), key=lambda records: order_of_sizes(records[0])):
+                named = {record.get("ratio_to") for record in records}
+                of = {name: {record.get("timing", ""): record for record in records if record["candidate"] == name}
+                      for name in sorted({record["candidate"] for record in records})}
+                peers = [name for name in of if name in named or f"{op}/{name}" not in self.digests]
+                peers = [] if len(peers) == len(of) else peers
+                for name in of:
+                    if name not in peers:
+                        beside = {peer: of[peer] for peer in peers}
+                        used = [record for timings in (of[name], *beside.values()) for record in timings.values()]
+                        lines.append((f"{op} {direction}", sizes_text(records[0]), name, *times_cells(of[name]),
+                                      "; ".join(peer_text(peer, beside[peer], of[name]) for peer in peers) or "-", self.measured(used)))
+        return table(("operator, pass", "sizes", "candidate", "burst, ms", "sustained, ms", "of a copy", "of cuBLAS", "peers", "measured"), lines)
+
+    def invariance(self, rows):
+        lines = []
+        for (op, direction, candidate), part in self.parts(rows, "op", "pass", "candidate"):
+            lines.append((f"{op} {direction}", candidate, ", ".join(sorted({row["dtype"] for row in part})), verdicts_text(total(part)),
+                          ", ".join(sorted({axis for row in part for axis in row["axes"]})) or "none", self.measured(part)))
+        products = [row for row in rows if row["suite"] == "invariance"]
+        return (table(("operator, pass", "candidate", "dtypes", "cases", "axes that change bits", "measured"), lines)
+                + (self.products(products) if products else ""))
+
+    def products(self, rows):
+        """A line per size of the weights, for the candidate that changes its bits; the others in columns."""
+        default = "cublas"
+        others = sorted({row["candidate"] for row in rows} - {default})
+        columns = ("weights", f"{default}: other bits at so many rows", "same bits at", "differs from the single-row result from",
+                   "elements changed", "bits change also with", *others, "measured")
+        text = ""
+        for (op, dtype), of_op in grouped(rows, "op", "dtype").items():
+            lines = []
+            weights = [tuple(item for item in row["dims"].items() if item[0] not in ("batch", "seq")) for row in of_op]
+            of_weights = grouped([{**row, "weights": of} for row, of in zip(of_op, weights)], "weights")
+            for (sizes,), group in of_weights.items():
+                of = {row["candidate"]: row for row in group}
+                row = of.get(default, {"axes": ()})
+                lines.append((dims_text(dict(sizes)), row.get("rows_different") or "none", row.get("rows_same") or "none",
+                              row.get("smallest_rows") or "-", "{} of {}".format(*row["changed"]) if row.get("changed") else "none",
+                              ", ".join(axis for axis in row["axes"] if axis not in OF_THE_NUMBER) or "-",
+                              *(bits_cell(of.get(name)) for name in others), self.measured(group)))
+            dims = of_op[0]["dims"]
+            text += f"{op} in {dtype}, rows of a batch of {dims['batch'] * dims['seq']}, by size of the weights:\n\n" + table(columns, lines)
+        return text
+
+    def certificates(self, rows):
+        return table(("operator", "candidate", "cases", "axes that change bits", "digest", "measured"),
+                     [(row["op"], row["candidate"], row["cases"], ", ".join(row["axes"]) or "none", f"`{row['digest']}`", self.measured([row]))
+                      for row in rows])
+
+    def sanitizers(self, rows):
+        lines = []
+        for (op, candidate), part in self.parts(rows, "op", "candidate"):
+            of = {row["tool"]: row for row in part}
+            cells = [f"{bold(of[tool]['result'], 'clean', 'illegal write reported')}, {of[tool]['checks']}" if tool in of else "-" for tool in TOOLS]
+            lines.append(("control" if candidate == "illegal_address" else op, candidate, *cells, self.measured(part)))
+        return table(("operator", "candidate", *TOOLS, "measured"), lines)
+
+    def ranks(self, rows):
+        lines = []
+        for row in sorted(rows, key=lambda row: (row["op"], row["candidate"], row["rows"], row["hidden"], row["vocab"], row["gpus"])):
+            sizes = (row["rows"], row["hidden"], row["vocab"])
+            errors = [error_text(row["max_abs_error"].get(name)) for name in RANK_OUTPUTS]
+            lines.append((row["op"], row["candidate"], " x ".join(map(str, sizes)), row["dtype"], row["gpus"], *errors, row["gold_rows"],
+                          verdicts_text(row["verdicts"]), PUBLISHED.get(sizes, "-"), self.measured([row])))
+        return table(("operator", "candidate", "rows x hidden x vocab", "dtype", "GPUs", *RANK_OUTPUTS, "rows of the gold", "checks",
+                      "RL-Kernel's own", "measured"), lines)
+
+    def tests(self, rows):
+        return table(("test", "result", "seconds", "measured"), [(row["name"], row["result"], row["seconds"], row["date"][:10]) for row in rows])
+
+
+def bold(text, *good):
+    return text if text in good else f"**{text}**"
+
+
+def dims_text(dims):
+    return " ".join(f"{name}={value}" for name, value in dims.items())
+
+
+def sizes_text(record):
+    """The dims of a timing, and what else its case's name says: options and how rows are ignored."""
+    extras = re.sub(r"^[^+~]*|~ignored0$", "", record.get("case", ""))  # every row counts: what timings have by default
+    return (dims_text({name: value for name, value in record["dims"].items() if (name, value) != ("batch", 1)}) + " " + extras).strip()
+
+
+def order_of_sizes(record):
+    """Rows change last, as they do from one use of a weight to the next."""
+    rows = {name: value for name, value in record["dims"].items() if name in ("batch", "seq")}
+    return [value for name, value in record["dims"].items() if name not in rows], size(rows), record.get("case", "")
+
+
+def verdicts_text(verdicts):
+    return ", ".join(f"**{count} {name}**" if name.split(":")[0] in FAILED else f"{count} {name}" for name, count in sorted(
+        verdicts.items(), key=lambda item: (item[0] != "pass", item[0])))
+
+
+def total(rows):
+    """The rows' verdicts, added up."""
+    verdicts = {}
+    for name, count in (item for row in rows for item in row["verdicts"].items()):
+        verdicts[name] = verdicts.get(name, 0) + count
+    return verdicts
+
+
+def checks_cell(rows):
+    """'371 pass, 2 unsupported; 26.9x (1.02x)'"""
+    if not rows:
+        return "-"
+    rooms = ""
+    for kind, text in (("wide", " {}"), ("narrow", " ({})")):
+        values = [row["least_headroom"][kind] for row in rows if row["least_headroom"][kind] is not None]
+        if values:
+            numbers = [value for value in values if value != "exact"]
+            rooms += text.format(f"{min(numbers):.3g}x" if numbers else "exact")
+    cut = "" if all(row["complete"] for row in rows) else ", **the run ended early**"
+    return verdicts_text(total(rows)) + cut + (";" + rooms if rooms else "")
+
+
+def times_cells(timings):
+    """Burst, sustained, and the shares of what the device can do, of the first of them that is there."""
+    record = timings.get("burst") or timings.get("sustained")
+    if record is None:
+        return (f"**{next(iter(timings.values()))['status']}**", "", "", "")
+    share = lambda of, rate, unit: f"{record[of]:.2f} ({record[rate]:.0f} {unit})" if record.get(of) is not None else "-"
+    times = [f"{timings[name]['ms_median']:.4g}" if name in timings else "-" for name in ("burst", "sustained")]
+    return (*times, share("of_copy", "gbps", "GB/s"), share("of_cublas", "tflops", "TFLOP/s"))
+
+
+def peer_text(name, peer, ours):
+    """'cublas 0.183, 0.205 ms (1.002x, 0.971x)'"""
+    times, ratios = [], []
+    for timing in ("burst", "sustained"):
+        if timing not in peer:
+            continue
+        times.append(f"{peer[timing]['ms_median']:.4g}")
+        mine = ours.get(timing, {})
+        if mine.get("ratio_to") == name:  # paired, so that drifts of the clock cancel
+            ratios.append(f"{mine['ratio']:.3f}x")
+        elif mine.get("run") is not None and mine["run"] == peer[timing].get("run"):
+            ratios.append(f"{peer[timing]['ms_median'] / mine['ms_median']:.3f}x")
+    if not times:
+        return f"{name} **{next(iter(peer.values()))['status']}**"
+    return f"{name} {', '.join(times)} ms" + (f" ({', '.join(ratios)})" if ratios else "")
+
+
+def error_text(error):
+    return "-" if error is None else f"{float(error):.2e}"  # reports write NaN and Infinity as strings
+
+
+def bits_cell(row):
+    if row is None:
+        return "-"
+    if set(row["verdicts"]) == {"pass"}:
+        return "same bits"
+    return " ".join([verdicts_text(row["verdicts"]), *row["axes"]])
+
+
+# --- the command line -----------------------------------------------------------------------------------------------------
+def summarize(options):
+    path = options.into
+    summary = merged(read_summary(path) if path and os.path.exists(path) else None, Folder(options.folder))
+    if not path:
+        print(as_text(summary), end="")
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(as_text(summary))
+    print(f"results.py: wrote {path}: {', '.join(f'{len(summary[section])} {section}' for section in KEYS)}")
+
+
+def page(options):
+    folder = os.path.join(options.root, RESULTS)
+    names = sorted(name[:-len(".json")] for name in os.listdir(folder) if name.endswith(".json"))
+    summaries = {name: read_summary(os.path.join(folder, f"{name}.json")) for name in names}
+    text = Page(summaries, kernel_digests(options.root)).text()
+    path = os.path.join(options.root, PAGE)
+    if not options.check:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return
+    present = ""
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            present = file.read()
+    if present != text:
+        line = next(number for number, (a, b) in enumerate(zip(present.split("\n") + [None], text.split("\n") + [None]), 1) if a != b)
+        refuse(f"{PAGE}:{line}: is not what {RESULTS} and the kernels of this tree say; write it with `scripts/results.py page`")
+    print(f"results.py: {PAGE} is what the summaries say")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default=ROOT, help="the source tree (default: the one that this script is in)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("digests").set_defaults(run=lambda options: print(json.dumps(kernel_digests(options.root), indent=1)))
+    command = commands.add_parser("summarize")
+    command.add_argument("folder", metavar="DIR", help="what scripts/gpu.sh wrote")
+    command.add_argument("--into", metavar="FILE", help="summary to merge into, made where there is none")
+    command.set_defaults(run=summarize)
+    command = commands.add_parser("page")
+    command.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is another")
+    command.set_defaults(run=page)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
