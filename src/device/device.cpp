@@ -154,11 +154,11 @@ class CpuDevice final : public Device {
 
 }  // namespace
 
-void Device::run(const Manner& manner, const std::function<bool()>& launch) {
-  if (manner.kind == Manner::Kind::contended) {
+void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
+  if (mode.kind == LaunchMode::Kind::contended) {
     throw NotOnDevice(fmt::format("'{}' runs one launch at a time: nothing can contend with it", info().kind));
   }
-  if (manner.kind == Manner::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
+  if (mode.kind == LaunchMode::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
   launch();
 }
 

@@ -33,7 +33,7 @@ struct DeviceInfo {
 inline int64_t most_ranks(const DeviceInfo& device) { return device.most_ranks > 0 ? device.most_ranks : INT64_MAX; }
 
 /// How the work of a launch comes to run.
-struct Manner {
+struct LaunchMode {
   enum class Kind : uint8_t {
     plain,
     contended,  ///< beside other work, on a stream of its own, that holds `percent` of the multiprocessors
@@ -43,7 +43,7 @@ struct Manner {
   int percent = 0;
 };
 
-class RankProcesses;  // rank_end.hpp
+class RankProcesses;  // rank.hpp
 
 /// Why a rank's work will not come to its end.
 struct Unfinished {
@@ -86,9 +86,9 @@ class Device {
   /// Waits for all work of the device, whatever its stream, and reports asynchronous errors.
   virtual void synchronize(const std::string& what) = 0;
 
-  /// Calls `launch`, which puts work on stream() and says whether it did, so that the work runs in this manner; what it
+  /// Calls `launch`, which puts work on stream() and says whether it did, so that the work runs in this mode; what it
   /// put there may still run at the end. `launch` must not throw. Throws NotOnDevice where that can't be.
-  virtual void run(const Manner& manner, const std::function<bool()>& launch);
+  virtual void run(const LaunchMode& mode, const std::function<bool()>& launch);
 
   // For ranks that share a case. Each has a device; of those of one process, the first has this one.
   /// That of rank `rank` of this process: this one on the CPU, the one so many numbers on with CUDA. Throws

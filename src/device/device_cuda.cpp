@@ -167,15 +167,15 @@ class CudaDevice final : public Device {
     check(cudaGetLastError(), what);  // a launch error that a candidate did not report
   }
 
-  void run(const Manner& manner, const std::function<bool()>& launch) override {
+  void run(const LaunchMode& mode, const std::function<bool()>& launch) override {
     make_current();
-    switch (manner.kind) {
-      case Manner::Kind::plain:
+    switch (mode.kind) {
+      case LaunchMode::Kind::plain:
         launch();
         return;
-      case Manner::Kind::contended:
-        return run_contended(manner.percent, launch);
-      case Manner::Kind::replayed:
+      case LaunchMode::Kind::contended:
+        return run_contended(mode.percent, launch);
+      case LaunchMode::Kind::replayed:
         return run_replayed(launch);
     }
   }

@@ -27,15 +27,15 @@ constexpr std::chrono::seconds kSeeLimit{2}, kGiveUpLimit{5}, kExplainLimit{15};
 /// What the threads of one launch share. They hold it, and with it the ranks' buffers: one that never returns must not
 /// find them gone.
 struct Launched {
-  Launched(std::vector<std::shared_ptr<RankEnd>> of, std::chrono::milliseconds limit)
+  Launched(std::vector<std::shared_ptr<Rank>> of, std::chrono::milliseconds limit)
       : ranks(std::move(of)), comm(static_cast<int32_t>(ranks.size()), limit), answers(ranks.size()) {}
 
-  std::vector<std::shared_ptr<RankEnd>> ranks;
+  std::vector<std::shared_ptr<Rank>> ranks;
   HostComm comm;
   RankLaunch launch;
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::optional<RankAnswer>> answers;
+  std::vector<std::optional<RankLaunchStatus>> answers;
   int64_t dying = 0;  ///< ranks that died, and how is about to be known
 
   /// With the mutex held.
@@ -44,9 +44,9 @@ struct Launched {
   }
 
   void run(size_t rank) {
-    RankAnswer answer = ranks[rank]->launch(launch, comm.of(static_cast<int32_t>(rank)));
-    if (answer.answer.stopped) launch.is_broken = true;
-    comm.leave(static_cast<int32_t>(rank), answer.answer.stopped.has_value());
+    RankLaunchStatus answer = ranks[rank]->launch(launch, comm.of(static_cast<int32_t>(rank)));
+    if (answer.status.stopped) launch.is_broken = true;
+    comm.leave(static_cast<int32_t>(rank), answer.status.stopped.has_value());
     std::unique_lock lock(mutex);
     if (answer.has_died) {
       ++dying;
@@ -66,13 +66,13 @@ std::string ranks_text(const std::vector<size_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-std::string words_of(const std::optional<RankAnswer>& answer) {
+std::string words_of(const std::optional<RankLaunchStatus>& answer) {
   if (!answer) return "did not return";
-  return answer->answer.stopped ? answer->answer.stopped->message : answer->answer.message;
+  return answer->status.stopped ? answer->status.stopped->message : answer->status.message;
 }
 
 /// Every rank's words: once where all say the same.
-std::string words_of(const std::vector<std::optional<RankAnswer>>& answers) {
+std::string words_of(const std::vector<std::optional<RankLaunchStatus>>& answers) {
   std::map<std::string, std::vector<size_t>> said;
   std::vector<std::string> order;
   for (size_t r = 0; r < answers.size(); ++r) {
@@ -87,16 +87,16 @@ std::string words_of(const std::vector<std::optional<RankAnswer>>& answers) {
   return fmt::to_string(fmt::join(parts, "; "));
 }
 
-Answer answer_of(const std::vector<std::optional<RankAnswer>>& answers, bool plain) {
+LaunchStatus answer_of(const std::vector<std::optional<RankLaunchStatus>>& answers, bool plain) {
   const std::string words = words_of(answers);
   std::vector<RunStatus> stopped;
   bool all = true;
   for (const auto& answer : answers) {
     if (!answer) return {Stopped{RunStatus::timeout, words}, ""};
-    if (!answer->answer.stopped) {
+    if (!answer->status.stopped) {
       all = false;
     } else if (!answer->is_broken_off) {
-      stopped.push_back(answer->answer.stopped->status);
+      stopped.push_back(answer->status.stopped->status);
     }
   }
   if (stopped.empty()) return {{}, words};
@@ -124,7 +124,8 @@ Runs runs_of(const Stage& stage, const TensorSpec& spec) {
 /// Calls body(element of the whole's buffer, element of the rank's, elements) for what a rank holds of a sharded
 /// tensor, and pad(likewise) for what lies behind its runs; in the order of the rank's buffer.
 template <class Body, class Pad>
-void for_each_piece(const Stage& whole, const Place& place, const TensorSpec& spec, const Body& body, const Pad& pad) {
+void for_each_piece(const Stage& whole, const RankPart& place, const TensorSpec& spec, const Body& body,
+                    const Pad& pad) {
   const ShardView view = shard_view(whole.stage_case(), spec);
   const int64_t padding = runs_of(whole, spec).padding, own = (place.end - place.begin) * view.inner;
   for (int64_t o = 0; o < view.outer; ++o) {
@@ -145,8 +146,8 @@ RankGroup::RankGroup(Device& device, const checkop_kernel& kernel, const Stage& 
   for (int64_t r = 0; r < n; ++r) {
     const auto at = static_cast<size_t>(r);
     const std::string suffix = n == 1 ? whole.suffix() : fmt::format(" on rank {}{}", r, whole.suffix());
-    const Place place{static_cast<int32_t>(r), static_cast<int32_t>(n), bounds[at], bounds[at + 1], bounds.back()};
-    std::shared_ptr<RankEnd> rank;
+    const RankPart place{static_cast<int32_t>(r), static_cast<int32_t>(n), bounds[at], bounds[at + 1], bounds.back()};
+    std::shared_ptr<Rank> rank;
     if (r > 0 && device.processes() != nullptr) {
       rank = device.processes()->make_rank(kernel, rank_case(c, r), suffix, whole.layout(), place);
     } else {
@@ -168,7 +169,7 @@ Device& RankGroup::device_of(int32_t rank) {
   }
 }
 
-std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const Place& place) {
+std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const RankPart& place) {
   const TensorSpec& spec = whole.stage_case().pass->inputs[i];
   std::vector<std::byte> all = whole.inputs[i]->content();
   if (!is_sharded(whole.stage_case(), spec)) return all;
@@ -186,14 +187,14 @@ void RankGroup::make_workspace(size_t extra) {
   for (const auto& rank : ranks_) rank->make_workspace(extra);
 }
 
-void RankGroup::poison(const Found& found) {
-  for (const auto& rank : ranks_) rank->poison(found);
+void RankGroup::poison(const InitialState& initial) {
+  for (const auto& rank : ranks_) rank->poison(initial);
 }
 
-Answer RankGroup::launch(std::chrono::milliseconds limit, const Manner& manner, const RankTiming& timing) {
+LaunchStatus RankGroup::launch(std::chrono::milliseconds limit, const LaunchMode& mode, const RankTiming& timing) {
   const auto launched = std::make_shared<Launched>(ranks_, limit);
   const auto n = std::ssize(ranks_);
-  launched->launch.manner = manner;
+  launched->launch.mode = mode;
   launched->launch.timing = timing;
   launched->launch.limit = limit;
   try {
@@ -208,7 +209,7 @@ Answer RankGroup::launch(std::chrono::milliseconds limit, const Manner& manner, 
   launched->changed.wait(lock, [&] { return launched->count() + launched->dying > 0; });
   bool all = launched->changed.wait_for(lock, limit, all_returned);
   if (!all && launched->dying > 0) all = launched->changed.wait_for(lock, kExplainLimit, all_returned);
-  const std::vector<std::optional<RankAnswer>> answers = launched->answers;
+  const std::vector<std::optional<RankLaunchStatus>> answers = launched->answers;
   if (!all) launched->launch.is_broken = true;
   if (launched->launch.is_broken) {
     // A candidate that polls its communicator must not find it gone.
@@ -222,10 +223,10 @@ Answer RankGroup::launch(std::chrono::milliseconds limit, const Manner& manner, 
   lock.unlock();
   for (std::thread& thread : threads) all ? thread.join() : thread.detach();
   note_runs(answers);
-  return answer_of(answers, manner.kind == Manner::Kind::plain);
+  return answer_of(answers, mode.kind == LaunchMode::Kind::plain);
 }
 
-void RankGroup::note_runs(const std::vector<std::optional<RankAnswer>>& answers) {
+void RankGroup::note_runs(const std::vector<std::optional<RankLaunchStatus>>& answers) {
   runs_.clear();
   for (size_t r = 0; r < ranks_.size(); ++r) {
     RankRun run = ranks_[r]->describe();

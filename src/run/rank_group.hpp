@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "run/rank_end.hpp"
+#include "run/rank.hpp"
 
 namespace checkop {
 
@@ -20,11 +20,11 @@ class RankGroup {
   RankGroup(Device& device, const checkop_kernel& kernel, const Stage& whole);
 
   void make_workspace(size_t extra);
-  void poison(const Found& found);
+  void poison(const InitialState& initial);
 
   /// Calls the candidate once for every rank, each in a thread of its own, and waits for all. Once one rank has
   /// returned, the others have `limit` to do so: what does not return is a timeout, and keeps its buffers for good.
-  Answer launch(std::chrono::milliseconds limit, const Manner& manner, const RankTiming& timing = {});
+  LaunchStatus launch(std::chrono::milliseconds limit, const LaunchMode& mode, const RankTiming& timing = {});
   /// Of the latest launch.
   const std::vector<RankRun>& runs() const { return runs_; }
 
@@ -39,15 +39,15 @@ class RankGroup {
 
  private:
   /// The part of input `i` of `whole` that a rank has, as its buffer holds it.
-  static std::vector<std::byte> part_of(const Stage& whole, size_t i, const Place& place);
+  static std::vector<std::byte> part_of(const Stage& whole, size_t i, const RankPart& place);
   Device& device_of(int32_t rank);
-  void note_runs(const std::vector<std::optional<RankAnswer>>& answers);
+  void note_runs(const std::vector<std::optional<RankLaunchStatus>>& answers);
   void gather_parts(Stage& whole, size_t i);
   void gather_copies(Stage& whole, size_t i, std::vector<std::string>& differences);
 
   Device& device_;
-  std::vector<std::shared_ptr<RankEnd>> ranks_;  ///< shared with their threads
-  std::vector<Place> places_;
+  std::vector<std::shared_ptr<Rank>> ranks_;  ///< shared with their threads
+  std::vector<RankPart> places_;
   std::vector<RankRun> runs_;
 };
 

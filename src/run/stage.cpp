@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMessageBytes = 512;
 /// The workspace differs in both runs, so that a candidate that counts on its content disagrees with itself.
-constexpr Found kFound[2] = {{0, 0xff}, {1, 0x5a}};
+constexpr InitialState kFound[2] = {{0, 0xff}, {1, 0x5a}};
 
 }  // namespace
 
@@ -46,7 +46,7 @@ class Call {
     call_.workspace = workspace == nullptr ? nullptr : workspace->data();
     call_.workspace_bytes = workspace == nullptr ? 0 : workspace->bytes();
     call_.stream = device.stream();
-    const Place place = stage.place().value_or(Place());
+    const RankPart place = stage.place().value_or(RankPart());
     call_.rank = place.rank, call_.world_size = place.world_size;
     call_.shard_begin = place.begin, call_.shard_end = place.end, call_.shard_total = place.total;
     call_.comm = comm;
@@ -125,8 +125,8 @@ std::optional<Stopped> judge_status(int status, const std::string& message) {
 
 }  // namespace
 
-Stage::Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix, const Layout& layout,
-             const std::optional<Place>& place)
+Stage::Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix, const TensorLayout& layout,
+             const std::optional<RankPart>& place)
     : case_(std::move(c)),
       device_(device),
       kernel_(kernel),
@@ -143,13 +143,13 @@ bool is_small(const Device& device, size_t bytes) {
 
 namespace {
 
-int64_t padding_in(const Case& c, const TensorSpec& spec, const Layout& layout) {
+int64_t padding_in(const Case& c, const TensorSpec& spec, const TensorLayout& layout) {
   return is_per_row(*c.op, spec) && split_dims(spec.dims).size() >= 2 ? layout.row_padding : 0;
 }
 
 }  // namespace
 
-int64_t buffer_elements(const Case& c, const TensorSpec& spec, const Layout& layout) {
+int64_t buffer_elements(const Case& c, const TensorSpec& spec, const TensorLayout& layout) {
   const Shape shape = shape_of(c, spec);
   const int64_t count = element_count(shape), padding = padding_in(c, spec, layout);
   return padding > 0 ? count + count / shape.back() * padding : count;
@@ -202,17 +202,17 @@ std::vector<BufferPtr> Stage::copy_outputs() {
 
 std::string Stage::launch(int run) { return launch(kFound[run], run); }
 
-std::string Stage::launch(const Found& found) { return launch(found, 0); }
+std::string Stage::launch(const InitialState& initial) { return launch(initial, 0); }
 
-void Stage::poison(const Found& found) {
+void Stage::poison(const InitialState& initial) {
   for (const BufferPtr& output : outputs) {
-    if (output) output->poison(found.outputs < 2 ? poison_of(output->dtype()).output[found.outputs] : 0);
+    if (output) output->poison(initial.outputs < 2 ? poison_of(output->dtype()).output[initial.outputs] : 0);
   }
-  if (workspace) workspace->poison(found.workspace);
-  if (ranks_) ranks_->poison(found);
+  if (workspace) workspace->poison(initial.workspace);
+  if (ranks_) ranks_->poison(initial);
 }
 
-Answer Stage::ask(checkop_host_comm* host_comm, void* comm) {
+LaunchStatus Stage::invoke(checkop_host_comm* host_comm, void* comm) {
   Call call(*this, device_, workspace.get(), kernel_, host_comm, comm);
   try {
     // int: a candidate may return what is no checkop_status
@@ -223,21 +223,21 @@ Answer Stage::ask(checkop_host_comm* host_comm, void* comm) {
   }
 }
 
-std::string Stage::launch(const Found& found, int run) {
-  poison(found);
+std::string Stage::launch(const InitialState& initial, int run) {
+  poison(initial);
   device_.synchronize("poison outputs" + suffix_);
 
   const auto start = Clock::now();
-  Answer answer;
+  LaunchStatus answer;
   const auto launch = [&] {
-    answer = ask(nullptr, nullptr);
+    answer = invoke(nullptr, nullptr);
     return !answer.stopped;
   };
   try {
     if (ranks_) {
-      answer = ranks_->launch(rank_limit, found.manner);
+      answer = ranks_->launch(rank_limit, initial.mode);
     } else {
-      device_.run(found.manner, launch);
+      device_.run(initial.mode, launch);
     }
   } catch (const NotOnDevice& e) {
     // The candidate's own failure is one to be recorded, say: plainly it ran.
@@ -265,7 +265,7 @@ std::string Stage::launch(const Found& found, int run) {
 
 void Stage::enqueue() {
   if (ranks_) {
-    if (Answer answer = ranks_->launch(rank_limit, {}); answer.stopped) throw std::move(*answer.stopped);
+    if (LaunchStatus answer = ranks_->launch(rank_limit, {}); answer.stopped) throw std::move(*answer.stopped);
     return;
   }
   if (!call_) call_ = std::make_shared<Call>(*this, device_, workspace.get(), kernel_);
@@ -276,7 +276,7 @@ void Stage::enqueue() {
 
 double Stage::time_ms(int64_t count, double cover_us, bool flush) {
   if (ranks_) {
-    if (Answer answer = ranks_->launch(rank_limit, {}, {count, cover_us, flush}); answer.stopped)
+    if (LaunchStatus answer = ranks_->launch(rank_limit, {}, {count, cover_us, flush}); answer.stopped)
       throw std::move(*answer.stopped);
     double ms = 0;
     for (const RankRun& rank : ranks_->runs()) ms = std::max(ms, rank.ms);

@@ -31,31 +31,31 @@ struct Stopped {
 };
 
 /// What a candidate said to a call; `stopped` unless that was ok.
-struct Answer {
+struct LaunchStatus {
   std::optional<Stopped> stopped;
   std::string message;
 };
 
 /// Which rank a stage is, and the part [begin, end) of the sharded dimension, of extent `total`, that it holds.
-struct Place {
+struct RankPart {
   int32_t rank = 0, world_size = 1;
   int64_t begin = 0, end = 0, total = 0;
 };
 
 /// Where the elements of tensors lie.
-struct Layout {
+struct TensorLayout {
   size_t offset = 0;        ///< bytes past a 256-byte boundary, rounded up to whole elements
   int64_t row_padding = 0;  ///< elements behind each run of the last dimension, in per-row tensors of rank 2 or more
 };
 
 /// Elements of the buffer of a present tensor.
-int64_t buffer_elements(const Case& c, const TensorSpec& spec, const Layout& layout);
+int64_t buffer_elements(const Case& c, const TensorSpec& spec, const TensorLayout& layout);
 
 /// What a launch finds.
-struct Found {
+struct InitialState {
   uint64_t outputs = 0;       ///< 0 or 1: that output poison; 2: zeros
   uint64_t workspace = 0xff;  ///< in every byte
-  Manner manner = {};
+  LaunchMode mode = {};
 };
 
 /// One arrangement of buffers: the full batch or some of its rows. Where ranks share the case, the tensors here are
@@ -64,8 +64,8 @@ struct Found {
 class Stage {
  public:
   /// `suffix` ends the names of buffers in messages: " (batch: the last row alone)". `place`: this stage is a rank.
-  Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix, const Layout& layout = {},
-        const std::optional<Place>& place = {});
+  Stage(Device& device, const checkop_kernel& kernel, Case c, std::string suffix, const TensorLayout& layout = {},
+        const std::optional<RankPart>& place = {});
   ~Stage();
   Stage(const Stage&) = delete;
   Stage& operator=(const Stage&) = delete;
@@ -82,12 +82,12 @@ class Stage {
   /// unless it succeeded, DeviceError when the device says so.
   std::string launch(int run);
   /// Likewise with what a launch is to find.
-  std::string launch(const Found& found);
+  std::string launch(const InitialState& initial);
 
   /// Fills outputs and workspace with what a launch is to find.
-  void poison(const Found& found);
+  void poison(const InitialState& initial);
   /// Calls the candidate once on these buffers, whatever lies there. The communicators are a rank's.
-  Answer ask(checkop_host_comm* host_comm, void* comm);
+  LaunchStatus invoke(checkop_host_comm* host_comm, void* comm);
 
   /// Copies of the outputs on the device; nullptr for what is absent or not small.
   std::vector<BufferPtr> copy_outputs();
@@ -116,9 +116,9 @@ class Stage {
   std::vector<BufferPtr> release_inputs();
   size_t workspace_bytes() const;  ///< of all ranks
   size_t workspace_bytes(int32_t rank) const;
-  const Layout& layout() const { return layout_; }
+  const TensorLayout& layout() const { return layout_; }
   const std::string& suffix() const { return suffix_; }
-  const std::optional<Place>& place() const { return place_; }
+  const std::optional<RankPart>& place() const { return place_; }
 
   std::vector<BufferPtr> inputs, outputs;  ///< nullptr: absent
   std::unique_ptr<GuardedBuffer> workspace;
@@ -127,15 +127,15 @@ class Stage {
   std::chrono::milliseconds rank_limit{60'000};
 
  private:
-  std::string launch(const Found& found, int run);
+  std::string launch(const InitialState& initial, int run);
 
   std::shared_ptr<Call> call_;  ///< of enqueue()
   Case case_;
   Device& device_;
   const checkop_kernel& kernel_;
   std::string suffix_;
-  Layout layout_;
-  std::optional<Place> place_;
+  TensorLayout layout_;
+  std::optional<RankPart> place_;
   std::unique_ptr<RankGroup> ranks_;  ///< nullptr unless ranks share the case
   std::vector<std::string> rank_differences_;
 };

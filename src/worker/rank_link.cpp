@@ -170,9 +170,9 @@ auto RankLink::explained(int32_t rank, const Body& body) {
 
 namespace {
 
-class RemoteRank final : public RankEnd {
+class RemoteRank final : public Rank {
  public:
-  RemoteRank(RankLink& link, std::shared_ptr<RankConnection> connection, const Case& c, const Layout& layout,
+  RemoteRank(RankLink& link, std::shared_ptr<RankConnection> connection, const Case& c, const TensorLayout& layout,
              json request)
       : link_(link), connection_(std::move(connection)), case_(c), layout_(layout) {
     request["number"] = number_ = connection_->make_number();
@@ -192,31 +192,31 @@ class RemoteRank final : public RankEnd {
     workspace_bytes_ = ask(asked).at("workspace").get<size_t>();
   }
   size_t workspace_bytes() const override { return workspace_bytes_; }
-  void poison(const Found& found) override {
+  void poison(const InitialState& initial) override {
     json asked = request("poison");
-    asked["outputs"] = found.outputs, asked["workspace"] = found.workspace;
+    asked["outputs"] = initial.outputs, asked["workspace"] = initial.workspace;
     ask(asked);
   }
 
-  RankAnswer launch(const RankLaunch& launch, checkop_host_comm* host_comm) override {
-    RankAnswer result;
+  RankLaunchStatus launch(const RankLaunch& launch, checkop_host_comm* host_comm) override {
+    RankLaunchStatus result;
     json asked = request("launch");
     asked["launch"] = encode(launch);
     try {
       result = decode_answer(connection_->launch(asked, host_comm));
     } catch (const Stopped& stopped) {
-      result.answer.stopped = stopped;
+      result.status.stopped = stopped;
       result.has_died = stopped.status == RunStatus::crashed;
     } catch (const DeviceError& e) {
-      result.answer.stopped = Stopped{RunStatus::crashed, e.what()};
+      result.status.stopped = Stopped{RunStatus::crashed, e.what()};
     } catch (const json::exception& e) {
-      result.answer.stopped = Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
+      result.status.stopped = Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
     }
     return result;
   }
 
-  void explain(RankAnswer& answer) override {
-    answer.answer.stopped->message = link_.how_it_ended(connection_->rank());
+  void explain(RankLaunchStatus& answer) override {
+    answer.status.stopped->message = link_.how_it_ended(connection_->rank());
   }
   void give_up() noexcept override {}  // its own limits hold, and the end of this process ends it
 
@@ -256,7 +256,7 @@ class RemoteRank final : public RankEnd {
   RankLink& link_;
   std::shared_ptr<RankConnection> connection_;
   Case case_;
-  Layout layout_;
+  TensorLayout layout_;
   int number_ = 0;
   size_t workspace_bytes_ = 0;
 };
@@ -318,8 +318,8 @@ std::shared_ptr<RankConnection> RankLink::connect(int32_t rank) {
   return connections_[rank] = std::make_shared<RankConnection>(rank, std::move(caller->socket), limit_);
 }
 
-std::unique_ptr<RankEnd> RankLink::make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,
-                                             const Layout& layout, const Place& place) {
+std::unique_ptr<Rank> RankLink::make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,
+                                          const TensorLayout& layout, const RankPart& place) {
   const auto candidate = std::find_if(candidates_.begin(), candidates_.end(),
                                       [&](const Candidate& each) { return each.kernel == &kernel; });
   const std::shared_ptr<RankConnection> connection = connect(place.rank);

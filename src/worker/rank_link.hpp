@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/plugin.hpp"
-#include "run/rank_end.hpp"
+#include "run/rank.hpp"
 #include "worker/rank_hello.hpp"
 
 namespace checkop {
@@ -26,8 +26,8 @@ class RankLink final : public RankProcesses {
   void begin(std::chrono::milliseconds limit);
   void end();
 
-  std::unique_ptr<RankEnd> make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,
-                                     const Layout& layout, const Place& place) override;
+  std::unique_ptr<Rank> make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,
+                                  const TensorLayout& layout, const RankPart& place) override;
   /// How the process of a rank that died ended, once its parent calls again and tells.
   std::string how_it_ended(int32_t rank);
   /// body(), whose Stopped and DeviceError come to name the rank, and say how it ended where its process did.

@@ -18,7 +18,7 @@
 #include "base/error.hpp"
 #include "base/frame.hpp"
 #include "base/host_memory.hpp"
-#include "run/rank_end.hpp"
+#include "run/rank.hpp"
 #include "worker/isolate_child.hpp"
 #include "worker/rank_wire.hpp"
 #include "worker/wire.hpp"
@@ -151,7 +151,7 @@ class Serving {
       const json& layout = request.at("layout");
       ranks_[number] = std::make_shared<LocalRank>(
           *device_, *each.kernel, decode_case(request.at("case")), request.at("suffix").get<std::string>(),
-          Layout{layout.at(0).get<size_t>(), layout.at(1).get<int64_t>()}, decode_place(request.at("place")));
+          TensorLayout{layout.at(0).get<size_t>(), layout.at(1).get<int64_t>()}, decode_place(request.at("place")));
       return json::object();
     }
     throw InputError(path->second, "has no such candidate");
@@ -161,11 +161,11 @@ class Serving {
   static json launch(const std::shared_ptr<LocalRank>& rank, const json& request) {
     RankLaunch launch;
     decode_launch(request, launch);
-    const Place place = rank->place();
+    const RankPart place = rank->place();
     Exchanges exchanges{{sizeof(checkop_host_comm), place.rank, place.world_size, Exchanges::all_gather,
                          Exchanges::barrier, Exchanges::error_of},
                         launch.limit};
-    RankAnswer answer;
+    RankLaunchStatus answer;
     std::atomic<bool> returned = false;
     std::thread thread([&] {
       answer = rank->launch(launch, &exchanges.comm);

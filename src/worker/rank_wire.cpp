@@ -14,40 +14,40 @@ using nlohmann::json;
 
 }  // namespace
 
-json encode(const Place& place) { return {place.rank, place.world_size, place.begin, place.end, place.total}; }
+json encode(const RankPart& place) { return {place.rank, place.world_size, place.begin, place.end, place.total}; }
 
-Place decode_place(const json& json) {
+RankPart decode_place(const json& json) {
   return {json.at(0).get<int32_t>(), json.at(1).get<int32_t>(), json.at(2).get<int64_t>(), json.at(3).get<int64_t>(),
           json.at(4).get<int64_t>()};
 }
 
 json encode(const RankLaunch& launch) {
   const std::vector<uint8_t> meeting(launch.meeting.begin(), launch.meeting.end());  // any bytes
-  return {static_cast<int>(launch.manner.kind), launch.manner.percent, meeting, launch.limit.count()};
+  return {static_cast<int>(launch.mode.kind), launch.mode.percent, meeting, launch.limit.count()};
 }
 
 void decode_launch(const json& json, RankLaunch& launch) {
-  launch.manner = {static_cast<Manner::Kind>(json.at(0).get<int>()), json.at(1).get<int>()};
+  launch.mode = {static_cast<LaunchMode::Kind>(json.at(0).get<int>()), json.at(1).get<int>()};
   const auto meeting = json.at(2).get<std::vector<uint8_t>>();
   launch.meeting.assign(meeting.begin(), meeting.end());
   launch.limit = std::chrono::milliseconds(json.at(3).get<int64_t>());
 }
 
-json encode(const RankAnswer& answer) {
-  const auto& stopped = answer.answer.stopped;
+json encode(const RankLaunchStatus& answer) {
+  const auto& stopped = answer.status.stopped;
   return {{"status", stopped ? static_cast<int>(stopped->status) : static_cast<int>(RunStatus::ok)},
-          {"message", stopped ? stopped->message : answer.answer.message},
+          {"message", stopped ? stopped->message : answer.status.message},
           {"ms", answer.ms},
           {"broken_off", answer.is_broken_off}};
 }
 
-RankAnswer decode_answer(const json& json) {
-  RankAnswer answer;
+RankLaunchStatus decode_answer(const json& json) {
+  RankLaunchStatus answer;
   const auto message = json.at("message").get<std::string>();
   if (const RunStatus status = decode_status(json.at("status")); status == RunStatus::ok) {
-    answer.answer.message = message;
+    answer.status.message = message;
   } else {
-    answer.answer.stopped = Stopped{status, message};
+    answer.status.stopped = Stopped{status, message};
   }
   answer.ms = json.at("ms").get<double>();
   answer.is_broken_off = json.at("broken_off").get<bool>();

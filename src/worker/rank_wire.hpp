@@ -6,7 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "run/rank_end.hpp"
+#include "run/rank.hpp"
 
 namespace checkop {
 
@@ -14,14 +14,14 @@ namespace checkop {
 inline constexpr size_t kMostExchanged = size_t{1} << 32;
 inline constexpr char kLostConnection[] = "its connection ended";
 
-nlohmann::json encode(const Place& place);
-Place decode_place(const nlohmann::json& json);
+nlohmann::json encode(const RankPart& place);
+RankPart decode_place(const nlohmann::json& json);
 
 nlohmann::json encode(const RankLaunch& launch);
 void decode_launch(const nlohmann::json& json, RankLaunch& launch);
 
-nlohmann::json encode(const RankAnswer& answer);
-RankAnswer decode_answer(const nlohmann::json& json);
+nlohmann::json encode(const RankLaunchStatus& answer);
+RankLaunchStatus decode_answer(const nlohmann::json& json);
 
 /// A Stopped or DeviceError as an answer, and thrown again on the other side. Rethrows what is neither.
 nlohmann::json encode_error(const std::exception_ptr& error);

@@ -113,11 +113,11 @@ class Planner {
     for (const int percent : {50, 75}) {
       add_focused_and_full(Axis::contention, fmt::format("other work on {} % of the multiprocessors", percent),
                            [&](Context& x) {
-                             x.manner = {Manner::Kind::contended, percent};
+                             x.mode = {LaunchMode::Kind::contended, percent};
                            });
     }
     add_focused_and_full(Axis::graph, "the second of two replays of a graph",
-                         [](Context& x) { x.manner.kind = Manner::Kind::replayed; });
+                         [](Context& x) { x.mode.kind = LaunchMode::Kind::replayed; });
     add(full(Axis::after_shapes, "the same launch after those of other shapes"));
   }
 

@@ -36,7 +36,7 @@ struct Context {
   int outputs_before = 0;            ///< what lies in the outputs: poison 0 or 1, or zeros (2)
   uint64_t workspace_before = 0xff;  ///< every byte of the workspace
   size_t workspace_extra = 0;        ///< bytes more than asked for
-  Manner manner = {};
+  LaunchMode mode = {};
   bool covers = false;  ///< it is needed for its axis to compare every row but the first, and every carried sum
   int64_t ranks = 0;    ///< that share the launch; 0: those of the case
   /// The batch is launched in pieces of so many rows, in order, each with the sums of the one before as its carries;

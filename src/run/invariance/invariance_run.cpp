@@ -76,8 +76,8 @@ class Contexts {
            context.axis != Axis::after_shapes;
   }
 
-  static Found found_by(const Context& context) {
-    return {static_cast<uint64_t>(context.outputs_before), context.workspace_before, context.manner};
+  static InitialState found_by(const Context& context) {
+    return {static_cast<uint64_t>(context.outputs_before), context.workspace_before, context.mode};
   }
 
   std::string suffix(const Context& context) const {

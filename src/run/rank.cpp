@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of this process.
-#include "run/rank_end.hpp"
+#include "run/rank.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 namespace checkop {
 
 LocalRank::LocalRank(Device& device, const checkop_kernel& kernel, const Case& c, const std::string& suffix,
-                     const Layout& layout, const Place& place)
+                     const TensorLayout& layout, const RankPart& place)
     : device_(device), stage_(device, kernel, c, suffix, layout, place) {
   for (const TensorSpec& spec : c.pass->inputs) stage_.inputs.push_back(stage_.make_buffer("input", spec));
 }
@@ -20,8 +20,8 @@ void LocalRank::upload(size_t i, const std::vector<std::byte>& bytes) { stage_.i
 void LocalRank::prepare() { stage_.make_outputs_and_workspace(); }
 void LocalRank::make_workspace(size_t extra) { stage_.make_workspace(extra); }
 size_t LocalRank::workspace_bytes() const { return stage_.workspace_bytes(); }
-void LocalRank::poison(const Found& found) {
-  stage_.poison(found);
+void LocalRank::poison(const InitialState& initial) {
+  stage_.poison(initial);
   device_.synchronize(fmt::format("poison outputs of rank {}", place().rank));  // also before work on other streams
 }
 void LocalRank::give_up() noexcept { device_.leave_meetings(); }
@@ -30,11 +30,11 @@ std::vector<std::byte> LocalRank::output(size_t i) { return stage_.outputs[i]->c
 bool LocalRank::input_as_uploaded(size_t i) { return stage_.inputs[i]->is_as_given(); }
 void LocalRank::check_guards(std::vector<std::string>& violations) { stage_.check_guards(violations); }
 
-RankAnswer LocalRank::launch(const RankLaunch& launch, checkop_host_comm* host_comm) {
-  RankAnswer result;
+RankLaunchStatus LocalRank::launch(const RankLaunch& launch, checkop_host_comm* host_comm) {
+  RankLaunchStatus result;
   const auto stop = [&](RunStatus status, const std::string& why) {
-    const std::string said = result.answer.stopped ? result.answer.stopped->message : result.answer.message;
-    result.answer.stopped = Stopped{status, said.empty() ? why : fmt::format("{} ({})", why, said)};
+    const std::string said = result.status.stopped ? result.status.stopped->message : result.status.message;
+    result.status.stopped = Stopped{status, said.empty() ? why : fmt::format("{} ({})", why, said)};
   };
   try {
     run(launch, host_comm, result);
@@ -46,36 +46,36 @@ RankAnswer LocalRank::launch(const RankLaunch& launch, checkop_host_comm* host_c
   return result;
 }
 
-void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, RankAnswer& result) {
-  const Place& place = *stage_.place();
+void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, RankLaunchStatus& result) {
+  const RankPart& place = *stage_.place();
   device_.make_current();
   void* comm = device_.info().kind == "cpu" ? host_comm : nullptr;
   if (!launch.meeting.empty()) comm = device_.join(launch.meeting, place.rank, place.world_size, launch.limit);
   if (launch.timing.count > 0) return time(launch.timing, host_comm, comm, result);
   const auto start = Clock::now();
-  device_.run(launch.manner, [&] {
-    result.answer = stage_.ask(host_comm, comm);
-    return !result.answer.stopped;
+  device_.run(launch.mode, [&] {
+    result.status = stage_.invoke(host_comm, comm);
+    return !result.status.stopped;
   });
-  if (result.answer.stopped) return;
+  if (result.status.stopped) return;
   if (const auto unfinished = device_.finish(launch.limit, launch.is_broken)) {
     result.is_broken_off = launch.is_broken;
-    result.answer.stopped = Stopped{unfinished->is_late ? RunStatus::timeout : RunStatus::failed, unfinished->why};
+    result.status.stopped = Stopped{unfinished->is_late ? RunStatus::timeout : RunStatus::failed, unfinished->why};
     return;
   }
   device_.synchronize(fmt::format("run of rank {}", place.rank));
   result.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-void LocalRank::time(const RankTiming& timing, checkop_host_comm* host_comm, void* comm, RankAnswer& result) {
+void LocalRank::time(const RankTiming& timing, checkop_host_comm* host_comm, void* comm, RankLaunchStatus& result) {
   if (timing.flush) device_.flush_cache();
   device_.synchronize("begin of timing");
   if (host_comm->barrier(host_comm) != 0) {  // none is to wait for another within its time
-    result.answer.stopped = Stopped{RunStatus::failed, host_comm->error(host_comm)};
+    result.status.stopped = Stopped{RunStatus::failed, host_comm->error(host_comm)};
     return;
   }
   const auto launch_all = [&] {
-    for (int64_t i = 0; i < timing.count && !result.answer.stopped; ++i) result.answer = stage_.ask(host_comm, comm);
+    for (int64_t i = 0; i < timing.count && !result.status.stopped; ++i) result.status = stage_.invoke(host_comm, comm);
   };
   result.ms = device_.time_ms(launch_all, timing.cover_us) / static_cast<double>(timing.count);
 }
