@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the source tree that no compiler checks: who may include whom, where CUDA may appear, NaN-safe comparisons.
+"""Rules of the source tree: who may include whom, where CUDA may appear, NaN-safe comparisons.
 
-Usage: lint.py [--root DIR] | lint.py --self-test
+Usage: lint.py [--root DIR] | lint.py --graph [--root DIR] | lint.py --self-test
+--graph prints which folder of src/ includes which, with the number of includes, besides the findings.
 Errors read `file:line: rule: message`; exit 1 when there are any, 2 for a wrong command line.
 A line is excused from a rule by a comment that says why: `// lint: allow RULE, REASON`.
 """
@@ -12,35 +13,13 @@ import re
 import sys
 from typing import NamedTuple
 
-# A file of src/ includes files of lower layers and of its own family: the stems of one string. A stem covers its parts:
-# "report" also covers report_text.cpp and report_json.cpp.
-LAYERS = (
-    ("error date dtype tensor operator text json parallel digest paths random version check_operator emulation model gold_call result_faults interruption output_file mix host_memory sanitizer_log",),
-    ("case case_file sweep preset random_cases shards", "axes"),
-    ("inputs", "contract rule_table gate", "safetensors", "sampling", "bits"),
-    ("compare bound summary policy_metrics failures trivial error_map",),
-    ("residuals", "diagnosis", "model_bits"),
-    ("gold stored_gold gold_faults",),  # feeds the comparison, so that gold rows are never all stored
-    ("device nccl_comm", "plugin", "saved_case given", "external_process"),
-    ("runner buffers stage rank_group rank_end host_comm bench behaviour_faults invariance sensitivity external memory_need",),
-    ("isolate wire frame rank_hello rank_wire rank_link rank_serve rank_lead",),
-    ("verdict",),
-    ("report certificate", "mutation"),
-    ("options",),
-    ("commands main gtest",),
-)
-# What may be included against the layers, and why.
-LAYER_EXCEPTIONS = {}
+# The build's own list of the folders of src/, in layering order.
+LAYERS_FILE = "scripts/cmake/Layers.cmake"
+LAYERS_LINE = re.compile(r"^set\(CHECK_OPERATOR_LAYERS ([a-z ]+)\)$", re.M)
 # The gold knows what an operator is and how to say that an input is wrong; nothing else.
-REFERENCE_MAY_INCLUDE = {"operator.hpp", "emulation.hpp", "model.hpp", "error.hpp", "cblas.h"}
-# The longest file a reader takes in at one sitting; longer ones with the reason.
-MAX_LINES = 400
-LONG_FILES = {
-    "scripts/gpu.sh": "a stage per kind of evidence, which share what builds, runs and tells",
-    "scripts/results.py": "what is read into a summary, and the page that is made of it, know the same rows",
-}
+REFERENCE_MAY_INCLUDE = {"operator/operator.hpp", "operator/emulation.hpp", "operator/model.hpp", "base/error.hpp", "cblas.h"}
 
-TOP_FOLDERS = (".ci", "cases", "contracts", "docs", "kernels", "reference", "scripts", "sdk", "src", "tests")
+TOP_FOLDERS = (".ci", "cases", "contracts", "docs", "kernels", "reference", "scripts", "src", "tests")
 CODE = (".c", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 SOURCE = CODE + (".cmake", ".py", ".sh")
 TEXT = SOURCE + (".json", ".md", ".txt")
@@ -59,7 +38,7 @@ NAN_UNSAFE = (
 )
 PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts\s*\(|\bputchar\s*\(|\bfmt::print\b")
 # isolate_child.cpp, rank_serve.cpp: processes of their own, whose last words go to stderr.
-MAY_PRINT = re.compile(r"^src/(main\.cpp|commands/.*|report[^/]*|isolate_child\.cpp|rank_serve\.cpp)$")
+MAY_PRINT = re.compile(r"^src/(cli/.*|session/.*|report/.*|worker/(isolate_child|rank_serve)\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
 TABLE_LINE = re.compile(r"^extern const Operator k\w+;\s*//\s*(\w+)\.cpp")
@@ -75,16 +54,10 @@ class Finding(NamedTuple):
         return f"{self.path}:{self.line}: {self.rule}: {self.message}"
 
 
-def layer_of(name):
-    """(rank, family) of a path below src/; None when the table does not know it."""
-    stem = "commands" if name.startswith("commands/") else re.sub(r"\.\w+$", "", os.path.basename(name))
-    best = None
-    for rank, families in enumerate(LAYERS):
-        for family in families:
-            for known in family.split():
-                if stem == known or (stem.startswith(known + "_") and (best is None or len(known) > best[0])):
-                    best = (len(known) if stem != known else 99, rank, family)
-    return best and best[1:]
+def layers_of(files):
+    """The folders of src/ in layering order, as the build has them."""
+    match = LAYERS_LINE.search(files.get(LAYERS_FILE, ""))
+    return match[1].split() if match else []
 
 
 def without_comments(text):
@@ -100,22 +73,43 @@ def includes(text):
             yield number, match[1], match[2]
 
 
-def check_layers(path, text):
-    own = layer_of(path[len("src/"):])
-    if own is None:
-        yield Finding(path, 1, "layer", "no layer of scripts/lint.py covers this file; add its stem where it belongs")
+def folder_includes(files):
+    """(path, line number, folder of src/, header, its folder) of every include from one file of src/ to another."""
+    for path, text in sorted(files.items()):
+        if path.startswith("src/") and not path.startswith("src/sdk/") and path.endswith(CODE):
+            for number, quote, header in includes(text):
+                if quote == '"':
+                    yield path, number, path.split("/")[1], header, header.split("/")[0]
+
+
+def check_layers(files):
+    order = layers_of(files)
+    if not order:
+        yield Finding(LAYERS_FILE, 1, "layer", "expected a line 'set(CHECK_OPERATOR_LAYERS base ...)'")
         return
-    for number, quote, header in includes(text):
-        if quote == "<" or header in LAYER_EXCEPTIONS.get(path, ()):
+    for path in sorted(files):
+        if path.startswith("src/") and path.endswith(CODE) and path.split("/")[1] not in order + ["sdk"]:
+            yield Finding(path, 1, "layer", f"lies in no folder of {LAYERS_FILE}: {' '.join(order)}")
+    for path, number, own, header, other in folder_includes(files):
+        if own not in order:
             continue
-        if header.startswith(("../reference", "../kernels", "../tests", "reference/", "kernels/", "tests/")):
-            yield Finding(path, number, "layer", f"src/ may not include '{header}': calls go the other way")
-            continue
-        other = layer_of(re.sub(r"^(\.\./|src/)+", "", header))
-        if other is None:
-            yield Finding(path, number, "layer", f"'{header}' is in no layer of scripts/lint.py; add its stem there")
-        elif other[0] > own[0] or (other[0] == own[0] and other[1] != own[1]):
-            yield Finding(path, number, "layer", f"{path} may not include '{header}': data flows the other way")
+        if "/" not in header or other not in order:
+            yield Finding(path, number, "layer", f"'{header}': write the folder of src/ that it is in, \"judge/compare.hpp\"")
+        elif order.index(other) > order.index(own):
+            yield Finding(path, number, "layer", f"{own}/ may not include '{header}': {other}/ comes after it in the layering")
+
+
+def print_graph(files):
+    """A line for each folder of src/, in layering order: what it includes, and how often."""
+    order = layers_of(files)
+    counts = {}
+    for _, _, own, _, other in folder_includes(files):
+        if own != other:
+            counts[own, other] = counts.get((own, other), 0) + 1
+    for own in order:
+        row = [f"{other} {counts[own, other]}{'' if order.index(other) < order.index(own) else ' UPWARDS'}"
+               for other in order if (own, other) in counts]
+        print(f"{own:9} -> {', '.join(row) or 'nothing'}")
 
 
 def check_foreign_includes(path, text, files):
@@ -126,9 +120,10 @@ def check_foreign_includes(path, text, files):
             continue
         local = os.path.normpath(os.path.join(folder, header))
         if path.startswith("reference/"):
-            if header not in REFERENCE_MAY_INCLUDE and not (local.startswith("reference/") and local in files):
+            of_reference = any(option.startswith("reference/") and option in files for option in (local, "reference/" + header))
+            if header not in REFERENCE_MAY_INCLUDE and not of_reference:
                 yield Finding(path, number, "reference-include",
-                              f"'{header}': the gold includes only operator.hpp, error.hpp and headers of reference/")
+                              f"'{header}': the gold includes only {', '.join(sorted(REFERENCE_MAY_INCLUDE))} and headers of reference/")
         elif header != "check_operator.h" and not CUDA_HEADER.match(header):
             if not any(option in files for option in (local, "kernels/" + header)) or not local.startswith("kernels/"):
                 yield Finding(path, number, "kernel-include",
@@ -136,12 +131,12 @@ def check_foreign_includes(path, text, files):
 
 
 def check_cuda_headers(path, text):
-    if path.startswith(("kernels/", "sdk/init/", "tests/gpu/", "src/device_cuda", "src/nccl_comm.")):
+    if path.startswith(("kernels/", "src/sdk/init/", "tests/gpu/", "src/device/device_cuda", "src/device/nccl_comm.")):
         return
     for number, _, header in includes(text):
         if CUDA_HEADER.match(header):
             yield Finding(path, number, "cuda-header",
-                          f"'{header}' belongs in kernels/, sdk/init/, src/device_cuda*, src/nccl_comm.* or tests/gpu/ alone")
+                          f"'{header}' belongs in kernels/, src/sdk/init/, src/device/device_cuda*, src/device/nccl_comm.* or tests/gpu/ alone")
 
 
 def check_cuda_condition(files):
@@ -149,16 +144,16 @@ def check_cuda_condition(files):
               for number, line in enumerate(text.splitlines(), 1) if CUDA_CONDITION.match(line)]
     seen = False
     for path, number in places:
-        if path != "src/device.cpp" or seen:
+        if path != "src/device/device.cpp" or seen:
             yield Finding(path, number, "cuda-condition", "only the factory has a condition on CHECK_OPERATOR_CUDA")
-        seen = seen or path == "src/device.cpp"
+        seen = seen or path == "src/device/device.cpp"
     if not seen:
-        yield Finding("src/device.cpp", 1, "cuda-condition", "the factory's '#ifdef CHECK_OPERATOR_CUDA' is missing")
+        yield Finding("src/device/device.cpp", 1, "cuda-condition", "the factory's '#ifdef CHECK_OPERATOR_CUDA' is missing")
 
 
 def check_head(path, lines):
     """SPDX first (behind #!), then a comment that says what the file is for."""
-    if path.startswith("sdk/init/"):
+    if path.startswith("src/sdk/init/"):
         return  # templates become files of others, under a licence of theirs
     first = 1 if lines and lines[0].startswith("#!") else 0
     if len(lines) <= first or "SPDX-License-Identifier: Apache-2.0" not in lines[first]:
@@ -173,12 +168,12 @@ def check_lines(path, text):
     """Rules about single lines of C++ and CUDA."""
     raw_lines = text.splitlines()
     for number, line in enumerate(without_comments(text).splitlines(), 1):
-        if re.match(r"^src/(compare|verdict|invariance)[^/]*\.(cpp|hpp)$", path):
+        if re.match(r"^src/(judge|run/invariance)/.*\.(cpp|hpp)$", path):
             if any(pattern.search(line) for pattern in NAN_UNSAFE):
                 yield Finding(path, number, "nan-compare",
                               "false for a NaN, so a NaN would pass; write !(error <= bound) instead")
         if path.startswith("src/") and not MAY_PRINT.match(path) and PRINTING.search(line):
-            yield Finding(path, number, "printing", "only main.cpp, commands/ and the report writers print")
+            yield Finding(path, number, "printing", "only cli/, session/, report/ and worker processes print")
         if path.startswith("kernels/") and ATOMIC.search(line):
             if not any("// order-free:" in near for near in raw_lines[max(0, number - 8):number]):
                 yield Finding(path, number, "atomic", "atomics come in another order each run; use none, or say why "
@@ -199,7 +194,7 @@ def check_operators(files):
     plugins = {}
     for path in sorted(files):
         parts = path.split("/")
-        if parts[0] == "kernels" and len(parts) == 3 and path.endswith((".cpp", ".cu")):
+        if parts[0] == "kernels" and len(parts) == 3 and parts[1] != "control" and path.endswith((".cpp", ".cu")):
             plugins.setdefault(parts[1], path)
     for folder, path in plugins.items():
         if folder not in names or f"reference/{folder}.cpp" not in files:
@@ -208,26 +203,19 @@ def check_operators(files):
 
 def lint(files):
     """All findings in a tree given as {path: text}, except those excused on their line or the line above."""
-    findings = list(check_cuda_condition(files)) + list(check_operators(files))
+    findings = list(check_cuda_condition(files)) + list(check_operators(files)) + list(check_layers(files))
     for path, text in sorted(files.items()):
         lines = text.splitlines()
         name = os.path.basename(path)
         if path.endswith(SOURCE) or name in ("CMakeLists.txt", ".clang-tidy") or path == ".ci/run":
             findings += check_head(path, lines)
-            if len(lines) > MAX_LINES and path not in LONG_FILES:
-                findings.append(Finding(path, MAX_LINES + 1, "length", f"{len(lines)} lines are more than {MAX_LINES}; "
-                                        "split the file, or list it with a reason in scripts/lint.py"))
-            if path in LONG_FILES and len(lines) <= MAX_LINES:
-                findings.append(Finding(path, 1, "length", "listed in scripts/lint.py as long, but is not"))
         for number, line in enumerate(lines, 1):
             if match := UNFINISHED.search(line):
                 findings.append(Finding(path, number, "unfinished", f"'{match[1]}': finish it, or write an issue"))
         if path.endswith(CODE):
             findings += check_cuda_headers(path, text)
             findings += check_lines(path, text)
-            if path.startswith("src/"):
-                findings += check_layers(path, text)
-            elif path.startswith(("reference/", "kernels/")):
+            if path.startswith(("reference/", "kernels/")):
                 findings += check_foreign_includes(path, text, files)
 
     def excused(finding):
@@ -256,61 +244,62 @@ def read_tree(root):
 
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n// What this file is for.\n"
 CLEAN = {
-    "src/device.cpp": HEAD + '#include "error.hpp"\n#ifdef CHECK_OPERATOR_CUDA\n#endif\n',
-    "src/device_cuda.cpp": HEAD + "#include <cuda_runtime_api.h>\n",
-    "src/error.hpp": HEAD,
-    "src/compare.cpp": HEAD + '#include "contract.hpp"\nif (!(error <= bound)) ++bad;  // not error > bound\n'
+    LAYERS_FILE: "# SPDX-License-Identifier: Apache-2.0\n# The folders of src/.\n"
+                 "set(CHECK_OPERATOR_LAYERS base abi operator contract device run judge report session cli)\n",
+    "src/device/device.cpp": HEAD + '#include "base/error.hpp"\n#ifdef CHECK_OPERATOR_CUDA\n#endif\n',
+    "src/device/device_cuda.cpp": HEAD + "#include <cuda_runtime_api.h>\n",
+    "src/base/error.hpp": HEAD,
+    "src/judge/compare.cpp": HEAD + '#include "contract/contract.hpp"\nif (!(error <= bound)) ++bad;  // not error > bound\n'
                               "std::vector<double> bound;\nif (n > 0) f(a->limit);\n",
-    "src/report_text.cpp": HEAD + '#include "report.hpp"\nfmt::print("x");\n',
-    "src/runner.cpp": HEAD + "std::snprintf(text, 3, text);\n",
+    "src/report/report_text.cpp": HEAD + '#include "report/report.hpp"\nfmt::print("x");\n',
+    "src/run/runner.cpp": HEAD + "std::snprintf(text, 3, text);\n",
     "reference/operators.cpp": HEAD + "extern const Operator kLogp;  // logp.cpp\n",
-    "reference/logp.cpp": HEAD + '#include <cmath>\n\n#include "operator.hpp"\n#include "softmax.hpp"\n',
+    "reference/logp.cpp": HEAD + '#include <cmath>\n\n#include "operator/operator.hpp"\n#include "softmax.hpp"\n',
     "reference/softmax.hpp": HEAD,
     "cases/logp.json": "{}\n",
-    "kernels/common.cuh": HEAD + "#include <cuda_bf16.h>\n",
-    "kernels/logp/cuda.cu": HEAD + '#include "../common.cuh"\n#include "check_operator.h"\n'
+    "kernels/cuda/common.cuh": HEAD + "#include <cuda_bf16.h>\n",
+    "kernels/logp/cuda.cu": HEAD + '#include "cuda/common.cuh"\n#include "check_operator.h"\n'
                                    "// order-free: integers commute\natomicAdd(&n, 1);\n",
-    "sdk/init/rms_norm.cu": "#include <cuda_runtime.h>\n",
+    "src/sdk/init/rms_norm.cu": "#include <cuda_runtime.h>\n",
     "scripts/x.sh": "#!/bin/bash\n# SPDX-License-Identifier: Apache-2.0\n# What this script is for.\n",
 }
 # rule, path, text that the rule must flag there; None removes the file.
 VIOLATIONS = (
-    ("layer", "src/compare.cpp", HEAD + '#include "runner.hpp"\n'),
-    ("layer", "src/compare.cpp", HEAD + '#include "device.hpp"\n'),
-    ("layer", "src/contract.cpp", HEAD + '#include "inputs.hpp"\n'),
-    ("layer", "src/compare.cpp", HEAD + '#include "gold.hpp"\n'),
-    ("layer", "src/case.cpp", HEAD + '#include "../reference/softmax.hpp"\n'),
-    ("layer", "src/runner.hpp", HEAD + '#include "verdict.hpp"\n'),
-    ("layer", "src/report_json.cpp", HEAD + '#include "options.hpp"\n'),
+    ("layer", "src/judge/compare.cpp", HEAD + '#include "session/session.hpp"\n'),
+    ("layer", "src/judge/compare.hpp", HEAD + '#include "report/report.hpp"\n'),
+    ("layer", "src/run/invariance/invariance.cpp", HEAD + '#include "judge/compare.hpp"\n'),
+    ("layer", "src/judge/compare.cpp", HEAD + '#include "bound.hpp"\n'),
+    ("layer", "src/judge/compare.cpp", HEAD + '#include "../run/runner.hpp"\n'),
+    ("layer", "src/operator/operator.cpp", HEAD + '#include "../../reference/softmax.hpp"\n'),
     ("layer", "src/misc.cpp", HEAD),
-    ("layer", "src/options.cpp", HEAD + '#include "commands/run.hpp"\n'),
+    ("layer", "src/commands/run.cpp", HEAD),
+    ("layer", LAYERS_FILE, None),
     ("reference-include", "reference/logp.cpp", HEAD + '#include "case.hpp"\n'),
     ("reference-include", "reference/logp.cpp", HEAD + '#include "../src/gold.hpp"\n'),
     ("kernel-include", "kernels/logp/cuda.cu", HEAD + '#include "dtype.hpp"\n'),
     ("kernel-include", "kernels/logp/native.cpp", HEAD + '#include "../../reference/softmax.hpp"\n'),
-    ("cuda-header", "src/runner.cpp", HEAD + "#include <cuda_runtime_api.h>\n"),
+    ("cuda-header", "src/run/runner.cpp", HEAD + "#include <cuda_runtime_api.h>\n"),
     ("cuda-header", "reference/logp.cpp", HEAD + "#include <cublas_v2.h>\n"),
-    ("cuda-header", "tests/compare_test.cpp", HEAD + "#include <cuda_bf16.h>\n"),
-    ("cuda-condition", "src/runner.cpp", HEAD + "#ifdef CHECK_OPERATOR_CUDA\n#endif\n"),
-    ("cuda-condition", "src/plugin.cpp", HEAD + "#if defined(CHECK_OPERATOR_CUDA)\n#endif\n"),
-    ("cuda-condition", "src/device.cpp", HEAD + "#ifdef CHECK_OPERATOR_CUDA\n#endif\n" * 2),
-    ("cuda-condition", "src/device.cpp", HEAD),
-    ("head", "src/runner.cpp", "// What this file is for.\n"),
-    ("head", "src/runner.cpp", "// SPDX-License-Identifier: Apache-2.0\n#pragma once\n"),
+    ("cuda-header", "tests/unit/judge/compare_test.cpp", HEAD + "#include <cuda_bf16.h>\n"),
+    ("cuda-condition", "src/run/runner.cpp", HEAD + "#ifdef CHECK_OPERATOR_CUDA\n#endif\n"),
+    ("cuda-condition", "src/device/plugin.cpp", HEAD + "#if defined(CHECK_OPERATOR_CUDA)\n#endif\n"),
+    ("cuda-condition", "src/device/device.cpp", HEAD + "#ifdef CHECK_OPERATOR_CUDA\n#endif\n" * 2),
+    ("cuda-condition", "src/device/device.cpp", HEAD),
+    ("head", "src/run/runner.cpp", "// What this file is for.\n"),
+    ("head", "src/run/runner.cpp", "// SPDX-License-Identifier: Apache-2.0\n#pragma once\n"),
     ("head", "scripts/x.sh", "#!/bin/bash\n# What this script is for.\n"),
     ("head", "tests/CMakeLists.txt", "add_executable(x)\n"),
-    ("length", "src/runner.cpp", HEAD + "int x;\n" * MAX_LINES),
-    ("nan-compare", "src/compare.cpp", HEAD + "if (error > bound) ++bad;\n"),
-    ("nan-compare", "src/compare.cpp", HEAD + "if (std::abs(a - b) > gate.atol) ++bad;\n"),
-    ("nan-compare", "src/compare.cpp", HEAD + "if (err >= tol) ++bad;\n"),
-    ("nan-compare", "src/verdict.cpp", HEAD + "bad = gate.limit < gate.achieved;\n"),
-    ("nan-compare", "src/compare.cpp", HEAD + "if (max_error > 1e-3) ++bad;\n"),
-    ("nan-compare", "src/compare.cpp", HEAD + "if (bound < std::abs(error)) ++bad;\n"),
-    ("printing", "src/runner.cpp", HEAD + 'std::cout << "x";\n'),
-    ("printing", "src/compare.cpp", HEAD + 'std::fprintf(stderr, "x");\n'),
+        ("nan-compare", "src/judge/compare.cpp", HEAD + "if (error > bound) ++bad;\n"),
+    ("nan-compare", "src/judge/compare.cpp", HEAD + "if (std::abs(a - b) > gate.atol) ++bad;\n"),
+    ("nan-compare", "src/judge/compare.cpp", HEAD + "if (err >= tol) ++bad;\n"),
+    ("nan-compare", "src/judge/verdict.cpp", HEAD + "bad = gate.limit < gate.achieved;\n"),
+    ("nan-compare", "src/judge/compare.cpp", HEAD + "if (max_error > 1e-3) ++bad;\n"),
+    ("nan-compare", "src/judge/compare.cpp", HEAD + "if (bound < std::abs(error)) ++bad;\n"),
+    ("printing", "src/run/runner.cpp", HEAD + 'std::cout << "x";\n'),
+    ("printing", "src/judge/compare.cpp", HEAD + 'std::fprintf(stderr, "x");\n'),
     ("atomic", "kernels/logp/cuda.cu", HEAD + "atomicAdd(&sum, x);\n"),
     ("atomic", "kernels/logp/cuda.cu", HEAD + 'asm volatile("red.global.add.f32 [%0], %1;");\n'),
-    ("unfinished", "src/runner.cpp", HEAD + "// TO" + "DO: later\n"),
+    ("unfinished", "src/run/runner.cpp", HEAD + "// TO" + "DO: later\n"),
     ("unfinished", "cases/logp.json", '{"why": "FIX' + 'ME"}\n'),
     ("stems", "kernels/logpp/native.cpp", HEAD),
     ("stems", "cases/logp.json", None),
@@ -327,7 +316,7 @@ def self_test():
         found = {finding.rule for finding in lint(tree)}
         if rule not in found:
             failures.append(f"{path}: not flagged as '{rule}' (flagged: {sorted(found)}): {text!r}")
-    excuse = {**CLEAN, "src/compare.cpp": HEAD + "if (error > bound) f();  // lint: allow nan-compare, counts\n"}
+    excuse = {**CLEAN, "src/judge/compare.cpp": HEAD + "if (error > bound) f();  // lint: allow nan-compare, counts\n"}
     failures += [f"excused line: {finding}" for finding in lint(excuse)]
     for failure in failures:
         print(f"lint.py: self-test: {failure}")
@@ -339,14 +328,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = os.path.dirname(os.path.abspath(__file__))
     parser.add_argument("--root", default=os.path.dirname(here), help="the checkout")
+    parser.add_argument("--graph", action="store_true", help="print which folder of src/ includes which, too")
     parser.add_argument("--self-test", action="store_true", help="feed violations to every rule; all must be flagged")
     arguments = parser.parse_args()
     if arguments.self_test:
         return self_test()
     files = read_tree(arguments.root)
-    if "src/error.hpp" not in files:
+    if LAYERS_FILE not in files:
         print(f"lint.py: no source tree at '{arguments.root}'; give its root with --root", file=sys.stderr)
         return 2
+    if arguments.graph:
+        print_graph(files)
     findings = lint(files)
     for finding in findings:
         print(finding)

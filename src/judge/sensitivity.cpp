@@ -218,7 +218,7 @@ bool is_asked(const Sensitivity& each) { return each.state != Sensitivity::State
 Case with_more_rows(const Case& c, int64_t wanted, const Limits& limits) {
   wanted = std::min(wanted, kMostRows);
   while (wanted > row_count(c) &&
-         (tensor_bytes(with_rows(c, wanted)) > limits.bytes || work_of(with_rows(c, wanted)) > limits.work)) {
+         !(tensor_bytes(with_rows(c, wanted)) <= limits.bytes && work_of(with_rows(c, wanted)) <= limits.work)) {
     wanted -= std::max<int64_t>(1, wanted / 8);
   }
   return wanted > row_count(c) ? with_rows(c, wanted) : c;
