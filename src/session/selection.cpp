@@ -174,7 +174,25 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
 
 bool takes_all(const RunOptions& options) { return is_all(options.candidates); }
 
-/// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device.
+/// Whether the user named the operators, so that one without a kernel is not to be passed over in silence.
+bool names_operators(const RunOptions& options) {
+  const bool files = !options.cases.empty() || !options.suite.empty();
+  return (!files || options.has("--op")) && !is_all(options.ops);
+}
+
+/// Whether every candidate of --candidate is one of operators, be it of others than the selected ones.
+bool all_have_some_operator(const RunOptions& options, const WorkerInfo& known) {
+  const WorkerInfo shipped = probe_candidates({}, {});
+  const auto has = [](const WorkerInfo& info, const std::string& name) {
+    return std::any_of(info.candidates.begin(), info.candidates.end(),
+                       [&](const Candidate& candidate) { return candidate.name == name; });
+  };
+  return std::all_of(options.candidates.begin(), options.candidates.end(),
+                     [&](const std::string& name) { return has(known, name) || has(shipped, name); });
+}
+
+/// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device. Throws
+/// InputError for one that no selected operator has, unless they all are of other operators than the user named.
 std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
                                          const std::set<std::string>& ops, const Selection& selection) {
   std::vector<std::string> available, usable;
@@ -190,9 +208,15 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
       usable.push_back(candidate.name);
   }
   if (takes_all(options)) return usable;
+  const auto is_available = [&](const std::string& name) {
+    return std::find(available.begin(), available.end(), name) != available.end();
+  };
+  const bool none_has_a_kernel = names_operators(options) &&
+                                 std::none_of(options.candidates.begin(), options.candidates.end(), is_available) &&
+                                 all_have_some_operator(options, known);
   std::vector<std::string> named;
   for (const std::string& name : options.candidates) {
-    if (std::find(available.begin(), available.end(), name) != available.end()) {
+    if (none_has_a_kernel || is_available(name)) {
       if (std::find(named.begin(), named.end(), name) == named.end()) named.push_back(name);
       continue;
     }
@@ -278,6 +302,32 @@ ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const
   return chosen;
 }
 
+/// Keeps what candidates have a kernel for. Of an operator that the user named, a pass that none of them has a kernel
+/// for keeps its first check, which says so; of others it is left out.
+void keep_what_has_a_kernel(const RunOptions& options, std::vector<Check>& checks) {
+  using Asked = std::pair<const Operator*, const Pass*>;
+  const bool named = names_operators(options);
+  std::set<Asked> answered;
+  std::map<Asked, std::vector<std::string>> lacking;  // candidates
+  for (const Check& check : checks) {
+    const Asked asked{check.c.op, check.c.pass};
+    if (check.candidate.has_kernel) answered.insert(asked);
+    const std::string name = fmt::format("'{}'", check.candidate.name);
+    std::vector<std::string>& names = lacking[asked];
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+  std::erase_if(checks, [&](Check& check) {
+    if (check.candidate.has_kernel) return false;
+    const Asked asked{check.c.op, check.c.pass};
+    if (!named || !answered.insert(asked).second) return true;
+    const std::vector<std::string>& names = lacking[asked];
+    check.candidate.no_kernel =
+        fmt::format("{}{} has {} kernel for {}/{}", names.size() > 1 ? "none of " : "", fmt::join(names, ", "),
+                    names.size() > 1 ? "a" : "no", check.c.op->name, check.c.pass->name);
+    return false;
+  });
+}
+
 }  // namespace
 
 std::vector<std::string> Selection::plugins_of(const ChosenCandidate& candidate) const {
@@ -360,18 +410,17 @@ Selection select_checks(const RunOptions& options) {
   WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins, choice.cuda);
   check_external_names(options, known);
   if (needs_devices(options)) require_devices(options, choice, known.cuda_devices);
-  const bool all = takes_all(options);
   Selection selection;
   start_external(options, choice, known, selection);
   for (const std::string& name : candidate_names(options, known, choice, ops, selection)) {
     for (size_t number = 0; number < cases.size(); ++number) {
       const Case& c = cases[number];
       Check check{c, choose(options, known, choice, name, c), number};
-      // Of `all` candidates those are meant that know the operator. One that lacks a pass must not go unnoticed.
-      if (all && !knows_operator(known, name, *c.op)) continue;
+      // Of `all` candidates those are meant that know the operator.
+      if (takes_all(options) && !knows_operator(known, name, *c.op)) continue;
       const bool no_gpu =
           check.candidate.device != "cpu" && known.cuda_devices == 0 && !selection.external.contains(name);
-      if (all && no_gpu) continue;
+      if (takes_all(options) && no_gpu) continue;
       if (options.filter.empty() || fnmatch(options.filter.c_str(), check_name(check).c_str(), 0) == 0) {
         if (no_gpu) {
           throw EnvironmentError(fmt::format(
@@ -382,6 +431,7 @@ Selection select_checks(const RunOptions& options) {
       }
     }
   }
+  keep_what_has_a_kernel(options, selection.checks);
   if (options.total_shards) deal_cases(selection.checks, *options.shard_index, *options.total_shards);
   if (options.for_s && selection.candidate_count() > 1)
     throw InputError("--for", fmt::format("{} candidates can't share the time", selection.candidate_count()),

@@ -18,8 +18,9 @@ namespace checkop {
 /// A candidate for one operator and pass, on the device it will run on.
 struct ChosenCandidate {
   std::string name, plugin_path, plugin_digest;
-  std::string device;       ///< "cpu" or "cuda:N"
-  bool has_kernel = false;  ///< false: it was asked for by name but has none for this operator and pass
+  std::string device;          ///< "cpu" or "cuda:N"
+  bool has_kernel = false;     ///< false: nor has any other that was chosen, and the operator was named
+  std::string no_kernel = {};  ///< then a sentence that says so
 };
 
 struct Check {

@@ -315,8 +315,7 @@ Attempt Session::attempt(Hands hands, const Check& check, const std::string& arc
   if (gold_) record.gold_file = gold_->path();
   if (!check.candidate.has_kernel) {
     record.run.status = RunStatus::unsupported;
-    record.run.message =
-        fmt::format("there is no {} '{}' of {}", check.c.pass->name, check.candidate.name, check.c.op->name);
+    record.run.message = check.candidate.no_kernel;
     return attempt;
   }
   if (!gone.empty()) {  // each further check would wait for it again

@@ -244,11 +244,21 @@ TEST(Cli, ZerosAloneProveNothing) {
   expect_exit(run_program("--op logp --device cpu --candidate native --batch 1 --seq 2 --vocab 1"), 1, "vacuous");
 }
 
-TEST(Cli, CandidateWithoutABackwardPassFailsAGateOnGradientsEvenAmongAll) {
-  expect_exit(
-      run_program("--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --check-grad --filter '*/honest/*' " +
-                  plugin("honest")),
-      3, "there is no backward 'honest' of matmul");
+TEST(Cli, PassThatWasNamedAndNoCandidateHasExitsThree) {
+  const std::string flags = "--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --check-grad ";
+  expect_exit(run_program(flags + "--filter '*/honest/*' " + plugin("honest")), 3,
+              "'honest' has no kernel for matmul/backward");
+  expect_exit(run_program(flags + "--candidate honest,even_rows " + plugin("honest")), 3,
+              "none of 'honest', 'even_rows' has a kernel for matmul/backward");
+}
+
+TEST(Cli, SuiteAsksCandidatesOnlyForWhatTheyHave) {
+  const ProcessResult ran = run_program(
+      "--suite smoke --device cpu --candidate native,honest --dtype fp32 --op matmul,silu " + plugin("honest"));
+  expect_exit(ran, 0, "[  PASSED  ]");
+  EXPECT_EQ(ran.text.find("unsupported"), std::string::npos) << ran.text;
+  EXPECT_NE(ran.text.find("matmul/forward  honest"), std::string::npos) << ran.text;
+  EXPECT_EQ(ran.text.find("silu/forward  honest"), std::string::npos) << ran.text;
 }
 
 TEST(Cli, ForcedArchKeyIsTaken) {

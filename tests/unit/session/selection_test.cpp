@@ -174,8 +174,40 @@ TEST(Selection, UnknownCandidateNearToNoneHasNoSuggestion) {
   EXPECT_EQ(error_of(small_matmul({"zzz"})).find("--candidate: no candidate 'zzz' for matmul; known: honest, "), 0u);
 }
 
-TEST(Selection, CandidateOfAnotherOperatorIsUnknown) {
-  EXPECT_EQ(error_of(small_matmul({"tells_bias"})).find("--candidate: no candidate 'tells_bias' for matmul"), 0u);
+TEST(Selection, CandidateOfOtherOperatorsAloneIsUnsupportedAndBesideOneThatRunsAnError) {
+  const Selection selection = select_checks(small_matmul({"tells_bias"}));
+  ASSERT_EQ(selection.checks.size(), 1u);
+  EXPECT_FALSE(selection.checks[0].candidate.has_kernel);
+  EXPECT_EQ(error_of(small_matmul({"honest", "tells_bias"})).find("--candidate: no candidate 'tells_bias' for matmul"),
+            0u);
+}
+
+/// A case file with both passes of a matmul and of a linear_logp.
+RunOptions with_two_operators(std::vector<std::string> candidates) {
+  RunOptions options = small_matmul(std::move(candidates));
+  options.dims.clear();
+  options.cases = {written("two.json", R"({"format": "check_operator/cases-1", "cases": [
+      {"op": "matmul", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7}},
+      {"op": "linear_logp", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "hidden": 6, "vocab": 7}}]})")};
+  return options;
+}
+
+TEST(Selection, CandidatesAreAskedOnlyForWhatTheyHaveAKernelFor) {
+  EXPECT_EQ(
+      selected(with_two_operators({"honest", "tells_bias"})),
+      (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "linear_logp/forward/tells_bias/linear_logp-fp32-1x1x6x7",
+             "linear_logp/backward/tells_bias/linear_logp-fp32-1x1x6x7"}));
+}
+
+TEST(Selection, OperatorThatWasNamedAndNoCandidateHasIsUnsupportedOnce) {
+  RunOptions options = with_two_operators({"honest", "uses_workspace"});
+  options.ops = {"matmul", "linear_logp"};
+  options.given = {"--op"};
+  EXPECT_EQ(selected(options),
+            (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "matmul/backward/honest/matmul-fp32-1x1x6x7",
+                   "linear_logp/forward/honest/linear_logp-fp32-1x1x6x7",
+                   "linear_logp/backward/honest/linear_logp-fp32-1x1x6x7",
+                   "matmul/forward/uses_workspace/matmul-fp32-1x1x6x7"}));
 }
 
 TEST(Selection, AllAreThoseThatRunOnTheDevice) {
@@ -196,7 +228,7 @@ TEST(Selection, NamedCandidateWithoutAKernelForThePassStays) {
   EXPECT_EQ(check_name(selection.checks[1]), "matmul/backward/honest/matmul-fp32-1x3x2x4");
 }
 
-TEST(Selection, OfAllCandidatesOneThatLacksAPassStays) {
+TEST(Selection, PassThatNoSelectedCandidateHasStays) {
   RunOptions options = small_matmul({"all"});
   options.passes = {"backward"};
   options.filter = "*/honest/*";
@@ -309,22 +341,23 @@ TEST(Selection, CaseFilesTakeThePlaceOfTheFlags) {
   RunOptions options = with_case_file();
   options.ops = {"logp"};  // as when --op is not given
   EXPECT_EQ(selected(options),
-            (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "matmul/forward/honest/matmul-bf16-1x1x6x7",
-                   "matmul/backward/honest/matmul-fp32-1x1x6x7", "matmul/backward/honest/matmul-bf16-1x1x6x7"}));
+            (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "matmul/forward/honest/matmul-bf16-1x1x6x7"}));
 }
 
 TEST(Selection, TypeAndPassThatWereGivenKeepTheirCasesOfTheFiles) {
   RunOptions options = with_case_file();
   options.given = {"--dtype", "--pass"};
   options.dtypes = {"bf16"};
-  options.passes = {"backward"};
-  EXPECT_EQ(selected(options), Names{"matmul/backward/honest/matmul-bf16-1x1x6x7"});
+  options.passes = {"forward"};
+  EXPECT_EQ(selected(options), Names{"matmul/forward/honest/matmul-bf16-1x1x6x7"});
+  options.passes = {"backward"};  // honest has none, and no operator was named
+  EXPECT_TRUE(selected(options).empty());
 }
 
 TEST(Selection, OperatorThatWasGivenKeepsItsCasesOfTheFiles) {
   RunOptions options = with_case_file();
   options.given = {"--op"};
-  EXPECT_EQ(selected(options).size(), 4u);
+  EXPECT_EQ(selected(options).size(), 3u);  // backward, which honest has not, once
   options.ops = {"logp"};
   options.candidates = {"all"};
   EXPECT_TRUE(selected(options).empty());
