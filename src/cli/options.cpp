@@ -55,7 +55,9 @@ void note_given(const CLI::App& app, RunOptions& run) {
     const std::string name = "--" + option->get_single_name();
     run.given.insert(name);
     const std::string& group = option->get_group();
-    if (group == "Sizes" || group == "Attributes" || group == "Data") run.given_case_flags.push_back(name);
+    const bool is_seed = name == "--seed" || name == "--grad-seed";  // of cases of files too
+    if ((group == "Sizes" || group == "Attributes" || group == "Data") && !is_seed)
+      run.given_case_flags.push_back(name);
   }
   if (run.has("--rank")) std::erase(run.given_case_flags, "--world-size");  // the number of processes
 }

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/mix.hpp"
 #include "base/paths.hpp"
 #include "base/text.hpp"
 #include "case/random_cases.hpp"
@@ -144,7 +145,15 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
   return cases;
 }
 
-/// Cases of files; --op, --dtype and --pass keep those that they name.
+/// A seed of the command line in place of one that a file gives: itself for the usual one, and for others one that
+/// depends on both, so that data that differ still do.
+uint64_t reseeded(uint64_t seed, uint64_t of_file) {
+  constexpr int kBits = 53;  // what a reader of JSON takes for a number keeps them
+  if (of_file == Case().seed) return seed;
+  return mix_bits(seed + mix_bits(of_file)) >> (64 - kBits);
+}
+
+/// Cases of files; --op, --dtype and --pass keep those that they name, --seed and --grad-seed give them other data.
 std::vector<Case> cases_of_files(const RunOptions& options) {
   std::vector<std::string> paths = options.cases;
   if (paths.empty()) paths.push_back(find_shipped("cases"));
@@ -169,6 +178,10 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
     const auto passes = parse_passes("--pass", *c.op, options.passes);
     return std::find(passes.begin(), passes.end(), c.pass) == passes.end();
   });
+  for (Case& c : cases) {
+    if (options.has("--seed")) c.seed = reseeded(options.seed, c.seed);
+    if (options.has("--grad-seed")) c.grad_seed = reseeded(options.grad_seed, c.grad_seed);
+  }
   return cases;
 }
 

@@ -261,6 +261,16 @@ TEST(Cli, SuiteAsksCandidatesOnlyForWhatTheyHave) {
   EXPECT_EQ(ran.text.find("silu/forward  honest"), std::string::npos) << ran.text;
 }
 
+TEST(Cli, SeedReseedsASuiteAndTheRepeatLineRepeatsTheCase) {
+  const std::string suite = "--suite smoke --op silu --pass forward --dtype fp32 --device cpu ";
+  const ProcessResult listed = run_program(suite + "--candidate native --seed 7 --list");
+  expect_exit(listed, 0, "#7");
+  const ProcessResult failed = run_program(suite + plugin("mutants") + "--candidate mutant-zeros --seed 7");
+  expect_exit(failed, 1, " --seed 7 ");
+  const size_t at = failed.text.find("repeat: check_operator ") + 23;
+  expect_exit(run_program(failed.text.substr(at, failed.text.find('\n', at) - at)), 1, "seed=7");
+}
+
 TEST(Cli, ForcedArchKeyIsTaken) {
   expect_exit(run_program(kTiny + "--candidate native --arch-key sm90 --force-arch-key"), 0, "1 pass");
 }

@@ -363,6 +363,38 @@ TEST(Selection, OperatorThatWasGivenKeepsItsCasesOfTheFiles) {
   EXPECT_TRUE(selected(options).empty());
 }
 
+TEST(Selection, SeedsOnTheCommandLineReseedCasesOfFiles) {
+  RunOptions options = with_case_file();
+  options.cases = {written("seeds.json", R"({"format": "check_operator/cases-1", "cases": [
+      {"op": "matmul", "pass": "forward", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7}},
+      {"op": "matmul", "pass": "forward", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7},
+       "seed": 7, "grad_seed": 9},
+      {"op": "matmul", "pass": "forward", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7},
+       "seed": 8, "grad_seed": 10}]})")};
+  const auto seeds = [&] {
+    std::vector<uint64_t> found;
+    for (const Case& c : select_cases(options)) found.push_back(c.seed), found.push_back(c.grad_seed);
+    return found;
+  };
+  options.seed = 5, options.grad_seed = 6;
+  EXPECT_EQ(seeds(), (std::vector<uint64_t>{123, 123, 7, 9, 8, 10})) << "not given";
+  options.given = {"--seed"};
+  const auto reseeded = seeds();
+  EXPECT_EQ(reseeded[0], 5u);
+  EXPECT_NE(reseeded[2], 7u);
+  EXPECT_NE(reseeded[4], 8u);
+  EXPECT_NE(reseeded[2], reseeded[4]);
+  EXPECT_EQ(reseeded[5], 10u) << "of upstream gradients, which --grad-seed alone changes";
+  EXPECT_EQ(seeds(), reseeded);
+  options.given = {"--grad-seed"};
+  EXPECT_EQ(seeds()[0], 123u);
+  EXPECT_EQ(seeds()[1], 6u);
+  EXPECT_NE(seeds()[3], 9u);
+  EXPECT_NE(seeds()[3], seeds()[5]);
+  options.given = {"--seed"}, options.seed = 6;
+  EXPECT_NE(seeds()[2], reseeded[2]);
+}
+
 TEST(Selection, SuiteTakesItsCasesOfTheShippedFiles) {
   const InSourceTree here;
   RunOptions options = small_matmul();
