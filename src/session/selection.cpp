@@ -79,6 +79,12 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
   }
   const std::vector<Preset> presets =
       options.presets.empty() ? std::vector<Preset>{} : parse_presets("--preset", options.presets);
+  if (const int64_t count = options.random_cases.value_or(0); count > kMostRandomCases / std::ssize(ops)) {
+    throw InputError("--random-cases",
+                     fmt::format("{} cases of each of {} operators are more than the {} that a run may have", count,
+                                 ops.size(), kMostRandomCases),
+                     fmt::format("give up to {}, or fewer operators", kMostRandomCases / std::ssize(ops)));
+  }
   std::set<std::string_view> used;
   std::vector<Case> cases;
   for (const Operator* op : ops) {
