@@ -452,9 +452,6 @@ Selection select_checks(const RunOptions& options) {
   }
   keep_what_has_a_kernel(options, selection.checks);
   if (options.total_shards) deal_cases(selection.checks, *options.shard_index, *options.total_shards);
-  if (options.for_s && selection.candidate_count() > 1)
-    throw InputError("--for", fmt::format("{} candidates can't share the time", selection.candidate_count()),
-                     "name one with --candidate");
   // Where time ends a run, every operator has its share.
   if (options.shuffle || options.for_s) shuffle_checks(selection.checks, options.shuffle.value_or(options.seed));
   return selection;

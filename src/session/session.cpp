@@ -178,8 +178,8 @@ std::vector<std::string> Session::left_over() const {
   return sentences;
 }
 
-void Session::run_all(const std::function<void(Attempt&)>& body,
-                      const std::function<void(const DeviceInfo&)>& device) const {
+void Session::run_all(const std::function<void(Attempt&)>& body, const std::function<void(const DeviceInfo&)>& device,
+                      const std::function<bool(const Check&)>& begins) const {
   std::shared_ptr<Worker> worker;
   std::optional<SecondProcess> second;
   std::string running, arch_key, gone;
@@ -193,7 +193,7 @@ void Session::run_all(const std::function<void(Attempt&)>& body,
   };
   for (size_t index = 0; index < selection_.checks.size(); ++index) {
     const Check& check = selection_.checks[index];
-    if (!check.here) continue;
+    if (!check.here || (begins && !begins(check))) continue;
     const std::string wanted = check.candidate.name + "@" + check.candidate.device;
     if (!worker || running != wanted) {
       hand_over();

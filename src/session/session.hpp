@@ -55,9 +55,10 @@ class Session {
 
   /// Runs every check, with a worker for each candidate and device, and hands over what came of it, in order: of a
   /// small case while the next one runs. `device` is called
-  /// with the first worker's device before anything runs on it. Throws InputError when --arch-key is not the device's.
-  void run_all(const std::function<void(Attempt&)>& body,
-               const std::function<void(const DeviceInfo&)>& device = {}) const;
+  /// with the first worker's device before anything runs on it. Checks that `begins` says no to, asked when it is their
+  /// turn, are left out. Throws InputError when --arch-key is not the device's.
+  void run_all(const std::function<void(Attempt&)>& body, const std::function<void(const DeviceInfo&)>& device = {},
+               const std::function<bool(const Check&)>& begins = {}) const;
 
   /// Devices whose passes need the positive control: those of a suite, or of invariance asked for by name.
   std::vector<std::string> controlled_devices() const;

@@ -271,6 +271,22 @@ TEST(Cli, SeedReseedsASuiteAndTheRepeatLineRepeatsTheCase) {
   expect_exit(run_program(failed.text.substr(at, failed.text.find('\n', at) - at)), 1, "seed=7");
 }
 
+TEST(Cli, TimeOfForIsSharedAmongCandidates) {
+  const ProcessResult ran = run_program(
+      "--op matmul --candidate native,honest,uses_workspace --device cpu --random-cases 20000 --for 3 --check accuracy "
+      "--batch 1 --seq 4 --k-dim 8 --json " +
+      plugin("honest"));
+  const auto report = nlohmann::json::parse(ran.text);
+  ASSERT_EQ(report["candidates"].size(), 3u) << ran.text.substr(0, 500);
+  size_t made = 0;
+  for (const auto& candidate : report["candidates"]) {
+    EXPECT_GT(candidate["cases"].size(), 5u) << candidate["name"];
+    EXPECT_LT(candidate["cases"].size(), 20000u) << candidate["name"];
+    made += candidate["cases"].size();
+  }
+  EXPECT_EQ(report["planned"], made);
+}
+
 TEST(Cli, ForcedArchKeyIsTaken) {
   expect_exit(run_program(kTiny + "--candidate native --arch-key sm90 --force-arch-key"), 0, "1 pass");
 }
