@@ -19,16 +19,21 @@ class Progress {
   /// Writes nothing unless `out` is a terminal.
   Progress(std::FILE* out, std::vector<Step> steps);
 
-  /// That step `index` is about to run; nothing after the last one.
+  /// That step `index` is about to run, and all before it are done; nothing after the last one.
   void show(size_t index);
+  /// The same of steps that run in any order or side by side: that one begins, and that one is done.
+  void begin(size_t index);
+  void end(size_t index);
   /// Before anything else is written to the terminal.
   void clear();
 
  private:
+  void write(const Step& step);
+
   std::FILE* out_;  ///< null: no terminal
   std::vector<Step> steps_;
   double total_ = 0, done_ = 0;
-  size_t at_ = 0;
+  size_t at_ = 0;  ///< steps that are done
   bool shown_ = false;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };

@@ -2,6 +2,9 @@
 // The program as a user meets it: exit codes and the one sentence that goes with each.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -285,6 +288,29 @@ TEST(Cli, TimeOfForIsSharedAmongCandidates) {
     made += candidate["cases"].size();
   }
   EXPECT_EQ(report["planned"], made);
+}
+
+TEST(Cli, MutateSaysWhatItKnowsAsItGoes) {
+  const std::string command =
+      fmt::format("cd '{}' && '{}' mutate --op rope,silu --dtype fp32 2>&1", CHECKOP_SOURCE_DIR, kProgram);
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  std::FILE* pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string text;
+  double head = 0, first = 0,
+         all = 0;  // seconds until the line of the contract, the first table and the rest are there
+  char buffer[4096];
+  for (ssize_t n; (n = read(fileno(pipe), buffer, sizeof buffer)) > 0;) {
+    text.append(buffer, static_cast<size_t>(n));
+    all = seconds();
+    if (head == 0 && text.find("(hash ") != std::string::npos) head = all;
+    if (first == 0 && text.find("rope/backward\n") != std::string::npos) first = all;
+  }
+  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 0) << text;
+  EXPECT_NE(text.find("silu/forward\n"), std::string::npos) << text;
+  EXPECT_LT(head, 0.6 * all);
+  EXPECT_LT(first, 0.9 * all);
 }
 
 TEST(Cli, ForcedArchKeyIsTaken) {
