@@ -43,7 +43,7 @@ constexpr std::array kBackwardOut{
 
 enum Attr : size_t { kSamplesPerPrompt, kClipEps, kBeta, kEps };
 constexpr std::array kAttrs{
-    AttrSpec{"samples_per_prompt", 2, "completions a group, at least 2; not looked at with group_boundaries"},
+    AttrSpec{"samples_per_prompt", 2, "completions per group, at least 2; has no effect with group_boundaries"},
     AttrSpec{"clip_eps", 0.2, "the ratio is clipped to [1 - clip_eps, 1 + clip_eps]"},
     AttrSpec{"beta", 0.0, "weight of the KL estimate in the loss"},
     AttrSpec{"eps", 1e-6, "least standard deviation of a group's rewards"},

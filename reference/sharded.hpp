@@ -8,7 +8,8 @@ namespace checkop {
 
 inline constexpr AttrSpec kSegments{
     "canonical_segments", 0,
-    "cuts the vocabulary into so many parts of nearly equal length, longer ones first, whose results are combined in "
-    "order: bits do not depend on the number of ranks, each of which holds whole parts. 0: a part a rank"};
+    "number of segments of nearly equal length, longer ones first, that the vocabulary is cut into; their results are "
+    "combined in order, and ranks hold whole segments, so that bits do not depend on the number of ranks; 0: one a "
+    "rank"};
 
 }  // namespace checkop

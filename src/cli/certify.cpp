@@ -109,7 +109,7 @@ Selection checks_of(const Json& content, const RunOptions& run) {
     std::vector<const char*> arguments;
     for (const std::string& word : words) arguments.push_back(word.c_str());
     const auto parsed = parse_options(static_cast<int>(arguments.size()), arguments.data());
-    if (!parsed) throw InputError("certificate", "its flags make no case", "certify again");
+    if (!parsed) throw InputError("certificate", "its flags select no case", "certify again");
     RunOptions own = parsed->run;
     own.candidates = {entry.at("candidate").get<std::string>()};
     own.device = run.has("--device") ? run.device : content.at("device").at("kind").get<std::string>();
@@ -138,7 +138,7 @@ int certify_command(const Options& options) {
   const RunOptions run = certifying(options.run);
   Selection selection = select_checks(run);
   if (selection.candidate_count() > 1) {
-    throw InputError("--candidate", "a certificate is of one candidate", "name one");
+    throw InputError("--candidate", "a certificate is for one candidate", "name one");
   }
   const Seen seen = look(run, std::move(selection));
   if (seen.content.is_null()) return refuse(seen);

@@ -29,7 +29,7 @@ struct Asked {
 
 Asked asked_for(const RunOptions& options) {
   if (options.has("--arch-key") && options.arch_key == "auto") {
-    throw InputError("--arch-key", "no device is looked at, so 'auto' says nothing",
+    throw InputError("--arch-key", "'auto' is the architecture of a device, and this command uses none",
                      fmt::format("use none or one of {}", known_archs()));
   }
   const bool plain = options.arch_key == "auto" || options.arch_key == "none";

@@ -50,7 +50,7 @@ void require_name(const std::string& name) {
                      "use letters, digits, _ and -, beginning with a letter");
   }
   for (const std::string_view taken : {"all", "none", "test", "install", "package", "clean", "help"}) {
-    if (name == taken) throw InputError("init", fmt::format("'{}' means something else to CMake", name), "rename it");
+    if (name == taken) throw InputError("init", fmt::format("'{}' is reserved by CMake", name), "choose another name");
   }
   for (const Candidate& candidate : probe_candidates({std::string(kOperator)}, {}).candidates) {
     if (candidate.op == kOperator && candidate.name == name)

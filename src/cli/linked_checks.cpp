@@ -41,7 +41,7 @@ void refuse_foreign_flags(const Options& options, const std::vector<std::string>
     const std::string flag = argument.substr(0, argument.find('='));
     for (const std::string_view own : {"--op", "--pass", "--check-grad", "--candidate", "--plugin"}) {
       if (flag == own)
-        throw InputError(where, flag + " is said by the arguments before",
+        throw InputError(where, flag + " is set by the first arguments",
                          "write (\"OP\", launch, ...), or (\"OP/backward\", launch, ...)");
     }
   }

@@ -80,7 +80,8 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
   if (run.has("--gold") && run.has("--gold-rows"))
     throw InputError("--gold-rows", "has no effect on a gold that --gold gives", "leave it out");
   if (run.has("--gold") && run.has("--save-tensors"))
-    throw InputError("--save-tensors", "saves magnitudes too, which a gold of a file need not have",
+    throw InputError("--save-tensors",
+                     "cannot be combined with --gold: it saves magnitudes too, which a gold file may lack",
                      "leave it out, or leave out --gold");
 }
 
@@ -113,12 +114,13 @@ void refuse_idle_flags(const RunOptions& run) {
   if (run.for_s && !run.random_cases)
     refuse("--for", "has no effect without --random-cases", "add it, or leave the time out");
   if (run.for_s && run.total_shards)
-    refuse("--for", "does not go with --total-shards: parts of a run make the same checks whenever they are made",
+    refuse("--for", "cannot be combined with --total-shards: all shards must select the same checks, whatever the time",
            "leave out one of them");
   if (run.for_s && run.has("--sanitize"))
-    refuse("--for", "does not go with --sanitize: the same checks are to run under it", "leave out one of them");
+    refuse("--for", "cannot be combined with --sanitize, which repeats a fixed list of checks",
+           "leave out one of them");
   if (run.for_s && std::find(run.checks.begin(), run.checks.end(), "invariance") != run.checks.end())
-    refuse("--for", "does not go with --check invariance: what every case can show is found out before the first",
+    refuse("--for", "cannot be combined with --check invariance, which examines every case before the first check",
            "leave out one of them");
   for (const char* flag : {"--preset", "--shard-bounds", "--grad-seed"}) {
     if (run.random_cases && run.has(flag)) refuse(flag, "has no effect beside --random-cases", "leave out one of them");
@@ -146,7 +148,7 @@ void refuse_idle_flags(const RunOptions& run) {
       refuse(flag, fmt::format("has no effect without {}", other), fmt::format("add {}", other));
   }
   if (run.no_isolate && run.has("--timeout-s"))
-    refuse("--timeout-s", "has no effect with --no-isolate: this process can't stop itself", "leave one of them out");
+    refuse("--timeout-s", "has no effect with --no-isolate: this process cannot stop itself", "leave one of them out");
   if (!run.has("--replay")) return;
   const std::set<std::string> useful{"--replay",    "--contract", "--arch-key", "--force-arch-key", "--json",
                                      "--jsonl",     "--junit",    "--markdown", "--html",           "--github",
@@ -202,11 +204,12 @@ const std::vector<std::string>& class_names() {
 std::optional<Options> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app{
-      "check_operator tells whether a GPU operator can be trusted: it runs candidates on deterministic inputs, judges "
+      "check_operator tells whether a GPU operator can be trusted: it runs candidates on deterministic inputs, "
+      "compares "
       "every\n"
-      "element against an FP64 gold under a tolerance contract, and checks memory, determinism and batch invariance.\n"
-      "Exit codes: 0 pass, 1 a check failed, 2 bad input, 3 nothing checked, 4 a candidate crashed or hung, 5 no such "
-      "device.",
+      "element with an FP64 gold under a tolerance contract, and checks memory, determinism and batch invariance.\n"
+      "Exit codes: 0 passed, 1 a check failed, 2 bad input, 3 nothing checked or unsupported, 4 a candidate crashed or "
+      "hung, 5 no such device.",
       "check_operator"};
   app.set_version_flag("--version", std::string(kVersion));
   app.require_subcommand(0, 1);
@@ -215,47 +218,53 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   add_run_options(*run, options.run);
   CLI::App* bench = app.add_subcommand("bench", "time candidates against each other and the device's copy bandwidth");
   add_bench_options(*bench, options.run, options.bench);
-  CLI::App* mutate =
-      app.add_subcommand("mutate", "try a contract: right computations and wrong ones, without a device");
+  CLI::App* mutate = app.add_subcommand(
+      "mutate", "test a contract: it must accept right computations and reject planted faults; needs no GPU");
   add_mutate_options(*mutate, options.run, options.mutate);
-  CLI::App* init = app.add_subcommand("init", "write a plugin project that builds and passes");
+  CLI::App* init = app.add_subcommand("init", "write a plugin project for rms_norm that builds and passes");
   add_init_options(*init, options.init);
-  CLI::App* doctor = app.add_subcommand("doctor", "what this machine and this build have, and what is missing");
+  CLI::App* doctor = app.add_subcommand("doctor", "show what this machine and this build have, and what is missing");
   add_doctor_options(*doctor, options.run);
-  CLI::App* list = app.add_subcommand("list", "operators, their passes and candidates");
-  list->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
-  CLI::App* show = app.add_subcommand("show", "an operator: formula, tensors, attributes, candidates");
-  show->add_option("op", options.show_op, "operator")->required();
-  show->add_option("--plugin", options.run.plugins, "a shared library with more candidates")->type_name("FILE.so");
-  CLI::App* contract = app.add_subcommand("contract", "what a contract asks, and of what use it is");
+  CLI::App* list = app.add_subcommand("list", "list operators, their passes and candidates, and presets");
+  list->add_option("--plugin", options.run.plugins, "shared library with additional candidates")->type_name("FILE.so");
+  CLI::App* show = app.add_subcommand("show", "show an operator: formula, tensors, attributes, candidates");
+  show->add_option("op", options.show_op, "operator to show")->required();
+  show->add_option("--plugin", options.run.plugins, "shared library with additional candidates")->type_name("FILE.so");
+  CLI::App* contract = app.add_subcommand("contract", "explain, check, compare and calibrate contracts");
   contract->require_subcommand(1);
-  CLI::App* explain = contract->add_subcommand("explain", "every number that judges a case, and where it came from");
+  CLI::App* explain =
+      contract->add_subcommand("explain", "show every limit that applies to a case, and the rule it comes from");
   add_explain_options(*explain, options.run);
-  CLI::App* lint = contract->add_subcommand("lint", "what has expired or does nothing; exit 1 when there is some");
+  CLI::App* lint = contract->add_subcommand(
+      "lint", "find entries that have expired or have no effect; exits with 1 if there are any");
   add_lint_options(*lint, options.run, options.contracts);
-  CLI::App* diff = contract->add_subcommand("diff", "in what two contracts differ; exit 1 when they do");
+  CLI::App* diff = contract->add_subcommand("diff", "show how two contracts differ; exits with 1 if they do");
   add_diff_options(*diff, options);
   CLI::App* calibrate =
-      contract->add_subcommand("calibrate", "how far candidates stay inside the limits, and limits that would do");
+      contract->add_subcommand("calibrate", "measure how far candidates stay within the limits, and suggest limits");
   add_calibrate_options(*calibrate, options.run);
-  CLI::App* report = app.add_subcommand("report", "a JSON report in other forms; two of them compared");
+  CLI::App* report = app.add_subcommand("report", "convert, compare and merge JSON reports");
   report->require_subcommand(0, 1);
   add_report_options(*report, options.report);
-  CLI::App* report_diff =
-      report->add_subcommand("diff", "what broke, and which headroom was lost; exit 1 when the later one is worse");
+  CLI::App* report_diff = report->add_subcommand(
+      "diff",
+      "show what broke and which headroom was lost between two reports; exits with 1 if the later one is worse");
   add_report_diff_options(*report_diff, options.report);
   CLI::App* report_merge =
-      report->add_subcommand("merge", "the shards of a run as one report; exits as the whole run would have");
+      report->add_subcommand("merge", "merge the reports of all shards of a run; exits as the whole run would have");
   add_report_merge_options(*report_merge, options);
-  CLI::App* certify = app.add_subcommand("certify", "write down that bits depend on nothing they must not depend on");
+  CLI::App* certify =
+      app.add_subcommand("certify", "certify that a candidate is deterministic and batch-invariant bit for bit");
   add_certify_options(*certify, options.run, options.certificate);
-  CLI::App* verify = app.add_subcommand("verify", "see a certificate again on this machine, or compare two");
+  CLI::App* verify = app.add_subcommand("verify", "verify a certificate on this machine, or compare two");
   add_verify_options(*verify, options.run, options.certificate);
-  CLI::App* compare = app.add_subcommand("compare", "the tensors of one file against those of another as their gold");
+  CLI::App* compare =
+      app.add_subcommand("compare", "judge the tensors of one file, with those of another as their gold");
   add_compare_options(*compare, options.run, options.compare);
   std::string shell;
-  CLI::App* completion = app.add_subcommand("completion", "a script that completes the command line in a shell");
-  completion->add_option("shell", shell, "bash or zsh")->required();
+  CLI::App* completion =
+      app.add_subcommand("completion", "print a script that completes check_operator's command line in a shell");
+  completion->add_option("shell", shell, "shell: bash or zsh")->required();
   app.footer(
       "Examples:\n"
       "  check_operator --op logp --candidate native --device cpu --dtype fp32 --batch 1 --seq 2 --vocab 17\n"
@@ -316,7 +325,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (diff->parsed()) take_all(options.run);
   require_one_of("--color", options.run.color, {"auto", "always", "never"});
   if (compare->parsed() && options.run.numerics.empty())
-    throw InputError("--class", "says which rules judge the tensors, and is not given",
+    throw InputError("--class", "is needed to select the rules that judge the tensors",
                      "add --class reduction, or another");
   if (compare->parsed()) require_one_of("--pass", options.run.passes.front(), {"forward", "backward"});
   if (!options.run.numerics.empty()) require_one_of("--class", options.run.numerics, class_names());
@@ -347,17 +356,18 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (options.bench.repeats < kLeastRepeats || options.bench.repeats > kMostRepeats) {
     throw InputError("--repeats",
                      fmt::format("expected {} to {}, got {}", kLeastRepeats, kMostRepeats, options.bench.repeats),
-                     "fewer would not tell a difference from noise");
+                     "fewer could not tell a difference from noise");
   }
   constexpr int64_t kMostSeeds = 1000;
   if (options.mutate.seeds < 1 || options.mutate.seeds > kMostSeeds)
     throw InputError("--seeds", fmt::format("expected 1 to {}, got {}", kMostSeeds, options.mutate.seeds),
                      "give a number of seeds");
   if (!(options.mutate.min_kill >= 0 && options.mutate.min_kill <= 1))
-    throw InputError("--min-kill", fmt::format("expected 0 to 1, got {}", options.mutate.min_kill), "give a share");
+    throw InputError("--min-kill", fmt::format("expected 0 to 1, got {}", options.mutate.min_kill),
+                     "give a share of the faults");
   if (options.command == Command::report && options.report.file.empty())
     throw InputError("report", "no report is named",
-                     "write check_operator report FILE, report diff OLD NEW or report merge FILE...");
+                     "use 'check_operator report FILE', 'report diff OLD NEW' or 'report merge FILE...'");
   if (!(options.report.factor >= 1 && options.report.factor <= 1e6))
     throw InputError("--factor", fmt::format("expected 1 to 1e6, got {}", options.report.factor), "give a factor");
   constexpr int64_t kLongest = 30 * 24 * 3600;

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "base/error.hpp"
-#include "case/case.hpp"
+#include "case/sweep.hpp"
 
 namespace checkop {
 namespace {
@@ -26,16 +26,17 @@ void add_sizes(CLI::App& app, RunOptions& run) {
     for (const std::string_view dim : dims_of(*op)) known.insert(dim);
   }
   for (const std::string_view dim : known) {
-    // --normalized-dim is the seed's name for the hidden size.
+    // --normalized-dim is RL-Kernel's name for the hidden size.
     const std::string flags = dim == "hidden" ? "--hidden,--normalized-dim" : flag_of(dim);
     app.add_option_function<std::string>(
            flags, [&run, dim](const std::string& sizes) { run.dims[std::string(dim)] = sizes; },
-           dim == kWorldSize ? "tensor-parallel operators: how many ranks; a list or a range"
+           dim == kWorldSize ? "number of ranks of tensor-parallel operators: 4, a list 1,2,4 or a range 1:8:x2"
                              : fmt::format("size of {}: 7, a list 1,7,64 or a range 1:4096:x2", dim))
         ->group("Sizes");
   }
   app.add_option("--shard-bounds", run.shard_bounds,
-                 "where the parts of ranks begin and where the last ends, 0,3,7,12,16; as even as can be otherwise")
+                 "tensor-parallel parts: where each rank's part begins and the last one ends, such as 0,3,7,12,16; "
+                 "default: parts as equal as possible")
       ->delimiter(',')
       ->group("Sizes");
   app.add_option_function<std::vector<std::string>>(
@@ -50,7 +51,7 @@ void add_sizes(CLI::App& app, RunOptions& run) {
              run.dims[setting.substr(0, equals)] = setting.substr(equals + 1);
            }
          },
-         "NAME=VALUES: any dimension by its name")
+         "NAME=VALUES: size of any dimension, by its name")
       ->group("Sizes");
 }
 
@@ -75,82 +76,93 @@ void add_names(CLI::App& app, const std::string& flag, std::vector<std::string>&
 
 void add_candidate_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Candidates");
-  add_names(app, "--candidate", run.candidates, "candidates, or all that run on the device");
-  app.add_option("--device", run.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--plugin", run.plugins, "a shared library with more candidates")->type_name("FILE.so");
-  app.add_option("--timeout-s", run.timeout_s, "per case, in seconds")->capture_default_str();
-  app.add_flag("--no-isolate", run.no_isolate, "run candidates in this process, for debuggers; a crash ends the run");
+  add_names(app, "--candidate", run.candidates, "candidates by name, or all that run on the device");
+  app.add_option("--device", run.device, "device to run on: auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--plugin", run.plugins, "shared library with additional candidates")->type_name("FILE.so");
+  app.add_option("--timeout-s", run.timeout_s, "time limit of a check, in seconds")->capture_default_str();
+  app.add_flag("--no-isolate", run.no_isolate,
+               "run candidates in this process, for debugging; a crash then ends the run");
   app.option_defaults()->group("Options");
 }
 
 void add_external_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--exec", run.external, "a command that is a candidate: it is sent cases as lines, tensors as files")
+  app.add_option("--exec", run.external,
+                 "command to run as a candidate: it gets cases as lines of JSON and tensors as files")
       ->type_name("COMMAND")
       ->group("Candidates");
-  add_names(app, "--exec-name", run.external_names, "what the commands of --exec are called; exec otherwise");
+  add_names(app, "--exec-name", run.external_names,
+            "names of the --exec candidates, in order; default: exec, exec2, ...");
   app.get_option("--exec-name")->type_name("NAME")->group("Candidates");
 }
 
 void add_rank_options(CLI::App& app, RunOptions& run) {
   app.add_option("--rank", run.rank,
-                 "of --world-size processes, this one's number; otherwise as torchrun, mpirun or srun say")
+                 "rank of this process among --world-size processes; default: as torchrun, mpirun or srun say")
       ->group("Ranks");
   app.add_option("--master", run.master,
-                 "where rank 0 listens; otherwise MASTER_ADDR and MASTER_PORT, or 127.0.0.1:29500")
+                 "address at which rank 0 listens; default: MASTER_ADDR and MASTER_PORT, or 127.0.0.1:29500")
       ->type_name("HOST:PORT")
       ->group("Ranks");
 }
 
 void add_case_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Checks");
-  add_names(app, "--op", run.ops, "operators, or all");
-  add_names(app, "--dtype", run.dtypes, "fp32, bf16, fp16, fp64, or all (the first three)");
-  add_names(app, "--pass", run.passes, "forward, backward, or all");
+  add_names(app, "--op", run.ops, "operators to check, or all");
+  add_names(app, "--dtype", run.dtypes, "dtypes: fp32, bf16, fp16, fp64, or all (the first three)");
+  add_names(app, "--pass", run.passes, "passes: forward, backward, or all");
   app.add_flag_callback(
       "--check-grad",
       [&run] {
         run.passes = {"forward", "backward"};
       },
-      "forward and backward");
+      "check forward and backward");
   app.option_defaults()->group("Options");
-  app.add_option("--preset", run.presets, "sizes of models, or all; sizes and attributes that are given win")
+  app.add_option("--preset", run.presets,
+                 "models whose sizes to use, or all; sizes and attributes given by flags take precedence")
       ->delimiter(',')
       ->group("Sizes");
   add_sizes(app, run);
   add_attributes(app, run);
-  add_names(app, "--with", run.with, "optional inputs: none, or names joined by +; a list sweeps them");
+  add_names(app, "--with", run.with,
+            "optional inputs: none, or names joined by +; each entry of a list makes cases of its own");
   app.get_option("--with")->group("Data");
 
-  app.add_option("--input-mode", run.input_mode, "random, constant, integer, peaked, extreme or wide")
+  app.add_option("--input-mode", run.input_mode,
+                 "kind of input data: random, constant, integer, peaked, extreme or wide")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--constant-value", run.constant_value, "of --input-mode constant")
+  app.add_option("--constant-value", run.constant_value, "value of the inputs with --input-mode constant")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--token-value", run.token_value, "id of --input-mode constant")->capture_default_str()->group("Data");
+  app.add_option("--token-value", run.token_value, "token id with --input-mode constant")
+      ->capture_default_str()
+      ->group("Data");
   app.add_option("--ignored-every", run.ignored_every,
-                 "operators with ignore_index: one run of rows in so many has it as its ids; 0: none, 1: all")
+                 "for operators with ignore_index: ignore one run of rows in every N; 0 ignores none, 1 all")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--ignored-run", run.ignored_run, "rows of such a run, as a prompt is one")
+  app.add_option("--ignored-run", run.ignored_run, "number of rows in each ignored run, such as the length of a prompt")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--seed", run.seed, "of all inputs")
+  app.add_option("--seed", run.seed, "seed of all inputs; with --suite or --cases it reseeds every case")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--grad-mode", run.grad_mode, "upstream gradients: random or ones")
+  app.add_option("--grad-mode", run.grad_mode, "kind of upstream gradients: random or ones")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--grad-seed", run.grad_seed, "of the upstream gradients")
+  app.add_option("--grad-seed", run.grad_seed,
+                 "seed of the upstream gradients; with --suite or --cases it reseeds every case")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->group("Data");
 
-  app.add_option("--cases", run.cases, "case files or folders in place of --op and sizes")->group("Checks");
-  app.add_option("--suite", run.suite, "a suite of the case files: smoke, ci, nightly, large, invariance")
+  app.add_option("--cases", run.cases, "case files or folders to take cases from, in place of sizes")->group("Checks");
+  app.add_option("--suite", run.suite,
+                 fmt::format("suite of the case files to take cases from: {}", fmt::join(shipped_suites(), ", ")))
       ->group("Checks");
-  app.add_option("--threads", run.threads, "of the gold and the generator; 0: one per core")->capture_default_str();
+  app.add_option("--threads", run.threads, "threads that generate inputs and compute the gold; 0: one per core")
+      ->capture_default_str();
 }
 
 void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
@@ -170,82 +182,89 @@ void add_json_option(CLI::App& app, RunOptions& run, const std::string& help) {
 }
 
 void add_form_options(CLI::App& app, ReportForms& forms) {
-  app.add_option("--junit", forms.junit, "JUnit XML, for CI servers")->type_name("FILE")->group("Reports");
-  app.add_option("--markdown", forms.markdown, "a summary in Markdown")->type_name("FILE")->group("Reports");
-  app.add_option("--html", forms.html, "one page for people, with maps of the errors")
+  app.add_option("--junit", forms.junit, "write JUnit XML, for CI servers")->type_name("FILE")->group("Reports");
+  app.add_option("--markdown", forms.markdown, "write a summary in Markdown")->type_name("FILE")->group("Reports");
+  app.add_option("--html", forms.html, "write a page for people, with maps of the errors")
       ->type_name("FILE")
       ->group("Reports");
 }
 
 void add_output_options(CLI::App& app, RunOptions& run) {
-  add_json_option(app, run, "the report as JSON to FILE, or in place of the text");
-  app.add_option("--jsonl", run.jsonl_file, "one JSON object a line, each as soon as it is known")
+  add_json_option(app, run, "write the report as JSON to FILE, or to stdout in place of the text");
+  app.add_option("--jsonl", run.jsonl_file, "write JSON lines, one for each check as soon as it is done")
       ->type_name("FILE")
       ->group("Reports");
   add_form_options(app, run.forms);
-  app.add_option("--color", run.color, "of the text: auto (on a terminal, unless NO_COLOR is set), always or never")
+  app.add_option("--color", run.color, "colour the text: auto (on a terminal, unless NO_COLOR is set), always or never")
       ->capture_default_str()
       ->group("Reports");
   app.add_flag_callback(
          "--github", [&run] { run.github = true; },
-         "annotations, and the summary in GITHUB_STEP_SUMMARY; on by itself where GITHUB_ACTIONS is true")
+         "write GitHub annotations, and the summary to GITHUB_STEP_SUMMARY; the default where GITHUB_ACTIONS is true")
       ->group("Reports");
   app.add_flag_callback(
-         "--no-github", [&run] { run.github = false; }, "neither, wherever it runs")
+         "--no-github", [&run] { run.github = false; }, "write neither, even where GITHUB_ACTIONS is true")
       ->group("Reports");
 }
 
 void add_given_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--input", run.inputs, "a captured tensor in place of the generated input NAME")
+  app.add_option("--input", run.inputs, "use a captured tensor in place of the generated input NAME")
       ->type_name("NAME=FILE:TENSOR")
       ->group("Cases of files");
-  app.add_option("--inputs", run.inputs_file, "a case of files: inputs by name, as safetensors; --op may be any name")
+  app.add_option("--inputs", run.inputs_file,
+                 "safetensors file with the inputs of one case, by name; --op may then name an operator of your own")
       ->type_name("FILE")
       ->group("Cases of files");
   app.add_option("--gold", run.gold_file,
-                 "the gold of its outputs, by name; of an own operator in fp64: for outputs of --dtype")
+                 "safetensors file with the gold of that case's outputs, by name; --dtype is the outputs' dtype where "
+                 "the gold is in fp64")
       ->type_name("FILE")
       ->group("Cases of files");
 }
 
 void add_class_options(CLI::App& app, RunOptions& run) {
   app.add_option("--class", run.numerics,
-                 "of outputs whose gold a file gives: pointwise, reduction, contraction, logprob, composite or exact")
+                 "class of outputs whose gold comes from a file: pointwise, reduction, contraction, logprob, composite "
+                 "or exact")
       ->type_name("CLASS")
       ->group("Judging");
-  app.add_option("--terms", run.terms, "longest sum behind an element of such an output, for bound_ratio")
+  app.add_option("--terms", run.terms,
+                 "with --class: number of terms of the longest sum behind an element, for bound_ratio")
       ->capture_default_str()
       ->group("Judging");
 }
 
 void add_memory_option(CLI::App& app, RunOptions& run) {
-  app.add_option("--memory-limit", run.memory_limit,
-                 "of the host's memory for a check: 512M, 4G; what is free otherwise. More is skipped")
+  app.add_option(
+         "--memory-limit", run.memory_limit,
+         "host memory that a check may use, such as 512M or 4G; larger checks are skipped; default: what is free")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->type_name("BYTES")
       ->group("Candidates");
 }
 
 void add_selection_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--filter", run.filter, "a glob on OP/PASS/CANDIDATE/CASE_NAME")->group("Checks");
+  app.add_option("--filter", run.filter, "select checks whose OP/PASS/CANDIDATE/CASE_NAME matches this glob")
+      ->group("Checks");
   app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
       ->group("Checks");
 }
 
 void add_arch_option(CLI::App& app, RunOptions& run) {
-  app.add_option("--arch-key", run.arch_key, "contract overlays: auto (the device's), none, or a key such as sm90")
+  app.add_option("--arch-key", run.arch_key,
+                 "contract overlays to apply: auto (the device's), none, or a key such as sm90")
       ->capture_default_str()
       ->group("Judging");
 }
 
 void add_contract_options(CLI::App& app, RunOptions& run) {
   add_arch_option(app, run);
-  app.add_option("--contract", run.contract, "tolerances; the shipped contracts/default.json otherwise")
+  app.add_option("--contract", run.contract, "tolerance contract; default: the shipped contracts/default.json")
       ->group("Judging");
 }
 
 void add_force_option(CLI::App& app, RunOptions& run) {
-  app.add_flag("--force-arch-key", run.force_arch_key, "take --arch-key although the device is another")
+  app.add_flag("--force-arch-key", run.force_arch_key, "accept an --arch-key that is not the device's")
       ->group("Judging");
 }
 

@@ -62,7 +62,7 @@ Tensor companion(const SafetensorsReader& file, const std::string& group, const 
     const double value = tensor.at(i);
     if (value >= 0 && std::isfinite(value)) continue;
     throw InputError(fmt::format("{}: tensor '{}'", file.path(), entry->name),
-                     fmt::format("holds {} at index {}, and no error lies within that", value, i),
+                     fmt::format("holds {} at index {}, which is no limit for an error", value, i),
                      "give finite numbers of at least 0");
   }
   return tensor;
@@ -194,17 +194,14 @@ void GivenGold::require_sound(const SafetensorsReader& file, const Case& c, cons
       throw InputError(gates.source, fmt::format("asks for identities alone, and '{}' has none", name), kSoundGates);
     for (const Gate& gate : gates.all) {
       if (needs_magnitude(gate.metric) && file.find("magnitude/" + name) == nullptr) {
-        throw InputError(
-            gate.source,
-            fmt::format("{} needs the magnitude of every element of '{}', which {} does not hold; |gold| is none where "
-                        "a sum cancels",
-                        to_string(gate.metric), name, file.path()),
-            fmt::format("add a tensor 'magnitude/{}' to it, or {}", name, kSoundGates));
+        throw InputError(gate.source,
+                         fmt::format("{} needs the magnitude of every element of '{}', and {} does not hold it",
+                                     to_string(gate.metric), name, file.path()),
+                         fmt::format("add a tensor 'magnitude/{}' to it, or {}", name, kSoundGates));
       }
       if (needs_finer_gold(gate.metric) && !(unit_roundoff(gold.dtype) < unit_roundoff(dtype_of(c, spec.tensor)))) {
         throw InputError(gate.source,
-                         fmt::format("{} measures by what it costs to store the gold, and '{}' in {} is {}, no finer "
-                                     "than the output",
+                         fmt::format("{} needs a gold in a wider dtype than the output's, and '{}' in {} is {}",
                                      to_string(gate.metric), name, file.path(), info(gold.dtype).name),
                          fmt::format("give it in a wider dtype, or {}", kSoundGates));
       }

@@ -26,8 +26,10 @@ Case case_of_given_files(const RunOptions& options) {
   const SafetensorsReader inputs(options.inputs_file);
   if (const Operator* op = find_operator(name)) {
     if (!options.numerics.empty())
-      throw InputError("--class", fmt::format("'{}' says itself what its outputs are", name), "leave it out");
-    if (options.has("--dtype")) throw InputError("--dtype", "has no effect on inputs that have theirs", "leave it out");
+      throw InputError("--class", fmt::format("has no effect on '{}', whose outputs have a class already", name),
+                       "leave it out");
+    if (options.has("--dtype"))
+      throw InputError("--dtype", "has no effect on the tensors of --inputs, which have their own", "leave it out");
     return case_of_inputs(inputs, *op, *parse_passes("--pass", *op, options.passes).front(), options.attrs,
                           options.shard_bounds);
   }
@@ -43,12 +45,12 @@ Case case_of_given_files(const RunOptions& options) {
   if (options.passes.front() != "forward" && options.passes.front() != "backward")
     throw InputError("--pass", fmt::format("unknown pass '{}'", options.passes.front()), "use forward or backward");
   if (!options.shard_bounds.empty())
-    throw InputError("--shard-bounds", "an operator of your own has no ranks that share a dimension", "leave it out");
+    throw InputError("--shard-bounds", "an operator of your own cannot be tensor-parallel", "leave it out");
   if (!options.attrs.empty())
     throw InputError(fmt::format("attribute '{}'", options.attrs.begin()->first),
                      "an operator of your own has no attributes", "give it as an input");
   if (std::find(options.checks.begin(), options.checks.end(), "invariance") != options.checks.end())
-    throw InputError("--check", "invariance compares rows, and those of an operator of your own are not told apart",
+    throw InputError("--check", "invariance compares rows, and the rows of an operator of your own are not known",
                      "leave it out: --check accuracy,determinism,memory");
   const SafetensorsReader gold(options.gold_file);
   std::vector<SafetensorsEntry> outputs;

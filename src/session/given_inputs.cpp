@@ -159,11 +159,11 @@ Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pas
   c.pass = &pass;
   if (!op.sharded_dim.empty()) c.dims[std::string(kWorldSize)] = bounds.empty() ? 1 : std::ssize(bounds) - 1;
   if (op.sharded_dim.empty() && !bounds.empty())
-    throw InputError("--shard-bounds", fmt::format("{} has no ranks that share a dimension", op.name), "leave it out");
+    throw InputError("--shard-bounds", fmt::format("{} is not tensor-parallel", op.name), "leave it out");
   c.shard_bounds = bounds;
   for (const auto& [name, value] : attrs) {
     if (!has_attr(op, name))
-      throw InputError(fmt::format("attribute '{}'", name), fmt::format("{} has none of that name", op.name),
+      throw InputError(fmt::format("attribute '{}'", name), fmt::format("{} has no such attribute", op.name),
                        fmt::format("see 'check_operator show {}'", op.name));
   }
   for (const AttrSpec& attr : op.attrs) {

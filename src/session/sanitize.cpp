@@ -158,7 +158,7 @@ Sanitized::Sanitized(const RunOptions& options, const Selection& selection) {
   const std::string sanitizer = find_sanitizer();
   if (sanitizer.empty())
     throw EnvironmentError(
-        fmt::format("--sanitize: compute-sanitizer is not here; install it with: {}", kInstallSanitizer));
+        fmt::format("--sanitize: compute-sanitizer was not found; install it with: {}", kInstallSanitizer));
   std::vector<std::string> names;
   for (const Check* check : selection.checks_here()) names.push_back(check_name(*check));
   if (names.empty()) return;

@@ -62,11 +62,13 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
   const auto ops = parse_operators("--op", options.ops);
   if (options.input_mode == "peaked" &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::ids); })) {
-    throw InputError("--input-mode", "peaked plants targets, and no selected operator has any", "use random");
+    throw InputError("--input-mode", "peaked is for operators with target ids, and no selected operator has any",
+                     "use random");
   }
   if (options.input_mode == "extreme" &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::logits); })) {
-    throw InputError("--input-mode", "extreme is about logits, and no selected operator takes any", "use random");
+    throw InputError("--input-mode", "extreme is for operators that take logits, and no selected operator does",
+                     "use random");
   }
   for (const char* flag : {"--ignored-every", "--ignored-run"}) {
     if (!options.has(flag)) continue;
@@ -75,7 +77,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
   }
   if (options.has("--shard-bounds") &&
       std::all_of(ops.begin(), ops.end(), [](const Operator* op) { return op->sharded_dim.empty(); })) {
-    throw InputError("--shard-bounds", "no selected operator has ranks that share a dimension", "leave it out");
+    throw InputError("--shard-bounds", "no selected operator is tensor-parallel", "leave it out");
   }
   const std::vector<Preset> presets =
       options.presets.empty() ? std::vector<Preset>{} : parse_presets("--preset", options.presets);
@@ -170,7 +172,7 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
   }
   if (cases.empty() && !options.suite.empty()) {
     const std::string nearest = did_you_mean(options.suite, shipped_suites());
-    throw InputError("--suite", fmt::format("no case of {} belongs to '{}'", fmt::join(paths, ", "), options.suite),
+    throw InputError("--suite", fmt::format("no case of {} is in suite '{}'", fmt::join(paths, ", "), options.suite),
                      fmt::format("{}{}name a suite that the case files list under \"suites\"", nearest,
                                  nearest.empty() ? "" : " or "));
   }

@@ -126,7 +126,7 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {kTiny + "--ignored-run 0", "--ignored-run: expected an integer >= 1, got 0"},
       {kTiny + "--ignored-every -2", "--ignored-every: expected an integer >= 0, got -2"},
       {kTiny + "--ignore-index 0.5", "--ignore-index: expected an integer, got 0.5"},
-      {"--op silu --device cpu --input-mode extreme", "--input-mode: extreme is about logits"},
+      {"--op silu --device cpu --input-mode extreme", "--input-mode: extreme is for operators that take logits"},
       {"--op rope --device cpu --head-dim 5", "--head-dim: rope turns pairs, got the odd size 5"},
       {"--op attention --device cpu --q-heads 3 --kv-heads 2", "--q-heads: 3 query heads on 2 key heads"},
       {"--op grpo_loss --device cpu --batch 3", "--samples-per-prompt: expected an integer >= 2 that divides"},
@@ -206,7 +206,12 @@ TEST(Cli, ListShowAndSelectionWork) {
               "logp/forward/native/logp-fp32-2x16x262144  ");
   expect_exit(run_program("--suite nightly --device cpu --candidate native --list"), 0,
               "logp/backward/native/logp-bf16-1x14144x151936  8.0 GiB\n");
-  expect_exit(run_program("--help"), 0, "Exit codes");
+  const ProcessResult help = run_program("--help");
+  expect_exit(help, 0, "Exit codes");
+  expect_exit(help, 0, "tensor-parallel parts: where each rank's part begins");
+  expect_exit(help, 0, "run only this run shard, counted from 0");
+  expect_exit(help, 0, "none begins a check after its share");
+  expect_exit(help, 0, "smoke, ci, nightly, large, invariance, mutation");
   expect_exit(run_program("--version"), 0, ".");
 }
 

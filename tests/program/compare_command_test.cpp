@@ -94,12 +94,12 @@ TEST(CompareCommand, GoldThatIsNoFinerSaysNothingAboutStoring) {
   const std::string got = write("same_got", list(tensor("y", DType::f32, {6, 32}, wave)));
   expect_exit(
       run_program("compare " + got + " " + got + " --contract contracts/policies/two_times.json --class reduction"), 2,
-      "no finer than the output");
+      "needs a gold in a wider dtype than the output");
 }
 
 TEST(CompareCommand, QuestionsThatMakeNoSenseAreRefused) {
   const std::string files = pair_of_files("questions");
-  expect_exit(run_program(files), 2, "--class: says which rules judge the tensors");
+  expect_exit(run_program(files), 2, "--class: is needed to select the rules that judge the tensors");
   expect_exit(run_program(files + "--class reductoin"), 2, "did you mean 'reduction'?");
   expect_exit(run_program(files + kClass + " --filter none"), 2, "holds no tensor of --filter");
   expect_exit(run_program(files + kClass + " --terms 0"), 2, "--terms: expected 1 or more");

@@ -137,7 +137,8 @@ TEST(ContractCommand, ExplainSpeaksJsonToo) {
 }
 
 TEST(ContractCommand, ExplainRefusesWhatItCannotKnow) {
-  expect_exit(run_program("contract explain --op logp --arch-key auto"), 2, "no device is looked at");
+  expect_exit(run_program("contract explain --op logp --arch-key auto"), 2,
+              "'auto' is the architecture of a device, and this command uses none");
   expect_exit(run_program("contract explain --op logp --arch-key sm91"), 2, "unknown architecture 'sm91'");
   expect_exit(run_program("contract explain --op logp --device cpu"), 2, "--device");
   expect_exit(run_program("contract"), 2, "subcommand is required");

@@ -63,7 +63,7 @@ TEST_F(Init, RefusesNamesThatCannotBe) {
       {"a/b", "'a/b' is no name"},
       {"'a b'", "'a b' is no name"},
       {"''", "'' is no name"},
-      {"test", "'test' means something else to CMake"},
+      {"test", "'test' is reserved by CMake"},
       {"native", "rms_norm has a candidate 'native' already"},
   };
   for (const auto& [name, error] : mistakes) {

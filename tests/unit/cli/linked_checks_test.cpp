@@ -158,12 +158,17 @@ TEST(LinkedChecks, NothingCheckedIsNoPass) {
   EXPECT_EQ(check_linked(entry_of(silu), small_and({"--dtype", "bf16"}), "A.B").code, 3);  // unsupported
 }
 
+TEST(LinkedChecks, SeedsAreTaken) {
+  const InSourceTree here;
+  EXPECT_EQ(check_linked(entry_of(silu), small_and({"--seed", "7", "--grad-seed", "8"}), "A.B").code, 0);
+}
+
 TEST(LinkedChecks, WrongQuestionsSayWhatIsWrong) {
   const InSourceTree here;
   const std::pair<Strings, std::string> mistakes[] = {
-      {{"--op", "logp"}, "--op is said by the arguments before"},
-      {{"--pass=backward"}, "--pass is said by"},
-      {{"--check-grad"}, "--check-grad is said by"},
+      {{"--op", "logp"}, "--op is set by the first arguments"},
+      {{"--pass=backward"}, "--pass is set by"},
+      {{"--check-grad"}, "--check-grad is set by"},
       {{"--json", "x.json"}, "--json has no effect here"},
       {{"--list"}, "--list has no effect here"},
       {{"bench"}, "got a command"},

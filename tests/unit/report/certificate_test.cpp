@@ -126,7 +126,7 @@ TEST(Certificate, OtherDataAreNoComparison) {
 TEST(Certificate, IsOfOneCandidate) {
   expect_exit(run_program(fmt::format("certify {} --candidate native,perfect --plugin {}/perfect.so --out {}", kSmall,
                                       kPluginFolder, path("two.json"))),
-              2, "a certificate is of one candidate");
+              2, "a certificate is for one candidate");
 }
 
 TEST(Intervals, JoinNeighbours) {

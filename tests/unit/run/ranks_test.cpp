@@ -339,7 +339,7 @@ TEST(Ranks, TheReportTellsOfThePartsAndOfDifferences) {
 }
 
 TEST(Ranks, FlagsThatMakeNoSenseAreRefused) {
-  expect_exit(run_program("--op logp --shard-bounds 0,3"), 2, "no selected operator has ranks");
+  expect_exit(run_program("--op logp --shard-bounds 0,3"), 2, "no selected operator is tensor-parallel");
   expect_exit(run_program("--op logp --world-size 2"), 2, "no selected operator has it");
   expect_exit(run_program("--op tp_logp --vocab 16 --world-size 2 --shard-bounds 0,3,7,16"), 2,
               "4 bounds are those of 3 ranks");

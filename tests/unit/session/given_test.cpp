@@ -275,7 +275,7 @@ TEST(OwnGold, JudgesAnOperatorThatIsKnown) {
   expect_exit(plain, 0, "[ WARNING  ] " + file + ": 'bais' is no input of matmul/forward and was not used");
   expect_exit(run_program(flags + "--gold " + right), 0, "1 pass");
   expect_exit(run_program(flags + "--gold " + off), 1, "c[0,1,1] = ");
-  expect_exit(run_program(flags + "--gold " + right + " --class reduction"), 2, "says itself what its outputs are");
+  expect_exit(run_program(flags + "--gold " + right + " --class reduction"), 2, "whose outputs have a class already");
 }
 
 }  // namespace

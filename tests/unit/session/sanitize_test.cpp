@@ -247,7 +247,7 @@ TEST(Sanitize, AbsentSanitizerIsExitCodeFiveWithTheLineThatInstallsIt) {
   fs::create_symlink("/usr/bin/env", tools / "env");
   const Setting path("PATH", tools.string()), home("CUDA_HOME", tools.string());
   expect_exit(run_program("--op silu --candidate native --device cpu --sanitize memcheck"), 5,
-              "compute-sanitizer is not here; install it with: sudo apt-get install cuda-sanitizer");
+              "compute-sanitizer was not found; install it with: sudo apt-get install cuda-sanitizer");
   fs::create_symlink("/usr/bin/env", tools / "bin" / "compute-sanitizer");
   EXPECT_EQ(find_sanitizer(), (tools / "bin" / "compute-sanitizer").string());
 }

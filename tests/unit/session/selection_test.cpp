@@ -151,7 +151,9 @@ TEST(Selection, EveryPartOfASettingOfOptionalsMustBeKnown) {
 TEST(Selection, PeakedDataNeedAnOperatorWithTargets) {
   RunOptions options = small_matmul();
   options.input_mode = "peaked";
-  EXPECT_EQ(error_of(options).find("--input-mode: peaked plants targets, and no selected operator has any"), 0u);
+  EXPECT_EQ(
+      error_of(options).find("--input-mode: peaked is for operators with target ids, and no selected operator has any"),
+      0u);
 }
 
 TEST(Selection, PeakedDataOfAnOperatorWithoutTargetsAreCalledRandom) {
@@ -423,7 +425,7 @@ TEST(Selection, SuiteWithoutCasesIsAnError) {
   const InSourceTree here;
   RunOptions options = small_matmul();
   options.suite = "smok";
-  EXPECT_EQ(error_of(options).find("--suite: no case of cases belongs to 'smok'; "), 0u);
+  EXPECT_EQ(error_of(options).find("--suite: no case of cases is in suite 'smok'; "), 0u);
 }
 
 TEST(Selection, PresetsGiveSizesAndFlagsWin) {
