@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "abi/check_operator.h"
+#include "check_operator.h"
 
 /* Of libcheck_operator_gtest: runs the checks that `arguments` select and gives the program's exit code. `say` gets
  * what did not pass; `test` is the name for --gtest_filter. A device of -1 is that of --device, or what the library

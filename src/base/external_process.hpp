@@ -2,11 +2,11 @@
 // A process that is spoken to in lines: its standard input and output are pipes, its standard error a file.
 #pragma once
 
-#include <sys/types.h>
-
 #include <optional>
 #include <stdexcept>
 #include <string>
+
+#include "base/child_process.hpp"
 
 namespace checkop {
 
@@ -29,8 +29,8 @@ class TempFolder {
   std::string path_;
 };
 
-/// How a process ended, from waitpid's status: "killed by signal 9 (Killed)", "left with exit code 1".
-std::string describe_end(int status);
+/// Writes to the standard error, which may be closed or full: then the words are lost.
+void print_last_words(const std::string& text);
 
 /// The last lines of a process's standard error as a clause for the end of a sentence, "; it wrote: 'a | b'"; "" when
 /// there is nothing.
@@ -60,7 +60,7 @@ class LineProcess {
   void pass_stderr_on();
 
   std::string stderr_file_, pending_;
-  pid_t pid_ = -1;
+  ChildProcess child_;
   int to_ = -1, from_ = -1, errors_ = -1;
 };
 

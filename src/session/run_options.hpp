@@ -2,11 +2,13 @@
 // What a run is asked; the command line is parsed in options.cpp.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "report/report_forms.hpp"
@@ -67,6 +69,10 @@ struct RunOptions {
   /// Those that all shards of a run have in common.
   std::vector<std::string> shard_flags;
 
+  /// Whether --check asks for `check`: accuracy, invariance, determinism or memory.
+  bool wants(std::string_view check) const {
+    return checks.empty() || std::find(checks.begin(), checks.end(), check) != checks.end();
+  }
   bool has(const std::string& flag) const { return given.contains(flag); }
 };
 

@@ -55,6 +55,12 @@ checkop_status closes_everything(const checkop_call*) {
   std::exit(3);
 }
 
+/// Right, but its process can neither answer nor complain.
+checkop_status closes_descriptors(const checkop_call* call) {
+  for (int fd = 0; fd < 64; ++fd) close(fd);
+  return multiply(call);
+}
+
 /// Right, but for sums of 10, 20, ... terms.
 checkop_status crashes_every_tenth(const checkop_call* call) {
   if (call->inputs[1].shape[0] % 10 == 0) raise(SIGSEGV);
@@ -74,6 +80,7 @@ constexpr checkop_kernel kKernels[] = {
     kernel("leaves_child_and_dies", leaves_child_and_dies),
     kernel("crashes_later", crashes_later),
     kernel("closes_everything", closes_everything),
+    kernel("closes_descriptors", closes_descriptors),
     kernel("prints", prints),
     kernel("crashes_every_tenth", crashes_every_tenth),
     kernel("honest", multiply),

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -115,6 +117,30 @@ TEST(Cheats, WorkThatGoesOnAfterTheCallIsNotWaitedFor) {
 
 TEST(Cheats, ExitWithSuccessIsNoSuccess) {
   expect_caught("exits_with_success", {"error", "crash", "left with exit code 0 before it answered", 4});
+}
+
+// The worker can't answer, and can't say why: what it throws then must not run this program's destructors in the child.
+TEST(Cheats, ClosedDescriptorsLoseNoOtherCheck) {
+  for (const char* standard_error : {"/dev/null", "/dev/full", "&-"}) {
+    const std::string report = testing::TempDir() + "closed.json";
+    std::filesystem::remove(report);
+    const int status = std::system(
+        fmt::format("cd '{}' && '{}' --op matmul --batch 2 --seq 3 --k-dim 4,5 --n-dim 16 --device cpu --plugin {} "
+                    "--candidate closes_descriptors,native --json {} >/dev/null 2>{}",
+                    CHECKOP_SOURCE_DIR, kProgram, test_plugin("crashes"), report, standard_error)
+            .c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 4) << standard_error;
+    ASSERT_TRUE(std::filesystem::exists(report)) << standard_error;
+    const json read = json::parse(std::ifstream(report));
+    EXPECT_TRUE(read.at("complete"));
+    std::map<std::string, int> verdicts;
+    for (const json& candidate : read.at("candidates")) {
+      for (const json& c : candidate.at("cases"))
+        ++verdicts[fmt::format("{} {}", candidate.at("backend").get<std::string>(),
+                               c.at("verdict").get<std::string>())];
+    }
+    EXPECT_EQ(verdicts, (std::map<std::string, int>{{"closes_descriptors error", 2}, {"native pass", 2}}));
+  }
 }
 
 TEST(Cheats, SignalsThatAreIgnoredDoNotKeepItAlive) {
