@@ -31,7 +31,7 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true}, Numerics::reduction, "batch*seq"},
 };
 
-/// A tensor [batch, seq, x] as a matrix of rows.
+/// Views a tensor [batch, seq, x] as a matrix of rows.
 Factor rows_of(const Tensor& t, bool transposed = false) {
   return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
 }

@@ -23,7 +23,7 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"db", kKN}, Numerics::contraction, "batch*seq", /*sampled=*/true},
 };
 
-/// A tensor [batch, seq, x], or a matrix, as a matrix of rows.
+/// Views a tensor [batch, seq, x], or a matrix, as a matrix of rows.
 Factor matrix(const Tensor& t, bool transposed = false) {
   return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
 }

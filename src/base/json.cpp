@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The typed JSON reader: parsing with duplicate keys refused, and the wording of errors.
+// Implements the typed JSON reader: refuses duplicate keys and words the errors.
 #include "base/json.hpp"
 
 #include <fmt/format.h>

@@ -113,7 +113,7 @@ double tail_quantile(double p) {
   return std::copysign(z, p - 0.5);
 }
 
-/// out[i] = convert(word of element first + i) for i < n; `first` even, out of kDrawBuffer elements.
+/// out[i] = convert(word of element first + i) for i < n. `first` must be even; `out` needs room for n + 1 elements.
 template <typename Convert>
 inline void fill_words(const Stream& stream, int64_t first, double* __restrict out, int64_t n, Convert convert) {
   for (int64_t i = 0; i < (n + 1) / 2; ++i) {

@@ -75,7 +75,7 @@ class Draw {
     const double digits = digits_ * stream_.uniform(next_++);
     const auto size = static_cast<int64_t>(std::exp2(digits));
     const int64_t step = int64_t{8} << below(6);
-    const auto beside = static_cast<int64_t>(below(4)) / 2 + static_cast<int64_t>(below(2)) - 1;  // -1 to 1, 0 most
+    const auto beside = static_cast<int64_t>(below(4)) / 2 + static_cast<int64_t>(below(2)) - 1;  // -1 to 1, often 0
     if (below(2) == 0 || size < step) return size;
     return std::max<int64_t>(1, size / step * step + beside);
   }

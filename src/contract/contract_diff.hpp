@@ -15,8 +15,8 @@ std::string_view to_string(Tendency tendency);
 
 struct Change {
   Tendency tendency = Tendency::either;
-  std::string what;  ///< "bound_ratio lambda", "gate bits", "determinism", "rule"
-  std::string a, b;  ///< the values: "6" and "5", "none" and "there"
+  std::string what;  ///< "bound_ratio lambda", "gate bits", "determinism", "a rule"
+  std::string a, b;  ///< the values: "6" and "5", "asked" and "not asked"
 
   auto operator<=>(const Change&) const = default;
 };

@@ -23,7 +23,7 @@ struct JudgedOutput {
   const Operator* op;
   const Pass* pass;
   const OutputSpec* output;
-  DType dtype;  ///< of the output
+  DType dtype;  ///< dtype of the output
   DType case_dtype;
 };
 
@@ -33,7 +33,7 @@ std::vector<JudgedOutput> all_targets();           ///< every output of every op
 /// The keys of a "match". An unset key matches everything.
 struct RuleMatch {
   std::string output, op, pass;
-  std::vector<DType> dtypes;  ///< of the output
+  std::vector<DType> dtypes;  ///< dtypes of the output
   std::optional<Numerics> numerics;
   std::string arch, candidate;      ///< for overlays; the candidate is a glob
   std::string op_class;             ///< RL-Kernel format
@@ -189,7 +189,7 @@ std::vector<Underneath> what_lies_below(const Overlay& overlay, const std::vecto
                                         const JudgedOutput& target, const Rule& rule, const Gate& gate,
                                         const GateKey& key, const std::string& file);
 
-/// Throws InputError for a key that is not an architecture.
+/// Throws InputError for an unknown architecture.
 void require_known_arch(const std::string& where, std::string_view key);
 const std::vector<std::string>& all_archs();
 

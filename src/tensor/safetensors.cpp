@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and writing safetensors files.
+// Reads and writes safetensors files.
 #include "tensor/safetensors.hpp"
 
 #include <fcntl.h>
