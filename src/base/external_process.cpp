@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts a process, speaks with it, and tells how it ended.
+// Starts a process, exchanges lines with it, and describes how it ended.
 #include "base/external_process.hpp"
 
 #include <fcntl.h>
@@ -26,9 +26,9 @@
 namespace checkop {
 namespace {
 
-/// For a process whose standard output is closed to end.
+/// Time that a process gets to end after it closed its standard output.
 constexpr std::chrono::seconds kDeathLimit{5};
-/// Of what a process wrote to its standard error.
+/// Limits on the quoted end of a process's standard error.
 constexpr off_t kLastBytes = 16384;
 constexpr size_t kLastLines = 6, kLongestWords = 1200;
 
@@ -57,8 +57,8 @@ bool write_all(int file, const std::string& text) {
   return true;
 }
 
-/// The command in place of the shell where it is a simple one, so that its signals and its closed output are seen, and
-/// not what the shell makes of them.
+/// Lets a simple command replace its shell (`exec`), so that its signals and its closed output are seen directly, not
+/// the shell's version of them.
 std::string without_shell(const std::string& command) {
   const std::string first = command.substr(0, command.find(' '));
   const bool simple = command.find_first_of(";&|()<>\n") == std::string::npos && !first.empty() &&
@@ -66,7 +66,7 @@ std::string without_shell(const std::string& command) {
   return simple ? "exec " + command : command;
 }
 
-/// What the new process does between the fork and the shell: only what is safe there. The exit code where there is no
+/// Runs in the child between fork and shell: only async-signal-safe calls. Returns the exit code when there is no
 /// shell.
 int become_shell(const char* command, int in, int out, int errors) {
   signal(SIGPIPE, SIG_DFL);
@@ -116,7 +116,7 @@ std::string last_words(const std::string& stderr_file) {
 
 LineProcess::LineProcess(const std::string& command, const std::string& stderr_file) : stderr_file_(stderr_file) {
   std::array<int, 2> in{-1, -1}, out{-1, -1};
-  // Each write goes to the end, wherever that is after the file was emptied.
+  // O_APPEND: each write goes to the current end, also after the file was truncated.
   errors_ = open(stderr_file.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
   const std::string in_shell = without_shell(command);
   std::string trouble;
@@ -148,7 +148,7 @@ LineProcess::~LineProcess() {
 
 void LineProcess::pass_stderr_on() {
   write_all(STDERR_FILENO, tail_of(stderr_file_, kLastBytes));
-  if (ftruncate(errors_, 0) != 0) return;  // then the next request's words follow this one's
+  if (ftruncate(errors_, 0) != 0) return;  // on failure, this request's stderr text precedes the next one's
 }
 
 void LineProcess::give_up(const std::string& why) {
@@ -183,7 +183,7 @@ std::string LineProcess::read_line() {
 
 std::string LineProcess::ask(const std::string& line) {
   if (!child_.is_started()) throw ProcessEnded("has ended already");
-  write_all(to_, line + "\n");  // where nobody reads, nobody answers
+  write_all(to_, line + "\n");  // a failed write needs no handling: read_line() reports the end of the process
   std::string answer = read_line();
   pass_stderr_on();
   return answer;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of axes.
+// Names of axes and of their violations.
 #include "case/axes.hpp"
 
 #include <array>

@@ -138,7 +138,7 @@ DType dtype_of(const Case& c, const TensorSpec& spec) {
 
 bool is_present(const Case& c, const TensorSpec& spec) {
   if (!spec.optional) return true;
-  // A gradient output is there when its input is: dNAME follows NAME.
+  // A gradient output dNAME is present when its input NAME is.
   return c.optionals.contains(spec.name) || (spec.name.starts_with('d') && c.optionals.contains(spec.name.substr(1)));
 }
 

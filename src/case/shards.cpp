@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounds of ranks' parts, and what can be wrong with them.
+// Computes and validates the bounds of the ranks' tensor-parallel parts.
 #include "case/shards.hpp"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace {
 
 int64_t total_of(const Case& c) { return extent_of(c, c.op->sharded_dim); }
 
-/// Throws InputError unless the attribute is 0 or a number of segments that leaves one to every rank.
+/// Throws InputError unless canonical_segments is 0 or leaves at least one segment to every rank.
 void validate_segments(const Case& c) {
   for (size_t i = 0; i < c.attrs.size(); ++i) {
     const double segments = c.attrs[i];
