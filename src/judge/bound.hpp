@@ -17,8 +17,8 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 ///       + the smallest normal number of the arithmetic
 ///   of_terms = lambda*sqrt(term_roundings/3)*u_case
 ///   bound = E + half an ulp of `out` at |value| + E;   0 if value, magnitude and rounding are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. u_case is the unit roundoff of the gate's
-/// terms_dtype, the case's dtype; if the gate names none, of `out`.
+/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. u_case is that of the case's dtype,
+/// which the gate names (terms_dtype), or of `out` if the gate names none.
 ///
 /// term_roundings says how often each term t of the sum was stored in the case's dtype before it was added. Rounding
 /// to nearest errs by at most u_case*|t|. The error is spread at least as evenly as a uniform one on

@@ -79,8 +79,9 @@ struct Comparison {
   int64_t out_of_bound = 0;                ///< elements that failed at least one gate
   int64_t nonfinite = 0;                   ///< elements that are NaN or infinite in only one of candidate and gold
   bool gold_is_zero = false;               ///< every gold element is 0, so only a wrong answer would differ
-  bool rows_are_equal = false;      ///< the candidate's rows all have the same bits, so swapped rows can't be detected
-  std::vector<Trivial> would_pass;  ///< trivial wrong answers that meet every element-wise gate; finally, every gate
+  bool rows_are_equal = false;  ///< the candidate's rows all have the same bits, so swapped rows can't be detected
+  std::vector<Trivial>
+      would_pass;  ///< trivial wrong answers that all element-wise gates accept; after judge_outputs(), all gates
   std::optional<ElementReport> first, worst;  ///< of the elements out of bound; `worst` also if all pass
   std::optional<ElementReport> first_nonfinite;
   double max_abs = 0, mean_abs = 0;

@@ -143,8 +143,8 @@ std::string describe_difference(const Case& c, const TensorSpec& spec, const Bit
 }
 
 /// Reports the first context, in the order of axes, that changed the output's bits. `invariance` selects invariance
-/// axes (of rows, if the output has rows); otherwise axes of launches. Only demanded axes count. Returns whether there
-/// is such a context.
+/// axes, otherwise launch axes. Only axes that are demanded and apply to the output count. Returns whether there is
+/// one.
 bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Demands& demands, bool invariance,
                     Findings& found) {
   const OutputRun& output = run.outputs[index];

@@ -21,8 +21,8 @@ class Sanitized {
 
   const std::vector<SanitizerRun>& runs() const { return runs_; }
 
-  /// Turns a passing check into a failure if it has findings, or into an error if it did not complete under a tool.
-  /// Other checks keep their verdict.
+  /// A check with verdict pass, xfail, xpass or vacuous fails if it has findings, and is an error if it did not
+  /// complete under a tool. Other checks keep their verdict; findings are appended to their reason.
   void enter(const Check& check, Judgment& judgment) const;
 
  private:
