@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run's outputs, opened, fed and finished together.
+// Opens, fills and closes a run's outputs.
 #include "cli/run_outputs.hpp"
 
 #include <fmt/chrono.h>
@@ -17,7 +17,7 @@
 namespace checkop {
 namespace {
 
-/// What --color asks for; NO_COLOR as at no-color.org.
+/// Whether to use colour, by --color; "auto" respects NO_COLOR (no-color.org).
 bool wants_color(const std::string& asked) {
   if (asked != "auto") return asked == "always";
   return environment_variable("NO_COLOR").empty() && environment_variable("TERM") != "dumb" &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numerical ratchet: two reports, check by check and gate by gate.
+// Compares two reports check by check and gate by gate, so that results can't silently get worse.
 #include "report/report_diff.hpp"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 namespace checkop {
 namespace {
 
-/// The same check may stand in a report several times.
+/// The last member numbers equal checks: a report may contain a check several times.
 using CaseKey = std::tuple<std::string, std::string, std::string, std::string, int>;
 
 std::map<CaseKey, const ReadCase*> by_key(const ReadReport& report) {

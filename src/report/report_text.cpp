@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report for people: a line per case, a block with the repeat line per failure, a summary.
+// The report for people: a line per case; for each failure a block with the command that repeats it; a summary.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ std::string painted(const std::string& text, Verdict verdict, bool color) {
   return fmt::format("\x1b[{}m{}\x1b[0m", good ? kGreen : mild ? kYellow : kRed, text);
 }
 
-/// Whether some input of the case came out of its seed.
+/// Whether some input of the case was generated from its seed.
 bool has_generated_inputs(const CaseRecord& record) {
   const std::span<const TensorSpec> inputs = record.c.pass->inputs;
   return std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
@@ -69,7 +69,7 @@ std::string title(const CaseRecord& record) {
   return record.gold_file.empty() ? text : text + " gold=" + record.gold_file;
 }
 
-/// "; gold of 256 of 4096 rows of dlogits, row_sum and finite on all": how much of the outputs the gold computed.
+/// "; gold of 256 of 4096 rows of dlogits, row_sum and finite on all": how much of the outputs the gold covers.
 std::string coverage(const CaseRecord& record) {
   std::string text;
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
@@ -94,7 +94,7 @@ std::string of_model(const CaseRecord& record) {
   return text;
 }
 
-/// "logp 12x under its limit": how far the worst element stays inside its tightest gate.
+/// "  headroom logp 12x": the headroom of each output in its tightest gate.
 std::string headroom(const CaseRecord& record) {
   std::string text;
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
@@ -133,7 +133,7 @@ std::string describe(const KnownFailure& known) {
                      known.issue.empty() ? "" : known.issue + "; ", known.owner);
 }
 
-/// Every gate of every output, and what a failed output looks like.
+/// Prints every gate of every output, and what a failed output looks like.
 void print_gates(std::FILE* out, const CaseRecord& record) {
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
     const TensorSpec& spec = record.c.pass->outputs[i].tensor;
@@ -153,7 +153,7 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
   }
 }
 
-/// Where ranks ran and for how long: "4 ranks on cpu AMD EPYC: 0.812, 0.637, 0.433, 0.596 ms".
+/// Prints where ranks ran and for how long: "4 ranks on cpu AMD EPYC: 0.812, 0.637, 0.433, 0.596 ms".
 void print_ranks(std::FILE* out, const CaseRecord& record) {
   const std::vector<RankRun>& ranks = record.run.ranks;
   if (ranks.empty()) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no case of a run could tell.
+// Finds outputs about which no case of a run proves anything.
 #include "report/report_vacuity.hpp"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 namespace checkop {
 namespace {
 
-/// What the cases of a run say together about one output of one candidate.
+/// Counts over the cases of a run for one output of one candidate.
 struct Told {
   int64_t cases = 0, zero = 0, with_rows = 0, equal = 0;
 
@@ -108,7 +108,7 @@ RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
 }
 
 RunJudgments find_insensitive(const std::vector<CheckFacts>& checks) {
-  std::map<OutputKey, const OutputFacts::Shown*> best;  // of what was asked for and applies
+  std::map<OutputKey, const OutputFacts::Shown*> best;  // of outputs for which invariance was requested and applies
   for (const CheckFacts& check : checks) {
     for (const OutputFacts& output : check.outputs) {
       if (!output.shown) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options -> the checks to make.
+// Turns options into the list of checks.
 #include "session/selection.hpp"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ DeviceChoice parse_device(const std::string& name) {
   throw InputError("--device", fmt::format("unknown device '{}'", name), "use auto, cpu, cuda or cuda:N");
 }
 
-/// A GPU that was asked for must be there before anything else is looked at.
+/// A requested GPU must be present before anything else is checked.
 void require_devices(const RunOptions& options, const DeviceChoice& choice, int cuda_devices) {
   if (choice.cpu || cuda_devices > choice.index) return;
   if (!built_with_cuda()) {
@@ -84,7 +84,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     Sweep sweep;
     sweep.op = op;
     if (!presets.empty()) {
-      // Of `all` operators those are meant that the preset has sizes for.
+      // With --op all, skips operators for which the preset has no sizes.
       sweep.presets = sizes_of("--preset", *op, presets, shipped_mappings(*op), !is_all(options.ops));
       if (sweep.presets.empty()) continue;
     }
@@ -108,7 +108,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // Without ids there is no target to plant, without logits nothing extreme: such data are random, and called so.
+    // Data without ids have no targets to plant, and data without logits nothing extreme; they are random.
     const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
     const bool no_logits = sweep.data.input_mode == InputMode::extreme && !has_input(*op, Fill::logits);
     if (no_ids || no_logits) sweep.data.input_mode = InputMode::random;
@@ -144,7 +144,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
   return cases;
 }
 
-/// Cases of files; --op, --dtype and --pass keep those that they name.
+/// Cases from files, filtered by --op, --dtype and --pass.
 std::vector<Case> cases_of_files(const RunOptions& options) {
   std::vector<std::string> paths = options.cases;
   if (paths.empty()) paths.push_back(find_shipped("cases"));
@@ -174,7 +174,7 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
 
 bool takes_all(const RunOptions& options) { return is_all(options.candidates); }
 
-/// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device.
+/// The candidates' names in the order given. "all" stands for every candidate that runs on the chosen kinds of device.
 std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
                                          const std::set<std::string>& ops, const Selection& selection) {
   std::vector<std::string> available, usable;
@@ -208,7 +208,7 @@ std::string external_name(const RunOptions& options, size_t index) {
   return index == 0 ? "exec" : fmt::format("exec{}", index + 1);
 }
 
-/// Throws InputError unless every command has a name of its own that no candidate of `known` has.
+/// Throws InputError unless every command has a unique name that no candidate of `known` has.
 void check_external_names(const RunOptions& options, const WorkerInfo& known) {
   if (options.external_names.size() > options.external.size()) {
     throw InputError("--exec-name",
@@ -226,13 +226,13 @@ void check_external_names(const RunOptions& options, const WorkerInfo& known) {
   }
 }
 
-/// Where the commands of --exec should compute; where there is a choice, it is theirs.
+/// The device on which the commands of --exec should compute; "auto" leaves the choice to them.
 std::string external_device(const DeviceChoice& choice) {
   if (!choice.cuda) return "cpu";
   return choice.cpu ? "auto" : fmt::format("cuda:{}", choice.index);
 }
 
-/// Starts the wanted commands of --exec and adds what they can do to `known`.
+/// Starts the requested commands of --exec and adds their candidates to `known`.
 void start_external(const RunOptions& options, const DeviceChoice& choice, WorkerInfo& known, Selection& selection) {
   for (size_t i = 0; i < options.external.size(); ++i) {
     const std::string name = external_name(options, i);
@@ -248,7 +248,7 @@ void start_external(const RunOptions& options, const DeviceChoice& choice, Worke
   }
 }
 
-/// Whether the machine's devices are of interest: not to commands of --exec, which look for their own.
+/// Whether the machine's devices matter. Commands of --exec find their own.
 bool needs_devices(const RunOptions& options) {
   std::set<std::string> external;
   for (size_t i = 0; i < options.external.size(); ++i) external.insert(external_name(options, i));
@@ -261,7 +261,7 @@ bool knows_operator(const WorkerInfo& known, const std::string& name, const Oper
                      [&](const Candidate& each) { return each.name == name && each.op == op.name; });
 }
 
-/// Finds `name`'s kernel for the case's operator and pass, and the device it will run on.
+/// The kernel of candidate `name` for the case's operator and pass, and the device that it will run on.
 ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
                        const std::string& name, const Case& c) {
   ChosenCandidate chosen;
@@ -332,7 +332,7 @@ std::chrono::milliseconds rank_limit(const RunOptions& options) {
 }
 
 unsigned thread_count(const RunOptions& options) {
-  constexpr unsigned kMost = 64;  // OpenBLAS has room for so many callers at a time
+  constexpr unsigned kMost = 64;  // OpenBLAS supports at most this many callers at a time
   return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));
 }
 
@@ -367,7 +367,7 @@ Selection select_checks(const RunOptions& options) {
     for (size_t number = 0; number < cases.size(); ++number) {
       const Case& c = cases[number];
       Check check{c, choose(options, known, choice, name, c), number};
-      // Of `all` candidates those are meant that know the operator. One that lacks a pass must not go unnoticed.
+      // `all` skips candidates that don't know the operator, but not those that only lack a pass: that must be noticed.
       if (all && !knows_operator(known, name, *c.op)) continue;
       const bool no_gpu =
           check.candidate.device != "cpu" && known.cuda_devices == 0 && !selection.external.contains(name);
@@ -386,7 +386,7 @@ Selection select_checks(const RunOptions& options) {
   if (options.for_s && selection.candidate_count() > 1)
     throw InputError("--for", fmt::format("{} candidates can't share the time", selection.candidate_count()),
                      "name one with --candidate");
-  // Where time ends a run, every operator has its share.
+  // If time ends the run early, shuffling gives every operator its share.
   if (options.shuffle || options.for_s) shuffle_checks(selection.checks, options.shuffle.value_or(options.seed));
   return selection;
 }
