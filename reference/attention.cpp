@@ -298,7 +298,7 @@ void check_attention_sizes(const CaseSizes& sizes) {
   if (q_heads % kv_heads != 0) {
     throw InputError(
         "--q-heads",
-        std::to_string(q_heads) + " query heads on " + std::to_string(kv_heads) + " key heads leave a group uneven",
+        std::to_string(q_heads) + " query heads are not a multiple of " + std::to_string(kv_heads) + " key heads",
         "give a multiple of --kv-heads");
   }
   if (sizes.attrs[0] != 0 && sizes.attrs[0] != 1) {

@@ -103,8 +103,7 @@ void backward(const GoldArgs& args) { rotate(args, args.in(1), args.in(0), -1); 
 
 void check_sizes(const CaseSizes& sizes) {
   if (const int64_t head_dim = sizes.dim("head_dim"); head_dim % 2 != 0) {
-    throw InputError("--head-dim", "rope turns pairs, got the odd size " + std::to_string(head_dim),
-                     "give an even size");
+    throw InputError("--head-dim", "head_dim must be even, got " + std::to_string(head_dim), "give an even size");
   }
   if (const double theta = sizes.attrs[0]; !(theta > 0 && std::isfinite(theta))) {
     throw InputError("--theta", "expected a finite number above 0, got " + std::to_string(theta), "1e6 is usual");

@@ -52,9 +52,10 @@ SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n);
 inline constexpr FaultSpec kPaddedColumnCounted{"padded_column_counted",
                                                 "columns of padding, which hold 0, count in the sum of exponentials"};
 inline constexpr FaultSpec kSumNotRescaled{"sum_not_rescaled",
-                                           "what was summed before a larger maximum came is not scaled down to it"};
+                                           "the running sum is not rescaled when the maximum grows"};
 inline constexpr FaultSpec kWrongLabel{"wrong_label", "the id is one too large"};
-inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped", "the gradient is the upstream at the id alone"};
+inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped",
+                                               "the softmax term is missing: only the target's gradient is nonzero"};
 inline constexpr FaultSpec kSoftmaxSignFlipped{"softmax_sign_flipped",
                                                "the softmax term of the gradient has the wrong sign"};
 

@@ -8,11 +8,12 @@ namespace {
 using namespace emulation;
 
 constexpr std::string_view kMask = "key_padding_mask", kNoMask = "-key_padding_mask";
-constexpr FaultSpec kNewKeysFirst{"new_keys_first", "the cache lies behind what is new", "accuracy", "", kNoMask};
+constexpr FaultSpec kNewKeysFirst{"new_keys_first", "the new keys come before the cache", "accuracy", "", kNoMask};
 /// The mask does not match the keys, so masked keys are read.
-constexpr FaultSpec kMaskedNewKeysFirst{"masked_new_keys_first", "the cache lies behind what is new, the mask does not",
+constexpr FaultSpec kMaskedNewKeysFirst{"masked_new_keys_first",
+                                        "the new keys come before the cache, but the mask is in the original order",
                                         "nonfinite", "", kMask};
-constexpr FaultSpec kNewKeysSkipped{"new_keys_skipped", "what is new is not seen"};
+constexpr FaultSpec kNewKeysSkipped{"new_keys_skipped", "new keys are ignored"};
 constexpr FaultSpec kCacheSkipped{"cache_skipped", "the cache is not seen"};
 constexpr FaultSpec kCacheEndOverwritten{
     "cache_end_overwritten", "the first new key lies where the cache's last one was", "accuracy", "", kNoMask};

@@ -11,8 +11,8 @@ namespace {
 using namespace emulation;
 
 constexpr FaultSpec kLogitsRounded{"logits_rounded", "the logits are rounded to bf16 before the softmax"};
-constexpr FaultSpec kTargetWithoutBias{"target_without_bias", "the target's logit lacks the bias, those summed have it",
-                                       "accuracy", "", "bias"};
+constexpr FaultSpec kTargetWithoutBias{
+    "target_without_bias", "the bias is in the softmax sum but not in the target's logit", "accuracy", "", "bias"};
 constexpr FaultSpec kDlogitsRounded{"dlogits_rounded", "the gradient of the logits is rounded to bf16"};
 constexpr FaultSpec kUpstreamShifted{"upstream_shifted", "a row is scaled by the upstream gradient of the next one"};
 constexpr FaultSpec kIgnoredRowReachesWeight{

@@ -13,8 +13,7 @@ using namespace emulation;
 constexpr FaultSpec kMaskIgnored{"mask_ignored", "every row is kept", "nonfinite"};
 // Accuracy, not nonfinite: gradients hold no payloads.
 constexpr FaultSpec kMaskIgnoredBackward{"mask_ignored", "every row is taken to be kept"};
-constexpr FaultSpec kMaskValuesAdded{"mask_values_added",
-                                     "a kept row counts as many as its mask says, 2 where that is 2"};
+constexpr FaultSpec kMaskValuesAdded{"mask_values_added", "mask values are summed, so a 2 counts twice"};
 constexpr FaultSpec kOnesAloneKept{"ones_alone_kept", "a row is kept where its mask is 1, not where it is not 0"};
 constexpr FaultSpec kCountedWithOwnRow{"counted_with_own_row", "an inclusive sum for an exclusive one: one row late"};
 constexpr FaultSpec kCountedPerSequence{"counted_per_sequence", "the count starts again with every sequence"};

@@ -16,7 +16,7 @@ inline constexpr FaultSpec kTargetTwice{"target_counted_twice",
                                         "a rank that does not hold the target adds the logit nearest to it"};
 inline constexpr FaultSpec kShardOffset{"shard_offset_off_by_one",
                                         "every rank but the first takes its part to begin one column later"};
-inline constexpr FaultSpec kNotReduced{"dhidden_not_reduced", "dhidden is what one rank adds to it"};
+inline constexpr FaultSpec kNotReduced{"dhidden_not_reduced", "dhidden is not reduced over the ranks"};
 
 /// The two lists of faults as one.
 template <size_t n, size_t m>

@@ -23,7 +23,7 @@ std::string describe_end(int status) {
   if (WIFSIGNALED(status)) {
     return fmt::format("killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
   }
-  return fmt::format("left with exit code {}", WEXITSTATUS(status));
+  return fmt::format("exited with code {}", WEXITSTATUS(status));
 }
 
 ChildProcess::ChildProcess(const std::function<int()>& body, Group group) : group_(group) {

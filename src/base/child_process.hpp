@@ -10,7 +10,7 @@
 
 namespace checkop {
 
-/// How a process ended, from waitpid's status: "killed by signal 9 (Killed)", "left with exit code 1".
+/// How a process ended, from waitpid's status: "killed by signal 9 (Killed)", "exited with code 1".
 std::string describe_end(int status);
 
 /// A child that runs one function. The destructor kills and reaps it.

@@ -177,7 +177,7 @@ std::string LineProcess::read_line() {
       if (!child_.is_alive()) give_up(describe_end(child_.wait().status) + " before it answered");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    give_up("closed its standard output but went on; killed");
+    give_up("closed its standard output but kept running; killed");
   }
 }
 

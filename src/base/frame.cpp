@@ -89,7 +89,8 @@ Received fill(int socket, char* to, size_t bytes, std::vector<Descriptor>& descr
 }
 
 void require_ours(const Header& header, size_t most) {
-  if (header.magic != kMagic || header.body_bytes > most) throw WireError("the answer is no message of ours");
+  if (header.magic != kMagic || header.body_bytes > most)
+    throw WireError("malformed message: wrong magic number or too long");
 }
 
 /// Sends all bytes; descriptors travel with the first one.
@@ -130,7 +131,7 @@ Descriptor::~Descriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
-std::string unguessable() {
+std::string random_token() {
   static thread_local std::random_device random;  // one per thread: its constructor queries the CPU
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }

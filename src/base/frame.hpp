@@ -70,7 +70,7 @@ Received receive_bytes(int socket, void* data, size_t bytes, std::chrono::steady
                        const std::function<bool()>& is_alive);
 
 /// 128 random bits as 32 hex digits: a token that a candidate can't guess.
-std::string unguessable();
+std::string random_token();
 
 /// Serialises to one line. Replaces bytes that are not UTF-8, because a candidate's message may hold any bytes.
 std::string dump(const nlohmann::json& json);

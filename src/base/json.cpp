@@ -50,7 +50,7 @@ class ParserPosition {
       if (event == Event::object_start || event == Event::array_start) {
         if (open_.size() >= kMaxDepth)
           throw InputError(where(path(open_.size())), fmt::format("nests more than {} deep", kMaxDepth),
-                           "mend the brackets");
+                           "check the brackets");
         open_.push_back({event == Event::array_start});
       }
     }
@@ -94,7 +94,7 @@ class ParserPosition {
   if (const size_t position = what.find("column "); position != std::string::npos)
     if (const size_t colon = what.find(": ", position); colon != std::string::npos) what = what.substr(colon + 2);
   throw InputError(fmt::format("{}: line {}, column {}", file, line, column), "not valid JSON: " + what,
-                   "mend the text there; JSON has no comments, no trailing commas and no NaN");
+                   "fix the text there; JSON has no comments, no trailing commas and no NaN");
 }
 
 std::string describe(const nlohmann::json& value) {

@@ -179,7 +179,7 @@ void validate(const Case& c) {
     throw InputError(
         flag, fmt::format("expected an integer >= {}, got {}", may_be_none ? 0 : 1, found->second),
         of_rows.empty()
-            ? fmt::format("{} has one result for the whole batch: without rows there is none", c.op->name)
+            ? fmt::format("{} reduces over the whole batch, so the batch can't be empty", c.op->name)
             : fmt::format("give a size of at least 1; only {} may be 0, for no rows", fmt::join(of_rows, " and ")));
   }
   tensor_bytes(c);

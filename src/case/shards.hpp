@@ -46,7 +46,7 @@ struct ShardView {
 };
 ShardView shard_view(const Case& c, const TensorSpec& spec);
 
-/// Throws InputError for a rank that would hold nothing, and for bounds that do not tile the sharded dimension.
+/// Throws InputError for a rank that would be empty, and for bounds that do not tile the sharded dimension.
 void validate_shards(const Case& c);
 
 }  // namespace checkop

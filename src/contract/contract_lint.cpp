@@ -45,7 +45,9 @@ void find_idle_numbers(const Contract& contract, Findings& found) {
                       }
                   });
     for (const auto& [name, changed] : changes)
-      if (!changed) found.push_back({fmt::format("{}.set.{}", overlay.path, name), "is what it would be without"});
+      if (!changed)
+        found.push_back(
+            {fmt::format("{}.set.{}", overlay.path, name), "has no effect: it equals the value that it replaces"});
   }
 }
 
@@ -73,7 +75,7 @@ void find_shadowed_overlays(const Contract& contract, Findings& found) {
                     }
                   });
     if (!seen && !shadows.empty() && overlay.added.gates.empty())
-      found.push_back({overlay.path, fmt::format("never counts: {} set the same numbers and are more specific",
+      found.push_back({overlay.path, fmt::format("has no effect: {} set the same numbers and are more specific",
                                                  fmt::join(shadows, ", "))});
   }
 }

@@ -156,7 +156,7 @@ class CpuDevice final : public Device {
 
 void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
   if (mode.kind == LaunchMode::Kind::contended) {
-    throw NotOnDevice(fmt::format("'{}' runs one launch at a time: nothing can contend with it", info().kind));
+    throw NotOnDevice(fmt::format("'{}' runs one launch at a time, so contention can't be tested", info().kind));
   }
   if (mode.kind == LaunchMode::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
   launch();

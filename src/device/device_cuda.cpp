@@ -292,7 +292,7 @@ class CudaDevice final : public Device {
     held->stop = 1;
     check(cudaStreamSynchronize(other_stream_.get()), "run beside contending work");
     check(launched, "run beside contending work");
-    if (!holds) throw NotOnDevice("the contending work did not get the multiprocessors");
+    if (!holds) throw NotOnDevice("the contending work could not occupy the SMs");
   }
 
   void run_replayed(const std::function<bool()>& launch) {

@@ -77,7 +77,7 @@ std::string NcclComm::name_meeting() {
 NcclComm::NcclComm(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) {
   ncclUniqueId id;
   if (!why_none().empty() || meeting.size() != sizeof(id.internal))
-    throw DeviceError(why_none().empty() ? "no name of a meeting of NCCL" : why_none(), /*sticky=*/false);
+    throw DeviceError(why_none().empty() ? "invalid NCCL unique id" : why_none(), /*sticky=*/false);
   std::memcpy(id.internal, meeting.data(), sizeof(id.internal));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;

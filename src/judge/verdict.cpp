@@ -49,7 +49,7 @@ bool is_declared_empty(const Case& c, size_t output) {
 std::string describe_miss(const GateResult& gate) {
   std::string text = fmt::format("{} is {:.4g}, limit {:.4g}", to_string(gate.metric), gate.achieved, gate.limit);
   if (gate.metric == Metric::bound_rms) text += ": each error is within its bound, but too many are near it";
-  if (gate.metric == Metric::bias_t) text += ": errors lean to one side, as those of truncation do";
+  if (gate.metric == Metric::bias_t) text += ": errors are biased to one side, as with truncation";
   if (gate.metric == Metric::block_rel_l2) text += fmt::format(": missed by {} blocks", gate.out_of_bound);
   if (gate.metric == Metric::vs_baseline) text += ": so many times the rms error of storing the gold";
   return text;
@@ -77,15 +77,15 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
   const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
   if (comparison.nonfinite > 0) {
     const ElementReport& e = *comparison.first_nonfinite;
-    const char* what = std::isfinite(e.gold)  ? "not finite where the gold is"
-                       : std::isfinite(e.got) ? "finite where the gold is not"
-                                              : "not finite, as the gold, which the contract accepts nowhere";
+    const char* what = std::isfinite(e.gold) ? "not finite where the gold is"
+                       : std::isfinite(e.got)
+                           ? "finite where the gold is not"
+                           : "not finite, like the gold, but the contract forbids non-finite results";
     found.push_back(fail("nonfinite", fmt::format("{}: {}; {} such element{}; {}", where(e), what, comparison.nonfinite,
                                                   comparison.nonfinite == 1 ? "" : "s", share)));
     if (comparison.out_of_bound > comparison.nonfinite)
-      found.push_back(
-          fail("accuracy", fmt::format("{}: besides those that are not finite, {} elements are out of bound", spec.name,
-                                       comparison.out_of_bound - comparison.nonfinite)));
+      found.push_back(fail("accuracy", fmt::format("{}: another {} finite elements are out of bound", spec.name,
+                                                   comparison.out_of_bound - comparison.nonfinite)));
     return;
   }
   const ElementReport& e = *comparison.worst;
@@ -160,7 +160,7 @@ bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Dem
   const ContextRun& context = run.contexts[*first];
   std::string where;
   if (is_of_rows(context.axis) && output.smallest_rows > 0)
-    where = fmt::format("; from {} rows on not as alone", output.smallest_rows);
+    where = fmt::format("; differs from the single-row result for batches of {} or more", output.smallest_rows);
   found.push_back(fail(invariance ? "invariance" : "determinism",
                        fmt::format("{} ({}: {}): {}{}", describe(context.axis), to_string(context.axis), context.what,
                                    describe_difference(invariance ? run.rows_case.value_or(c) : c,
@@ -188,8 +188,7 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
   if (any && !compared && row_count(c) > 1 && is_per_row(*c.op, spec)) {
     found.push_back(
         {Verdict::vacuous, "invariance",
-         fmt::format("{}: the candidate supports no part of the batch alone, so its batch invariance was not seen",
-                     spec.name)});
+         fmt::format("{}: the candidate supports no smaller batch, so batch invariance was not tested", spec.name)});
   }
   judge_contexts(c, index, run, demands, /*invariance=*/true, found);
 }
@@ -245,11 +244,11 @@ Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, 
     std::vector<std::string_view> answers;
     for (const Trivial answer : comparisons[i].would_pass) answers.push_back(describe(answer));
     return {Verdict::vacuous, std::string(to_string(comparisons[i].would_pass.front())),
-            fmt::format("{}: {} would pass too, so this data proves nothing under this contract",
+            fmt::format("{}: {} would pass too: this contract can't tell right from wrong on this data",
                         spec_of(c, i).tensor.name, fmt::join(answers, ", or "))};
   }
   if (checks.invariance && c.op->row_dims.empty())
-    return {Verdict::pass, "", "no rows are known to be independent: batch invariance was not looked at"};
+    return {Verdict::pass, "", "the operator has no independent rows: batch invariance was not tested"};
   if (row_count(c) > 0) return {Verdict::pass, "", ""};
   return {Verdict::pass, "",
           compared ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
@@ -335,8 +334,8 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
                     [&](const std::string& kind) { return looked_for(kind, checks, accuracy); }))
       return {Verdict::xpass, "known", fmt::format("passes, although {} expects a failure; remove it", entry.path),
               entry};
-    judgment.reason +=
-        fmt::format("{}{} expects a failure that was not looked for", judgment.reason.empty() ? "" : "; ", entry.path);
+    judgment.reason += fmt::format("{}{} expects a failure of a kind that this run did not check",
+                                   judgment.reason.empty() ? "" : "; ", entry.path);
   }
   return judgment;
 }

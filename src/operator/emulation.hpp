@@ -55,7 +55,7 @@ inline constexpr FaultSpec kBf16Accumulator{"bf16_accumulator", "sums are kept i
 inline constexpr FaultSpec kBf16Partials{"bf16_partials", "the sums of four parts are rounded to bf16 and then added"};
 inline constexpr FaultSpec kPartialLost{"partial_lost", "of four parts of a sum, the last is lost"};
 inline constexpr FaultSpec kBf16Exponential{"bf16_exponential", "exponentials are rounded to bf16"};
-inline constexpr FaultSpec kTf32Factors{"tf32_factors", "factors of products are rounded to the 11 bits of TF32",
+inline constexpr FaultSpec kTf32Factors{"tf32_factors", "operands of products are rounded to TF32 (11 bits)",
                                         "accuracy", "fp32"};
 }  // namespace faults
 

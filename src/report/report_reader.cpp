@@ -114,7 +114,7 @@ std::string ReadReport::verdict_line() const {
   const int64_t total = std::ssize(cases), passed = total - bad - skipped;
   const std::string details = words.empty() ? "" : fmt::format(": {}", fmt::join(words, ", "));
   std::string text =
-      total == 0 ? (checked_nothing() || !complete ? "nothing was checked" : "no checks, all are in other shards")
+      total == 0 ? (checked_nothing() || !complete ? "nothing was checked" : "this run shard has no checks")
       : bad == 0 && !too_many_skipped()
           ? fmt::format("{} check{} passed{}", passed, passed == 1 ? "" : "s", details)
           : fmt::format("{} of {} check{} did not pass{}", bad + skipped, total, total == 1 ? "" : "s", details);

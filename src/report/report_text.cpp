@@ -148,7 +148,7 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
                    describe_orders(*model));
     }
     if (!record.comparisons[i].diagnosis.empty()) {
-      fmt::print(out, "             {} looks like this: {}\n", spec.name, record.comparisons[i].diagnosis);
+      fmt::print(out, "             {} likely cause: {}\n", spec.name, record.comparisons[i].diagnosis);
     }
   }
 }
@@ -210,7 +210,8 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
              report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
              report.wall_ms);
   for (const Control& control : report.controls) {
-    fmt::print(out, "[ CONTROL  ] a product whose bits depend on the number of rows was {}caught on {}\n",
+    fmt::print(out,
+               "[ CONTROL  ] the positive control, a product whose bits depend on the batch size, was {}caught on {}\n",
                control.caught ? "" : "NOT ", control.device);
   }
   const auto verdicts = verdicts_of(report);
@@ -232,14 +233,14 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
     fmt::print(out, "{} skipped, more than the {} that --max-skip allows.\n", skipped, *report.max_skip);
   }
   if (report.shard) {
-    fmt::print(out, "This is {}, {} of {} checks: 'check_operator report merge' tells what the whole run comes to.\n",
+    fmt::print(out, "This is {}, {} of {} checks; 'check_operator report merge' gives the verdict of the whole run.\n",
                report.shard->name(), report.planned, report.shard->checks);
   }
   const int code = exit_code_of(report);
   if (code == 3) {
-    fmt::print(
-        out, "{} (exit code 3).\n",
-        verdicts.empty() ? "Nothing was checked, so nothing passed" : "Not all that was asked for could be checked");
+    fmt::print(out, "{} (exit code 3).\n",
+               verdicts.empty() ? "Nothing was checked, so nothing passed"
+                                : "Some requested checks are unsupported, or all were skipped");
   }
   std::fflush(out);
 }

@@ -91,12 +91,12 @@ RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
       const Told& together = told[key_of(checks[k], output)];
       if (together.all_zero()) {
         judgments[k] = {Verdict::vacuous, "zeros",
-                        fmt::format("{}: every gold of this run is zero throughout: zeros are all that was asked for",
+                        fmt::format("{}: the gold is zero in every case of this run, so an output of zeros would pass",
                                     output.name)};
       } else if (together.all_equal()) {
         judgments[k] = {Verdict::vacuous, "next_row",
-                        fmt::format("{}: all rows have the same bits in every case of this run, so none shows whether "
-                                    "it is in its place; use inputs that differ from row to row",
+                        fmt::format("{}: all rows are identical in every case of this run, so swapped rows can't be "
+                                    "detected; use inputs that differ from row to row",
                                     output.name)};
       } else {
         continue;
@@ -127,8 +127,8 @@ RunJudgments find_insensitive(const std::vector<CheckFacts>& checks) {
           Verdict::vacuous, "insensitive",
           found.measured
               ? fmt::format(
-                    "{}: at best, another order of summation changes {:.2g} of the elements in this run, and of "
-                    "{} compared elements all stay the same with probability {:.2g}; {}",
+                    "{}: another order of summation changes at best {:.2g} of the elements in this run, so that all {} "
+                    "compared elements stay the same with probability {:.2g} and a changed order is missed; {}",
                     output.name, found.share, found.compared, found.unseen,
                     !checks[k].has_given_inputs ? "use more rows or longer sums"
                                                 : "capture more rows, or leave --input out, so that rows can be added")

@@ -213,7 +213,7 @@ External::External(const ExternalCommand& command)
         {command.name, std::string(op.name), std::string(pass.name), command.command, digest, &kernel->entry});
     kernels_.push_back(std::move(kernel));
   }
-  if (candidates_.empty()) throw InputError(where, "says that it can do nothing", "name operators in its first answer");
+  if (candidates_.empty()) throw InputError(where, "reports no kernels", "name operators in its first answer");
 }
 
 External::~External() = default;

@@ -282,7 +282,7 @@ void RankGroup::gather_copies(Stage& whole, size_t i, std::vector<std::string>& 
     const BitDifference bits = compare_bits(output.dtype(), first.data(), own.data(), output.count());
     if (bits.different == 0) continue;
     differences.push_back(fmt::format(
-        "{}rank {} is the first that does not have the bits of rank 0: {} of {} elements, "
+        "{}rank {} is the first that differs from rank 0: {} of {} elements, "
         "first at index {}: {:#x}, on rank 0 {:#x}{}",
         prefix, r, bits.different, bits.compared, bits.first_index, bits.b_bits, bits.a_bits, whole.suffix()));
     return;

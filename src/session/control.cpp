@@ -48,8 +48,7 @@ Control run_control(const std::string& device, const AxisPlan& plan) {
   try {
     const Judgment judgment = judge_control(device, plan);
     control.caught = judgment.verdict == Verdict::fail && judgment.kind == "invariance";
-    control.reason = judgment.verdict == Verdict::pass ? "its rows were found to have the same bits in every context"
-                                                       : judgment.reason;
+    control.reason = judgment.verdict == Verdict::pass ? "the check found no batch dependence in it" : judgment.reason;
   } catch (const InputError& e) {
     control.reason = e.what();
   } catch (const EnvironmentError& e) {

@@ -79,7 +79,7 @@ Ended run_to_end(std::vector<std::string> command) {
 /// The result of a run under a tool.
 struct Inner {
   SanitizerLog log;
-  std::string end;                   ///< "left with exit code 1"
+  std::string end;                   ///< "exited with code 1"
   bool found = false;                ///< the tool reported an error
   std::optional<ReadReport> report;  ///< of the run itself; unset if the report is incomplete or missing
   std::string last_line;             ///< of the run's output
@@ -117,7 +117,7 @@ Inner run_under(const std::string& sanitizer, const std::string& tool, const std
 /// Why the run proves nothing; "" if `checks` checks completed under the tool.
 std::string why_unproven(const Inner& inner, const std::string& tool, size_t checks) {
   if (inner.log.summary.empty())
-    return fmt::format("{} left no summary, so it saw nothing to its end: {}; {}", tool, inner.end,
+    return fmt::format("{} wrote no summary, so the run did not finish under it: {}; {}", tool, inner.end,
                        inner.log.first.empty() ? inner.last_line : inner.log.first);
   if (!inner.report)
     return fmt::format("the run under {} did not come to its end: {}; {}", tool, inner.end, inner.last_line);
@@ -190,7 +190,7 @@ Sanitized::Sanitized(const RunOptions& options, const Selection& selection) {
     // If only the run of all checks shows a finding, any check may be the cause, so all fail.
     for (const std::string& name : names) {
       if (all.found && !told)
-        note(name, Verdict::fail, describe(all, tool) + " in the run of all checks, and in none alone");
+        note(name, Verdict::fail, describe(all, tool) + " only when all checks run together, not in any single check");
     }
   }
 }

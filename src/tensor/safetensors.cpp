@@ -97,12 +97,13 @@ void require_tiling(const std::string& path, std::vector<SafetensorsEntry> entri
       throw InputError(path, fmt::format("tensors '{}' and '{}' overlap", entries[i - 1].name, entries[i].name), kHint);
     if (entries[i].begin > end)
       throw InputError(
-          path, fmt::format("has {} bytes before '{}' that are no tensor's", entries[i].begin - end, entries[i].name),
+          path,
+          fmt::format("has {} bytes before '{}' that belong to no tensor", entries[i].begin - end, entries[i].name),
           kHint);
     end = entries[i].end;
   }
   if (end != data_bytes)
-    throw InputError(path, fmt::format("has {} bytes at its end that are no tensor's", data_bytes - end), kHint);
+    throw InputError(path, fmt::format("has {} bytes at its end that belong to no tensor", data_bytes - end), kHint);
 }
 
 }  // namespace

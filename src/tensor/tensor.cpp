@@ -109,7 +109,7 @@ Bytes Bytes::map(int fd, size_t size, bool writable) {
   struct stat status {};
   if (fstat(file.fd, &status) != 0) fail(size, "inspect descriptor", std::strerror(errno));
   if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size) {
-    fail(size, "map", fmt::format("the other process made only {} bytes", status.st_size));
+    fail(size, "map", fmt::format("the other process allocated only {} bytes", status.st_size));
   }
   if (fcntl(file.fd, F_SETFD, FD_CLOEXEC) != 0) fail(size, "set close-on-exec", std::strerror(errno));
   bytes.data_ = map_shared(file.fd, size, writable);

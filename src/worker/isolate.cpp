@@ -59,7 +59,7 @@ struct Worker::Process {
   /// How the child ended; kills it when it closed its socket and lives on.
   std::string bury() {
     for (const auto until = Clock::now() + kDeathLimit; child.is_alive();) {
-      if (Clock::now() >= until) return "closed its connection but went on; killed";
+      if (Clock::now() >= until) return "closed its connection but kept running; killed";
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     child.kill();  // what the child started may live on
@@ -275,7 +275,7 @@ void Worker::send(json request, const std::vector<int>& descriptors, std::chrono
   if (!process_) start();
   limit_ = limit;
   deadline_ = Clock::now() + limit;
-  request_number_ = unguessable();  // an answer is taken for this request alone: no earlier and no made-up one
+  request_number_ = random_token();  // an answer is taken for this request alone: no earlier and no made-up one
   request["request"] = request_number_;
   process_->allowed_bytes = request.at("allowed_bytes").get<uint64_t>();
   if (!process_->child.is_alive()) {  // a thread of the candidate can outlive the answer, and then crash

@@ -30,7 +30,7 @@ RankLeader::RankLeader(const RankPlace& place, std::vector<std::string> digests,
       limit_(limit),
       listener_(listen_at(place)),
       callers_(listener_.get()),
-      token_(unguessable()) {}
+      token_(random_token()) {}
 
 std::string RankLeader::why_not(const Hello& hello) const {
   const std::string who = fmt::format("rank {} ({}, process {})", hello.rank, hello.host, hello.process);

@@ -289,7 +289,8 @@ TEST(Carry, SumsThatDependOnTheCutsAreCaught) {
       const Judgment judgment = judgment_of(c, faulty);
       EXPECT_EQ(judgment.verdict, Verdict::fail);
       EXPECT_EQ(judgment.kind, "invariance");
-      EXPECT_EQ(judgment.reason.find("bits depend on where the batch is cut (chunks: "), 0u) << judgment.reason;
+      EXPECT_EQ(judgment.reason.find("bits depend on where the batch is split into launches (chunks: "), 0u)
+          << judgment.reason;
       EXPECT_NE(judgment.reason.find("first dlm_head_weight["), std::string::npos) << judgment.reason;
     }
   }

@@ -254,7 +254,7 @@ TEST(KvCacheAttention, SizesThatDoNotGoTogetherAreRefused) {
             "--new-seq: 4 new keys for 3 queries put the causal mask at a wrong offset; give as many as --q-seq; older "
             "keys belong to --cache-seq");
   c.dims["new_seq"] = 3, c.dims["q_heads"] = 3;
-  EXPECT_NE(error(c).find("3 query heads on 2 key heads"), std::string::npos);
+  EXPECT_NE(error(c).find("3 query heads are not a multiple of 2 key heads"), std::string::npos);
   c.dims["q_heads"] = 4, c.attrs[0] = 0.5;
   EXPECT_NE(error(c).find("--causal"), std::string::npos);
 }

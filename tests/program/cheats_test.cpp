@@ -116,7 +116,7 @@ TEST(Cheats, WorkThatGoesOnAfterTheCallIsNotWaitedFor) {
 }
 
 TEST(Cheats, ExitWithSuccessIsNoSuccess) {
-  expect_caught("exits_with_success", {"error", "crash", "left with exit code 0 before it answered", 4});
+  expect_caught("exits_with_success", {"error", "crash", "exited with code 0 before it answered", 4});
 }
 
 // The worker can't answer, and can't say why: what it throws then must not run this program's destructors in the child.
@@ -141,7 +141,7 @@ TEST(Cheats, ClosedDescriptorsLoseNoOtherCheck) {
       }
     }
     EXPECT_EQ(verdicts,
-              (std::map<std::string, int>{{"closes_descriptors error left with exit code 1 before it answered", 2},
+              (std::map<std::string, int>{{"closes_descriptors error exited with code 1 before it answered", 2},
                                           {"native pass ", 2}}));
   }
 }

@@ -238,7 +238,7 @@ TEST_F(MergeCommand, MergedReportsHaveAllForms) {
   expect_exit(diff, 0, "not worse: 0 new failures, 0 headrooms lost beyond 1.5x, 0 checks gone");
   EXPECT_EQ(diff.text.find("NOTE"), std::string::npos) << diff.text;
   expect_exit(run_program(fmt::format("report diff {} {}", whole, a)), 1,
-              "other parts of a run: a whole run, now shard 0 of 2");
+              "different run shards: a whole run, now shard 0 of 2");
   const ProcessResult to_stdout = run_program(fmt::format("report merge {} {} --json", a, b));
   EXPECT_EQ(to_stdout.code, 1);
   EXPECT_EQ(lasting_part(json::parse(to_stdout.text)), lasting_part(load_report(whole)));

@@ -17,7 +17,7 @@ namespace {
 std::string end_of(const std::function<int()>& body) { return describe_end(ChildProcess(body).wait().status); }
 
 TEST(ChildProcess, LeavesWithWhatItsBodyReturns) {
-  EXPECT_EQ(end_of([] { return 7; }), "left with exit code 7");
+  EXPECT_EQ(end_of([] { return 7; }), "exited with code 7");
 }
 
 TEST(ChildProcess, ASignalIsNamed) {
@@ -38,8 +38,8 @@ TEST(ChildProcess, AnExceptionDoesNotUnwindTheParentsFrames) {
   const std::string path = testing::TempDir() + "unwound";
   std::filesystem::remove(path);
   const Trap trap(path);
-  EXPECT_EQ(end_of([]() -> int { throw std::runtime_error("no descriptor is open"); }), "left with exit code 1");
-  EXPECT_EQ(end_of([]() -> int { throw 1; }), "left with exit code 1");
+  EXPECT_EQ(end_of([]() -> int { throw std::runtime_error("no descriptor is open"); }), "exited with code 1");
+  EXPECT_EQ(end_of([]() -> int { throw 1; }), "exited with code 1");
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
@@ -84,7 +84,7 @@ TEST(ChildProcess, AGroupOfItsOwnEndsWithIt) {
 TEST(ChildProcess, StaysWaitableWhileItIsLookedAt) {
   ChildProcess child([] { return 5; });
   while (child.is_alive()) usleep(1000);
-  EXPECT_EQ(describe_end(child.wait().status), "left with exit code 5");
+  EXPECT_EQ(describe_end(child.wait().status), "exited with code 5");
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ TEST(Json, TheSameKeyInSiblingsAndNestedObjectsIsNotTwice) {
 TEST(Json, DeepNestingIsRefusedBeforeItIsRead) {
   const auto nested = [](size_t depth) { return std::string(depth, '[') + "1" + std::string(depth, ']'); };
   EXPECT_EQ(parse_error(nested(64)), "no error");
-  EXPECT_TRUE(parse_error(nested(65)).ends_with("[0]: nests more than 64 deep; mend the brackets"))
+  EXPECT_TRUE(parse_error(nested(65)).ends_with("[0]: nests more than 64 deep; check the brackets"))
       << parse_error(nested(65));
   EXPECT_NE(parse_error(std::string(10'000'000, '[')).find("nests more than 64 deep"), std::string::npos);
 }

@@ -123,7 +123,7 @@ TEST(LinkedChecks, ACandidateThatEndsItsProcessDoesNotEndThisOne) {
   const InSourceTree here;
   const LinkedOutcome outcome = check_linked(entry_of(leaves), kSmall, "A.B");
   EXPECT_EQ(outcome.code, 4);
-  EXPECT_NE(outcome.text.find("left with exit code 0 before it answered"), std::string::npos) << outcome.text;
+  EXPECT_NE(outcome.text.find("exited with code 0 before it answered"), std::string::npos) << outcome.text;
 }
 
 TEST(LinkedChecks, RunInAProcessOfTheirOwnUnlessTold) {

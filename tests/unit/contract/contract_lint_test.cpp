@@ -55,7 +55,7 @@ TEST(ContractLint, FindsWhatHasExpired) {
 
 TEST(ContractLint, FindsNumbersThatChangeNothing) {
   EXPECT_EQ(of_overlays({strict(kSm90, R"("bound_ratio": {"lambda": 6, "limit": 0.5})")}),
-            Lines{"overlays[0].set.bound_ratio.lambda: is what it would be without"});
+            Lines{"overlays[0].set.bound_ratio.lambda: has no effect: it equals the value that it replaces"});
   // Of one output it is another number.
   EXPECT_EQ(of_overlays({strict(kSm90, kFive)}, {rule("{}", 5), rule(R"({"op": "logp"})", 6)}), Lines{});
   // It takes another overlay's number back.
@@ -68,7 +68,7 @@ TEST(ContractLint, FindsOverlaysThatMoreSpecificOnesShadow) {
   const std::string of_op = R"({"arch": "sm90", "op": "logp"})";
   EXPECT_EQ(of_overlays({strict(of_op, kFive), strict(R"({"arch": "sm90", "op": "logp", "pass": "forward"})", kFour),
                          strict(R"({"arch": "sm90", "op": "logp", "pass": "backward"})", kFour)}),
-            Lines{"overlays[0]: never counts: overlays[1], overlays[2] set the same numbers and are more specific"});
+            Lines{"overlays[0]: has no effect: overlays[1], overlays[2] set the same numbers and are more specific"});
   // One pass is left to it.
   EXPECT_EQ(of_overlays({strict(of_op, kFive), strict(R"({"arch": "sm90", "op": "logp", "pass": "forward"})", kFour)}),
             Lines{});

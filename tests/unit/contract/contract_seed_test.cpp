@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts of the seed's format: its numbers, its meaning, and what it used to swallow.
+// Contracts of RL-Kernel's format: its numbers, its meaning, and what it used to swallow.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -123,9 +123,10 @@ TEST(Verdict, BrokenAxisIsNamedWithItsPlaceAndTheSmallestNumberOfRows) {
                     {Axis::batch, "first 2", true, ""}};
   r.run.outputs[0].contexts = {{{5, 5, 1, 7, 8}}, {{1, 1, 5, 0x3f800000, 0x3f800003}}, {{1, 1, 1, 1, 2}}};
   r.run.outputs[0].smallest_rows = 3;
-  EXPECT_EQ(r.judged().reason,
-            "a row's bits depend on the number of rows (batch: the last row alone): 1 of 1 elements differ, first "
-            "logp[1,2]: bits 0x3f800000 and 0x3f800003 (3 ulp); from 3 rows on not as alone");
+  EXPECT_EQ(
+      r.judged().reason,
+      "a row's bits depend on the number of rows (batch: the last row alone): 1 of 1 elements differ, first "
+      "logp[1,2]: bits 0x3f800000 and 0x3f800003 (3 ulp); differs from the single-row result for batches of 3 or more");
 }
 
 TEST(Verdict, DifferenceThatSpoilsEveryComparisonIsNamedFirst) {

@@ -131,8 +131,7 @@ TEST(External, FailureIsNoReasonToStartItAgain) {
 TEST(External, DeathIsACrashWithItsLastWords) {
   const RunResult result = run("exits");
   EXPECT_EQ(to_string(result.status), "crashed");
-  EXPECT_EQ(result.message,
-            "left with exit code 7 before it answered; it wrote: 'about to leave | the reason is this'");
+  EXPECT_EQ(result.message, "exited with code 7 before it answered; it wrote: 'about to leave | the reason is this'");
 }
 
 TEST(External, SignalIsACrash) {
@@ -147,7 +146,7 @@ TEST(External, CommandsOfAShellWork) {
   }
 }
 
-TEST(External, DeathAfterAnAnswerIsACrash) { expect_result("leaves_between", "crashed", "left with exit code 5"); }
+TEST(External, DeathAfterAnAnswerIsACrash) { expect_result("leaves_between", "crashed", "exited with code 5"); }
 
 TEST(External, FreshProcessFollowsACrash) {
   const std::string starts = scratch("restarts");
@@ -199,7 +198,7 @@ TEST(External, OutputsThatAreNotTheWantedOnesAreAFailure) {
 
 TEST(External, CommandThatCannotServeIsAnInputError) {
   const auto error = [](const std::string& mode) { return error_of([&] { make_worker(mode); }); };
-  EXPECT_NE(error("hello_exits").find("left with exit code 1 before it answered; it wrote: 'no such module'"),
+  EXPECT_NE(error("hello_exits").find("exited with code 1 before it answered; it wrote: 'no such module'"),
             std::string::npos);
   EXPECT_NE(error("hello_garbage").find("--exec"), std::string::npos);
   EXPECT_NE(error("hello_unknown_operator").find("unknown operator 'matmull'; did you mean 'matmul'?"),
@@ -262,7 +261,7 @@ TEST(External, RowsThatDependOnTheirBatchFail) {
 TEST(External, CrashLeavesTheOtherChecksAlone) {
   const std::string starts = scratch("cli_starts");
   const ProcessResult result = run_faulty("exits_once " + starts, "--n-dim 4,6,8 --candidate exec");
-  expect_exit(result, 4, "left with exit code 7 before it answered");
+  expect_exit(result, 4, "exited with code 7 before it answered");
   expect_exit(result, 4, "2 pass");
   EXPECT_EQ(lines_of(starts), 2);
 }

@@ -130,10 +130,10 @@ TEST(Replay, ShapesThatDoNotFitAreNamed) {
 TEST(Replay, SizesThatAnOperatorRefusesAreNamed) {
   Saved rope("rope", "forward", kRope);
   rope.replace("input/x", DType::f32, {1, 2, 3, 5}), rope.replace("output/y", DType::f32, {1, 2, 3, 5});
-  expect_exit(rope.replay(), 2, "--head-dim: rope turns pairs, got the odd size 5");
+  expect_exit(rope.replay(), 2, "--head-dim: head_dim must be even, got 5");
   Saved heads("attention", "forward", kAttention);
   heads.replace("input/k", DType::f32, {1, 3, 5, 4}), heads.replace("input/v", DType::f32, {1, 3, 5, 4});
-  expect_exit(heads.replay(), 2, "--q-heads: 4 query heads on 3 key heads leave a group uneven");
+  expect_exit(heads.replay(), 2, "--q-heads: 4 query heads are not a multiple of 3 key heads");
 }
 
 TEST(Replay, DtypesThatDoNotFitAreNamed) {

@@ -190,7 +190,8 @@ TEST(Sanitize, FindingOfAllTogetherIsEverybodys) {
   for (const json& each : {result.three, result.eight}) {
     EXPECT_EQ(each.at("verdict"), "fail");
     EXPECT_EQ(each.at("reason"),
-              "racecheck: Error: Race; RACECHECK SUMMARY: 1 hazard in the run of all checks, and in none alone");
+              "racecheck: Error: Race; RACECHECK SUMMARY: 1 hazard only when all checks run together, not in any "
+              "single check");
   }
 }
 

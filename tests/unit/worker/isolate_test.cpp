@@ -147,12 +147,10 @@ TEST(Worker, SegmentationFaultIsACrashAndTheNextRunWorks) {
 
 TEST(Worker, AbortIsACrash) { expect_crash("aborts", "killed by signal 6 (Aborted)"); }
 
-TEST(Worker, ExitWithCodeZeroIsACrashAndNeverAPass) {
-  expect_crash("exits", "left with exit code 0 before it answered");
-}
+TEST(Worker, ExitWithCodeZeroIsACrashAndNeverAPass) { expect_crash("exits", "exited with code 0 before it answered"); }
 
 TEST(Worker, ExitAfterClosingEveryFileIsACrash) {
-  expect_crash("closes_everything", "left with exit code 3 before it answered");
+  expect_crash("closes_everything", "exited with code 3 before it answered");
 }
 
 TEST(Worker, CrashIsSeenAlthoughAGrandchildHoldsTheSocket) {

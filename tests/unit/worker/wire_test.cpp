@@ -118,12 +118,12 @@ TEST(Wire, DumpIsOneLineOfUtf8) {
 
 TEST_F(WireSocket, BytesOfSomebodyElseAreNoMessage) {
   send_raw(patched(frame({}), 0, uint32_t{0x12345678}));
-  EXPECT_EQ(error_of([&] { receive(); }), "the answer is no message of ours");
+  EXPECT_EQ(error_of([&] { receive(); }), "malformed message: wrong magic number or too long");
 }
 
 TEST_F(WireSocket, FrameBeyondTheLimitIsRefusedBeforeItsBodyIsRead) {
   send_raw(patched(frame({}), kBodyBytesAt, kMaxBody + 1).substr(0, kHeaderBytes));
-  EXPECT_EQ(error_of([&] { receive(); }), "the answer is no message of ours");
+  EXPECT_EQ(error_of([&] { receive(); }), "malformed message: wrong magic number or too long");
 }
 
 TEST_F(WireSocket, FrameOfTheLimitIsAwaited) {
