@@ -76,7 +76,8 @@ def includes(text):
 def folder_includes(files):
     """(path, line number, folder of src/, header, its folder) of every include from one file of src/ to another."""
     for path, text in sorted(files.items()):
-        if path.startswith("src/") and not path.startswith("src/sdk/") and path.endswith(CODE):
+        # The public headers are installed side by side, and include each other so.
+        if path.startswith("src/") and not path.startswith(("src/sdk/", "src/abi/")) and path.endswith(CODE):
             for number, quote, header in includes(text):
                 if quote == '"':
                     yield path, number, path.split("/")[1], header, header.split("/")[0]
