@@ -197,7 +197,8 @@ External::External(const ExternalCommand& command)
   const std::string digest = command_digest(command.command);
   for (const JsonValue& item : answer.at("kernels").items()) {
     item.allow_keys({"op", "pass"});
-    const Operator& op = require_operator(item.at("op"));
+    const JsonValue name = item.at("op");
+    const Operator& op = require_operator(name);
     std::vector<std::string> passes;
     for (const Pass& pass : op.passes) passes.emplace_back(pass.name);
     const Pass& pass = *find_pass(op, item.at("pass").one_of("pass", passes));

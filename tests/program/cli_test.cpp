@@ -130,7 +130,7 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {"--op grpo_loss --device cpu --batch 3", "--samples-per-prompt: expected an integer >= 2 that divides"},
       {"--op grpo_loss --device cpu --with group_boundaries --group-bounds 9",
        "--group-bounds: 9 boundaries cannot cut"},
-      {"--op grpo_loss --device cpu --batch 0", "--batch: expected an integer >= 1, got 0; grpo_loss has one result"},
+      {"--op grpo_loss --device cpu --batch 0", "--batch: expected an integer >= 1, got 0; grpo_loss reduces over the whole batch"},
       {kTiny + "--with bias", "no selected operator has an optional input 'bias'"},
       {kTiny + "--plugin missing.so", "missing.so"},
       {"--suite none --device cpu", "--suite"},

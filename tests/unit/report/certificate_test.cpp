@@ -92,9 +92,9 @@ TEST(Certificate, NamesAxesRowsSensitivityAndTheDevice) {
 }
 
 TEST(Certificate, OfABrokenCandidateIsNotWritten) {
-  const ProcessResult result =
-      run_program(fmt::format("certify {} --candidate split_k_by_rows --plugin {}/split_k_by_rows.so --out {}", kSmall,
-                              kPluginFolder, path("none.json")));
+  const ProcessResult result = run_program(
+      fmt::format("certify {} --candidate split_k_by_rows --plugin {}/controls/cpu/split_k_by_rows.so --out {}", kSmall,
+                  kBuildFolder, path("none.json")));
   expect_exit(result, 1, "No certificate");
   EXPECT_NE(result.text.find("depend on the number of rows"), std::string::npos) << result.text;
   EXPECT_EQ(text_of(path("none.json")), "");

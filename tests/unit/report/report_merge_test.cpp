@@ -170,7 +170,7 @@ TEST(ReportMerge, ShardsWithoutChecksAreNoErrorAndSaySo) {
   const std::string forms = fmt::format("--junit {0}.xml --markdown {0}.md", report_path("empty"));
   const ProcessResult empty =
       run_program(fmt::format("{} --device cpu --shard-index 3 --total-shards 4 --github {}", flags, forms));
-  expect_exit(empty, 0, "This is shard 3 of 4, 0 of 2 checks: 'check_operator report merge'");
+  expect_exit(empty, 0, "This is shard 3 of 4, 0 of 2 checks; 'check_operator report merge'");
   EXPECT_EQ(empty.text.find("::error"), std::string::npos) << empty.text;
   EXPECT_NE(text_of_file(report_path("empty.xml")).find("tests=\"0\" failures=\"0\" errors=\"0\""), std::string::npos);
   EXPECT_NE(text_of_file(report_path("empty.md")).find("this run shard has no checks; shard 3 of 4"),

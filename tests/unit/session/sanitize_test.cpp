@@ -200,7 +200,7 @@ TEST(Sanitize, RunWithoutASummaryProvesNothing) {
   const Sanitized result = sanitize("initcheck");
   EXPECT_EQ(result.code, 4);
   EXPECT_EQ(result.three.at("verdict"), "error");
-  EXPECT_NE(result.three.at("reason").get<std::string>().find("initcheck left no summary"), std::string::npos);
+  EXPECT_NE(result.three.at("reason").get<std::string>().find("initcheck wrote no summary"), std::string::npos);
 }
 
 TEST(Sanitize, SanitizerThatCrashesProvesNothing) {
@@ -208,7 +208,7 @@ TEST(Sanitize, SanitizerThatCrashesProvesNothing) {
   const Sanitized result = sanitize("synccheck");
   EXPECT_EQ(result.code, 4);
   EXPECT_EQ(result.eight.at("verdict"), "error");
-  EXPECT_NE(result.eight.at("reason").get<std::string>().find("synccheck left no summary"), std::string::npos);
+  EXPECT_NE(result.eight.at("reason").get<std::string>().find("synccheck wrote no summary"), std::string::npos);
 }
 
 TEST(Sanitize, SummaryOfARunThatNeverCameToItsEndProvesNothing) {
