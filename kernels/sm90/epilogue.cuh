@@ -66,8 +66,7 @@ __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUten
 }
 
 /// A warpgroup stores rows m .. m + 63 and columns n .. n + kN - 1 from its registers. c may have any alignment and
-/// size;
-/// its lines are `ld` elements apart.
+/// size; its lines are `ld` elements apart.
 template <typename P, typename Out>
 __device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out* __restrict__ c, int64_t ld, int64_t m,
                                              int64_t n, int64_t m_extent, int64_t n_extent) {

@@ -123,7 +123,7 @@ __global__ __launch_bounds__(P::kThreads,
     const int group = warp / 4;
     // A released stage is reported to every block that fills it: lane i arrives at the i-th such block's barrier.
     constexpr int kFillers = P::kClusterM + P::kClusterN - 1;
-    // first the blocks of the same columns, then the others of the same rows
+    // First the blocks of the same columns, then the others of the same rows
     int filler = lane + P::kClusterM * rank_n;
     if (lane >= P::kClusterM) {
       const int i = lane - P::kClusterM;

@@ -7,8 +7,7 @@
 namespace checkop::kernels::sm90 {
 
 /// Per-row data for the gradient of its logits: dz = -scale * 2^(k - exponent) * e with e = 2^(z * log2(e) - k), where
-/// k
-/// is the exponent of the segment (SumSegments). In the target column, dz is at_target.
+/// k is the exponent of the segment (SumSegments). In the target column, dz is at_target.
 struct alignas(16) RowGradient {
   float exponent, scale, at_target;
   int32_t target;  ///< column of the target; kElsewhere: not one of these columns; -1: dz of the whole row is 0,
@@ -181,8 +180,7 @@ void launch_kept_to_gradient(const uint16_t* kept, int64_t ld_kept, int64_t rows
 }
 
 /// Epilogue of a product whose inner dimension is cut into parts, one launch per part. The accumulators continue from
-/// the
-/// previous part, so the bits equal those of a single product, wherever the inner dimension is cut (at multiples of
+/// the previous part, so the bits equal those of a single product, wherever the inner dimension is cut (at multiples of
 /// 16).
 template <typename T>
 struct ContinueSums {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epilogue of products whose rows are logits: computes the inputs of their log-sum-exp by segments of 256 columns,
 // without storing a logit. One tile is one segment in every plan, and a warpgroup sums it in one fixed order, so the
-// bits
-// of a row depend on nothing but the row.
+// bits of a row depend on nothing but the row.
 //
 // Exponentials are powers of 2, taken relative to an integer exponent k: z * log2(e) - k rounds once, and segments are
 // brought to a common k without any rounding.
@@ -32,8 +31,7 @@ __device__ inline float power_of_2(float x) {
 }
 
 /// The 16 bits kept of e, which is positive and below 2: the fp32 exponent and 9 bits of the fraction, rounded to
-/// nearest,
-/// ties to even. NaN becomes an arbitrary number.
+/// nearest, ties to even. NaN becomes an arbitrary number.
 __device__ inline uint32_t kept_bits(float e) {
   const auto bits = bit_cast<uint32_t>(e);
   return (bits + 0x1fff + (bits >> 14 & 1)) >> 14 & 0xffff;
@@ -170,8 +168,7 @@ void launch_merge(const PowerSum* sums, int64_t rows, int64_t n_segments, const 
 /// z - log(sum of exponentials).
 __device__ inline float log_probability(float z, const PowerSum& total) {
   // log(sum) = exponent * ln 2 + log(total.sum), with ln 2 split into two parts. The large difference comes first
-  // because
-  // it is nearly exact; the log-sum-exp of large logits would be rounded at its own magnitude.
+  // because it is nearly exact; the log-sum-exp of large logits would be rounded at its own magnitude.
   constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
   return fmaf(-total.exponent, kLn2Rest, fmaf(-total.exponent, kLn2, z)) - logf(total.sum);
 }

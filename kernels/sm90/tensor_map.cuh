@@ -49,8 +49,7 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 enum class Ahead { nothing = CU_TENSOR_MAP_L2_PROMOTION_NONE, line = CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 
 /// Makes a map for boxes of `box_lines` lines by `box_length` elements. A line has 64 or 128 bytes and is swizzled at
-/// that
-/// width. Elements outside the matrix read as zeros. Returns false when the driver refuses.
+/// that width. Elements outside the matrix read as zeros. Returns false when the driver refuses.
 template <typename T>
 bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int box_lines, Ahead ahead) {
   const auto encode = tensor_map_encoder();

@@ -31,8 +31,7 @@ struct Layout {
   static __device__ uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = kLine == 128 ? 1 : 2;  // 128 or 64 bytes
     // Along k: stride from 8 rows to the next 8; the other stride is unused. Along rows: stride from 8 k to the next 8,
-    // and
-    // from kWide rows to the next kWide.
+    // and from kWide rows to the next kWide.
     constexpr uint64_t kStride = 8 * kLine / 16, kOther = along_k ? 1 : kSlab / 16;
     return (address & 0x3ffff) / 16 | kOther << 16 | kStride << 32 | kSwizzle << 62;
   }
@@ -74,8 +73,8 @@ __device__ void wait_for_multiply() {
   } while (false)
 
 /// d = a * b, plus d when add_to is not 0; asynchronous. Operands are given by Layout::descriptor(). Thread 32w + l of
-/// the
-/// warpgroup holds in d[4j .. 4j + 3] columns 8j + l % 4 * 2 and the next, of row 16w + l / 4 and of the row 8 below.
+/// the warpgroup holds in d[4j .. 4j + 3] columns 8j + l % 4 * 2 and the next, of row 16w + l / 4 and of the row 8
+/// below.
 template <typename T, bool a_along_k, bool b_along_k, int n>
 __device__ __forceinline__ void multiply(float (&d)[n / 2], uint64_t a_place, uint64_t b_place, int add_to) {
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
