@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operator table: its specs are sound and the folders follow its names.
+// The operator table: its specs are consistent, and folders have the operators' names.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -117,7 +117,7 @@ TEST(Operator, HasItsFourFiles) {
     EXPECT_TRUE(fs::is_directory(root / "kernels" / name)) << name;
   }
   for (const auto& entry : fs::directory_iterator(root / "kernels")) {
-    // sm90 holds pieces that Hopper kernels share.
+    // sm90 contains code shared by Hopper kernels.
     if (!entry.is_directory() || entry.path().filename() == "sm90") continue;
     EXPECT_NE(find_operator(entry.path().filename().string()), nullptr) << entry.path();
   }

@@ -32,7 +32,7 @@ RunResult run(Worker& worker, const std::string& candidate, std::chrono::seconds
   return worker.run(candidate, c, inputs, outputs, {}, limit);
 }
 
-/// Expects that `candidate` of crashes.cpp crashes with `message`, and that the same worker then runs an honest one.
+/// Expects that `candidate` of crashes.cpp crashes with `message`, and that the same worker can then run an honest one.
 void expect_crash(const std::string& candidate, const std::string& message) {
   Worker worker = make_worker("crashes");
   const RunResult result = run(worker, candidate);
@@ -86,7 +86,7 @@ TEST(Worker, DoesSomethingElseMeanwhile) {
   EXPECT_EQ(others[0].at(5), product(inputs, 1, 1));
 }
 
-// Not a crash of the candidate, which has nothing to do with it.
+// An exception of the parent's own work is not a crash of the candidate.
 TEST(Worker, WhatIsThrownMeanwhileIsThrownOn) {
   Worker worker = make_worker("honest");
   const Case c = matmul_case();
@@ -99,7 +99,7 @@ TEST(Worker, WhatIsThrownMeanwhileIsThrownOn) {
   EXPECT_EQ(to_string(run(worker, "honest").status), "ok");
 }
 
-// The answer was there in time, but nobody looked.
+// The answer arrived in time, but was read late.
 TEST(Worker, WaitsForItsAnswerAfterALongMeanwhile) {
   Worker worker = make_worker("honest");
   const Case c = matmul_case();
@@ -236,8 +236,8 @@ TEST(Worker, TextThatTheParentHasNotWrittenYetIsWrittenOnce) {
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "half a line");
 }
 
-// --- questions that can't be asked
-// -------------------------------------------------------------------------------------
+// --- invalid requests
+// ---------------------------------------------------------------------------------------------------
 
 TEST(Worker, BadPluginIsTheSameInputErrorAsInThisProcess) {
   try {
