@@ -118,7 +118,7 @@ cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t 
 
 template <typename T>
 checkop_status run(const checkop_call* call, bool backward, const hopper::Workspace& at, int64_t ignored) {
-  constexpr int64_t kFewRows = 128;  // below, reading the weights dominates, so rows are not listed
+  constexpr int64_t kFewRows = 128;  // forward: up to here reading the weights dominates, so rows are not listed
   const hopper::Problem<T> p = hopper::problem_of<T>(call, sizes_of(call), at, ignored);
   const int64_t rows = p.sizes.rows;
   auto count = static_cast<unsigned long long>(rows);

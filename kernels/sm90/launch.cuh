@@ -18,7 +18,7 @@ Matrix matrix_of(const Factor<T, along_k>& f, int64_t k_extent) {
 template <typename P>
 int resident_clusters(const void* function) {
   constexpr int kMaxDevices = 64;                   // more than one host has
-  static std::atomic<int> known[kMaxDevices] = {};  // relaxed suffices: host only, each slot only ever gets one value
+  static std::atomic<int> known[kMaxDevices] = {};  // order-free: on the host, each slot only ever gets one value
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= kMaxDevices) return 0;
   if (const int clusters = known[device].load(std::memory_order_relaxed); clusters > 0) return clusters;
