@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Sets up, lints, builds the CPU-only preset and passes its tests. Usage: scripts/test.sh [--no-lint]
+# Sets up, lints, builds the CPU-only preset and runs its tests. Usage: scripts/test.sh [--no-lint]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja}  # set-up installs ninja; a fresh machine has no make
+export CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja}  # setup.sh installs ninja; a fresh machine has no make
 
 lint=true
 case "${1:-}" in
@@ -12,7 +12,7 @@ case "${1:-}" in
   *) echo "test.sh: unknown argument '$1'; usage: scripts/test.sh [--no-lint]" >&2; exit 2 ;;
 esac
 
-# The CPU-only build must not need nvcc: nothing below finds one on PATH. System folders stay in any case.
+# The CPU-only build must not need nvcc: hide it from PATH. System folders always stay.
 unset CUDACXX CUDA_HOME CUDA_PATH
 cpu_path=
 IFS=: read -ra folders <<<"$PATH"
@@ -27,7 +27,7 @@ export PATH=$cpu_path
 
 jobs=$(nproc)
 timings=()
-stage() {  # stage NAME COMMAND...: runs the command, remembers its time, ends the script when it fails
+stage() {  # stage NAME COMMAND...: runs the command, records its time, ends the script if it fails
   local name=$1 started=$SECONDS
   shift
   echo "=== $name"
@@ -47,7 +47,7 @@ run_clang_tidy() {
   local sources
   # device_cuda.cpp needs the CUDA headers, which a CPU-only machine lacks.
   sources=$(find src reference -name '*.cpp' ! -name device_cuda.cpp | sort)
-  # One file a process, so that the cores share the work; output only where there is something to say.
+  # One file per process, to use all cores; prints output only for files with findings.
   xargs -P "$jobs" -n 1 clang-tidy -p build/cpu --quiet --extra-arg=-Wno-unknown-warning-option <<<"$sources" \
     2> >(grep -vE '^[0-9]+ warnings? (generated|treated)' >&2 || true)
 }
@@ -70,14 +70,14 @@ if $lint; then
   stage "format" check_format
   stage "lint" /usr/bin/python3 scripts/lint.py
 fi
-# TESTS=ON in words, for a cache may say otherwise.
+# TESTS=ON explicitly, because the cache may say otherwise.
 stage "configure" cmake --preset cpu -DCHECK_OPERATOR_TESTS=ON
 if $lint; then
   stage "clang-tidy" run_clang_tidy
 fi
 stage "build" cmake --build --preset cpu -j "$jobs"
 stage "no CUDA library" check_no_cuda_library
-stage "tests" ctest --preset cpu -j $((jobs + 1))  # one more: some wait most of their time
+stage "tests" ctest --preset cpu -j $((jobs + 1))  # one more than cores: some tests mostly wait
 printf 'test.sh: all passed:'
 printf ' %s;' "${timings[@]}"
 printf ' %s s in all\n' "$SECONDS"

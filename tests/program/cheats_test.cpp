@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates that cheat, through the whole program: none gets a pass that it has not earned, and what runs after it is
-// as if it had never run.
+// Candidates that cheat, through the whole program: none gets an undeserved pass, and later checks run as if the cheat
+// had not run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,10 +21,10 @@ namespace {
 
 using nlohmann::json;
 
-/// For cheats that never end; others take as long as a busy machine needs.
+/// For cheats that never end; the others may take as long as a busy machine needs.
 constexpr const char* kShort = "--batch 2 --seq 3 --timeout-s 2";
 
-/// Sizes, limits and the plugin; `sizes` are of one case or more.
+/// Flags with candidates, sizes, limits and the plugin; `sizes` may give several cases.
 std::string flags(const std::string& candidates, const std::string& sizes) {
   return fmt::format("--op matmul --k-dim 8 --n-dim 16 {} --candidate {} --device cpu --plugin {} --memory-limit 700M",
                      sizes, candidates, test_plugin("cheats"));
@@ -55,7 +55,8 @@ struct Expected {
   int code;
 };
 
-/// Runs the cheat on two cases, then an honest candidate of the same plugin and one of another on the same cases.
+/// Runs the cheat on two cases, then an honest candidate of the same plugin and one of another plugin on the same
+/// cases.
 void expect_caught(const std::string& cheat, const Expected& expected,
                    const std::string& sizes = "--batch 2 --seq 3,8") {
   const Reported run = run_with_report(flags(cheat + ",honest,native", sizes));
@@ -95,7 +96,7 @@ TEST(Cheats, NanInInputsIsSeenAndReachesNoOtherRun) {
   expect_caught("poisons_inputs", {"fail", "input", "changed an input: a: ", 1});
 }
 
-// The case before is judged meanwhile, by what its inputs were.
+// The previous case is still being judged, by its original inputs.
 TEST(Cheats, CaseThatWaitsForItsJudgmentIsNotChanged) {
   const Reported run = run_with_report(
       fmt::format("--op matmul --batch 2 --seq 3 --k-dim 4,5,6 --n-dim 16 --candidate zeros_the_case_before "
@@ -106,7 +107,7 @@ TEST(Cheats, CaseThatWaitsForItsJudgmentIsNotChanged) {
   ASSERT_EQ(cases.size(), 3u);
   for (const json& c : cases) {
     EXPECT_EQ(c.at("verdict"), "fail") << c.at("reason");
-    // Its inputs are zeros only where the system knows no seals.
+    // Its inputs are zeros only on a system without file seals.
     EXPECT_TRUE(c.at("kind") == "accuracy" || c.at("kind") == "input") << c.at("kind");
   }
 }
@@ -173,7 +174,7 @@ TEST(Cheats, WorkspaceThatCannotBeHadIsNoWayToBeSkipped) {
                 "--batch 2 --seq 3");
 }
 
-#if !defined(CHECKOP_SANITIZED)  // whose allocator ends the process in its own way
+#if !defined(CHECKOP_SANITIZED)  // a sanitizer's allocator ends the process in its own way
 TEST(Cheats, LeakEndsAtTheLimitAndNotWithTheMachine) {
   expect_caught("leaks_until_memory_ends",
                 {"error", "memory", "launch ran out of memory: std::bad_alloc; it may have 700.0 MiB", 4},
@@ -190,7 +191,7 @@ TEST(Cheats, LeakOverManyCasesEndsAtTheSameLimit) {
   EXPECT_EQ(run.process.code, 1) << run.process.text;
   std::string verdicts;
   for (const json& each : run.cases("leaks_a_little")) verdicts += each.at("verdict").get<std::string>() + " ";
-  EXPECT_EQ(verdicts, "pass pass pass fail pass ");  // the fifth in a fresh process
+  EXPECT_EQ(verdicts, "pass pass pass fail pass ");  // the fifth runs in a fresh process
 }
 #endif
 

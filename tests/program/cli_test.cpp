@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program as a user meets it: exit codes and the one sentence that goes with each.
+// The program for a user: exit codes, each with its one-sentence message.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <filesystem>
@@ -40,7 +40,7 @@ TEST(Cli, SeedsExampleCommandsRunAsTyped) {
 TEST(Cli, NumericalFailureExitsOneWithARepeatLine) {
   const ProcessResult result = run_program(kTiny + plugin("mutants") + "--candidate mutant-zeros");
   expect_exit(result, 1, "repeat: check_operator --op logp --pass forward");
-  // The repeat line, as printed, gives the same verdict.
+  // The printed repeat line gives the same verdict.
   const size_t at = result.text.find("repeat: check_operator ") + 23;
   expect_exit(run_program(result.text.substr(at, result.text.find('\n', at) - at)), 1, "[  FAILED  ] 1 fail");
 }

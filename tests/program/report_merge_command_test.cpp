@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator report merge: what it refuses, what it makes of machines that differ, and its forms.
+// check_operator report merge: refusals, reports from different machines, and output formats.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace checkop::report_merge_command_test {
 namespace {
 
-// --- what is no run, or not all of one
+// --- not the shards of one run, or not all of them
 
 class MergeCommand : public testing::Test {
  protected:
@@ -95,7 +95,7 @@ TEST_F(MergeCommand, AKilledShardIsRefusedUnlessPartial) {
       "cpu",
       kPluginFolder);
   const std::string killed = report_path("killed.json");
-  // The first candidate's check is in the report when the second sleeps.
+  // The report contains the first candidate's check while the second candidate sleeps.
   const std::string command = fmt::format(
       "cd '{}' && rm -f {} && {{ '{}' {} --shard-index 0 --total-shards 1 --json {} >/dev/null & pid=$!; "
       "for i in $(seq 600); do [ \"$(grep -c '\"verdict\":\"pass\"' {} 2>/dev/null)\" = 2 ] && break; sleep 0.1; done; "

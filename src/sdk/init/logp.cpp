@@ -1,5 +1,5 @@
 // logp / @NAME@: one row after the other on the CPU, sums in fp32.
-//   logp[r] = z[r,t] - max_v z[r,v] - log(sum_v exp(z[r,v] - max)),  t = token_ids[r]; 0 where t = ignore_index
+//   logp[r] = z[r,t] - max_v z[r,v] - log(sum_v exp(z[r,v] - max)),  t = token_ids[r]; 0 if t = ignore_index
 //   z: [rows, vocab], fp32 or bf16; token_ids: [rows], int64; logp: [rows], fp32
 #include <algorithm>
 #include <cmath>
@@ -43,7 +43,7 @@ checkop_status launch_as(const checkop_call* call) {
   const int64_t ignored = static_cast<int64_t>(call->attrs[0].value);
   float* out = static_cast<float*>(call->outputs[0].data);
   for (int64_t r = 0; r < rows; ++r) {
-    // A row that is left out is not read: it may hold NaN.
+    // An ignored row must not be read: it may hold NaN.
     out[r] = ids[r] == ignored ? 0 : logp(static_cast<const T*>(z.data) + r * vocab, vocab, ids[r]);
   }
   return CHECKOP_OK;

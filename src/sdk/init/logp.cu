@@ -1,5 +1,5 @@
 // logp / @NAME@: one block per row, sums in fp32.
-//   logp[r] = z[r,t] - max_v z[r,v] - log(sum_v exp(z[r,v] - max)),  t = token_ids[r]; 0 where t = ignore_index
+//   logp[r] = z[r,t] - max_v z[r,v] - log(sum_v exp(z[r,v] - max)),  t = token_ids[r]; 0 if t = ignore_index
 //   z: [rows, vocab], fp32 or bf16; token_ids: [rows], int64; logp: [rows], fp32
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -14,12 +14,12 @@ template <typename T>
 __global__ void logp(const T* __restrict__ logits, const long long* __restrict__ ids, long long ignored,
                      float* __restrict__ out, long long vocab) {
   const long long row = blockIdx.x;
-  if (ids[row] == ignored) {  // and not read: such a row may hold NaN
+  if (ids[row] == ignored) {  // an ignored row must not be read: it may hold NaN
     if (threadIdx.x == 0) out[row] = 0;
     return;
   }
   const T* z = logits + row * vocab;
-  // Every thread takes its own elements, a tree joins the threads: the same order whatever the batch.
+  // Each thread reduces its own elements, then a tree combines the threads: the same order for any batch.
   __shared__ float parts[kThreads];
   float max = -INFINITY;
   for (long long v = threadIdx.x; v < vocab; v += kThreads) max = fmaxf(max, static_cast<float>(z[v]));

@@ -1,5 +1,4 @@
-// matmul / @NAME@: one thread for each element of a tile of 16 x 16, tiles of the inputs in shared memory, sums in
-// fp32.
+// matmul / @NAME@: one thread per element of a 16 x 16 tile, tiles of the inputs in shared memory, sums in fp32.
 //   c[r,n] = sum_k a[r,k] * b[k,n]    a: [rows, k_dim], b: [k_dim, n_dim], c: [rows, n_dim], fp32 or bf16
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -15,7 +14,7 @@ __global__ void matmul(const T* __restrict__ a, const T* __restrict__ b, T* __re
                        long long depth, long long columns) {
   __shared__ float a_tile[kTile][kTile], b_tile[kTile][kTile];
   const int x = threadIdx.x, y = threadIdx.y;
-  // Tiles of rows lie along x, where a grid may have 2^31 blocks.
+  // Row tiles go along x, where a grid may have 2^31 blocks.
   const long long row = static_cast<long long>(blockIdx.x) * kTile + y,
                   column = static_cast<long long>(blockIdx.y) * kTile + x;
   float sum = 0;
@@ -36,7 +35,7 @@ template <typename T>
 checkop_status launch_as(const checkop_call* call) {
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1];
   const long long rows = a.shape[0] * a.shape[1], depth = a.shape[2], columns = b.shape[1];
-  constexpr long long kMostColumns = 65535ll * kTile;  // of the grid
+  constexpr long long kMostColumns = 65535ll * kTile;  // the grid's limit in y
   if (columns > kMostColumns) return CHECKOP_UNSUPPORTED;
   if (rows == 0) return CHECKOP_OK;  // a grid without blocks is an error
   const dim3 grid(static_cast<unsigned>((rows + kTile - 1) / kTile),

@@ -1,4 +1,4 @@
-// silu / @NAME@: one thread for each element, in fp32.
+// silu / @NAME@: one thread per element, in fp32.
 //   y = x / (1 + exp(-x))    x, y: [batch, seq, hidden], fp32 or bf16
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

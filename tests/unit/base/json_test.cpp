@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The typed JSON reader: what it returns and, word for word, what it says.
+// The typed JSON reader: its results and the exact text of its errors.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 JsonValue parse(std::string_view text) { return JsonValue::parse(text, "x.json"); }
 
-/// The message of the InputError that `body` throws.
+/// The message of the InputError thrown by `body`.
 template <class Body>
 std::string error_of(const Body& body) {
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verdicts: what outranks what, and that a sentence names the element.
+// Verdicts: their precedence, and that the message names the element.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace checkop::verdict_test {
 namespace {
 
-/// A clean result of logp forward with 2x3 rows, to be spoiled.
+/// A clean result of logp forward with 2x3 rows, for tests to modify.
 struct Clean {
   Case c = gold_case("logp", "forward", DType::f32, {{"batch", 2}, {"seq", 3}, {"vocab", 7}});
   RunResult run;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operator table: its specs are sound and the folders follow its names.
+// The operator table: its specs are consistent, and folders have the operators' names.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process as a candidate: what it computes is checked as a plugin's, and whatever it does ends in a verdict.
+// External processes as candidates: their results are checked like a plugin's, and every failure ends in a verdict.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -60,8 +60,8 @@ int64_t lines_of(const std::string& path) {
   return lines;
 }
 
-// --- what it computes
-// ------------------------------------------------------------------------------------------------------------------
+// --- results
+// ------------------------------------------------------------------------------------------------------------
 
 TEST(External, GivesTheOutputAndBitsOfACleanRun) {
   Worker worker = make_worker("honest");
@@ -125,8 +125,8 @@ TEST(External, FailureIsNoReasonToStartItAgain) {
   EXPECT_EQ(lines_of(starts), 1);
 }
 
-// --- what it does wrong
-// ----------------------------------------------------------------------------------------------------------------
+// --- failures
+// -----------------------------------------------------------------------------------------------------------
 
 TEST(External, DeathIsACrashWithItsLastWords) {
   const RunResult result = run("exits");
@@ -172,7 +172,7 @@ TEST(External, GarbageIsACrash) {
 }
 
 TEST(External, AnswerToAnEarlierRequestIsACrash) {
-  // The first answer is right in form, but there is no file behind it.
+  // The first answer has the right form, but there is no output file.
   expect_result("no_file", "failed", "its outputs can't be read");
   Worker worker = make_worker("answers_too_early");
   EXPECT_EQ(to_string(run(worker).status), "failed");

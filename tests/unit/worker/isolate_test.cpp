@@ -32,7 +32,7 @@ RunResult run(Worker& worker, const std::string& candidate, std::chrono::seconds
   return worker.run(candidate, c, inputs, outputs, {}, limit);
 }
 
-/// Expects that `candidate` of crashes.cpp crashes with `message`, and that the same worker then runs an honest one.
+/// Expects that `candidate` of crashes.cpp crashes with `message`, and that the same worker can then run an honest one.
 void expect_crash(const std::string& candidate, const std::string& message) {
   Worker worker = make_worker("crashes");
   const RunResult result = run(worker, candidate);
@@ -95,7 +95,7 @@ TEST(Worker, RunThatNobodyFinishedIsNotTakenForTheNextOne) {
   EXPECT_EQ(to_string(run(worker, "honest").status), "ok");
 }
 
-// The answer was there in time, but nobody looked.
+// The answer arrived in time, but was read late.
 TEST(Worker, AnswerIsTakenWhenItIsLookedForAfterTheLimit) {
   Worker worker = make_worker("honest");
   const Case c = matmul_case();
@@ -231,8 +231,8 @@ TEST(Worker, TextThatTheParentHasNotWrittenYetIsWrittenOnce) {
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "half a line");
 }
 
-// --- questions that can't be asked
-// -------------------------------------------------------------------------------------
+// --- invalid requests
+// ---------------------------------------------------------------------------------------------------
 
 TEST(Worker, BadPluginIsTheSameInputErrorAsInThisProcess) {
   try {
