@@ -20,7 +20,7 @@ class RunOutputs {
  public:
   /// Writes a report without checks to every requested file. So an unwritable path is found before the work, and no
   /// file of an earlier run can be mistaken for this one's. Throws like write_file().
-  RunOutputs(const RunOptions& options, const Report& report);
+  RunOutputs(const ReportDestinations& destinations, const Report& report);
 
   /// Call before the first check. `steps` are the checks, in order.
   void begin(const Report& report, const DeviceInfo& device, size_t n_candidates, std::vector<Progress::Step> steps);
@@ -29,7 +29,7 @@ class RunOutputs {
   void finish(const Report& report);
 
  private:
-  const RunOptions& options_;
+  const ReportDestinations& destinations_;
   std::FILE* text_;  ///< null if the JSON report goes to stdout
   bool color_, github_;
   std::optional<Progress> progress_;

@@ -28,7 +28,7 @@ constexpr Poison kPoison[] = {
 
 const Poison& poison_of(DType dtype) { return kPoison[static_cast<size_t>(dtype)]; }
 
-GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit,
+GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit,
                              size_t offset)
     : device_(device),
       dtype_(dtype),

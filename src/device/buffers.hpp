@@ -29,7 +29,7 @@ inline constexpr int64_t kGuardElements = 4096;
 class GuardedBuffer {
  public:
   /// `what` begins every message: "output 'dlogits'". `unit` is the word for an element in messages.
-  GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit = "element",
+  GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit = "element",
                 size_t offset = 0);
   ~GuardedBuffer();
   GuardedBuffer(const GuardedBuffer&) = delete;
@@ -68,7 +68,7 @@ class GuardedBuffer {
   void for_each_block(const std::function<void(const std::byte*, int64_t, int64_t)>& body);
 
  private:
-  Device& device_;
+  DeviceMemory& device_;
   DType dtype_;
   int64_t count_;
   std::string what_, unit_;

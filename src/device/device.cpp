@@ -156,9 +156,11 @@ class CpuDevice final : public Device {
 
 void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
   if (mode.kind == LaunchMode::Kind::contended) {
-    throw NotOnDevice(fmt::format("'{}' runs one launch at a time, so contention can't be tested", info().kind));
+    throw LaunchModeUnsupported(
+        fmt::format("'{}' runs one launch at a time, so contention can't be tested", info().kind));
   }
-  if (mode.kind == LaunchMode::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
+  if (mode.kind == LaunchMode::Kind::replayed)
+    throw LaunchModeUnsupported(fmt::format("'{}' has no graphs", info().kind));
   launch();
 }
 
@@ -173,7 +175,7 @@ void Device::tell_ranks(DeviceInfo& info) const {
   info.ranks_limit = fmt::format("processes, and {} run it", most_ranks_);
 }
 
-bool Device::equal(const std::byte* a, const std::byte* b, size_t bytes) {
+bool DeviceMemory::equal(const std::byte* a, const std::byte* b, size_t bytes) {
   constexpr size_t kPart = 65536;  // bytes per row: enough rows for every SM
   std::vector<int64_t> parts(bytes / kPart);
   std::iota(parts.begin(), parts.end(), 0);

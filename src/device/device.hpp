@@ -54,14 +54,12 @@ struct Unfinished {
 /// Upper limit of Device::least_guard_bytes(), which is a multiple of 256.
 inline constexpr size_t kMostGuardBytes = 65536;
 
-/// All members throw DeviceError with the attempted operation and the driver's message. CUDA errors are cleared first.
-class Device {
+/// Memory of a device. All members throw DeviceError with the attempted operation and the driver's message.
+class DeviceMemory {
  public:
-  virtual ~Device() = default;
+  virtual ~DeviceMemory() = default;
   /// Minimum size of a guard band. 4096 one-byte elements would be a short distance for a kernel that indexes floats.
   virtual size_t least_guard_bytes() const { return kMostGuardBytes; }
-  virtual DeviceInfo info() const = 0;
-  virtual void* stream() = 0;  ///< a stream of our own, never the default stream; nullptr on the CPU
   virtual std::byte* allocate(size_t bytes, const std::string& what) = 0;  ///< 256-byte aligned
   virtual void free(std::byte* memory) noexcept = 0;
   virtual void upload(std::byte* device, const std::byte* host, size_t bytes) = 0;
@@ -82,19 +80,50 @@ class Device {
   /// A hash of content and order: other content has the same fingerprint with a probability of 2^-64. Differs between
   /// processes. Computed on the device.
   virtual uint64_t fingerprint(const std::byte* memory, size_t bytes) = 0;
+  /// Copies within the device; enqueued on the stream.
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
+};
+
+/// Work on a device's stream. All members throw DeviceError.
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+  virtual void* stream() = 0;  ///< a stream of our own, never the default stream; nullptr on the CPU
+  /// Makes this the current CUDA device of the calling thread.
+  virtual void make_current() {}
+  /// Calls `launch` and runs the work that it enqueues on stream() in this mode. `launch` returns whether it enqueued
+  /// anything, and must not throw. The work may still run on return. Throws LaunchModeUnsupported if the mode is
+  /// impossible.
+  virtual void run(const LaunchMode& mode, const std::function<bool()>& launch) = 0;
   /// Waits for all work of the device on all streams, and reports asynchronous errors.
   virtual void synchronize(const std::string& what) = 0;
+};
 
-  /// Calls `launch` and runs the work that it enqueues on stream() in this mode. `launch` returns whether it enqueued
-  /// anything, and must not throw. The work may still run on return. Throws NotOnDevice if the mode is impossible.
-  virtual void run(const LaunchMode& mode, const std::function<bool()>& launch);
+/// Time that work takes on a device. All members throw DeviceError.
+class DeviceTimer {
+ public:
+  virtual ~DeviceTimer() = default;
+  virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
+  /// Evicts launches' data from the cache by reading a buffer of kFlushCaches times the last-level cache; enqueued on
+  /// the stream. Writes nothing, since modified lines would be written back while the next launch is timed.
+  virtual void flush_cache() = 0;
+  /// Milliseconds of the work that `enqueue` puts on the stream, measured with events; on the CPU with the clock. The
+  /// stream first idles for `cover_us`, so that the host gets ahead and launch overhead is not in the result. Waits for
+  /// the end.
+  virtual double time_ms(const std::function<void()>& enqueue, double cover_us) = 0;
+};
+
+/// A device: its memory, its stream, its timer, and how ranks that share a case meet on it. CUDA errors are cleared
+/// before a DeviceError is thrown.
+class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
+ public:
+  virtual DeviceInfo info() const = 0;
+  void run(const LaunchMode& mode, const std::function<bool()>& launch) override;
 
   // For ranks that share a case. Each rank has a device; the first rank of a process has this one.
   /// The device of rank `rank` of this process: on the CPU this one, with CUDA the one with the index of this one plus
   /// `rank`. Throws EnvironmentError if there are too few.
   virtual Device& of_rank(int32_t rank);
-  /// Makes this the current CUDA device of the calling thread.
-  virtual void make_current() {}
   /// Identifies a meeting of `world_size` ranks; "" if they communicate through the host. Throws EnvironmentError
   /// without NCCL.
   virtual std::string name_meeting(int32_t world_size);
@@ -109,18 +138,6 @@ class Device {
   /// Declares that ranks 1 and up are in other processes, and that at most `most` ranks share a case.
   void share(RankProcesses& processes, int64_t most) { processes_ = &processes, most_ranks_ = most; }
   RankProcesses* processes() const { return processes_; }  ///< nullptr if all ranks are in this process
-
-  // For timing.
-  virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
-  /// Copies within the device; enqueued on the stream.
-  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
-  /// Evicts launches' data from the cache by reading a buffer of kFlushCaches times the last-level cache; enqueued on
-  /// the stream. Writes nothing, since modified lines would be written back while the next launch is timed.
-  virtual void flush_cache() = 0;
-  /// Milliseconds of the work that `enqueue` puts on the stream, measured with events; on the CPU with the clock. The
-  /// stream first idles for `cover_us`, so that the host gets ahead and launch overhead is not in the result. Waits for
-  /// the end.
-  virtual double time_ms(const std::function<void()>& enqueue, double cover_us) = 0;
 
  protected:
   void tell_ranks(DeviceInfo& info) const;  ///< sets the limit of ranks if they are processes
@@ -144,9 +161,9 @@ class DeviceError : public std::exception {
 };
 
 /// The device, or the work, does not support a launch mode.
-class NotOnDevice : public std::exception {
+class LaunchModeUnsupported : public std::exception {
  public:
-  explicit NotOnDevice(std::string why) : why_(std::move(why)) {}
+  explicit LaunchModeUnsupported(std::string why) : why_(std::move(why)) {}
   const char* what() const noexcept override { return why_.c_str(); }
 
  private:

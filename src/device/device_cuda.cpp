@@ -292,7 +292,7 @@ class CudaDevice final : public Device {
     held->stop = 1;
     check(cudaStreamSynchronize(other_stream_.get()), "run beside contending work");
     check(launched, "run beside contending work");
-    if (!holds) throw NotOnDevice("the contending work could not occupy the SMs");
+    if (!holds) throw LaunchModeUnsupported("the contending work could not occupy the SMs");
   }
 
   void run_replayed(const std::function<bool()>& launch) {
@@ -308,10 +308,10 @@ class CudaDevice final : public Device {
       check(cudaGraphGetNodes(graph.get(), nullptr, &nodes), "count what was recorded");
     }
     if (nodes == 0) {
-      throw NotOnDevice(std::string("the launch can't be recorded in a graph: ") +
-                        (ended != cudaSuccess ? cudaGetErrorString(ended)
-                         : launched           ? "nothing was put on its stream"
-                                              : "it failed meanwhile"));
+      throw LaunchModeUnsupported(std::string("the launch can't be recorded in a graph: ") +
+                                  (ended != cudaSuccess ? cudaGetErrorString(ended)
+                                   : launched           ? "nothing was put on its stream"
+                                                        : "it failed meanwhile"));
     }
     cudaGraphExec_t instance = nullptr;
     check(cudaGraphInstantiate(&instance, graph.get(), 0), "make a graph");

@@ -38,7 +38,7 @@ RankLaunchStatus LocalRank::launch(const RankLaunch& launch, checkop_host_comm* 
   };
   try {
     run(launch, host_comm, result);
-  } catch (const NotOnDevice& e) {  // a failure may be due to the launch mode: the plain launch worked
+  } catch (const LaunchModeUnsupported& e) {  // a failure may be due to the launch mode: the plain launch worked
     stop(RunStatus::unsupported, e.what());
   } catch (const DeviceError& e) {
     stop(e.sticky() ? RunStatus::crashed : RunStatus::failed, e.what());

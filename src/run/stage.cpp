@@ -239,7 +239,7 @@ std::string Stage::launch(const InitialState& initial, int run) {
     } else {
       device_.run(initial.mode, launch);
     }
-  } catch (const NotOnDevice& e) {
+  } catch (const LaunchModeUnsupported& e) {
     // The candidate's failure may be due to the launch mode: the plain launch worked.
     const std::string& said = answer.message;
     answer.stopped = Stopped{RunStatus::unsupported, said.empty() ? e.what() : fmt::format("{} ({})", e.what(), said)};

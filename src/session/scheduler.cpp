@@ -21,7 +21,7 @@ namespace checkop {
 namespace {
 
 /// The key whose overlays apply. Throws InputError when the user's key is not the device's.
-std::string resolve_arch_key(const RunOptions& options, const DeviceInfo& device) {
+std::string resolve_arch_key(const CandidateChoice& options, const DeviceInfo& device) {
   // A device newer than this program has no overlays, and is judged all the same.
   if (options.arch_key == "auto") return is_known_arch(device.arch_key) ? device.arch_key : "";
   if (options.arch_key == "none") return "";

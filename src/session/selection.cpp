@@ -41,7 +41,7 @@ DeviceChoice parse_device(const std::string& name) {
 }
 
 /// A requested GPU must be present before anything else is checked.
-void require_devices(const RunOptions& options, const DeviceChoice& choice, int cuda_devices) {
+void require_devices(const CandidateChoice& options, const DeviceChoice& choice, int cuda_devices) {
   if (choice.cpu || cuda_devices > choice.index) return;
   if (!built_with_cuda()) {
     throw EnvironmentError(fmt::format(
@@ -57,7 +57,7 @@ bool has_input(const Operator& op, Fill fill) {
   return std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) { return spec.fill == fill; });
 }
 
-std::vector<Case> cases_of_flags(const RunOptions& options) {
+std::vector<Case> cases_of_flags(const CaseChoice& options) {
   const auto ops = parse_operators("--op", options.ops);
   if (options.input_mode == "peaked" &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::ids); })) {
@@ -145,7 +145,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
 }
 
 /// Cases from files, filtered by --op, --dtype and --pass.
-std::vector<Case> cases_of_files(const RunOptions& options) {
+std::vector<Case> cases_of_files(const CaseChoice& options) {
   std::vector<std::string> paths = options.cases;
   if (paths.empty()) paths.push_back(find_shipped("cases"));
   std::vector<Case> cases;
@@ -172,11 +172,12 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
   return cases;
 }
 
-bool takes_all(const RunOptions& options) { return is_all(options.candidates); }
+bool takes_all(const CandidateChoice& options) { return is_all(options.candidates); }
 
 /// The candidates' names in the order given. "all" stands for every candidate that runs on the chosen kinds of device.
-std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
-                                         const std::set<std::string>& ops, const Selection& selection) {
+std::vector<std::string> candidate_names(const CandidateChoice& options, const WorkerInfo& known,
+                                         const DeviceChoice& choice, const std::set<std::string>& ops,
+                                         const Selection& selection) {
   std::vector<std::string> available, usable;
   for (size_t i = 0; i < known.candidates.size(); ++i) {
     const Candidate& candidate = known.candidates[i];
@@ -203,13 +204,13 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
   return named;
 }
 
-std::string external_name(const RunOptions& options, size_t index) {
+std::string external_name(const CandidateChoice& options, size_t index) {
   if (index < options.external_names.size()) return options.external_names[index];
   return index == 0 ? "exec" : fmt::format("exec{}", index + 1);
 }
 
 /// Throws InputError unless every command has a unique name that no candidate of `known` has.
-void check_external_names(const RunOptions& options, const WorkerInfo& known) {
+void check_external_names(const CandidateChoice& options, const WorkerInfo& known) {
   if (options.external_names.size() > options.external.size()) {
     throw InputError("--exec-name",
                      fmt::format("{} names for {} commands", options.external_names.size(), options.external.size()),
@@ -233,7 +234,8 @@ std::string external_device(const DeviceChoice& choice) {
 }
 
 /// Starts the requested commands of --exec and adds their candidates to `known`.
-void start_external(const RunOptions& options, const DeviceChoice& choice, WorkerInfo& known, Selection& selection) {
+void start_external(const CandidateChoice& options, const DeviceChoice& choice, WorkerInfo& known,
+                    Selection& selection) {
   for (size_t i = 0; i < options.external.size(); ++i) {
     const std::string name = external_name(options, i);
     const auto& wanted = options.candidates;
@@ -262,7 +264,7 @@ bool knows_operator(const WorkerInfo& known, const std::string& name, const Oper
 }
 
 /// The kernel of candidate `name` for the case's operator and pass, and the device that it will run on.
-ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
+ChosenCandidate choose(const CandidateChoice& options, const WorkerInfo& known, const DeviceChoice& choice,
                        const std::string& name, const Case& c) {
   ChosenCandidate chosen;
   chosen.name = name;
@@ -322,7 +324,7 @@ Contract load_contract(const RunOptions& options) {
   return load_contract(options, options.contract.empty() ? find_shipped("contracts/default.json") : options.contract);
 }
 
-std::string chosen_arch(const RunOptions& options) {
+std::string chosen_arch(const CandidateChoice& options) {
   return options.arch_key == "auto" || options.arch_key == "none" ? "" : options.arch_key;
 }
 

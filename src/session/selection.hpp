@@ -53,7 +53,7 @@ std::vector<Case> select_cases(const RunOptions& options);
 Selection select_checks(const RunOptions& options);
 
 /// --arch-key without a device to ask: "" for auto and none.
-std::string chosen_arch(const RunOptions& options);
+std::string chosen_arch(const CandidateChoice& options);
 
 /// How long ranks wait for each other. A quarter of the worker's time limit, because they wait twice in a row.
 std::chrono::milliseconds rank_limit(const RunOptions& options);
