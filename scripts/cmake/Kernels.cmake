@@ -16,7 +16,7 @@ function(add_kernel path)
     # Not target_compile_features: CMake 3.25 knows no C++20 feature of nvcc.
     set_target_properties(${target} PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
                           CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Shared)
-    file(STRINGS ${PROJECT_SOURCE_DIR}/${path} uses_cublas REGEX "#include [<\"]cublas" LIMIT_COUNT 1)
+    file(STRINGS ${PROJECT_SOURCE_DIR}/${path} uses_cublas REGEX "#include [<\"](gemm/)?cublas" LIMIT_COUNT 1)
     target_link_libraries(${target} PRIVATE CUDA::cudart)
     if(candidate MATCHES "_sm90$")
       # The "a": wgmma and setmaxnreg exist only on this architecture, so there is no PTX for later ones either.
