@@ -20,7 +20,8 @@ function(install_check_operator)
   install(DIRECTORY src/sdk/init DESTINATION ${CHECK_OPERATOR_SHARE}/sdk)
   install(FILES src/abi/check_operator.h src/abi/check_operator_gtest.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-  install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  install(FILES scripts/check_operator_candidate.py DESTINATION ${CMAKE_INSTALL_DOCDIR}/scripts)  # as docs/exec/ looks for it
   install(DIRECTORY src/sdk/example/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/gtest)
 
   include(CMakePackageConfigHelpers)

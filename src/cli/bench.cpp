@@ -173,7 +173,7 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
     BenchRecord& record = records.emplace_back(common);
     record.candidate = candidate.name;
     record.status = RunStatus::unsupported;
-    record.message = fmt::format("there is no {} '{}' of {}", c.pass->name, candidate.name, c.op->name);
+    record.message = candidate.no_kernel;
   }
   if (runnable.empty()) return records;
 

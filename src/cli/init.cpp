@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator init: makes a plugin project from the templates in sdk/init/.
+// check_operator init: makes a plugin project for rms_norm from the templates in sdk/init/.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -11,7 +11,6 @@
 #include "base/output_file.hpp"
 #include "base/paths.hpp"
 #include "base/text.hpp"
-#include "case/sweep.hpp"
 #include "cli/commands.hpp"
 #include "device/device.hpp"
 #include "session/saved_case.hpp"
@@ -21,6 +20,8 @@ namespace checkop {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kOperator = "rms_norm";  // that the templates are for
 
 /// Placeholder -> value: "@NAME@" -> "my_op".
 using Values = std::map<std::string, std::string>;
@@ -39,19 +40,8 @@ std::string filled(const std::string& file, const Values& values) {
   return result;
 }
 
-/// The operators that have a template.
-std::vector<std::string> operators_with_template() {
-  std::vector<std::string> names;
-  for (const Operator* op : operators()) {
-    std::error_code error;
-    if (fs::exists(fs::path(find_shipped("sdk/init")) / fmt::format("{}.json", op->name), error))
-      names.emplace_back(op->name);
-  }
-  return names;
-}
-
 /// Throws InputError unless `name` can be a file, a CMake target and a new candidate.
-void require_name(const std::string& name, const std::string& op) {
+void require_name(const std::string& name) {
   constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", kMore = "0123456789_-";
   const bool is_word = !name.empty() && kLetters.find(name.front()) != std::string_view::npos &&
                        name.find_first_not_of(std::string(kLetters) + std::string(kMore)) == std::string::npos;
@@ -62,9 +52,9 @@ void require_name(const std::string& name, const std::string& op) {
   for (const std::string_view taken : {"all", "none", "test", "install", "package", "clean", "help"}) {
     if (name == taken) throw InputError("init", fmt::format("'{}' means something else to CMake", name), "rename it");
   }
-  for (const Candidate& candidate : probe_candidates({op}, {}).candidates) {
-    if (candidate.op == op && candidate.name == name)
-      throw InputError("init", fmt::format("{} has a candidate '{}' already", op, name), "choose another name");
+  for (const Candidate& candidate : probe_candidates({std::string(kOperator)}, {}).candidates) {
+    if (candidate.op == kOperator && candidate.name == name)
+      throw InputError("init", fmt::format("{} has a candidate '{}' already", kOperator, name), "choose another name");
   }
 }
 
@@ -83,13 +73,7 @@ void require_empty(const std::string& folder) {
 
 int init_command(const Options& options) {
   const InitOptions& init = options.init;
-  const std::string op(parse_operators("--op", {init.op}).front()->name);
-  const auto known = operators_with_template();
-  if (std::find(known.begin(), known.end(), op) == known.end()) {
-    throw InputError("--op", fmt::format("there is no template for '{}'", op),
-                     fmt::format("start from one of {} and see 'check_operator show {}'", fmt::join(known, ", "), op));
-  }
-  require_name(init.name, op);
+  require_name(init.name);
   require_empty(init.folder);
 
   const bool cuda = init.device.empty() ? built_with_cuda() : init.device == "cuda";
@@ -97,22 +81,21 @@ int init_command(const Options& options) {
   const std::string configure = fmt::format("cmake -B build -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH={}",
                                             quote_command({prefix.empty() ? "PREFIX" : prefix}));
   const Values values{{"@NAME@", init.name},
-                      {"@OP@", op},
                       {"@SUFFIX@", suffix},
                       {"@LANGUAGES@", cuda ? "CXX CUDA" : "CXX"},
                       {"@DEVICE@", cuda ? "cuda" : "cpu"},
                       {"@CONFIGURE@", configure}};
   const std::map<std::string, std::string> files{{"CMakeLists.txt", "CMakeLists.txt.in"},
                                                  {"README.md", "README.md.in"},
-                                                 {"cases.json", op + ".json"},
-                                                 {init.name + "." + suffix, op + "." + suffix}};
+                                                 {"cases.json", "cases.json"},
+                                                 {init.name + "." + suffix, "rms_norm." + suffix}};
   std::map<std::string, std::string> texts;  // all templates are read before the first file is written
   for (const auto& [file, from] : files) texts[file] = filled(from, values);
   make_folder(init.folder);
   for (const auto& [file, text] : texts) write_file((fs::path(init.folder) / file).string(), text);
 
   fmt::print("{}: a {} candidate '{}' for {}. To build and check it:\n\n", init.folder, cuda ? "CUDA" : "CPU",
-             init.name, op);
+             init.name, kOperator);
   fmt::print("  cd {}\n  {}\n  cmake --build build\n  ctest --test-dir build --no-tests=error --output-on-failure\n",
              quote_command({init.folder}), configure);
   if (prefix.empty())

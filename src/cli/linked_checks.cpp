@@ -47,10 +47,10 @@ void refuse_foreign_flags(const Options& options, const std::vector<std::string>
   }
   if (options.command != Command::run) throw InputError(where, "got a command", "give flags that choose cases");
   const RunOptions& run = options.run;
-  const std::set<std::string> useful{"--op",       "--pass",           "--candidate", "--cases",     "--suite",
-                                     "--dtype",    "--preset",         "--filter",    "--device",    "--contract",
-                                     "--arch-key", "--force-arch-key", "--check",     "--gold-rows", "--threads",
-                                     "--plugin",   "--timeout-s",      "--no-isolate"};
+  const std::set<std::string> useful{"--op",       "--pass",           "--candidate",  "--cases",     "--suite",
+                                     "--dtype",    "--preset",         "--filter",     "--device",    "--contract",
+                                     "--arch-key", "--force-arch-key", "--check",      "--gold-rows", "--threads",
+                                     "--plugin",   "--timeout-s",      "--no-isolate", "--seed",      "--grad-seed"};
   for (const std::string& flag : run.given) {
     if (useful.contains(flag) ||
         std::find(run.given_case_flags.begin(), run.given_case_flags.end(), flag) != run.given_case_flags.end())

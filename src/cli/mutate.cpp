@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
@@ -15,6 +16,8 @@
 #include "cli/commands.hpp"
 #include "mutate/mutation.hpp"
 #include "report/report.hpp"
+#include "report/report_progress.hpp"
+#include "session/check_order.hpp"
 #include "session/selection.hpp"
 
 namespace checkop {
@@ -55,7 +58,8 @@ struct PassTable {
   std::set<std::string> vacuous;      ///< vacuous cases, with the reason
 };
 
-using Tables = std::map<std::pair<std::string, std::string>, PassTable>;
+using PassName = std::pair<std::string, std::string>;  ///< operator, pass
+using Tables = std::map<PassName, PassTable>;
 
 void add(const Tried& tried, PassTable& table) {
   for (const Trial& trial : tried.trials) {
@@ -204,21 +208,61 @@ std::string to_json(const Tables& tables, const Score& score, const Contract& co
   return root.dump(2) + "\n";
 }
 
-std::vector<Tried> try_all(const std::vector<Case>& cases, const Options& options, const Contract& contract) {
-  std::vector<Tried> all;
+/// Every case of `cases` with every seed, by pass.
+std::map<PassName, std::vector<Tried>> tried_by_pass(const std::vector<Case>& cases, int64_t seeds) {
+  std::map<PassName, std::vector<Tried>> by_pass;
   for (const Case& c : cases) {
-    for (int64_t i = 0; i < options.mutate.seeds; ++i) {
-      all.push_back({c, i, {}});
-      all.back().c.seed += static_cast<uint64_t>(i), all.back().c.grad_seed += static_cast<uint64_t>(i);
+    std::vector<Tried>& of_pass = by_pass[{std::string(c.op->name), std::string(c.pass->name)}];
+    for (int64_t i = 0; i < seeds; ++i) {
+      of_pass.push_back({c, i, {}});
+      of_pass.back().c.seed += static_cast<uint64_t>(i), of_pass.back().c.grad_seed += static_cast<uint64_t>(i);
     }
   }
+  return by_pass;
+}
+
+/// The line of a terminal that says which case is tried.
+class TriedProgress {
+ public:
+  TriedProgress(std::FILE* out, const std::map<PassName, std::vector<Tried>>& by_pass)
+      : progress_(out, steps_of(by_pass)) {}
+
+  void begin(size_t index) {
+    const std::lock_guard lock(mutex_);
+    progress_.begin(index);
+  }
+  void end(size_t index) {
+    const std::lock_guard lock(mutex_);
+    progress_.end(index);
+  }
+  void clear() { progress_.clear(); }
+
+ private:
+  static std::vector<Progress::Step> steps_of(const std::map<PassName, std::vector<Tried>>& by_pass) {
+    std::vector<Progress::Step> steps;
+    for (const auto& [pass, of_pass] : by_pass) {
+      for (const Tried& tried : of_pass)
+        steps.push_back({fmt::format("{}/{}/{}", pass.first, pass.second, case_name(tried.c)),
+                         cost_of({.c = tried.c, .candidate = {}})});
+    }
+    return steps;
+  }
+
+  std::mutex mutex_;  ///< cases are tried side by side
+  Progress progress_;
+};
+
+/// Tries the cases of a pass, whose first step is `first`.
+void try_pass(std::vector<Tried>& of_pass, const Options& options, const Contract& contract, size_t first,
+              TriedProgress& progress) {
   const std::string arch_key = chosen_arch(options.run);
-  std::vector<Case> seeded;
-  for (const Tried& tried : all) seeded.push_back(tried.c);
-  for_each_case(seeded, thread_count(options.run), [&](size_t i, unsigned threads) {
-    all[i].trials = try_contract(all[i].c, contract, arch_key, threads);
+  std::vector<Case> cases;
+  for (const Tried& tried : of_pass) cases.push_back(tried.c);
+  for_each_case(cases, thread_count(options.run), [&](size_t i, unsigned threads) {
+    progress.begin(first + i);
+    of_pass[i].trials = try_contract(cases[i], contract, arch_key, threads);
+    progress.end(first + i);
   });
-  return all;
 }
 
 }  // namespace
@@ -231,20 +275,32 @@ int mutate_command(const Options& options) {
       if (is_present(c, spec.tensor)) contract.gates_for(c, spec, {});
     }
   }
-  Tables tables;
   std::vector<DType> dtypes;
-  for (const Tried& tried : try_all(cases, options, contract)) {
-    add(tried, tables[{std::string(tried.c.op->name), std::string(tried.c.pass->name)}]);
-    if (std::find(dtypes.begin(), dtypes.end(), tried.c.dtype) == dtypes.end()) dtypes.push_back(tried.c.dtype);
-  }
-  const Score score = score_of(tables);
-  if (options.run.json_to_stdout) {
-    fmt::print("{}", to_json(tables, score, contract, options.mutate.seeds));
-  } else {
+  for (const Case& c : cases)
+    if (std::find(dtypes.begin(), dtypes.end(), c.dtype) == dtypes.end()) dtypes.push_back(c.dtype);
+  auto by_pass = tried_by_pass(cases, options.mutate.seeds);
+  const bool text = !options.run.json_to_stdout;
+  if (text) {
     fmt::print("{} (hash {}): {} cases, {} seed{}; figures are errors over limits, of the gate that speaks loudest\n",
                contract.path(), contract.hash(), cases.size(), options.mutate.seeds,
                options.mutate.seeds == 1 ? "" : "s");
-    for (const auto& [pass, table] : tables) print_table(pass.first, pass.second, table, dtypes);
+    std::fflush(stdout);
+  }
+  Tables tables;
+  TriedProgress progress(text ? stdout : nullptr, by_pass);
+  size_t first = 0;
+  for (auto& [pass, of_pass] : by_pass) {
+    try_pass(of_pass, options, contract, first, progress);
+    first += of_pass.size();
+    PassTable& table = tables[pass];
+    for (const Tried& tried : of_pass) add(tried, table);
+    of_pass.clear();
+    progress.clear();
+    if (text) print_table(pass.first, pass.second, table, dtypes);
+    std::fflush(stdout);
+  }
+  const Score score = score_of(tables);
+  if (text) {
     fmt::print("\n");
     print_survivors(tables);
     fmt::print(
@@ -252,6 +308,8 @@ int mutate_command(const Options& options) {
         "{} were rejected for chains of additions that the contract does not allow\n",
         score.rate(), score.killed, score.faults, score.unseen, score.controls - score.rejected, score.controls,
         score.excluded);
+  } else {
+    fmt::print("{}", to_json(tables, score, contract, options.mutate.seeds));
   }
   if (!options.run.json_file.empty())
     write_file(options.run.json_file, to_json(tables, score, contract, options.mutate.seeds));

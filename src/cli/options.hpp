@@ -51,7 +51,7 @@ struct CertificateOptions {
 
 /// Of `check_operator init`.
 struct InitOptions {
-  std::string name, folder, op = "rms_norm";
+  std::string name, folder;
   std::string device;  ///< "cpu" or "cuda"; empty: as the program was built
 };
 

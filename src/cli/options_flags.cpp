@@ -151,7 +151,6 @@ void add_report_merge_options(CLI::App& app, Options& options) {
 void add_init_options(CLI::App& app, InitOptions& init) {
   app.add_option("name", init.name, "of the candidate")->required();
   app.add_option("folder", init.folder, "of the project: empty, or not there yet")->required()->type_name("DIR");
-  app.add_option("--op", init.op, "the operator")->capture_default_str();
   auto* cpu = app.add_flag_callback(
       "--cpu", [&init] { init.device = "cpu"; }, "a kernel for the CPU, in C++");
   app.add_flag_callback(

@@ -54,8 +54,34 @@ void require_processes(const Selection& selection, const RankLeader& leader) {
   }
 }
 
-/// What --for allows is over: no further check begins.
-struct TimeIsUp {};
+/// The time of --for: each candidate has the same share of what those before it left.
+class SharedTime {
+ public:
+  SharedTime(int64_t seconds, const std::vector<const Check*>& checks)
+      : end_(Clock::now() + std::chrono::seconds(seconds)) {
+    for (size_t i = 0; i < checks.size(); ++i)
+      if (i == 0 || is_of_another(*checks[i], *checks[i - 1])) ++candidates_;
+  }
+
+  /// Whether `check` may begin: the first of its candidate always does, so that none goes unchecked.
+  bool allows(const Check& check) {
+    const auto now = Clock::now();
+    if (last_ != nullptr && !is_of_another(check, *last_)) return now < end_of_share_;
+    last_ = &check;
+    end_of_share_ = now + (end_ - now) / candidates_--;
+    return true;
+  }
+
+ private:
+  /// The checks of a candidate on a device lie together.
+  static bool is_of_another(const Check& a, const Check& b) {
+    return a.candidate.name != b.candidate.name || a.candidate.device != b.candidate.device;
+  }
+
+  Clock::time_point end_, end_of_share_;
+  int64_t candidates_ = 0;  ///< that did not begin yet
+  const Check* last_ = nullptr;
+};
 
 /// `leader`: of the other processes that share cases; nullptr for none.
 int run_checks(const Options& options, RankLeader* leader) {
@@ -92,7 +118,8 @@ int run_checks(const Options& options, RankLeader* leader) {
     }
     const Sanitized sanitized(options.run, selection);
     report.sanitizers = sanitized.runs();
-    const auto begun = Clock::now();
+    std::optional<SharedTime> time;
+    if (options.run.for_s) time.emplace(*options.run.for_s, here);
     session.run_all(
         [&](Attempt& attempt) {
           session.judge_by(contract, attempt);
@@ -103,13 +130,16 @@ int run_checks(const Options& options, RankLeader* leader) {
           report.wall_ms = ms_since(start);
           outputs.add(report, report.records.back());
           stop_if_interrupted();
-          if (options.run.for_s && ms_since(begun) > 1000.0 * static_cast<double>(*options.run.for_s)) throw TimeIsUp{};
         },
-        [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count(), steps_of(here)); });
+        [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count(), steps_of(here)); },
+        [&](const Check& check) {
+          const bool begins = !time || time->allows(check);
+          if (!begins) outputs.leave_out();
+          return begins;
+        });
+    if (time) report.planned = std::ssize(report.records);
   } catch (const Interrupted&) {
     report.stopped = interruption();
-  } catch (const TimeIsUp&) {
-    report.planned = std::ssize(report.records);
   }
   return finish(report, outputs, start);
 }

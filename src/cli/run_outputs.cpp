@@ -54,7 +54,7 @@ void RunOutputs::add(const Report& report, const CaseRecord& record) {
   if (text_ != nullptr) print_record(text_, record, color_);
   if (json_) json_->add(report, record);
   if (lines_) lines_->add(report, record);
-  progress_->show(report.records.size());
+  progress_->show(report.records.size() + left_out_);
 }
 
 void RunOutputs::finish(const Report& report) {

@@ -26,6 +26,8 @@ class RunOutputs {
   void begin(const Report& report, const DeviceInfo& device, size_t n_candidates, std::vector<Progress::Step> steps);
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
+  /// That the next of the steps is not made.
+  void leave_out() { ++left_out_; }
   void finish(const Report& report);
 
  private:
@@ -33,6 +35,7 @@ class RunOutputs {
   std::FILE* text_;  ///< null if the JSON report goes to stdout
   bool color_, github_;
   std::optional<Progress> progress_;
+  size_t left_out_ = 0;
   std::unique_ptr<ReportStream> json_;
   std::unique_ptr<ReportLines> lines_;
 };

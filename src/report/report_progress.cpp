@@ -43,11 +43,22 @@ Progress::Progress(std::FILE* out, std::vector<Step> steps)
 
 void Progress::show(size_t index) {
   for (; at_ < index && at_ < steps_.size(); ++at_) done_ += steps_[at_].weight;
-  if (out_ == nullptr || index >= steps_.size()) return;
+  if (index < steps_.size()) write(steps_[index]);
+}
+
+void Progress::begin(size_t index) { write(steps_.at(index)); }
+
+void Progress::end(size_t index) {
+  done_ += steps_.at(index).weight;
+  ++at_;
+}
+
+void Progress::write(const Step& step) {
+  if (out_ == nullptr) return;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  std::string line = fmt::format("[ RUNNING  ] {}  {}",
-                                 describe_progress(index, steps_.size(), total_ > 0 ? done_ / total_ : 0, seconds),
-                                 steps_[index].name);
+  std::string line =
+      fmt::format("[ RUNNING  ] {}  {}",
+                  describe_progress(at_, steps_.size(), total_ > 0 ? done_ / total_ : 0, seconds), step.name);
   line.resize(std::min(line.size(), columns_of(out_) - 1));
   fmt::print(out_, "\r\x1b[2K{}", line);
   std::fflush(out_);

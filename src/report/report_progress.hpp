@@ -19,16 +19,21 @@ class Progress {
   /// Writes nothing unless `out` is a terminal.
   Progress(std::FILE* out, std::vector<Step> steps);
 
-  /// Shows that step `index` is about to run. Writes nothing if there is no such step.
+  /// Shows that step `index` is about to run and all before it are done. Writes nothing if there is no such step.
   void show(size_t index);
+  /// The same for steps that run in any order or side by side: step `index` begins, or is done.
+  void begin(size_t index);
+  void end(size_t index);
   /// Clears the line; call before writing anything else to the terminal.
   void clear();
 
  private:
+  void write(const Step& step);
+
   std::FILE* out_;  ///< null: no terminal
   std::vector<Step> steps_;
   double total_ = 0, done_ = 0;
-  size_t at_ = 0;
+  size_t at_ = 0;  ///< steps that are done
   bool shown_ = false;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };

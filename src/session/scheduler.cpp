@@ -55,14 +55,12 @@ void append_contexts(RunResult other, const Case& c, RunResult& run) {
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerInputs& run, std::function<void(Attempt&)> judge,
-                     std::function<void(const DeviceInfo&)> on_first_device)
-    : run_(run), judge_(std::move(judge)), on_first_device_(std::move(on_first_device)) {}
+Scheduler::Scheduler(const SchedulerInputs& run, SchedulerCalls calls) : run_(run), calls_(std::move(calls)) {}
 
 void Scheduler::run() {
   for (size_t index = 0; index < run_.selection.checks.size(); ++index) {
     const Check& check = run_.selection.checks[index];
-    if (!check.here) continue;
+    if (!check.here || (calls_.begins && !calls_.begins(check))) continue;
     open_processes(check);
     Attempt done = attempt(index);
     judge_previous();  // where the processes had nothing to do
@@ -96,7 +94,7 @@ void Scheduler::open_processes(const Check& check) {
   const DeviceInfo& device = worker_->info().device.value();
   arch_key_ = resolve_arch_key(run_.options, device);
   require_devices(check.candidate.name, device);
-  if (is_first && on_first_device_) on_first_device_(device);
+  if (is_first && calls_.on_first_device) calls_.on_first_device(device);
 }
 
 void Scheduler::require_devices(const std::string& candidate, const DeviceInfo& device) const {
@@ -147,8 +145,7 @@ Attempt Scheduler::attempt(size_t index) {
 bool Scheduler::is_refused(const Check& check, CaseRecord& record) const {
   if (!check.candidate.has_kernel) {
     record.run.status = RunStatus::unsupported;
-    record.run.message =
-        fmt::format("there is no {} '{}' of {}", check.c.pass->name, check.candidate.name, check.c.op->name);
+    record.run.message = check.candidate.no_kernel;
     return true;
   }
   if (!gone_.empty()) {  // each further check would wait for the rank again
@@ -208,7 +205,7 @@ void Scheduler::judge_previous() {
   if (!previous_) return;
   Attempt done = std::move(*previous_);
   previous_.reset();
-  judge_(done);
+  calls_.judge(done);
 }
 
 Scheduler::PreparedInputs Scheduler::prepare(size_t index) const {

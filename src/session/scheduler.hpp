@@ -29,6 +29,15 @@ struct SchedulerInputs {
   unsigned threads = 1;
 };
 
+/// Called while the checks run; each may be empty but `judge`.
+struct SchedulerCalls {
+  std::function<void(Attempt&)> judge;  ///< gets every check once it has run, in order
+  /// Gets the first worker's device before anything runs on it.
+  std::function<void(const DeviceInfo&)> on_first_device = {};
+  /// Whether the check, whose turn it is, shall run; false leaves it out.
+  std::function<bool(const Check&)> begins = {};
+};
+
 /// Runs the checks of a selection in order. The candidate runs in a worker process, and once more in a second process
 /// whose bits must be the same. While they work on check i, this process judges check i-1 and makes the inputs of
 /// check i+1:
@@ -41,10 +50,7 @@ struct SchedulerInputs {
 /// begins when the worker has finished, and a check is judged before the next one begins.
 class Scheduler {
  public:
-  /// `judge` gets every check once it has run, in order. `on_first_device` gets the first worker's device before
-  /// anything runs on it; it may be empty.
-  Scheduler(const SchedulerInputs& run, std::function<void(Attempt&)> judge,
-            std::function<void(const DeviceInfo&)> on_first_device);
+  Scheduler(const SchedulerInputs& run, SchedulerCalls calls);
 
   /// Runs all checks. Throws InputError when --arch-key is not the device's, EnvironmentError when a device or a
   /// process is missing, and whatever `judge` throws.
@@ -80,8 +86,7 @@ class Scheduler {
   PreparedInputs prepare(size_t index) const;
 
   SchedulerInputs run_;
-  std::function<void(Attempt&)> judge_;
-  std::function<void(const DeviceInfo&)> on_first_device_;
+  SchedulerCalls calls_;
 
   std::shared_ptr<Worker> worker_;  ///< shared: a command of --exec is started once for the whole run
   std::optional<SecondProcess> second_;

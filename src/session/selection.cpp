@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/mix.hpp"
 #include "base/paths.hpp"
 #include "base/text.hpp"
 #include "case/random_cases.hpp"
@@ -78,6 +79,12 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
   }
   const std::vector<Preset> presets =
       options.presets.empty() ? std::vector<Preset>{} : parse_presets("--preset", options.presets);
+  if (const int64_t count = options.random_cases.value_or(0); count > kMostRandomCases / std::ssize(ops)) {
+    throw InputError("--random-cases",
+                     fmt::format("{} cases of each of {} operators are more than the {} that a run may have", count,
+                                 ops.size(), kMostRandomCases),
+                     fmt::format("give up to {}, or fewer operators", kMostRandomCases / std::ssize(ops)));
+  }
   std::set<std::string_view> used;
   std::vector<Case> cases;
   for (const Operator* op : ops) {
@@ -144,7 +151,15 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
   return cases;
 }
 
-/// Cases from files, filtered by --op, --dtype and --pass.
+/// The seed for a case of a file when the command line gives `seed`: `seed` itself for the default seed of files; for
+/// another seed a mix of both, so that cases with different data keep different data.
+uint64_t reseeded(uint64_t seed, uint64_t of_file) {
+  constexpr int kBits = 53;  // readers of JSON keep that many bits of a number
+  if (of_file == Case().seed) return seed;
+  return mix_bits(seed + mix_bits(of_file)) >> (64 - kBits);
+}
+
+/// Cases from files, filtered by --op, --dtype and --pass; --seed and --grad-seed give them other data.
 std::vector<Case> cases_of_files(const CaseChoice& options) {
   std::vector<std::string> paths = options.cases;
   if (paths.empty()) paths.push_back(find_shipped("cases"));
@@ -169,15 +184,37 @@ std::vector<Case> cases_of_files(const CaseChoice& options) {
     const auto passes = parse_passes("--pass", *c.op, options.passes);
     return std::find(passes.begin(), passes.end(), c.pass) == passes.end();
   });
+  for (Case& c : cases) {
+    if (options.has("--seed")) c.seed = reseeded(options.seed, c.seed);
+    if (options.has("--grad-seed")) c.grad_seed = reseeded(options.grad_seed, c.grad_seed);
+  }
   return cases;
 }
 
 bool takes_all(const CandidateChoice& options) { return is_all(options.candidates); }
 
+/// Whether the user named operators: then one without a kernel must not be passed over in silence.
+bool names_operators(const CaseChoice& options) {
+  const bool files = !options.cases.empty() || !options.suite.empty();
+  return (!files || options.has("--op")) && !is_all(options.ops);
+}
+
+/// Whether every candidate of --candidate has a kernel for some operator, selected or not.
+bool all_have_some_operator(const CandidateChoice& options, const WorkerInfo& known) {
+  const WorkerInfo shipped = probe_candidates({}, {});
+  const auto has = [](const WorkerInfo& info, const std::string& name) {
+    return std::any_of(info.candidates.begin(), info.candidates.end(),
+                       [&](const Candidate& candidate) { return candidate.name == name; });
+  };
+  return std::all_of(options.candidates.begin(), options.candidates.end(),
+                     [&](const std::string& name) { return has(known, name) || has(shipped, name); });
+}
+
 /// The candidates' names in the order given. "all" stands for every candidate that runs on the chosen kinds of device.
-std::vector<std::string> candidate_names(const CandidateChoice& options, const WorkerInfo& known,
-                                         const DeviceChoice& choice, const std::set<std::string>& ops,
-                                         const Selection& selection) {
+/// Throws InputError for a candidate that no selected operator has, unless the user named operators and all candidates
+/// have kernels for others.
+std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
+                                         const std::set<std::string>& ops, const Selection& selection) {
   std::vector<std::string> available, usable;
   for (size_t i = 0; i < known.candidates.size(); ++i) {
     const Candidate& candidate = known.candidates[i];
@@ -191,9 +228,15 @@ std::vector<std::string> candidate_names(const CandidateChoice& options, const W
       usable.push_back(candidate.name);
   }
   if (takes_all(options)) return usable;
+  const auto is_available = [&](const std::string& name) {
+    return std::find(available.begin(), available.end(), name) != available.end();
+  };
+  const bool none_has_a_kernel = names_operators(options) &&
+                                 std::none_of(options.candidates.begin(), options.candidates.end(), is_available) &&
+                                 all_have_some_operator(options, known);
   std::vector<std::string> named;
   for (const std::string& name : options.candidates) {
-    if (std::find(available.begin(), available.end(), name) != available.end()) {
+    if (none_has_a_kernel || is_available(name)) {
       if (std::find(named.begin(), named.end(), name) == named.end()) named.push_back(name);
       continue;
     }
@@ -280,6 +323,32 @@ ChosenCandidate choose(const CandidateChoice& options, const WorkerInfo& known, 
   return chosen;
 }
 
+/// Keeps what candidates have a kernel for. Of an operator that the user named, a pass that none of them has a kernel
+/// for keeps its first check, which says so; of others it is left out.
+void keep_what_has_a_kernel(const RunOptions& options, std::vector<Check>& checks) {
+  using Asked = std::pair<const Operator*, const Pass*>;
+  const bool named = names_operators(options);
+  std::set<Asked> answered;
+  std::map<Asked, std::vector<std::string>> lacking;  // candidates
+  for (const Check& check : checks) {
+    const Asked asked{check.c.op, check.c.pass};
+    if (check.candidate.has_kernel) answered.insert(asked);
+    const std::string name = fmt::format("'{}'", check.candidate.name);
+    std::vector<std::string>& names = lacking[asked];
+    if (names.empty() || names.back() != name) names.push_back(name);
+  }
+  std::erase_if(checks, [&](Check& check) {
+    if (check.candidate.has_kernel) return false;
+    const Asked asked{check.c.op, check.c.pass};
+    if (!named || !answered.insert(asked).second) return true;
+    const std::vector<std::string>& names = lacking[asked];
+    check.candidate.no_kernel =
+        fmt::format("{}{} has {} kernel for {}/{}", names.size() > 1 ? "none of " : "", fmt::join(names, ", "),
+                    names.size() > 1 ? "a" : "no", check.c.op->name, check.c.pass->name);
+    return false;
+  });
+}
+
 }  // namespace
 
 std::vector<std::string> Selection::plugins_of(const ChosenCandidate& candidate) const {
@@ -362,18 +431,17 @@ Selection select_checks(const RunOptions& options) {
   WorkerInfo known = probe_candidates({ops.begin(), ops.end()}, options.plugins, choice.cuda);
   check_external_names(options, known);
   if (needs_devices(options)) require_devices(options, choice, known.cuda_devices);
-  const bool all = takes_all(options);
   Selection selection;
   start_external(options, choice, known, selection);
   for (const std::string& name : candidate_names(options, known, choice, ops, selection)) {
     for (size_t number = 0; number < cases.size(); ++number) {
       const Case& c = cases[number];
       Check check{c, choose(options, known, choice, name, c), number};
-      // `all` skips candidates that don't know the operator, but not those that only lack a pass: that must be noticed.
-      if (all && !knows_operator(known, name, *c.op)) continue;
+      // `all` skips candidates that don't know the operator.
+      if (takes_all(options) && !knows_operator(known, name, *c.op)) continue;
       const bool no_gpu =
           check.candidate.device != "cpu" && known.cuda_devices == 0 && !selection.external.contains(name);
-      if (all && no_gpu) continue;
+      if (takes_all(options) && no_gpu) continue;
       if (options.filter.empty() || fnmatch(options.filter.c_str(), check_name(check).c_str(), 0) == 0) {
         if (no_gpu) {
           throw EnvironmentError(fmt::format(
@@ -384,10 +452,8 @@ Selection select_checks(const RunOptions& options) {
       }
     }
   }
+  keep_what_has_a_kernel(options, selection.checks);
   if (options.total_shards) deal_cases(selection.checks, *options.shard_index, *options.total_shards);
-  if (options.for_s && selection.candidate_count() > 1)
-    throw InputError("--for", fmt::format("{} candidates can't share the time", selection.candidate_count()),
-                     "name one with --candidate");
   // If time ends the run early, shuffling gives every operator its share.
   if (options.shuffle || options.for_s) shuffle_checks(selection.checks, options.shuffle.value_or(options.seed));
   return selection;

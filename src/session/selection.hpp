@@ -18,8 +18,9 @@ namespace checkop {
 /// A candidate for one operator and pass, and the device that it will run on.
 struct ChosenCandidate {
   std::string name, plugin_path, plugin_digest;
-  std::string device;       ///< "cpu" or "cuda:N"
-  bool has_kernel = false;  ///< false: the candidate was named, but has none for this operator and pass
+  std::string device;          ///< "cpu" or "cuda:N"
+  bool has_kernel = false;     ///< false: no chosen candidate has one, and the user named the operator
+  std::string no_kernel = {};  ///< if has_kernel is false, a sentence that says so
 };
 
 struct Check {

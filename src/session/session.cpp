@@ -138,9 +138,10 @@ std::vector<std::string> Session::left_over() const {
 }
 
 void Session::run_all(const std::function<void(Attempt&)>& judge,
-                      const std::function<void(const DeviceInfo&)>& on_first_device) const {
+                      const std::function<void(const DeviceInfo&)>& on_first_device,
+                      const std::function<bool(const Check&)>& begins) const {
   const SchedulerInputs run{options_, selection_, given_, proofs_, plan_, ranks_, gold_ ? gold_->path() : "", threads_};
-  Scheduler(run, judge, on_first_device).run();
+  Scheduler(run, {judge, on_first_device, begins}).run();
 }
 
 void Session::find_proofs() {

@@ -43,9 +43,11 @@ class Session {
   std::vector<std::string> left_over() const;
 
   /// Runs every check, and calls `judge` with each in order; see Scheduler. `on_first_device` gets the first worker's
-  /// device before anything runs on it. Throws InputError when --arch-key is not the device's.
+  /// device before anything runs on it. A check for which `begins` returns false, when it is its turn, is left out.
+  /// Throws InputError when --arch-key is not the device's.
   void run_all(const std::function<void(Attempt&)>& judge,
-               const std::function<void(const DeviceInfo&)>& on_first_device = {}) const;
+               const std::function<void(const DeviceInfo&)>& on_first_device = {},
+               const std::function<bool(const Check&)>& begins = {}) const;
 
   /// Devices whose passes need the positive control: those of a suite, or of invariance asked for by name.
   std::vector<std::string> controlled_devices() const;

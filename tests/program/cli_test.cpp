@@ -2,6 +2,9 @@
 // The program for a user: exit codes, each with its one-sentence message.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -245,11 +248,70 @@ TEST(Cli, ZerosAloneProveNothing) {
   expect_exit(run_program("--op logp --device cpu --candidate native --batch 1 --seq 2 --vocab 1"), 1, "vacuous");
 }
 
-TEST(Cli, CandidateWithoutABackwardPassFailsAGateOnGradientsEvenAmongAll) {
-  expect_exit(
-      run_program("--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --check-grad --filter '*/honest/*' " +
-                  plugin("honest")),
-      3, "there is no backward 'honest' of matmul");
+TEST(Cli, PassThatWasNamedAndNoCandidateHasExitsThree) {
+  const std::string flags = "--op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --check-grad ";
+  expect_exit(run_program(flags + "--filter '*/honest/*' " + plugin("honest")), 3,
+              "'honest' has no kernel for matmul/backward");
+  expect_exit(run_program(flags + "--candidate honest,even_rows " + plugin("honest")), 3,
+              "none of 'honest', 'even_rows' has a kernel for matmul/backward");
+}
+
+TEST(Cli, SuiteAsksCandidatesOnlyForWhatTheyHave) {
+  const ProcessResult ran = run_program(
+      "--suite smoke --device cpu --candidate native,honest --dtype fp32 --op matmul,silu " + plugin("honest"));
+  expect_exit(ran, 0, "[  PASSED  ]");
+  EXPECT_EQ(ran.text.find("unsupported"), std::string::npos) << ran.text;
+  EXPECT_NE(ran.text.find("matmul/forward  honest"), std::string::npos) << ran.text;
+  EXPECT_EQ(ran.text.find("silu/forward  honest"), std::string::npos) << ran.text;
+}
+
+TEST(Cli, SeedReseedsASuiteAndTheRepeatLineRepeatsTheCase) {
+  const std::string suite = "--suite smoke --op silu --pass forward --dtype fp32 --device cpu ";
+  const ProcessResult listed = run_program(suite + "--candidate native --seed 7 --list");
+  expect_exit(listed, 0, "#7");
+  const ProcessResult failed = run_program(suite + plugin("mutants") + "--candidate mutant-zeros --seed 7");
+  expect_exit(failed, 1, " --seed 7 ");
+  const size_t at = failed.text.find("repeat: check_operator ") + 23;
+  expect_exit(run_program(failed.text.substr(at, failed.text.find('\n', at) - at)), 1, "seed=7");
+}
+
+TEST(Cli, TimeOfForIsSharedAmongCandidates) {
+  const ProcessResult ran = run_program(
+      "--op matmul --candidate native,honest,uses_workspace --device cpu --random-cases 20000 --for 3 --check accuracy "
+      "--batch 1 --seq 4 --k-dim 8 --json " +
+      plugin("honest"));
+  const auto report = nlohmann::json::parse(ran.text);
+  ASSERT_EQ(report["candidates"].size(), 3u) << ran.text.substr(0, 500);
+  size_t made = 0;
+  for (const auto& candidate : report["candidates"]) {
+    EXPECT_GT(candidate["cases"].size(), 5u) << candidate["name"];
+    EXPECT_LT(candidate["cases"].size(), 20000u) << candidate["name"];
+    made += candidate["cases"].size();
+  }
+  EXPECT_EQ(report["planned"], made);
+}
+
+TEST(Cli, MutateSaysWhatItKnowsAsItGoes) {
+  const std::string command =
+      fmt::format("cd '{}' && '{}' mutate --op rope,silu --dtype fp32 2>&1", CHECKOP_SOURCE_DIR, kProgram);
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  std::FILE* pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string text;
+  double head = 0, first = 0,
+         all = 0;  // seconds until the line of the contract, the first table and the rest are there
+  char buffer[4096];
+  for (ssize_t n; (n = read(fileno(pipe), buffer, sizeof buffer)) > 0;) {
+    text.append(buffer, static_cast<size_t>(n));
+    all = seconds();
+    if (head == 0 && text.find("(hash ") != std::string::npos) head = all;
+    if (first == 0 && text.find("rope/backward\n") != std::string::npos) first = all;
+  }
+  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 0) << text;
+  EXPECT_NE(text.find("silu/forward\n"), std::string::npos) << text;
+  EXPECT_LT(head, 0.6 * all);
+  EXPECT_LT(first, 0.9 * all);
 }
 
 TEST(Cli, ForcedArchKeyIsTaken) {

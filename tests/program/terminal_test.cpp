@@ -49,6 +49,13 @@ TEST(Terminal, ShowsTheCheckThatRunsAndWipesItAway) {
   EXPECT_LT(text.find('\r', at) - at, 60u);
 }
 
+TEST(Terminal, MutateShowsWhichCaseItTries) {
+  const std::string text = on_terminal("mutate --op silu --pass forward --dtype fp32");
+  EXPECT_TRUE(has(text, "\r\x1b[2K[ RUNNING  ] 0/")) << text;
+  EXPECT_TRUE(has(text, "silu/forward/silu-fp32-")) << text;
+  EXPECT_TRUE(has(text, "kill rate 1.0000")) << text;
+}
+
 TEST(Terminal, APipeGetsNeitherProgressNorColors) {
   const ProcessResult result = run_program(kTwo);
   EXPECT_EQ(result.code, 0);

@@ -174,8 +174,40 @@ TEST(Selection, UnknownCandidateNearToNoneHasNoSuggestion) {
   EXPECT_EQ(error_of(small_matmul({"zzz"})).find("--candidate: no candidate 'zzz' for matmul; known: honest, "), 0u);
 }
 
-TEST(Selection, CandidateOfAnotherOperatorIsUnknown) {
-  EXPECT_EQ(error_of(small_matmul({"tells_bias"})).find("--candidate: no candidate 'tells_bias' for matmul"), 0u);
+TEST(Selection, CandidateOfOtherOperatorsAloneIsUnsupportedAndBesideOneThatRunsAnError) {
+  const Selection selection = select_checks(small_matmul({"tells_bias"}));
+  ASSERT_EQ(selection.checks.size(), 1u);
+  EXPECT_FALSE(selection.checks[0].candidate.has_kernel);
+  EXPECT_EQ(error_of(small_matmul({"honest", "tells_bias"})).find("--candidate: no candidate 'tells_bias' for matmul"),
+            0u);
+}
+
+/// A case file with both passes of a matmul and of a linear_logp.
+RunOptions with_two_operators(std::vector<std::string> candidates) {
+  RunOptions options = small_matmul(std::move(candidates));
+  options.dims.clear();
+  options.cases = {written("two.json", R"({"format": "check_operator/cases-1", "cases": [
+      {"op": "matmul", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7}},
+      {"op": "linear_logp", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "hidden": 6, "vocab": 7}}]})")};
+  return options;
+}
+
+TEST(Selection, CandidatesAreAskedOnlyForWhatTheyHaveAKernelFor) {
+  EXPECT_EQ(
+      selected(with_two_operators({"honest", "tells_bias"})),
+      (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "linear_logp/forward/tells_bias/linear_logp-fp32-1x1x6x7",
+             "linear_logp/backward/tells_bias/linear_logp-fp32-1x1x6x7"}));
+}
+
+TEST(Selection, OperatorThatWasNamedAndNoCandidateHasIsUnsupportedOnce) {
+  RunOptions options = with_two_operators({"honest", "uses_workspace"});
+  options.ops = {"matmul", "linear_logp"};
+  options.given = {"--op"};
+  EXPECT_EQ(selected(options),
+            (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "matmul/backward/honest/matmul-fp32-1x1x6x7",
+                   "linear_logp/forward/honest/linear_logp-fp32-1x1x6x7",
+                   "linear_logp/backward/honest/linear_logp-fp32-1x1x6x7",
+                   "matmul/forward/uses_workspace/matmul-fp32-1x1x6x7"}));
 }
 
 TEST(Selection, AllAreThoseThatRunOnTheDevice) {
@@ -196,7 +228,7 @@ TEST(Selection, NamedCandidateWithoutAKernelForThePassStays) {
   EXPECT_EQ(check_name(selection.checks[1]), "matmul/backward/honest/matmul-fp32-1x3x2x4");
 }
 
-TEST(Selection, OfAllCandidatesOneThatLacksAPassStays) {
+TEST(Selection, PassThatNoSelectedCandidateHasStays) {
   RunOptions options = small_matmul({"all"});
   options.passes = {"backward"};
   options.filter = "*/honest/*";
@@ -309,25 +341,70 @@ TEST(Selection, CaseFilesTakeThePlaceOfTheFlags) {
   RunOptions options = with_case_file();
   options.ops = {"logp"};  // the default without --op
   EXPECT_EQ(selected(options),
-            (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "matmul/forward/honest/matmul-bf16-1x1x6x7",
-                   "matmul/backward/honest/matmul-fp32-1x1x6x7", "matmul/backward/honest/matmul-bf16-1x1x6x7"}));
+            (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "matmul/forward/honest/matmul-bf16-1x1x6x7"}));
 }
 
 TEST(Selection, TypeAndPassThatWereGivenKeepTheirCasesOfTheFiles) {
   RunOptions options = with_case_file();
   options.given = {"--dtype", "--pass"};
   options.dtypes = {"bf16"};
-  options.passes = {"backward"};
-  EXPECT_EQ(selected(options), Names{"matmul/backward/honest/matmul-bf16-1x1x6x7"});
+  options.passes = {"forward"};
+  EXPECT_EQ(selected(options), Names{"matmul/forward/honest/matmul-bf16-1x1x6x7"});
+  options.passes = {"backward"};  // honest has none, and no operator was named
+  EXPECT_TRUE(selected(options).empty());
 }
 
 TEST(Selection, OperatorThatWasGivenKeepsItsCasesOfTheFiles) {
   RunOptions options = with_case_file();
   options.given = {"--op"};
-  EXPECT_EQ(selected(options).size(), 4u);
+  EXPECT_EQ(selected(options).size(), 3u);  // backward, which honest has not, once
   options.ops = {"logp"};
   options.candidates = {"all"};
   EXPECT_TRUE(selected(options).empty());
+}
+
+TEST(Selection, SeedsOnTheCommandLineReseedCasesOfFiles) {
+  RunOptions options = with_case_file();
+  options.cases = {written("seeds.json", R"({"format": "check_operator/cases-1", "cases": [
+      {"op": "matmul", "pass": "forward", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7}},
+      {"op": "matmul", "pass": "forward", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7},
+       "seed": 7, "grad_seed": 9},
+      {"op": "matmul", "pass": "forward", "dtype": "fp32", "dims": {"batch": 1, "seq": 1, "k_dim": 6, "n_dim": 7},
+       "seed": 8, "grad_seed": 10}]})")};
+  const auto seeds = [&] {
+    std::vector<uint64_t> found;
+    for (const Case& c : select_cases(options)) found.push_back(c.seed), found.push_back(c.grad_seed);
+    return found;
+  };
+  options.seed = 5, options.grad_seed = 6;
+  EXPECT_EQ(seeds(), (std::vector<uint64_t>{123, 123, 7, 9, 8, 10})) << "not given";
+  options.given = {"--seed"};
+  const auto reseeded = seeds();
+  EXPECT_EQ(reseeded[0], 5u);
+  EXPECT_NE(reseeded[2], 7u);
+  EXPECT_NE(reseeded[4], 8u);
+  EXPECT_NE(reseeded[2], reseeded[4]);
+  EXPECT_EQ(reseeded[5], 10u) << "of upstream gradients, which --grad-seed alone changes";
+  EXPECT_EQ(seeds(), reseeded);
+  options.given = {"--grad-seed"};
+  EXPECT_EQ(seeds()[0], 123u);
+  EXPECT_EQ(seeds()[1], 6u);
+  EXPECT_NE(seeds()[3], 9u);
+  EXPECT_NE(seeds()[3], seeds()[5]);
+  options.given = {"--seed"}, options.seed = 6;
+  EXPECT_NE(seeds()[2], reseeded[2]);
+}
+
+TEST(Selection, TenThousandRandomCasesOfEveryOperatorAreAllowed) {
+  RunOptions options = small_matmul({"all"});
+  options.ops = {"all"};
+  options.dims.clear();
+  options.random_cases = 10000;
+  EXPECT_EQ(select_cases(options).size(), 10000 * operators().size());
+  options.random_cases = 1'000'000;
+  EXPECT_EQ(error_of(options).find("--random-cases: 1000000 cases of each of "), 0u) << error_of(options);
+  EXPECT_NE(error_of(options).find(" operators are more than the 2000000 that a run may have; give up to "),
+            std::string::npos);
 }
 
 TEST(Selection, SuiteTakesItsCasesOfTheShippedFiles) {
