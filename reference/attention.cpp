@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention: softmax(scale q k^T) v, with groups of query heads, a causal mask and a mask of keys; kv_cache_attention
-// shares its passes.
+// attention: softmax(scale q k^T) v with grouped query heads, a causal mask and a key padding mask. kv_cache_attention
+// uses the same passes.
 #include "attention.hpp"
 
 #include <algorithm>
@@ -25,7 +25,8 @@ constexpr TensorSpec kMask{"key_padding_mask", "batch kv_seq", Fill::mask, "", D
 constexpr std::array kForwardIn{kQ, kK, kV, kMask};
 constexpr std::array kForwardOut{OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq"}};
 constexpr std::array kBackwardIn{kQ, kK, kV, kMask, TensorSpec{"grad_o", kQueries, Fill::upstream}};
-// A key's gradient sums over the queries of its group of heads; all heads are named, for a quotient can't be.
+// A key's gradient sums over the queries of its group of heads. The spec names all heads, because extents have no
+// quotients.
 constexpr std::array kBackwardOut{
     OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim kv_seq"},
     OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
@@ -33,9 +34,9 @@ constexpr std::array kBackwardOut{
 };
 
 constexpr int64_t kRowsOfATask = 16;
-constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) is rounded twice, the product with it once
+constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
 
-/// Positions among the inputs of a pass, for keys in so many parts.
+/// Indices of a pass's inputs, for keys stored in `parts` parts.
 struct Inputs {
   int parts;
 
@@ -48,7 +49,7 @@ struct Inputs {
 struct Sizes {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
 
-  int64_t queries() const { return q_heads * q_seq * head_dim; }  // elements of one batch entry
+  int64_t queries() const { return q_heads * q_seq * head_dim; }  // elements per batch entry
   int64_t keys() const { return kv_heads * kv_seq * head_dim; }
 };
 
@@ -58,14 +59,14 @@ void decode(const Tensor& t, int64_t first, int64_t n, double* to) {
   info(t.dtype).decode(t.bytes.data() + at(first) * info(t.dtype).bytes, to, at(n));
 }
 
-/// Elements [first, first + n) of a tensor.
+/// Elements [first, first + n) of a tensor, decoded.
 std::vector<double> decoded(const Tensor& t, int64_t first, int64_t n) {
   std::vector<double> values(at(n));
   decode(t, first, n, values.data());
   return values;
 }
 
-/// sum x*y and sum |x*y|, four sums each, for speed.
+/// sum x*y and sum |x*y|; four accumulators each, for speed.
 struct Dot {
   double value, magnitude;
 
@@ -84,12 +85,12 @@ struct Dot {
   }
 };
 
-/// Values with both of their error coefficients; see GoldRows.
+/// Values and their two error coefficients; see GoldRows.
 struct Block {
   std::vector<double> value, magnitude, rounding;
   explicit Block(int64_t n) : value(at(n)), magnitude(at(n)), rounding(at(n)) {}
 
-  /// [first, first + n) += factor*x, whose factor errs by `magnitude` and `rounding`.
+  /// [first, first + n) += factor*x. The errors of `factor` are `factor_magnitude` and `factor_rounding`.
   void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
     double *to = &value[at(first)], *m = &magnitude[at(first)], *r = &rounding[at(first)];
     for (int64_t d = 0; d < n; ++d) {
@@ -103,11 +104,11 @@ struct Block {
   }
 };
 
-/// The softmax of one query over the keys that it sees. `growth` and `rounding` are coefficients of the relative error
-/// of a probability p = exp(s - lse): with sums that grow by G, and u the unit roundoff, p errs by
+/// The softmax of one query over its visible keys. `growth` and `rounding` are coefficients of the relative error of a
+/// probability p = exp(s - lse). With sums that grow by G, and u the unit roundoff, p errs by
 ///   p*(G*growth + u*rounding),  growth = S_j + 1 + sum_j p_j S_j,  S = |scale| sum_d |q_d k_d|
-/// S_j is the score's own sum, the 1 the sum of exponentials, the last term what the scores' errors do to lse; the
-/// rounding is that of LogitGradient, and that of the scale in both places.
+/// S_j comes from the score's own sum, 1 from the sum of exponentials, the last term from the scores' errors in lse.
+/// `rounding` is that of LogitGradient, plus the rounding of the scale in both places.
 struct QueryRow {
   std::vector<int64_t> keys;
   std::vector<double> score, size, p, growth, rounding;
@@ -160,7 +161,7 @@ class Entry {
   }
 
  private:
-  /// One array of what lies in parts: [kv_heads, kv_seq, head_dim] of this batch entry.
+  /// Joins the parts of a key or value array: [kv_heads, kv_seq, head_dim] of this batch entry.
   static std::vector<double> joined(const GoldArgs& args, int parts, int (*input)(int), const Sizes& s, int64_t batch) {
     std::vector<double> all(at(s.keys()));
     for (int64_t head = 0; head < s.kv_heads; ++head) {
@@ -221,11 +222,11 @@ void attention_forward(const GoldArgs& args, int parts) {
 
 namespace {
 
-/// Adds what query i of `head` contributes to the gradients; `grad` is the entry's upstream gradient.
-///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j, or grad.o, which is no worse;  ds_j = p_j (dp_j - D)
-/// with errors, E_j = sum_d |grad v_j|:
+/// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
+///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  ds_j = p_j (dp_j - D)
+/// Errors, with E_j = sum_d |grad v_j|:
 ///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j;
-///   ds_j: p_j (E_j + that of D + |dp_j - D| growth_j), rounding p_j (that of D + |dp_j - D| (rounding_j + 2))
+///   ds_j: p_j (E_j + error of D + |dp_j - D| growth_j), rounding p_j (rounding of D + |dp_j - D| (rounding_j + 2))
 void differentiate_row(const Entry& entry, const Sizes& s, const std::vector<double>& grad, int64_t head, int64_t i,
                        QueryRow& row, Block& dq, Block& dk, Block& dv) {
   entry.load(head, i, row);
@@ -283,7 +284,7 @@ void attention_backward(const GoldArgs& args, int parts) {
     });
     dq.sink(args, 0, b);
     int64_t first = 0;
-    for (int part = 0; part < parts; ++part) {  // outputs are ordered as the inputs that they follow
+    for (int part = 0; part < parts; ++part) {  // outputs have the order of the inputs that they belong to
       const int64_t n = args.in(Inputs::k(part)).shape[2];
       sink_keys(args, Inputs::k(part), b, dk, s, first, n);
       sink_keys(args, Inputs::v(part), b, dv, s, first, n);
@@ -297,7 +298,7 @@ void check_attention_sizes(const CaseSizes& sizes) {
   if (q_heads % kv_heads != 0) {
     throw InputError(
         "--q-heads",
-        std::to_string(q_heads) + " query heads on " + std::to_string(kv_heads) + " key heads leave a group uneven",
+        std::to_string(q_heads) + " query heads are not a multiple of " + std::to_string(kv_heads) + " key heads",
         "give a multiple of --kv-heads");
   }
   if (sizes.attrs[0] != 0 && sizes.attrs[0] != 1) {
@@ -314,7 +315,7 @@ void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>
   const Tensor* mask = args.find("key_padding_mask");
   if (mask == nullptr) return;
   const int64_t all = mask->shape.back();
-  int64_t first = 0;  // of the part, in the mask
+  int64_t first = 0;  // where the part begins in the mask
   for (size_t part = 0; part < keys.size(); ++part) {
     const Shape& shape = args.find(keys[part])->shape;
     for (int64_t row = 0; row < shape[0] * shape[1] * shape[2]; ++row) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// det_gemm: the product of matmul, by kernels whose bits of a row do not depend on how many rows there are. An operator
-// of its own, so that a contract can demand that of det_gemm where it lets a library's matmul off.
+// det_gemm: the product of matmul, for kernels whose bits of a row must not depend on the number of rows. It is a
+// separate operator, so that a contract can require this of det_gemm but not of a library's matmul.
 #include "matmul.hpp"
 
 namespace checkop {

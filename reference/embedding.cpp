@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// embedding: one row of a table per token; backward, the gradients of all tokens of a row added up.
+// embedding: one table row per token; backward: the sum of the gradients of all tokens with the same id.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,7 +20,7 @@ constexpr TensorSpec kGradY{"grad_y", kRowHidden, Fill::upstream};
 
 constexpr std::array kForwardIn{kTokenIds, kWeight};
 constexpr std::array kForwardOut{OutputSpec{{"y", kRowHidden}, Numerics::exact, ""}};
-// Not the weight: only the extents of its gradient matter.
+// No weight: only its extents matter to the gradient.
 constexpr std::array kBackwardIn{kTokenIds, kGradY};
 constexpr std::array kBackwardOut{OutputSpec{{"dweight", kTable}, Numerics::reduction, "batch*seq"}};
 
@@ -40,7 +40,7 @@ void forward(const GoldArgs& args) {
   });
 }
 
-/// Tokens by id: those of id v are order[start[v]], ..., order[start[v + 1] - 1], in ascending order.
+/// Tokens sorted by id: the tokens of id v are order[start[v]], ..., order[start[v + 1] - 1], ascending.
 struct TokensById {
   TokensById(const std::vector<int64_t>& ids, int64_t vocab)
       : start(static_cast<size_t>(vocab) + 1), order(ids.size()) {
@@ -54,8 +54,8 @@ struct TokensById {
 
 /// Gold of embedding's gradient.
 ///   in:  token_ids[batch, seq], grad_y[batch, seq, hidden]     out: dweight[vocab, hidden]
-///   dweight_v = sum of grad_y over the tokens with id v, in their order; zero where there is none
-/// One gradient alone is rounded once to the output and has no error of a sum.
+///   dweight_v = sum of grad_y over the tokens with id v, in token order; 0 for an id without tokens
+/// A single gradient is only rounded to the output; it has no summation error.
 /// Throws InputError for an id outside [0, vocab).
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
@@ -74,7 +74,7 @@ void backward(const GoldArgs& args) {
   });
 }
 
-/// Rows of the table that no id selects are not read.
+/// Table rows that no id selects are not read.
 Work forward_work(const GoldArgs& args) {
   const Tensor& weight = args.in(1);
   std::vector<int64_t> ids = read_ids(args.in(0), weight.shape.front());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// grpo_loss: clipped policy-gradient loss of groups of completions, plus beta times a KL estimate.
+// grpo_loss: clipped policy-gradient loss over groups of completions, plus beta times a KL estimate.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -49,7 +49,7 @@ constexpr std::array kAttrs{
     AttrSpec{"eps", 1e-6, "least standard deviation of a group's rewards"},
 };
 
-/// First completion of every group, and the number of completions behind the last.
+/// First completion of every group, then the number of completions.
 std::vector<int64_t> read_groups(const GoldArgs& args) {
   const int64_t batch = args.in(kRewards).count();
   std::vector<int64_t> bounds;
@@ -75,12 +75,13 @@ std::vector<int64_t> read_groups(const GoldArgs& args) {
   return bounds;
 }
 
-/// A = (r - mu)/s, s = sqrt(max(var, eps^2)), of the rewards of one group; population variance.
-/// With E(mu) = growth*mean|r| + u|mu|, and E(var) = (growth + 4u)*var, mu's error not counting to first order:
+/// A = (r - mu)/s, s = sqrt(max(var, eps^2)), for the rewards of one group; population variance. With E(mu) =
+/// growth*mean|r| + u|mu| and E(var) = (growth + 4u)*var (mu's error has no first-order effect):
 ///   E(A) = (E(mu) + u|r - mu|)/s + |A|*(E(var)/(2 var) + 2u)
-/// Where all rewards are equal A is 0, exactly, and nothing else is right: such a group must not push the policy about.
+/// If all rewards are equal, A must be exactly 0: such a group must not change the policy.
 void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double eps, std::vector<GoldElement>& to) {
-  // From the first reward on: the mean of equal rewards could be an ulp off, which a floor of 1e-6 would magnify.
+  // Relative to the first reward: otherwise the mean of equal rewards could be an ulp off, which a floor of 1e-6 would
+  // magnify.
   const double first = rewards.at(begin), n = static_cast<double>(end - begin);
   double mean = 0, size = 0, variance = 0;
   bool equal = true;
@@ -103,7 +104,7 @@ void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double ep
   }
 }
 
-/// 1 where neither mask is 0.
+/// 1 where both masks are nonzero.
 std::vector<char> active_tokens(const Tensor& attention, const Tensor& completion) {
   std::vector<char> active = read_mask(attention);
   const std::vector<char> completed = read_mask(completion);
@@ -111,7 +112,7 @@ std::vector<char> active_tokens(const Tensor& attention, const Tensor& completio
   return active;
 }
 
-/// What the tokens share.
+/// Values that the tokens share.
 struct Batch {
   std::vector<char> active;
   double n_active = 0;
@@ -138,11 +139,10 @@ struct Batch {
   double divisor() const { return std::max(n_active, 1e-8); }
 };
 
-/// Which branch of min(ratio*A, clamp(ratio)*A) holds, and whether a ratio as right as this one could take the other.
-/// The width of "could" is that of ratio's bound in fp32 with a chain of 1024 and lambda 6, plus two roundings of the
-/// edge itself.
+/// Which branch of min(ratio*A, clamp(ratio)*A) holds, and whether an equally accurate ratio could take the other one.
+/// "Could" means within the bound of ratio in fp32 with a chain of 1024 and lambda 6, plus two roundings of the edge.
 struct Branch {
-  double edge;  ///< 1 + clip, or 1 - clip where A < 0
+  double edge;  ///< 1 + clip; 1 - clip for A < 0
   bool clipped, either;
 
   Branch(const PolicyToken& token, double advantage, double clip) : edge(advantage < 0 ? 1 - clip : 1 + clip) {
@@ -153,7 +153,7 @@ struct Branch {
   }
 };
 
-/// L = -min(ratio*A, clamp(ratio)*A), which is continuous and moves at most as fast as ratio*A.
+/// L = -min(ratio*A, clamp(ratio)*A). It is continuous and changes at most as fast as ratio*A.
 GoldElement token_loss(const PolicyToken& token, const GoldElement& a, double clip) {
   const Branch branch(token, a.value, clip);
   const double factor = branch.clipped ? branch.edge : token.ratio.value, size = std::abs(a.value);
@@ -164,8 +164,8 @@ GoldElement token_loss(const PolicyToken& token, const GoldElement& a, double cl
   return loss;
 }
 
-/// c of one token, `g` being the upstream gradient over n and `unit` the roundoff of the arithmetic. What does not
-/// enter, a clipped ratio or a kl without weight, may be infinite.
+/// c of one token, where `g` is the upstream gradient over n and `unit` the roundoff of the arithmetic. Values that do
+/// not enter c, a clipped ratio or a kl with weight 0, may be infinite.
 GoldElement coefficient(PolicyToken& token, const Branch& branch, const GoldElement& a, double g, double beta,
                         double unit) {
   const double share = std::abs(g) * token.ratio.value;
@@ -182,7 +182,7 @@ GoldElement coefficient(PolicyToken& token, const Branch& branch, const GoldElem
   return c;
 }
 
-/// Sum over the tokens, in order, over the divisor; the sum itself errs by its growth times the sum of |terms|.
+/// Sum over the tokens, in order, divided by `divisor`. The sum itself errs by its growth times the sum of |terms|.
 GoldElement mean_of(const std::vector<GoldElement>& terms, double divisor) {
   GoldElement sum{0, 0, 0};
   for (const GoldElement& e : terms) {
@@ -197,8 +197,9 @@ GoldElement mean_of(const std::vector<GoldElement>& terms, double divisor) {
 ///   out: loss, policy_loss, kl: scalars
 ///   A = (r - mu)/sqrt(max(var, eps^2)) per group of completions,  L = -min(ratio*A, clamp(ratio, 1-c, 1+c)*A)
 ///   policy_loss = sum of L/max(n, 1e-8) over the n active tokens, kl likewise,  loss = policy_loss + beta*kl
-/// ratio and the kl of a token are those of ratio_kl. Nothing is read of tokens that are not active; without any, all
-/// three are 0. Throws InputError for an active id outside [0, vocab) and for boundaries that do not cut the batch.
+/// ratio and kl of a token are those of ratio_kl. Inactive tokens are not read; without active tokens all three outputs
+/// are 0.
+/// Throws InputError for an active id outside [0, vocab) and for boundaries that do not partition the batch.
 void forward(const GoldArgs& args) {
   const Batch batch(args);
   std::vector<GoldElement> losses(batch.active.size()), kls(batch.active.size());
@@ -225,10 +226,10 @@ void forward(const GoldArgs& args) {
   }
 }
 
-/// Gold of grpo_loss's gradient; policy_loss and kl carry none.
+/// Gold of grpo_loss's gradient. The outputs policy_loss and kl have no upstream gradient.
 ///   in:  as forward, then grad_loss, a scalar     out: dpolicy_logits[batch, seq, vocab]
 ///   dz_v = c*(1[v = t] - softmax(policy)_v),  c = g/n*(-A*ratio*[unclipped is the min] + beta*(1 - exp(lr - lp)))
-/// A token whose ratio is so near the clip edge that either branch may be taken has |A*ratio*g/n| in its bound, through
+/// If a token's ratio is so near the clip edge that either branch may be taken, its bound includes |A*ratio*g/n|, as
 /// `rounding` over the unit roundoff.
 /// Source: differentiated by hand; checked by gradient_test and grpo_loss_test.
 void backward(const GoldArgs& args) {
@@ -255,7 +256,7 @@ void backward(const GoldArgs& args) {
   });
 }
 
-/// Nothing flows to a token that is not active.
+/// Inactive tokens must have gradient 0.
 void check_masked(const IdentityArgs& args) {
   check_zero_rows(args, 0, active_tokens(args.in(kAttentionMask), args.in(kCompletionMask)));
 }
@@ -295,7 +296,7 @@ void validate(const CaseSizes& sizes) {
   }
 }
 
-/// Groups that grow towards the end of the batch.
+/// Plants the data, and group boundaries with groups that grow towards the end of the batch.
 void refine(const FillArgs& args) {
   refine_old_logps(args);
   plant_masked_tokens(args, active_tokens(*args.find("attention_mask"), *args.find("completion_mask")));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Residuals of products, masked rows and logit gradients.
+// Computes residuals of products, masked rows and logit gradients.
 #include "identity.hpp"
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 namespace checkop {
 namespace {
 
-constexpr double kDeviations = 7;       // a right row fails with probability 2*exp(-24.5) = 5e-11
-constexpr int64_t kColumnBlock = 1024;  // columns of a task where a stored matrix is used transposed
+constexpr double kDeviations = 7;       // a correct row fails with probability 2*exp(-24.5) = 5e-11
+constexpr int64_t kColumnBlock = 1024;  // columns per task when a stored matrix is used transposed
 
-/// A product with a vector, and of the squares with a vector of its own.
+/// A matrix times a vector, and its squared elements times another vector.
 struct Applied {
   std::vector<double> value, square;
 };
 
-/// f * x and f.^2 * y, f as it is used.
+/// f * x and f.^2 * y, with f transposed if f.transposed.
 Applied apply(const IdentityArgs& args, const Factor& f, const std::vector<double>& x, const std::vector<double>& y) {
   const int64_t rows = f.transposed ? f.columns : f.rows;
   Applied result{std::vector<double>(static_cast<size_t>(rows)), std::vector<double>(static_cast<size_t>(rows))};
@@ -109,11 +109,12 @@ void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, c
     for (const double z : s.z) max = std::max(max, z);
     for (const double dz : s.value) sum += dz, size += std::abs(dz);
     const double g = std::abs(args.in(grad).at(r));
-    // What is stored errs by half an ulp: u_out of its size, of the smallest normal number below that. Not where g is
-    // 0: then all of the row is.
+    // Stored values err by half an ulp: u_out times their size, or times the smallest normal number if that is larger.
+    // Not if g is 0: then the whole row is exactly 0.
     double stored = 0;
     for (const double dz : s.value) stored += g == 0 ? 0 : std::max(std::abs(dz), least_normal);
-    // lse_rounding() with mean_spread, log_sum <= log V and |lse| <= |max| + log V; then sum p*argument likewise.
+    // lse_rounding() with mean_spread, log_sum <= log V and |lse| <= |max| + log V; then sum p*argument in the same
+    // way.
     const double lse = kArgumentUnits * log_vocab + kExpUnits + 3 * log_vocab + 2 * std::abs(max);
     const double rounding = lse + kExpUnits + 2 + (kArgumentUnits + 1) * log_vocab;
     args.sink(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What right outputs meet without any gold, checked on all of them: residuals that are 0 in exact arithmetic.
+// Identities: conditions that correct outputs meet without any gold, as residuals that are 0 in exact arithmetic. They
+// cover all rows.
 #pragma once
 
 #include <vector>
@@ -9,23 +10,25 @@
 
 namespace checkop {
 
-/// Freivalds' check of output `index` = x * y + bias: for random signs r, every row of (output - bias) r must equal
-/// that of x (y r), which takes three passes over the matrices instead of a product. Emits a residual "freivalds" per
-/// row. Errors e of a row's elements add up to more than t*sqrt(sum e^2) with probability at most 2*exp(-t^2/2), since
-/// they can't know the signs; t is 7. So the coefficients are 7 times the root of the sum of squares of what
-/// emit_product gives each element, with (a + b + c)^2 <= 3(a^2 + b^2 + c^2). What is stored errs by half an ulp, u_out
-/// times the larger of its size and the smallest normal number f: sum max(v^2, f^2) <= sum v^2 + n f^2. Source:
-/// Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977.
+/// Freivalds' check of output `index` = x * y + bias. For random signs r, every row of (output - bias) r must equal the
+/// row of x (y r); this takes three passes over the matrices instead of a product. Emits a residual "freivalds" per
+/// row.
+/// The errors e of a row's elements add up to more than t*sqrt(sum e^2) with probability at most 2*exp(-t^2/2), because
+/// they are independent of the signs; t is 7. So the coefficients are 7 times the root of the sum of squares of
+/// emit_product's coefficients of the elements, with (a + b + c)^2 <= 3(a^2 + b^2 + c^2). A stored value errs by half
+/// an ulp, which is u_out times the larger of its size and the smallest normal number f: sum max(v^2, f^2) <= sum v^2 +
+/// n f^2.
+/// Source: Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977.
 void check_product(const IdentityArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias = nullptr);
 
-/// Rows of output `index` where active[row] == 0 must be 0, exactly: a residual "masked_zero" with the largest
-/// |element|.
+/// Rows of output `index` with active[row] == 0 must be exactly 0. Emits a residual "masked_zero" per such row: the
+/// largest |element|.
 void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char>& active);
 
-/// Rows of output `index` are gradients g*(onehot - softmax(logits)), whose elements sum to 0: a residual "row_sum".
-/// The coefficients are LogitGradient's, summed over the row with sum p = 1 and with what bounds the rest: the entropy
-/// of a softmax over V columns, and so its mean distance from the maximum, is at most log V. `logits` and `grad` are
-/// the indices of the inputs; rows with active[row] == 0 are left out.
+/// Rows of output `index` are gradients g*(onehot - softmax(logits)), whose elements sum to 0. Emits a residual
+/// "row_sum" per row. The coefficients are those of LogitGradient, summed over the row with sum p = 1. The rest is
+/// bounded by the entropy of a softmax over V columns, and so its mean distance from the maximum, which is at most log
+/// V. `logits` and `grad` are indices of inputs. Rows with active[row] == 0 are left out.
 void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv_cache_attention: attention of new queries over the keys of a cache and, behind them, their own.
+// kv_cache_attention: attention of new queries over the keys of a cache, followed by the new keys.
 #include <array>
 #include <string>
 
@@ -32,9 +32,9 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"dv_new", kNew}, Numerics::contraction, kPerKey},
 };
 
-/// Gold of kv_cache_attention: that of attention with k, v = k_cache, v_cache and behind them k_new, v_new, where
-/// kv_seq = cache_seq + new_seq. Query i is as far from the end as new key i, so that causal keeps key j <= cache_seq +
-/// i: the whole cache and what is new up to itself.
+/// Gold of kv_cache_attention: attention with k, v = k_cache, v_cache followed by k_new, v_new, where kv_seq =
+/// cache_seq + new_seq. Query i is as far from the end as new key i, so `causal` keeps key j <= cache_seq + i: the
+/// whole cache, and the new keys up to key i.
 void forward(const GoldArgs& args) { attention_forward(args, 2); }
 void backward(const GoldArgs& args) { attention_backward(args, 2); }
 

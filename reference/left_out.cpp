@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and planting ids of rows to leave out.
+// Reads and plants the ids of rows that are left out.
 #include "left_out.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace checkop {
 
 void validate_ignore_index(const CaseSizes& sizes) {
-  constexpr double kLargest = 0x1p53;  // attributes are doubles: every integer up to here is one
+  constexpr double kLargest = 0x1p53;  // attributes are doubles, which hold every integer up to this
   const double index = sizes.attrs[0];
   if (!(std::abs(index) <= kLargest) || index != std::floor(index)) {
     throw InputError("--ignore-index", "expected an integer, got " + std::to_string(index), "-100 is usual");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp: log-probability of the target under softmax(hidden * lm_head_weight^T + bias), the logits never stored.
+// linear_logp: log-probability of the target under softmax(hidden * lm_head_weight^T + bias); the logits are never
+// stored.
 #include "linear_logp.hpp"
 
 #include <algorithm>
@@ -26,7 +27,8 @@ constexpr TensorSpec kWeight{"lm_head_weight", kVocabHidden, Fill::weight, "hidd
 constexpr TensorSpec kTargetIds{"target_ids", kRow, Fill::ids, "vocab", DType::i64};
 constexpr TensorSpec kBias{"bias", "vocab", Fill::normal, "", {}, /*optional=*/true};
 constexpr TensorSpec kGradLogp{"grad_logp", kRow, Fill::upstream, "", DType::f32};
-// The sums of earlier calls: a batch may be cut into calls at multiples of kCarryRows tokens. As large as gradients.
+// Sums of earlier calls: a batch may be split into calls at multiples of kCarryRows tokens. They have the size of
+// gradients.
 constexpr TensorSpec kWeightCarry{"dlm_head_weight_carry", kVocabHidden,     Fill::weight, "vocab", DType::f32,
                                   /*optional=*/true,       /*constant=*/true};
 constexpr TensorSpec kBiasCarry{"dbias_carry",    "vocab", Fill::weight, "vocab", DType::f32, /*optional=*/true,
@@ -51,12 +53,12 @@ constexpr std::array kBackwardOut{
 
 constexpr std::array kAttrs{kIgnoreIndex};
 
-constexpr int64_t kChunk = 1024;  // vocabulary columns whose logits exist at one time; fixed, it orders the sums
+constexpr int64_t kChunk = 1024;  // vocabulary columns with logits at one time; fixed: it orders the sums
 constexpr int64_t kTileRows = 128, kTileColumns = 256;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The gold's state for a set of rows: FP64 copies of hidden, the decoded chunk of weights, and its logits with their
+/// State of the gold for a set of rows: FP64 copies of hidden, the decoded chunk of weights, and its logits with their
 /// error coefficients. Arrays have one row per row of the set.
 class LinearLogp {
  public:
@@ -69,14 +71,14 @@ class LinearLogp {
         vocab_(args.in(1).shape[0]),
         chunk_(std::min(kChunk, vocab_)),
         ids_(read_ids_to_use(args, args.in(2), vocab_)),
-        h_(size(std::max<int64_t>(rows_, 1), hidden_)),  // without rows, one of zeros: it adds nothing to any sum
+        h_(size(std::max<int64_t>(rows_, 1), hidden_)),  // without rows, one row of zeros: it adds nothing to any sum
         h_square_(h_.size()),
         w_(size(chunk_, hidden_)),
         w_square_(size(chunk_, hidden_)),
         logits_(size(std::max<int64_t>(rows_, 1), chunk_)),
         magnitude_(logits_.size()) {
     args_.parallel_for(rows_, [&](int64_t r) {
-      if (left_out(r)) return;  // a row of zeros in place of what it holds, which may be NaN
+      if (left_out(r)) return;  // zeros replace the row's content, which may be NaN
       decode_block({&args_.in(0), args_.in(2).count(), hidden_}, set_.at(r), 1, 0, hidden_, &h_[size(r, hidden_)],
                    &h_square_[size(r, hidden_)]);
     });
@@ -106,8 +108,9 @@ class LinearLogp {
     }
   }
 
-  /// Recomputes the logits chunk by chunk, turns them into their gradients and multiplies those out: dhidden grows over
-  /// the chunks and needs every column, dlm_head_weight and dbias are final chunk by chunk and need every row.
+  /// Recomputes the logits chunk by chunk, turns them into gradients and multiplies these by weights and hidden states.
+  /// dhidden accumulates over the chunks and needs every column; dlm_head_weight and dbias are final after each chunk
+  /// and need every row.
   void emit_gradients(const RowSet& columns, bool wants_dh, bool wants_dw) {
     const Tensor& grad = args_.in(4);
     const auto absolute = [](const std::vector<double>& values) {
@@ -141,7 +144,7 @@ class LinearLogp {
   }
 
  private:
-  /// What a gradient's element is made of: the sum, the sum of squared terms, and the sum of the terms' own errors.
+  /// The parts of a gradient's element: the sum, the sum of squared terms, and the sum of the terms' own errors.
   struct Sums {
     explicit Sums(size_t count) : value(count), square(count), error(count) {}
     std::vector<double> value, square, error;
@@ -153,8 +156,8 @@ class LinearLogp {
 
   bool left_out(int64_t r) const { return target(r) == kLeftOut; }
 
-  /// logits_[rows, chunk] = hidden * weight^T + bias of the columns from the begin-th of the set on, as many as a chunk
-  /// holds; magnitude_ as emit_product's plus |bias|. Returns how many those are.
+  /// Computes logits_[rows, chunk] = hidden * weight^T + bias for as many columns of the set as a chunk holds, from its
+  /// begin-th column on; magnitude_ is emit_product's plus |bias|. Returns the number of columns.
   int64_t load_chunk(const RowSet& columns, int64_t begin) {
     const int64_t n = std::min(chunk_, columns.count(vocab_) - begin);
     args_.parallel_for(n, [&](int64_t v) {
@@ -182,8 +185,8 @@ class LinearLogp {
     return n;
   }
 
-  /// Turns a row of the chunk's logits into dz and its squares, and the magnitudes into the errors of dz as a factor of
-  /// what is summed next. All errors of a row hang on the same log-sum-exp, so they add up with their sizes.
+  /// Turns a row of the chunk's logits into dz and its squares, and the magnitudes into the errors of dz as an operand
+  /// of the following sums. All errors of a row depend on the same log-sum-exp, so their absolute values add up.
   void differentiate_row(int64_t r, const RowSet& columns, int64_t begin, int64_t n, double g) {
     const LogitGradient gradient(softmax_[size(r, 1)], g);
     double *z = &logits_[size(r, chunk_)], *s = &magnitude_[size(r, chunk_)], *square = &dz_square_[size(r, chunk_)];
@@ -196,7 +199,7 @@ class LinearLogp {
     }
   }
 
-  /// out[m, hidden] = keep*out + x * y[k, hidden], x a [rows, chunk] array or its transpose.
+  /// out[m, hidden] = keep*out + x * y[k, hidden], where x is a [rows, chunk] array or its transpose.
   void add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x, const std::vector<double>& y,
                    double keep, std::vector<double>& out) {
     const int64_t column_tiles = ceil_div(hidden_, kTileColumns);
@@ -208,10 +211,11 @@ class LinearLogp {
     });
   }
 
-  /// A carry is one exact term more: no factor of it errs, so it has no part in `square` and `error`. What it does is
-  /// make partial sums larger by up to its own size, in at most one addition for each token, whichever end it is added
-  /// at. That is a growth of its own, with the chain of tokens; within the magnitude it would be taken for a term that
-  /// was rounded on the way, where a contract grants that.
+  /// Adds the carry and returns the element with its error coefficients. The carry is one more exact term: it has no
+  /// operands with errors, so it is in neither `square` nor `error`. It makes partial sums larger by up to its own
+  /// size, in at most one addition per token, at whichever end it is added. That is growth over the chain of tokens. It
+  /// must not be part of the magnitude: under a contract with term_roundings it would count as a term that was rounded
+  /// on the way.
   GoldElement finish(double value, double square, double error, double carry) const {
     value += carry;
     return {value, std::abs(value) + std::sqrt(square) + error,
@@ -260,7 +264,7 @@ class LinearLogp {
 ///   in:  hidden[batch, seq, hidden], lm_head_weight[vocab, hidden], target_ids[batch, seq], bias[vocab] optional
 ///   out: logp[batch, seq]
 ///   z = hidden W^T + bias,  logp = z_t - log sum_v exp(z_v)
-/// Where the id is ignore_index: 0, and the row of hidden is not looked at.
+/// If the id is ignore_index: 0, and the row of hidden is not read.
 /// Throws InputError for any other id outside [0, vocab).
 void forward(const GoldArgs& args) {
   LinearLogp gold(args, args.inputs[3], args.rows(0));
@@ -270,9 +274,10 @@ void forward(const GoldArgs& args) {
 
 /// Gold of linear_logp's gradients.
 ///   in:  as forward, then grad_logp[batch, seq], dlm_head_weight_carry[vocab, hidden] and dbias_carry[vocab], optional
-///   out: dhidden[batch, seq, hidden] = dz W,  dlm_head_weight[vocab, hidden] = dz^T hidden,  dbias[vocab] = sum of dz
-///   over rows dz_v = g*(1[v = t] - softmax(z)_v);  rows whose id is ignore_index are left out of all three
-///   With carries, dlm_head_weight and dbias are f32, and these sums plus the carry.
+///   out: dhidden[batch, seq, hidden] = dz W,  dlm_head_weight[vocab, hidden] = dz^T hidden,
+///        dbias[vocab] = sum of dz over rows
+///   dz_v = g*(1[v = t] - softmax(z)_v);  rows whose id is ignore_index are left out of all three outputs
+///   With carries, dlm_head_weight and dbias are f32: these sums plus the carry.
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   static const RowSet kAll;
@@ -290,11 +295,11 @@ void backward(const GoldArgs& args) {
   }
 }
 
-/// An ignored row is 0, in logp as in dhidden.
+/// Ignored rows must be 0, in logp and in dhidden.
 void check_ignored(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(2), args.attrs)); }
 
-/// `products` of 2 hidden vocab operations for each row that is used; the backward pass has no logits and needs them
-/// again.
+/// Operations of `products` products: each takes 2 hidden vocab operations per used row. The backward pass must
+/// recompute the logits.
 template <int products>
 Work work(const GoldArgs& args) {
   const Tensor &hidden = args.in(0), &weight = args.in(1);

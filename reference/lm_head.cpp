@@ -31,14 +31,14 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"dbias", "vocab", Fill::normal, "", {}, /*optional=*/true}, Numerics::reduction, "batch*seq"},
 };
 
-/// A tensor [batch, seq, x] as a matrix of rows.
+/// Views a tensor [batch, seq, x] as a matrix of rows.
 Factor rows_of(const Tensor& t, bool transposed = false) {
   return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
 }
 
-/// Emits output `index` = sum of the rows of `matrix`, with a magnitude as emit_product's.
+/// Emits output `index` = sum of the rows of `matrix`; the magnitude is as in emit_product.
 void emit_column_sums(const GoldArgs& args, int index, const Factor& matrix) {
-  constexpr int64_t kBlock = 1024;  // columns of a task: each row's part is decoded at once
+  constexpr int64_t kBlock = 1024;  // columns per task
   args.parallel_for((matrix.columns + kBlock - 1) / kBlock, [&](int64_t task) {
     const int64_t first = task * kBlock, n = std::min(kBlock, matrix.columns - first);
     const auto count = static_cast<size_t>(n);
@@ -87,14 +87,14 @@ void model_logits(const ModelArgs& args) {
   emit_tensor_core_product(args, 0, rows_of(args.in(0)), rows_of(args.in(1), true), args.inputs[2]);
 }
 
-/// dbias is no product: it has no model.
+/// dbias is not a product, so it has no model.
 void model_gradients(const ModelArgs& args) {
   const Tensor &hidden = args.in(0), &weight = args.in(1), &grad = args.in(3);
   emit_tensor_core_product(args, 0, rows_of(grad), rows_of(weight));
   emit_tensor_core_product(args, 1, rows_of(grad, true), rows_of(hidden));
 }
 
-/// `products` of 2 rows hidden vocab operations each.
+/// Operations of `products` products: 2 rows hidden vocab each.
 template <int products>
 Work work(const GoldArgs& args) {
   return {2.0 * products * static_cast<double>(args.in(0).count()) * static_cast<double>(args.in(1).shape[0])};

@@ -32,7 +32,7 @@ constexpr std::array kAttrs{kIgnoreIndex};
 /// Gold of logp.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
 ///   logp = z_t - lse(z),  lse(z) = m + log sum_v exp(z_v - m),  m = max_v z_v
-/// Where the id is ignore_index: 0, and the row's logits are not looked at.
+/// If the id is ignore_index: 0, and the row's logits are not read.
 /// Throws InputError for any other id outside [0, vocab).
 void forward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
@@ -73,10 +73,10 @@ void backward(const GoldArgs& args) {
   });
 }
 
-/// An ignored row is 0.
+/// Ignored rows must be 0.
 void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(1), args.attrs)); }
 
-/// A row's gradients sum to 0; an ignored row has none.
+/// The gradients of a row must sum to 0; ignored rows must be 0.
 void check_gradient(const IdentityArgs& args) {
   const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
   check_row_sums(args, 0, 0, 2, used);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What logp shares with tp_logp, whose mathematics it has.
+// Code that logp shares with tp_logp, which computes the same function.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 
 namespace checkop {
 
-/// logp's, with the faults of ranks; defined in logp.cpp.
+/// The passes of logp with the faults of ranks added; defined in logp.cpp.
 extern const std::array<Pass, 2> kTpLogpPasses;
-void plant_in_logp(const FillArgs& args);  ///< rows to leave out
+void plant_in_logp(const FillArgs& args);  ///< plants rows to leave out
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul: c = a * b, the product of a batch of rows with one matrix; det_gemm.cpp shares its passes.
+// matmul: c = a * b, a batch of rows times one matrix. det_gemm.cpp uses the same passes.
 #include "matmul.hpp"
 
 #include "identity.hpp"
@@ -23,7 +23,7 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"db", kKN}, Numerics::contraction, "batch*seq", /*sampled=*/true},
 };
 
-/// A tensor [batch, seq, x], or a matrix, as a matrix of rows.
+/// Views a tensor [batch, seq, x], or a matrix, as a matrix of rows.
 Factor matrix(const Tensor& t, bool transposed = false) {
   return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
 }
@@ -59,7 +59,7 @@ void model_backward(const ModelArgs& args) {
   emit_tensor_core_product(args, 1, matrix(a, true), matrix(grad));
 }
 
-/// `products` of 2 rows k n operations each.
+/// Operations of `products` products: 2 rows k n each.
 template <int products>
 Work work(const GoldArgs& args) {
   const Tensor &a = args.in(0), &b = args.in(1);

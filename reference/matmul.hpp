@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes of a product of a batch of rows with one matrix. matmul and det_gemm have the same mathematics and differ
-// in what a contract may demand of them.
+// The passes of the product of a batch of rows with one matrix. matmul and det_gemm compute the same function and
+// differ only in the requirements of contracts.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of operators: one line each. Self-registration would drop out of a static library silently.
+// The table of operators, one line each. There is no self-registration: a static library would silently drop it.
 #include <array>
 
 #include "operator/operator.hpp"

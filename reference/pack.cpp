@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// pack: the rows that a mask keeps, one behind another, and where each sequence begins among them.
+// pack: moves the rows that a mask keeps next to each other, and tells where each sequence begins among them.
 #include <array>
 #include <vector>
 
@@ -21,7 +21,7 @@ constexpr std::array kForwardOut{
     OutputSpec{{"packed", kPackedHidden}, Numerics::exact, ""},
     OutputSpec{{"cu_seqlens", "batch+1", Fill::normal, "", DType::i64}, Numerics::exact, ""},
 };
-// Not x: nothing but its extents matters to its gradient.
+// No x: only its extents matter to the gradient.
 constexpr std::array kBackwardIn{kMask, kGradPacked};
 constexpr std::array kBackwardOut{OutputSpec{{"dx", kRowHidden}, Numerics::exact, ""}};
 
@@ -29,7 +29,7 @@ constexpr int64_t kNone = -1;
 
 bool keeps(const Tensor& mask, int64_t row) { return mask.at(row) != 0; }
 
-/// Row r of output 0 is row from[r] of `source`, or zero where that is kNone; bits are copied and nothing errs.
+/// Emits output 0: row r is row from[r] of `source`, or zeros for kNone. Bits are copied, so there is no error.
 void emit_rows(const GoldArgs& args, const Tensor& source, const std::vector<int64_t>& from) {
   const int64_t hidden = source.shape.back();
   const std::vector<double> none(static_cast<size_t>(hidden));
@@ -42,11 +42,11 @@ void emit_rows(const GoldArgs& args, const Tensor& source, const std::vector<int
   });
 }
 
-/// Gold of pack. A row is kept where its mask is not 0.
+/// Gold of pack. A row is kept where its mask is nonzero.
 ///   in:  x[batch, seq, hidden], mask[batch, seq]     out: packed[batch*seq, hidden], cu_seqlens[batch+1]
-///   cu_seqlens_b = number of rows kept of the first b sequences
-///   packed = the rows kept, in their order, then zeros from row cu_seqlens_batch on
-/// Rows that are not kept are not read, whatever they hold.
+///   cu_seqlens_b = number of kept rows in the first b sequences
+///   packed = the kept rows in order, then zeros from row cu_seqlens_batch on
+/// Rows that are not kept are never read; they may hold anything.
 void forward(const GoldArgs& args) {
   const Tensor& mask = args.in(1);
   const int64_t seq = mask.shape.back(), rows = mask.count();
@@ -64,8 +64,8 @@ void forward(const GoldArgs& args) {
 
 /// Gold of pack's gradient.
 ///   in:  mask[batch, seq], grad_packed[batch*seq, hidden]     out: dx[batch, seq, hidden]
-///   dx = the row of grad_packed where the row of x went, zero where it was not kept
-/// Rows of grad_packed behind the last one kept are not read, whatever they hold.
+///   dx = for a kept row of x its row of grad_packed, for other rows 0
+/// Rows of grad_packed after the last kept one are never read; they may hold anything.
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const Tensor& mask = args.in(0);
@@ -77,9 +77,9 @@ void backward(const GoldArgs& args) {
   emit_rows(args, args.in(1), from);
 }
 
-/// Sequences of which nothing is kept, the last row alone, the first row alone: a random mask would hardly ever have
-/// them. Every fourth sequence stays as drawn. A mask that keeps everything was meant to. Rows that are not kept
-/// hold what must not be read.
+/// Plants sequences that a random mask would hardly ever have: nothing kept, only the last row, only the first row.
+/// Every fourth sequence stays as drawn. A mask that keeps everything is intended, and stays. Rows that are not kept
+/// get payloads that must not be read.
 void refine(const FillArgs& args) {
   Tensor& mask = *args.find("mask");
   const int64_t seq = mask.shape.back();
@@ -95,7 +95,7 @@ void refine(const FillArgs& args) {
   }
 }
 
-/// Rows that are not kept are not read, nor rows of grad_packed behind the last one that is: as many.
+/// Neither rows that are not kept nor rows of grad_packed after the last kept one are read: the same number of rows.
 template <int mask, int rows>
 Work work(const GoldArgs& args) {
   std::vector<char> used(static_cast<size_t>(args.in(mask).count()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ratio, KL estimate and gradient of one token, and the old log-probabilities of generated inputs.
+// Computes ratio, KL estimate and gradient of one token, and the old log-probabilities of generated inputs.
 #include "policy.hpp"
 
 #include <string>
@@ -20,7 +20,7 @@ PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& 
 
   token.delta = lp.value - old_logps.at(row);
   const double ratio = std::exp(token.delta);
-  token.ratio = {ratio, 0, 0};  // 0 stays 0: its error is ratio times what would be 0*inf
+  token.ratio = {ratio, 0, 0};  // a ratio of 0 has no error; computed it would be 0*inf
   if (ratio != 0) {
     token.ratio.magnitude = ratio * lp.magnitude;
     token.ratio.rounding = ratio * (lp.rounding + std::abs(token.delta) + kExpUnits);
@@ -29,7 +29,7 @@ PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& 
   token.d = lr.value - lp.value;
   const double e = std::exp(token.d), below = std::abs(std::expm1(token.d));
   const double chain = lp.magnitude + lr.magnitude, fixed = lp.rounding + lr.rounding + std::abs(token.d);
-  // expm1(d) - d, not exp(d) - d - 1: FP64 too would lose all digits of a small kl.
+  // expm1(d) - d, not exp(d) - d - 1, which would lose all digits of a small kl even in FP64.
   token.kl = {std::expm1(token.d) - token.d, below * chain, 0};
   token.kl.rounding = below * fixed + kExpUnits * e + std::abs(token.d) + 1;
   token.slope = {-std::expm1(token.d), 0, below};

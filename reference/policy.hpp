@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ratio_kl and grpo_loss share: probability ratio and KL estimate of one token in FP64, with their error
-// coefficients, the logit gradient, and the old log-probabilities of generated inputs.
+// Code shared by ratio_kl and grpo_loss: probability ratio and KL estimate of one token in FP64, with their error
+// coefficients; the logit gradient; the old log-probabilities of generated inputs.
 #pragma once
 
 #include <vector>
@@ -10,27 +10,28 @@
 
 namespace checkop {
 
-/// Where both operators have these inputs.
+/// Indices of these inputs in both operators.
 enum PolicyInput : int { kPolicyLogits, kRefLogits, kActionIds, kAttentionMask, kOldLogps };
 
 /// One active token. With lp, lr the log-probabilities of its action under policy and reference:
 ///   delta = lp - old,  ratio = exp(delta)     d = lr - lp,  kl = exp(d) - d - 1     slope = dkl/dlp = 1 - exp(d)
-/// To first order, E(.) being the error of what is in parentheses and E(lp) that of logp:
+/// To first order, with E(.) the error of its argument and E(lp) that of logp:
 ///   E(delta) = E(lp) + u|delta|                E(ratio) = ratio*(E(delta) + kExpUnits u)
 ///   E(d) = E(lp) + E(lr) + u|d|                E(kl) = |exp(d) - 1|*E(d) + u*(kExpUnits exp(d) + |d| + 1)
 ///                                              E(slope) = exp(d)*(E(d) + kExpUnits u) + u|slope|
-/// The bound of kl is absolute: near d = 0 the definition cancels, and a kl that is 0 there is as right as any.
+/// The bound of kl is absolute: near d = 0 the definition cancels, and a kl of 0 is as accurate as any other.
 struct PolicyToken {
   SoftmaxRow policy;
   double delta, d;
   GoldElement ratio, kl, slope;
 };
 
-/// Token `row`, whose action is `id`. Leaves the policy's logits in `z`.
+/// Computes token `row` with action `id`. Leaves the policy's logits in `z`.
 PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& old_logps, int64_t row, int64_t id,
                          std::vector<double>& z);
 
-/// Gradient of a function of lp by the logit z of the same row: dz = c*(1[z selected] - softmax). Both factors err.
+/// Gradient of a function of lp by the logit z of the same row: dz = c*(1[z selected] - softmax). Both operands have
+/// errors.
 class PolicyGradient {
  public:
   PolicyGradient(const SoftmaxRow& row, const GoldElement& c) : unit_(row, 1.0), c_(c) {}
@@ -41,22 +42,23 @@ class PolicyGradient {
   GoldElement c_;
 };
 
-/// dc = g_ratio*dratio/dlp + g_kl*dkl/dlp of the log-probability of a token.
+/// c = g_ratio*dratio/dlp + g_kl*dkl/dlp for the log-probability of a token.
 GoldElement policy_coefficient(const PolicyToken& token, double g_ratio, double g_kl);
 
-/// The ids of the rows where active[row] != 0, and 0 elsewhere, where an id may be anything.
-/// Throws InputError naming the first active id outside [0, vocab).
+/// The ids of rows with active[row] != 0; 0 for other rows, whose ids may be anything.
+/// Throws InputError that names the first active id outside [0, vocab).
 std::vector<int64_t> read_active_ids(const Tensor& ids, const std::vector<char>& active, int64_t vocab);
 
-/// 1 where the mask is not 0.
+/// 1 where the mask is nonzero.
 std::vector<char> read_mask(const Tensor& mask);
 
-/// Fills the tokens where active[row] is 0 with what must not be read: NaN, infinities, ids out of range, or what they
-/// have.
+/// Fills some tokens with active[row] == 0 with payloads that must not be read: NaN, infinities, ids out of range.
+/// Other inactive tokens stay as they are.
 void plant_masked_tokens(const FillArgs& args, const std::vector<char>& active);
 
-/// Sets old_logps to the log-probability of each row's own action plus N(0, 0.02), and 5 more or less in 0.1 % of the
-/// rows: the policy has moved a little since the tokens were drawn. From the stored logits; FP64, rounded once.
+/// Sets old_logps to the log-probability of each row's own action plus N(0, 0.02), and plus or minus 5 in 0.1 % of the
+/// rows: the policy has moved a little since the tokens were sampled. Computed from the stored logits in FP64, rounded
+/// once.
 void refine_old_logps(const FillArgs& args);
 
 }  // namespace checkop

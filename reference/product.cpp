@@ -11,18 +11,19 @@ namespace checkop {
 namespace {
 
 constexpr int64_t kBlockElements = int64_t{1} << 24;    // 128 MiB of doubles in each large scratch array
-constexpr int64_t kTileRows = 128, kTileColumns = 256;  // of one task: large enough for dgemm to pay for its packing
+constexpr int64_t kTileRows = 128, kTileColumns = 256;  // per task: large enough for dgemm to pay for its packing
 
-/// Extent of a block whose other extent is `other`, at most `most`.
+/// Extent of a block with other extent `other`, at most `most`.
 int64_t block_extent(int64_t other, int64_t most) { return std::clamp<int64_t>(kBlockElements / other, 16, most); }
 
-/// A decoded block of a factor with its squares; `leading` is the leading dimension as stored.
+/// A decoded block of an operand, and its squares; `leading` is the leading dimension as stored.
 struct Block {
   std::vector<double> value, square;
   int64_t leading = 0;
 };
 
-/// Stored rows [first, first + count) at the columns `columns`, from the begin-th on, that `block` has room for.
+/// Decodes stored rows [first, first + count) at those columns of `columns`, from the begin-th on, that fit into
+/// `block`.
 void gather_columns(const Factor& f, const RowSet& columns, int64_t begin, int64_t first, int64_t count, Block& block) {
   const auto width = static_cast<size_t>(f.columns);
   std::vector<double> row(width), square(width);
@@ -35,8 +36,8 @@ void gather_columns(const Factor& f, const RowSet& columns, int64_t begin, int64
   }
 }
 
-/// Decodes rows [begin, begin + n) of `rows` of the factor as it is used (columns of the stored matrix when
-/// transposed), in parallel.
+/// Decodes, in parallel, the begin-th and the next n - 1 of `rows` of the operand as it is used: columns of the stored
+/// matrix when transposed.
 void decode_rows(const GoldArgs& args, const Factor& f, const RowSet& rows, int64_t begin, int64_t n, Block& block) {
   const int64_t inner = f.transposed ? f.rows : f.columns;
   block.value.resize(static_cast<size_t>(n * inner));
@@ -60,7 +61,7 @@ void decode_rows(const GoldArgs& args, const Factor& f, const RowSet& rows, int6
   });
 }
 
-/// Sums of nothing: the weight's gradient of a batch without rows.
+/// Emits empty sums: the weight's gradient of a batch without rows.
 void emit_zeros(const GoldArgs& args, int index, int64_t rows, int64_t columns) {
   const std::vector<double> zeros(static_cast<size_t>(columns), 0.0);
   args.parallel_for(rows, [&](int64_t row) {
@@ -82,7 +83,7 @@ void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t colum
 
 void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
                    const double* y, int64_t ldy, double alpha, double* out, int64_t ldout) {
-  // Parallelism is ours: OpenBLAS would split sums as its thread count says.
+  // The callers parallelise; OpenBLAS would split sums by its own number of threads.
   static const bool single_threaded = [] {
     openblas_set_num_threads(1);
     return true;
@@ -100,7 +101,7 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
   const int64_t n = y.transposed ? y.rows : y.columns;
   if (k == 0) return emit_zeros(args, index, m, n);
   const int64_t row_block = block_extent(std::max(n, k), 512), column_block = block_extent(k, 2048);
-  // y is used by columns: column j of y is row j of its transpose.
+  // y is read by columns: column j of y is row j of its transpose.
   const Factor columns_of_y{y.tensor, y.rows, y.columns, !y.transposed};
   Block xs, ys;
   std::vector<double> value, magnitude, b(static_cast<size_t>(n), 0.0);
@@ -130,7 +131,7 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
     args.parallel_for(rows, [&](int64_t r) {
       const auto at = static_cast<size_t>(r * n);
       for (size_t i = at; i < at + static_cast<size_t>(n); ++i) {
-        magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]) + std::abs(b[i - at]);  // it held the squares' sum
+        magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]) + std::abs(b[i - at]);  // was the squares' sum
         value[i] += b[i - at];
       }
       args.sink({index, chosen.at(row + r), 1, n, &value[at], &magnitude[at], rounding.data()});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP64 matrix products of stored tensors, streamed by blocks of rows; the only user of OpenBLAS.
+// FP64 matrix products of stored tensors, streamed by blocks of rows. The only code that uses OpenBLAS.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace checkop {
 
-/// A stored tensor as a matrix factor: [rows, columns] row-major, or its transpose.
+/// A stored tensor as an operand of a matrix product: [rows, columns] row-major, or its transpose.
 struct Factor {
   const Tensor* tensor;
   int64_t rows, columns;  ///< as stored
@@ -17,16 +17,16 @@ struct Factor {
 };
 
 /// Emits the args.rows(index) of output `index` = x * y + bias without further rounding; bias may be nullptr:
-///   value[i, j] = sum_k x[i, k] y[k, j] + bias[j],  magnitude = |product| + sqrt(sum_k (x[i, k] y[k, j])^2) +
-///   |bias[j]|
-/// The magnitude is what the partial sums reach of terms whose order has nothing to do with their values: they run from
-/// 0 to the value and stray from that line by about the root of the sum of squares. The sum of |terms|, which bounds
-/// partial sums in any order, is sqrt(k) times larger for terms of both signs, and would hide factors rounded to TF32.
-/// Blocks depend on the sizes alone and one thread computes each, so the bits do not depend on args.threads.
+///   value[i, j] = sum_k x[i, k] y[k, j] + bias[j]
+///   magnitude = |product| + sqrt(sum_k (x[i, k] y[k, j])^2) + |bias[j]|
+/// The magnitude is the size of partial sums of terms in an order unrelated to their values: these sums run from 0 to
+/// the value and stray from that line by about the root of the sum of squares. The sum of |terms|, which bounds partial
+/// sums in any order, is sqrt(k) times larger for terms of both signs, and would hide operands rounded to TF32.
+/// Blocks depend only on the sizes, and one thread computes each block, so the bits do not depend on args.threads.
 void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias = nullptr);
 
-/// out = alpha*out + x[m, k] * y, y stored as [n, k] (transposed) or [k, n]; all dense row-major with leading
-/// dimensions. One thread. Source of the FP64 product: OpenBLAS dgemm.
+/// out = alpha*out + x[m, k] * y, with y stored as [n, k] (transposed) or [k, n]; all dense row-major with leading
+/// dimensions. Uses one thread. Source of the FP64 product: OpenBLAS dgemm.
 void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
                    const double* y, int64_t ldy, double alpha, double* out, int64_t ldout);
 

@@ -36,7 +36,7 @@ constexpr std::array kBackwardOut{
 ///   in:  policy_logits, ref_logits[batch, seq, vocab], action_ids, attention_mask, old_logps[batch, seq]
 ///   out: ratio, kl[batch, seq]
 ///   ratio = exp(lp - old),  kl = exp(lr - lp) - (lr - lp) - 1;  lp, lr: log-probability of the action
-/// Where the mask is 0: ratio 1 and kl 0, and neither logits nor id nor old_logps are looked at.
+/// Where the mask is 0: ratio 1 and kl 0, and the logits, id and old_logps are not read.
 /// Throws InputError for an active id outside [0, vocab).
 void forward(const GoldArgs& args) {
   const int64_t vocab = args.in(kPolicyLogits).shape.back();
@@ -80,7 +80,7 @@ void backward(const GoldArgs& args) {
   });
 }
 
-/// Nothing flows to a masked token.
+/// Masked tokens must have gradient 0.
 void check_masked(const IdentityArgs& args) { check_zero_rows(args, 0, read_mask(args.in(kAttentionMask))); }
 
 Work work(const GoldArgs& args) {

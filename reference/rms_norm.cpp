@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// rms_norm: rows divided by their root mean square and weighted; a mask takes rows out of the weight's gradient alone.
+// rms_norm: rows divided by their root mean square, times a weight. A mask excludes rows from the weight's gradient
+// only.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ constexpr TensorSpec kMask{"mask", kRow, Fill::mask, "", DType::u8, /*optional=*
 
 constexpr std::array kForwardIn{kX, kWeight};
 constexpr std::array kForwardOut{OutputSpec{{"y", kRowHidden}, Numerics::reduction, "hidden"}};
-// The mask is an input of the backward pass alone: y and dx of a masked row are those of any other.
+// The mask is an input of the backward pass only: y and dx of masked rows are computed as usual.
 constexpr std::array kBackwardIn{kX, kWeight, kGradY, kMask};
 constexpr std::array kBackwardOut{
     OutputSpec{{"dx", kRowHidden}, Numerics::reduction, "hidden"},
@@ -31,12 +32,12 @@ constexpr std::array kBackwardOut{
 };
 constexpr std::array kAttrs{AttrSpec{"eps", 1e-6, "added to the mean of squares"}};
 
-/// Columns of dweight that one task sums: 128 bytes of 16-bit elements a row.
+/// Columns of dweight per task: 128 bytes of 16-bit elements per row.
 constexpr int64_t kColumnBlock = 64;
 
-// Error of r = (mean x^2 + eps)^-1/2 in units of u, its sum apart. Of the root's argument: squares round once, the mean
-// twice where 1/n is stored, the addition of eps once, eps itself once in its share: 5 at most, halved by the root. The
-// root: 4, two ulps of CUDA's rsqrtf.
+// Error of r = (mean x^2 + eps)^-1/2 in units of u, without its sum. The root's argument has at most 5: squares round
+// once, the mean twice if 1/n is stored, the addition of eps once, eps itself once in its share. The root halves them
+// and adds 4, two ulps of CUDA's rsqrtf.
 constexpr double kRootUlps = 2.5 + 4;
 
 std::vector<double> read_all(const Tensor& tensor) {
@@ -51,7 +52,7 @@ double reciprocal_root(const std::vector<double>& x, double eps) {
   return 1 / std::sqrt(squares / static_cast<double>(x.size()) + eps);
 }
 
-/// Arrays of one row, kept by a thread from row to row.
+/// Arrays for one row, reused by a thread from row to row.
 struct Scratch {
   std::vector<double> x, g, value, magnitude, rounding;
 };
@@ -65,7 +66,7 @@ Scratch& scratch(int64_t hidden) {
 /// Gold of rms_norm.
 ///   in:  x[batch, seq, hidden], weight[hidden]     out: y[batch, seq, hidden]
 ///   y = x r w,  r = (mean_h x^2 + eps)^-1/2
-/// The sum behind r has positive terms and a relative error that the root halves; two products follow.
+/// The sum in r has positive terms; the root halves its relative error. Two products follow.
 /// Source: Zhang & Sennrich, "Root mean square layer normalization", 2019.
 void forward(const GoldArgs& args) {
   const int64_t hidden = args.in(1).count(), rows = args.in(0).count() / hidden;
@@ -84,8 +85,9 @@ void forward(const GoldArgs& args) {
 }
 
 /// dx = a - b,  a = r g w,  b = x r^3 m,  m = mean_h(g w x)
-/// The relative error of r enters a once and b three times; that of m is the sum's, against the mean of |g w x|, with
-/// three roundings a term and two of the mean. Products and the difference round; a difference scaled by r twice.
+/// The relative error of r enters a once and b three times. The error of m is that of its sum, relative to the mean of
+/// |g w x|, with three roundings per term and two of the mean. Products and the difference round; a kernel that scales
+/// the difference by r rounds twice.
 void emit_dx(const GoldArgs& args, const std::vector<double>& weight, std::vector<double>& roots) {
   const auto hidden = static_cast<int64_t>(weight.size());
   args.parallel_for(static_cast<int64_t>(roots.size()), [&](int64_t row) {
@@ -110,7 +112,7 @@ void emit_dx(const GoldArgs& args, const std::vector<double>& weight, std::vecto
   });
 }
 
-/// dweight = sum of g x r over the rows that the mask keeps, first to last: a term has r's error and two roundings.
+/// dweight = sum of g x r over the rows that the mask keeps, first to last. Each term has r's error and two roundings.
 void emit_dweight(const GoldArgs& args, int64_t hidden, const std::vector<double>& roots) {
   std::vector<char> kept(roots.size(), 1);
   for (size_t row = 0; args.has(3) && row < kept.size(); ++row)
@@ -121,7 +123,7 @@ void emit_dweight(const GoldArgs& args, int64_t hidden, const std::vector<double
     const int64_t first = block * kColumnBlock, n = std::min(kColumnBlock, hidden - first);
     std::array<double, kColumnBlock> xs, gs, value{}, magnitude{}, rounding{};
     for (size_t row = 0; row < roots.size(); ++row) {
-      if (kept[row] == 0) continue;  // whatever it holds, NaN too
+      if (kept[row] == 0) continue;  // skipped unread: it may hold NaN
       const size_t at = (row * static_cast<size_t>(hidden) + static_cast<size_t>(first)) * type.bytes;
       type.decode(x.bytes.data() + at, xs.data(), static_cast<size_t>(n));
       type.decode(g.bytes.data() + at, gs.data(), static_cast<size_t>(n));
@@ -132,16 +134,16 @@ void emit_dweight(const GoldArgs& args, int64_t hidden, const std::vector<double
     }
     for (size_t h = 0; h < static_cast<size_t>(n); ++h) {
       rounding[h] = (kRootUlps + 2) * magnitude[h];
-      magnitude[h] *= 1.5;  // half of it: the sum behind r
+      magnitude[h] *= 1.5;  // 1 for this sum, 0.5 for the sum in r
     }
     args.sink({1, first, n, 1, value.data(), magnitude.data(), rounding.data()});
   });
 }
 
 /// Gold of rms_norm's gradients.
-///   in:  x[batch, seq, hidden], weight[hidden], grad_y[batch, seq, hidden], mask[batch, seq] or none
-///   out: dx[batch, seq, hidden] = r g w - x r^3 mean_h(g w x),  dweight[hidden] = sum over rows with mask != 0 of g x
-///   r
+///   in:  x[batch, seq, hidden], weight[hidden], grad_y[batch, seq, hidden], optional mask[batch, seq]
+///   out: dx[batch, seq, hidden] = r g w - x r^3 mean_h(g w x)
+///        dweight[hidden] = sum over rows with mask != 0 of g x r
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const std::vector<double> weight = read_all(args.in(1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rope: rotary position embedding, pairs (i, i + head_dim/2) turned by an angle that grows with the position.
+// rope: rotary position embedding: pairs (i, i + head_dim/2) are rotated by an angle that grows with the position.
 #include <array>
 #include <cmath>
 #include <string>
@@ -22,13 +22,13 @@ constexpr std::array kForwardOut{OutputSpec{{"y", kHeads}, Numerics::pointwise, 
 constexpr std::array kBackwardIn{kPositions, TensorSpec{"grad_y", kHeads, Fill::upstream}};
 constexpr std::array kBackwardOut{OutputSpec{{"dx", kHeads}, Numerics::pointwise, ""}};
 
-// Of one function value, in units of its precision: CUDA's powf errs by at most 4 ulp, sinf and cosf by 2. An ulp is at
-// most 2u of the value.
+// Errors of function values in units of their precision: CUDA's powf errs by at most 4 ulp, sinf and cosf by 2. An ulp
+// is at most 2u of the value.
 constexpr double kPowRounding = 8, kSinCosRounding = 4;
 
 /// One angle: its sine, its cosine, and the coefficient of u in the error of a computed angle. The exponent 2i/D and
-/// theta are rounded, which moves theta^(-2i/D) by the exponent times log(theta), and by the exponent; the power errs,
-/// a reciprocal, the position's conversion and the product with it round once each.
+/// theta are rounded, which changes theta^(-2i/D) by the exponent times log(theta), and by the exponent. The power has
+/// its own error. The reciprocal, the conversion of the position and the product with it round once each.
 struct Turn {
   double sin, cos, error;
 };
@@ -51,8 +51,8 @@ std::vector<int64_t> read_positions(const Tensor& tensor) {
   return positions;
 }
 
-/// y[.., s, :] = x[.., s, :] turned by sign*positions[s]*f.
-/// An angle that is off by d moves y_i by |y_i (cos d - 1) +- y_(i+D/2) sin d| <= (|y_i| + |y_(i+D/2)|) d for every d.
+/// y[.., s, :] = x[.., s, :] rotated by sign*positions[s]*f.
+/// An angle error of d moves y_i by |y_i (cos d - 1) +- y_(i+D/2) sin d| <= (|y_i| + |y_(i+D/2)|) d for every d.
 void rotate(const GoldArgs& args, const Tensor& x, const Tensor& positions_tensor, double sign) {
   const std::vector<int64_t> positions = read_positions(positions_tensor);
   const int64_t batch = x.shape[0], heads = x.shape[1], seq = x.shape[2], half = x.shape[3] / 2;
@@ -66,7 +66,7 @@ void rotate(const GoldArgs& args, const Tensor& x, const Tensor& positions_tenso
   }
   const DTypeInfo& type = info(x.dtype);
   const auto columns = static_cast<size_t>(heads * seq * 2 * half);
-  const std::vector<double> magnitude(columns, 0.0);  // nothing is summed
+  const std::vector<double> magnitude(columns, 0.0);  // there are no long sums
   args.parallel_for(batch, [&](int64_t b) {
     std::vector<double> from(columns), value(columns), rounding(columns);
     type.decode(x.bytes.data() + static_cast<size_t>(b) * columns * type.bytes, from.data(), columns);
@@ -79,7 +79,7 @@ void rotate(const GoldArgs& args, const Tensor& x, const Tensor& positions_tenso
         value[low] = lc - hs;
         value[high] = hc + ls;
         const double moved = (std::abs(value[low]) + std::abs(value[high])) * turn->error;
-        // Both products err with their function and round once; so does their sum.
+        // Both products have the error of their sine or cosine and round once; their sum rounds once.
         rounding[low] = moved + (kSinCosRounding + 1) * (std::abs(lc) + std::abs(hs)) + std::abs(value[low]);
         rounding[high] = moved + (kSinCosRounding + 1) * (std::abs(hc) + std::abs(ls)) + std::abs(value[high]);
       }
@@ -95,7 +95,7 @@ void rotate(const GoldArgs& args, const Tensor& x, const Tensor& positions_tenso
 /// Source: Su et al. 2021, with the pairs of GPT-NeoX and Llama (halves, not neighbours).
 void forward(const GoldArgs& args) { rotate(args, args.in(0), args.in(1), 1); }
 
-/// Gold of rope's gradient, the turn back.
+/// Gold of rope's gradient: the inverse rotation.
 ///   in:  positions[seq], grad_y[batch, heads, seq, head_dim]     out: dx[batch, heads, seq, head_dim]
 ///   dx = grad_y cos(a) - rot(grad_y) sin(a)
 /// Throws InputError for a negative position.
@@ -103,8 +103,7 @@ void backward(const GoldArgs& args) { rotate(args, args.in(1), args.in(0), -1); 
 
 void check_sizes(const CaseSizes& sizes) {
   if (const int64_t head_dim = sizes.dim("head_dim"); head_dim % 2 != 0) {
-    throw InputError("--head-dim", "rope turns pairs, got the odd size " + std::to_string(head_dim),
-                     "give an even size");
+    throw InputError("--head-dim", "head_dim must be even, got " + std::to_string(head_dim), "give an even size");
   }
   if (const double theta = sizes.attrs[0]; !(theta > 0 && std::isfinite(theta))) {
     throw InputError("--theta", "expected a finite number above 0, got " + std::to_string(theta), "1e6 is usual");

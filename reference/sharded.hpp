@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tensor-parallel operators have on top of those whose mathematics is theirs.
+// Attributes that tensor-parallel operators have in addition to those of their single-rank counterparts.
 #pragma once
 
 #include "operator/operator.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What silu and swiglu share: the logistic function in FP64, the errors that its computation has, rows of elements.
+// Code shared by silu and swiglu: the logistic function in FP64, the errors of computing it, and a loop over elements.
 #pragma once
 
 #include <array>
@@ -12,10 +12,11 @@
 
 namespace checkop {
 
-/// s = 1/(1 + exp(-x)) as it is computed in a precision u. `error` is the coefficient of u:
-///   The exponential errs by kExpUnits, and by 2|x| where x is scaled by log2(e) first. Of that, the share 1 - s of the
-///   denominator reaches s. The addition rounds once; the division twice, as a reciprocal of one ulp does.
-///   A sigma below the smallest normal fp32 may be flushed: 2^-126, 2^-102 u.
+/// s = 1/(1 + exp(-x)), computed in a precision u. `error` is the coefficient of u:
+///   The exponential errs by kExpUnits, and by 2|x| if x is first scaled by log2(e). Of this error the share 1 - s
+///   reaches s, which is the exponential's share of the denominator. The addition rounds once; the division counts
+///   twice, for a reciprocal with an error of one ulp. A sigmoid below the smallest normal fp32 may be flushed: 2^-126
+///   is 2^-102 u.
 struct Sigmoid {
   explicit Sigmoid(double x) {
     const double e = std::exp(-std::abs(x)), large = 1 / (1 + e), small = e / (1 + e);
@@ -26,7 +27,7 @@ struct Sigmoid {
   double value, complement, error;
 };
 
-/// scale * x * s(x): one product, and one more where scale is not 1.
+/// scale * x * s(x): one product, and a second one if scale is not 1.
 inline GoldElement scaled_silu(double scale, double x, int products) {
   const Sigmoid s(x);
   const double value = scale * x * s.value;
@@ -34,9 +35,9 @@ inline GoldElement scaled_silu(double scale, double x, int products) {
 }
 
 /// scale * d(x s)/dx = scale * s * q,  q = 1 + x(1 - s),  with `products` roundings of s * q * scale.
-/// 1 - s is taken as computed by a subtraction, whose absolute error is that of s and one rounding, so that
-/// s x(1 - s) errs by s|x| times that, and by two roundings of s|x|(1 - s) as products. Where x is large this is all
-/// that fp32 gives; an error of s itself scales s q as a whole.
+/// 1 - s is assumed to be computed by a subtraction, whose absolute error is that of s plus one rounding. So s x(1 - s)
+/// errs by s|x| times that, and by two roundings of s|x|(1 - s) as products. For large x, fp32 is no more accurate. An
+/// error of s itself scales s q as a whole.
 inline GoldElement scaled_silu_derivative(double scale, double x, int products) {
   const Sigmoid s(x);
   const double q = 1 + x * s.complement, value = scale * s.value * q, size = std::abs(x);
@@ -45,7 +46,7 @@ inline GoldElement scaled_silu_derivative(double scale, double x, int products) 
   return {value, 0, std::abs(scale) * error};
 }
 
-/// Emits output `index` = element(i) for each of its elements, in rows of `columns`; tensors are decoded by row.
+/// Emits output `index` = element(i) for each element, in rows of `columns`; decodes tensors by row.
 ///   element(const std::array<const double*, n>& inputs, size_t column) -> GoldElement
 template <size_t n, class Element>
 void emit_elements(const GoldArgs& args, int index, const std::array<int, n>& inputs, Element element) {

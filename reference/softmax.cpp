@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax statistics of a row, and the ids that select from it.
+// Computes softmax statistics of a row, and reads ids.
 #include "softmax.hpp"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace checkop {
 void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
   double top = max;
   for (int64_t i = 0; i < n; ++i) {
-    if (z[i] != z[i]) top = z[i];  // a NaN stays: the comparison below is false for it
+    if (z[i] != z[i]) top = z[i];  // a NaN stays, because the comparison below is false for it
     if (z[i] > top) top = z[i];
   }
   if (top != max && max != -INFINITY) {
@@ -21,7 +21,7 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
     weighted *= scale;
   }
   max = top;
-  if (max == -INFINITY) return;  // nothing but -inf so far: every term is 0
+  if (max == -INFINITY) return;  // only -inf so far: every term is 0
   for (int64_t i = 0; i < n; ++i) {
     const double below = max - z[i], term = std::exp(-below);
     if (term == 0) continue;  // also keeps inf*0 out of the spread

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the logprob operators share: softmax statistics of a row in FP64, and how errors of a row's computation add up.
+// Code shared by the logprob operators: softmax statistics of a row in FP64, and the propagation of errors in a row.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@ namespace checkop {
 inline constexpr double kExpUnits = 4;
 /// Error of the argument of exp2(x*log2(e)) relative to x: the difference, the product and the constant are rounded.
 inline constexpr double kArgumentUnits = 2.25;
-/// What flushing a subnormal exponential to zero loses, in units of u = 2^-24: 2^-126/u.
+/// Error of flushing a subnormal exponential to zero, in units of u = 2^-24: 2^-126/u.
 inline constexpr double kFlushUnits = 0x1p-102;
-/// The least growth, in units of u, that a contract gives to a sum: lambda 6 and one addition. A rounding that can only
-/// be passed on as part of a magnitude (see linear_logp.cpp) counts as 1/6 of a growth.
+/// The smallest growth, in units of u, that a contract gives to a sum: lambda 6 and one addition. A rounding that can
+/// only be expressed as part of a magnitude (see linear_logp.cpp) counts as 1/6 of a growth.
 inline constexpr double kLeastGrowth = 6;
 
-/// Softmax statistics of a row of logits z[0..V), grown term by term in a fixed order.
+/// Softmax statistics of a row of logits z[0..V), accumulated term by term in a fixed order.
 ///   max = max z;  sum = sum exp(z - max);  spread = sum exp(z - max)*|z - max|;  weighted = sum exp(z - max)*magnitude
-/// `magnitude` is the error coefficient of each logit, 0 where logits are given.
+/// `magnitude` is the error coefficient of each logit; 0 if the logits are inputs.
 struct SoftmaxRow {
   double max = -INFINITY, sum = 0, spread = 0, weighted = 0;
 
@@ -36,7 +36,7 @@ struct SoftmaxRow {
   double lse() const { return max + log_sum(); }
   double mean_spread() const { return spread / sum; }
   double mean_magnitude() const { return weighted / sum; }
-  /// Coefficient of u in the error of a computed log-sum-exp, its chain of additions apart: each argument is rounded,
+  /// Coefficient of u in the error of a computed log-sum-exp, without its chain of additions: each argument is rounded,
   /// each exponential errs, log errs, and max is added back. After Blanchard, Higham & Higham, "Accurately computing
   /// the log-sum-exp and softmax functions", IMA J. Numer. Anal. 2021.
   double lse_rounding() const {
@@ -49,16 +49,16 @@ struct GoldElement {
   double value, magnitude, rounding;
 };
 
-/// logp = z - lse for the selected logit z whose own error coefficient is `z_magnitude`.
+/// logp = z - lse for the selected logit z, whose own error coefficient is `z_magnitude`.
 inline GoldElement selected_logp(const SoftmaxRow& row, double z, double z_magnitude) {
-  // (z - max) - log(sum), not z - lse: no digits are lost where max is large.
+  // (z - max) - log(sum), not z - lse: keeps all digits when max is large.
   const double value = (z - row.max) - row.log_sum();
   return {value, 1 + z_magnitude + row.mean_magnitude(), row.lse_rounding() + std::abs(z - row.max) + std::abs(value)};
 }
 
 /// dz = g*(selected - p), p = exp(z - lse): the upstream gradient g times the derivative of logp by the logit z.
-/// The error of p is p times that of its exponent, however that is formed: z - lse, or z - max scaled and exp divided
-/// by the sum. 1 - p and the product with g round once each; a p that is flushed to zero is missing whole.
+/// The error of p is p times that of its exponent, whether this is z - lse, or z - max with exp divided by the sum. 1 -
+/// p and the product with g round once each; a p that is flushed to zero is missing entirely.
 class LogitGradient {
  public:
   LogitGradient(const SoftmaxRow& row, double g)
@@ -84,19 +84,20 @@ class LogitGradient {
 /// Decodes row `row` of logits[rows, vocab] into `z`, which has the size of a row, and reduces it.
 SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z);
 
-/// Arrays of one thread, kept from row to row: a row of 151936 logits is 1.2 MB per array, dear to map anew each time.
+/// Arrays of one thread, reused from row to row: a row of 151936 logits takes 1.2 MB per array, which is slow to map
+/// for each row.
 struct RowScratch {
   std::vector<double> z, value, magnitude, rounding;
 
-  /// For a row that is left out: every result is 0, exactly.
+  /// For a row that is left out: sets every result to exactly 0.
   void clear_results() {
     for (auto* array : {&value, &magnitude, &rounding}) std::fill(array->begin(), array->end(), 0.0);
   }
 };
 RowScratch& row_scratch(int64_t vocab);
 
-/// Reads the ids of a per-row integer input. Throws InputError naming the first that is outside [0, vocab) and not
-/// `except`.
+/// Reads the ids of a per-row integer input. Throws InputError that names the first id outside [0, vocab), unless the
+/// id is `except`.
 std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab, std::optional<int64_t> except = {});
 
 }  // namespace checkop

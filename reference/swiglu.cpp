@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// swiglu: silu of a gate times its partner, element by element.
+// swiglu: silu(gate) times up, element by element.
 #include "sigmoid.hpp"
 
 namespace checkop {

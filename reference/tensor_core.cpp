@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor core blocks: in integer arithmetic one element at a time, and many at a time where fp32 says the same.
+// Models tensor core blocks: one element at a time in integer arithmetic, and many at a time where fp32 gives the same
+// bits.
 #include "tensor_core.hpp"
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 namespace checkop {
 namespace {
 
-/// What an architecture adds at once: so many products and the accumulator, of which so many bits below the largest
-/// exponent survive.
+/// The adder of an architecture: adds `width` products and the accumulator at once, and keeps `fraction` bits below the
+/// largest exponent.
 struct Unit {
   size_t width;
   int fraction;
@@ -22,13 +23,13 @@ struct Unit {
 constexpr Unit kSm90{static_cast<size_t>(kTensorCoreBlock), 25};
 constexpr Unit kSm80{8, 24};
 
-constexpr int64_t kTileColumns = 64;             // of a task: what a block needs of them stays in the first-level cache
-constexpr int64_t kRows = 256;                   // whose accumulators stay in the second-level cache
-constexpr int64_t kDepth = 1024;                 // of y that is taken apart at once
-constexpr int64_t kElements = int64_t{1} << 24;  // of x, 128 MiB taken apart, and of results
+constexpr int64_t kTileColumns = 64;             // columns per task: a block's part of them stays in the L1 cache
+constexpr int64_t kRows = 256;                   // rows whose accumulators stay in the L2 cache
+constexpr int64_t kDepth = 1024;                 // depth of y that is decoded at once
+constexpr int64_t kElements = int64_t{1} << 24;  // elements of x (128 MiB when decoded) and of results at once
 constexpr uint32_t kNan = 0x7fffffff;
 
-// Exponents of a zero and of what is infinite or NaN: the sum of one of them and any other tells which it was.
+// Exponents that mark zero, and infinity or NaN. The sum with any other exponent still shows the mark.
 constexpr int kZero = -10000, kSpecial = 12000;
 
 /// fp16 or bf16: |value| = significand * 2^(exponent - fraction).
@@ -41,8 +42,8 @@ struct Format {
         exponent_mask((1 << (15 - fraction)) - 1) {}
 
   struct Number {
-    int significand;  ///< with the sign
-    int exponent;     ///< kZero of 0, kSpecial of infinities and NaN
+    int significand;  ///< includes the sign
+    int exponent;     ///< kZero for 0, kSpecial for infinities and NaN
   };
   Number split(uint16_t bits) const {
     const int field = bits >> fraction & exponent_mask, low = bits & ((1 << fraction) - 1);
@@ -73,32 +74,33 @@ struct Accumulator {
   }
 };
 
-/// significand * 2^shift, cut toward zero after `drop` further places to the right.
+/// significand * 2^shift / 2^drop, truncated toward zero.
 int aligned(int significand, int shift, int drop) {
   const int size = (significand < 0 ? -significand : significand) << shift >> std::min(drop, 31);
   return significand < 0 ? -size : size;
 }
 
-/// 2^exponent, of a normal double.
+/// 2^exponent for a normal double.
 double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(std::max(exponent, -1022) + 1023) << 52);
 }
 
-/// A double without the places that fp32 has none for, above its subnormal numbers.
+/// Truncates a double to the 24 significand bits of a normal fp32 number.
 double cut_normal(double exact) {
   constexpr uint64_t kDropped = (uint64_t{1} << (53 - 24)) - 1;
   return std::bit_cast<double>(std::bit_cast<uint64_t>(exact) & ~kDropped);
 }
 
-/// `exact` cut toward zero to fp32, infinite beyond its range.
+/// `exact` truncated toward zero to fp32; infinite beyond its range.
 float cut(double exact) {
   if (std::abs(exact) < 0x1p-126) return static_cast<float>(static_cast<int>(exact * 0x1p149)) * 0x1p-149f;
   return static_cast<float>(cut_normal(exact));
 }
 
-/// Where a factor or the accumulator is infinite or NaN, the sum is that of IEEE 754, with one NaN.
+/// The block's result if an operand or the accumulator is infinite or NaN: the sum of IEEE 754, with a single NaN
+/// pattern.
 float special_block(const Unit& unit, const Format& format, const uint16_t* x, const uint16_t* y, float accumulator) {
-  double sum = accumulator;  // infinite, NaN, or does not matter
+  double sum = accumulator;  // infinite, NaN, or irrelevant
   for (size_t i = 0; i < unit.width; ++i) {
     if (format.split(x[i]).exponent != kSpecial && format.split(y[i]).exponent != kSpecial) continue;
     sum += static_cast<double>(format.value(x[i])) * static_cast<double>(format.value(y[i]));
@@ -126,9 +128,9 @@ float block(const Unit& unit, const Format& format, const uint16_t* x, const uin
   return cut(sum * power_of_two(top - unit.fraction));
 }
 
-// --- many at a time --------------------------------------------------------------------------------------------------
+// --- Many elements at a time -----------------------------------------------------------------------------------------
 
-/// Elements of a factor, taken apart. K is filled up with zeros.
+/// Decoded elements of an operand. K is padded with zeros.
 struct Elements {
   std::vector<float> value;
   std::vector<int16_t> exponent;
@@ -148,15 +150,15 @@ struct Elements {
 
 using Accumulators = std::array<float, kTileColumns>;
 
-/// Where a block begins in a row of x, and in kTileColumns columns of y, laid out [k, kTileColumns].
+/// The position of a block: in a row of x, and in kTileColumns columns of y with layout [k, kTileColumns].
 struct Place {
   const Elements &x, &y;
-  size_t x_at, y_at;  ///< in k
+  size_t x_at, y_at;  ///< indices in k
 };
 
-/// Adds the `width` products at `place`: a product is exact in fp32, so is its multiple by a power of two, and the
-/// conversion to an integer cuts it. False, with nothing changed, where a number is special or exponents are so far out
-/// that a product could underflow and count all the same, or a sum overflow.
+/// Adds the `width` products at `place`. A product is exact in fp32, and so is its multiple by a power of two; the
+/// conversion to an integer truncates it. Returns false, and changes nothing, for infinities and NaN, and for exponents
+/// so extreme that a product could underflow but still count, or a sum could overflow.
 template <size_t width, int fraction>
 bool fast_block(const Place& place, Accumulators& accumulators) {
   constexpr int kLeast = -90, kMost = 120;
@@ -179,7 +181,7 @@ bool fast_block(const Place& place, Accumulators& accumulators) {
     scale[j] = std::bit_cast<float>(static_cast<uint32_t>(127 + fraction - exponent) << 23);
   }
   if (misfits > 0) return false;
-  // Two sums: 16 products, each below 2^27, and the accumulator, below 2^26, could be more than an int holds.
+  // Two sums, because 16 products, each below 2^27, and the accumulator, below 2^26, could overflow an int.
   std::array<int, n> low, high{};
   for (size_t j = 0; j < n; ++j) low[j] = static_cast<int>(accumulators[j] * scale[j]);
   for (size_t i = 0; i < width; ++i) {
@@ -195,7 +197,7 @@ bool fast_block(const Place& place, Accumulators& accumulators) {
   return true;
 }
 
-/// The same, whatever the factors and the accumulators are.
+/// The same for any operands and accumulators.
 void any_block(const Unit& unit, const Format& format, const Place& place, Accumulators& accumulators) {
   for (size_t j = 0; j < kTileColumns; ++j) {
     std::array<uint16_t, kTensorCoreBlock> column;
@@ -204,7 +206,7 @@ void any_block(const Unit& unit, const Format& format, const Place& place, Accum
   }
 }
 
-/// kTensorCoreBlock products, added as `width` says.
+/// Adds kTensorCoreBlock products, `width` at a time.
 void add_block(int64_t width, const Format& format, const Place& place, Accumulators& accumulators) {
   if (width == kTensorCoreBlock) {
     if (!fast_block<kSm90.width, kSm90.fraction>(place, accumulators)) any_block(kSm90, format, place, accumulators);
@@ -241,7 +243,7 @@ void round_to(DType dtype, Accumulators& values) {
   std::ranges::copy(decoded(dtype, stored.data(), wide.size()), values.begin());
 }
 
-/// A factor as it is used, with its transposition out of the way.
+/// An operand as it is used: transposed if it says so.
 struct View {
   const Factor& factor;
 
@@ -253,7 +255,7 @@ struct View {
   }
 };
 
-/// x * y for rows of x and the `width` columns of y from `first` on.
+/// Computes x * y for the rows `xs` and the `width` columns of y from `first` on.
 std::vector<Accumulators> tile(const ModelOrder& order, DType dtype, const std::vector<Elements>& xs, const View& y,
                                int64_t first, int64_t width) {
   const Format format(dtype);

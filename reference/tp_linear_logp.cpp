@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp: linear_logp by ranks that share the vocabulary.
+// tp_linear_logp: linear_logp with the vocabulary divided over ranks.
 #include "left_out.hpp"
 #include "linear_logp.hpp"
 #include "sharded.hpp"

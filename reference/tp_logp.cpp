@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_logp: logp by ranks that share the vocabulary.
+// tp_logp: logp with the vocabulary divided over ranks.
 #include "left_out.hpp"
 #include "logp.hpp"
 #include "sharded.hpp"

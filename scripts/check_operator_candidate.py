@@ -10,33 +10,34 @@
 
     check_operator --op rms_norm --dtype bf16 --check-grad --exec 'python3 mine.py' --candidate exec
 
-A function gets an operator's inputs and attributes by their names, as `check_operator show OP` prints them: tensors of the
-framework, and numbers. Attributes that its signature lacks are left out; a tensor that it lacks, an optional one that the
-case has, makes the case unsupported. It returns the output, a tuple of the outputs in their order, or a dict by name, each
-of the dtype and shape that the operator declares (`show` says fp32 where that is not the dtype of the case).
+A function gets an operator's inputs (tensors of the framework) and attributes (numbers) by the names that
+`check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
+case, such as an optional one, the case is unsupported. It returns the output, a tuple of the outputs in order, or a dict by
+name. Each output has the shape and dtype that the operator declares (`show` says fp32 if that is not the case's dtype).
 
-Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, upstream gradients
-as grad_NAME among them, and returns the gradients dNAME. Under "OP" alone torch and JAX differentiate the function.
+Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, which include
+upstream gradients named grad_NAME, and returns the gradients dNAME. If only "OP" is given, torch and JAX differentiate it.
 
-Frameworks: torch (Triton too), JAX, NumPy; the first of them that is imported when serve() is called, or framework=.
-  torch   device="cuda" computes on the GPU; without it, where --device says; tensors lie there. The end of all work is
-          waited for. A CUDA error that spoils the device ends the process, and check_operator starts another.
-  JAX     likewise; 64-bit types are switched on, for ids and fp64.
-  NumPy   has no bf16: such inputs come as float32, which holds them exactly, and a float32 result is rounded to bf16 once,
-          to nearest, ties to even. No gradients by themselves.
-A function says that it does not do a case by raising Unsupported or NotImplementedError; any other exception is a failure
-of the candidate, with the traceback on standard error. What functions print goes to standard error too.
+Frameworks: torch (also for Triton), JAX, NumPy. serve() uses framework=, or the first of them that has been imported.
+  torch   computes on device=, or else on the device that --device names; tensors are on that device. The helper
+          synchronizes after each function. After a CUDA error that makes the device unusable, the process ends and
+          check_operator starts another.
+  JAX     the same; 64-bit types are enabled, for ids and fp64.
+  NumPy   has no bf16: bf16 inputs come as float32, which holds them exactly, and a float32 result is rounded once to bf16,
+          to nearest, ties to even. No automatic gradients.
+A function declines a case by raising Unsupported or NotImplementedError; any other exception is a failure of the
+candidate, with the traceback on standard error. Output that functions print also goes to standard error.
 
-The protocol, for other languages: JSON objects, one a line; the first answers {"hello": {"protocol": 1, "device": D}}, D
-being "auto", "cpu" or "cuda:N":
+The protocol, for other languages: JSON objects, one per line. The first one answers {"hello": {"protocol": 1,
+"device": D}}, where D is "auto", "cpu" or "cuda:N":
   {"protocol": 1, "device": {"kind": "cpu"}, "kernels": [{"op": "rms_norm", "pass": "forward"}]}
-  {"no_device": "why"} where the device is not there, {"error": "why"} for anything else that is wrong.
-kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver, runtime may follow. Then
+or {"no_device": "why"} if the device is missing, {"error": "why"} for any other error.
+kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver and runtime are optional. Each request
   {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-06}, "inputs": "FILE", "outputs": "FILE",
            "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
-is answered, once the file with the wanted tensors is written, by
-  {"id": 1, "status": "ok"}     or "unsupported" or "failed"; with "message": "why" if there is something to say.
-Both files are safetensors. Attributes that are not finite are strings. At the end of its input the process leaves.
+is answered, after the file with the wanted tensors has been written, by
+  {"id": 1, "status": "ok"}     or "unsupported" or "failed"; "message": "why" is optional.
+Both files are safetensors. Attributes that are not finite are strings. The process exits at the end of its input.
 """
 import ctypes
 import inspect
@@ -51,7 +52,7 @@ BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "
 
 
 class Unsupported(Exception):
-    """Raised by a function for what it does not do."""
+    """Raised by a function to decline a case."""
 
 
 def read_safetensors(path):
@@ -73,7 +74,7 @@ def read_safetensors(path):
 
 
 def write_safetensors(path, tensors):
-    """tensors: {name: (dtype, shape, bytes-like of one byte an item)}"""
+    """tensors: {name: (dtype, shape, bytes-like object with items of one byte)}"""
     header, end = {}, 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + len(data)]}
@@ -117,7 +118,7 @@ class NumPy:
         raise TypeError(f"output '{want['name']}' has dtype {array.dtype}")
 
     def to_bf16(self, array):
-        """The high halves of float32 numbers, rounded to nearest, ties to even; a NaN stays one."""
+        """float32 rounded to bf16 bits, to nearest, ties to even; a NaN stays NaN."""
         np = self.numpy
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
@@ -170,7 +171,7 @@ class Torch:
         raise TypeError(f"output '{want['name']}' has dtype {tensor.dtype}")
 
     def gradients(self, forward, tensors, attrs, request):
-        """Of the function's outputs, weighted with grad_NAME, to the inputs whose dNAME is wanted."""
+        """Gradients of the function's outputs, weighted by grad_NAME, for the inputs whose dNAME is wanted."""
         inputs, upstream, wanted = split(tensors, request)
         leaves = {name: inputs[name].detach().requires_grad_() for name in wanted}
         with self.torch.enable_grad():
@@ -239,7 +240,7 @@ class Jax:
         return {"d" + name: gradient for name, gradient in zip(wanted, pull_back(list(upstream.values())))}
 
     def finish(self):
-        pass  # store() waits for what it stores
+        pass  # store() waits for its array
 
     def is_lost(self):
         return False
@@ -250,7 +251,7 @@ class NoDevice(Exception):
 
 
 def split(tensors, request):
-    """Inputs of the forward pass, upstream gradients by output, names of inputs whose gradients are wanted."""
+    """Returns the inputs of the forward pass, upstream gradients by output, and names of inputs that need gradients."""
     upstream = {name[len("grad_"):]: tensor for name, tensor in tensors.items()
                 if name.startswith("grad_") and name[len("grad_"):] in request["forward_outputs"]}
     inputs = {name: tensor for name, tensor in tensors.items() if name[len("grad_"):] not in upstream
@@ -261,7 +262,7 @@ def split(tensors, request):
 def call(function, tensors, attrs):
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a built-in function
+    except (TypeError, ValueError):  # a built-in function
         return function(**tensors, **attrs)
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return function(**tensors, **attrs)
@@ -281,13 +282,13 @@ def by_name(result, names):
 
 
 def number(value):
-    """Attributes that are whole, such as ignore_index, come as int."""
+    """Attributes with whole values, such as ignore_index, become int."""
     value = float(value)
     return int(value) if value.is_integer() else value
 
 
 def run(request, functions, framework):
-    """Computes and writes what is wanted."""
+    """Computes and writes the wanted tensors."""
     tensors = {name: framework.load(*entry) for name, entry in read_safetensors(request["inputs"]).items()}
     attrs = {name: number(value) for name, value in request["attrs"].items()}
     op, direction = request["op"], request["pass"]
@@ -311,11 +312,11 @@ def answer_to(request, functions, framework):
         return {"status": "ok"}
     except (Unsupported, NotImplementedError) as refusal:
         return {"status": "unsupported", "message": str(refusal) or type(refusal).__name__}
-    except Exception as error:  # whatever the function throws is the candidate's failure, not the end
+    except Exception as error:  # a failure of the candidate must not end the process
         traceback.print_exc()
         if framework.is_lost():
             sys.stderr.flush()
-            os._exit(70)  # nothing works on this device any more in this process
+            os._exit(70)  # this process can't use the device any more
         return {"status": "failed", "message": f"{type(error).__name__}: {error}"}
 
 
@@ -341,8 +342,8 @@ def choose_framework(name):
 
 
 def serve(functions, framework=None, device=None):
-    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: as check_operator says."""
-    # Only answers may go to standard output, and nothing else may read the requests.
+    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: check_operator's --device."""
+    # Only answers may go to standard output, and only this function may read the requests.
     lines = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the faults and controls of `check_operator mutate` under the tolerance policies of the field and writes a table of what each lets through.
+"""Runs the faults and controls of `check_operator mutate` under commonly used tolerance policies and writes a table of the faults that each finds.
 
-Faults of behaviour (unwritten rows, guards, determinism, batch) are left out: no tolerance sees them. The table goes to standard output and
-into docs/contracts.md, between the lines <!-- policies --> and <!-- end of policies -->; --check writes nothing and exits 1 when the page holds another.
+Faults of behaviour (unwritten rows, guards, determinism, batch) are excluded: no tolerance can find them. The table goes to standard output and
+into docs/contracts.md, between <!-- policies --> and <!-- end of policies -->; --check writes nothing and exits 1 if the page has another table.
 Usage: compare_policies.py [--tool build/cpu/check_operator] [--check]
 """
 import argparse
@@ -28,7 +28,7 @@ POLICIES = (
 )
 VOCAB = "--batch 4 --seq 8 --vocab 151936"
 GRPO = "--batch 4 --seq 4 --vocab 151936 --clip-eps 0.01 --beta 0.04 --eps 0.5"
-# What is asked: a name, and the arguments that choose cases.
+# Name of a table row, and the arguments that select its cases.
 QUESTIONS = (
     ("logp forward, vocabulary 151936", f"--op logp --pass forward --dtype bf16 {VOCAB}"),
     ("logp backward, vocabulary 151936", f"--op logp --pass backward --dtype bf16 {VOCAB}"),
@@ -43,7 +43,7 @@ BEHAVIOUR = {"unwritten_row", "unwritten_zeros", "out_of_bounds_write", "input_o
 
 
 class Score:
-    """Of one policy and question."""
+    """Result of one policy for one question."""
 
     def __init__(self, record):
         faults = [fault for entry in record["passes"] for fault in entry["faults"]

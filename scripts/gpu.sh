@@ -3,21 +3,22 @@
 # Everything that needs a GPU, in one call: builds, checks the CUDA candidates, runs them under compute-sanitizer.
 #
 #   scripts/gpu.sh DIR             tests, judge, suites and sanitize; reports and logs go to DIR
-#   scripts/gpu.sh DIR STAGE       one of these, or one that is not part of everything:
-#     bench       timings of the memory-bound operators, products: beside cuBLAS; nothing else may run on the card then
-#     invariance  what the number of rows and the other axes do to bits; certificates: of the candidates `cuda`
-#     sizes       the Hopper candidates in sizes of use and for 1 to 300 rows
-#     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX chooses, of linear_logp-racecheck and so on
-#     soak        the products in random sizes, for some five minutes
-#     ranks       tensor-parallel operators on all GPUs of the machine, two at least; scaling: their times on 1, 2 ...
+#   scripts/gpu.sh DIR STAGE       one of these stages, or one that is not run by default:
+#     bench       timings of the memory-bound operators; products: of the products, beside cuBLAS. The GPU must be idle
+#     invariance  how bits depend on the number of rows and the other axes; certificates: of the candidates `cuda`
+#     sizes       the Hopper candidates in realistic sizes and for 1 to 300 rows
+#     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX selects runs such as linear_logp-racecheck
+#     soak        the products in random sizes, for about five minutes
+#     ranks       tensor-parallel operators on all GPUs of the machine, at least two; scaling: their times on 1, 2 ...
 #
-# What it leaves in DIR is no part of the repository, which keeps summaries: `scripts/results.py summarize` merges DIR into
-# tests/gpu/results/<device>.json. A summary can't tell the files of a folder apart, so DIR holds what one kind of device made of
-# one state of the kernels; DIR/kernels.json and DIR/device.txt say which. Reports of more than a megabyte are left compressed.
+# The contents of DIR are not committed; the repository keeps summaries. `scripts/results.py summarize` merges DIR into
+# tests/gpu/results/<device>.json. A summary can't distinguish the files of a folder, so DIR may only hold results of
+# one kind of device and one state of the kernels, recorded in DIR/device.txt and DIR/kernels.json. Reports above one
+# megabyte are compressed.
 #
-# A FAIL is a result: it stands in its report and in the table, and the script goes on. The exit status is 1 when an
-# answer is missing: a command ended with 2 (bad question), 3 (nothing checked), 4 (crash or time limit) or 5 (no
-# device, no sanitizer), ran out of time, or left no report.
+# A FAIL is a result: the report and the table record it, and the script goes on. The exit status is 1 when a result is
+# missing: a command ended with 2 (bad question), 3 (nothing checked), 4 (crash or time limit) or 5 (no device, no
+# sanitizer), ran out of time, or left no report.
 set -euo pipefail
 
 readonly stage=${2:-all}
@@ -28,7 +29,7 @@ fi
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly out tool=build/cuda/check_operator
-readonly rows=$out/rows  # a file per line of the table, since checks run side by side; also a file per trouble
+readonly rows=$out/rows  # one file per table line, since checks run in parallel; .trouble exists after any failure
 rm -rf "$rows" && mkdir "$rows"
 
 # row NAME RESULT SECONDS FILE
@@ -48,7 +49,7 @@ meaning() {
   esac
 }
 
-# judge NAME LIMIT_S ARGUMENTS...: one run of the tool with a JSON report
+# judge NAME LIMIT_S ARGUMENTS...: runs the tool once, with a JSON report
 judge() {
   local name=$1 limit=$2 rc=0 start=$SECONDS
   shift 2
@@ -66,7 +67,7 @@ judge() {
   row "$name" "$result" $((SECONDS - start)) "report-$name.json"
 }
 
-# bench OP CANDIDATES LIMIT_S ARGUMENTS...: records of one operator; more calls add to the same file
+# bench OP CANDIDATES LIMIT_S ARGUMENTS...: timings of one operator; further calls append to the same file
 bench() {
   local op=$1 candidates=$2 limit=$3 rc=0 start=$SECONDS
   shift 3
@@ -92,7 +93,8 @@ find_sanitizer() {
 sanitize() {
   local check=$1 name=$2-$1 rc=0
   shift 2
-  echo "check_operator $*" >"$out/sanitizer-$name.log"  # whose log it is, also where the run ends before its first check
+  # Tells whose log it is, even if the run ends before its first check.
+  echo "check_operator $*" >"$out/sanitizer-$name.log"
   timeout --kill-after=10 520 "$sanitizer" --tool "$check" --target-processes all --error-exitcode 86 \
     "$tool" "$@" --device cuda >>"$out/sanitizer-$name.log" 2>&1 || rc=$?
   echo "$rc" >"$out/sanitizer-$name.status"
@@ -104,7 +106,8 @@ sanitizer_row() {
   local log=$out/sanitizer-$name.log
   rc=$(cat "$out/sanitizer-$name.status")
   rm -f "$out/sanitizer-$name.status"
-  # Without a summary the sanitizer never saw the process that launched the kernels. racecheck has words of its own.
+  # Without a summary the sanitizer never saw the process that launched the kernels. racecheck words its summary
+  # differently.
   if ! grep -Eq '(ERROR|RACECHECK) SUMMARY: ' "$log"; then
     result="no summary, exit $rc"
     trouble
@@ -127,7 +130,7 @@ sanitizer_row() {
 export NCCL_NVLS_ENABLE=0  # no NVLink multicast
 gpus=$(nvidia-smi --list-gpus | wc -l)
 
-# only FILE WHAT TEXT: writes DIR/FILE, or ends the script where it holds another text
+# only FILE WHAT TEXT: writes TEXT to DIR/FILE, or ends the script if the file already holds another text
 only() {
   if [[ -e $out/$1 && $(<"$out/$1") != "$3" ]]; then
     echo "gpu.sh: $out/$1: the folder holds results of $2; name another folder, or remove that one" >&2
@@ -135,10 +138,10 @@ only() {
   fi
   echo "$3" >"$out/$1"
 }
-# Stages that spread over the GPUs are evidence of that many; the others use one, whatever the machine has.
+# Stages that use several GPUs have results for that number; the others use one GPU of any machine.
 device=$(nvidia-smi --id=0 --query-gpu=name --format=csv,noheader | sed -E 's/^NVIDIA //; s/[^A-Za-z0-9]+/-/g; s/.*/\L&/')
 [[ ! $stage =~ ^(ranks|scaling)$ ]] || ((gpus == 1)) || device+=-x$gpus
-kernels=$(scripts/results.py digests)  # before the build, so that what is compiled is what was hashed
+kernels=$(scripts/results.py digests)  # before the build, so that the hashed sources are the compiled ones
 readonly gpus device kernels
 only device.txt "another device or number of GPUs" "$device"
 only kernels.json "other kernels" "$kernels"
@@ -146,7 +149,7 @@ only kernels.json "other kernels" "$kernels"
 cmake --preset cuda
 cmake --build --preset cuda --parallel "$(nproc)"
 
-# What a GPU does wrong, through the whole program: tests with a label.
+# What only a GPU can get wrong, through the whole program: runs the tests with a label.
 run_labelled() {
   local rc=0 start=$SECONDS log=$1-tests.log
   timeout --kill-after=10 300 ctest --preset cuda -L "^$1\$" >"$out/$log" 2>&1 || rc=$?
@@ -163,7 +166,7 @@ run_judge() {
   judge linear_logp 600 --op linear_logp --candidate cuda --dtype bf16 --batch 4 --seq 256 --hidden 4096 --vocab 128256 --check-grad
   judge matmul 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 4096 --k-dim 4096 --n-dim 4096 --check-grad
   judge matmul-64x14336x4096 600 --op matmul --candidate cublas,cuda --dtype bf16 --batch 1 --seq 64 --k-dim 14336 --n-dim 4096 --check-grad
-  # Edges of warps, vectors, tiles and blocks that the suites lack.
+  # Edges of warps, vectors, tiles and blocks that the suites do not cover.
   judge logp-edges 300 --op logp --candidate cuda --dtype fp32,fp16,bf16 --batch 2 --seq 1,5 --check-grad --vocab 2,255,256,1024,1025,4095,8192,8193
   judge linear_logp-edges 300 --op linear_logp --candidate cuda --dtype fp32,fp16,bf16 --batch 1 --seq 1,129 --hidden 40,513 \
     --vocab 257,513 --check-grad
@@ -173,7 +176,7 @@ run_judge() {
 }
 
 run_suites() {
-  # Every operator, forward and backward, in every dtype; side by side, since most of the work is on the host.
+  # Every operator, forward and backward, in every dtype; in parallel, since most of the work is on the host.
   judge smoke 500 --suite smoke --candidate all &
   judge ci 500 --suite ci --candidate all &
   judge large 300 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*' &
@@ -188,14 +191,15 @@ run_sanitize() {
     trouble
     return
   fi
-  # The control: a kernel that writes to an illegal address must be reported, or the sanitizer does not see the workers.
+  # Control: a kernel that writes to an illegal address must be reported; otherwise the sanitizer does not see the
+  # workers.
   timeout --kill-after=10 120 "$sanitizer" --tool memcheck --target-processes all --error-exitcode 86 \
     "$tool" --op matmul --device cuda --batch 1 --seq 2 --k-dim 4 --n-dim 4 --candidate illegal_address \
     --plugin build/cuda/tests/plugins/gpu_faults.so >"$out/sanitizer-control.log" 2>&1 || true
   local seen="illegal write reported"
   grep -q 'Invalid __global__ write' "$out/sanitizer-control.log" || { seen="BLIND: illegal write not seen" && trouble; }
   row sanitizer-control "$seen" 0 sanitizer-control.log
-  # A process each; a library's kernels are its own affair.
+  # One process per operator. Kernels of libraries are not checked.
   local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp")
   local check group candidates ops filter op
   for op in kernels/*/cuda.cu; do
@@ -235,7 +239,8 @@ run_bench() {
   bench silu cuda 300 --check-grad --batch 1 --seq 8192 --hidden 12288
   bench swiglu cuda 300 --check-grad --batch 1 --seq 8192 --hidden 12288
   bench embedding cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096 --vocab 151936
-  bench embedding cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096 --vocab 1,64  # one id for all tokens; few for many
+  # One id for all tokens, then few ids.
+  bench embedding cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096 --vocab 1,64
   bench rope cuda 300 --check-grad --batch 2 --heads 32 --seq 4096 --head-dim 128
 }
 
@@ -250,7 +255,7 @@ run_products() {
     IFS=, read -r k n <<<"$sizes"
     bench det_gemm cublas,cuda-sm90 120 --batch 1 --seq 1,8,64,128 --k-dim "$k" --n-dim "$n" --baseline cublas --timing burst
   done
-  # The product alone, whose time linear_logp is held against. It leaves out no row.
+  # The product alone, for comparison with linear_logp. It ignores no row.
   for sizes in $logp_sizes; do
     IFS=, read -r m k n <<<"$sizes"
     bench lm_head cublas 120 --batch 1 --seq "$m" --hidden "$k" --vocab "$n" --check-grad
@@ -269,7 +274,7 @@ run_sizes() {
     --check-grad --check accuracy &
   judge linear_logp-rows 500 --op linear_logp --candidate cuda-sm90 --dtype bf16 --batch 1 --seq 1:300:1 --hidden 136 \
     --vocab 1031 --check-grad --check accuracy,invariance,determinism &
-  # Several blocks of columns, whose exponentials wait in fp32.
+  # Several blocks of columns, whose exponentials are kept in the memory of the fp32 dlm_head_weight.
   local -r carry=(--op linear_logp --candidate cuda-sm90 --dtype bf16 --batch 1 --seq 4096 --hidden 1024 --vocab 40000
     --pass backward --with dlm_head_weight_carry --check accuracy,invariance,determinism)
   judge linear_logp-carry 300 "${carry[@]}" --ignored-every 0 &
@@ -295,7 +300,7 @@ run_soak() {
     --seed 2026 --shuffle 2026
 }
 
-# certify OP LIMIT_S: a certificate of the candidate `cuda` in sizes of use
+# certify OP LIMIT_S: a certificate of the candidate `cuda` in realistic sizes
 certify() {
   local op=$1 limit=$2 rc=0 start=$SECONDS
   local file=$out/certificates/$op-cuda.json
@@ -307,7 +312,7 @@ certify() {
   row "certificate-$op" "$(meaning "$rc")" $((SECONDS - start)) "certificates/$op-cuda.json"
 }
 
-# bits NAME LIMIT_S ARGUMENTS...: as judge, into DIR/NAME.json: its passes are no passes of accuracy
+# bits NAME LIMIT_S ARGUMENTS...: like judge, but into DIR/NAME.json, because its passes say nothing about accuracy
 bits() {
   judge "$@" --check invariance,determinism
   [[ ! -s $out/report-$1.json ]] || mv "$out/report-$1.json" "$out/$1.json"
@@ -323,13 +328,13 @@ run_invariance() {
 run_certificates() {
   local op ops
   ops=$(dirname kernels/*/cuda.cu | xargs basename -a | paste -sd,)
-  bits invariance-ci 300 --suite ci --op "$ops" --candidate cuda  # with the time that it takes, in the table
+  bits invariance-ci 300 --suite ci --op "$ops" --candidate cuda  # for its running time in the table
   mkdir -p "$out/certificates"
   for op in ${ops//,/ }; do certify "$op" 300 & done
   wait
 }
 
-# processes NAME N LIMIT_S ARGUMENTS...: as judge, a process for each GPU
+# processes NAME N LIMIT_S ARGUMENTS...: like judge, with one process per GPU
 processes() {
   local name=$1 n=$2 limit=$3 rank rc=0 start=$SECONDS
   shift 3
@@ -348,8 +353,8 @@ processes() {
   row "$name" "$(meaning "$rc")" $((SECONDS - start)) "report-$name.json"
 }
 
-# lost SIGNAL ARGUMENTS...: two processes, and rank 1's gets the signal while checks run. The row says whether rank 0 ended
-# in good time with exit code 4 and a report.
+# lost SIGNAL ARGUMENTS...: runs two processes and sends rank 1 the signal while checks run. The row says whether rank 0
+# ended in time with exit code 4 and a report.
 lost() {
   local signal=$1 name=ranks-lost-$1 rc=0 start=$SECONDS other
   shift
@@ -366,20 +371,20 @@ lost() {
   row "$name" "$(meaning "$rc")" $((SECONDS - start)) "$name.json"
 }
 
-# Bounds of $1 parts of $2 columns, later parts longer.
+# Bounds of $1 parts of $2 columns; later parts are longer.
 uneven() { seq 0 "$1" | awk -v n="$1" -v v="$2" '{ printf "%s%d", (NR > 1 ? "," : ""), v * ($1 / n) ^ 1.25 }'; }
 
 run_ranks() {
   local n sizes m k v dtype signal
-  local -r here="*@[1-$gpus]*"  # cases that have a GPU for each rank
+  local -r here="*@[1-$gpus]*"  # cases with no more ranks than GPUs
   local -r portable=(--op tp_logp,tp_linear_logp --candidate nccl) hopper=(--op tp_linear_logp --candidate nccl-sm90 --dtype bf16)
-  # Side by side, since most of the time goes into starting processes.
+  # In parallel, since most of the time goes into starting processes.
   for n in 0 1 2 3; do judge "ranks-smoke-$n" 500 "${portable[@]}" --suite smoke --filter "$here" --shard-index "$n" --total-shards 4 & done
   judge ranks-smoke-sm90 500 "${hopper[@]}" --suite smoke --filter "$here" &
   judge ranks-ci 500 "${portable[@]}" --suite ci --filter "$here" &
   judge ranks-ci-sm90 500 "${hopper[@]}" --suite ci --filter "$here" &
   for ((n = 2; n <= gpus; n *= 2)); do
-    # Sizes and dtypes that another implementation ran; the parts of the vocabulary are uneven.
+    # Sizes and dtypes that another implementation has published; the vocabulary is divided unevenly.
     for sizes in 128,256,4096,fp32 256,512,{4096,8192},bf16 512,1024,8192,bf16 4096,2048,32768,bf16 8192,4096,65536,bf16; do
       IFS=, read -r m k v dtype <<<"$sizes"
       judge "ranks-$n-$m-$k-$v" 300 --op tp_linear_logp --candidate nccl-sm90 --dtype "$dtype" --check-grad --batch 1 --seq "$m" \
@@ -410,7 +415,7 @@ if [[ $stage == all ]]; then
 else
   "run_$stage"
 fi
-# Where the reports were written says nothing to whoever reads them elsewhere.
+# Removes the path of DIR, which means nothing to readers elsewhere.
 find "$out" -maxdepth 1 -name '*.json' -exec sed -i "/^ \"command\": /s#$out/##g" {} +
 find "$out" -maxdepth 1 -name '*-tests.log' -exec sed -i '/^Test project /d' {} +
 find "$out" -maxdepth 1 -name 'report-*.json' -size +1M -exec gzip -9nf {} +

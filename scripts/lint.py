@@ -16,7 +16,7 @@ from typing import NamedTuple
 # The build's own list of the folders of src/, in layering order.
 LAYERS_FILE = "scripts/cmake/Layers.cmake"
 LAYERS_LINE = re.compile(r"^set\(CHECK_OPERATOR_LAYERS ([a-z ]+)\)$", re.M)
-# The gold knows what an operator is and how to say that an input is wrong; nothing else.
+# The gold may use the definition of an operator and the error type for wrong inputs, nothing else of src/.
 REFERENCE_MAY_INCLUDE = {"operator/operator.hpp", "operator/emulation.hpp", "operator/model.hpp", "base/error.hpp", "cblas.h"}
 
 TOP_FOLDERS = (".ci", "cases", "contracts", "docs", "kernels", "reference", "scripts", "src", "tests")
@@ -37,7 +37,7 @@ NAN_UNSAFE = (
     re.compile(rf"(?<![\w.>]){ACCESS}\w*(?:err|error)\w*(?:\(\))?\s>=?\s+(?!0\b)", re.I),
 )
 PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts\s*\(|\bputchar\s*\(|\bfmt::print\b")
-# isolate_child.cpp, rank_serve.cpp: processes of their own, whose last words go to stderr.
+# isolate_child.cpp, rank_serve.cpp: separate processes, which report fatal errors on stderr.
 MAY_PRINT = re.compile(r"^src/(cli/.*|session/.*|report/.*|worker/(isolate_child|rank_serve)\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
@@ -55,13 +55,13 @@ class Finding(NamedTuple):
 
 
 def layers_of(files):
-    """The folders of src/ in layering order, as the build has them."""
+    """The folders of src/ in layering order, read from the build."""
     match = LAYERS_LINE.search(files.get(LAYERS_FILE, ""))
     return match[1].split() if match else []
 
 
 def without_comments(text):
-    """The text with comments blanked and lines kept; strings stay."""
+    """The text with comments blanked; line breaks and strings are kept."""
     blank = lambda match: match.group() if match.group()[0] in "\"'" else re.sub(r"[^\n]", " ", match.group())
     return re.sub(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/', blank, text, flags=re.S)
 
@@ -76,7 +76,8 @@ def includes(text):
 def folder_includes(files):
     """(path, line number, folder of src/, header, its folder) of every include from one file of src/ to another."""
     for path, text in sorted(files.items()):
-        if path.startswith("src/") and not path.startswith("src/sdk/") and path.endswith(CODE):
+        # The public headers are installed side by side, and include each other so.
+        if path.startswith("src/") and not path.startswith(("src/sdk/", "src/abi/")) and path.endswith(CODE):
             for number, quote, header in includes(text):
                 if quote == '"':
                     yield path, number, path.split("/")[1], header, header.split("/")[0]
@@ -100,7 +101,7 @@ def check_layers(files):
 
 
 def print_graph(files):
-    """A line for each folder of src/, in layering order: what it includes, and how often."""
+    """Prints one line per folder of src/, in layering order: the folders that it includes, and how often."""
     order = layers_of(files)
     counts = {}
     for _, _, own, _, other in folder_includes(files):
@@ -113,7 +114,7 @@ def print_graph(files):
 
 
 def check_foreign_includes(path, text, files):
-    """reference/ and kernels/ see next to nothing of src/."""
+    """reference/ and kernels/ may include almost nothing of src/."""
     folder = os.path.dirname(path)
     for number, quote, header in includes(text):
         if quote == "<":
@@ -152,9 +153,9 @@ def check_cuda_condition(files):
 
 
 def check_head(path, lines):
-    """SPDX first (behind #!), then a comment that says what the file is for."""
+    """SPDX first (after #!), then a comment that says what the file is for."""
     if path.startswith("src/sdk/init/"):
-        return  # templates become files of others, under a licence of theirs
+        return  # templates become files of users, under their own licence
     first = 1 if lines and lines[0].startswith("#!") else 0
     if len(lines) <= first or "SPDX-License-Identifier: Apache-2.0" not in lines[first]:
         yield Finding(path, first + 1, "head", "the first line must say 'SPDX-License-Identifier: Apache-2.0'")
@@ -181,7 +182,7 @@ def check_lines(path, text):
 
 
 def check_operators(files):
-    """An operator is one stem in four folders."""
+    """An operator has a file or folder of the same name in four places."""
     table = files.get("reference/operators.cpp", "")
     names = {}
     for number, line in enumerate(table.splitlines(), 1):
@@ -202,7 +203,7 @@ def check_operators(files):
 
 
 def lint(files):
-    """All findings in a tree given as {path: text}, except those excused on their line or the line above."""
+    """All findings in a tree given as {path: text}, except findings excused on their line or the line above."""
     findings = list(check_cuda_condition(files)) + list(check_operators(files)) + list(check_layers(files))
     for path, text in sorted(files.items()):
         lines = text.splitlines()
@@ -226,7 +227,7 @@ def lint(files):
 
 
 def read_tree(root):
-    """{path: text} of every text file of ours below `root`; build folders and what others put there are not ours."""
+    """{path: text} of the project's text files below `root`, without build folders and other people's files."""
     files = {}
     for folder, folders, names in os.walk(root):
         relative = os.path.relpath(folder, root)

@@ -4,10 +4,10 @@
 # forward and backward, in three dtypes. The exit code is check_operator's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja}  # set-up installs ninja; a fresh machine has no make
+export CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja}  # setup.sh installs ninja; a fresh machine has no make
 
 scripts/setup.sh
-# Only these targets: the tests stay configured and are built by scripts/test.sh.
+# Only these targets: the tests are configured here but built by scripts/test.sh.
 cmake --preset cpu
 cmake --build --preset cpu -j "$(nproc)" --target check_operator kernels
 

@@ -1,18 +1,18 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The evidence from GPUs: one summary per device in tests/gpu/results, and docs/results.md, which is made of the summaries.
+"""GPU results: maintains one summary per device in tests/gpu/results, and generates docs/results.md from the summaries.
 
   results.py digests                        prints the digest of every CUDA kernel of the tree as JSON: {"logp/cuda": "..."}
-  results.py summarize DIR [--into FILE]    merges what scripts/gpu.sh left in DIR into the summary FILE; without --into it is printed
-  results.py page [--check]                 writes docs/results.md; with --check exits 1 where the page is not what the summaries say
+  results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
+  results.py page [--check]                 writes docs/results.md; with --check exits 1 if the page does not match the summaries
 
-Every row of a summary says when it was measured and with which kernel: `kernels_digest` is a digest of the candidate's source and of every
+Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
 header that it includes in quotes, transitively. Only what a compiler sees counts: comments, white space and #include lines are left out, and
-the contents are hashed as a sorted list without their paths. A row is therefore not older than its kernel because a header moved or a comment
-changed. The digest is null where a candidate has no source in kernels/ (a peer from outside), and "unknown" where DIR has no kernels.json;
-a row with an unknown digest counts as older.
+the contents are hashed as a sorted list without their paths. So a row does not become outdated when a header moves or a comment
+changes. The digest is null for a candidate without a source in kernels/ (an external peer), and "unknown" if DIR has no kernels.json;
+a row with an unknown digest counts as older than its kernel.
 
-The page compares these digests with the tree and marks what is older, so it has to be written again after a kernel changes.
+The page compares these digests with the tree and marks rows that are older, so it must be generated again after a kernel changes.
 """
 import argparse
 import datetime
@@ -30,8 +30,8 @@ RESULTS = os.path.join("tests", "gpu", "results")
 PAGE = os.path.join("docs", "results.md")
 FORMAT = "check_operator/results-1"
 
-# What tells rows of a section apart. DIR's row replaces the one with the same key if it is not older than that one; the timings of a
-# candidate, which share their key, replace each other together, so that no old time hides that the candidate can't be timed any more.
+# The key fields of a section's rows. A row of DIR replaces the row with the same key unless that one is newer. The timings of a
+# candidate share a key and are replaced together, so that no old time hides that the candidate can't be timed any more.
 KEYS = {
     "checks": ("op", "pass", "candidate", "dtype", "suite"),
     "bench": ("op", "pass", "dtype", "case", "dims", "candidate"),
@@ -41,7 +41,7 @@ KEYS = {
     "ranks": ("op", "candidate", "dtype", "rows", "hidden", "vocab", "gpus"),
     "tests": ("name",),
 }
-FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, apart from what follows a colon
+FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, without the part after a colon
 
 
 def refuse(message):
@@ -60,7 +60,7 @@ def without_comments(text):
 
 
 def normalized(text):
-    """What a compiler sees of a file's own lines; white space stays only where two tokens would become one without it."""
+    """A file's own lines as a compiler sees them; white space stays only where two tokens would merge without it."""
     text = INCLUDE.sub("", without_comments(text)).strip()
 
     def shortened(match):
@@ -74,7 +74,7 @@ def normalized(text):
 
 
 def add_sources(root, path, contents):
-    """Reads the file and what it includes in quotes into `contents`: {path: normalized text}."""
+    """Reads the file, and the files that it includes in quotes, into `contents`: {path: normalized text}."""
     path = os.path.normpath(path)
     if path in contents:
         return
@@ -91,7 +91,7 @@ def add_sources(root, path, contents):
 
 
 def digest_of(texts):
-    """16 hex digits over the sorted digests of the texts, so that neither order nor path counts. An empty text says nothing."""
+    """16 hex digits over the sorted digests of the texts, so that neither order nor path counts. Empty texts are skipped."""
     digests = sorted(hashlib.sha256(text.encode()).hexdigest() for text in texts if text)
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
 
@@ -110,14 +110,14 @@ def kernel_digests(root=ROOT):
 
 
 def older(row, digests):
-    """Whether the row's kernel has changed since, as far as can be told."""
+    """Whether the row's kernel has changed since the measurement, or may have."""
     digest = row["kernels_digest"]
     return digest is not None and digest != digests.get(f"{row['op']}/{row['candidate']}")
 
 
-# --- what gpu.sh left in a folder -----------------------------------------------------------------------------------------
+# --- output of gpu.sh -----------------------------------------------------------------------------------------------------
 class Folder:
-    """One folder of reports, and the rows that its files make."""
+    """One folder of reports, and the summary rows made from its files."""
 
     def __init__(self, path):
         self.path = path
@@ -158,7 +158,7 @@ class Folder:
         self.rows[section].append({"op": op, "candidate": candidate, **fields, "kernels_digest": digest, "date": date})
 
     def on(self, device, path):
-        """Remembers the device; one summary is of one kind."""
+        """Records the device; a summary covers one kind of device."""
         if self.device and self.device["name"] != device["name"]:
             refuse(f"{path}: was made on '{device['name']}', other files of the folder on '{self.device['name']}'; summarize them apart")
         self.device = {**(self.device or {}), **device}
@@ -171,7 +171,7 @@ class Folder:
                 refuse(f"{path}: its format is {report.get('format')!r}, expected 'check_operator/report-1'")
             self.on({key: report["device"][key] for key in ("name", "arch_key", "multiprocessors", "memory_bytes", "runtime")}, path)
             name = re.sub(r"^report-|\.json(\.gz)?$", "", os.path.basename(path))
-            if "shard" in report:  # parts of one run have one name
+            if "shard" in report:  # all shards of a run share one name
                 name = re.sub(rf"-{report['shard']['index']}$", "", name)
             yield name, report, [(entry["backend"], case) for entry in report["candidates"] for case in entry["cases"]]
 
@@ -202,7 +202,7 @@ class Folder:
                      gold_rows=gold if isinstance(gold, str) else len(gold), verdicts=count_verdicts([case for _, case in cases]))
 
     def read_invariance(self):
-        """Every case of suite `invariance` has a row, for the table by sizes; the cases of other runs share one."""
+        """One row per case of suite `invariance`, for the table by sizes; one row for all cases of any other run."""
         groups = {}
         for name, report, cases in self.reports("invariance*.json", "invariance*.json.gz"):
             for candidate, case in cases:
@@ -222,7 +222,7 @@ class Folder:
                 except (ValueError, KeyError) as error:
                     refuse(f"{path}:{number}: is no record of `check_operator bench --json`: {error!r}; remove the line or measure again")
                 self.on({"name": device}, path)
-                # The record's own digest is of the built plugin, which other compilers build otherwise.
+                # The record's own digest is of the built plugin, which depends on the compiler.
                 record["plugin_digest"] = record.pop("kernels_digest", None)
                 self.add("bench", op, candidate, date, device=device, **{name: value for name, value in record.items() if value is not None})
 
@@ -250,10 +250,10 @@ class Folder:
                 continue
             tool, result = name.rsplit("-", 1)[1], sanitizer_result(text)
             ran = re.findall(r"^\[ +(?:OK|FAILED) +\] (\w+)/\w+ +(\S+) ", text, re.M)
-            # gpu.sh writes its command first: a log that ended early names no operator otherwise.
+            # gpu.sh writes its command first, because a log that ended early may name no operator.
             command = re.match(r"check_operator .*--op (\S+) .*--candidate (\S+)", text)
             named = [(op, command[2]) for op in command[1].split(",")] if command else []
-            # Another log of the same folder may answer where one ran out of time; errors outweigh both.
+            # A clean log outweighs a log of the same folder that ran out of time; errors outweigh both.
             weight = {"no summary": 0, "clean": 1}
             for key in ((op, candidate, tool) for op, candidate in {*ran, *named}):
                 if key not in rows or weight.get(result, 2) >= weight.get(rows[key][1], 2):
@@ -262,14 +262,14 @@ class Folder:
             self.add("sanitizers", op, candidate, written(path), tool=tool, result=result, checks=checks)
 
     def read_tests(self):
-        """Tests of the whole program, which no kernel's digest covers: the lines of gpu.sh's tables that are no reports."""
+        """Tests of the whole program, which have no kernel digest: the lines of gpu.sh's tables that belong to no report."""
         for path in self.files("table-*.txt"):
             for name, result, seconds in re.findall(r"^(\S+-tests|ranks-lost-\w+) +(\S.*?) +(\d+)s  ", self.text(path), re.M):
                 self.rows["tests"].append({"name": name, "result": result, "seconds": int(seconds), "date": written(path)})
 
 
 def written(path):
-    """When a file that holds no date was written."""
+    """Modification time of a file that contains no date."""
     return datetime.datetime.fromtimestamp(os.path.getmtime(path), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -278,7 +278,7 @@ def size(dims):
 
 
 def largest(cases):
-    """The sizes of the largest case, of those that were judged if any was."""
+    """The sizes of the largest judged case; of the largest case if none was judged."""
     return max((case["dims"] for case in [case for case in cases if case["verdict"] != "unsupported"] or cases), key=size)
 
 
@@ -287,7 +287,7 @@ def round_to(value, digits):
 
 
 def label(case):
-    """A verdict and, where it says more, its kind: 'fail: invariance'."""
+    """A verdict, with its kind if that adds information: 'fail: invariance'."""
     verdict, kind = case["verdict"], case["kind"]
     return f"{verdict}: {kind}" if kind and kind != verdict else verdict
 
@@ -298,7 +298,7 @@ def count_verdicts(cases):
 
 
 def headroom(cases, narrow):
-    """How often the worst error of all outputs of 16 bits, or of all wider ones, fits into its limit: null without outputs, "exact" without error."""
+    """Least headroom (limit / error) of all 16-bit outputs, or of all wider ones: None without outputs, "exact" without error."""
     values = [float(gate["headroom"]) for case in cases for output in case["outputs"] for gate in output["gates"]
               if (output["candidate_dtype"] in ("bf16", "fp16")) == narrow]
     finite = [value for value in values if math.isfinite(value)]
@@ -306,7 +306,7 @@ def headroom(cases, narrow):
 
 
 def bits_of(case):
-    """Of the output whose bits changed most: at how many rows, and the largest share of elements."""
+    """For the output whose bits changed most: at which numbers of rows, and the largest share of changed elements."""
     found = {"case": case["case_name"], "dims": case["dims"]}
     if not case["bit_checks"]:
         return found
@@ -328,7 +328,7 @@ def key_of(section, row):
 
 
 def by_key(section, rows):
-    """{key: rows}, of each timing the latest."""
+    """{key: rows}, with the latest row of each timing."""
     groups = {}
     for row in sorted(rows, key=lambda row: row["date"]):
         groups.setdefault(key_of(section, row), {})[row.get("timing", "")] = row
@@ -336,7 +336,7 @@ def by_key(section, rows):
 
 
 def merged(summary, folder):
-    """The summary with the folder's rows in place of those that it measured again."""
+    """The summary, with rows that the folder measured again replaced."""
     summary = summary or {"format": FORMAT, "device": {}, "kernels_digest": "unknown", "date": ""}
     device, old = folder.device or {}, summary["device"]
     if device.get("name", old.get("name")) != old.get("name", device.get("name")):
@@ -356,7 +356,7 @@ def merged(summary, folder):
 
 
 def as_text(summary):
-    """JSON with a line for every row, so that a diff of two summaries can be read."""
+    """JSON with one line per row, so that diffs of summaries are readable."""
     parts = []
     for name, value in summary.items():
         rows = ",\n".join("  " + json.dumps(row) for row in value) if isinstance(value, list) else ""
@@ -459,7 +459,7 @@ def grouped(rows, *fields):
 
 
 class Page:
-    """The page's text. Where a group of rows is in part older than its kernel, its older rows make a line of their own."""
+    """The page's text. If only some rows of a group are older than their kernel, they get a separate line."""
 
     def __init__(self, summaries, digests):
         self.summaries, self.digests = summaries, digests
@@ -469,7 +469,7 @@ class Page:
         return f"{day}, **older than the kernels**" if any(older(row, self.digests) for row in rows) else day
 
     def parts(self, rows, *fields):
-        """As grouped(), with a group's older rows behind its others."""
+        """Like grouped(), but a group's older rows form a second group after its other rows."""
         for key, group in grouped(rows, *fields).items():
             for age in (False, True):
                 part = [row for row in group if older(row, self.digests) is age]
@@ -477,7 +477,7 @@ class Page:
                     yield key, part
 
     def section(self, name, title, write):
-        """The title, and for each device with such rows what `write` makes of them."""
+        """The title, and for each device with rows of this section the text that `write` returns for them."""
         parts = [(device, summary[name]) for device, summary in self.summaries.items() if summary[name]]
         return title + "".join(f"On `{device}`:\n\n{write(rows)}" for device, rows in parts) if parts else ""
 
@@ -538,7 +538,7 @@ class Page:
                 + (self.products(products) if products else ""))
 
     def products(self, rows):
-        """A line per size of the weights, for the candidate that changes its bits; the others in columns."""
+        """One line per size of the weights about the candidate whose bits change; the other candidates are columns."""
         default = "cublas"
         others = sorted({row["candidate"] for row in rows} - {default})
         columns = ("weights", f"{default}: other bits at so many rows", "same bits at", "differs from the single-row result from",
@@ -595,13 +595,13 @@ def dims_text(dims):
 
 
 def sizes_text(record):
-    """The dims of a timing, and what else its case's name says: options and how rows are ignored."""
-    extras = re.sub(r"^[^+~]*|~ignored0$", "", record.get("case", ""))  # every row counts: what timings have by default
+    """The dims of a timing, and the rest of its case's name: options and the pattern of ignored rows."""
+    extras = re.sub(r"^[^+~]*|~ignored0$", "", record.get("case", ""))  # ignored0, no ignored rows, is the default of timings
     return (dims_text({name: value for name, value in record["dims"].items() if (name, value) != ("batch", 1)}) + " " + extras).strip()
 
 
 def order_of_sizes(record):
-    """Rows change last, as they do from one use of a weight to the next."""
+    """Sort key: sizes of the weights first, then the number of rows."""
     rows = {name: value for name, value in record["dims"].items() if name in ("batch", "seq")}
     return [value for name, value in record["dims"].items() if name not in rows], size(rows), record.get("case", "")
 
@@ -612,7 +612,7 @@ def verdicts_text(verdicts):
 
 
 def total(rows):
-    """The rows' verdicts, added up."""
+    """Counts of verdicts, summed over the rows."""
     verdicts = {}
     for name, count in (item for row in rows for item in row["verdicts"].items()):
         verdicts[name] = verdicts.get(name, 0) + count
@@ -634,7 +634,7 @@ def checks_cell(rows):
 
 
 def times_cells(timings):
-    """Burst, sustained, and the shares of what the device can do, of the first of them that is there."""
+    """Cells for burst, sustained, and the shares of the device's rates, from the first of the two timings that exists."""
     record = timings.get("burst") or timings.get("sustained")
     if record is None:
         return (f"**{next(iter(timings.values()))['status']}**", "", "", "")

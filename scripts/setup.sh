@@ -1,17 +1,20 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what a fresh Debian 12 or Ubuntu 24.04 needs to build; with --tests also what the tests and lint need.
-# Does nothing, and needs no network, when everything is there. Usage: scripts/setup.sh [--tests]
+# Installs what a fresh Debian 12 or Ubuntu 24.04 needs to build; with --tests also what the tests need, with --ci also
+# what .ci/run needs besides: a second compiler, clang-tidy and the formatter.
+# Does nothing, and needs no network, when everything is there. Usage: scripts/setup.sh [--tests|--ci]
 set -euo pipefail
 
 packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libopenblas-dev)
-# The formatter's version is pinned, for each version formats differently.
-test_packages=(ccache clang-format-14 clang-tidy python3-jsonschema python3-mpmath python3-numpy dpkg-dev file)
+test_packages=(python3-jsonschema python3-mpmath python3-numpy dpkg-dev file)
+# The formatter's version is pinned, because versions format differently.
+ci_packages=(ccache clang-19 clang-format-14 clang-tidy)
 
 case "${1:-}" in
   "") ;;
   --tests) packages+=("${test_packages[@]}") ;;
-  *) echo "setup.sh: unknown argument '$1'; usage: scripts/setup.sh [--tests]" >&2; exit 2 ;;
+  --ci) packages+=("${test_packages[@]}" "${ci_packages[@]}") ;;
+  *) echo "setup.sh: unknown argument '$1'; usage: scripts/setup.sh [--tests|--ci]" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes a site of README.md and docs/ in build/site. Needs python3 with venv, and PyPI for the first time.
+# Builds a site from README.md and docs/ in build/site. Needs python3 with venv, and PyPI the first time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,7 +10,7 @@ if [[ ! -x $venv/bin/mkdocs ]]; then
   "$venv/bin/pip" install --quiet 'mkdocs-material>=9.5,<10'
 fi
 
-# The README is the first page; its links to docs/ are links to its neighbours there.
+# The README becomes the first page, next to the pages of docs/: its links must not say docs/.
 rm -rf build/site_pages
 mkdir -p build/site_pages
 cp -r docs/. build/site_pages

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention / native: CPU, as described in attention_native.hpp, with all keys in one tensor.
+// attention / native: CPU, as described in cpu/attention.hpp, with all keys in one tensor.
 //   inputs: q, k, v, key_padding_mask     backward: then grad_o     outputs: o     backward: dq, dk, dv
 #include "cpu/attention.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The positive control: a right product of float matrices that splits its sums by the number of rows, as libraries do.
+// Positive control: a correct product of float matrices that splits its sums by the number of rows, as libraries do.
 // A check of batch invariance that does not catch it proves nothing.
 #include <cstdint>
 #include <cstdio>

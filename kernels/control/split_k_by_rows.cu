@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The positive control on a GPU: a right product of float matrices that splits its sums by the number of rows, as
+// Positive control on a GPU: a correct product of float matrices that splits its sums by the number of rows, as
 // libraries do. A check of batch invariance that does not catch it proves nothing.
 #include <cuda_runtime_api.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-/// One thread per element of c; the sum over k in `parts` parts of equal length.
+/// One thread per element of c; the sum over k is split into `parts` parts of equal length.
 __global__ void product(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int64_t m,
                         int64_t k, int64_t n, int64_t parts) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;

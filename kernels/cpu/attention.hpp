@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes of the CPU candidates named "native" of attention and of kv_cache_attention, whose keys lie in one tensor
-// and in two: fp32, one head of one batch entry at a time; keys that the mask drops are left out first.
+// The passes of the "native" CPU candidates of attention (keys in one tensor) and kv_cache_attention (keys in two):
+// fp32, one head of one batch entry at a time. Keys that the mask drops are removed first.
 //   s[i,j] = scale q[i] k[j]    p = softmax_j(s)    o[i] = sum_j p[i,j] v[j]
 //   dp = do v^T    ds = p * (dp - rowsum(p * dp))    dq = scale ds k    dk = scale ds^T q    dv = p^T do
 //   q, o, do, dq: [batch, q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
-//   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths, not 0 keeps; may be absent
+//   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent
 //   Limits: contiguous, q_heads a multiple of kv_heads.   Expected error: chains of 67 to 68 additions, then a tree
 //   over blocks of 512 or 1024 terms; one more chain over the heads of a group.
 #pragma once
@@ -15,10 +15,10 @@ namespace native::attention {
 
 inline size_t size(int64_t n) { return static_cast<size_t>(n); }
 
-/// Keys and values that go on where those of the part before end.
+/// Keys and values that continue the sequence where the previous part ends.
 struct Part {
   const checkop_tensor *k, *v;
-  int64_t first, seq;  // of all keys, these are [first, first + seq)
+  int64_t first, seq;  // position among all keys: [first, first + seq)
 };
 
 struct Problem {
@@ -80,7 +80,7 @@ inline Problem problem_of(const checkop_call& c, int parts) {
   return p;
 }
 
-/// Kept keys of one key head with their values, and how many of them each query sees: always the first ones.
+/// Kept keys and values of one key head, and how many of them each query sees: always the first ones.
 struct Keys {
   std::vector<int64_t> index;
   std::vector<float> k, v;
@@ -115,10 +115,10 @@ inline void weighted_sum(const float* weight, int64_t step, const float* rows, i
     tree.add(std::move(partial));
   }
   const std::vector<float> total = tree.finish();
-  std::copy(total.begin(), total.end(), out);  // nothing where there are no terms
+  std::copy(total.begin(), total.end(), out);  // when there are no terms
 }
 
-/// p[0, n) of one query. A row of which every score is -inf is NaN, as the formula has it; one without keys is empty.
+/// p[0, n) of one query. A row whose scores are all -inf is NaN, as the formula gives; a row without keys is empty.
 inline void probabilities(const Problem& p, const float* q, const Keys& keys, int64_t n, float* to) {
   float max = -std::numeric_limits<float>::infinity();
   for (int64_t j = 0; j < n; ++j) {
@@ -153,13 +153,13 @@ inline checkop_status forward(const checkop_call* call, int parts) {
   });
 }
 
-/// Gradients of one query head: stores its dq; adds to dk and dv of the kept keys.
+/// Computes the gradients of one query head: stores its dq, adds to dk and dv of the kept keys.
 inline void head_gradients(const Problem& p, const checkop_tensor& grad_o, const checkop_tensor& dq, int64_t head,
                            const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
   const auto n_keys = static_cast<int64_t>(keys.index.size());
   const int64_t first = head * p.q_seq * p.width;
   std::vector<float> q(size(p.q_seq * p.width)), grad(q.size());
-  std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 behind what a query sees
+  std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 beyond the keys that a query sees
   load(p.q, first, p.q_seq * p.width, q.data());
   load(grad_o, first, p.q_seq * p.width, grad.data());
   for (int64_t i = 0; i < p.q_seq; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Logits, their softmax and their gradients by chunks of the vocabulary, in fp32; no [rows, vocab] array is ever
-// stored. For linear_logp, and for the part of it that a tensor-parallel rank computes.
+// stored. For linear_logp, and for one rank's tensor-parallel part of it.
 //   z[r,v] = sum_h hidden[r,h] W[v,h] + bias[v]     m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
 //   dz[r,v] = g[r] ([v = t] - exp(z[r,v] - m) / s)  dhidden = dz W    dW = dz^T hidden    dbias = sum_r dz
 #pragma once
@@ -10,7 +10,7 @@
 namespace native::linear {
 
 constexpr int64_t kChunk = kTerms;  // vocabulary columns at a time: the terms of one combine() of dhidden
-constexpr int64_t kTile = 128;      // hidden columns a tile of W: 256 KiB of fp32 with kChunk rows
+constexpr int64_t kTile = 128;      // hidden columns in a tile of W: 256 KiB of fp32 with kChunk rows
 
 inline size_t size(int64_t n) { return static_cast<size_t>(n); }
 
@@ -23,7 +23,7 @@ struct Problem {
   int64_t rows, hidden, vocab, ignored, begin = 0;
 
   bool left_out(int64_t row) const { return targets[row] == ignored; }
-  /// Elements from a row of a chunk to the next.
+  /// Distance in elements from one row of a chunk to the next.
   int64_t stride() const { return std::min(kChunk, vocab); }
 };
 
@@ -46,7 +46,7 @@ struct RowStates {
   std::vector<float> target_logits;
 };
 
-/// Of columns [from, to) of the problem's; a target's logit is 0 where it is none of them.
+/// Row states over columns [from, to) of the problem. A target logit is 0 where the target is not among the columns.
 inline RowStates row_states(const Problem& p, int64_t from, int64_t to, float* z) {
   RowStates states{{}, std::vector<float>(size(p.rows))};
   std::vector<Tree<SumExp, MergeSumExp>> trees(size(p.rows));
@@ -81,7 +81,7 @@ inline void chunk_gradient(const Problem& p, const std::vector<SumExp>& sums, co
   });
 }
 
-/// This chunk's share of dhidden, [rows, hidden].
+/// This chunk's contribution to dhidden, [rows, hidden].
 inline std::vector<float> chunk_dhidden(const Problem& p, int64_t first, int64_t columns, const float* dz) {
   std::vector<float> partial(size(p.rows * p.hidden));
   const int64_t tiles = (p.hidden + kTile - 1) / kTile, block_stride = std::min(kTile, p.hidden);
@@ -98,10 +98,10 @@ inline std::vector<float> chunk_dhidden(const Problem& p, int64_t first, int64_t
   return partial;
 }
 
-constexpr int64_t kCarryRows = 16;  // rows whose sums are added to a carry at once: a batch may be cut between them
+// Rows whose sum is added to a carry at once: a batch may be cut at multiples of this
+constexpr int64_t kCarryRows = 16;
 
-/// As store_chunk_weight_gradient(), of a call with carries: those, and then the sums of kCarryRows rows each, in
-/// order.
+/// store_chunk_weight_gradient() for a call with carries: the carry, then the sums of kCarryRows rows each, in order.
 inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
                                         const checkop_call& c) {
   parallel_for(columns, p.rows * columns * p.hidden, [&, stride = p.stride()](int64_t begin, int64_t end) {
@@ -123,7 +123,7 @@ inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t
   });
 }
 
-/// Stores the chunk's rows of dW and, where there is a bias, its elements of dbias.
+/// Stores the chunk's rows of dW and, if there is a bias, its elements of dbias.
 inline void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
                                         const checkop_call& c) {
   if (is_carried(c)) return carry_chunk_weight_gradient(p, first, columns, dz, c);
@@ -145,13 +145,13 @@ inline void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t
   });
 }
 
-/// Loads what both passes read more than once, of shapes and ids that were found right.
+/// Loads what both passes read more than once. Shapes and ids must have been checked.
 inline Problem load_problem(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab, int64_t ignored,
                             int64_t begin = 0) {
   Problem p{c.inputs[1], static_cast<const int64_t*>(c.inputs[2].data), nullptr, {}, {}, rows, hidden, vocab, ignored,
             begin};
   p.hidden32 = load_all(c.inputs[0], rows * hidden);
-  for (int64_t r = 0; r < rows; ++r)  // zeros in its place: 0 * NaN would reach the weight's gradient
+  for (int64_t r = 0; r < rows; ++r)  // zeros instead: 0 * NaN would reach the weight's gradient
     if (p.left_out(r)) std::fill_n(&p.hidden32[size(r * hidden)], hidden, 0.0f);
   if (c.inputs[3].data != nullptr) {
     p.bias32 = load_all(c.inputs[3], vocab);

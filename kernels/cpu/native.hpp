@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU candidates named "native" share: argument checks, element conversion, sums in a fixed order, threads.
-// Written without the checker's own code, so that a mistake there cannot repeat itself here.
+// Shared by the CPU candidates named "native": argument checks, element conversion, sums in a fixed order, threads.
+// Independent of the checker's own code, so that a mistake there cannot repeat itself here.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace native {
 // --- refusing a call
 // --------------------------------------------------------------------------------------------------
 
-/// Ends a launch with a status and one sentence; run() turns it into the ABI's answer.
+/// Ends a launch with a status and a message; run() returns them through the ABI.
 struct Refusal : std::runtime_error {
   Refusal(checkop_status why, const std::string& sentence) : std::runtime_error(sentence), status(why) {}
   checkop_status status;
@@ -57,7 +57,7 @@ inline const char* dtype_name(int32_t dtype) {
   return dtype >= CHECKOP_F64 && dtype <= CHECKOP_U8 ? kNames[dtype] : "unknown";
 }
 
-/// An extent that the first tensor to mention it sets and every other must repeat.
+/// An extent. The first tensor that has it sets the value, and every other must match.
 struct Extent {
   const char* name;
   int64_t value = -1;
@@ -83,7 +83,7 @@ inline void check_computed_dtype(int32_t dtype) {
                   std::string(dtype_name(dtype)) + " is not supported: sums are in fp32, for fp32, bf16 and fp16");
 }
 
-/// Checks `t` seen as [rows, columns]: leading extents multiply into rows.
+/// Checks `t` viewed as [rows, columns]: leading extents multiply into rows.
 inline void check_matrix(const checkop_tensor& t, const char* name, int32_t dtype, Extent& rows, Extent& columns) {
   if (t.dtype != dtype)
     throw Refusal(CHECKOP_UNSUPPORTED,
@@ -104,20 +104,20 @@ inline void check_matrix(const checkop_tensor& t, const char* name, int32_t dtyp
   rows.bind(last == 0 ? 0 : count / last, name);
 }
 
-/// Checks `t` as a list of `length` elements, whatever its rank.
+/// Checks `t` as a list of `length` elements of any rank.
 inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype, Extent& length) {
   Extent rows{"rows"}, columns{"columns"};
   check_matrix(t, name, dtype, rows, columns);
   length.bind(rows.value * columns.value, name);
 }
 
-/// The only attribute of logp and linear_logp: rows with this id are left out.
+/// The only attribute of logp and linear_logp: rows with this id are ignored.
 inline int64_t ignore_index(const checkop_call& call) {
   if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected one attribute, ignore_index");
   return static_cast<int64_t>(call.attrs[0].value);
 }
 
-/// Refuses an id outside [0, vocab) that is not `except`; the default excepts none, for 0 is inside.
+/// Refuses ids outside [0, vocab) other than `except`. The default excepts nothing, since 0 is inside.
 inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, int64_t vocab, int64_t except = 0) {
   const auto* ids = static_cast<const int64_t*>(t.data);
   for (int64_t i = 0; i < count; ++i)
@@ -127,15 +127,17 @@ inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, 
 }
 
 // --- elements
-// --------------------------------------------------------------------------------------------------------- The 16-bit
-// types stay integers: g++ 12 at -O2 removes a round trip through a float that was rounded by bit arithmetic.
+// ---------------------------------------------------------------------------------------------------------
+// The 16-bit types stay integers: g++ 12 at -O2 removes a round trip through a float that was rounded by bit
+// arithmetic.
 
 inline float from_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 inline uint16_t to_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;  // rounding could carry a NaN's payload into infinity
+  // Rounding could turn a NaN with a small payload into infinity
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40u : rounded);
 }
 
@@ -193,10 +195,10 @@ inline std::vector<float> load_all(const checkop_tensor& t, int64_t n) {
   return values;
 }
 
-// --- sums whose order depends on the number of terms alone
-// --------------------------------------------------------------
+// --- sums whose order depends only on the number of terms
+// -------------------------------------------------------------
 
-/// Merges values in a binary tree, the earlier on the left.
+/// Merges values in a binary tree, the earlier value on the left.
 template <class T, class Merge>
 class Tree {
  public:
@@ -206,7 +208,7 @@ class Tree {
     levels_[level] = std::move(value);
     ++count_;
   }
-  /// T{} when nothing was added.
+  /// The result; T{} when nothing was added.
   T finish() {
     T total{};
     bool first = true;
@@ -228,7 +230,7 @@ using VectorTree = Tree<std::vector<float>, decltype([](std::vector<float> a, co
                           return a;
                         })>;
 
-/// The total of a tree of vectors with `n` elements; zeros when nothing was added.
+/// The sum of `n`-element vectors in a tree; zeros when nothing was added.
 inline std::vector<float> finish(VectorTree& tree, int64_t n) {
   std::vector<float> total = tree.finish();
   total.resize(static_cast<size_t>(n));
@@ -236,7 +238,7 @@ inline std::vector<float> finish(VectorTree& tree, int64_t n) {
 }
 
 constexpr int64_t kLanes = 16;       // interleaved partial sums: what four SSE or two AVX registers hold
-constexpr int64_t kSumBlock = 1024;  // terms a block: a chain of 1024 / 16 + 4 additions, then the tree over blocks
+constexpr int64_t kSumBlock = 1024;  // terms per block: a chain of 1024 / 16 + 4 additions, then the tree over blocks
 
 /// Sum of term(i), i in [0, n).
 template <class Term>
@@ -283,18 +285,18 @@ inline void combine(const float* __restrict__ a, int64_t a_step, const float* __
     for (int64_t j = 0; j < columns; ++j) out[j] += a[i * a_step] * b[i * b_row + j];
 }
 
-/// Sum of exp(z - max) with the maximum taken out; max = -inf and sum = 0 when every z is -inf.
+/// Sum of exp(z - max), and the maximum; max = -inf and sum = 0 when every z is -inf.
 struct SumExp {
   float max = -std::numeric_limits<float>::infinity(), sum = 0.0f;
 
   float shift() const { return std::isinf(max) && max < 0 ? 0.0f : max; }  // -inf - -inf would be NaN
 };
 
-/// Of two sets of logits, the earlier on the left.
+/// Merges the sums of two sets of logits, the earlier on the left.
 struct MergeSumExp {
   SumExp operator()(const SumExp& a, const SumExp& b) const {
     const float max = std::max(a.max, b.max);
-    // A set of nothing but -inf holds 0, or NaN where one hid among them: either is kept as it is.
+    // A set of only -inf has sum 0, or NaN if it contained one: either is kept as it is.
     const auto rescaled = [max](const SumExp& s) {
       return std::isinf(s.max) && s.max < 0 ? s.sum : s.sum * std::exp(s.max - max);
     };
@@ -312,12 +314,14 @@ inline SumExp sum_exp(const float* z, int64_t n) {
 // --- threads
 // ----------------------------------------------------------------------------------------------------------
 
-/// body(begin, end) over a split of [0, n). Every index is computed by itself, so the split cannot change bits. `work`
-/// is the number of multiply-adds in all: little work runs here, since a thread costs as much as about 10^5 of them.
+/// Calls body(begin, end) over a split of [0, n). Every index is computed independently, so the split cannot change
+/// bits.
+/// `work` is the total number of multiply-adds: little work runs on this thread, since a thread costs as much as about
+/// 10^5 of them.
 template <class Body>
 void parallel_for(int64_t n, int64_t work, Body body) {
   constexpr int64_t kWorkPerThread = int64_t{1} << 20, kMaxThreads = 16;
-  static const int64_t cores = std::max(1u, std::thread::hardware_concurrency());  // not each time: it reads files
+  static const int64_t cores = std::max(1u, std::thread::hardware_concurrency());  // once: it reads files
   const int64_t parts = std::max(int64_t{1}, std::min({n, work / kWorkPerThread, cores, kMaxThreads}));
   std::vector<std::exception_ptr> errors(static_cast<size_t>(parts));
   const auto run_part = [&](int64_t part) {
@@ -332,7 +336,7 @@ void parallel_for(int64_t n, int64_t work, Body body) {
   int64_t part = 1;
   try {
     for (; part < parts; ++part) threads.emplace_back(run_part, part);
-  } catch (const std::system_error&) {  // no more threads to be had: the rest runs here
+  } catch (const std::system_error&) {  // no more threads available: the rest runs here
   }
   run_part(0);
   for (; part < parts; ++part) run_part(part);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the native candidates of ratio_kl and grpo_loss share: one token's ratio and KL estimate in fp32.
-// Where a token is masked nothing of it is read: its id, its logits and its old log-probability may be anything.
+// Shared by the native candidates of ratio_kl and grpo_loss: one token's ratio and KL estimate in fp32.
+// Nothing of a masked token is read: its id, its logits and its old log-probability may be anything.
 #pragma once
 
 #include "cpu/native.hpp"
@@ -12,7 +12,7 @@ inline float row_logp(const float* z, int64_t vocab, int64_t token) {
   return (z[token] - s.shift()) - std::log(s.sum);
 }
 
-/// exp(d) - d - 1 without cancellation: by its series up to |d| = 1, where the first term left out is 2^-31 of it.
+/// exp(d) - d - 1 without cancellation: a series up to |d| = 1, whose first omitted term is 2^-31 of the result.
 inline float k3(float d) {
   if (!(std::abs(d) < 1.0f)) return std::expm1(d) - d;
   float series = 1.0f / 479001600.0f;
@@ -42,7 +42,7 @@ struct PolicyCall {
     old = static_cast<const float*>(c.inputs[4].data);
   }
 
-  /// Refuses an id outside the vocabulary where active(row).
+  /// Refuses ids outside the vocabulary in rows where active(row).
   template <class Active>
   void check_active_ids(Active active) const {
     for (int64_t r = 0; r < rows.value; ++r)
@@ -59,7 +59,7 @@ struct PolicyLogs {
   float delta, d;
 };
 
-/// Leaves the policy's logits in `z`.
+/// The PolicyLogs of `row`; leaves the policy's logits in `z`.
 inline PolicyLogs policy_logs(const PolicyCall& call, int64_t row, float* z) {
   const int64_t vocab = call.vocab.value;
   load(*call.ref, row * vocab, vocab, z);

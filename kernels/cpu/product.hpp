@@ -9,10 +9,10 @@ namespace native {
 
 inline size_t size(int64_t n) { return static_cast<size_t>(n); }
 
-/// out[r,n] = sum_k a[r,k] b[k,n], tiled so that every block of b is converted once.
+/// out[r,n] = sum_k a[r,k] b[k,n], tiled so that every block of b is converted only once.
 inline void multiply(const std::vector<float>& a, const checkop_tensor& b, const checkop_tensor& out, int64_t rows,
                      int64_t k_dim, int64_t n_dim) {
-  constexpr int64_t kTile = 128;  // columns a tile: with kTerms rows 256 KiB of fp32, which a second-level cache holds
+  constexpr int64_t kTile = 128;  // columns per tile: with kTerms rows 256 KiB of fp32, which fits in the L2 cache
   const int64_t tiles = (n_dim + kTile - 1) / kTile, stride = std::min(kTile, n_dim);
   parallel_for(tiles, rows * k_dim * n_dim, [&](int64_t begin, int64_t end) {
     std::vector<float> block(size(std::min(kTerms, k_dim) * stride));

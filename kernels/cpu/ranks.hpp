@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tensor-parallel candidates share on the CPU: ranks agree on what each of them holds before they exchange
-// anything else. And what the native ones share: partial results are combined in the order of the vocabulary.
+// Shared by the tensor-parallel candidates: ranks compare what each of them holds on the CPU before they exchange
+// anything else. Shared by the native ones: partial results are combined in the order of the vocabulary.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace native {
 
-/// What a rank tells the others first. Without padding: it travels as bytes.
+/// What a rank first tells the others. No padding: it is sent as bytes.
 struct Statement {
   int64_t status = CHECKOP_OK;
   int64_t begin = 0, end = 0, total = 0;
@@ -18,7 +18,7 @@ struct Statement {
   char message[200] = {};
 };
 
-/// Attribute `name`; refused where there is none.
+/// Value of attribute `name`; refuses a call that lacks it.
 inline double attribute(const checkop_call& c, const char* name) {
   for (int32_t i = 0; i < c.n_attrs; ++i)
     if (std::strcmp(c.attrs[i].name, name) == 0) return c.attrs[i].value;
@@ -31,7 +31,7 @@ inline uint64_t hash_of(const int64_t* ids, int64_t n) {
   return hash;
 }
 
-/// Where `n` canonical segments of a vocabulary begin and where the last ends; 0 alone for none.
+/// Begins of the `n` canonical segments of a vocabulary, then the end of the last; only 0 when n is 0.
 inline std::vector<int64_t> canonical_bounds(int64_t vocab, int64_t n) {
   if (n < 0 || n > vocab) throw Refusal(CHECKOP_FAILED, "canonical_segments is " + std::to_string(n));
   std::vector<int64_t> bounds{0};
@@ -39,7 +39,7 @@ inline std::vector<int64_t> canonical_bounds(int64_t vocab, int64_t n) {
   return bounds;
 }
 
-/// The same of those that a rank holds, before it knows of the others: its whole part where it holds none.
+/// The bounds of the segments that this rank holds, before it knows of the others; its whole part if it holds none.
 inline std::vector<int64_t> own_bounds(const checkop_call& c) {
   std::vector<int64_t> own;
   for (const int64_t bound : canonical_bounds(c.shard_total, static_cast<int64_t>(attribute(c, "canonical_segments"))))
@@ -48,7 +48,7 @@ inline std::vector<int64_t> own_bounds(const checkop_call& c) {
   return {c.shard_begin, c.shard_end};
 }
 
-/// A rank among the others.
+/// One rank and its view of the others.
 class Ranks {
  public:
   explicit Ranks(const checkop_call& c) : call_(c), size_(c.world_size), comm_(c.host_comm) {
@@ -58,9 +58,9 @@ class Ranks {
       throw Refusal(CHECKOP_FAILED, "no communicator of that rank");
   }
 
-  /// Calls check(statement), which refuses what is wrong here and says what all ranks must have in common. Returns once
-  /// all ranks are known to fit together; refuses with the same words on every rank otherwise. Nobody waits for a rank
-  /// that has refused.
+  /// Calls check(statement), which refuses local errors and fills in what all ranks must have in common. Returns once
+  /// all ranks are known to fit together; otherwise refuses with the same message on every rank. Nobody waits for a
+  /// rank that has refused.
   template <class Check>
   void agree(Check check) {
     Statement own;
@@ -85,22 +85,22 @@ class Ranks {
   int64_t total() const { return call_.shard_total; }
   int64_t ignored() const { return ignored_; }
 
-  /// Ids are the same on every rank: all refuse them or none.
+  /// Refuses bad ids. Ids are the same on every rank, so all ranks refuse them or none.
   void check_target_ids(const checkop_tensor& ids, const char* name, int64_t rows) const {
     check_ids(ids, name, rows, total(), ignored_);
   }
 
-  /// Where the parts begin whose results are combined, and where the last ends: canonical segments or, where there are
-  /// none, the ranks' own parts.
+  /// Begins of the parts whose results are combined, then the end of the last. The parts are canonical segments or, if
+  /// there are none, the ranks' own parts.
   const std::vector<int64_t>& segments() const { return segments_; }
-  /// Those that this rank holds: segments [first, last).
+  /// This rank holds segments [first, last).
   size_t first_segment() const { return first_segment(call_.rank); }
   size_t last_segment() const { return first_segment(call_.rank + 1); }
-  /// That of another rank; the number of segments for a rank behind the last.
+  /// First segment of another rank; the number of segments for a rank beyond the last.
   size_t first_segment(int32_t rank) const { return first_[static_cast<size_t>(rank)]; }
 
-  /// body(segment, its values on the rank that holds it), in order, of `count` values a segment; `own` has those of
-  /// this rank's.
+  /// Calls body(segment, values) in order for all segments, with the `count` values of the rank that holds the segment;
+  /// `own` has the values of this rank's segments.
   template <class T, class Body>
   void for_each_segment(const std::vector<T>& own, size_t count, Body body) const {
     size_t most = 0;
@@ -128,7 +128,7 @@ class Ranks {
     throw Refusal(static_cast<checkop_status>(status), sentence);
   }
 
-  /// Refuses unless all ranks can do their part of one and the same problem, and their parts tile the vocabulary.
+  /// Refuses unless all ranks work on the same problem, each can do its part, and the parts tile the vocabulary.
   void require_fit(const std::vector<Statement>& all) const {
     for (size_t r = 0; r < all.size(); ++r) {
       if (all[r].status == CHECKOP_OK) continue;
@@ -165,10 +165,10 @@ class Ranks {
     }
     if (expected != all[0].total)
       refuse("the ranks hold [0, " + std::to_string(expected) + ") of a vocabulary of " + std::to_string(all[0].total));
-    same("target ids with hash", &Statement::ids);  // last: who holds nothing has not looked at them
+    same("target ids with hash", &Statement::ids);  // last: a rank that holds nothing has not looked at its ids
   }
 
-  /// Finds the segments, of parts that tile the vocabulary.
+  /// Sets the segments, from parts that tile the vocabulary.
   void cut(const std::vector<Statement>& all) {
     const int64_t n = all[0].segments;
     ignored_ = all[0].ignored;
@@ -191,21 +191,21 @@ class Ranks {
   checkop_host_comm* comm_;
   int64_t ignored_ = 0;
   std::vector<int64_t> segments_;
-  std::vector<size_t> first_;  ///< segment of every rank, then their number
+  std::vector<size_t> first_;  ///< first segment of every rank, then the number of segments
 };
 
-/// A row's softmax over one segment, and the target's logit where the segment holds it.
+/// A row's softmax over one segment, and the target's logit if the segment holds it.
 struct Part {
   float max = -std::numeric_limits<float>::infinity(), sum = 0.0f, target = 0.0f;
 };
 
-/// Rows' softmax over the whole vocabulary.
+/// Softmax of rows over the whole vocabulary.
 struct Combined {
   std::vector<SumExp> sums;
   std::vector<float> targets;
 };
 
-/// Combines the segments' parts, `own` being this rank's [segment][row], in the order of the vocabulary.
+/// Combines the segments' parts in the order of the vocabulary; `own`: this rank's parts [segment][row].
 inline Combined combine_parts(const Ranks& ranks, const std::vector<Part>& own, const int64_t* ids, int64_t rows) {
   Combined all{std::vector<SumExp>(static_cast<size_t>(rows)), std::vector<float>(static_cast<size_t>(rows))};
   const std::vector<int64_t>& bounds = ranks.segments();

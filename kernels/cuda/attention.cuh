@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes of the candidates named "cuda" of attention and of kv_cache_attention, whose keys lie in one array and in
-// two: tiles of 32 queries by 32 keys in fp32, softmax as the tiles go by, portable CUDA.
+// The passes of the "cuda" candidates of attention (keys in one array) and kv_cache_attention (keys in two): tiles of
+// 32 queries by 32 keys in fp32, online softmax, portable CUDA.
 //   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of scale q[i] k[j]
 //   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D),  D = rowsum(p * do v^T)
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, length of the part, head_dim]
-//   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths, not 0 keeps; may be
-//   absent
+//   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths; nonzero keeps a key;
+//   may be absent
 //   Limits: contiguous, head_dim <= 256, q_heads a multiple of kv_heads.
 //   Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max, 1/sum and D of every query).
 //   Expected error: chains of head_dim and of kv_seq fp32 additions, dk and dv of group * q_seq; expf within 2 ulp.
 //
-// A query's bits depend on its batch entry alone, and not on how its keys are cut into parts: tiles begin at multiples
-// of 32 and are taken in ascending order. A block owns what it writes, a tile of queries (o, dq) or of keys (dk, dv,
-// over the heads of the group in turn), so nothing is added atomically. No [q_seq, kv_seq] array exists: the backward
-// computes the probabilities again.
+// A query's bits depend only on its batch entry, not on how its keys are cut into parts: tiles begin at multiples of 32
+// and are taken in ascending order. A block owns what it writes, a tile of queries (o, dq) or of keys (dk, dv, for the
+// heads of the group in turn), so there are no atomic additions. No [q_seq, kv_seq] array exists: the backward pass
+// recomputes the probabilities.
 #pragma once
 
 #include "cuda/attention_tile.cuh"
 
 namespace checkop::kernels {
 
-/// The softmax of one query as its tiles go by; the same in the 8 threads of a row.
+/// Online softmax of one query; the same values in all 8 threads of a row.
 struct Online {
   float max = -INFINITY, sum = 0.0f;
-  bool any = false;  // whether a key was kept: a row without one is 0, and not the 0/0 of a row of -inf
+  bool any = false;  // whether a key was kept: a row without one is 0, not the 0/0 of a row of -inf
 
-  /// Turns the scores of a tile into exp(score - max), kMasked where a key is not kept. Returns what to multiply
-  /// everything that was summed before with.
+  /// Turns the scores of a tile into exp(score - max), or kMasked where a key is not kept. Returns the factor by which
+  /// all earlier sums must be multiplied.
   __device__ float add(float (&score)[kPerThread], const bool (&kept)[kPerThread]) {
     float top = max;
     bool found = false;
@@ -51,7 +51,7 @@ struct Online {
   __device__ float reciprocal() const { return any ? 1.0f / sum : 0.0f; }
 };
 
-/// One block: queries [32 * blockIdx.x, + 32) of head blockIdx.y. Error: see the head of the file.
+/// A block computes queries [32 * blockIdx.x, + 32) of head blockIdx.y. Error: see the head of the file.
 template <typename T, int kChunks, int kParts>
 __global__ __launch_bounds__(kThreads) void attention_forward(Problem p, const T* __restrict__ q,
                                                               const T* __restrict__ k, const T* __restrict__ v,
@@ -65,7 +65,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(Problem p, const T
     const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
     Online online;
     float sum[kChunks][4] = {};
-    __syncthreads();  // the last head's readers are done
+    __syncthreads();  // the previous head's readers are done
     load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
     for (int64_t key = 0; key < p.key_end(first + kTile - 1); key += kTile) {
       float score[kPerThread];
@@ -93,7 +93,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(Problem p, const T
   }
 }
 
-/// dq of 32 queries, and what the keys' gradients need of them: max, 1/sum and D.
+/// dq of 32 queries, and their max, 1/sum and D for the keys' gradients.
 template <typename T, int kChunks, int kParts>
 __global__ __launch_bounds__(kThreads) void attention_dq(Problem p, const T* __restrict__ q, const T* __restrict__ k,
                                                          const T* __restrict__ v, const T* __restrict__ k2,
@@ -109,7 +109,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(Problem p, const T* __r
     const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
     const int64_t end = p.key_end(first + kTile - 1);
     Online online;
-    float mean = 0.0f;  // D, first times sum
+    float mean = 0.0f;  // D times sum at first, then D
     float sum[kChunks][4] = {};
     __syncthreads();
     load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
@@ -158,7 +158,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(Problem p, const T* __r
   }
 }
 
-/// dk and dv of 32 keys of one key head, from the group's heads and all queries in ascending order.
+/// dk and dv of 32 keys of one key head, over the heads of the group and all queries in ascending order.
 template <typename T, int kChunks, int kParts>
 __global__ __launch_bounds__(kThreads) void attention_dkdv(Problem p, const T* __restrict__ q, const T* __restrict__ k,
                                                            const T* __restrict__ v, const T* __restrict__ k2,
@@ -214,7 +214,7 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(Problem p, const T* _
 
 inline size_t stats_bytes(const checkop_tensor& q) { return static_cast<size_t>(leading_count(q)) * sizeof(Stats); }
 
-/// What one part's tensors are called.
+/// Names of one part's tensors.
 struct PartNames {
   const char *k, *v, *dk, *dv;
 };
@@ -282,19 +282,19 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
   return CHECKOP_OK;
 }
 
-/// Blocks of a tile each in x, of a head each in y, over more heads than a grid has in steps.
+/// One block in x per tile and one in y per head; with more heads than a grid allows, blocks stride over them.
 inline dim3 grid_of(int64_t seq, int64_t heads) {
   constexpr int64_t kMaxHeads = 65535;
   return {static_cast<unsigned>(ceil_div(seq, kTile)), static_cast<unsigned>(heads < kMaxHeads ? heads : kMaxHeads), 1};
 }
 
-/// More dynamic shared memory than 48 KiB has to be asked for, kernel by kernel.
+/// More than 48 KiB of dynamic shared memory must be requested for each kernel.
 template <typename Kernel>
 checkop_status allow_shared(const checkop_call* call, Kernel kernel, int bytes) {
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) {
     return CHECKOP_OK;
   }
-  cudaGetLastError();  // it was reported here
+  cudaGetLastError();  // the error is reported here
   return say(call, CHECKOP_UNSUPPORTED, "this head_dim needs %d bytes of shared memory, more than the device has",
              bytes);
 }
@@ -302,7 +302,8 @@ checkop_status allow_shared(const checkop_call* call, Kernel kernel, int bytes) 
 template <typename T, int kChunks, int kParts>
 checkop_status launch_width(const checkop_call* call, bool backward, const Problem& p) {
   auto* stream = static_cast<cudaStream_t>(call->stream);
-  constexpr int kSecond = 2 * (kParts - 1);  // from a tensor of the first part to that of the second, if there is one
+  // Distance from a tensor of the first part to that of the second, if there is one
+  constexpr int kSecond = 2 * (kParts - 1);
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
   const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
   const T *q = input(0), *k = input(1), *v = input(2), *k2 = input(1 + kSecond), *v2 = input(2 + kSecond);
@@ -343,7 +344,7 @@ checkop_status launch_attention(const checkop_call* call, bool backward, const P
   });
 }
 
-/// Of the backward pass; the forward pass needs none.
+/// Workspace of the backward pass; the forward pass needs none.
 inline size_t attention_workspace(const checkop_call* call) {
   return call->n_inputs > 0 ? stats_bytes(call->inputs[0]) : 0;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention, kv_cache_attention: the problem's sizes, where its rows lie, and what a block of 256 threads does with
-// tiles of 32 rows in shared memory.
+// attention, kv_cache_attention: the sizes, the location of rows, and the operations of a block of 256 threads on tiles
+// of 32 rows in shared memory.
 //
-// Everywhere thread t belongs to row t / 8 of its block's tile. Of a 32 x 32 square it has the columns t % 8 + 8 c, of
-// a row of head_dim the columns 4 (t % 8) + 32 chunk + {0, 1, 2, 3}.
+// Thread t always belongs to row t / 8 of its block's tile. It has columns t % 8 + 8 c of a 32 x 32 square, and columns
+// 4 (t % 8) + 32 chunk + {0, 1, 2, 3} of a row of head_dim.
 #pragma once
 
 #include "cuda/common.cuh"
@@ -11,13 +11,13 @@
 namespace checkop::kernels {
 
 constexpr int kTile = 32;
-constexpr int kLanes = 8;  // threads of a row: a quarter of a warp, which reduces a row by three shuffles
+constexpr int kLanes = 8;  // threads per row: a quarter of a warp, which reduces a row by three shuffles
 constexpr int kThreads = kTile * kLanes;
 constexpr int kPerThread = kTile / kLanes;
 constexpr int kSquareStride = kTile + 1;  // odd, so that a column's elements lie in different banks
-constexpr float kMasked = -1.0f;          // in place of a probability, which is never below 0
+constexpr float kMasked = -1.0f;          // in place of a probability, which is never negative
 
-/// Rows of `width` in one array, or in two: rows [0, n_first) in the first, those behind in the second.
+/// Rows of `width` elements in one array or two: rows [0, n_first) in the first, later rows in the second.
 template <int kParts, typename T>
 struct Rows {
   T *first, *second;
@@ -34,29 +34,29 @@ struct Rows {
 
 struct Problem {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq;
-  int64_t first_seq;  // of the keys, those in the first of two parts; kv_seq where there is one
+  int64_t first_seq;  // keys in the first of two parts; kv_seq if there is one part
   int width;          // head_dim
   bool causal;
   float scale;
 
   __host__ __device__ int64_t heads() const { return batch * q_heads; }
   __host__ __device__ int64_t group() const { return q_heads / kv_heads; }
-  /// The keys, the values or their gradients of a key head, counted over the batch.
+  /// The keys, values or their gradients of one key head; heads are counted over the batch.
   template <int kParts, typename T>
   __device__ Rows<kParts, T> keys(T* first, T* second, int64_t kv_head) const {
     return {first + kv_head * first_seq * width, second + kv_head * (kv_seq - first_seq) * width, first_seq, width};
   }
-  /// The queries of a head, or what is shaped like them.
+  /// The queries of a head, or a tensor of the same shape.
   template <typename T>
   __device__ Rows<1, T> queries(T* all, int64_t head) const {
     return {all + head * q_seq * width, nullptr, q_seq, width};
   }
-  /// Keys from here on are seen by no query up to `last`.
+  /// No query up to `last` sees a key from this index on.
   __device__ int64_t key_end(int64_t last) const {
     const int64_t end = last + (kv_seq - q_seq) + 1;
     return causal && end < kv_seq ? end : kv_seq;
   }
-  /// The first tile of queries with one that sees a key from `key` on.
+  /// The first tile with a query that sees a key from `key` on.
   __device__ int64_t query_begin(int64_t key) const {
     const int64_t first = key - (kv_seq - q_seq);
     return causal && first > 0 ? first / kTile * kTile : 0;
@@ -67,13 +67,13 @@ struct Problem {
   }
 };
 
-/// Of one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp.
+/// For one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp.
 struct Stats {
   float shift, reciprocal, mean;
 };
 
-/// The layout of shared memory: tiles of 32 rows of 32 * kChunks columns, then squares. The four columns behind each
-/// row put the 16-byte words that a warp reads at once, of 8 rows, into different banks.
+/// The layout of shared memory: tiles of 32 rows of 32 * kChunks columns, then squares. Four padding columns after each
+/// row put the 16-byte words of 8 rows that a warp reads at once into different banks.
 template <int kChunks>
 struct Tiles {
   static constexpr int kWidth = kTile * kChunks, kStride = kWidth + 4;
@@ -89,7 +89,7 @@ struct Tiles {
 
 __device__ inline int column(int c) { return static_cast<int>(threadIdx.x % kLanes) + kLanes * c; }
 
-/// Over the 8 threads of a row, the same bits in each.
+/// Sum over the 8 threads of a row; the same bits in each.
 __device__ inline float row_sum(float x) {
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
@@ -101,7 +101,7 @@ __device__ inline float row_max(float x) {
   return x;
 }
 
-/// Rows [first, first + 32) of `n_rows`; zeros behind them and behind their columns.
+/// Loads rows [first, first + 32) of `n_rows`; zeros beyond the rows and beyond their columns.
 template <int kChunks, int kParts, typename T>
 __device__ void load_tile(const Rows<kParts, const T>& from, int64_t first, int64_t n_rows, float* __restrict__ to) {
   constexpr int kWidth = Tiles<kChunks>::kWidth;
@@ -112,7 +112,7 @@ __device__ void load_tile(const Rows<kParts, const T>& from, int64_t first, int6
   }
 }
 
-/// out[c] = x[this thread's row] . y[column(c)]: four sums of a quarter of the columns each, added as a tree.
+/// out[c] = x[this thread's row] . y[column(c)]: four sums over a quarter of the columns each, added as a tree.
 template <int kChunks>
 __device__ void products(const float* __restrict__ x, const float* __restrict__ y, float (&out)[kPerThread]) {
   constexpr int kStride = Tiles<kChunks>::kStride;
@@ -143,14 +143,14 @@ __device__ void scale_all(float (&sum)[kChunks][4], float factor) {
   }
 }
 
-/// sum += weights[this thread's row, :] * tile, without the rows of the tile at which `flags` is kMasked: what a masked
-/// row holds, NaN for one, must not be multiplied, not even by 0.
+/// sum += weights[this thread's row, :] * tile, skipping rows of the tile whose `flags` is kMasked: a masked row may
+/// hold NaN, which must not be multiplied, not even by 0.
 template <int kChunks>
 __device__ void add_rows(const float* weights, const float* flags, const float* __restrict__ tile,
                          float (&sum)[kChunks][4]) {
   const unsigned at = threadIdx.x / kLanes * kSquareStride;
   for (int c = 0; c < kTile; ++c) {
-    if (flags[at + c] < 0.0f) continue;  // a NaN stays
+    if (flags[at + c] < 0.0f) continue;  // NaN is not skipped
     const float weight = weights[at + c];
     const float* __restrict__ row = tile + c * Tiles<kChunks>::kStride + threadIdx.x % kLanes * 4;
 #pragma unroll
@@ -164,7 +164,7 @@ __device__ void add_rows(const float* weights, const float* flags, const float* 
   }
 }
 
-/// Stores row `row`, unless there are only `n_rows`.
+/// Stores row `row` if it is below `n_rows`.
 template <int kChunks, int kParts, typename T>
 __device__ void store_row(const float (&sum)[kChunks][4], int64_t row, int64_t n_rows, const Rows<kParts, T>& to) {
   if (row >= n_rows) return;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA candidates share: loads and stores per dtype, reductions in a fixed order, checks of a call.
+// Shared by the CUDA candidates: loads and stores per dtype, reductions in a fixed order, checks of a call.
 //
-// Checks come before any work: a call that can't be served is answered with one sentence in call->message and nothing
-// is touched, but for ids, which are looked at while the kernel runs. CHECKOP_UNSUPPORTED means "this kernel does not
-// do that", CHECKOP_FAILED "that input is wrong".
+// Checks come before any work: a call that can't be served gets a message in call->message and nothing is touched. Only
+// ids are checked while the kernel runs. CHECKOP_UNSUPPORTED means "this kernel does not support that", CHECKOP_FAILED
+// "the input is wrong".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -50,14 +50,14 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-/// n consecutive elements; an aligned one moves as 16-byte words.
+/// n consecutive elements; if aligned, they move as 16-byte words.
 template <typename T, int n>
 struct alignas(16) Pack {
   static_assert(n * sizeof(T) % 16 == 0);
   T at[n];
 };
 
-/// std::bit_cast is not for device code.
+/// std::bit_cast is not available in device code.
 template <typename To, typename From>
 __device__ To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -66,8 +66,8 @@ __device__ To bit_cast(const From& from) {
   return to;
 }
 
-/// What to subtract before exp: the maximum, but 0 while all that was seen is -inf, because -inf - -inf is NaN. A NaN
-/// or +inf element still reaches the sum as NaN: fmaxf skips NaN, exp does not.
+/// What to subtract before exp: the maximum, but 0 if every element so far is -inf, because -inf - -inf is NaN. A NaN
+/// or +inf element still makes the sum NaN: fmaxf skips NaN, exp does not.
 __device__ inline float exp_shift(float max) { return max == -INFINITY ? 0.0f : max; }
 
 // --- reductions
@@ -88,8 +88,8 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-/// Over the block, the result in every thread. All threads must call, with blockDim.x a multiple of 32. `shared` holds
-/// 32 floats and belongs to this one reduction: there is no barrier behind the last read.
+/// Maximum over the block, in every thread. All threads must call, with blockDim.x a multiple of 32. `shared` holds 32
+/// floats for this reduction only: there is no barrier after the last read.
 __device__ inline float block_max(float x, float* __restrict__ shared) {
   const unsigned lane = threadIdx.x % kWarp, n_warps = blockDim.x / kWarp;
   x = warp_max(x);
@@ -137,7 +137,7 @@ inline const char* dtype_name(int32_t dtype) {
 // --- checks of a call
 // --------------------------------------------------------------------------------------------------
 
-/// Product of all extents but the last: how many rows a tensor has, whatever the number of batch dimensions.
+/// Product of all extents but the last: the number of rows of a tensor with any number of batch dimensions.
 inline int64_t leading_count(const checkop_tensor& t) {
   int64_t count = 1;
   for (int32_t i = 0; i + 1 < t.rank; ++i) count *= t.shape[i];
@@ -157,7 +157,7 @@ inline bool is_contiguous(const checkop_tensor& t) {
   return true;
 }
 
-/// Checks in sequence: once one has failed, later ones do nothing, so that the message tells of the first.
+/// Runs checks in sequence. After the first failure later checks do nothing, so that the message is about the first.
 class CallCheck {
  public:
   explicit CallCheck(const checkop_call* call) : call_(call) {}
@@ -179,7 +179,7 @@ class CallCheck {
     return *this;
   }
 
-  /// fp32, fp16 or bf16.
+  /// Requires fp32, fp16 or bf16.
   CallCheck& float_dtype(const checkop_tensor& t, const char* name) {
     if (!failed() && t.dtype != CHECKOP_F32 && t.dtype != CHECKOP_F16 && t.dtype != CHECKOP_BF16) {
       status_ = say(call_, CHECKOP_UNSUPPORTED, "tensor '%s': %s is not supported; use fp32, fp16 or bf16", name,
@@ -203,7 +203,7 @@ class CallCheck {
     return *this;
   }
 
-  /// The shape is that of the first `n_leading` dimensions of `like`, then `tail`.
+  /// Requires the first `n_leading` extents of `like`, followed by `tail`.
   CallCheck& shape(const checkop_tensor& t, const char* name, const checkop_tensor& like, int32_t n_leading,
                    std::initializer_list<int64_t> tail) {
     if (failed()) return *this;
@@ -238,7 +238,7 @@ struct TypeTag {
   using type = T;
 };
 
-/// Calls f(TypeTag<T>{}) with the C++ type of a dtype that float_dtype() has accepted.
+/// Calls f(TypeTag<T>{}) with the C++ type of a dtype accepted by float_dtype().
 template <typename F>
 checkop_status with_float_type(int32_t dtype, F&& f) {
   switch (dtype) {
@@ -254,18 +254,18 @@ checkop_status with_float_type(int32_t dtype, F&& f) {
 // --- token ids
 // ---------------------------------------------------------------------------------------------------------
 
-/// The only attribute of logp and linear_logp: rows with this id are left out.
+/// The only attribute of logp and linear_logp: rows with this id are ignored.
 inline checkop_status read_ignore_index(const checkop_call* call, int64_t& index) {
   if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected one attribute, ignore_index");
   index = static_cast<int64_t>(call->attrs[0].value);
   return CHECKOP_OK;
 }
 
-/// Bytes of workspace that IdCheck needs; a whole alignment unit, so that what follows stays aligned.
+/// Workspace bytes that IdCheck needs; a whole alignment unit, so that what follows stays aligned.
 constexpr size_t kIdCheckBytes = 256;
 constexpr unsigned long long kNoBadRow = std::numeric_limits<unsigned long long>::max();
 
-// order-free: the smallest bad row is an integer minimum, the same in whatever order the threads come.
+// order-free: the smallest bad row is an integer minimum, independent of the order of the threads.
 static __global__ void find_bad_id(const int64_t* __restrict__ ids, const uint8_t* __restrict__ mask, int64_t except,
                                    int64_t rows, int64_t vocab, unsigned long long* __restrict__ first_bad_row) {
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
@@ -275,13 +275,13 @@ static __global__ void find_bad_id(const int64_t* __restrict__ ids, const uint8_
   }
 }
 
-/// Finds out whether ids lie in [0, vocab) while other work goes on: begin() puts the search on the stream, finish()
-/// waits for it and not for what was enqueued behind it. The host has to wait, alone among what a launch does: only it
-/// can put the bad row into the message. Kernels between the two run on whatever ids there are, and must touch nothing
-/// outside for a bad one.
+/// Checks that ids lie in [0, vocab) while other work proceeds: begin() enqueues the search, finish() waits for it but
+/// not for work enqueued after it. This is the only place where a launch makes the host wait: only the host can put the
+/// bad row into the message. Kernels enqueued in between run even if there are bad ids, and must not access memory out
+/// of bounds for them.
 class IdCheck {
  public:
-  /// `flag` is kIdCheckBytes of workspace that nothing else uses until finish() returns.
+  /// `flag`: kIdCheckBytes of workspace that nothing else uses until finish() returns.
   IdCheck(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab, const char* name, void* flag,
           cudaStream_t stream)
       : call_(call),
@@ -299,10 +299,10 @@ class IdCheck {
 
   static unsigned long long* beside_of(void* flag) { return static_cast<unsigned long long*>(flag) + 1; }
 
-  /// Rows where `mask`, if there is one, is 0 may have any id, and all rows may have `except`, whose default excepts
-  /// none, for 0 is inside.
+  /// Rows where `mask` (if given) is 0 may have any id. All rows may have the id `except`; the default excepts nothing,
+  /// since 0 is inside.
   checkop_status begin(const uint8_t* mask = nullptr, int64_t except = 0) {
-    constexpr int kThreads = 256;         // any: an id is read once
+    constexpr int kThreads = 256;         // any size: each id is read once
     constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
     if (auto s = check(cudaEventCreateWithFlags(&searched_, cudaEventDisableTiming))) return s;
     if (auto s = check(cudaMemsetAsync(first_bad_row_, 0xff, sizeof(kNoBadRow), stream_))) return s;
@@ -312,8 +312,8 @@ class IdCheck {
     return check(cudaEventRecord(searched_, stream_));
   }
 
-  /// CHECKOP_FAILED with row and id when there is a bad one. `beside`, if not null, becomes the number that work on the
-  /// stream before begin() has left at beside_of(flag).
+  /// CHECKOP_FAILED with row and id when there is a bad one. If `beside` is not null, it receives the number that work
+  /// enqueued before begin() has left at beside_of(flag).
   checkop_status finish(unsigned long long* beside = nullptr) const {
     unsigned long long found[2] = {kNoBadRow, 0};
     if (auto s = read(found, first_bad_row_, beside == nullptr ? sizeof(*found) : sizeof(found))) return s;
@@ -329,7 +329,7 @@ class IdCheck {
  private:
   checkop_status check(cudaError_t error) const { return cuda_status(call_, error, "check ids"); }
 
-  /// Over a stream that is there already, behind the search alone.
+  /// Copies on a separate existing stream, which waits only for the search.
   checkop_status read(void* to, const void* from, size_t bytes) const {
     if (auto s = check(cudaStreamWaitEvent(cudaStreamPerThread, searched_))) return s;
     if (auto s = check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, cudaStreamPerThread))) return s;
@@ -345,7 +345,7 @@ class IdCheck {
   cudaEvent_t searched_ = nullptr;
 };
 
-/// Both at once, where the time that the host waits is small next to the kernel's.
+/// begin() and finish() at once, for use where the host's wait is short compared with the kernel.
 inline checkop_status check_ids(const checkop_call* call, const int64_t* ids, int64_t rows, int64_t vocab,
                                 const char* name, void* flag, cudaStream_t stream, int64_t except) {
   IdCheck check(call, ids, rows, vocab, name, flag, stream);

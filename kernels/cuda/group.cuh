@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements in groups of one 16-byte load: what the memory-bound kernels move. A tensor whose rows do not start at
-// 16-byte boundaries is read and written element by element, in the same groups, so that sums over them keep their
-// bits.
+// Groups of elements that fit one 16-byte load, for memory-bound kernels. A tensor whose rows do not start at 16-byte
+// boundaries is read and written element by element but in the same groups, so that sums over them have the same bits.
 #pragma once
 
 #include <type_traits>
@@ -13,14 +12,15 @@ namespace checkop::kernels {
 template <typename T>
 constexpr int kGroupColumns = 16 / static_cast<int>(sizeof(T));
 
-/// Stays packed until it is used: unpacked early, each element would pass through a register of its own.
+/// Stays packed until it is used: unpacked early, each element would occupy a register of its own.
 template <typename T>
 struct Group {
   static constexpr int kColumns = kGroupColumns<T>;
   uint4 bits;
 
   __device__ void unpack(float (&values)[kColumns]) const {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {  // one instruction an element; the library's conversion takes two
+    // One instruction per element; the library's conversion takes two
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
       const auto words = bit_cast<Pack<uint32_t, 4>>(bits);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
@@ -32,7 +32,7 @@ struct Group {
       for (int i = 0; i < kColumns; ++i) values[i] = to_float(pack.at[i]);
     }
   }
-  /// Two elements at a time: one instruction rounds both.
+  /// Packs two elements at a time: one instruction rounds both.
   __device__ static Group packed(const float (&values)[kColumns]) {
     Pack<uint32_t, 4> words;
 #pragma unroll
@@ -49,8 +49,8 @@ struct Group {
   }
 };
 
-/// Elements [first, first + kGroupColumns) of `from`, zeros from `end` on. `aligned`: `from` lies at a 16-byte boundary
-/// and `end` is a multiple of kGroupColumns.
+/// Loads elements [first, first + kGroupColumns) of `from`, with zeros from `end` on. `aligned`: `from` lies at a
+/// 16-byte boundary and `end` is a multiple of kGroupColumns.
 template <typename T>
 __device__ Group<T> load_group(const T* __restrict__ from, int64_t first, int64_t end, bool aligned) {
   constexpr int kColumns = kGroupColumns<T>;
@@ -62,7 +62,7 @@ __device__ Group<T> load_group(const T* __restrict__ from, int64_t first, int64_
   return {bit_cast<uint4>(pack)};
 }
 
-/// The same elements of `to`, each rounded once; nothing is written from `end` on.
+/// Stores the same elements to `to`, each rounded once; writes nothing from `end` on.
 template <typename T>
 __device__ void store_group(T* __restrict__ to, int64_t first, int64_t end, bool aligned,
                             const float (&values)[kGroupColumns<T>]) {
@@ -77,8 +77,8 @@ __device__ void store_group(T* __restrict__ to, int64_t first, int64_t end, bool
   }
 }
 
-/// The same where the compiler would make four stores of an assignment, as it does between branches. It moves nothing
-/// across a store that is named, which elsewhere costs registers.
+/// The same by an explicit vector store, for places where the compiler would split an assignment into four stores, as
+/// it does between branches. Elsewhere avoid it: the compiler moves nothing across it, which costs registers.
 template <typename T>
 __device__ void store_group_at_once(T* __restrict__ to, int64_t first, int64_t end, bool aligned,
                                     const float (&values)[kGroupColumns<T>]) {
@@ -91,7 +91,7 @@ __device__ void store_group_at_once(T* __restrict__ to, int64_t first, int64_t e
 
 __host__ __device__ inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-/// Whether every row of `tensors` starts and ends at a 16-byte boundary, rows being `columns` elements of T.
+/// Whether every row of all `tensors` starts and ends at a 16-byte boundary; a row has `columns` elements of T.
 template <typename T>
 bool rows_are_aligned(std::initializer_list<const void*> tensors, int64_t columns) {
   for (const void* p : tensors) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of pointwise operators: every element on its own, from `n_in` tensors to `n_out` of the same shape.
+// Kernels of pointwise operators: each element is computed independently, from `n_in` tensors to `n_out` of the same
+// shape.
 #pragma once
 
 #include "cuda/group.cuh"
@@ -15,8 +16,8 @@ struct PointwiseTensors {
   T* out[n_out];
 };
 
-// As many loads as fit are issued before the first result: four or so a thread, times 2048 threads, hide the memory's
-// latency on one multiprocessor.
+// As many loads as fit are issued before the first result: about four per thread, times 2048 threads, hide the memory
+// latency on one SM.
 template <int n_in>
 constexpr int kPointwiseGroups = n_in == 1 ? 4 : 2;
 constexpr int kPointwiseThreads = 256;
@@ -27,7 +28,7 @@ __global__ __launch_bounds__(kPointwiseThreads) void pointwise(PointwiseTensors<
                                                                bool aligned) {
   constexpr int kColumns = kGroupColumns<T>, kGroups = kPointwiseGroups<n_in>;
   const int64_t first_group = int64_t{blockIdx.x} * (kPointwiseThreads * kGroups) + threadIdx.x;
-  const int64_t whole = aligned ? count / kColumns * kColumns : 0;  // elements in groups that move as one word
+  const int64_t whole = aligned ? count / kColumns * kColumns : 0;  // elements in full groups, which move as one word
   Group<T> in[kGroups][n_in];
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -55,8 +56,8 @@ __global__ __launch_bounds__(kPointwiseThreads) void pointwise(PointwiseTensors<
   }
 }
 
-/// Checks and launches a pass whose tensors all have the shape and dtype of the first input. Names are in the order of
-/// inputs, then outputs.
+/// Checks and launches a pass whose tensors all have the shape and dtype of the first input. Names list the inputs,
+/// then the outputs.
 template <class Op, int n_in, int n_out>
 checkop_status launch_pointwise(const checkop_call* call, const char* const (&names)[n_in + n_out], const char* doing) {
   CallCheck check(call);

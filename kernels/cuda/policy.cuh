@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA candidates of ratio_kl and grpo_loss share: one token's ratio and KL estimate, one block per token.
-// Where a token is masked nothing of it is read: its id, its logits and its old log-probability may be anything.
+// Shared by the CUDA candidates of ratio_kl and grpo_loss: one token's ratio and KL estimate, one block per token.
+// Nothing of a masked token is read: its id, its logits and its old log-probability may be anything.
 #pragma once
 
 #include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
 
-/// exp(d) - d - 1 without cancellation: by its series up to |d| = 1, where the first term left out is 2^-31 of it.
+/// exp(d) - d - 1 without cancellation: a series up to |d| = 1, whose first omitted term is 2^-31 of the result.
 __device__ inline float k3(float d) {
   if (!(fabsf(d) < 1.0f)) return expm1f(d) - d;
   float series = 1.0f / 479001600.0f;
@@ -34,14 +34,15 @@ struct PolicyInputs {
   int64_t vocab;
 };
 
-/// One active token, in every thread of its block: delta = lp - old, d = lr - lp, and what the gradient needs.
+/// One active token, the same in every thread of its block: delta = lp - old, d = lr - lp, and inputs of the gradient.
 struct Token {
   float delta, d;
   Partial policy;
   int64_t target;
 };
 
-/// Row `row`, all threads calling. The policy is read last, so that a second reading finds its end in L2.
+/// Computes the Token of `row`; all threads must call. The policy is read last, so that a second pass finds the row's
+/// end in L2.
 template <typename T, Reuse reuse>
 __device__ Token read_token(const PolicyInputs<T>& in, int64_t row) {
   const T* __restrict__ policy = in.policy + row * in.vocab;
@@ -51,7 +52,7 @@ __device__ Token read_token(const PolicyInputs<T>& in, int64_t row) {
   const Partial of_policy = reduce_row<T, reuse>(policy, in.vocab);
   int64_t target = in.ids[row];
   if (target < 0 || target >= in.vocab) target = 0;  // IdCheck refuses it
-  // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
+  // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
   const float lr = (to_float(ref[target]) - of_ref.max) - logf(of_ref.sum);
   const float lp = (to_float(policy[target]) - of_policy.max) - logf(of_policy.sum);
   return {lp - in.old_logps[row], lr - lp, of_policy, target};
@@ -61,8 +62,8 @@ struct PolicySizes {
   int64_t rows, vocab;
 };
 
-/// Checks the inputs policy_logits, ref_logits, action_ids, attention_mask, old_logps, which come first in both
-/// operators. A case has at least one row of one logit; rows = 0 only when an extent is 0.
+/// Checks the first inputs of both operators: policy_logits, ref_logits, action_ids, attention_mask, old_logps. A case
+/// has at least one row of one logit; rows = 0 only when an extent is 0.
 inline PolicySizes check_policy_inputs(CallCheck& check, const checkop_call* call) {
   const checkop_tensor &policy = call->inputs[0], &ref = call->inputs[1], &ids = call->inputs[2];
   const checkop_tensor &mask = call->inputs[3], &old = call->inputs[4];
@@ -78,7 +79,7 @@ inline PolicySizes check_policy_inputs(CallCheck& check, const checkop_call* cal
   return {leading_count(policy), last_extent(policy)};
 }
 
-/// A row is a block, and a grid has at most 2^31 - 1.
+/// A row is a block, and a grid has at most 2^31 - 1 blocks.
 inline checkop_status check_grid(const checkop_call* call, int64_t rows) {
   if (rows <= std::numeric_limits<int32_t>::max()) return CHECKOP_OK;
   return say(call, CHECKOP_UNSUPPORTED, "tensor 'policy_logits': %lld rows, at most 2147483647 are supported",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tensor-parallel CUDA candidates share, beside what ranks agree on (ranks_native.hpp): the softmax of rows in
-// parts, one of every segment of the vocabulary, gathered by NCCL and combined in the order of the vocabulary.
+// Shared by the tensor-parallel CUDA candidates, in addition to cpu/ranks.hpp: the softmax of rows in one part per
+// vocabulary segment, gathered by NCCL and combined in the order of the vocabulary.
 #pragma once
 
 #include <nccl.h>
@@ -22,8 +22,8 @@ inline void require(cudaError_t error, const char* doing) {
                         std::string(doing) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-/// An exchange of all ranks on the call's stream: calls enqueue(), which makes NCCL calls, as one group. Returns when
-/// all is on the stream; the communicator need not block.
+/// Runs an exchange between all ranks on the call's stream: calls enqueue(), which makes NCCL calls, as one group.
+/// Returns when all of them are on the stream; the communicator may be non-blocking.
 template <class Enqueue>
 void exchange(const checkop_call& c, const char* doing, Enqueue&& enqueue) {
   const auto comm = static_cast<ncclComm_t>(c.comm);
@@ -34,7 +34,7 @@ void exchange(const checkop_call& c, const char* doing, Enqueue&& enqueue) {
     if (result == ncclSuccess || result == ncclInProgress) result = ended;
   }
   while (result == ncclInProgress) {
-    // Once a rank has failed, the host may end the communicator.
+    // After a rank has failed, the host may end the communicator.
     if (const char* why = c.host_comm->error(c.host_comm); *why != '\0')
       throw native::Refusal(CHECKOP_FAILED, std::string(doing) + ": " + why);
     std::this_thread::sleep_for(std::chrono::microseconds(5));
@@ -48,12 +48,12 @@ void exchange(const checkop_call& c, const char* doing, Enqueue&& enqueue) {
 // --- target ids
 // --------------------------------------------------------------------------------------------------------
 
-/// sum += hashes of all ids, each with its row.
+/// sum += hash of every id together with its row.
 static __global__ void sum_hashes(const int64_t* __restrict__ ids, int64_t rows, unsigned long long* __restrict__ sum) {
   unsigned long long mine = 0;
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
        row += int64_t{gridDim.x} * blockDim.x) {
-    // The finalizer of splitmix64, of both at once.
+    // The finalizer of splitmix64, applied to id and row together.
     uint64_t x = static_cast<uint64_t>(ids[row]) + static_cast<uint64_t>(row) * 0x9e3779b97f4a7c15;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
     x = (x ^ x >> 27) * 0x94d049bb133111eb;
@@ -62,10 +62,10 @@ static __global__ void sum_hashes(const int64_t* __restrict__ ids, int64_t rows,
   atomicAdd(sum, mine);  // order-free: a sum of integers modulo 2^64
 }
 
-/// Looks at target ids while other work goes on: begin() before it is enqueued, hash() behind.
+/// Checks and hashes target ids while other work proceeds: call begin() before enqueueing that work, hash() after.
 class IdLook {
  public:
-  /// In the workspace, for hash() to read: `flag` of kIdCheckBytes, `sum` of eight.
+  /// `flag` (kIdCheckBytes) and `sum` (8 bytes) are workspace that hash() reads.
   IdLook(const checkop_call& c, const checkop_tensor& ids, const char* name, int64_t rows, int64_t ignored, void* flag,
          void* sum)
       : call_(c),
@@ -85,7 +85,7 @@ class IdLook {
     if (const auto status = check_.begin(nullptr, ignored_)) throw native::Refusal(status, said());
   }
 
-  /// Waits for begin()'s work. The hash; what is wrong with the ids comes out with refuse_bad_ids().
+  /// Waits for begin()'s work and returns the hash. Bad ids are reported by refuse_bad_ids().
   uint64_t hash() {
     unsigned long long sum = 0;
     if (rows_ == 0) return sum;
@@ -96,7 +96,7 @@ class IdLook {
     return sum;
   }
 
-  /// Once all ranks are known to have the same ids: all refuse them or none.
+  /// Call once all ranks are known to have the same ids: then all refuse them or none.
   void refuse_bad_ids() const {
     if (status_ != CHECKOP_OK) throw native::Refusal(status_, message_);
   }
@@ -116,8 +116,8 @@ class IdLook {
 // --- parts of a softmax
 // ------------------------------------------------------------------------------------------------
 
-/// A row's softmax over a segment: the two numbers that a candidate keeps of a sum of exponentials, and the target's
-/// logit where the segment holds the target.
+/// A row's softmax over a segment: the candidate's two numbers for a sum of exponentials, and the target's logit if the
+/// segment holds the target.
 struct alignas(16) Part {
   float max, sum, target_logit;
   uint32_t holds_target;
@@ -125,10 +125,10 @@ struct alignas(16) Part {
 
 constexpr int kMostRanks = 64, kMostSegments = 64;
 
-/// Where the parts of all ranks lie: [rank][segment of the rank, up to `most`][row].
+/// Layout of all ranks' parts: [rank][segment of the rank, up to `most`][row].
 struct PartsOfRanks {
   int32_t ranks, most;
-  int32_t first[kMostRanks + 1];  ///< segment of every rank, then their number
+  int32_t first[kMostRanks + 1];  ///< first segment of every rank, then the number of segments
 
   explicit PartsOfRanks(const native::Ranks& of) : ranks(of.size()), most(0), first{} {
     for (int32_t r = 0; r <= ranks; ++r) first[r] = static_cast<int32_t>(of.first_segment(r));
@@ -136,7 +136,7 @@ struct PartsOfRanks {
   }
 };
 
-/// Segments that a rank may have, as far as it can tell alone, and room for the parts of all.
+/// The most segments that a rank can have, as far as it can tell alone, and the space for the parts of all ranks.
 struct PartsSize {
   int64_t own_segments, other_segments, most_segments, rows;
   int32_t ranks;
@@ -145,14 +145,14 @@ struct PartsSize {
     const auto canonical = static_cast<int64_t>(native::attribute(c, "canonical_segments"));
     own_segments = std::ssize(native::own_bounds(c)) - 1;
     other_segments = (canonical > 0 ? canonical : ranks) - own_segments;
-    // Each of the other ranks has one at least.
+    // Each other rank has at least one.
     most_segments = std::max(own_segments, other_segments + own_segments - (ranks - 1));
   }
   int64_t own_bytes() const { return most_segments * rows * static_cast<int64_t>(sizeof(Part)); }
   int64_t all_bytes() const { return ranks == 1 ? 0 : ranks * own_bytes(); }
 };
 
-/// Throws where there are more ranks or segments than the kernels take, or no way to them.
+/// Throws when there are more ranks or segments than the kernels support, or no communicator between the ranks.
 inline void check_ranks(const checkop_call& c) {
   if (c.world_size > 1 && c.comm == nullptr) throw native::Refusal(CHECKOP_FAILED, "no communicator of NCCL");
   const auto canonical = static_cast<int64_t>(native::attribute(c, "canonical_segments"));
@@ -169,7 +169,7 @@ inline void require_workspace(const checkop_call& c, size_t bytes) {
                                               std::to_string(bytes) + " are needed");
 }
 
-/// Every rank's parts; `own` where there are no others.
+/// Gathers every rank's parts; returns `own` if there are no other ranks.
 inline const Part* gather_parts(const checkop_call& c, const PartsOfRanks& of, const Part* own, Part* all,
                                 int64_t rows) {
   if (of.ranks == 1) return own;
@@ -180,7 +180,7 @@ inline const Part* gather_parts(const checkop_call& c, const PartsOfRanks& of, c
   return all;
 }
 
-/// finish(row, sum over all segments, the target's logit), for every row. Sum: two numbers with merged(Sum, Sum).
+/// Calls finish(row, sum over all segments, target's logit) for every row. Sum: two numbers with merged(Sum, Sum).
 template <typename Sum, typename Finish>
 __global__ __launch_bounds__(256) void combine_parts(const Part* __restrict__ parts, PartsOfRanks of, int64_t rows,
                                                      Finish finish) {
@@ -204,9 +204,9 @@ void launch_combine(const Part* parts, const PartsOfRanks& of, int64_t rows, con
   combine_parts<Sum><<<static_cast<unsigned>(ceil_div(rows, 256)), 256, 0, stream>>>(parts, of, rows, finish);
 }
 
-/// What a row's segment gives to the others: for the reductions that end in finish(row, Sum).
+/// A Finish that writes the Part of a row's segment, for reductions that end in finish(row, Sum).
 struct WritePart {
-  const float* __restrict__ target_logit;  ///< of the rows whose target is in the segment
+  const float* __restrict__ target_logit;  ///< set for rows whose target is in the segment
   const int64_t* __restrict__ target_ids;
   int64_t begin, end;  ///< of the segment in the vocabulary
   Part* __restrict__ parts;
@@ -223,13 +223,13 @@ struct WritePart {
 // --- sums over ranks
 // ---------------------------------------------------------------------------------------------------
 
-/// Every segment's share of the same rows, [rows, ld] each.
+/// Every segment's contribution to the same rows, [rows, ld] each.
 struct Shares {
   int32_t count;
   const float* of[kMostSegments];
 };
 
-/// to[row, column] = the shares' sum, in their order, rounded once.
+/// to[row, column] = sum of the contributions in their order, rounded once.
 template <typename T>
 __global__ __launch_bounds__(256) void add_shares(Shares shares, int64_t ld, int64_t rows, int64_t columns,
                                                   T* __restrict__ to) {
@@ -242,7 +242,7 @@ __global__ __launch_bounds__(256) void add_shares(Shares shares, int64_t ld, int
   }
 }
 
-/// Rows of which a rank adds up the shares: [first(rank), first(rank + 1)).
+/// The rows whose contributions each rank adds up: [first(rank), first(rank + 1)).
 struct RowsOfRanks {
   int64_t rows;
   int32_t ranks;
@@ -251,10 +251,10 @@ struct RowsOfRanks {
   int64_t most() const { return ceil_div(rows, ranks); }
 };
 
-/// Adds up the shares of all segments and gives every rank all rows: each rank gets the shares of its rows, adds them
-/// and gives the sums to the others.
-///   own: [segments of this rank][rows, ld]   received: [all other segments][most rows of a rank, ld]   to: [rows,
-///   columns]
+/// Adds up all segments' contributions and gives every rank all rows: each rank receives the contributions to its rows,
+/// adds them, and sends the sums to the others.
+///   own: [segments of this rank][rows, ld]   received: [all other segments][most rows of a rank, ld]
+///   to: [rows, columns]
 template <typename T>
 void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const float* own, float* received, int64_t rows,
                    int64_t columns, int64_t ld, T* to) {

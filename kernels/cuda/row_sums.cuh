@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of exponentials of a row of logits, in parts: what the candidates that never have a whole row at a time share.
+// Sums of exponentials of a row of logits, in parts, for the candidates that never have a whole row at once.
 // A Sum is {max, sum}: the sum of exp(z - exp_shift(max)).
 #pragma once
 
@@ -14,16 +14,16 @@ __device__ Sum merged(const Sum& a, const Sum& b) {
   return {max, a.sum * expf(a.max - shift) + b.sum * expf(b.max - shift)};
 }
 
-/// z - log(sum of exponentials). (z - max) first: the difference is small and nearly exact, max + log(sum) may be
+/// z - log(sum of exponentials). (z - max) first: the difference is small and nearly exact, but max + log(sum) may be
 /// large.
 template <typename Sum>
 __device__ float log_probability(float z, const Sum& total) {
   return (z - total.max) - logf(total.sum);
 }
 
-// Reductions end in finish(row, Sum), and where parts are combined in finish(row, Sum, target's logit).
+// A reduction ends in finish(row, Sum); a combination of parts ends in finish(row, Sum, target's logit).
 
-/// The latter for the former, of the rows whose target is there.
+/// Adapts the second form to the first, for rows whose target's logit is in memory.
 template <typename Finish>
 struct WithTarget {
   const float* __restrict__ target_logit;
@@ -47,7 +47,7 @@ struct WriteLogp {
   }
 };
 
-/// The sum itself, of every row.
+/// Stores the sum of every row.
 template <typename Sum>
 struct WriteSums {
   Sum* __restrict__ sums;

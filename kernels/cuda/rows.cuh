@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows copied bit by bit to where an index says: what embedding and pack share.
+// Copies rows bit by bit to positions given by an index; shared by embedding and pack.
 #pragma once
 
 #include "cuda/group.cuh"
 
 namespace checkop::kernels {
 
-constexpr int kCopyThreads = 256;  // eight warps, a row each
+constexpr int kCopyThreads = 256;  // eight warps, one row each
 
-/// Row r of `to` becomes row from[r] of `source`, which has `n_source`; zeros where from[r] is no row of it. A warp per
-/// row. Word: 16 bytes where rows start at multiples of that, else an element.
+/// Row r of `to` becomes row from[r] of `source`, which has `n_source` rows, or zeros if from[r] is not one of them. A
+/// warp per row. Word: 16 bytes if rows start at multiples of 16 bytes, otherwise an element.
 template <typename Word>
 __global__ __launch_bounds__(kCopyThreads) void copy_rows(const Word* __restrict__ source, int64_t n_source,
                                                           const int64_t* __restrict__ from, int64_t rows, int64_t words,
@@ -29,7 +29,7 @@ __global__ __launch_bounds__(kCopyThreads) void copy_rows(const Word* __restrict
   }
 }
 
-/// Enqueues copy_rows() for rows of `hidden` elements of `dtype`, one of 16 or 32 bits.
+/// Enqueues copy_rows() for rows of `hidden` elements of `dtype`, which has 16 or 32 bits.
 inline void launch_copy_rows(int32_t dtype, const void* source, int64_t n_source, const int64_t* from, int64_t rows,
                              int64_t hidden, void* to, cudaStream_t stream) {
   constexpr int64_t kMaxBlocks = int64_t{1} << 20;  // the kernel strides over the rest

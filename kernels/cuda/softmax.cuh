@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA candidates of logp, ratio_kl and grpo_loss share: the log-sum-exp of a row of logits in one pass over
-// it, and the row's gradient in a second one. One block per row.
+// Shared by the CUDA candidates of logp, ratio_kl and grpo_loss: the log-sum-exp of a row of logits in one pass, and
+// the row's gradient in a second pass. One block per row.
 //
-// A row's bits depend on its own values alone. Which thread takes which column, and in what order, follows from the
-// column and the vocabulary; the number of rows and the row's address choose only how wide the loads are.
+// A row's bits depend only on its own values. The column and the vocabulary determine which thread takes a column, and
+// in what order; the number of rows and the row's address determine only how wide the loads are.
 #pragma once
 
 #include "cuda/group.cuh"
@@ -14,27 +14,27 @@ namespace checkop::kernels {
 // and the running maximum is compared once for all of them.
 constexpr int kGroups = 4;
 
-// 512 threads keep a thread's chain of additions short at 150k columns, and two blocks of them on a multiprocessor
-// overlap one row's final reduction with the next one's loads. Short rows would leave most of them idle.
+// 512 threads keep a thread's chain of additions short at 150k columns. Two such blocks on an SM overlap one row's
+// final reduction with the next row's loads. With short rows most of these threads would idle.
 constexpr int kMaxThreads = 512;
 constexpr int kBlocksPerMultiprocessor = 2;
 inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : vocab <= 8192 ? 256 : kMaxThreads; }
 
-// The backward reads a row twice. With one big block per multiprocessor few rows are under way, so that the second
-// reading, from the row's end to its start, finds much of the row in L2.
+// The backward pass reads a row twice. One big block per SM keeps few rows in progress, so that the second pass, which
+// goes from the row's end to its start, finds much of the row in L2.
 constexpr int kMaxBackwardThreads = 1024;
 inline int backward_threads_for(int64_t vocab) { return vocab <= 8192 ? threads_for(vocab) : kMaxBackwardThreads; }
 
 enum class Reuse { once, again };
 
-/// A whole group at a 16-byte boundary.
+/// Loads a whole group at a 16-byte boundary.
 template <typename T, Reuse reuse>
 __device__ Group<T> load_whole(const T* __restrict__ from) {
   const auto* words = reinterpret_cast<const uint4*>(from);
   return {reuse == Reuse::once ? __ldcs(words) : *words};
 }
 
-/// Any group, element by element; -inf behind the row's end, which adds exactly nothing to the sum of exps.
+/// Loads any group, element by element; -inf beyond the row's end, which adds exactly nothing to the sum of exps.
 template <typename T>
 __device__ Group<T> load_ragged(const T* __restrict__ row, int64_t first, int64_t vocab) {
   Pack<T, kGroupColumns<T>> pack;
@@ -45,8 +45,8 @@ __device__ Group<T> load_ragged(const T* __restrict__ row, int64_t first, int64_
   return {bit_cast<uint4>(pack)};
 }
 
-/// The groups of this thread in the step that begins at group `base`. One branch for the block, so that the loads of a
-/// whole step are issued back to back.
+/// Loads this thread's groups of the step that begins at group `base`. One branch for the block, so that all loads of a
+/// step are issued back to back.
 template <typename T, Reuse reuse>
 __device__ void load_step(const T* __restrict__ row, int64_t base, int64_t n_whole, int64_t vocab,
                           Group<T> (&groups)[kGroups]) {
@@ -65,7 +65,7 @@ __device__ void load_step(const T* __restrict__ row, int64_t base, int64_t n_who
   }
 }
 
-/// The maximum of what a thread has seen, and the sum of exp(z - exp_shift(max)).
+/// The maximum of the values that a thread has read, and the sum of exp(z - exp_shift(max)).
 struct Partial {
   float max = -INFINITY, sum = 0.0f;
 
@@ -85,7 +85,7 @@ struct Partial {
     }
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      float group_sum = 0.0f;  // two levels: the chain is one group plus the number of groups
+      float group_sum = 0.0f;  // two levels: the chain is one group, then the number of groups
 #pragma unroll
       for (int i = 0; i < kGroupColumns<T>; ++i) group_sum += expf(z[g][i] - shift);
       sum += group_sum;
@@ -94,7 +94,7 @@ struct Partial {
 };
 
 /// Maximum and sum of exp(z - exp_shift(max)) of a row, in every thread. All threads of the block must call, with a
-/// barrier between two calls: the shared memory is the same.
+/// barrier between two calls, because both use the same shared memory.
 template <typename T, Reuse reuse>
 __device__ Partial reduce_row(const T* __restrict__ row, int64_t vocab) {
   __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp];
@@ -112,8 +112,8 @@ __device__ Partial reduce_row(const T* __restrict__ row, int64_t vocab) {
   return {max, sum};
 }
 
-/// dz = grad*(onehot(target) - softmax(z)) of one row, `total` being what reduce_row() gave. Reads the row from its end
-/// to its start. p = exp(z - max)/sum, and not exp(z - lse): a large lse would be rounded.
+/// dz = grad*(onehot(target) - softmax(z)) of one row, where `total` is the result of reduce_row(). Reads the row from
+/// its end to its start. p = exp(z - max)/sum, not exp(z - lse): a large lse would be rounded.
 template <typename T>
 __device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Partial& total, float grad, int64_t target,
                                T* __restrict__ dz) {
@@ -132,7 +132,8 @@ __device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Par
       groups[g].unpack(value);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) value[i] = expf(value[i] - shift) * scale;
-      const int64_t place = target - first;  // asked once a group: a comparison a column would cost as much as the exp
+      // Computed once per group: a comparison per column would cost as much as the exp
+      const int64_t place = target - first;
       if (place >= 0 && place < kColumns) {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
@@ -141,7 +142,7 @@ __device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Par
       }
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) value[i] *= -grad;
-      if (group < n_whole) {  // nobody reads it here: leave L2 to the logits
+      if (group < n_whole) {  // streaming store: dz is not read here, so L2 is left to the logits
         __stcs(reinterpret_cast<uint4*>(dz + first), Group<T>::packed(value).bits);
       } else {
 #pragma unroll
@@ -153,7 +154,7 @@ __device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Par
   }
 }
 
-/// Zeros for a row that is left out; nothing of it is read.
+/// Writes zeros for an ignored row without reading anything of it.
 template <typename T>
 __device__ void write_zeros(T* __restrict__ row, int64_t vocab) {
   constexpr int kColumns = kGroupColumns<T>;

@@ -5,7 +5,7 @@
 //   all of one dtype, f32|f16|bf16, row-major, contiguous
 //   Limits: fp32: k_dim and n_dim <= 65535 * 128, outputs at 16-byte boundaries.
 //   Expected error: contraction class; fp16 and bf16: a chain of k/16 blocks, fp32: chains of 512 + k/512, then one
-//   rounding. The bits of a row do not depend on the other rows: see gemm_mma.cuh and gemm_tile.cuh.
+//   rounding. The bits of a row do not depend on the other rows: see gemm/mma.cuh and gemm/tile.cuh.
 #include "gemm/product.cuh"
 
 namespace checkop::kernels {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// embedding / cuda: a warp copies a token's row; backward, the tokens are sorted by id and each row of the table sums
-// its own.
+// embedding / cuda: forward, a warp copies a token's row. Backward, the tokens are sorted by id and each row of the
+// table sums its tokens' gradients.
 //   forward   y[t] = weight[token_ids[t]], bit by bit
-//   backward  dweight[v] = sum of grad_y[t] over the tokens t with token_ids[t] = v, zero where there is none
+//   backward  dweight[v] = sum of grad_y[t] over the tokens t with token_ids[t] = v, zero if there are none
 //   token_ids: [tokens] i64   weight, dweight: [vocab, hidden]   y, grad_y: [tokens, hidden]
 //   the last four f32|f16|bf16, all the same; all contiguous
 //   Limits: tokens, vocab < 2^31; backward hidden < 2^25. Ids outside [0, vocab) are CHECKOP_FAILED.
-//   Workspace: 256 bytes; backward 8 * vocab + (16 + hidden / 8) * tokens and what the sort needs, rounded up.
+//   Workspace: 256 bytes; backward 8 * vocab + (16 + hidden / 8) * tokens and the sort's scratch, rounded up.
 //   Expected error: forward none; backward chains of 64 + tokens / 64 fp32 additions at most, one output rounding.
 //
-// Backward. Sorted tokens are cut into windows of 64. Where an id's tokens lie in several, each window is summed by
-// blocks of its own: the row of an id that is everywhere does not wait for one block to read most of grad_y. Tokens are
-// added in ascending order, and the order of all sums follows from the ids alone. All of dweight is written, each row
-// by one block.
+// Backward. Sorted tokens are cut into windows of 64. If an id's tokens lie in several windows, separate blocks sum
+// each window, so that a very frequent id does not wait for one block to read most of grad_y. Tokens are added in
+// ascending order, and the order of all sums follows from the ids alone. All of dweight is written, each row by one
+// block.
 #include <cub/device/device_radix_sort.cuh>
 #include <type_traits>
 
@@ -24,25 +24,26 @@ namespace {
 constexpr size_t kAlign = 256;
 constexpr int kThreads = 256;
 constexpr int kSumThreads = 128;  // 1024 columns of 16 bits: a row of 4096 columns is the work of four blocks
-constexpr int kWindow = 64;       // gradients that a thread adds one after the other
-constexpr int64_t kHiddenLimit = int64_t{1} << 25;  // a grid has 65535 blocks of columns at most, of 512 in fp32
+constexpr int kWindow = 64;       // gradients that a thread adds in sequence
+// A grid has at most 65535 blocks of columns, of 512 columns each in fp32
+constexpr int64_t kHiddenLimit = int64_t{1} << 25;
 
-/// The tokens sorted by id, those of one id in ascending order. An id outside [0, vocab) counts as `vocab`.
+/// The tokens sorted by id; tokens of the same id in ascending order. An id outside [0, vocab) counts as `vocab`.
 struct Sorted {
   unsigned *ids, *tokens;  ///< [tokens] each
 };
 
-/// What is to be sorted.
+/// Fills in the unsorted ids and token numbers.
 __global__ __launch_bounds__(kThreads) void number_tokens(const int64_t* __restrict__ token_ids, int64_t tokens,
                                                           int64_t vocab, Sorted to) {
   const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (token >= tokens) return;
   const int64_t id = token_ids[token];
-  to.ids[token] = static_cast<unsigned>(id < 0 || id >= vocab ? vocab : id);  // IdCheck refuses the others
+  to.ids[token] = static_cast<unsigned>(id < 0 || id >= vocab ? vocab : id);  // IdCheck refuses ids outside
   to.tokens[token] = static_cast<unsigned>(token);
 }
 
-/// ranges[v] = where the tokens of id v begin and end in `sorted`; left as it is, (0, 0), where there is none.
+/// ranges[v] = begin and end of id v's tokens in `sorted`; untouched, (0, 0), for an id without tokens.
 __global__ __launch_bounds__(kThreads) void find_ranges(const unsigned* __restrict__ ids, int64_t tokens, int64_t vocab,
                                                         uint2* __restrict__ ranges) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -51,12 +52,13 @@ __global__ __launch_bounds__(kThreads) void find_ranges(const unsigned* __restri
   if (i + 1 == tokens || ids[i + 1] != ids[i]) ranges[ids[i]].y = static_cast<unsigned>(i + 1);
 }
 
-/// Adds gradients of sorted tokens [begin, end) to `sum`, in that order, for a thread's group of columns at `column`.
+/// Adds the gradients of sorted tokens [begin, end) to `sum`, in that order, for a thread's group of columns at
+/// `column`.
 template <typename T>
 __device__ void add_gradients(const T* __restrict__ grad, const unsigned* __restrict__ tokens, int64_t begin,
                               int64_t end, int64_t column, int64_t hidden, bool aligned,
                               float (&sum)[kGroupColumns<T>]) {
-  constexpr int kAhead = 8;  // loads on the way before the first is added
+  constexpr int kAhead = 8;  // loads in flight before the first addition
   for (int64_t i = begin; i < end; i += kAhead) {
     Group<T> groups[kAhead];
 #pragma unroll
@@ -74,9 +76,10 @@ __device__ void add_gradients(const T* __restrict__ grad, const unsigned* __rest
   }
 }
 
-/// A window is kWindow sorted tokens. An id's tokens may lie in several: then the gradients of each window are summed
-/// by blocks of their own, into partials[2 * window + 1] for the window where the id begins and into partials[2 *
-/// window] for the others, of which a window has at most one each. Blocks: (windows, columns, 2).
+/// Sums the gradients of ids whose tokens lie in several windows of kWindow sorted tokens, each window by separate
+/// blocks.
+/// The sum of the window where an id begins goes to partials[2 * window + 1]; the sum of an id that began in an earlier
+/// window goes to partials[2 * window]. A window has at most one of each. Blocks: (windows, columns, 2).
 template <typename T>
 __global__ __launch_bounds__(kSumThreads) void sum_windows(Sorted sorted, const uint2* __restrict__ ranges,
                                                            const T* __restrict__ grad, int64_t tokens, int64_t vocab,
@@ -99,8 +102,9 @@ __global__ __launch_bounds__(kSumThreads) void sum_windows(Sorted sorted, const 
   }
 }
 
-/// `rows` rows of dweight per block, each the sum of its gradients, or of its windows' partial sums where it has
-/// several windows. Blocks: of all columns of `rows` rows, then of the next rows, so that memory is written in order.
+/// Computes `rows` rows of dweight per block: each is the sum of its gradients, or of its windows' partial sums if it
+/// has several windows. Blocks go over all columns of `rows` rows, then to the next rows, so that memory is written in
+/// order.
 template <typename T, int rows>
 __global__ __launch_bounds__(kSumThreads) void sum_gradients(const unsigned* __restrict__ tokens,
                                                              const uint2* __restrict__ ranges,
@@ -126,7 +130,7 @@ __global__ __launch_bounds__(kSumThreads) void sum_gradients(const unsigned* __r
     } else {
       const auto add_partial = [&](int64_t row) {
         const float* __restrict__ from = partials + row * hidden + column;
-        if (aligned) {  // then rows of floats are too
+        if (aligned) {  // then rows of floats are aligned too
           const auto pack = *reinterpret_cast<const Pack<float, kColumns>*>(from);
 #pragma unroll
           for (int c = 0; c < kColumns; ++c) sum[c] += pack.at[c];
@@ -149,7 +153,7 @@ struct Sizes {
   int64_t tokens, vocab, hidden;
 };
 
-/// `table` is the weight or its gradient, `rows` y or its gradient.
+/// `table` is the weight or its gradient, `rows` is y or its gradient.
 checkop_status check_call(const checkop_call* call, const checkop_tensor& table, const char* table_name,
                           const checkop_tensor& rows, const char* rows_name, size_t workspace_bytes, Sizes& sizes) {
   CallCheck check(call);
@@ -171,7 +175,7 @@ checkop_status check_call(const checkop_call* call, const checkop_tensor& table,
 
 size_t forward_bytes(const checkop_call*) { return kIdCheckBytes; }
 
-/// Where things are in the backward pass's workspace, in bytes from its start; the first belong to the check of ids.
+/// Layout of the backward pass's workspace, in bytes from its start; IdCheck uses the first bytes.
 struct Layout {
   size_t ranges, unsorted, sorted, partials, scratch, scratch_bytes, bytes;
 
@@ -188,7 +192,8 @@ struct Layout {
     bytes = scratch + place(scratch_bytes);
   }
 
-  /// Stable, and by as many bits as the largest key, vocab, has. With no scratch it only says how much it needs.
+  /// Stable radix sort by as many bits as the largest key, vocab, has. Without scratch it only returns the bytes it
+  /// needs.
   static cudaError_t sort(void* scratch, size_t& scratch_bytes, Sorted from, Sorted to, const Sizes& sizes,
                           cudaStream_t stream) {
     int bits = 1;
@@ -273,7 +278,7 @@ checkop_status launch_backward(const checkop_call* call) {
       sum_gradients<T, rows><<<blocks, kSumThreads, 0, stream>>>(sorted.tokens, ranges, grad, partials, sizes.vocab,
                                                                  sizes.hidden, columns, aligned, out);
     };
-    // In a large table most rows are zeros: fewer blocks to start.
+    // In a large table most rows are zeros: start fewer blocks.
     if (sizes.vocab >= 16384) {
       sum(std::integral_constant<int, 8>{});
     } else {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // embedding / native: CPU; rows are copied bit by bit, their gradients added in fp32 in the order of the tokens.
-//   y[t] = weight[token_ids[t]]     dweight[v] = sum of grad_y[t] over the tokens t with token_ids[t] = v, zero for
-//   none token_ids: [...] int64   weight, dweight: [vocab, hidden]   y, grad_y: [..., hidden] fp32|bf16|fp16, all the
-//   same Limits: contiguous. Ids outside [0, vocab) are CHECKOP_FAILED. Expected error: forward none; sums are chains
-//   of 64 + tokens / 64 additions, one rounding to the stored dtype.
+//   y[t] = weight[token_ids[t]]
+//   dweight[v] = sum of grad_y[t] over the tokens t with token_ids[t] = v, zero if there are none
+//   token_ids: [...] int64   weight, dweight: [vocab, hidden]   y, grad_y: [..., hidden] fp32|bf16|fp16, all the same
+//   Limits: contiguous. Ids outside [0, vocab) are CHECKOP_FAILED.
+//   Expected error: forward none; sums are chains of 64 + tokens / 64 additions, one rounding to the stored dtype.
 #include <cstring>
 
 #include "cpu/native.hpp"
@@ -12,7 +13,7 @@ namespace {
 
 using native::Extent;
 
-constexpr int64_t kRun = 64;  // gradients added before their sum is added to the row's
+constexpr int64_t kRun = 64;  // gradients added together before their sum is added to the row's sum
 
 size_t bytes_of(int32_t dtype) { return dtype == CHECKOP_F32 ? 4 : 2; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products by cuBLAS, with sums in fp32: with its default heuristics, or with one algorithm for every number of
-// rows. Here are also the passes of matmul, det_gemm and lm_head that are made of them.
+// Matrix products by cuBLAS with fp32 sums, either with its default heuristics or with one algorithm for every number
+// of rows; and the passes of matmul, det_gemm and lm_head built on them.
 #pragma once
 
 #include <cublasLt.h>
@@ -14,9 +14,10 @@
 
 namespace checkop::kernels {
 
-// What cuBLAS advises for Hopper. It comes from the host's workspace, so that cuBLAS allocates nothing on our behalf.
+// The size that cuBLAS recommends for Hopper. It comes from the host's workspace, so that cuBLAS itself allocates
+// nothing.
 constexpr size_t kCublasWorkspaceBytes = size_t{32} << 20;
-constexpr size_t kCublasWordsBytes = 200;  // of what a product says of itself
+constexpr size_t kCublasWordsBytes = 200;  // of a product's description
 inline size_t cublas_workspace(const checkop_call*) { return kCublasWorkspaceBytes; }
 
 inline checkop_status cublas_status(const checkop_call* call, cublasStatus_t status, const char* doing) {
@@ -25,8 +26,8 @@ inline checkop_status cublas_status(const checkop_call* call, cublasStatus_t sta
   return say(call, CHECKOP_FAILED, "%s: %s: %s", doing, cublasGetStatusName(status), cublasGetStatusString(status));
 }
 
-/// What one device needs once per process: creation takes longer than most products. Never destroyed, since the driver
-/// may be gone when static objects end.
+/// The handle of the current device, created once per process: creation takes longer than most products. Never
+/// destroyed, since the driver may be gone when static objects end.
 template <typename Handle>
 checkop_status handle_of_device(const checkop_call* call, cublasStatus_t (*create)(Handle*), Handle& handle,
                                 int& device) {
@@ -55,7 +56,7 @@ struct Math {
 
 inline Math math_for(int32_t dtype) {
   switch (dtype) {
-    case CHECKOP_F32:  // pedantic: not even an environment variable turns on TF32
+    case CHECKOP_F32:  // pedantic: not even an environment variable can turn on TF32
       return {CUDA_R_32F, CUBLAS_COMPUTE_32F_PEDANTIC, "CUBLAS_COMPUTE_32F_PEDANTIC, no TF32"};
     case CHECKOP_F16:
       return {CUDA_R_16F, CUBLAS_COMPUTE_32F, "CUBLAS_COMPUTE_32F, no reduced-precision reduction"};
@@ -64,7 +65,7 @@ inline Math math_for(int32_t dtype) {
   }
 }
 
-/// A row-major matrix as an operand; transposed: the product takes its transpose.
+/// A row-major matrix as an operand; if `transposed`, the product uses its transpose.
 struct Operand {
   const void* data;
   int64_t columns;
@@ -72,22 +73,22 @@ struct Operand {
 };
 
 /// out[rows, columns] = left * right, summed over `inner`. cuBLAS is column-major and sees every matrix transposed, so
-/// it is asked for out^T = right^T * left^T: the operands change places and need no copy.
+/// it computes out^T = right^T * left^T: the operands swap places and need no copy.
 struct Multiplication {
   Operand left, right;
   int64_t rows, inner, columns;
   void* out;
-  bool adds;           ///< to what lies in out, before the one rounding
-  bool rows_of_batch;  ///< or of a weight's gradient, which sums over the batch
+  bool adds;           ///< adds to the contents of out, before the one rounding
+  bool rows_of_batch;  ///< `rows` are rows of the batch, not of a weight's gradient, which sums over the batch
   const char* doing;
 
   bool is_empty() const { return rows == 0 || columns == 0; }
 };
 
-// multiply(call, math, m, before, words): calls before() once nothing is refused any more, puts the product on the
-// stream and writes into words[kCublasWordsBytes] which variant it is.
+// Interface: multiply(call, math, m, before, words) calls before() once nothing can be refused any more, enqueues the
+// product and writes a description of the variant into words[kCublasWordsBytes].
 
-/// A sum of nothing; zero has the bits 0 in all dtypes.
+/// The result of an empty sum; zero has all bits 0 in every dtype.
 inline checkop_status clear(const checkop_call* call, const Math& math, const Multiplication& m) {
   if (m.adds) return CHECKOP_OK;
   const auto bytes = static_cast<size_t>(m.rows * m.columns) * math.element_bytes();
@@ -107,7 +108,7 @@ struct DefaultCublas {
     if (m.is_empty()) return CHECKOP_OK;
     before();
     if (m.inner == 0) return clear(call, math, m);
-    // The stream first: setting it gives the handle back its own workspace.
+    // Set the stream first: setting it resets the handle to its own workspace.
     auto status =
         cublas_status(call, cublasSetStream(handle, static_cast<cudaStream_t>(call->stream)), "set the stream");
     if (status) return status;
@@ -130,10 +131,10 @@ struct DefaultCublas {
 };
 
 /// cuBLASLt without split k, with the algorithm that its heuristics choose for kReferenceRows, whatever the number of
-/// rows: every element is summed in the same order in every batch. Weights' gradients, which sum over the batch, have
-/// the algorithm of their own size.
+/// rows: every element is summed in the same order in every batch. Gradients of weights, which sum over the batch, use
+/// the algorithm chosen for their own size.
 struct InvariantCublas {
-  static constexpr int64_t kReferenceRows = 1024;  // a large tile: small batches are slower than need be
+  static constexpr int64_t kReferenceRows = 1024;  // gives a large tile; small batches are slower than they could be
   static constexpr uint32_t kAlignment = 16;       // of pointers: the algorithm must not depend on them
 
   template <typename Before>
@@ -213,7 +214,7 @@ struct InvariantCublas {
            result.workspaceSize <= kCublasWorkspaceBytes;
   }
 
-  /// The algorithm for `rows` rows, which takes a single one too; looked up once per process.
+  /// The algorithm for `rows` rows that also accepts a single row; looked up once per process.
   static checkop_status find(const checkop_call* call, cublasLtHandle_t handle, int device, const Math& math,
                              const Multiplication& m, int64_t rows, cublasLtMatmulAlgo_t& algorithm) {
     using Key = std::tuple<int, cudaDataType_t, bool, bool, bool, int64_t, int64_t, int64_t>;
@@ -294,7 +295,7 @@ checkop_status launch_cublas_matmul(const checkop_call* call, bool backward) {
   return launch_status(call, "launch da = grad_c b^T, db = a^T grad_c");
 }
 
-/// out[row, column] = bias[column], for a product to be added to.
+/// out[row, column] = bias[column]; the product is then added to it.
 template <typename T>
 static __global__ void copy_bias(const T* __restrict__ bias, int64_t rows, int64_t columns, T* __restrict__ out) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * columns;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a call of matmul or det_gemm: sizes, and what every CUDA candidate of theirs refuses.
+// Checks of a call of matmul or det_gemm: sizes, and what all their CUDA candidates refuse.
 #pragma once
 
 #include "cuda/common.cuh"
@@ -10,13 +10,13 @@ struct MatmulSizes {
   int64_t rows = 0, k_dim = 0, n_dim = 0;
 };
 
-/// Sizes as far as the shapes tell; zeros for shapes that check_matmul() will refuse.
+/// Sizes as far as the shapes give them; zeros for shapes that check_matmul() will refuse.
 inline MatmulSizes matmul_sizes(const checkop_call* call) {
   if (call->n_inputs < 2 || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
   return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), last_extent(call->inputs[1])};
 }
 
-/// a, b, backward grad_c -> c or da, db: dtype, shape and strides.
+/// Checks dtype, shape and strides of a, b and c, or in the backward pass of a, b, grad_c, da and db.
 inline checkop_status check_matmul(const checkop_call* call, bool backward, size_t workspace_bytes) {
   CallCheck check(call);
   if (check.counts(backward ? 3 : 2, backward ? 2 : 1).failed()) return check.status();

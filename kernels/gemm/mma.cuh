@@ -2,10 +2,10 @@
 // c[m,n] = sum_k a(m,k) * b(n,k) + bias[n] on tensor cores: fp16 or bf16, any layout of a and b, any size, sm_80 and
 // up.
 //
-// What fixes the bits of an element: one fp32 accumulator from zero takes its products in blocks of 16 along k, from
-// k = 0 upward, one mma.sync each, the last block filled with zeros; then the bias is added in fp32 and the sum rounded
-// once. Nothing splits k, and an accumulator sees its own row and column only: the other rows and columns, the tile and
-// the way of loading change nothing. So they may be chosen by size.
+// What fixes the bits of an element: one fp32 accumulator, which starts at zero, takes its products in blocks of 16
+// along k, from k = 0 upward, one mma.sync each, the last block padded with zeros; then the bias is added in fp32 and
+// the sum rounded once. k is never split, and an accumulator depends on its own row and column only: the other rows and
+// columns, the tile and the kind of loads change nothing. So they may be chosen by size.
 #pragma once
 
 #include <type_traits>
@@ -15,26 +15,26 @@
 namespace checkop::kernels {
 namespace mma {
 
-// Elements move in chunks of 8: 16 bytes, what cp.async copies and ldmatrix reads at once.
+// Elements move in chunks of 8: 16 bytes, the unit of cp.async and of a row of ldmatrix.
 constexpr int kChunk = 8, kTileK = 32, kBlockK = 16, kStages = 3;
 
-/// m x n of c by warps_m x warps_n warps. kBlocks of them share a multiprocessor: registers for 128 a thread.
+/// m x n of c by warps_m x warps_n warps. kBlocks blocks share an SM: that leaves 128 registers per thread.
 template <int m, int n, int warps_m, int warps_n>
 struct Tile {
   static constexpr int kM = m, kN = n, kWarpsN = warps_n, kThreads = warps_m * warps_n * kWarp;
   static constexpr int kWarpM = m / warps_m, kWarpN = n / warps_n;  // of one warp
   static constexpr int kBlocks = 512 / kThreads;
-  static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0);  // blocks that ldmatrix loads
+  static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0);  // the blocks that ldmatrix loads
 };
-// A stage takes 16 KiB, three of them the 48 KiB that need no opt-in; two blocks fit a multiprocessor of any sm_8x.
+// A stage takes 16 KiB; three take the 48 KiB that need no opt-in, and two blocks fit on an SM of any sm_8x.
 using LargeTile = Tile<128, 128, 2, 4>;
-// For small products, which large tiles would spread over few multiprocessors, and for unaligned matrices.
+// For small products, which large tiles would spread over only a few SMs, and for unaligned matrices.
 using SmallTile = Tile<64, 64, 2, 2>;
 
-/// A tile of `rows` rows by kTileK in shared memory, as it lies in memory: a line is what is contiguous there, kTileK
-/// elements of a row or `rows` elements of a k. Chunks of a line are permuted by the number of the line, so that the 8
-/// chunks of one column of lines, which ldmatrix reads together, lie in different banks: 8 chunks fill all 32 banks.
-/// Along k a line has 4 chunks, so a pair of lines fills the banks once and 4 pairs must differ.
+/// A tile of `rows` rows by kTileK in shared memory, in the order of global memory. A line is contiguous there: kTileK
+/// elements of one row, or `rows` elements at one k. Chunks of a line are permuted by the number of the line, so that
+/// the 8 chunks that ldmatrix reads together, one column of 8 lines, lie in different banks: 8 chunks fill all 32
+/// banks. Along k a line has 4 chunks, so a pair of lines fills the banks once and 4 pairs must differ.
 template <bool along_k, int rows>
 struct Layout {
   static constexpr int kPerLine = (along_k ? kTileK : rows) / kChunk, kLines = along_k ? rows : kTileK;
@@ -44,20 +44,22 @@ struct Layout {
   }
 };
 
-/// Copies 16 bytes without passing through registers; of the source the first `bytes` are read, the rest is zero.
+/// Copies 16 bytes without passing through registers. Reads the first `bytes` of the source and fills the rest with
+/// zeros.
 __device__ inline void copy_async(uint4* shared, const void* global, int bytes) {
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits for this thread's copies but those of the latest `pending` groups.
+/// Waits until all but the latest `pending` groups of this thread's copies are done.
 template <int pending>
 __device__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-/// Brings tiles of one factor to shared memory, one step of kTileK after the other. A thread has the same chunk of
-/// every kLinesAtOnce-th line. Zero outside the matrix, in both factors: 0 * 0 adds nothing, where 0 * NaN would.
+/// Loads tiles of one operand into shared memory, one step of kTileK after the other. A thread has the same chunk of
+/// every kLinesAtOnce-th line. Elements outside the matrix are zero in both operands: 0 * 0 adds nothing, where 0 * NaN
+/// would.
 template <typename T, bool along_k, int rows, int threads, bool aligned>
 class Loader {
  public:
@@ -70,7 +72,7 @@ class Loader {
     from_ = f.data + line_ * f.ld + at_;
   }
 
-  /// The next step's tile; past the end, nothing is read.
+  /// Loads the next step's tile; reads nothing past the end.
   __device__ void load(const Factor<T, along_k>& f, int64_t k_extent, uint4* __restrict__ tile) {
     const int64_t line_end = along_k ? f.extent : k_extent;
     const int64_t left = (along_k ? k_extent : f.extent) - at_;  // in the line, from this chunk on
@@ -95,17 +97,17 @@ class Loader {
 
  private:
   static constexpr int kLinesAtOnce = threads / Slots::kPerLine, kEach = Slots::kLines / kLinesAtOnce;
-  // A multiple of 8: the permutation of a thread's lines is that of its first.
+  // A multiple of 8, so that all of a thread's lines have the same permutation.
   static_assert(kLinesAtOnce % 8 == 0 && kEach * kLinesAtOnce == Slots::kLines);
   int64_t line_, at_;  ///< in the matrix
   const T* from_;      ///< may point outside the matrix, where nothing is read
   int slot_;
 };
 
-/// 16 rows by 16 k of a tile as four 8x8 matrices, (row, k) = (0,0), (8,0), (0,8), (8,8): lane l gets of each the
-/// elements (l / 4, l % 4 * 2) and the next along k. That is the first operand of mma.m16n8k16; of the second it is
-/// two, matrices 0 and 2 for rows 0 .. 7, 1 and 3 for rows 8 .. 15. Lanes 8i .. 8i + 7 give the addresses of matrix i,
-/// a line each; tiles along rows hold it transposed, and ldmatrix turns it round.
+/// Loads 16 rows by 16 k of a tile as four 8x8 matrices, (row, k) = (0,0), (8,0), (0,8), (8,8). Of each matrix lane l
+/// gets the elements (l / 4, l % 4 * 2) and the next along k. The four are the first operand of mma.m16n8k16, or two
+/// second operands: matrices 0 and 2 for rows 0 .. 7, 1 and 3 for rows 8 .. 15. Lanes 8i .. 8i + 7 give the addresses
+/// of matrix i, one line each. Tiles along rows hold it transposed; ldmatrix transposes it back.
 template <bool along_k, int rows>
 __device__ void load_block(const uint4* __restrict__ tile, int row, int k, unsigned (&x)[4]) {
   const int lane = threadIdx.x % kWarp, matrix = lane / 8;
@@ -150,7 +152,7 @@ struct alignas(2 * sizeof(T)) Pair {
   T first, second;
 };
 
-/// Elements (m, n) and (m, n + 1) of c, each rounded once. `pairs`: both lie in one word.
+/// Stores elements (m, n) and (m, n + 1) of c, each rounded once. `pairs`: both lie in one aligned word.
 template <typename T>
 __device__ void store_pair(T* __restrict__ c, int64_t m, int64_t n, int64_t m_extent, int64_t n_extent,
                            const T* __restrict__ bias, bool pairs, float first, float second) {
@@ -169,8 +171,8 @@ __device__ void store_pair(T* __restrict__ c, int64_t m, int64_t n, int64_t m_ex
   if (both) place[1] = from_float<T>(second);
 }
 
-/// Tile number -> (m, n) in tiles: in bands of 16 tiles of m, n outside, so that the blocks that run together share
-/// rows and columns in L2.
+/// Tile number -> (m, n) in tiles: bands of 16 tiles along m, n as the outer index within a band, so that blocks that
+/// run together share rows and columns in L2.
 __device__ inline void place_of(int64_t tile, int64_t tiles_m, int64_t tiles_n, int64_t& m, int64_t& n) {
   constexpr int64_t kBand = 16;
   const int64_t first = tile / (kBand * tiles_n) * kBand, within = tile % (kBand * tiles_n);
@@ -199,8 +201,8 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void kernel(Factor<T
   LoaderA load_a(a, first_m);
   LoaderB load_b(b, first_n);
   const int64_t steps = ceil_div(k_extent, kTileK);
-  // Every condition on steps is the same for the whole block. A group is committed per step, an empty one at the end,
-  // so that the number of groups says which step has arrived.
+  // All conditions on steps are uniform across the block. One group is committed per step, even an empty one at the
+  // end, so that the number of groups tells which step has arrived.
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) {
       load_a.load(a, k_extent, a_tile[stage]);
@@ -208,10 +210,10 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void kernel(Factor<T
     }
     commit_copies();
   }
-  int now = 0, free = kStages - 1;  // stages: computed now, and filled for the step kStages - 1 ahead
+  int now = 0, free = kStages - 1;  // stages: `now` is computed, `free` is filled for the step kStages - 1 ahead
   for (int64_t step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();  // this thread's part of the step has arrived
-    __syncthreads();                 // everyone's has; and `free`, read in the step before, is read no more
+    __syncthreads();  // all threads' parts have; and `free`, read in the previous step, is not read any more
     if (step + kStages - 1 < steps) {
       load_a.load(a, k_extent, a_tile[free]);
       load_b.load(b, k_extent, b_tile[free]);
@@ -234,7 +236,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void kernel(Factor<T
     free = free + 1 == kStages ? 0 : free + 1;
   }
 
-  // Lane l holds (l / 4, l % 4 * 2) of each 16x8 block and the next in n, and the same two 8 rows below.
+  // Of each 16x8 block, lane l holds (l / 4, l % 4 * 2) and the next in n, and the same two 8 rows below.
   const bool pairs = b.extent % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(Pair<T>) == 0;
 #pragma unroll
   for (int i = 0; i < kBlocksM; ++i) {
@@ -255,14 +257,14 @@ int64_t count_tiles(int64_t m, int64_t n) {
 
 }  // namespace mma
 
-/// Enqueues and says which variant; the caller asks for launch errors once, after its last kernel. A grid holds 2^31
-/// tiles, more than any memory holds of c.
+/// Enqueues and returns the name of the variant. The caller checks for launch errors once, after its last kernel. A
+/// grid can hold 2^31 tiles, more than fit in any memory.
 template <bool a_along_k, bool b_along_k, typename T>
 const char* launch_mma(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
                        T* c, cudaStream_t stream) {
   using namespace mma;
   if (a.extent == 0 || b.extent == 0) return "nothing to do";
-  // About the multiprocessors of a large GPU: with fewer tiles some would idle. A constant, since a report should name
+  // About the number of SMs of a large GPU: with fewer tiles some would idle. A constant, because a report should name
   // the same kernel on any GPU.
   constexpr int64_t kFewTiles = 128;
   const auto launch = [&]<typename Tile, bool aligned>(std::type_identity<Tile>, std::bool_constant<aligned>) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products of the candidates named "cuda" in any dtype: fp16 and bf16 by gemm_mma.cuh, fp32 by gemm_tile.cuh.
-// Here are also the two passes that matmul and det_gemm have in common.
+// Matrix products of the candidates named "cuda" in any dtype: fp16 and bf16 by gemm/mma.cuh, fp32 by gemm/tile.cuh;
+// and the two passes that matmul and det_gemm share.
 #pragma once
 
 #include "gemm/mma.cuh"
@@ -8,14 +8,15 @@
 
 namespace checkop::kernels {
 
-/// Bytes that a product with an output of these sizes needs: gemm_tile.cuh stores fp32 by fours, so other widths go
-/// through a padded copy.
+/// Workspace bytes of a product with an output of these sizes: gemm/tile.cuh stores fp32 in groups of 4, so other
+/// widths go through a padded copy.
 inline size_t product_workspace(int32_t dtype, int64_t rows, int64_t columns) {
   const bool padded = dtype == CHECKOP_F32 && columns % 4 != 0;
   return padded ? static_cast<size_t>(rows * round_up(columns, 4)) * sizeof(float) : 0;
 }
 
-/// CHECKOP_UNSUPPORTED for an output that no product can store here. fp16 and bf16 are stored at any place and size.
+/// CHECKOP_UNSUPPORTED for an output that no product here can store. fp16 and bf16 outputs may have any alignment and
+/// size.
 inline checkop_status check_product(const checkop_call* call, const checkop_tensor& out, const char* name) {
   if (out.dtype != CHECKOP_F32) return CHECKOP_OK;
   if (last_extent(out) > kMaxGemmColumns) {
@@ -39,8 +40,8 @@ static __global__ void finish_product(const float* from, int64_t ld, int64_t row
   }
 }
 
-/// out[rows, columns] = a * b + bias[columns], summed over `inner`; `words` says which variant. What a candidate's
-/// passes are made of: sm90/select.cuh has another.
+/// out[rows, columns] = a * b + bias[columns], summed over `inner`; `words` becomes the name of the variant. The passes
+/// of a candidate are templates over such a product; sm90/select.cuh has another.
 ///   a: [rows, inner], or [inner, rows] when not a_along_k     b: [columns, inner], or [inner, columns] likewise
 ///   bias may be null     workspace: product_workspace() bytes
 struct PortableProduct {
@@ -71,7 +72,7 @@ struct PortableProduct {
 
 // --- matmul and det_gemm ---------------------------------------------------------------------------------------------
 
-/// One product runs after the other, so they share a workspace.
+/// The products run one after the other, so they share a workspace.
 inline size_t matmul_workspace(const checkop_call* call, bool backward) {
   const MatmulSizes at = matmul_sizes(call);
   if (call->n_inputs < 1) return 0;

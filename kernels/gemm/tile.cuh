@@ -2,11 +2,11 @@
 // c[m,n] (+)= sum_k a(m,k) * b(n,k) on CUDA cores: fp32 multiply-adds, any layout of a and b, any size.
 //
 // What fixes the bits of an element: its products are summed in ascending k, kSumUnit at a time, each unit in one fp32
-// accumulator from zero; the units are then added to c in ascending order. So neither the other rows and columns nor
-// the place in the tile matters, and a product cut along k at multiples of kSumUnit, one call per piece and all but the
-// first with `accumulate`, gives the bits of the whole. Two levels also keep the chain of additions at kSumUnit +
-// k/kSumUnit. launch_gemm_chain() is the other way: one accumulator that begins with c, so that a product may be cut
-// anywhere along k; its chain is as long as k.
+// accumulator that starts at zero; the units are then added to c in ascending order. So neither the other rows and
+// columns nor the position in the tile matters. A product may be cut along k at multiples of kSumUnit, one call per
+// piece, all but the first with `accumulate`: the bits equal those of the whole. Two levels also keep the chain of
+// additions at kSumUnit + k/kSumUnit. launch_gemm_chain() instead uses one accumulator that begins with c, so that a
+// product may be cut anywhere along k; its chain is as long as k.
 #pragma once
 
 #include "cuda/common.cuh"
@@ -15,7 +15,7 @@ namespace checkop::kernels {
 
 constexpr int kSumUnit = 512;
 
-/// One factor: element (row, k) for row < extent. Row means the index that the product keeps, m or n.
+/// One operand: element (row, k) for row < extent. "Row" is the index that the product keeps, m or n.
 /// Contiguous along k: data[row*ld + k]. Contiguous along rows: data[k*ld + row].
 template <typename T, bool along_k>
 struct Factor {
@@ -33,16 +33,16 @@ Factor<T, along_k> make_factor(const T* data, int64_t ld, int64_t extent) {
 namespace gemm {
 
 // A thread's 8x8 block of c takes 64 multiply-adds per 16 floats read from shared memory: enough to be bound by
-// arithmetic. 256 threads make a 128x128 tile; with 16 deep double buffers it takes 32 KiB, and two blocks share a
-// multiprocessor, so that one computes while the other waits at a barrier.
+// arithmetic. 256 threads make a 128x128 tile. Double buffers 16 deep take 32 KiB, and two blocks share an SM, so that
+// one computes while the other waits at a barrier.
 constexpr int kTile = 128, kTileK = 16, kThreads = 256, kBlocksPerMultiprocessor = 2;
-constexpr int kEach = 8;  // elements of each factor that a thread carries per step: 128 * 16 / 256
+constexpr int kEach = 8;  // elements of each operand that a thread loads per step: 128 * 16 / 256
 static_assert(kTile * kTileK == kThreads * kEach && kSumUnit % kTileK == 0);
 
 using Slab = float[kTileK][kTile];  // [k][row]
 
-/// Where this thread's 8 elements of a tile lie. Along k: 32 lanes take 32 rows, so that their stores to shared memory,
-/// which turn the tile round, meet no bank conflict. Along rows: 16 lanes cover a line of 128.
+/// Where this thread's 8 elements of a tile lie. Along k: 32 lanes take 32 rows, so that their transposing stores to
+/// shared memory have no bank conflicts. Along rows: 16 lanes cover a line of 128.
 template <bool along_k>
 __device__ int part_row() {
   return along_k ? threadIdx.x % kTile : threadIdx.x % (kTile / kEach) * kEach;
@@ -52,14 +52,14 @@ __device__ int part_k() {
   return along_k ? threadIdx.x / kTile * kEach : threadIdx.x / (kTile / kEach);
 }
 
-/// This thread's elements of a tile on their way to shared memory. Packed: unpacked here, each would hold a register
-/// while the step before computes.
+/// This thread's elements of a tile on their way to shared memory. Kept packed: unpacked here, each would occupy a
+/// register while the previous step computes.
 template <typename T>
 struct Part {
   uint4 words[kEach * sizeof(T) / sizeof(uint4)];
 };
 
-/// Zero outside the matrix, in both factors: 0 * 0 adds nothing, where 0 * NaN would.
+/// Zero outside the matrix, in both operands: 0 * 0 adds nothing, where 0 * NaN would.
 template <typename T, bool along_k>
 __device__ Part<T> fetch(const Factor<T, along_k>& f, int64_t first_row, int64_t first_k, int64_t k_extent) {
   const int64_t row = first_row + part_row<along_k>(), k = first_k + part_k<along_k>();
@@ -124,7 +124,7 @@ __device__ inline void multiply(const Slab& a, const Slab& b, float (&sum)[8][8]
   }
 }
 
-/// What c holds, into the accumulators.
+/// Loads c into the accumulators.
 __device__ inline void begin_with(float (&sum)[8][8], const float* __restrict__ c, int64_t ldc, int64_t first_m,
                                   int64_t first_n, int64_t m_extent) {
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ inline void begin_with(float (&sum)[8][8], const float* __restrict__ 
   }
 }
 
-/// Adds the unit's sums to c, or stores them, and clears them. Only this thread ever touches these elements of c.
+/// Adds the unit's sums to c (or stores them) and clears them. Only this thread ever touches these elements of c.
 __device__ inline void flush(float (&sum)[8][8], float* __restrict__ c, int64_t ldc, int64_t first_m, int64_t first_n,
                              int64_t m_extent, bool add) {
 #pragma unroll
@@ -188,18 +188,18 @@ __global__ __launch_bounds__(gemm::kThreads,
   store<TB, b_along_k>(fetch(b, first_n, 0, k_extent), b_slab[0]);
   __syncthreads();
   int now = 0;
-  // At least one step, so that an empty sum stores its zeros. Every condition on k is the same for the whole block.
+  // At least one step, so that an empty sum stores zeros. All conditions on k are uniform across the block.
   for (int64_t k = 0; k == 0 || k < k_extent; k += kTileK) {
     const int64_t next = k + kTileK;
     const bool more = next < k_extent;
     Part<TA> a_part;
     Part<TB> b_part;
-    if (more) {  // on the way from memory while this step computes
+    if (more) {  // loads are in flight while this step computes
       a_part = fetch(a, first_m, next, k_extent);
       b_part = fetch(b, first_n, next, k_extent);
     }
     multiply(a_slab[now], b_slab[now], sum);
-    if (more) {  // the other buffer: its last readers passed the barrier of the step before
+    if (more) {  // the other buffer: its last readers have passed the barrier of the previous step
       store<TA, a_along_k>(a_part, a_slab[1 - now]);
       store<TB, b_along_k>(b_part, b_slab[1 - now]);
     }
@@ -212,7 +212,7 @@ __global__ __launch_bounds__(gemm::kThreads,
   }
 }
 
-/// Enqueues; the caller asks for launch errors once, after its last kernel. Blocks of one column of tiles are
+/// Enqueues. The caller checks for launch errors once, after its last kernel. Blocks of the same column of tiles are
 /// neighbours, so that they share b's tile in L2.
 template <bool chain = false, typename TA, bool a_along_k, typename TB, bool b_along_k>
 void launch_gemm(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b, int64_t k_extent, float* c,
@@ -224,7 +224,7 @@ void launch_gemm(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b,
       <<<grid, gemm::kThreads, 0, stream>>>(a, b, k_extent, c, ldc, accumulate);
 }
 
-/// c += the product, in one chain of multiply-adds an element, which begins with c.
+/// c += the product, in one chain of multiply-adds per element that begins with c.
 template <typename TA, bool a_along_k, typename TB, bool b_along_k>
 void launch_gemm_chain(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b, int64_t k_extent, float* c,
                        int64_t ldc, cudaStream_t stream) {

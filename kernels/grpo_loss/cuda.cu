@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // grpo_loss / cuda: one block per token, then fixed sums in one block; portable CUDA, no floating-point atomics.
 //   A = (r - mu)/sqrt(max(var, eps^2)) over each group of completions;  L = -min(ratio*A, clamp(ratio, 1-c, 1+c)*A)
-//   forward   policy_loss = sum of L/n over the n active tokens, kl likewise, loss = policy_loss + beta*kl; n = 0: 0
-//   backward  dpolicy_logits[r,v] = c*((v == t) - softmax(policy[r])[v]),  c = g/n*(-A*ratio*[unclipped] -
-//   beta*expm1(d)) a token is active where attention_mask and completion_mask are not 0; nothing of the others is read
-//   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] f32|f16|bf16, contiguous   action_ids: i64   masks:
-//   u8 old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: f32     group_boundaries: i64, may be absent
+//   forward   policy_loss = sum of L/n over the n active tokens, kl likewise, loss = policy_loss + beta*kl; 0 if n = 0
+//   backward  dpolicy_logits[r,v] = c*((v == t) - softmax(policy[r])[v])
+//             c = g/n*(-A*ratio*[unclipped] - beta*expm1(d))
+//   A token is active if attention_mask and completion_mask are not 0; nothing of other tokens is read.
+//   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] f32|f16|bf16, contiguous
+//   action_ids: i64   masks: u8   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: f32
+//   group_boundaries: i64, may be absent
 //   Limits: batch*seq < 2^31. Active ids outside [0, vocab) and boundaries that do not cut the batch are
 //   CHECKOP_FAILED. Workspace: 512 bytes, a byte and two floats per token and a float per completion, each array
 //   rounded up to 256. Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
-//   Bits depend on the shape and the values alone, and the gradient of a token on its own row, A and n.
+//   Bits depend only on the shape and the values; the gradient of a token only on its own row, A and n.
 #include "cuda/policy.cuh"
 
 namespace checkop::kernels {
 namespace {
 
 constexpr int64_t kAlign = 256;
-constexpr int kSumThreads = 1024;  // one block takes all tokens: no second stage, and a chain of tokens/1024
+constexpr int kSumThreads = 1024;  // one block sums all tokens: no second stage, and a chain of tokens/1024
 
 enum Attr : int { kSamplesPerPrompt, kClipEps, kBeta, kEps, kAttrs };
 enum Input : int { kRewards = 5, kCompletionMask, kGroupBoundaries, kGradLoss };
@@ -26,7 +28,7 @@ struct Params {
   int64_t seq;
 };
 
-/// Where things are in the workspace; the first 256 bytes belong to the checks.
+/// Layout of the workspace; the checks use the first 256 bytes.
 struct Layout {
   int64_t active, advantages, losses, kls, divisor, bytes;
 
@@ -40,7 +42,7 @@ struct Layout {
   }
 };
 
-/// active = attention_mask != 0 and completion_mask != 0, for every token.
+/// Sets active = attention_mask != 0 and completion_mask != 0, for every token.
 __global__ void mark_active(const uint8_t* __restrict__ attention, const uint8_t* __restrict__ completion, int64_t rows,
                             uint8_t* __restrict__ active) {
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
@@ -49,7 +51,7 @@ __global__ void mark_active(const uint8_t* __restrict__ attention, const uint8_t
   }
 }
 
-// order-free: the smallest bad index is an integer minimum, the same in whatever order the threads come.
+// order-free: the smallest bad index is an integer minimum, independent of the order of the threads.
 __global__ void find_bad_boundary(const int64_t* __restrict__ bounds, int64_t count, int64_t batch,
                                   unsigned long long* __restrict__ first_bad) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
@@ -59,8 +61,8 @@ __global__ void find_bad_boundary(const int64_t* __restrict__ bounds, int64_t co
   }
 }
 
-/// Advantages of one group per warp. Relative to the first reward, so that equal rewards give exactly 0: their mean
-/// could be an ulp off.
+/// Advantages of one group per warp, relative to the first reward: so equal rewards give exactly 0, although their
+/// computed mean could be an ulp off.
 __global__ void group_advantages(const float* __restrict__ rewards, const int64_t* __restrict__ bounds, int64_t samples,
                                  int64_t groups, float eps, float* __restrict__ advantages) {
   const int64_t group = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
@@ -80,7 +82,7 @@ __global__ void group_advantages(const float* __restrict__ rewards, const int64_
   for (int64_t i = begin + lane; i < end; i += kWarp) advantages[i] = ((rewards[i] - first) - mean) / deviation;
 }
 
-/// divisor = number of active tokens, at least 1: without any, every sum is 0.
+/// divisor = number of active tokens, at least 1: without active tokens every sum is 0.
 __global__ __launch_bounds__(kSumThreads) void count_active(const uint8_t* __restrict__ active, int64_t rows,
                                                             float* __restrict__ divisor) {
   __shared__ float shared[kWarp];
@@ -90,7 +92,7 @@ __global__ __launch_bounds__(kSumThreads) void count_active(const uint8_t* __res
   if (threadIdx.x == 0) *divisor = fmaxf(total, 1.0f);
 }
 
-/// L and kl of one token per block; 0 where it is not active.
+/// L and kl of one token per block; 0 if the token is not active.
 template <typename T>
 __global__ __launch_bounds__(kMaxThreads,
                              kBlocksPerMultiprocessor) void token_losses(PolicyInputs<T> in, Params params,
@@ -105,7 +107,7 @@ __global__ __launch_bounds__(kMaxThreads,
   const Token token = read_token<T, Reuse::once>(in, row);
   if (threadIdx.x != 0) return;
   const float a = advantages[row / params.seq], ratio = expf(token.delta);
-  // Not fminf(fmaxf()), which would turn a NaN into a loss.
+  // Not fminf(fmaxf()), which would turn a NaN into a finite loss.
   const float clamped = ratio < 1.0f - params.clip   ? 1.0f - params.clip
                         : ratio > 1.0f + params.clip ? 1.0f + params.clip
                                                      : ratio;
@@ -114,7 +116,7 @@ __global__ __launch_bounds__(kMaxThreads,
   kls[row] = k3(token.d);
 }
 
-/// Means over all tokens, in an order that follows from their number alone.
+/// Means over all tokens, in an order that depends only on their number.
 __global__ __launch_bounds__(kSumThreads) void average(const float* __restrict__ losses, const float* __restrict__ kls,
                                                        int64_t rows, const float* __restrict__ divisor, float beta,
                                                        float* __restrict__ loss, float* __restrict__ policy_loss,
@@ -190,8 +192,8 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicySizes& 
   return check.workspace(static_cast<size_t>(Layout(sizes.rows, policy.shape[0]).bytes)).status();
 }
 
-/// CHECKOP_FAILED when the boundaries do not start with 0, increase and end with the batch. Waits for the stream:
-/// the groups must be right before anything is done by them.
+/// CHECKOP_FAILED when the boundaries do not start at 0, increase, and end at the batch. Waits for the stream, because
+/// the groups must be valid before they are used.
 checkop_status check_boundaries(const checkop_call* call, const int64_t* bounds, int64_t count, int64_t batch,
                                 cudaStream_t stream) {
   const auto doing = "check group boundaries";
@@ -217,7 +219,7 @@ size_t workspace_bytes(const checkop_call* call) {
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {
-  constexpr int kThreads = 256;         // any: these kernels are small
+  constexpr int kThreads = 256;         // any size: these kernels are small
   constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
   PolicySizes sizes;
   if (auto status = check_call(call, backward, sizes)) return status;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // grpo_loss / native: CPU, one token at a time in fp32.
 //   A = (r - mu)/sqrt(max(var, eps^2)) over each group of completions;  L = -min(ratio*A, clamp(ratio, 1-c, 1+c)*A)
-//   policy_loss = sum of L/n over the n active tokens, kl likewise, loss = policy_loss + beta*kl; without any, 0
+//   policy_loss = sum of L/n over the n active tokens, kl likewise, loss = policy_loss + beta*kl; 0 if n = 0
 //   dpolicy_logits[r,v] = c*([v = t] - softmax(policy[r])[v]),  c = g/n*(-A*ratio*[unclipped] - beta*(exp(d) - 1))
-//   a token is active where attention_mask and completion_mask are not 0; nothing of the others is read
+//   A token is active if attention_mask and completion_mask are not 0; nothing of other tokens is read.
 //   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] fp32|bf16|fp16   action_ids: int64   masks: uint8
 //   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: fp32   group_boundaries: int64, may be absent
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(terms / 1024) additions.
@@ -29,7 +29,7 @@ void check_scalar(const checkop_tensor& t, const char* name) {
     throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected one fp32 number");
 }
 
-/// Group i is the completions [bounds[i], bounds[i + 1]).
+/// Group i consists of completions [bounds[i], bounds[i + 1]).
 std::vector<int64_t> group_bounds(const checkop_call& c, int64_t batch) {
   const checkop_tensor& given = c.inputs[7];
   std::vector<int64_t> bounds;
@@ -54,7 +54,8 @@ std::vector<int64_t> group_bounds(const checkop_call& c, int64_t batch) {
   return bounds;
 }
 
-/// Relative to the first reward, so that equal rewards give exactly 0: their mean could be an ulp off.
+/// Advantages relative to the first reward: so equal rewards give exactly 0, although their computed mean could be an
+/// ulp off.
 void group_advantages(const float* rewards, int64_t n, float eps, float* out) {
   const auto count = static_cast<float>(n);
   const float mean = native::blocked_sum(n, [&](int64_t i) { return rewards[i] - rewards[0]; }) / count;
@@ -64,7 +65,7 @@ void group_advantages(const float* rewards, int64_t n, float eps, float* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = away(i) / deviation;
 }
 
-/// The inputs of both passes, checked.
+/// The checked inputs of both passes.
 struct GrpoCall : native::PolicyCall {
   const uint8_t* completion_mask;
   std::vector<float> advantages;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv_cache_attention / cuda: as described in attention.cuh, with keys in the cache and behind it the new ones, which
-// are read where they lie. The bits are those of attention over both put into one array.
+// kv_cache_attention / cuda: as described in cuda/attention.cuh, with the cache's keys first and the new keys after
+// them, both read in place. The bits are those of attention over both joined in one array.
 //   inputs: q, k_cache, v_cache, k_new, v_new, key_padding_mask     backward: then grad_o
 //   outputs: o     backward: dq, dk_cache, dv_cache, dk_new, dv_new
 #include "cuda/attention.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv_cache_attention / native: CPU, as described in attention_native.hpp, with keys in the cache and behind it the new
-// ones. The bits are those of attention over both put into one tensor.
+// kv_cache_attention / native: CPU, as described in cpu/attention.hpp, with the cache's keys first and the new keys
+// after them. The bits are those of attention over both joined in one tensor.
 //   inputs: q, k_cache, v_cache, k_new, v_new, key_padding_mask     backward: then grad_o
 //   outputs: o     backward: dq, dk_cache, dv_cache, dk_new, dv_new
 #include "cpu/attention.hpp"

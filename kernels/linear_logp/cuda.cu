@@ -6,12 +6,13 @@
 //             dbias[c] = sum_row dz[row,c]
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [vocab, hidden]   bias, dbias: [vocab],
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
-//   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
+//   If target_ids[row] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[row] holds.
 //   dlm_head_weight_carry: [vocab, hidden], dbias_carry: [vocab], f32, optional: with them dlm_head_weight and dbias
-//   are f32, one chain of multiply-adds each that begins with the carry, whose bits don't depend on how rows are cut.
+//   are f32, one chain of multiply-adds each that begins with the carry; their bits don't depend on how
+//   rows are cut into calls.
 //   Limits: hidden <= 65535 * 128. Other ids outside [0, vocab) are CHECKOP_FAILED.
-//   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, from a carry of n; z and dz are never
-//   rounded below fp32.
+//   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, with a carry chains of n; z and dz are
+//   never rounded below fp32.
 #include "linear_logp/portable.cuh"
 
 namespace checkop::kernels {

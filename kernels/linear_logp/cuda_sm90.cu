@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp / cuda-sm90: Hopper's wgmma and copy engine for fp16 and bf16, no logits in memory.
+// linear_logp / cuda-sm90: Hopper's wgmma and TMA for fp16 and bf16, no logits in memory.
 //   z = hidden * lm_head_weight^T + bias,  t = target_ids[row],  g = grad_logp[row],  p = softmax(z[row,:])
 //   forward   logp[row] = z[row,t] - lse(z[row,:])
 //   backward  dz[row,c] = g * ((c == t) - p[c]);  dhidden = dz * lm_head_weight, dlm_head_weight = dz^T * hidden,
 //             dbias[c] = sum_row dz[row,c]
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [vocab, hidden]   bias, dbias: [vocab],
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
-//   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
+//   If target_ids[row] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[row] holds.
 //   dlm_head_weight_carry: [vocab, hidden], dbias_carry: [vocab], f32, optional: with them dlm_head_weight and dbias
-//   are f32, the carry and then 16 rows at a time; their bits do not depend on how rows are cut into calls at multiples
-//   of 16. A carry has memory of its own.
+//   are f32, sums of the carry and then of 16 rows at a time. Their bits do not depend on how rows are cut into calls,
+//   as long as the cuts are at multiples of 16. A carry must not share memory with an output.
 //   No gradients in fp16: dz[row,c] is about g / vocab, where fp16 has few bits left or none.
 //   Limits: sm_90 only; |z| < 2^30, for gradients < 2^23; vocab < 2^30. Other ids outside [0, vocab) are
-//   CHECKOP_FAILED. fp32, and sums of nothing, as in the candidate cuda. Workspace: 20 bytes per row; forward, 24 MiB
-//   or what all rows come to, of 8 per row and 256 columns of vocabulary and, gathered, 2 per row and hidden. Backward,
-//   at most 300 MB at 4096 rows x 4096: 2 + 4 bytes per row and hidden, 4 per row and 256 columns, 2 + 1/4 per row and
-//   column for as many columns at a time as give 132 MiB or what is left of 300 MB. Expected error: a logit is one
-//   chain of hidden / 16 additions that truncate (sm90/plan.cuh); exponentials to 2 ulp, chains of 16 + 4 additions in
-//   a segment of 256 columns, segments in chains of vocab / 8192. dz is rounded to the dtype of hidden once, except in
-//   dbias; without a bias, its exponential before to 10 bits where the column is not the target. Then one chain of
-//   vocab / 16 or rows / 16.
-// Without a bias, the logits are computed once for as many rows as hidden has columns, with a carry for twice as many:
-// their exponentials wait in the memory of dlm_head_weight until it is written. Those of further rows are computed a
-// second time, to the same bits. Rows that are ignored cost nothing in the forward pass of more than 128 rows, and in
-// the backward pass where they come in blocks of 16: row_list.cuh. The bits of logp and dhidden do not depend on the
-// other rows: sm90/segments.cuh, sm90/gradient.cuh.
+//   CHECKOP_FAILED. fp32 and empty sums are computed as in the candidate cuda.
+//   Workspace: 20 bytes per row. Forward: also 8 bytes per row and 256 columns of vocabulary, and 2 per row and hidden
+//   element when rows are gathered, for as many rows at a time as fit 24 MiB. Backward: at most 300 MB at 4096 rows x
+//   4096: 2 + 4 bytes per row and hidden element, 4 per row and 256 columns, 2 + 1/4 per row and column, for as many
+//   columns at a time as fit 132 MiB or what is left of 300 MB.
+//   Expected error: a logit is one chain of hidden / 16 additions that truncate (sm90/plan.cuh); exponentials are
+//   within 2 ulp; sums are chains of 16 + 4 additions in a segment of 256 columns, then chains of vocab / 8192 over
+//   segments. dz is rounded once to the dtype of hidden, except in dbias. Without a bias, its exponential is first
+//   rounded to 10 bits, except in the target's column. Then one chain of vocab / 16 or rows / 16.
+// Without a bias, the logits are computed once for as many rows as hidden has columns (with a carry, twice as many):
+// their exponentials are kept in the memory of dlm_head_weight until it is written. The logits of further rows are
+// computed a second time, to the same bits. Ignored rows cost nothing in a forward pass of more than 128 rows, nor in
+// the backward pass where they fill blocks of 16: row_list.cuh. The bits of a row's logp and dhidden do not depend on
+// the other rows: sm90/segments.cuh, sm90/gradient.cuh.
 #include <type_traits>
 
 #include "linear_logp/sm90.cuh"
@@ -41,7 +42,7 @@ using linear_logp::sizes_of;
 using linear_logp::WeightGradients;
 
 bool is_16_bit(const checkop_call* call) { return call->n_inputs > 0 && call->inputs[0].dtype != CHECKOP_F32; }
-/// fp32 and sums of nothing.
+/// fp32 and empty sums.
 bool is_portable(const checkop_call* call) {
   const Sizes sizes = sizes_of(call);
   return !is_16_bit(call) || sizes.rows == 0 || sizes.hidden == 0;
@@ -54,7 +55,7 @@ size_t backward_workspace(const checkop_call* call) {
   return is_portable(call) ? linear_logp::backward_workspace(call) : hopper::workspace_of(sizes_of(call), true).bytes;
 }
 
-/// Of the `count` rows in the list. p.ignored: where logp is 0.
+/// Of the `count` rows in the list. p.ignored: rows of this id have logp 0.
 template <typename T>
 cudaError_t launch_logp(const hopper::Problem<T>& p, const RowList& list, int64_t count, float* logp,
                         const char*& words) {
@@ -82,7 +83,7 @@ cudaError_t launch_logp(const hopper::Problem<T>& p, const RowList& list, int64_
   return cudaGetLastError();
 }
 
-/// Likewise. What the list has of a row that is ignored adds zeros.
+/// Of the `count` rows in the list. Listed rows that are ignored add zeros.
 template <typename T, typename O>
 cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t count, T* dhidden,
                              const WeightGradients<O>& to, const char*& words) {
@@ -117,7 +118,7 @@ cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t 
 
 template <typename T>
 checkop_status run(const checkop_call* call, bool backward, const hopper::Workspace& at, int64_t ignored) {
-  constexpr int64_t kFewRows = 128;  // reading the weights takes the time: which rows count need not be known
+  constexpr int64_t kFewRows = 128;  // forward: up to here reading the weights dominates, so rows are not listed
   const hopper::Problem<T> p = hopper::problem_of<T>(call, sizes_of(call), at, ignored);
   const int64_t rows = p.sizes.rows;
   auto count = static_cast<unsigned long long>(rows);

@@ -2,11 +2,11 @@
 // linear_logp / native: CPU, fp32, by chunks of the vocabulary; no [rows, vocab] array is ever stored.
 //   z[r,v] = sum_h hidden[r,h] W[v,h] + bias[v]     logp[r] = (z[r,t] - m) - log(s),  s = sum_v exp(z[r,v] - m)
 //   dz[r,v] = g[r] ([v = t] - exp(z[r,v] - m) / s)  dhidden = dz W    dW = dz^T hidden    dbias = sum_r dz
-//   hidden: [..., hidden]  W: [vocab, hidden]  bias: [vocab], fp32|bf16|fp16   target_ids: int64   logp, grad_logp:
-//   fp32
-//   where target_ids[r] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[r] holds
-//   With dlm_head_weight_carry[vocab, hidden] and dbias_carry[vocab], fp32: dW and dbias are fp32, the carry and then
-//   the sums of 16 rows each, in order; their bits do not depend on how rows are cut into calls at multiples of 16.
+//   hidden: [..., hidden]  W: [vocab, hidden]  bias: [vocab], fp32|bf16|fp16
+//   target_ids: int64   logp, grad_logp: fp32
+//   If target_ids[r] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[r] holds.
+//   With dlm_head_weight_carry[vocab, hidden] and dbias_carry[vocab], fp32: dW and dbias are fp32, sums of the carry
+//   and then of 16 rows each, in order. Bits do not depend on how rows are cut into calls at multiples of 16.
 //   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms;
 //   from a carry, chains of rows / 16.
 #include "cpu/linear_logp.hpp"
@@ -17,7 +17,7 @@ using namespace native::linear;
 using native::Extent;
 using native::SumExp;
 
-/// Checks the inputs that both passes have.
+/// Checks the inputs common to both passes.
 void check_inputs(const checkop_call& c, Extent& rows, Extent& hidden, Extent& vocab) {
   const int32_t dtype = c.inputs[0].dtype;
   native::check_computed_dtype(dtype);
@@ -27,7 +27,7 @@ void check_inputs(const checkop_call& c, Extent& rows, Extent& hidden, Extent& v
   if (c.inputs[3].data != nullptr) native::check_list(c.inputs[3], "bias", dtype, vocab);
 }
 
-/// Checks the ids, which only a call whose shapes were found right has, and loads.
+/// Checks the ids and loads the problem. Only valid once the shapes have been checked.
 Problem load_checked(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab) {
   const int64_t ignored = native::ignore_index(c);
   native::check_ids(c.inputs[2], "target_ids", rows, vocab, ignored);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp on any GPU: logits in fp32 blocks of at most 1024 rows x 16384 columns, fp32 throughout. Names as in
-// cuda.cu, which says what is computed.
+// linear_logp on any GPU: logits in fp32 blocks of at most 1024 rows x 16384 columns, fp32 throughout. cuda.cu has the
+// formulas and the names used here.
 //
 // A row's bits, and those of every gradient, do not depend on how the blocks are cut: sums go by fixed units (512 terms
 // of a product, 256 columns of the softmax), the cuts are multiples of the units, and units are added in order. A
-// gradient that is carried on from call to call is one chain of multiply-adds that begins with the carry: its bits do
-// not depend on how rows are cut into calls either.
+// gradient with a carry is one chain of multiply-adds that begins with the carry, so its bits do not depend on how rows
+// are cut into calls either.
 #pragma once
 
 #include "gemm/tile.cuh"
@@ -14,13 +14,13 @@
 
 namespace checkop::kernels::linear_logp {
 
-// A block of logits is 64 MiB at most: eight tiles of rows by 128 of columns, several waves of blocks on any GPU.
+// A block of logits is at most 64 MiB: eight tiles of rows by 128 of columns, several waves of blocks on any GPU.
 constexpr int64_t kBlockRows = 1024, kBlockColumns = 16384;
 static_assert(kBlockRows % kSumUnit == 0 && kBlockColumns % kSumUnit == 0);
-// The fp32 sums of dlm_head_weight exist for one block of columns at a time, in about 256 MiB.
+// The fp32 sums of dlm_head_weight are held for one block of columns at a time, in about 256 MiB.
 constexpr int64_t kWeightSums = int64_t{64} << 20;
 
-/// z becomes dz, in place; 0 in rows that are left out. first_id: of the first column in all the vocabulary.
+/// Turns z into dz, in place; 0 in ignored rows. first_id: vocabulary index of the first column.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ z, int64_t ldz,
                                                                const T* __restrict__ bias,
@@ -42,7 +42,7 @@ __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict
   *place = grad_logp[row] * ((first_id + column == target ? 1.0f : 0.0f) - p);
 }
 
-/// The rows of hidden that count; zeros in place of the others, whose 0 * NaN would reach dlm_head_weight.
+/// Copies hidden with ignored rows replaced by zeros: otherwise 0 * NaN would reach dlm_head_weight.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void keep_rows(const T* __restrict__ hidden,
                                                       const int64_t* __restrict__ target_ids, int64_t ignored,
@@ -67,7 +67,7 @@ struct Sizes {
 /// Byte offsets into the workspace, each a multiple of 256.
 struct Layout {
   int64_t block_rows, block_columns, n_segments;
-  int64_t ld_sums;  ///< leading dimension of hidden_sums and weight_sums: a multiple of 4, as the products want
+  int64_t ld_sums;  ///< leading dimension of hidden_sums and weight_sums: a multiple of 4, as the products need
   size_t target_logit, partials, totals, z, kept_hidden, hidden_sums, weight_sums, bias_sums, bytes;
 };
 
@@ -103,7 +103,7 @@ inline Layout layout_of(const Sizes& sizes, bool backward) {
   return at;
 }
 
-/// What both passes work on.
+/// Arguments common to both passes.
 template <typename T>
 struct Problem {
   Sizes sizes;
@@ -113,14 +113,14 @@ struct Problem {
   int64_t ignored;
   std::byte* workspace;
   cudaStream_t stream;
-  int64_t first_id = 0;  ///< of the weight's first column in all the vocabulary
+  int64_t first_id = 0;  ///< vocabulary index of the weight's first column
 
   template <typename U>
   U* in_workspace(size_t offset) const {
     return reinterpret_cast<U*>(workspace + offset);
   }
   const T* bias_from(int64_t column) const { return bias == nullptr ? nullptr : bias + column; }
-  /// The problem of `columns` of the weight's, `first` and those that follow.
+  /// The problem of `columns` columns of the weight, from `first` on.
   Problem part(int64_t first, int64_t columns) const {
     Problem p = *this;
     p.weight += first * sizes.hidden;
@@ -138,7 +138,7 @@ struct Problem {
   }
 };
 
-/// The block of logits without bias, into the workspace.
+/// Computes a block of logits, without bias, into the workspace.
 template <typename T>
 void launch_logits(const Problem<T>& p, int64_t first_row, int64_t first_column) {
   const int64_t hidden = p.sizes.hidden;
@@ -147,7 +147,7 @@ void launch_logits(const Problem<T>& p, int64_t first_row, int64_t first_column)
               p.template in_workspace<float>(p.at.z), p.at.block_columns, false, p.stream);
 }
 
-/// finish_at(first row) is called with every row's Partial, as merge_segments() does.
+/// finish_at(first row) returns the functor that merge_segments() calls with every row's Partial.
 template <typename T, typename FinishAt>
 void launch_softmax(const Problem<T>& p, FinishAt&& finish_at) {
   auto* z = p.template in_workspace<float>(p.at.z);
@@ -168,7 +168,7 @@ void launch_softmax(const Problem<T>& p, FinishAt&& finish_at) {
   }
 }
 
-/// Rows of hidden that are left out become zeros, in a copy that p.hidden is from here on.
+/// Replaces the ignored rows of hidden by zeros, in a copy that p.hidden then points to.
 template <typename T>
 void keep_hidden(Problem<T>& p) {
   auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
@@ -176,9 +176,9 @@ void keep_hidden(Problem<T>& p) {
   p.hidden = kept;
 }
 
-/// Column blocks outside, so that the sums of one block of dlm_head_weight are finished before the next begins; row
-/// blocks inside. The logits are computed a second time: stored, they would be [rows, vocab]. Rows' totals are in the
-/// workspace.
+/// The outer loop is over column blocks, so that the sums of one block of dlm_head_weight are finished before the next
+/// begins; the inner loop is over row blocks. The logits are computed a second time, because storing them would take
+/// [rows, vocab]. The rows' totals are in the workspace.
 ///   hidden_sums: [rows, ld_sums], dhidden not yet rounded
 template <typename T, typename O>
 void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden_sums, const WeightGradients<O>& all) {
@@ -220,14 +220,14 @@ void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden
   }
 }
 
-/// Sizes as far as the shapes tell; zeros for shapes that check_call() will refuse.
+/// Sizes as far as the shapes give them; zeros for shapes that check_call() will refuse.
 inline Sizes sizes_of(const checkop_call* call) {
   if (call->n_inputs < kForwardInputs || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
   const size_t element_bytes = call->inputs[0].dtype == CHECKOP_F32 ? 4 : 2;
   return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), call->inputs[1].shape[0], element_bytes};
 }
 
-/// `workspace`: bytes that the call must bring.
+/// `workspace`: bytes that the call must provide.
 inline checkop_status check_call(const checkop_call* call, bool backward, size_t workspace) {
   CallCheck check(call);
   if (check.counts(backward ? kBackwardInputs : kForwardInputs, backward ? kBackwardOutputs : kForwardOutputs).failed())
@@ -311,7 +311,7 @@ checkop_status run(const checkop_call* call, Problem<T> p, bool backward) {
   return launch_status(call, backward ? "launch linear_logp backward" : "launch linear_logp forward");
 }
 
-/// Of a call whose shapes were checked.
+/// From a call whose shapes have been checked.
 template <typename T>
 Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Layout& at, int64_t ignored) {
   return {sizes,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows that count, side by side: what is computed of them costs nothing for the others.
+// Gathers the rows that count, so that ignored rows cost nothing in what follows.
 //
-// Outputs of a row do not depend on where it stands among others, so any rows may be left out. Sums over rows take 16
-// of them at a time (sm90/plan.cuh): there only whole blocks of 16 rows are, for zeros add nothing, but other
-// neighbours would be another order. (dbias without a carry, which adds 512 such sums at a time, may have other bits.)
+// The outputs of a row do not depend on its position among the others, so any rows may be left out there. Sums over
+// rows take 16 rows at a time (sm90/plan.cuh); there only whole blocks of 16 ignored rows are left out: zeros add
+// nothing, but different neighbours would change the order of addition. (dbias without a carry adds 512 such sums at a
+// time, so its bits may change.)
 #pragma once
 
 #include <type_traits>
@@ -12,10 +13,10 @@
 
 namespace checkop::kernels::linear_logp {
 
-/// In the workspace, `count` rows of `rows`: their numbers, ascending, and what belongs to each.
+/// `count` listed rows out of `rows`, in the workspace: their numbers, ascending, and their data.
 struct RowList {
   int64_t* __restrict__ at;       ///< [rows]
-  int64_t* __restrict__ ids;      ///< [rows]
+  int64_t* __restrict__ ids;      ///< [rows], the target ids of the listed rows
   float* __restrict__ grad_logp;  ///< [rows], only for gradients
   unsigned long long* __restrict__ count;
 
@@ -24,7 +25,7 @@ struct RowList {
 
 constexpr int kListThreads = 1024;
 
-/// Lists every row of blocks of `unit` rows in which an id is not `ignored`; unit is 1 or 16.
+/// Lists every row of every block of `unit` rows that has an id other than `ignored`; unit is 1 or 16.
 static __global__ __launch_bounds__(kListThreads) void list_rows(const int64_t* __restrict__ ids,
                                                                  const float* __restrict__ grad_logp, int64_t ignored,
                                                                  int64_t rows, int unit, RowList to) {
@@ -48,7 +49,7 @@ static __global__ __launch_bounds__(kListThreads) void list_rows(const int64_t* 
       to.at[place] = row, to.ids[place] = id;
       if (grad_logp != nullptr) to.grad_logp[place] = grad_logp[row];
     }
-    __syncthreads();  // of_warp is free again
+    __syncthreads();  // before of_warp is written again
   }
   if (threadIdx.x == 0) *to.count = static_cast<unsigned long long>(total);
 }
@@ -59,7 +60,7 @@ inline void launch_list_rows(const int64_t* ids, const float* grad_logp, int64_t
   list_rows<<<1, kListThreads, 0, stream>>>(ids, grad_logp, ignored, rows, unit, to);
 }
 
-/// to[i, :] = hidden[at[i], :], zeros where ids[i] is `ignored`; `wide` elements at a time.
+/// to[i, :] = hidden[at[i], :], zeros where ids[i] is `ignored`; moves `wide` elements at a time.
 template <int wide, typename T>
 __global__ __launch_bounds__(kThreads) void gather_rows(const T* __restrict__ hidden, const int64_t* __restrict__ at,
                                                         const int64_t* __restrict__ ids, int64_t ignored, int64_t rows,
@@ -74,7 +75,7 @@ __global__ __launch_bounds__(kThreads) void gather_rows(const T* __restrict__ hi
   }
 }
 
-/// Rows [first, first + rows) of the list; `to` is aligned to 16 bytes.
+/// Gathers rows [first, first + rows) of the list; `to` is aligned to 16 bytes.
 template <typename T>
 void launch_gather_rows(const T* hidden, const RowList& list, int64_t first, int64_t rows, int64_t columns,
                         int64_t ignored, T* to, cudaStream_t stream) {
@@ -101,7 +102,7 @@ void launch_scatter_rows(const float* from, const RowList& list, int64_t rows, i
   scatter_rows<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(from, list.at, rows, columns, to);
 }
 
-/// finish(row, ...) of the row that stands in the list at `row`.
+/// Calls finish(row, ...) with the original number of the row at index `row` of the list.
 template <typename Finish>
 struct AtListed {
   const int64_t* __restrict__ at;

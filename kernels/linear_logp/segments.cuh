@@ -11,7 +11,7 @@ namespace checkop::kernels {
 // One warp reduces the logits of a row's segment; 8 columns per lane.
 constexpr int kSegment = 256;
 static_assert(kSumUnit % kSegment == 0);
-constexpr int kThreads = 256;  // of the elementwise kernels: full occupancy at any register count they reach
+constexpr int kThreads = 256;  // of the elementwise kernels: full occupancy with the registers they need
 constexpr int kWarpsPerBlock = kThreads / kWarp;
 
 /// Maximum and sum of exp(z - exp_shift(max)) of a segment or of a row.
@@ -24,9 +24,9 @@ __device__ float biased(float z, const T* __restrict__ bias, int64_t column) {
   return bias == nullptr ? z : z + to_float(bias[column]);
 }
 
-/// partials[row, segment], and target_logit[row] where the target is in the block.
-///   z: [rows, ldz] f32, the columns first_column .. first_column + n_columns - 1 of the weight   bias: [n_columns]
-///   first_id: of the first of these columns in all the vocabulary
+/// Computes partials[row, segment], and target_logit[row] where the target is in the block.
+///   z: [rows, ldz] f32, columns first_column .. first_column + n_columns - 1 of the weight   bias: [n_columns]
+///   first_id: vocabulary index of the first of these columns
 template <typename T>
 __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restrict__ z, int64_t ldz,
                                                             const T* __restrict__ bias,
@@ -59,7 +59,7 @@ __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restr
   if (lane == 0) partials[row * n_segments + first_column / kSegment + segment] = {max, sum};
 }
 
-/// finish(row, its Partial): one warp merges the segments of a row. Lane l takes segments l, l + 32, ...
+/// Calls finish(row, its Partial): one warp merges the segments of a row. Lane l takes segments l, l + 32, ...
 template <typename Finish>
 __global__ __launch_bounds__(kThreads) void merge_segments(const Partial* __restrict__ partials, int64_t rows,
                                                            int64_t n_segments, Finish finish) {

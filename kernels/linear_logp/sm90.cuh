@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp by Hopper's wgmma: what cuda_sm90.cu says of it, for a weight that may be one rank's part of a larger
-// one.
+// linear_logp by Hopper's wgmma, as described in cuda_sm90.cu. The weight may be one rank's part of a larger one.
 #pragma once
 
 #include "linear_logp/row_list.cuh"
@@ -14,35 +13,35 @@ constexpr auto kDirect = sm90::Stores::direct;
 struct ManyRows : sm90::Plan<2, 256, 64, 4, 2, 1, kEngine, kDirect> {
   static constexpr const char* kWords = "wgmma 128x256, pairs";
 };
-// At most 128 rows, then at most 64: reading the weights takes the time.
+// For at most 128 and at most 64 rows, where reading the weights dominates.
 struct Rows128 : sm90::Plan<2, 256, 64, 4, 1, 1, kEngine, kDirect> {
   static constexpr const char* kWords = "wgmma 128x256";
 };
 struct Rows64 : sm90::Plan<1, 256, 64, 0, 1, 1, kEngine, kDirect> {
   static constexpr const char* kWords = "wgmma 64x256";
 };
-// Matrices that the copy engine can't reach.
+// For matrices that TMA can't read.
 struct Unaligned : sm90::Plan<1, 256, 64, 4, 1, 1, sm90::Loads::plain, kDirect> {
   static constexpr const char* kWords = "wgmma 64x256, element loads";
 };
 
 struct Workspace {
-  int64_t rows;           ///< at a time in a pass over the logits
-  int64_t gathered_rows;  ///< likewise, and in the forward pass, when they are gathered first
-  int64_t columns;        ///< of the vocabulary at a time, when gradients are computed; 0 in the forward pass
+  int64_t rows;           ///< rows per pass over the logits
+  int64_t gathered_rows;  ///< rows per pass of the forward when they are gathered first
+  int64_t columns;        ///< vocabulary columns at a time when gradients are computed; 0 in the forward pass
   int64_t n_segments;
   size_t target_logit, row_gradients, exponents, kept_hidden, hidden_sums, block_sums, bias_sums;
   size_t row_list;
-  size_t sums, dz;  ///< the same place: the ones are done with before the others begin
-  size_t gathered;  ///< in the same place too, behind the sums of gathered_rows
+  size_t sums, dz;  ///< in the same memory: sums are no longer needed when dz begins
+  size_t gathered;  ///< also in that memory, behind the sums of gathered_rows
   size_t bytes;
 };
 
-/// parts: of the vocabulary that are computed one by one. keeps_sums: the sums of dhidden wait in the workspace.
+/// parts: of the vocabulary, computed one after another. keeps_sums: the sums of dhidden are kept in the workspace.
 inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts = 1, bool keeps_sums = true) {
-  constexpr int64_t kSumBytes = int64_t{24} << 20, kRowUnit = 256;  // rows of a pair of blocks
-  // 66 tiles of columns at 4096 rows: of two waves of blocks each on 132 multiprocessors, with little left over. Less
-  // where the rest would make it more than 300 MB in all; but blocks of columns should not be too narrow.
+  constexpr int64_t kSumBytes = int64_t{24} << 20, kRowUnit = 256;  // rows of a cluster of 2 blocks
+  // 66 tiles of columns at 4096 rows: two waves of blocks each on 132 SMs, with little left over. Fewer where the total
+  // would exceed 300 MB; but blocks of columns must not become too narrow.
   constexpr int64_t kMostGradientBytes = int64_t{132} << 20, kLeastGradientBytes = int64_t{48} << 20;
   constexpr int64_t kAllBytes = 300'000'000, kColumnUnit = 256;
   Workspace at{};
@@ -67,7 +66,7 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts =
     at.exponents = place((at.n_segments + parts) * sizes.rows * 4);
     at.kept_hidden = place(sizes.rows * sizes.hidden * 2);
     at.hidden_sums = place(keeps_sums ? sizes.rows * sizes.hidden * 4 : 0);
-    // Beside dz, a sixteenth of its elements in fp32 are sums for the bias.
+    // The bias needs fp32 sums beside dz, one per 16 elements of dz: so dz gets 8/9 of the rest.
     const int64_t left = (kAllBytes - static_cast<int64_t>(end)) / 9 * 8;
     const int64_t bytes = std::clamp(left, kLeastGradientBytes, kMostGradientBytes);
     at.columns = fitting(bytes, sizes.rows * 2, kColumnUnit, round_up(sizes.vocab, 8));
@@ -82,29 +81,31 @@ inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts =
   return at;
 }
 
-/// The memory of dweight, where others may wait until it is written; null when it holds what is carried on.
+/// The memory of dweight, for use as scratch until dweight is written; null when it holds the carry.
 template <typename T, typename O>
 T* room_in(const WeightGradients<O>& to) {
   const void* const dweight = to.dweight;
   return dweight == to.weight_carry ? nullptr : reinterpret_cast<T*>(to.dweight);
 }
 
-/// The exponentials that wait in the memory of dweight until it is written: by blocks of columns, [rows, ld(block)]
-/// each, as far behind as they can be, so that what a block writes of dweight covers no later block's. That takes no
-/// more rows than dweight has columns; the logits of the others are computed a second time.
+/// Exponentials kept in the memory of dweight until it is written, by blocks of columns, [rows, ld(block)] each. They
+/// lie as far back as possible, so that the part of dweight that a block writes covers no later block's exponentials.
+/// There is room for at most as many rows as dweight has columns; the logits of the other rows are computed a second
+/// time.
 struct Kept {
   int64_t rows = 0;
   int64_t block_columns = 0, blocks = 0, last_columns = 0, end = 0;
 
   int64_t columns(int64_t block) const { return block + 1 < blocks ? block_columns : last_columns; }
   int64_t ld(int64_t block) const { return round_up(columns(block), 8); }
-  /// Elements from the begin of dweight: a multiple of 8, as ld is.
+  /// Offset from the start of dweight, in elements: a multiple of 8, like ld.
   int64_t start(int64_t block) const { return end - rows * (ld(blocks - 1) + (blocks - 1 - block) * block_columns); }
 };
 
-/// width: of dweight, in elements of 16 bits.
+/// width: of a row of dweight, in elements of 16 bits.
 inline Kept kept_of(int64_t rows, int64_t width, int64_t vocab, int64_t block_columns) {
-  // Of a tile; with fewer, a product takes as long as reading the weights does; the grid of kept_to_gradient().
+  // kUnit: rows of a tile. kFewest: with fewer rows, a product takes as long as reading the weights. kMost: limit of
+  // the grid of kept_to_gradient().
   constexpr int64_t kUnit = 128, kFewest = 256, kMost = int64_t{1} << 18;
   if (vocab == 0 || block_columns == 0) return {};
   Kept kept;
@@ -117,7 +118,7 @@ inline Kept kept_of(int64_t rows, int64_t width, int64_t vocab, int64_t block_co
   return kept.rows < kFewest ? Kept{} : kept;
 }
 
-/// What both passes work on.
+/// Arguments common to both passes.
 template <typename T>
 struct Problem {
   Sizes sizes;
@@ -127,15 +128,15 @@ struct Problem {
   int64_t ignored;
   std::byte* workspace;
   cudaStream_t stream;
-  int64_t first_id = 0;        ///< of the weight's first column in all the vocabulary
-  size_t first_exponents = 0;  ///< in the workspace, those of the weight's first segment
+  int64_t first_id = 0;        ///< vocabulary index of the weight's first column
+  size_t first_exponents = 0;  ///< workspace offset of the exponents of the weight's first segment
 
   template <typename U>
   U* in_workspace(size_t offset) const {
     return reinterpret_cast<U*>(workspace + offset);
   }
   const T* bias_from(int64_t column) const { return bias == nullptr ? nullptr : bias + column; }
-  /// The problem of part `index`: `columns` of the weight's, `first` and those that follow.
+  /// The problem of part `index`: `columns` columns of the weight, from `first` on.
   Problem part(int64_t index, int64_t first, int64_t columns) const {
     Problem p = *this;
     p.first_exponents += static_cast<size_t>((first / sm90::kSegmentColumns + index) * sizes.rows) * sizeof(float);
@@ -148,14 +149,14 @@ struct Problem {
   }
 };
 
-/// `count` is elsewhere: it goes to the host.
+/// `count` is passed separately because it is copied to the host.
 template <typename T>
 RowList row_list_in(const Problem<T>& p, unsigned long long* count) {
   auto* at = p.template in_workspace<int64_t>(p.at.row_list);
   return {at, at + p.sizes.rows, reinterpret_cast<float*>(at + 2 * p.sizes.rows), count};
 }
 
-/// Of a call whose shapes were checked.
+/// From a call whose shapes have been checked.
 template <typename T>
 Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Workspace& at, int64_t ignored) {
   return {sizes,
@@ -171,7 +172,7 @@ Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Worksp
           at.exponents};
 }
 
-/// Whether the copy engine reaches both factors.
+/// Whether TMA can read both operands.
 template <typename T, bool a_along_k, bool b_along_k>
 bool are_reachable(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t inner) {
   return sm90::has_tensor_map<T>(sm90::matrix_of(a, inner)) && sm90::has_tensor_map<T>(sm90::matrix_of(b, inner));
@@ -188,7 +189,8 @@ sm90::SumSegments<T> segments_of(const Problem<T>& p, int64_t first_row) {
   return segments;
 }
 
-/// Rows [first, first + rows) with what is kept of them, by blocks of columns: into the memory that dweight begins at.
+/// Computes the sums of rows [first, first + rows) and keeps their exponentials, by blocks of columns, in the memory of
+/// dweight.
 template <typename T>
 cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
   const int64_t hidden = p.sizes.hidden;
@@ -208,8 +210,8 @@ cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t fir
   return cudaSuccess;
 }
 
-/// What of a problem's exponentials the memory of dweight has room for. Nothing where the copy engine does not reach;
-/// nor with a bias, whose gradient is a sum of what is not rounded.
+/// How many of a problem's exponentials fit into the memory of dweight. None where TMA can't read an operand; none with
+/// a bias, because the bias's gradient sums values that are not rounded.
 template <typename T, typename O>
 Kept kept_in(const Problem<T>& p, const WeightGradients<O>& to) {
   const auto is_aligned = [](const T* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
@@ -221,9 +223,9 @@ Kept kept_in(const Problem<T>& p, const WeightGradients<O>& to) {
   return kept_of(p.sizes.rows, p.sizes.hidden * kWide, p.sizes.vocab, p.at.columns);
 }
 
-/// finish_at(first row) is called with every row's sum of exponentials, as merge_power_sums() does. Exponents of
-/// segments stay in the workspace for gradients, and exponentials of `kept` rows in dweight.
-/// `words`: the plan.
+/// finish_at(first row) returns the functor that merge_power_sums() calls with every row's sum of exponentials. Leaves
+/// the exponents of segments in the workspace for gradients, and the exponentials of `kept` rows in dweight. `words`
+/// becomes the description of the plan.
 template <typename T, typename FinishAt>
 cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at, const char*& words) {
   int64_t rows = 0;
@@ -253,7 +255,7 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
   return cudaGetLastError();
 }
 
-/// The tiles of a * b into `out`, which may be of any epilogue that has the same bits with every plan.
+/// Computes the tiles of a * b into `out`, an epilogue that must give the same bits with every plan.
 template <typename T, typename Epilogue, bool a_along_k, bool b_along_k, typename Stage>
 cudaError_t multiply(Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t inner,
                      cudaStream_t stream, Stage&& stage) {
@@ -265,7 +267,7 @@ cudaError_t multiply(Epilogue& out, const Factor<T, a_along_k>& a, const Factor<
   return sm90::with_fastest(a.extent, b.extent, run, sm90::Large{}, sm90::Square{}, sm90::Low{}, sm90::Small{});
 }
 
-/// Rows of hidden that are left out become zeros, in a copy that p.hidden is from here on.
+/// Replaces the ignored rows of hidden by zeros, in a copy that p.hidden then points to.
 template <typename T>
 void keep_hidden(Problem<T>& p) {
   auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
@@ -273,7 +275,8 @@ void keep_hidden(Problem<T>& p) {
   p.hidden = kept;
 }
 
-/// dz of a block of columns into the workspace: of kept exponentials, and for the rows behind of logits anew.
+/// Computes dz of a block of columns into the workspace: from kept exponentials, then for the remaining rows from
+/// logits that are computed again.
 template <bool biased, typename T>
 cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const T* dweight, int64_t column,
                                    int64_t columns, int64_t offset) {
@@ -305,7 +308,7 @@ cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const 
 
 constexpr auto kNeverStaged = [](auto, auto&) { return true; };
 
-/// dz^T * hidden, of a block of columns; accumulators begin with the carry, where there is one.
+/// dz^T * hidden for a block of columns; the accumulators begin with the carry, if there is one.
 template <typename T, typename O>
 cudaError_t launch_weight_gradient(const Problem<T>& p, const Factor<T, false>& dz, const WeightGradients<O>& to) {
   const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden;
@@ -323,7 +326,7 @@ cudaError_t launch_weight_gradient(const Problem<T>& p, const Factor<T, false>& 
   }
 }
 
-/// The sums of what the workspace has of each column, a row of it for 16 rows.
+/// Sums the workspace's block sums over rows, for each column; one block sum stands for 16 rows.
 template <typename T, typename O>
 void launch_bias_gradient(const Problem<T>& p, int64_t columns, const WeightGradients<O>& to) {
   const auto* block_sums = p.template in_workspace<float>(p.at.block_sums);
@@ -338,10 +341,10 @@ void launch_bias_gradient(const Problem<T>& p, int64_t columns, const WeightGrad
   launch_round_to<O>(sums, columns, 1, columns, to.dbias, p.stream);
 }
 
-/// By blocks of columns of the vocabulary: dz of the block, then its part of every gradient. Rows' gradients are in the
-/// workspace, their targets relative to the weight of which this is the part that begins `offset` columns on; `to` is
-/// this part's, and `kept` what reduce_logits() has left in it.
-///   hidden_sums: [rows, hidden], where sums wait between blocks; with dhidden null, they are the result
+/// For each block of vocabulary columns: computes dz, then its part of every gradient. The RowGradients are in the
+/// workspace. Their targets are relative to the whole weight; this part begins `offset` columns into it. `to` covers
+/// this part only; `kept` is what reduce_logits() left in its memory.
+///   hidden_sums: [rows, hidden], holds the sums between blocks; with dhidden null, they are the result
 template <typename T, typename O>
 cudaError_t launch_gradients(const Problem<T>& p, const Kept& kept, int64_t offset, float* hidden_sums, T* dhidden,
                              const WeightGradients<O>& to) {

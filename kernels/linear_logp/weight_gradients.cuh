@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp on any GPU: what sums over rows, the gradients of weights. Where they go, the carries that they may begin
-// with, and sums of columns; names as in cuda.cu.
+// linear_logp on any GPU: the gradients of weights, which are sums over rows. Their destinations, the carries that they
+// may begin with, and column sums. Names as in cuda.cu.
 #pragma once
 
 #include "gemm/tile.cuh"
@@ -12,7 +12,7 @@ namespace checkop::kernels::linear_logp {
 using native::linear::kBackwardInputs, native::linear::kBackwardOutputs, native::linear::kForwardInputs,
     native::linear::kForwardOutputs, native::linear::kBiasCarry, native::linear::kWeightCarry;
 
-/// Blocks for `count` elements, at least one; the kernels stride over what several waves leave.
+/// Number of blocks for `count` elements, at least one; the kernels stride over the elements beyond several waves.
 inline unsigned blocks_for(int64_t count) {
   constexpr int64_t kMaxBlocks = 4096;
   const int64_t blocks = ceil_div(count, kThreads);
@@ -36,7 +36,7 @@ static __global__ __launch_bounds__(kThreads) void sum_columns(const float* __re
   sums[column] = total;
 }
 
-/// sums[column] += the sum over rows of dz, one by one.
+/// sums[column] += sum over rows of dz, one row after another.
 static __global__ __launch_bounds__(kThreads) void sum_columns_chain(const float* __restrict__ dz, int64_t ldz,
                                                                      int64_t rows, int64_t n_columns,
                                                                      float* __restrict__ sums) {
@@ -75,7 +75,8 @@ void launch_round_to(const float* from, int64_t ld, int64_t rows, int64_t column
   round_to<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(from, ld, rows, columns, to);
 }
 
-/// to[row, column] = from[row, column], zeros in the columns up to ld, to's leading dimension. from is contiguous.
+/// to[row, column] = from[row, column], with zeros in the columns up to ld, the leading dimension of `to`. `from` is
+/// contiguous.
 static __global__ __launch_bounds__(kThreads) void spread_rows(const float* __restrict__ from, int64_t rows,
                                                                int64_t columns, float* __restrict__ to, int64_t ld) {
   const int64_t count = rows * ld;
@@ -89,20 +90,20 @@ inline void launch_spread(const float* from, int64_t rows, int64_t columns, floa
   spread_rows<<<blocks_for(rows * ld), kThreads, 0, stream>>>(from, rows, columns, to, ld);
 }
 
-/// Where the gradients of weights go, in their dtype, and the carries that they begin with; null when absent.
+/// Destinations of the weight gradients, in their dtype, and the carries that they begin with; null when absent.
 template <typename O>
 struct WeightGradients {
   O *dweight, *dbias;
   const float *weight_carry, *bias_carry;
 
-  /// Those of the columns from `column` on.
+  /// The same for the columns from `column` on.
   WeightGradients from(int64_t column, int64_t hidden) const {
     const auto at = [](auto* list, int64_t i) { return list == nullptr ? nullptr : list + i; };
     return {at(dweight, column * hidden), at(dbias, column), at(weight_carry, column * hidden), at(bias_carry, column)};
   }
 };
 
-/// Calls f(the WeightGradients of a checked call), which are fp32 with carries and T without.
+/// Calls f(WeightGradients of a checked call); the gradients are fp32 with carries and T without.
 template <typename T, typename F>
 void with_weight_gradients(const checkop_call& call, F&& f) {
   void *const dweight = call.outputs[1].data, *const dbias = call.outputs[2].data;
@@ -115,7 +116,7 @@ void with_weight_gradients(const checkop_call& call, F&& f) {
   }
 }
 
-/// What is left to do without rows: the gradients of weights are sums of nothing, or what is carried on.
+/// Fills the weight gradients of a call without rows: zeros, or the carries.
 inline checkop_status clear_weight_gradients(const checkop_call* call) {
   for (int i = 1; i < call->n_outputs; ++i) {
     const checkop_tensor& gradient = call->outputs[i];

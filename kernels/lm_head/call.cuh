@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lm_head on CUDA, for any way of multiplying matrices: PortableProduct (product.cuh) or another of its shape.
+// lm_head on CUDA, for any product: PortableProduct (gemm/product.cuh) or another with the same interface.
 #pragma once
 
 #include "gemm/product.cuh"
@@ -31,13 +31,13 @@ struct Sizes {
   int64_t rows = 0, hidden = 0, vocab = 0;
 };
 
-/// Sizes as far as the shapes tell; zeros for shapes that check_call() will refuse.
+/// Sizes as far as the shapes give them; zeros for shapes that check_call() will refuse.
 inline Sizes sizes_of(const checkop_call* call) {
   if (call->n_inputs < kForwardInputs || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
   return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), call->inputs[1].shape[0]};
 }
 
-/// One product runs after the other, so they share a workspace.
+/// The products run one after the other, so they share a workspace.
 inline size_t workspace_for(const checkop_call* call, bool backward) {
   if (call->n_inputs < 1) return 0;
   const Sizes at = sizes_of(call);
@@ -46,7 +46,7 @@ inline size_t workspace_for(const checkop_call* call, bool backward) {
   return product_workspace(dtype, at.rows > at.vocab ? at.rows : at.vocab, at.hidden);
 }
 
-/// Dtypes, shapes and strides.
+/// Checks dtypes, shapes and strides.
 inline checkop_status check_tensors(const checkop_call* call, bool backward) {
   CallCheck check(call);
   if (check.counts(backward ? kBackwardInputs : kForwardInputs, backward ? kBackwardOutputs : kForwardOutputs).failed())

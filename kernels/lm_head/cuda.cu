@@ -7,7 +7,7 @@
 //   Limits: fp32: hidden and vocab <= 65535 * 128, outputs at 16-byte boundaries.
 //   Expected error: contraction class; fp16 and bf16: a chain of k/16 blocks, fp32: chains of 512 + k/512, then the
 //   bias in fp32 and one rounding. dbias: reduction class, chains of 512 + rows/512. The bits of a row do not depend on
-//   the other rows: see gemm_mma.cuh and gemm_tile.cuh.
+//   the other rows: see gemm/mma.cuh and gemm/tile.cuh.
 #include "lm_head/call.cuh"
 
 namespace checkop::kernels {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// lm_head / cuda-sm90: Hopper's wgmma and copy engine for fp16 and bf16, fp32 on CUDA cores.
+// lm_head / cuda-sm90: Hopper's wgmma and TMA for fp16 and bf16, fp32 on CUDA cores.
 //   forward   logits = hidden * weight^T + bias
 //   backward  dhidden = grad_logits * weight,  dweight = grad_logits^T * hidden,  dbias = sum of grad_logits over rows
 //   hidden, dhidden: [rows, hidden]   weight, dweight: [vocab, hidden]   bias, dbias: [vocab], optional
 //   logits, grad_logits: [rows, vocab]        all of one dtype, f32|f16|bf16, row-major, contiguous
-//   Limits: sm_90 only. fp32: that of the candidate cuda, hidden and vocab <= 65535 * 128, outputs at 16-byte
-//   boundaries. Expected error: as the candidate cuda, and on Hopper the same bits: see sm90/plan.cuh, which also says
-//   why the bits of a row do not depend on the other rows.
+//   Limits: sm_90 only. fp32 as for the candidate cuda: hidden and vocab <= 65535 * 128, outputs at 16-byte boundaries.
+//   Expected error: as for the candidate cuda, and on Hopper the same bits. sm90/plan.cuh explains that, and why the
+//   bits of a row do not depend on the other rows.
 #include "lm_head/call.cuh"
 #include "sm90/select.cuh"
 

@@ -2,8 +2,8 @@
 // lm_head / native: CPU, fp32 products and sums.
 //   logits[r,v] = sum_h hidden[r,h] W[v,h] + bias[v]
 //   dhidden[r,h] = sum_v g[r,v] W[v,h]     dW[v,h] = sum_r g[r,v] hidden[r,h]     dbias[v] = sum_r g[r,v]
-//   hidden, dhidden: [..., hidden]   W, dW: [vocab, hidden]   bias, dbias: [vocab], optional   logits, grad_logits:
-//   [..., vocab]   fp32|bf16|fp16, one dtype for all
+//   hidden, dhidden: [..., hidden]   W, dW: [vocab, hidden]   bias, dbias: [vocab], optional
+//   logits, grad_logits: [..., vocab]   fp32|bf16|fp16, one dtype for all
 //   Limits: contiguous.   Expected error: chains of 67 to 68 additions, then a tree over blocks of 512 or 1024 terms.
 #include "cpu/product.hpp"
 
@@ -11,7 +11,7 @@ namespace {
 
 using native::Extent;
 
-/// Checks the inputs that both passes have.
+/// Checks the inputs common to both passes.
 void check_inputs(const checkop_call& c, Extent& rows, Extent& hidden, Extent& vocab) {
   const int32_t dtype = c.inputs[0].dtype;
   native::check_computed_dtype(dtype);

@@ -3,10 +3,10 @@
 //   forward   logp[row] = z[row,t] - lse(z[row,:]),  t = token_ids[row]
 //   backward  dlogits[row,c] = g[row] * ((c == t) - softmax(z[row,:])[c]),  g = grad_logp
 //   logits z, dlogits: [rows, vocab] f32|f16|bf16, contiguous     token_ids: [rows] i64     logp, grad_logp: [rows] f32
-//   where token_ids[row] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
+//   If token_ids[row] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   Limits: rows < 2^31, vocab >= 1. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Expected error: a chain of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
-//   A row's bits depend on its own values alone: see softmax.cuh.
+//   A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
@@ -28,7 +28,7 @@ __global__ __launch_bounds__(kMaxThreads,
   const Partial total = reduce_row<T, Reuse::once>(z, vocab);
   if (threadIdx.x != 0) return;
   if (target < 0 || target >= vocab) return;  // IdCheck refuses it
-  // (z - max) first: the difference is small and nearly exact, max + log(sum) may be large.
+  // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
   logp[row] = (to_float(z[target]) - total.max) - logf(total.sum);
 }
 
@@ -72,7 +72,7 @@ checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes)
     check.dtype(logp, "logp", CHECKOP_F32).shape(logp, "logp", logits, n_leading, {}).contiguous(logp, "logp");
   }
   if (check.failed()) return check.status();
-  if (sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many
+  if (sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many blocks
     return say(call, CHECKOP_UNSUPPORTED, "tensor 'logits': %lld rows, at most 2147483647 are supported",
                static_cast<long long>(sizes.rows));
   }

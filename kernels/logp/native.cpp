@@ -3,7 +3,7 @@
 //   logp[r] = (z[r,t] - m) - log(s),  m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
 //   dlogits[r,v] = g[r] * ([v = t] - exp(z[r,v] - m) / s)
 //   logits, dlogits: [..., vocab] fp32|bf16|fp16    token_ids: [...] int64    logp, grad_logp: [...] fp32
-//   where token_ids[r] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
+//   If token_ids[r] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.
 #include "cpu/native.hpp"
 

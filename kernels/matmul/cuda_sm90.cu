@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul / cuda-sm90: Hopper's wgmma and copy engine for fp16 and bf16, fp32 on CUDA cores.
+// matmul / cuda-sm90: Hopper's wgmma and TMA for fp16 and bf16, fp32 on CUDA cores.
 //   forward   c = a * b     backward  da = grad_c * b^T, db = a^T * grad_c
 //   a, da: [rows, k_dim]   b, db: [k_dim, n_dim]   c, grad_c: [rows, n_dim]
 //   all of one dtype, f32|f16|bf16, row-major, contiguous
-//   Limits: sm_90 only. fp32: that of the candidate cuda, k_dim and n_dim <= 65535 * 128, outputs at 16-byte
-//   boundaries. Expected error: contraction class, as the candidate cuda, and on Hopper the same bits: see
-//   sm90/plan.cuh, which also says why the bits of a row do not depend on the other rows.
+//   Limits: sm_90 only. fp32 as for the candidate cuda: k_dim and n_dim <= 65535 * 128, outputs at 16-byte boundaries.
+//   Expected error: contraction class, as for the candidate cuda, and on Hopper the same bits. sm90/plan.cuh explains
+//   that, and why the bits of a row do not depend on the other rows.
 #include "sm90/select.cuh"
 
 namespace checkop::kernels {

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// pack / cuda: one block counts the rows that are kept and notes where each goes, then a warp copies each row.
-//   packed[i] = the i-th row of x with mask != 0, zero behind the last     cu_seqlens[b] = rows kept of the first b
+// pack / cuda: one block counts the kept rows and notes where each goes, then a warp copies each row.
+//   packed[i] = the i-th row of x with mask != 0, then zeros     cu_seqlens[b] = rows kept of the first b sequences
 //   dx[r] = the row of grad_packed where row r went, zero where mask is 0
 //   x, dx: [batch, seq, hidden]     packed, grad_packed: [batch * seq, hidden]     f32|f16|bf16, all the same
 //   mask: [batch, seq] u8     cu_seqlens: [batch + 1] i64     Limits: contiguous.   Workspace: 8 * batch * seq bytes.
 //   Expected error: none.
 //
-// Counting reads a byte a row where copying moves whole rows: one block does it fast enough, in one pass, with a prefix
-// sum that needs neither atomics nor other blocks.
+// Counting reads one byte per row, where copying moves the whole row: one block is fast enough, in one pass, with a
+// prefix sum that needs neither atomics nor other blocks.
 #include "cuda/rows.cuh"
 
 namespace checkop::kernels {
 namespace {
 
-constexpr int kThreads = 1024;  // a whole block: the steps are taken one after another
+constexpr int kThreads = 1024;  // a full-size block: its steps run one after another
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kRowsPerThread = 8;  // loads in flight
+constexpr int kRowsPerThread = 8;  // that many loads are in flight
 constexpr int64_t kStep = int64_t{kThreads} * kRowsPerThread;
 static_assert(kWarps == kWarp, "a warp scans the counts of all warps");
 
 constexpr int64_t kNone = -1;
 
-/// Counts the rows kept before each row. One block.
-///   from        to_packed: from[i] is the i-th row that is kept, kNone behind the last
-///               else: from[r] is how many are kept before row r, kNone where row r is not
-///   cu_seqlens  [rows / seq + 1], or nullptr: how many rows are kept of the first b sequences
+/// Counts the kept rows before each row. One block.
+///   from        to_packed: from[i] is the i-th kept row, kNone after the last
+///               else: from[r] is the number of rows kept before row r, kNone if row r is not kept
+///   cu_seqlens  [rows / seq + 1] or nullptr: how many rows are kept of the first b sequences
 __global__ __launch_bounds__(kThreads) void index_rows(const uint8_t* __restrict__ mask, int64_t rows, int64_t seq,
                                                        bool to_packed, int64_t* __restrict__ from,
                                                        int64_t* __restrict__ cu_seqlens) {
   __shared__ int per_warp[kWarps];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const unsigned lanes_below = (1u << lane) - 1;
-  int64_t before = 0;  // kept in earlier steps; the same in all threads
+  int64_t before = 0;  // rows kept in earlier steps; the same in all threads
   for (int64_t base = 0; base < rows; base += kStep) {
-    // A warp has kWarp * kRowsPerThread rows on end, of which it takes kWarp at a time.
+    // A warp has kWarp * kRowsPerThread consecutive rows and takes kWarp of them at a time.
     const int64_t first = base + int64_t{warp} * kWarp * kRowsPerThread + lane;
     bool keep[kRowsPerThread];
 #pragma unroll
@@ -58,7 +58,7 @@ __global__ __launch_bounds__(kThreads) void index_rows(const uint8_t* __restrict
     }
     const int total = __shfl_sync(kAllLanes, up_to, kWarp - 1);
     const int up_to_own = __shfl_sync(kAllLanes, up_to, warp);
-    __syncthreads();  // every warp has read the counts before the next step writes them
+    __syncthreads();  // all warps have read the counts before the next step overwrites them
     int64_t place = before + up_to_own - count;
 #pragma unroll
     for (int k = 0; k < kRowsPerThread; ++k) {
@@ -76,7 +76,7 @@ __global__ __launch_bounds__(kThreads) void index_rows(const uint8_t* __restrict
   for (int64_t i = before + threadIdx.x; to_packed && i < rows; i += kThreads) from[i] = kNone;
 }
 
-/// Of `mask`, which may be any tensor: launch says what is wrong with it.
+/// Bytes of the index for `mask`, which may be invalid: launch reports that.
 size_t index_bytes(const checkop_tensor& mask) {
   size_t bytes = sizeof(int64_t);
   for (int32_t i = 0; i < mask.rank; ++i) bytes *= static_cast<size_t>(mask.shape[i]);
@@ -88,7 +88,7 @@ struct Sizes {
   int64_t rows() const { return batch * seq; }
 };
 
-/// `x` and `packed` are those, or their gradients.
+/// `x` and `packed` may be the gradients of these tensors.
 checkop_status check_call(const checkop_call* call, const checkop_tensor& x, const char* x_name,
                           const checkop_tensor& packed, const char* packed_name, const checkop_tensor& mask,
                           Sizes& sizes) {

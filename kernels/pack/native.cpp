@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // pack / native: CPU; rows are counted one after another, then copied bit by bit.
-//   packed[i] = the i-th row of x with mask != 0, zero behind the last     cu_seqlens[b] = rows kept of the first b
+//   packed[i] = the i-th row of x with mask != 0, then zeros     cu_seqlens[b] = rows kept of the first b sequences
 //   dx[r] = the row of grad_packed where row r went, zero where mask is 0
 //   x, dx: [batch, seq, hidden]  packed, grad_packed: [batch * seq, hidden] fp32|bf16|fp16, all the same
 //   mask: [batch, seq] uint8     cu_seqlens: [batch + 1] int64     Limits: contiguous.   Expected error: none.
@@ -19,7 +19,7 @@ size_t row_bytes(const checkop_tensor& t, int64_t hidden) {
   return static_cast<size_t>(hidden) * (t.dtype == CHECKOP_F32 ? 4 : 2);
 }
 
-/// Row r of `to` becomes row from[r] of `source`, or zero where that is kNone.
+/// Row r of `to` becomes row from[r] of `source`, or zeros if from[r] is kNone.
 void copy_rows(const checkop_tensor& source, const std::vector<int64_t>& from, int64_t hidden,
                const checkop_tensor& to) {
   const size_t bytes = row_bytes(source, hidden);
@@ -36,7 +36,7 @@ void copy_rows(const checkop_tensor& source, const std::vector<int64_t>& from, i
   });
 }
 
-/// Checks `x` (or its gradient), `packed` (or its gradient) and the mask; binds the number of rows and their width.
+/// Checks `x`, `packed` (or their gradients) and the mask; sets the number of rows and their width.
 void check(const checkop_tensor& x, const char* x_name, const checkop_tensor& packed, const char* packed_name,
            const checkop_tensor& mask, Extent& rows, Extent& hidden) {
   if (mask.rank != 2 || x.rank != 3) throw Refusal(CHECKOP_FAILED, "mask or x: rank is not 2 or 3");

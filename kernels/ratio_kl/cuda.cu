@@ -2,12 +2,12 @@
 // ratio_kl / cuda: one block per row, log-sum-exp in fp32 in one pass over each row of logits, portable CUDA.
 //   forward   ratio[r] = exp(lp - old[r]),  kl[r] = exp(d) - d - 1,  d = lr - lp;  lp, lr: logp of action_ids[r]
 //   backward  dpolicy_logits[r,v] = c * ((v == t) - softmax(policy[r])[v]),  c = grad_ratio*ratio - grad_kl*expm1(d)
-//   where attention_mask[r] = 0: ratio 1, kl 0, gradient 0, and nothing else of the row is read
+//   If attention_mask[r] = 0: ratio is 1, kl and gradient are 0, and nothing else of the row is read.
 //   policy_logits, ref_logits, dpolicy_logits: [rows, vocab] f32|f16|bf16, contiguous     action_ids: [rows] i64
 //   attention_mask: [rows] u8     old_logps, grad_ratio, grad_kl, ratio, kl: [rows] f32
 //   Limits: rows < 2^31, vocab >= 1. Active ids outside [0, vocab) are CHECKOP_FAILED.   Workspace: 256 bytes.
 //   Expected error: that of logp in lp and lr, expf within 2 ulp of their difference; kl is right to fp32 near 0.
-//   A row's bits depend on its own values alone: see softmax.cuh.
+//   A row's bits depend only on its own values: see cuda/softmax.cuh.
 #include "cuda/policy.cuh"
 
 namespace checkop::kernels {

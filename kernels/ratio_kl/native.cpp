@@ -2,7 +2,7 @@
 // ratio_kl / native: CPU, one row at a time in fp32.
 //   ratio[r] = exp(lp - old[r]),  kl[r] = exp(d) - d - 1,  d = lr - lp;  lp, lr: logp of action_ids[r]
 //   dpolicy_logits[r,v] = c * ([v = t] - softmax(policy[r])[v]),  c = grad_ratio * ratio + grad_kl * (1 - exp(d))
-//   where attention_mask[r] = 0: ratio 1, kl 0, gradient 0, and nothing else of the row is read
+//   If attention_mask[r] = 0: ratio is 1, kl and gradient are 0, and nothing else of the row is read.
 //   policy_logits, ref_logits, dpolicy_logits: [..., vocab] fp32|bf16|fp16   action_ids: int64   attention_mask: uint8
 //   old_logps, grad_ratio, grad_kl, ratio, kl: [...] fp32
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.

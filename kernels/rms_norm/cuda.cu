@@ -4,12 +4,12 @@
 //   backward  dx = s (g w - x s^2 c),  c = sum_h(g w x) / hidden;   dweight[h] = sum of g x s over rows with mask != 0
 //   x, y, grad_y, dx: [rows, hidden]   weight, dweight: [hidden]   f32|f16|bf16, all the same   mask: [rows] u8 or none
 //   Limits: rows < 2^31, contiguous.   Workspace: backward, min(1024, rows) * hidden floats at most.
-//   Expected error: chains of about hidden / 2048 + 15 additions (one team has up to 512 threads), dweight's
+//   Expected error: chains of about hidden / 2048 + 15 additions (a team has up to 512 threads), for dweight
 //   max(4, rows / 512) + 56; rsqrtf within 2 ulp; one output rounding.
 //
-// A row's bits depend on its own values alone: the team, and which of its threads takes which column, follow from
-// `hidden` and the dtype. dweight is summed in two stages without atomics: each block adds its rows in ascending order
-// and writes one partial row; a second kernel adds the partial rows. Which rows a block has follows from the shape.
+// A row's bits depend only on its own values: `hidden` and the dtype determine the team and which of its threads takes
+// a column. dweight is summed in two stages without atomics: each block adds its rows in ascending order and writes one
+// partial row; a second kernel adds the partial rows. The shape determines which rows a block has.
 #include <algorithm>
 
 #include "rms_norm/team.cuh"
@@ -17,14 +17,14 @@
 namespace checkop::kernels {
 namespace {
 
-/// y, a row per team. A row longer than team * n groups is read twice, the second time from its end.
+/// Computes y, one row per team. A row longer than team * n groups is read twice, the second time from its end.
 template <typename T, int team, int n>
 __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward(const T* __restrict__ x, const T* __restrict__ w,
                                                                     Sizes sizes, T* __restrict__ y) {
   __shared__ float2 shared[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
   const int64_t row = int64_t{blockIdx.x} * kTeamsOf<team> + threadIdx.x / team;
-  const bool exists = row < sizes.rows;  // the others take part in the shuffles all the same
+  const bool exists = row < sizes.rows;  // threads without a row still take part in the shuffles
   const int64_t offset = (exists ? row : 0) * sizes.hidden, step = int64_t{team} * n;
   const int64_t n_groups = ceil_div(sizes.hidden, kColumns), last = (n_groups - 1) / step * step;
   const int64_t thread = threadIdx.x % team;
@@ -63,7 +63,7 @@ struct BackwardTensors {
   float* __restrict__ partials;  ///< [blocks, hidden]
 };
 
-/// dx of one group and, in `term`, what its row adds to dweight.
+/// Computes dx of one group and, in `term`, the row's contribution to dweight.
 template <typename T>
 __device__ void gradient(const Group<T>& xs, const Group<T>& gs, const Group<T>& ws, float scale, float mean,
                          float (&dx)[kGroupColumns<T>], float (&term)[kGroupColumns<T>]) {
@@ -77,8 +77,8 @@ __device__ void gradient(const Group<T>& xs, const Group<T>& gs, const Group<T>&
   }
 }
 
-/// dx and one partial row of dweight per block, for rows of at most team * n groups. Block b has rows
-/// [b, b + 1) * rows_per_team * teams, its teams taking turns. The next row is on its way while one is worked on.
+/// Computes dx and one partial row of dweight per block, for rows of at most team * n groups. Block b has rows
+/// [b, b + 1) * rows_per_team * teams, which its teams take in turn. The next row is loaded while one is computed.
 template <typename T, int team, int n>
 __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTensors<T> t, Sizes sizes,
                                                                      int64_t rows_per_team) {
@@ -142,8 +142,8 @@ __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTen
   }
 }
 
-/// As rms_backward for rows of any length: a row is read twice, and the partial row of dweight grows in the workspace,
-/// each element of it touched by one thread alone.
+/// Like rms_backward, for rows of any length: a row is read twice, and the partial row of dweight is summed in the
+/// workspace, where each element belongs to one thread.
 template <typename T, int team, int n>
 __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, Sizes sizes, int64_t rows_per_team) {
   static_assert(kTeamsOf<team> == 1);
@@ -154,7 +154,7 @@ __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, 
   Group<T> ws[n], xs[n], gs[n];
   for (int64_t i = 0; i < rows_per_team; ++i) {
     const int64_t row = int64_t{blockIdx.x} * rows_per_team + i;
-    if (row >= sizes.rows) return;  // the whole block; its first row exists
+    if (row >= sizes.rows) return;  // uniform for the block; its first row exists
     const int64_t offset = row * hidden;
     const bool counts = t.mask == nullptr || t.mask[row] != 0;
     const auto load = [&](int64_t base) {
@@ -217,7 +217,7 @@ template <typename Map>
 Split split_rows(int64_t rows) {
   constexpr int64_t kTeams = kTeamsOf<Map::team>;
   constexpr int64_t kMaxBlocks = kTeams > 1 ? 1024 : 512;
-  constexpr int64_t kLeastRows = 4;  // a partial row costs as much traffic as two to four rows' elements
+  constexpr int64_t kLeastRows = 4;  // a partial row causes as much traffic as the elements of two to four rows
   const int64_t rows_per_team = std::max(kLeastRows, ceil_div(rows, kTeams * kMaxBlocks));
   return {rows_per_team, ceil_div(rows, rows_per_team * kTeams)};
 }
@@ -228,7 +228,7 @@ Split split_of(const Sizes& sizes) {
 }
 
 size_t backward_bytes(const checkop_call* call) {
-  if (call->n_inputs < 1 || call->inputs[0].rank < 1) return 0;  // launch says what is wrong
+  if (call->n_inputs < 1 || call->inputs[0].rank < 1) return 0;  // launch reports the error
   const checkop_tensor& x = call->inputs[0];
   const Sizes sizes{leading_count(x), last_extent(x), 0.0f, false};
   const Split split = x.dtype == CHECKOP_F32 ? split_of<float>(sizes) : split_of<__half>(sizes);
@@ -257,7 +257,8 @@ checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes)
   } else {
     matrix(call->outputs[0], "y");
   }
-  if (!check.failed() && sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row may be a block of the grid
+  // A grid can't have more blocks, and a row may be a block
+  if (!check.failed() && sizes.rows > std::numeric_limits<int32_t>::max()) {
     return say(call, CHECKOP_UNSUPPORTED, "tensor 'x': %lld rows, at most 2147483647 are supported",
                static_cast<long long>(sizes.rows));
   }

@@ -2,8 +2,9 @@
 // rms_norm / native: CPU, one row at a time in fp32.
 //   y[r,h] = x[r,h] * s[r] * w[h],  s[r] = 1 / sqrt(sum_h x[r,h]^2 / hidden + eps)
 //   dx[r,h] = s * (g w - x s^2 c),  c = sum_h(g w x) / hidden     dweight[h] = sum_r g x s over rows with mask[r] != 0
-//   x, y, grad_y, dx: [..., hidden]  weight, dweight: [hidden], fp32|bf16|fp16, all the same   mask: [...] uint8 or
-//   none Limits: contiguous.   Expected error: sums of a row are chains of 68 + log2(hidden / 1024) additions, those of
+//   x, y, grad_y, dx: [..., hidden]  weight, dweight: [hidden], fp32|bf16|fp16, all the same
+//   mask: [...] uint8 or none
+//   Limits: contiguous.   Expected error: sums of a row are chains of 68 + log2(hidden / 1024) additions, those of
 //   dweight of 64 + log2(rows / 64); one rounding to the stored dtype.
 #include "cpu/native.hpp"
 
@@ -11,7 +12,7 @@ namespace {
 
 using native::Extent;
 
-constexpr int64_t kRowBlock = 64;  // rows of one partial sum of dweight: a chain of 64 additions, then the tree
+constexpr int64_t kRowBlock = 64;  // rows in one partial sum of dweight: a chain of 64 additions, then the tree
 
 float inverse_rms(const float* x, int64_t hidden, float eps) {
   return 1.0f / std::sqrt(native::dot(x, x, hidden) / static_cast<float>(hidden) + eps);
@@ -69,7 +70,7 @@ void store_dx(Backward& b, float eps) {
   });
 }
 
-/// Threads split the columns; a column's sum runs over the rows in the same order wherever it is computed.
+/// Threads divide the columns. A column's sum goes over the rows in the same order in any thread.
 void store_dweight(const Backward& b) {
   native::parallel_for(b.hidden, 2 * b.rows * b.hidden, [&](int64_t begin, int64_t end) {
     const int64_t n = end - begin;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of rms_norm: which threads work on a row, which columns are whose, and the sums over a row.
+// Rows of rms_norm: the threads that work on a row, their columns, and the sums over a row.
 #pragma once
 
 #include "cuda/group.cuh"
 
 namespace checkop::kernels {
 
-constexpr int kLeastBlock = 128;  // threads: teams smaller than that share a block
+constexpr int kLeastBlock = 128;  // threads; smaller teams share a block
 
 template <int team>
 constexpr int kTeamsOf = team < kLeastBlock ? kLeastBlock / team : 1;
 
-/// Sums over a team of a and b. Every thread of the block calls and gets its own team's sums. `shared` belongs to this
-/// call until the next call but one.
+/// Sums a and b over a team. Every thread of the block calls and gets its own team's sums. `shared` must not be reused
+/// by the next call, but may be by the one after it.
 template <int team>
 __device__ float2 team_sum(float a, float b, float2* __restrict__ shared) {
   constexpr int kWidth = team < kWarp ? team : kWarp, kWarps = team / kWarp;
@@ -38,7 +38,7 @@ struct Sizes {
   bool aligned;  ///< rows of all tensors start and end at 16-byte boundaries
 };
 
-/// Groups `first`, `first` + team, ... of a row.
+/// Loads groups `first`, `first` + team, ... of a row.
 template <typename T, int team, int n>
 __device__ void load_groups(const T* __restrict__ row, int64_t first, const Sizes& sizes, Group<T> (&groups)[n]) {
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ void load_groups(const T* __restrict__ row, int64_t first, const Size
   }
 }
 
-/// Adds the sums of x^2 and of g w x over the groups, two levels deep: within a group, then over groups.
+/// Adds the sums of x^2 and of g w x over the groups, in two levels: within a group, then over groups.
 template <typename T, int n>
 __device__ void add_squares(const Group<T> (&groups)[n], float& squares) {
 #pragma unroll
@@ -76,25 +76,25 @@ __device__ float inverse_rms(float squares, const Sizes& sizes) {
   return rsqrtf(squares / static_cast<float>(sizes.hidden) + sizes.eps);
 }
 
-/// Threads of a row's team and groups that a thread holds; `is_long` when the row has more.
+/// Threads in a row's team and groups held by a thread; `is_long`: the row has more groups than the team holds.
 template <int team_, int n_, bool is_long_ = false>
 struct Mapping {
   static constexpr int team = team_, n = n_;
   static constexpr bool is_long = is_long_;
 };
 
-/// Calls f(Mapping<...>{}) with the mapping for rows of `hidden` elements. Nothing else chooses it.
+/// Calls f(Mapping<...>{}) with the mapping for rows of `hidden` elements, which depends on nothing else.
 template <typename T, typename F>
 auto with_mapping(int64_t hidden, F&& f) {
   const int64_t n_groups = ceil_div(hidden, kGroupColumns<T>);
-  if (n_groups <= 16) return f(Mapping<16, 1>{});  // heads of 128 in 16 bits
+  if (n_groups <= 16) return f(Mapping<16, 1>{});  // attention heads of 128 elements in 16 bits
   if (n_groups <= 32) return f(Mapping<32, 1>{});
   if (n_groups <= 64) return f(Mapping<32, 2>{});
   if (n_groups <= 128) return f(Mapping<32, 4>{});
   if (n_groups <= 256) return f(Mapping<128, 2>{});
   if (n_groups <= 512) return f(Mapping<256, 2>{});
   if (n_groups <= 1024) return f(Mapping<512, 2>{});
-  if constexpr (sizeof(T) == 4) {  // in 16 bits, the sums of twice as many columns would not fit the registers
+  if constexpr (sizeof(T) == 4) {  // in 16 bits the sums of twice as many columns would not fit the registers
     if (n_groups <= 2048) return f(Mapping<512, 4>{});
   }
   return f(Mapping<512, 2, true>{});

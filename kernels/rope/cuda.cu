@@ -12,8 +12,8 @@
 namespace checkop::kernels {
 namespace {
 
-constexpr int kThreads = 256;             // no shared memory and few registers: any size fills the GPU
-constexpr int64_t kMaxBlocks = 16 * 132;  // of the table: 16 on each multiprocessor of an H200; the kernel strides on
+constexpr int kThreads = 256;             // any size fills the GPU: no shared memory, few registers
+constexpr int64_t kMaxBlocks = 16 * 132;  // of the table: 16 on each SM of an H200; the kernel strides over the rest
 constexpr int64_t kMaxGridY = 65535;
 
 unsigned blocks_for(int64_t items) {
@@ -34,13 +34,13 @@ __global__ void rope_table(const int64_t* __restrict__ positions, int64_t seq, i
   }
 }
 
-/// One pair. Its operations are named, so that whole and ragged groups round alike.
+/// Rotates one pair. Its operations are explicit intrinsics, so that whole and partial groups round alike.
 __device__ void turn(float low, float high, float2 t, float& out_low, float& out_high) {
   out_low = __fmaf_rn(low, t.x, -__fmul_rn(high, t.y));
   out_high = __fmaf_rn(high, t.x, __fmul_rn(low, t.y));
 }
 
-/// Entries [first, first + n) of a position's part of the table; nothing is read from `half` on.
+/// Loads entries [first, first + n) of a position's part of the table; reads nothing from `half` on.
 template <int n>
 __device__ void load_turns(const float2* __restrict__ from, int64_t first, int64_t half, bool aligned,
                            float2 (&turns)[n]) {
@@ -54,11 +54,11 @@ __device__ void load_turns(const float2* __restrict__ from, int64_t first, int64
   for (int i = 0; i < n; ++i) turns[i] = first + i < half ? from[first + i] : float2{0.0f, 0.0f};
 }
 
-// Every head of every batch entry turns by the same angles: a thread does the same pairs of so many of them, and has
-// all their elements on the way before the first result.
+// Every head of every batch entry rotates by the same angles. So a thread computes the same pairs of kRows rows, and
+// has all their elements in flight before the first result.
 constexpr int kRows = 4;
 
-/// A group of pairs of kRows rows that share their position. Blocks: (groups of all positions, rows of one position).
+/// A group of pairs of kRows rows that share a position. Blocks: (groups of all positions, rows of one position).
 template <typename T>
 __global__ __launch_bounds__(kThreads) void rope_apply(const T* __restrict__ x, const float2* __restrict__ table,
                                                        int64_t rows_of_position, int64_t seq, int64_t half,
@@ -71,7 +71,7 @@ __global__ __launch_bounds__(kThreads) void rope_apply(const T* __restrict__ x, 
   for (int64_t row = int64_t{blockIdx.y} * kRows; row < rows_of_position; row += int64_t{gridDim.y} * kRows) {
     Group<T> lows[kRows], highs[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {  // behind the last row, the last one again: read, not written
+    for (int r = 0; r < kRows; ++r) {  // beyond the last row, the last one again: read, not written
       const T* __restrict__ from = x + offset(min(row + r, rows_of_position - 1));
       lows[r] = load_group(from, first, half, aligned);
       highs[r] = load_group(from + half, first, half, aligned);
@@ -140,7 +140,7 @@ checkop_status launch(const checkop_call* call, bool backward) {
   });
 }
 
-/// Asked before the checks of launch().
+/// Called before the checks of launch().
 size_t workspace_bytes(const checkop_tensor& x) { return kIdCheckBytes + (x.rank == 4 ? table_bytes(x) : 0); }
 size_t forward_workspace(const checkop_call* call) {
   return call->n_inputs == 2 ? workspace_bytes(call->inputs[0]) : 0;

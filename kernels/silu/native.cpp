@@ -9,7 +9,7 @@ namespace {
 
 using native::Extent;
 
-constexpr int64_t kBlock = 1024;  // elements converted at a time: buffers stay in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements converted at a time: buffers stay in the L1 cache
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 

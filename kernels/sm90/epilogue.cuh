@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The accumulators of a warpgroup -> c: bias added in fp32, one rounding, stored.
+// Stores the accumulators of a warpgroup to c: adds the bias in fp32, rounds once.
 // Facts: PTX ISA 9.0, "stmatrix"; fragment of d as in wgmma.cuh.
 #pragma once
 
@@ -13,8 +13,8 @@ __device__ uint32_t pack_pair(float first, float second) {
   return bit_cast<uint32_t>(mma::Pair<T>{from_float<T>(first), from_float<T>(second)});
 }
 
-/// Four 8x8 matrices of 16-bit elements: lane l gives of each the elements (l / 4, l % 4 * 2) and the next, and the
-/// address of row l % 8 of matrix l / 8.
+/// Stores four 8x8 matrices of 16-bit elements (stmatrix). Lane l supplies elements (l / 4, l % 4 * 2) and
+/// (l / 4, l % 4 * 2 + 1) of each matrix, and the address of row l % 8 of matrix l / 8.
 __device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -22,7 +22,7 @@ __device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1
                : "memory");
 }
 
-/// sum += bias of its columns, which begin at n; columns outside stay as they are.
+/// Adds the bias to `sum`, whose columns begin at n. Columns outside the matrix stay unchanged.
 template <typename T, int count>
 __device__ __forceinline__ void add_bias(float (&sum)[count], const T* __restrict__ bias, int64_t n, int64_t n_extent) {
   n += threadIdx.x % 4 * 2;
@@ -35,22 +35,22 @@ __device__ __forceinline__ void add_bias(float (&sum)[count], const T* __restric
   }
 }
 
-/// The accumulators rounded, two to a word: packed[2j] and packed[2j + 1] are those of columns 8j .. in the upper and
-/// the lower 8 rows.
+/// Rounds the accumulators and packs two per word: packed[2j] and packed[2j + 1] hold the columns from 8j on, of the
+/// upper and of the lower 8 rows.
 template <typename T, int count>
 __device__ __forceinline__ void pack_sums(const float (&sum)[count], uint32_t (&packed)[count / 2]) {
 #pragma unroll
   for (int i = 0; i < count / 2; ++i) packed[i] = pack_pair<T>(sum[2 * i], sum[2 * i + 1]);
 }
 
-/// Stores a box of 64 columns of c and this warp's 16 rows, which begin at (m, n), by way of `buffer` in shared memory,
-/// one of the warp's P::kStoreBuffers, which take turns. Other boxes may still be on their way.
+/// Stores a box of c, 64 columns by this warp's 16 rows, that begins at (m, n). The box goes through `buffer` in shared
+/// memory; the warp's P::kStoreBuffers buffers take turns, so stores of earlier boxes may still be in flight.
 template <typename P>
 __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer, int m,
                                              int n, int m_extent, int n_extent) {
-  // Lane l addresses row l % 16, and the left or the right 8 of 16 columns.
+  // Lane l addresses row l % 16, and the left or right 8 of 16 columns.
   const int lane = threadIdx.x % kWarp, row = lane % 16, right = lane / 16;
-  if (lane == 0) wait_for_stores<P::kStoreBuffers - 1>();  // the buffer's last box has been read
+  if (lane == 0) wait_for_stores<P::kStoreBuffers - 1>();  // the store that last used this buffer has read it
   __syncwarp();
 #pragma unroll
   for (int chunk = 0; chunk < 8; chunk += 2) {
@@ -65,8 +65,8 @@ __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUten
   }
 }
 
-/// Rows m .. m + 63 and columns n .. n + kN - 1 by a warpgroup, from the registers, for any place and size of c, whose
-/// lines are `ld` elements apart.
+/// A warpgroup stores rows m .. m + 63 and columns n .. n + kN - 1 from its registers. c may have any alignment and
+/// size; its lines are `ld` elements apart.
 template <typename P, typename Out>
 __device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out* __restrict__ c, int64_t ld, int64_t m,
                                              int64_t n, int64_t m_extent, int64_t n_extent) {
@@ -87,22 +87,22 @@ __device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out*
   }
 }
 
-// An epilogue has
-//   kMayStage<P>  its tiles leave through shared memory when `staged`, by c_map; then
-//                   changes_sums(), change<P>(sum, rows, m, n, m_extent, n_extent): what becomes of the sums before,
-//                   pack(sum, packed): the 16 bits of each that are stored, as pack_sums() has them
-//   kReadsRows    read_rows(m, n, m_extent) -> Rows, called before a tile's sums are there
-//   kCarries      load<P>(sum, m, n, m_extent, n_extent): sets the sums before the first product
-//   take<P>(sum, rows, m, n, m_extent, n_extent): does everything with sums that are not staged
-// m and n are the first row and column of a warpgroup's part, of 64 rows and kN columns.
+// Interface of an epilogue:
+//   kMayStage<P>  when `staged`, its tiles are stored through shared memory by c_map. It then needs
+//                   changes_sums(), change<P>(sum, rows, m, n, m_extent, n_extent): modifies the sums before the store
+//                   pack(sum, packed): packs the 16 bits of each sum to store, in the layout of pack_sums()
+//   kReadsRows    read_rows(m, n, m_extent) -> Rows, called before a tile's sums are computed
+//   kCarries      load<P>(sum, m, n, m_extent, n_extent): initializes the sums before the first product
+//   take<P>(sum, rows, m, n, m_extent, n_extent): handles sums that are not staged
+// m and n are the first row and column of a warpgroup's part, which has 64 rows and kN columns.
 
 /// c[m, n] = sum + bias[n], rounded once: the epilogue of plain products.
 template <typename T, typename Out>
 struct StoreTiles {
-  CUtensorMap c_map;           ///< only when staged
+  CUtensorMap c_map;           ///< set only when staged
   const T* __restrict__ bias;  ///< [b.extent] or null
   Out* __restrict__ c;         ///< [a.extent, b.extent], contiguous
-  bool staged;                 ///< stores through shared memory and the copy engine
+  bool staged;                 ///< stores through shared memory and TMA
 
   template <typename P>
   static constexpr bool kMayStage = P::kStores == Stores::staged&& std::is_same_v<T, Out>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sum_k a(m, k) * b(n, k) on Hopper: one warp (or warpgroup) loads stages of both factors ahead, one or two warpgroups
-// multiply them, a persistent grid walks the tiles. What becomes of the sums is up to the epilogue: StoreTiles
-// (epilogue.cuh), or one that takes them in registers. What fixes their bits: plan.cuh.
+// sum_k a(m, k) * b(n, k) on Hopper. One warp (or warpgroup) loads stages of both operands ahead, one or two warpgroups
+// multiply them, and a persistent grid walks the tiles. The epilogue decides what happens to the sums: StoreTiles
+// (epilogue.cuh), or one that consumes them in registers. plan.cuh says what fixes the bits.
 #pragma once
 
 #include "sm90/epilogue.cuh"
@@ -11,13 +11,13 @@ namespace checkop::kernels::sm90 {
 
 template <typename T, typename Epilogue, bool a_along_k, bool b_along_k>
 struct Problem {
-  CUtensorMap a_map, b_map;  ///< only with Loads::copy_engine
+  CUtensorMap a_map, b_map;  ///< set only with Loads::copy_engine (TMA)
   Epilogue out;
   Factor<T, a_along_k> a;
   Factor<T, b_along_k> b;
   int64_t k;
-  uint32_t tiles_m, tiles_n, band;  ///< of clusters
-  int a_lines;                      ///< of a that a block loads into a slab when it is along k: its box, for few rows
+  uint32_t tiles_m, tiles_n, band;  ///< in tiles of a whole cluster
+  int a_lines;  ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows
 };
 
 template <typename P, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
@@ -29,7 +29,7 @@ __global__ __launch_bounds__(P::kThreads,
   using BoxB = Box<SlotsB, b_along_k, P::kClusterM>;
   static_assert(P::kStageBytes == SlotsA::kBytes + SlotsB::kBytes);
   extern __shared__ uint8_t dynamic[];
-  // Offsets are the same in all blocks of a cluster, as multicast needs.
+  // Offsets must be the same in all blocks of a cluster: multicast needs that.
   const uint32_t unaligned = shared_address(dynamic);
   const uint32_t base = (unaligned + kSharedAlign - 1) / kSharedAlign * kSharedAlign;
   const auto full = [&](uint32_t stage) { return base + P::kBarriersAt + stage * kBarrierBytes; };
@@ -37,7 +37,7 @@ __global__ __launch_bounds__(P::kThreads,
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarp), 0);
   const int lane = threadIdx.x % kWarp;
 
-  constexpr int kFirstLoader = P::kGroups * 4;  // warps before it multiply
+  constexpr int kFirstLoader = P::kGroups * 4;  // the warps before it multiply
   if (warp == kFirstLoader && lane == 0) {
     if constexpr (P::kLoads == Loads::copy_engine) {
       prefetch_map(p.a_map);
@@ -45,7 +45,7 @@ __global__ __launch_bounds__(P::kThreads,
     }
     for (int stage = 0; stage < P::kStages; ++stage) {
       init_barrier(full(stage), P::kLoads == Loads::plain ? P::kLoadThreads : 1);
-      // Every multiplying warp of every block that receives what this one loads.
+      // One arrival from each multiplying warp of every block that receives this block's loads.
       init_barrier(empty(stage), P::kGroups * 4 * (P::kClusterM + P::kClusterN - 1));
     }
     publish_barriers();
@@ -54,7 +54,7 @@ __global__ __launch_bounds__(P::kThreads,
   if constexpr (P::kCluster > 1) {
     sync_cluster();
   } else if (P::kLoads == Loads::copy_engine && warp >= kFirstLoader) {
-    arrive_threads(0, P::kThreads);  // whoever has initialized the barriers may use them at once
+    arrive_threads(0, P::kThreads);  // the loader initialized the barriers itself, so it does not wait
   } else {
     sync_threads(0, P::kThreads);
   }
@@ -78,7 +78,7 @@ __global__ __launch_bounds__(P::kThreads,
         constexpr uint32_t kColumn = (1u << P::kClusterM) - 1;
         uint32_t row_of_blocks = 0;
         for (int i = 0; i < P::kClusterN; ++i) row_of_blocks |= 1u << (rank_m + i * P::kClusterM);
-        // Rows that are not loaded hold what was there before; what they give is not stored.
+        // Rows that are not loaded hold stale data; their results are not stored.
         const int a_lines = a_along_k ? p.a_lines : BoxA::kLines;
         const int stage_bytes = SlotsB::kBytes + a_lines * BoxA::kCount * P::kClusterN * SlotsA::kLine;
         for (uint32_t tile = blockIdx.x / P::kCluster; tile < tiles; tile += stride) {
@@ -97,7 +97,7 @@ __global__ __launch_bounds__(P::kThreads,
             ring.advance();
           }
         }
-        // No block leaves while another may still arrive at its barriers.
+        // A block must not exit while another may still arrive at its barriers.
         for (int i = 0; i < P::kStages && P::kCluster > 1; ++i, ring.advance()) {
           wait_for(empty(ring.stage), ring.parity ^ 1);
         }
@@ -121,9 +121,10 @@ __global__ __launch_bounds__(P::kThreads,
   } else {
     if constexpr (P::kMovesRegisters) take_registers<232>();
     const int group = warp / 4;
-    // Stages go back to the blocks that fill them: lane i tells the i-th.
+    // A released stage is reported to every block that fills it: lane i arrives at the i-th such block's barrier.
     constexpr int kFillers = P::kClusterM + P::kClusterN - 1;
-    int filler = lane + P::kClusterM * rank_n;  // of the same columns, then the others of the same rows
+    // First the blocks of the same columns, then the others of the same rows
+    int filler = lane + P::kClusterM * rank_n;
     if (lane >= P::kClusterM) {
       const int i = lane - P::kClusterM;
       filler = rank_m + P::kClusterM * (i < rank_n ? i : i + 1);
@@ -139,12 +140,12 @@ __global__ __launch_bounds__(P::kThreads,
     float sum[P::kN / 2];
     Ring<P::kStages> ring;
 
-    // Staged stores wait until the next tile is under way: a box a step, while the tensor cores are busy.
+    // Staged stores are deferred into the next tile: one box per step, while the tensor cores are busy.
     constexpr bool kStages16 = Epilogue::template kMayStage<P>;
     uint32_t packed[kStages16 ? P::kN / 4 : 1];
     uint32_t packed_tile = 0;
-    int next_box = P::kBoxes;  // of packed_tile, the first that is not yet stored
-    // A warp takes its buffers in turn, also from tile to tile: a plan may have an odd number of boxes.
+    int next_box = P::kBoxes;  // first box of packed_tile that is not yet stored
+    // A warp alternates between its buffers, also across tiles: a plan may have an odd number of boxes.
     const uint32_t staging = base + P::kStages * P::kStageBytes + warp * P::kStoreBuffers * P::kBoxBytes;
     uint32_t turn = 0;
     const auto store_next_box = [&] {
@@ -152,7 +153,7 @@ __global__ __launch_bounds__(P::kThreads,
         int64_t m, n;
         place(packed_tile, m, n);
 #pragma unroll
-        for (int box = 0; box < P::kBoxes; ++box) {  // registers have no run-time index
+        for (int box = 0; box < P::kBoxes; ++box) {  // registers can't be indexed at run time
           if (box != next_box) continue;
           store_staged<P>(packed + box * 16, p.out.c_map, staging + turn * P::kBoxBytes,
                           static_cast<int>(m) + warp * 16, static_cast<int>(n) + box * 64, static_cast<int>(p.a.extent),
@@ -165,7 +166,7 @@ __global__ __launch_bounds__(P::kThreads,
 
     for (uint32_t tile = blockIdx.x / P::kCluster; tile < tiles; tile += stride) {
       typename Epilogue::Rows rows{};
-      if constexpr (Epilogue::kReadsRows) {  // now, so that what they say of a row is there when it is asked for
+      if constexpr (Epilogue::kReadsRows) {  // read early, so that the row data has arrived when the epilogue needs it
         int64_t m, n;
         place(tile, m, n);
         rows = p.out.read_rows(m + group * 64, n, p.a.extent);
@@ -179,7 +180,7 @@ __global__ __launch_bounds__(P::kThreads,
       }
       uint32_t before = 0;
       int step = 0;
-      do {  // k_extent is positive; a loop that might not run would cost the assembler its view of the accumulators
+      do {  // k_extent is positive; with a loop that might not run, the assembler would lose track of the accumulators
         wait_for(full(ring.stage), ring.parity);
         const uint32_t tile_at = base + ring.stage * P::kStageBytes;
         const uint64_t a = SlotsA::descriptor(tile_at + group_at);
@@ -194,7 +195,7 @@ __global__ __launch_bounds__(P::kThreads,
         if constexpr (kStages16) {
           if (next_box < P::kBoxes) store_next_box();
         }
-        wait_for_multiply<1>();  // the step before is done, and its stage is free
+        wait_for_multiply<1>();  // the previous step is done, so its stage is free
         if (step > 0) release(before);
         before = ring.stage;
         ring.advance();
@@ -205,7 +206,7 @@ __global__ __launch_bounds__(P::kThreads,
       wait_for_multiply<0>();
       release(before);
 #pragma unroll
-      for (int i = 0; i < P::kN / 2; ++i) asm volatile("" : "+f"(sum[i])::"memory");  // no use moves before the wait
+      for (int i = 0; i < P::kN / 2; ++i) asm volatile("" : "+f"(sum[i])::"memory");  // no use moves above the wait
 
       if constexpr (!kStages16) {
         int64_t m, n;

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogues of the gradients of linear_logp: logits to their gradient, and sums that go on from one product to the
-// next.
+// Epilogues for the gradients of linear_logp: one turns logits into their gradient, one continues sums across products.
 #pragma once
 
 #include "sm90/segments.cuh"
 
 namespace checkop::kernels::sm90 {
 
-/// What a row's gradient needs beside its logits: dz = -scale * 2^(k - exponent) * e with e = 2^(z * log2(e) - k), k
-/// being the exponent of the segment (SumSegments); and what it is where the column is the target.
+/// Per-row data for the gradient of its logits: dz = -scale * 2^(k - exponent) * e with e = 2^(z * log2(e) - k), where
+/// k is the exponent of the segment (SumSegments). In the target column, dz is at_target.
 struct alignas(16) RowGradient {
   float exponent, scale, at_target;
-  int32_t target;  ///< kElsewhere: in no column here; -1: all of the row's gradient is 0, whatever its logits are
+  int32_t target;  ///< column of the target; kElsewhere: not one of these columns; -1: dz of the whole row is 0,
+                   ///< whatever its logits are
 
-  /// Of e in a segment.
+  /// The factor of e in a segment.
   __device__ float factor(float segment_exponent) const { return -scale * power_of_2(segment_exponent - exponent); }
 };
 constexpr int32_t kElsewhere = std::numeric_limits<int32_t>::max();
 
-/// RowGradient of every row, from its sum of exponentials and the target's logit.
+/// Writes the RowGradient of every row, from its sum of exponentials and its target's logit.
 struct WriteRowGradients {
   const float* __restrict__ grad_logp;
   const int64_t* __restrict__ target_ids;
   int64_t ignored;
-  int64_t first_id, columns;  ///< of the vocabulary, that the gradient has
+  int64_t first_id, columns;  ///< the columns of the vocabulary that the gradient covers
   RowGradient* __restrict__ to;
 
   __device__ void operator()(int64_t row, const PowerSum& total, float target_logit) const {
@@ -39,18 +39,19 @@ struct WriteRowGradients {
   }
 };
 
-constexpr int kBlockRows = 16;  // of a block of k (plan.cuh); for the bias, added to one another in registers
+constexpr int kBlockRows = 16;  // rows per block of k (plan.cuh); for the bias, they are summed in registers
 
-/// dz[m, n] for a block of columns, rounded once. With a bias, also its sums over 16 rows, which are not rounded;
-/// without, e is rounded as launch_kept_to_gradient() finds it.
+/// Stores dz[m, n] for a block of columns, rounded once. With a bias, also stores the unrounded sums of dz over 16
+/// rows.
+/// Without a bias, rounds e to the bits that launch_kept_to_gradient() reads.
 template <typename T, bool biased>
 struct StoreGradient {
-  CUtensorMap c_map;                       ///< only when staged
+  CUtensorMap c_map;                       ///< set only when staged
   const T* __restrict__ bias;              ///< [columns]
   const RowGradient* __restrict__ row_of;  ///< [rows]
   const float* __restrict__ exponents;     ///< [segments of the columns, ld_exponents]
   T* __restrict__ dz;                      ///< [rows, ld]
-  int64_t ld, ld_exponents, first_column;  ///< the latter of the columns that targets count
+  int64_t ld, ld_exponents, first_column;  ///< first_column: of this block, as RowGradient::target counts columns
   float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld]
   bool staged;
 
@@ -60,7 +61,7 @@ struct StoreGradient {
   /// Of this thread's two rows.
   struct Rows {
     struct {
-      float exponent, factor, at_target;  ///< the first of the segment
+      float exponent, factor, at_target;  ///< exponent: of the segment
       int32_t target;
     } of[2];
   };
@@ -88,10 +89,10 @@ struct StoreGradient {
   template <typename P>
   __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
                                          int64_t m_extent, int64_t n_extent) const {
-    static_assert(kSegmentColumns % P::kN == 0);  // a tile has one exponent a row
+    static_assert(kSegmentColumns % P::kN == 0);  // so a tile has one exponent per row
     constexpr int kPerRow = P::kN / 4;
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
-    // Asked at run time: else the compiler would load all of it at once, and registers are short.
+    // Tested at run time: otherwise the compiler would load the whole bias at once, and registers are scarce.
     if (biased && bias != nullptr) add_bias(sum, bias, n, n_extent);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -137,9 +138,9 @@ struct StoreGradient {
   }
 };
 
-constexpr int kKeptThreads = 256, kKeptColumns = 8, kKeptRows = 8;  // a thread takes 8 columns of 8 rows
+constexpr int kKeptThreads = 256, kKeptColumns = 8, kKeptRows = 8;  // a thread computes 8 columns of 8 rows
 
-/// What StoreGradient stores, of exponentials that were kept: [rows, ld_kept], ld_kept a multiple of 8 and at least
+/// Stores the same dz as StoreGradient, from kept exponentials [rows, ld_kept]. ld_kept is a multiple of 8 and at least
 /// `columns`. dz is 0 between `columns` and the next multiple of 8.
 template <typename T>
 __global__ __launch_bounds__(kKeptThreads) void kept_to_gradient(const uint16_t* __restrict__ kept, int64_t ld_kept,
@@ -178,12 +179,13 @@ void launch_kept_to_gradient(const uint16_t* kept, int64_t ld_kept, int64_t rows
   kept_to_gradient<T><<<grid, kKeptThreads, 0, stream>>>(kept, ld_kept, rows, columns, to);
 }
 
-/// A product whose inner dimension comes in parts, one launch each: the accumulators go on where the part before left
-/// them, so that the bits are those of one product, however the inner dimension is cut (at multiples of 16).
+/// Epilogue of a product whose inner dimension is cut into parts, one launch per part. The accumulators continue from
+/// the previous part, so the bits equal those of a single product, wherever the inner dimension is cut (at multiples of
+/// 16).
 template <typename T>
 struct ContinueSums {
-  const float* __restrict__ from;  ///< [a.extent, b.extent], where the sums begin, may be `sums`; null for zeros
-  float* __restrict__ sums;        ///< [a.extent, b.extent], written but for the last part
+  const float* __restrict__ from;  ///< initial sums [a.extent, b.extent], may be `sums`; null: zeros
+  float* __restrict__ sums;        ///< [a.extent, b.extent], written by every part but the last
   T* __restrict__ c;               ///< [a.extent, b.extent], written by the last part
   bool last;
 

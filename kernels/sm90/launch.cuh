@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prepares and enqueues one plan of gemm.cuh. No -lcuda: see tensor_map.cuh.
+// Prepares and enqueues one plan of gemm.cuh. Needs no -lcuda: see tensor_map.cuh.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ Matrix matrix_of(const Factor<T, along_k>& f, int64_t k_extent) {
   return {f.data, along_k ? k_extent : f.extent, along_k ? f.extent : k_extent, f.ld};
 }
 
-/// How many clusters of `kernel` the current device holds at once; 0 on an error, which the launch will tell.
+/// Number of clusters of `kernel` that the current device runs at once; 0 on an error, which the launch will report.
 template <typename P>
 int resident_clusters(const void* function) {
   constexpr int kMaxDevices = 64;                   // more than one host has
@@ -34,14 +34,14 @@ int resident_clusters(const void* function) {
   return clusters;
 }
 
-/// Enqueues; with Loads::copy_engine both factors must have tensor maps. k_extent, a.extent and b.extent are positive.
+/// Enqueues. With Loads::copy_engine both operands must have tensor maps. k_extent, a.extent and b.extent are positive.
 template <typename P, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
 cudaError_t launch_into(const Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
                         int64_t k_extent, cudaStream_t stream) {
   using SlotsA = Layout<a_along_k, P::kM, P::kBlockK>;
   using SlotsB = Layout<b_along_k, P::kN, P::kBlockK>;
   constexpr auto function = kernel<P, T, Epilogue, a_along_k, b_along_k>;
-  // Height of a band of tiles: with the columns that a wave of blocks then takes, about a square.
+  // Rows of a band of tiles. With it, a wave of blocks covers about a square.
   constexpr int kBandRows = 2048;
 
   Problem<T, Epilogue, a_along_k, b_along_k> p{};
@@ -52,8 +52,8 @@ cudaError_t launch_into(const Epilogue& out, const Factor<T, a_along_k>& a, cons
   if constexpr (P::kLoads == Loads::copy_engine) {
     using BoxA = Box<SlotsA, a_along_k, P::kClusterN>;
     using BoxB = Box<SlotsB, b_along_k, P::kClusterM>;
-    // A product of few rows waits for memory. Its blocks, side by side, ask for all of a line soon enough; to fetch it
-    // ahead of them was up to a third slower. Nor does it load rows that are not there: zeros take time, too.
+    // A product of few rows is bound by memory. Its neighbouring blocks request the rest of a line soon enough anyway:
+    // prefetching it was up to a third slower. Rows that don't exist are not loaded: filling in zeros takes time, too.
     const bool few_rows = a_along_k && p.tiles_m == 1;
     const auto ahead = few_rows ? Ahead::nothing : Ahead::line;
     p.a_lines = BoxA::kLines;
@@ -80,8 +80,9 @@ cudaError_t launch_into(const Epilogue& out, const Factor<T, a_along_k>& a, cons
   return cudaLaunchKernelEx(&config, function, p);
 }
 
-/// Lets `out` store c, [lines, length] with lines `ld` apart, through shared memory if plan and matrix allow it. False
-/// when the driver refuses.
+/// Lets `out` store c, [lines, length] with lines `ld` elements apart, through shared memory if plan and matrix allow
+/// it.
+/// Returns false when the driver refuses the tensor map.
 template <typename P, typename Epilogue, typename Out>
 bool stage_tiles(Epilogue& out, const Out* c, int64_t length, int64_t lines, int64_t ld) {
   out.staged = false;
@@ -93,7 +94,7 @@ bool stage_tiles(Epilogue& out, const Out* c, int64_t length, int64_t lines, int
   return true;
 }
 
-/// c = a * b + bias. As launch_into().
+/// c = a * b + bias; requirements as for launch_into().
 template <typename P, typename T, typename Out, bool a_along_k, bool b_along_k>
 cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
                    Out* c, cudaStream_t stream) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings the factors of a tile to shared memory, in the layouts of wgmma.cuh: by the copy engine, or by plain loads for
-// matrices that it can't reach (a line that does not start at a 16-byte boundary).
+// Loads the operands of a tile into shared memory, in the layouts of wgmma.cuh: by TMA, or by plain loads for matrices
+// that TMA can't read (a line that does not start at a 16-byte boundary).
 #pragma once
 
 #include "gemm/tile.cuh"
@@ -8,8 +8,8 @@
 
 namespace checkop::kernels::sm90 {
 
-/// The box of a factor that one instruction loads: lines of a Layout, by the share of one block of `sharers`, who
-/// divide the slabs, or else the lines of each slab.
+/// The box of an operand that one TMA instruction loads. `sharers` blocks divide a tile by whole slabs where possible,
+/// otherwise by the lines of each slab.
 template <typename Slots, bool along_k, int sharers>
 struct Box {
   static constexpr bool kWholeSlabs = !along_k && Slots::kSlabs % sharers == 0;
@@ -18,8 +18,9 @@ struct Box {
   static_assert(kLines % 8 == 0 && kLines <= 256);  // 8 lines: the period of the swizzle
 };
 
-/// One block's share of the tile of a factor that begins at (row, k).
-///   part: which of the `sharers` blocks this is, blocks: their bits     lines: of a box, at most Box::kLines
+/// Loads one block's share of the operand tile that begins at (row, k).
+///   part: index of this block among `sharers`     blocks: bit mask of the sharers
+///   lines: per box, at most Box::kLines
 template <typename Slots, bool along_k, int sharers>
 __device__ void load_share(const CUtensorMap& map, uint32_t to, uint32_t barrier, int row, int k, int part, int lines,
                            uint16_t blocks) {
@@ -39,8 +40,8 @@ __device__ void load_share(const CUtensorMap& map, uint32_t to, uint32_t barrier
   }
 }
 
-/// The whole tile by a warpgroup, element by element; zero outside the matrix, in both factors, as the copy engine
-/// does: 0 * 0 adds nothing, where 0 * NaN would. `thread`: 0 .. kGroup - 1. Then each thread must fence_async().
+/// A warpgroup loads the whole tile, element by element. Elements outside the matrix are zero in both operands, as with
+/// TMA: 0 * 0 adds nothing, where 0 * NaN would. `thread`: 0 .. kGroup - 1. Each thread must then call fence_async().
 template <typename Slots, typename T, bool along_k>
 __device__ void load_plainly(const Factor<T, along_k>& f, int64_t row, int64_t k, int64_t k_extent, uint8_t* to,
                              int thread) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogue of products whose rows are logits: what their log-sum-exp needs, a segment of 256 columns at a time, without
-// storing a logit. One tile is one segment, whatever the plan, and a warpgroup adds it up in one order; so the bits of
-// a row depend on nothing but the row.
+// Epilogue of products whose rows are logits: computes the inputs of their log-sum-exp by segments of 256 columns,
+// without storing a logit. One tile is one segment in every plan, and a warpgroup sums it in one fixed order, so the
+// bits of a row depend on nothing but the row.
 //
-// Exponentials are powers of 2 and are taken relative to one that is a whole number: z * log2(e) - k rounds once, and
-// segments are brought to a common k without rounding at all.
+// Exponentials are powers of 2, taken relative to an integer exponent k: z * log2(e) - k rounds once, and segments are
+// brought to a common k without any rounding.
 //
-// With a plan that stages its stores, the exponentials themselves are kept, in 16 bits each, for a gradient that then
-// needs no second product (gradient.cuh).
+// A plan with staged stores also keeps the exponentials, in 16 bits each, so that the gradient needs no second product
+// (gradient.cuh).
 #pragma once
 
 #include "sm90/epilogue.cuh"
@@ -18,20 +18,20 @@ namespace checkop::kernels::sm90 {
 constexpr int kSegmentColumns = 256;
 constexpr float kLog2E = 0x1.715476p+0f;
 
-/// Sum of exp(z) over a segment or a row: 2^exponent * sum. -inf and 0 where all logits are -inf.
+/// Sum of exp(z) over a segment or a row: 2^exponent * sum. {-inf, 0} where all logits are -inf.
 struct PowerSum {
   float exponent, sum;
 };
 
-/// 2^x as the hardware has it: 2 ulp, 0 below 2^-126.
+/// 2^x as the hardware computes it: error up to 2 ulp, 0 below 2^-126.
 __device__ inline float power_of_2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// The 16 bits that are kept of e, which is positive and below 2: all of an fp32's exponent and 9 bits behind the
-/// point, to nearest, ties to even. NaN becomes some number.
+/// The 16 bits kept of e, which is positive and below 2: the fp32 exponent and 9 bits of the fraction, rounded to
+/// nearest, ties to even. NaN becomes an arbitrary number.
 __device__ inline uint32_t kept_bits(float e) {
   const auto bits = bit_cast<uint32_t>(e);
   return (bits + 0x1fff + (bits >> 14 & 1)) >> 14 & 0xffff;
@@ -42,18 +42,18 @@ template <typename T>
 struct SumSegments {
   const T* __restrict__ bias;              ///< [vocab] or null
   const int64_t* __restrict__ target_ids;  ///< [rows]
-  int64_t first_id;                        ///< of the first column here in all the vocabulary
+  int64_t first_id;                        ///< vocabulary index of the first column
   PowerSum* __restrict__ sums;             ///< [segments, rows]
-  float* __restrict__ target_logit;        ///< [rows]; untouched where the target is not in the vocabulary
-  float* __restrict__ exponents;           ///< [segments, ld_exponents], those of sums but finite; or null
+  float* __restrict__ target_logit;        ///< [rows]; untouched where the target is not among the columns
+  float* __restrict__ exponents;           ///< [segments, ld_exponents], as in `sums` but 0 in place of -inf; or null
   int64_t ld_exponents;
-  CUtensorMap c_map;  ///< of what is kept, only when staged: [rows, vocab]
+  CUtensorMap c_map;  ///< of the kept exponentials [rows, vocab]; set only when staged
   bool staged;
 
   template <typename P>
   static constexpr bool kMayStage = P::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
-  /// The columns of this thread's two rows' targets, -1 for rows that are not there.
+  /// Target columns of this thread's two rows; -1 for rows outside the matrix.
   struct Rows {
     int64_t target[2];
   };
@@ -70,12 +70,13 @@ struct SumSegments {
     for (int i = 0; i < count / 2; ++i) packed[i] = kept_bits(sum[2 * i]) | kept_bits(sum[2 * i + 1]) << 16;
   }
 
-  /// Rows m .. m + 63, columns n .. n + 255, by a warpgroup: logits become exponentials. Fragment of `sum`: wgmma.cuh.
+  /// A warpgroup turns the logits of rows m .. m + 63, columns n .. n + 255 into exponentials. Fragment of `sum`:
+  /// wgmma.cuh.
   template <typename P>
   __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
                                          int64_t m_extent, int64_t n_extent) const {
     static_assert(P::kN == kSegmentColumns);
-    constexpr int kPerRow = P::kN / 4;  // columns of a row that a thread has; the four lanes of a quad have it all
+    constexpr int kPerRow = P::kN / 4;  // columns of a row per thread; the four lanes of a quad hold all of it
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
     m += threadIdx.x % kGroup / kWarp * 16 + lane / 4;
     if (bias != nullptr) add_bias(sum, bias, n, n_extent);
@@ -103,7 +104,7 @@ struct SumSegments {
       for (int i = 1; i < kPerRow; ++i) most = fmaxf(most, sum[at(i) + half * 2]);
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-      // NaN and +inf reach the sum as NaN: fmaxf skips NaN, the power does not; and inf - inf is NaN.
+      // NaN and +inf logits make the sum NaN: fmaxf skips NaN but the power does not, and inf - inf is NaN.
       const float exponent = most > -INFINITY ? rintf(most * kLog2E) : 0.0f;
       float part[4] = {};
 #pragma unroll
@@ -129,16 +130,16 @@ struct SumSegments {
   }
 };
 
-constexpr int kMergeRows = 32, kMergeParts = 32;  // of a block: a warp takes every 32nd segment, a lane a row
+constexpr int kMergeRows = 32, kMergeParts = 32;  // per block: a warp takes every 32nd segment, a lane one row
 
-/// a + b at the larger exponent.
+/// a + b, expressed at the larger exponent.
 __device__ inline PowerSum merged(const PowerSum& a, const PowerSum& b) {
   const float exponent = fmaxf(a.exponent, b.exponent);
   if (exponent == -INFINITY) return {exponent, a.sum + b.sum};
   return {exponent, a.sum * power_of_2(a.exponent - exponent) + b.sum * power_of_2(b.exponent - exponent)};
 }
 
-/// finish(row, sum over the row's segments) for every row.
+/// Calls finish(row, sum over the row's segments) for every row.
 template <typename Finish>
 static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_sums(const PowerSum* __restrict__ sums,
                                                                                    int64_t rows, int64_t n_segments,
@@ -166,8 +167,8 @@ void launch_merge(const PowerSum* sums, int64_t rows, int64_t n_segments, const 
 
 /// z - log(sum of exponentials).
 __device__ inline float log_probability(float z, const PowerSum& total) {
-  // log(sum) = exponent * ln 2 + log(total.sum), ln 2 in two parts and the large difference first: it is nearly exact,
-  // where the log-sum-exp of large logits would be rounded at its own size.
+  // log(sum) = exponent * ln 2 + log(total.sum), with ln 2 split into two parts. The large difference comes first
+  // because it is nearly exact; the log-sum-exp of large logits would be rounded at its own magnitude.
   constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
   return fmaf(-total.exponent, kLn2Rest, fmaf(-total.exponent, kLn2, z)) - logf(total.sum);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products of the candidates named "cuda-sm90": fp16 and bf16 by one of the plans below, whichever suits the
-// sizes, all with the same bits; fp32, sums of nothing and small unaligned products as in the candidates named "cuda".
+// Matrix products of the candidates named "cuda-sm90". fp16 and bf16 use one of the plans below, chosen by the sizes;
+// all give the same bits. fp32, empty sums and small unaligned products are computed as in the candidates named "cuda".
 #pragma once
 
 #include "sm90/launch.cuh"
@@ -12,7 +12,7 @@ constexpr auto kEngine = Loads::copy_engine;
 constexpr auto kStaged = Stores::staged;
 constexpr auto kDirect = Stores::direct;
 
-// Many rows. kPace: how fast a full multiprocessor gets through its tiles, per cent of Large; measured on an H200.
+// For many rows. kPace: speed of a fully occupied SM relative to Large, in percent; measured on an H200.
 struct Large : Plan<2, 256, 64, 4, 2, 1, kEngine, kStaged> {
   static constexpr const char* kWords = "wgmma 128x256, pairs";
   static constexpr int kPace = 100;
@@ -41,7 +41,7 @@ struct Small : Plan<1, 64, 128, 0, 2, 1, kEngine, kDirect> {
   static constexpr const char* kWords = "wgmma 64x64, pairs";
   static constexpr int kPace = 45;
 };
-// At most 128 rows, where reading b takes the time: about a full wave of tiles, all of shared memory in flight.
+// For at most 128 rows, where reading b dominates: about one full wave of tiles, all of shared memory used for loads.
 struct Rows128Large : Plan<2, 256, 64, 4, 1, 1, kEngine, kStaged> {
   static constexpr const char* kWords = "wgmma 128x256";
 };
@@ -51,7 +51,7 @@ struct Rows128 : Plan<2, 128, 64, 0, 1, 1, kEngine, kStaged> {
 struct Rows128Narrow : Plan<1, 32, 128, 0, 2, 1, kEngine, kDirect> {
   static constexpr const char* kWords = "wgmma 64x32, pairs";
 };
-// At most 64.
+// For at most 64 rows.
 struct Rows64Large : Plan<1, 192, 64, 0, 1, 1, kEngine, kDirect> {
   static constexpr const char* kWords = "wgmma 64x192";
 };
@@ -67,22 +67,22 @@ struct Rows64Small : Plan<1, 64, 128, 0, 1, 1, kEngine, kDirect> {
 struct Rows64Narrow : Plan<1, 32, 128, 0, 1, 1, kEngine, kDirect> {
   static constexpr const char* kWords = "wgmma 64x32";
 };
-// Matrices that the copy engine can't reach.
+// For matrices that TMA can't read.
 struct Unaligned : Plan<2, 128, 64, 4, 1, 1, Loads::plain, kDirect> {
   static constexpr const char* kWords = "wgmma 128x128, element loads";
 };
 
-// Of an H100 or H200 in its larger form. A constant, so that a report names the same plan on every Hopper GPU.
+// SMs of the larger H100 and H200 models. A constant, so that a report names the same plan on every Hopper GPU.
 constexpr int64_t kMultiprocessors = 132;
 
-/// Rounds in which the multiprocessors get through the tiles of a product of m x n.
+/// Number of waves in which the SMs compute the tiles of an m x n product.
 template <typename P>
 int64_t waves(int64_t m, int64_t n) {
   const int64_t tiles = ceil_div(m, P::kM * P::kClusterM) * ceil_div(n, P::kN * P::kClusterN);
   return ceil_div(tiles, kMultiprocessors / P::kCluster);
 }
 
-/// What they take, in an arbitrary unit.
+/// Estimated time of an m x n product, in an arbitrary unit.
 template <typename P>
 int64_t time_of(int64_t m, int64_t n) {
   return waves<P>(m, n) * P::kM * P::kN * 100 / P::kPace;
@@ -103,9 +103,9 @@ auto with_plan(int64_t m, int64_t n, Run&& run) {
   constexpr int64_t kBlocks = kMultiprocessors, kPairs = kMultiprocessors / 2;
   if constexpr (a_along_k) {
     if (m <= 64) {
-      // Along rows, 32 columns of b are half a line of memory.
+      // With b along rows, 32 columns of b are only half a line of memory.
       if (n <= (b_along_k ? kBlocks : kPairs) * Rows64Narrow::kN) return run(Rows64Narrow{});
-      constexpr int64_t kFew = 32;  // below, sharing rows of a saves less than waiting for one another costs
+      constexpr int64_t kFew = 32;  // up to this many, sharing rows of a saves less than waiting for other blocks costs
       if (n <= kBlocks * Rows64Small::kN) return m <= kFew ? run(Rows64Small{}) : run(Rows64Fours{});
       const bool large = waves<Rows64Large>(m, n) * Rows64Large::kN < waves<Rows64>(m, n) * Rows64::kN;
       return large ? run(Rows64Large{}) : run(Rows64{});
@@ -122,7 +122,7 @@ auto with_plan(int64_t m, int64_t n, Run&& run) {
   return with_fastest(m, n, run, Large{}, Wide{}, Square{}, LowWide{}, Low{}, Narrow{}, Small{});
 }
 
-/// See PortableProduct.
+/// The same interface as PortableProduct.
 struct Product {
   template <bool a_along_k, bool b_along_k, typename T>
   static cudaError_t launch(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
@@ -144,7 +144,7 @@ struct Product {
       if (has_tensor_map<T>(matrix_of(left, inner)) && has_tensor_map<T>(matrix_of(right, inner))) {
         return with_plan<a_along_k, b_along_k>(rows, columns, run);
       }
-      // Element loads are what takes the time; where tiles are few, mma.sync spreads them over more blocks.
+      // Element loads dominate the time; with few tiles, mma.sync spreads them over more blocks.
       return a_along_k && waves<Unaligned>(rows, columns) > 1 ? run(Unaligned{}) : portable();
     }
   }

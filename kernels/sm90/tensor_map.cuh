@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copy engine (TMA): boxes of a row-major matrix to and from shared memory, in the swizzled layout that wgmma
-// reads. Facts: PTX ISA 9.0, "cp.async.bulk.tensor"; CUDA driver API 13.0, cuTensorMapEncodeTiled.
+// TMA: moves boxes of a row-major matrix to and from shared memory, in the swizzled layout that wgmma reads.
+// Facts: PTX ISA 9.0, "cp.async.bulk.tensor"; CUDA driver API 13.0, cuTensorMapEncodeTiled.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -9,13 +9,13 @@
 
 namespace checkop::kernels::sm90 {
 
-/// A matrix that the copy engine can reach: `lines` lines of `length` contiguous elements, `ld` elements apart.
+/// A matrix as TMA sees it: `lines` lines of `length` contiguous elements, `ld` elements apart.
 struct Matrix {
   const void* data;
   int64_t length, lines, ld;
 };
 
-// What the engine asks for: 16-byte base and stride, strides below 2^40 bytes, coordinates of 32 bits with a sign.
+// TMA needs a 16-byte aligned base and stride, strides below 2^40 bytes, and signed 32-bit coordinates.
 template <typename T>
 bool has_tensor_map(const Matrix& matrix) {
   constexpr int64_t kMaxExtent = int64_t{1} << 30, kMaxStride = int64_t{1} << 39;
@@ -31,7 +31,8 @@ constexpr CUtensorMapDataType tensor_map_type() {
   return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 }
 
-/// The driver's encoder, found at run time: a plugin linked with libcuda would not load where there is no driver.
+/// The driver's encoder, looked up at run time: a plugin linked against libcuda would not load on a host without a
+/// driver.
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   static const auto encoder = [] {
     void* entry = nullptr;
@@ -44,11 +45,11 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return encoder;
 }
 
-/// What a miss brings to L2 beside the bytes asked for.
+/// How much a cache miss fetches into L2 beside the requested bytes.
 enum class Ahead { nothing = CU_TENSOR_MAP_L2_PROMOTION_NONE, line = CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 
-/// Boxes of `box_lines` lines by `box_length` elements, 64 or 128 bytes a line, swizzled at that width. Zeros lie
-/// outside the matrix. False when the driver refuses.
+/// Makes a map for boxes of `box_lines` lines by `box_length` elements. A line has 64 or 128 bytes and is swizzled at
+/// that width. Elements outside the matrix read as zeros. Returns false when the driver refuses.
 template <typename T>
 bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int box_lines, Ahead ahead) {
   const auto encode = tensor_map_encoder();
@@ -67,14 +68,15 @@ __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-/// Brings the box that begins at (line, along) to `to`; its bytes count at `barrier`.
+/// Loads the box that begins at (line, along) to `to`; its bytes are counted at `barrier`.
 __device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                :
                : "r"(to), "l"(&map), "r"(along), "r"(line), "r"(barrier)
                : "memory");
 }
-/// The same to the same addresses in every block of the cluster whose bit is set in `blocks`, each with its barrier.
+/// The same, to the same addresses in every block of the cluster whose bit is set in `blocks`; each block's own barrier
+/// counts its bytes.
 __device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line,
                                 uint16_t blocks) {
   asm volatile(
@@ -85,7 +87,8 @@ __device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t ba
       : "memory");
 }
 
-/// Stores a box, clipped to the matrix. Ends with commit_stores() and, before `from` is written again, wait_for_stores.
+/// Stores a box, clipped to the matrix. Call commit_stores() afterwards, and wait_for_stores() before writing `from`
+/// again.
 __device__ inline void store_box(const CUtensorMap& map, uint32_t from, int along, int line) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
                :
@@ -93,7 +96,7 @@ __device__ inline void store_box(const CUtensorMap& map, uint32_t from, int alon
                : "memory");
 }
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Until all but this thread's latest `pending` groups of stores have read their shared memory.
+/// Waits until all but this thread's latest `pending` groups of stores have read their shared memory.
 template <int pending>
 __device__ void wait_for_stores() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");

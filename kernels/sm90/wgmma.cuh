@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma: d[64, n] += a[64, 16] * b[n, 16] by the four warps of a warpgroup, both factors in shared memory.
+// wgmma: d[64, n] += a[64, 16] * b[n, 16] by the four warps of a warpgroup, both operands in shared memory.
 // Facts: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions": register fragments, matrix descriptor,
 // strides by majorness, wgmma.mma_async, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
 #pragma once
@@ -10,10 +10,11 @@
 
 namespace checkop::kernels::sm90 {
 
-/// How a factor lies in shared memory, [row, k] with `rows` rows and block_k along k. Lines of kLine bytes, swizzled at
-/// that width: the 16-byte chunk c of line l is at chunk c ^ (l % 8), or c ^ (l / 2 % 4) for 64-byte lines.
-///   along k:    a line is 64 k of a row; lines of all rows, then those of the next 64 k
-///   along rows: a line is kWide rows at one k; lines of all k, then those of the next kWide rows
+/// Layout of an operand [row, k] in shared memory, with `rows` rows and block_k along k. Lines have kLine bytes and are
+/// swizzled at that width: 16-byte chunk c of line l is stored at chunk c ^ (l % 8), or c ^ (l / 2 % 4) for 64-byte
+/// lines.
+///   along k:    a line is 64 k of a row; the lines of all rows, then those of the next 64 k
+///   along rows: a line is kWide rows at one k; the lines of all k, then those of the next kWide rows
 template <bool along_k, int rows, int block_k>
 struct Layout {
   static constexpr int kWide = along_k || rows % 64 == 0 ? 64 : 32;  // elements of a line
@@ -22,30 +23,30 @@ struct Layout {
   static constexpr int kSlabs = (along_k ? block_k : rows) / kWide, kBytes = kSlab * kSlabs;
   static_assert(block_k % 64 == 0 && rows % (along_k ? 8 : kWide) == 0);
 
-  /// Bytes from one block of 16 k to the q-th after it. Within a line along k this leaves the swizzle as it is: it acts
-  /// on address bits, which the hardware forms after adding.
+  /// Bytes from one block of 16 k to the q-th after it. Within a line along k, adding the offset does not disturb the
+  /// swizzle, which the hardware applies to the address bits after the addition.
   static __device__ constexpr int step(int q) { return along_k ? q / 4 * kSlab + q % 4 * 32 : q * 16 * kLine; }
 
   /// Descriptor of the part that begins at `address`, a multiple of 8 lines.
   static __device__ uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = kLine == 128 ? 1 : 2;  // 128 or 64 bytes
-    // Along k: from 8 rows to the next 8; the other stride is unused. Along rows: from 8 k to the next 8, and from
-    // kWide rows to the next kWide.
+    // Along k: stride from 8 rows to the next 8; the other stride is unused. Along rows: stride from 8 k to the next 8,
+    // and from kWide rows to the next kWide.
     constexpr uint64_t kStride = 8 * kLine / 16, kOther = along_k ? 1 : kSlab / 16;
     return (address & 0x3ffff) / 16 | kOther << 16 | kStride << 32 | kSwizzle << 62;
   }
 };
 
-/// Before the first multiply() of a group: orders earlier accesses to the accumulators.
+/// Call before the first multiply() of a group: orders earlier accesses to the accumulators.
 __device__ inline void begin_multiply() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_multiply() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Until all but the latest `pending` groups are done; then their factors may be overwritten.
+/// Waits until all but the latest `pending` groups are done; their operands may then be overwritten.
 template <int pending>
 __device__ void wait_for_multiply() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Lists of operands for the assembler: CHECKOP_P names 16 of them, CHECKOP_D binds 16 accumulators.
+// Operand lists for inline PTX: CHECKOP_P names 16 operands, CHECKOP_D binds 16 accumulators.
 #define CHECKOP_P0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define CHECKOP_P1 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define CHECKOP_P2 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -71,8 +72,9 @@ __device__ void wait_for_multiply() {
       CHECKOP_WGMMA_OF("bf16", __VA_ARGS__); \
   } while (false)
 
-/// d = a * b, plus d when add_to is not 0; asynchronous. Factors by Layout::descriptor(). Thread 32w + l of the
-/// warpgroup has in d[4j .. 4j + 3] the columns 8j + l % 4 * 2 and the next of row 16w + l / 4, and of the row 8 below.
+/// d = a * b, plus d when add_to is not 0; asynchronous. Operands are given by Layout::descriptor(). Thread 32w + l of
+/// the warpgroup holds in d[4j .. 4j + 3] columns 8j + l % 4 * 2 and the next, of row 16w + l / 4 and of the row 8
+/// below.
 template <typename T, bool a_along_k, bool b_along_k, int n>
 __device__ __forceinline__ void multiply(float (&d)[n / 2], uint64_t a_place, uint64_t b_place, int add_to) {
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // swiglu / native: CPU, element by element in fp32.
-//   y = g / (1 + exp(-g)) * u,  g = gate, u = up     dup = grad_y * g * s     dgate = grad_y * u * s * (1 + g * (1 -
-//   s)) gate, up, y, grad_y, dgate, dup: [..., hidden] fp32|bf16|fp16, all the same Limits: contiguous.   Expected
-//   error: a few roundings of fp32, then one to the stored dtype.
+//   y = g * s * u,  s = 1 / (1 + exp(-g)),  g = gate, u = up     dup = grad_y * g * s
+//   dgate = grad_y * u * s * (1 + g * (1 - s))
+//   gate, up, y, grad_y, dgate, dup: [..., hidden] fp32|bf16|fp16, all the same
+//   Limits: contiguous.   Expected error: a few roundings of fp32, then one to the stored dtype.
 #include "cpu/native.hpp"
 
 namespace {
 
 using native::Extent;
 
-constexpr int64_t kBlock = 1024;  // elements converted at a time: buffers stay in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements converted at a time: buffers stay in the L1 cache
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-/// body(first, n) over blocks of the elements; returns after all threads.
+/// Calls body(first, n) over blocks of the elements; returns after all threads.
 template <class Body>
 void for_blocks(int64_t count, Body body) {
   native::parallel_for((count + kBlock - 1) / kBlock, 16 * count, [&](int64_t begin, int64_t end) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp: what a rank can say of a call before it knows of the others.
+// tp_linear_logp: what a rank can check of a call before it knows of the others.
 #pragma once
 
 #include "cpu/linear_logp_carry.hpp"
@@ -12,7 +12,7 @@ struct Sizes {
   int64_t rows, hidden, vocab;
 };
 
-/// Refuses a call whose own shapes do not fit together; otherwise states everything but the hash of the ids.
+/// Refuses a call whose own shapes do not fit together; otherwise fills in `own`, except the hash of the ids.
 inline Sizes check_own(const checkop_call& c, bool gradient, native::Statement& own) {
   native::Extent rows{"rows"}, hidden{"hidden"}, vocab{"the rank's part of vocab", c.shard_end - c.shard_begin};
   namespace linear = native::linear;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp / native: CPU, the vocabulary shared by ranks that are threads; fp32, by chunks of the vocabulary.
-//   logp = z[t] - m - log(s),  z = hidden W^T + bias    dz as linear_logp_native.hpp has it
+// tp_linear_logp / native: CPU, the vocabulary divided among ranks that are threads; fp32, by chunks of the vocabulary.
+//   logp = z[t] - m - log(s),  z = hidden W^T + bias    dz as in cpu/linear_logp.hpp
 //   dhidden = sum over all ranks of dz W                 dW = dz^T hidden, dbias = sum_r dz: of the rank's own part
-//   hidden: [..., hidden]  W: [part of vocab, hidden]  bias: [part of vocab], fp32|bf16|fp16   target_ids: int64,
-//   global where target_ids[r] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[r]
-//   holds. With carries: as linear_logp / native, of the rank's own part.
+//   hidden: [..., hidden]  W: [part of vocab, hidden]  bias: [part of vocab], fp32|bf16|fp16
+//   target_ids: int64, global
+//   If target_ids[r] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[r] holds.
+//   With carries: as linear_logp / native, of the rank's own part.
 //   Exchanges: (m, s, z_t) of every part; backward, dhidden of every part in fp32. Both are all-gathered and combined
-//   on every rank in the order of the vocabulary. Limits: contiguous.   Expected error: as linear_logp's, and one
-//   rounding for each part.
+//   on every rank in the order of the vocabulary. Limits: contiguous.   Expected error: as for linear_logp, plus one
+//   rounding per part.
 #include "cpu/linear_logp.hpp"
 #include "tp_linear_logp/call.hpp"
 
@@ -50,10 +51,10 @@ checkop_status forward(const checkop_call* call) {
   });
 }
 
-/// dhidden = the sum of all segments' shares, in their order; `own` is this rank's [segment][rows * hidden].
+/// dhidden = the sum of all segments' contributions, in order; `own` is this rank's [segment][rows * hidden].
 void reduce_dhidden(const Problem& p, const native::Ranks& ranks, const std::vector<std::vector<float>>& own,
                     const checkop_tensor& dhidden) {
-  constexpr int64_t kExchanged = int64_t{1} << 18;  // elements of a segment at a time
+  constexpr int64_t kExchanged = int64_t{1} << 18;  // elements of a segment exchanged at a time
   const int64_t count = p.rows * p.hidden;
   for (int64_t first = 0; first < count; first += kExchanged) {
     const int64_t n = std::min(kExchanged, count - first);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp / nccl: the vocabulary shared by ranks with a GPU each; portable CUDA, fp32 throughout.
+// tp_linear_logp / nccl: the vocabulary divided among ranks with a GPU each; portable CUDA, fp32 throughout.
 //   z = hidden * lm_head_weight^T + bias,  t = target_ids[row],  g = grad_logp[row],  p = softmax(z[row,:])
 //   forward   logp[row] = z[row,t] - lse(z[row,:])
 //   backward  dz[row,c] = g * ((c == t) - p[c]);  dhidden = the sum over all ranks of dz * lm_head_weight,
@@ -7,13 +7,14 @@
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [part of vocab, hidden]   bias, dbias: [part of
 //   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
 //   logp, grad_logp: [rows] f32
-//   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
-//   dlm_head_weight_carry, dbias_carry: as of linear_logp / cuda, the rank's own part
-//   Exchanges: 16 bytes of every row and rank (or canonical segment), gathered on every rank and combined in the order
-//   of the vocabulary. Backward, dhidden of every rank in fp32: each rank gets its share of the rows, adds them up in
-//   that order, rounds once and gives them to the others. With canonical segments bits do not depend on the ranks.
+//   If target_ids[row] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[row] holds.
+//   dlm_head_weight_carry, dbias_carry: as for linear_logp / cuda, of the rank's own part
+//   Exchanges: 16 bytes per row and rank (or canonical segment), gathered on every rank and combined in the order of
+//   the vocabulary. Backward, dhidden of every rank in fp32: each rank receives its share of the rows, adds them up in
+//   that order, rounds once and sends them to the others. With canonical segments bits do not depend on the number of
+//   ranks.
 //   Limits: 64 ranks, 64 canonical segments; hidden <= 65535 * 128.
-//   Expected error: as that of linear_logp / cuda, and one addition for each part.
+//   Expected error: as for linear_logp / cuda, plus one addition per part.
 #include "tp_linear_logp/nccl.cuh"
 
 namespace checkop::kernels::tp_linear_logp {
@@ -21,7 +22,7 @@ namespace {
 
 template <bool backward>
 size_t workspace(const checkop_call* call) {
-  return workspace_bytes<Portable<float>>(call, backward);  // the same for every dtype: sizes have the element's bytes
+  return workspace_bytes<Portable<float>>(call, backward);  // the same for every dtype: `sizes` has the element's bytes
 }
 
 template <bool backward>

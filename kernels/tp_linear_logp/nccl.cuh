@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp on GPUs, one for each rank: what the candidates nccl and nccl-sm90 share. They differ in the Engine,
-// which computes one rank's parts:
-//   Engine::Sum                                      the two numbers that are kept of a sum of exponentials
+// tp_linear_logp on GPUs, one per rank: shared by the candidates nccl and nccl-sm90. They differ in the Engine, which
+// computes one rank's parts:
+//   Engine::Sum                                      the two numbers that represent a sum of exponentials
 //   Engine::workspace(linear_logp::Sizes, backward, segments)  bytes; the first kIdCheckBytes are for ids
-//   Engine(call, sizes, backward, segments, ignored)           refuses what it does not do
-//   Engine::ld(hidden)                                   of a share
-//   keep_hidden()                                        from here on, rows that are left out are zeros
-//   reduce(segment, first, columns, parts)               the part of every row, of the rank's `columns` from first on
-//   write_rows(grad_logp)                                finish(row, Sum, target's logit): what gradients() wants
-//   gradients(segment, first, columns, grad_logp, share) of the same; share: [rows, ld()] fp32, theirs of dhidden
-//   words()                                              how it went about it
+//   Engine(call, sizes, backward, segments, ignored)           refuses what it does not support
+//   Engine::ld(hidden)                                   leading dimension of a rank's contribution to dhidden
+//   keep_hidden()                                        replaces ignored rows of hidden by zeros from here on
+//   reduce(segment, first, columns, parts)               every row's part, for the rank's `columns` from first on
+//   write_rows(grad_logp)                                finish(row, Sum, target's logit) that prepares gradients()
+//   gradients(segment, first, columns, grad_logp, share) gradients of these columns; share: [rows, ld()] fp32, their
+//                                                        contribution to dhidden
+//   words()                                              describes the variant used
 //
-// The host finds out whether ranks fit together while the GPU computes its part of every row: only then does anything
-// wait for another rank.
+// While the GPU computes its part of every row, the host checks whether the ranks fit together; only after that does
+// anything wait for another rank.
 #pragma once
 
 #include "linear_logp/portable.cuh"
@@ -21,7 +22,7 @@
 
 namespace checkop::kernels::tp_linear_logp {
 
-/// In the workspace, behind what the engine has.
+/// Layout of the workspace after the engine's own part.
 struct Places {
   size_t id_sum, parts, all_parts, shares, received, bytes;
 
@@ -51,7 +52,7 @@ size_t workspace_bytes(const checkop_call* call, bool backward) {
     const int64_t segments = std::ssize(native::own_bounds(*call)) - 1;
     return Places(*call, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward).bytes;
   } catch (const std::exception&) {
-    return 0;  // the launch refuses it
+    return 0;  // the launch reports the error
   }
 }
 
@@ -73,7 +74,7 @@ void run(const checkop_call& c, bool backward) {
     const int64_t segments = std::ssize(bounds) - 1;
     at.emplace(c, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward);
     ranks::require_workspace(c, at->bytes);
-    if (sizes.rows == 0 || sizes.vocab < 1) return;  // the latter is for all ranks to say
+    if (sizes.rows == 0 || sizes.vocab < 1) return;  // all ranks together refuse vocab < 1
     const auto ignored = static_cast<int64_t>(own.ignored);
     engine.emplace(c, sizes, backward, segments, ignored);
     ids.emplace(c, c.inputs[2], "target_ids", sizes.rows, ignored, workspace, workspace + at->id_sum);
@@ -117,7 +118,7 @@ void run(const checkop_call& c, bool backward) {
   say(&c, CHECKOP_OK, "%s", engine->words());
 }
 
-/// fp32, fp16 and bf16; sums are in fp32.
+/// Engine for fp32, fp16 and bf16; sums are in fp32.
 template <typename T>
 class Portable {
  public:

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp / nccl-sm90: the vocabulary shared by ranks with a Hopper GPU each; what linear_logp / cuda-sm90 does
-// for fp16 and bf16, and exchanges as tp_linear_logp / nccl has them.
+// tp_linear_logp / nccl-sm90: the vocabulary divided among ranks with a Hopper GPU each. fp16 and bf16 are computed as
+// in linear_logp / cuda-sm90, and exchanged as in tp_linear_logp / nccl.
 //   forward   logp[row] = z[row,t] - lse(z[row,:]),  z = hidden * lm_head_weight^T + bias,  t = target_ids[row]
 //   backward  dz[row,c] = g * ((c == t) - p[c]);  dhidden = the sum over all ranks of dz * lm_head_weight,
 //             dlm_head_weight = dz^T * hidden, dbias[c] = sum_row dz[row,c] of the rank's own part
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [part of vocab, hidden]   bias, dbias: [part of
 //   vocab], optional; all of one dtype, f32|f16|bf16, contiguous   target_ids: [rows] i64, global
 //   logp, grad_logp: [rows] f32
-//   where target_ids[row] = ignore_index: logp 0, and the row adds nothing to any gradient, whatever hidden[row] holds
-//   dlm_head_weight_carry, dbias_carry: as of linear_logp / cuda-sm90, the rank's own part
+//   If target_ids[row] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[row] holds.
+//   dlm_head_weight_carry, dbias_carry: as for linear_logp / cuda-sm90, of the rank's own part
 //   fp32 as in the candidate nccl. No gradients in fp16.
 //   Limits: sm_90 only; 64 ranks, 64 canonical segments; |z| < 2^30, for gradients < 2^23; part of vocab < 2^30.
-//   Expected error: as that of linear_logp / cuda-sm90, and one addition for each part; dhidden is rounded once, after
-//   the sum over all parts.
+//   Expected error: as for linear_logp / cuda-sm90, plus one addition per part; dhidden is rounded once, after the sum
+//   over all parts.
 #include "linear_logp/sm90.cuh"
 #include "tp_linear_logp/nccl.cuh"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_logp: what a rank can say of a call before it knows of the others.
+// tp_logp: what a rank can check of a call before it knows of the others.
 #pragma once
 
 #include "cpu/ranks.hpp"
@@ -11,7 +11,7 @@ struct Sizes {
   int64_t rows, columns;
 };
 
-/// Refuses a call whose own shapes do not fit together; otherwise states everything but the hash of the ids.
+/// Refuses a call whose own shapes do not fit together; otherwise fills in `own`, except the hash of the ids.
 inline Sizes check_own(const checkop_call& c, bool gradient, native::Statement& own) {
   native::check_counts(c, gradient ? 3 : 2, 1);
   const checkop_tensor& logits = c.inputs[0];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_logp / native: CPU, the vocabulary shared by ranks that are threads; fp32, one row at a time.
+// tp_logp / native: CPU, the vocabulary divided among ranks that are threads; fp32, one row at a time.
 //   logp[r] = (z[r,t] - m) - log(s),  m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
 //   dlogits[r,v] = g[r] * ([v = t] - exp(z[r,v] - m) / s)
 //   logits, dlogits: [..., part of vocab] fp32|bf16|fp16    token_ids: [...] int64, global    logp, grad_logp: fp32
-//   where token_ids[r] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
+//   If token_ids[r] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   One exchange: (m, s, z_t) of every part, all-gathered, then combined on every rank in the order of the vocabulary.
-//   Limits: contiguous.   Expected error: as logp's, and one rounding for each part.
+//   Limits: contiguous.   Expected error: as for logp, plus one rounding per part.
 #include "tp_logp/call.hpp"
 
 namespace {

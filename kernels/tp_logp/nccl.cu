@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_logp / nccl: the vocabulary shared by ranks with a GPU each; one block per row, portable CUDA, sums in fp32.
+// tp_logp / nccl: the vocabulary divided among ranks with a GPU each; one block per row, portable CUDA, sums in fp32.
 //   forward   logp[row] = z[row,t] - lse(z[row,:]),  t = token_ids[row]
 //   backward  dlogits[row,c] = g[row] * ((c == t) - softmax(z[row,:])[c]),  g = grad_logp
 //   logits z, dlogits: [rows, part of vocab] f32|f16|bf16, contiguous   token_ids: [rows] i64, global
 //   logp, grad_logp: [rows] f32
-//   where token_ids[row] = ignore_index: logp 0 and gradient 0, and the row of logits is not read
-//   One exchange: 16 bytes of every row and rank (or canonical segment), gathered on every rank and combined in the
-//   order of the vocabulary. With canonical segments bits do not depend on the ranks.
+//   If token_ids[row] = ignore_index: logp and gradient are 0, and the row of logits is not read.
+//   One exchange: 16 bytes per row and rank (or canonical segment), gathered on every rank and combined in the order of
+//   the vocabulary. With canonical segments bits do not depend on the number of ranks.
 //   Limits: rows < 2^31; 64 ranks, 64 canonical segments.
-//   Expected error: as that of logp / cuda, and one addition for each part.
+//   Expected error: as for logp / cuda, plus one addition per part.
 #include "cuda/ranks.cuh"
 #include "cuda/softmax.cuh"
 #include "tp_logp/call.hpp"
@@ -16,7 +16,7 @@
 namespace checkop::kernels {
 namespace {
 
-/// The parts of one row per block, of each of the rank's segments.
+/// Computes one row's parts per block, one for each of the rank's segments.
 template <typename T>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerMultiprocessor) void reduce_rows(
     const T* __restrict__ logits, const int64_t* __restrict__ token_ids, int64_t ignored, int64_t ld, int64_t first,
@@ -44,7 +44,7 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void gradient_rows(
                     dlogits + row * columns);
 }
 
-/// In the workspace, behind the kIdCheckBytes for ids.
+/// Layout of the workspace after the kIdCheckBytes for ids.
 struct Places {
   size_t id_sum, parts, all_parts, totals, bytes;
 
@@ -68,7 +68,7 @@ size_t workspace_bytes(const checkop_call* call) {
   try {
     return call->n_inputs < 1 || call->world_size < 1 ? 0 : Places(*call, leading_count(call->inputs[0])).bytes;
   } catch (const std::exception&) {
-    return 0;  // the launch refuses it
+    return 0;  // the launch reports the error
   }
 }
 
@@ -83,13 +83,14 @@ void run(const checkop_call& c, bool backward) {
   ranks.agree([&](native::Statement& own) {
     ranks::check_ranks(c);
     sizes = tp_logp::check_own(c, backward, own);
-    if (sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many
+    // A row is a block, and a grid has at most that many blocks
+    if (sizes.rows > std::numeric_limits<int32_t>::max()) {
       throw native::Refusal(CHECKOP_UNSUPPORTED,
                             "logits: " + std::to_string(sizes.rows) + " rows, at most 2147483647 are supported");
     }
     const Places& at = places.emplace(c, sizes.rows);
     ranks::require_workspace(c, at.bytes);
-    if (sizes.rows == 0 || sizes.columns < 1) return;  // the latter is for all ranks to say
+    if (sizes.rows == 0 || sizes.columns < 1) return;  // all ranks together refuse columns < 1
     look.emplace(c, c.inputs[1], "token_ids", sizes.rows, own.ignored, workspace, workspace + at.id_sum);
     look->begin();
     auto* parts = reinterpret_cast<ranks::Part*>(workspace + at.parts);

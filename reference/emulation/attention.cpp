@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention as kernels compute it; kv_cache_attention shares the passes.
+// Emulates attention as kernels compute it. kv_cache_attention uses the same passes.
 #include "emulation/attention.hpp"
 
 #include <limits>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// A key head of a batch entry with the query heads of its group, whose queries lie one behind the other.
+/// One key head of a batch entry and the query heads of its group, whose queries are contiguous.
 struct Group {
   Group(const Arithmetic& arithmetic, const AttentionProblem& problem, int64_t batch, int64_t kv_head)
       : arithmetic(arithmetic),
@@ -36,14 +36,14 @@ struct Group {
     }
   }
 
-  /// The first of the group's queries, in arrays shaped as q.
+  /// Row of the group's first query, in arrays shaped as q.
   int64_t first_query() const { return (batch * problem.kv_heads + kv_head) * rows; }
   /// Row of key j of a head in arrays shaped as k.
   int64_t key_row(int64_t head, int64_t j) const { return (batch * problem.kv_heads + head) * problem.kv_seq + j; }
   int64_t own_key_row(int64_t i) const { return key_row(kv_head, keys[static_cast<size_t>(i)]); }
   const float* query(int64_t row) const { return problem.q.row(first_query() + row); }
 
-  /// How many of the keys the causal mask keeps of a row.
+  /// Number of keys that the causal mask keeps for a row.
   int64_t seen(int64_t row) const {
     const auto all = static_cast<int64_t>(keys.size());
     if (!problem.causal || arithmetic.has(kCausalMaskIgnored.name)) return all;
@@ -52,7 +52,7 @@ struct Group {
     return std::lower_bound(keys.begin(), keys.end(), end) - keys.begin();
   }
 
-  /// The probabilities of the first seen(row) keys into p.
+  /// Stores the probabilities of the first seen(row) keys in p.
   void probabilities(int64_t row, float* p) const {
     const int64_t n = seen(row), counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) : n;
     std::vector<float> score(static_cast<size_t>(counted));
@@ -79,12 +79,12 @@ struct Group {
   const bool multiplied;
   const int64_t batch, kv_head;
   const int64_t rows;         ///< queries of all heads of the group
-  std::vector<int64_t> keys;  ///< that are read, ascending
-  std::vector<char> kept;     ///< 0: read although the mask drops it
-  Matrix k, v;                ///< a row for each key
+  std::vector<int64_t> keys;  ///< keys that are read, ascending
+  std::vector<char> kept;     ///< 0: read although masked, a planted fault
+  Matrix k, v;                ///< one row per key
 };
 
-/// Rounds where the fault is made.
+/// Rounds to bf16 if `rounded`.
 void round_if(bool rounded, Matrix& m) {
   if (rounded) std::transform(m.values.begin(), m.values.end(), m.values.begin(), Arithmetic::to_bf16);
 }
@@ -95,7 +95,7 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
   const int64_t rows = group.rows, first = group.first_query(), n = static_cast<int64_t>(group.keys.size());
   const float term = a.has(kRowSumDropped.name) ? 0.0F : a.has(kRowSumAdded.name) ? -1.0F : 1.0F;
   const float scale = a.has(kGradientNotScaled.name) ? 1 : p.scale;
-  Matrix weights = Matrix::zeros(rows, n), ds = weights;  // 0 behind what a query sees
+  Matrix weights = Matrix::zeros(rows, n), ds = weights;  // 0 beyond the keys that a query sees
   for (int64_t r = 0; r < rows; ++r) {
     float *w = weights.row(r), *d = ds.row(r);
     const int64_t seen = group.seen(r);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention as kernels compute it: what attention and kv_cache_attention share.
+// Emulated attention: the code shared by attention and kv_cache_attention.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace checkop::emulation {
 
-/// Queries, and all keys with their values in one array each.
+/// Sizes, queries, keys and values; all keys are in one array.
 struct AttentionProblem {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
   bool causal;
@@ -20,11 +20,11 @@ struct AttentionProblem {
   int64_t group() const { return q_heads / kv_heads; }
 };
 
-/// The problem with the keys and values given. Inputs: q first, key_padding_mask at `mask`; attributes causal and
-/// scale.
+/// Builds the problem from given keys and values. Inputs: q first, key_padding_mask at index `mask`; attributes causal
+/// and scale.
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask);
 
-/// o, shaped as q.
+/// Returns o, shaped as q.
 Matrix attention_output(const EmulationArgs& args, const AttentionProblem& problem);
 
 struct AttentionGradients {
@@ -32,7 +32,7 @@ struct AttentionGradients {
 };
 AttentionGradients attention_gradients(const EmulationArgs& args, const AttentionProblem& problem, const Matrix& grad);
 
-// Faults of which keys are seen.
+// Faults in the choice of keys.
 inline constexpr FaultSpec kCausalMaskIgnored{"causal_mask_ignored", "every query sees all keys"};
 inline constexpr FaultSpec kCausalOffsetIgnored{"causal_offset_ignored",
                                                 "query i sees keys up to i, not up to i + (kv_seq - q_seq)"};
@@ -51,7 +51,7 @@ inline constexpr FaultSpec kMaskedKeysMultiplied{"masked_keys_multiplied",
                                                  "nonfinite", "", "key_padding_mask"};
 inline constexpr FaultSpec kOnesAloneKept{"ones_alone_kept", "a key is kept where the mask is 1, not where it is not 0",
                                           "accuracy", "", "key_padding_mask"};
-// Faults of numbers.
+// Faults in the arithmetic.
 inline constexpr FaultSpec kScaleMissing{"scale_missing", "the scores are not scaled"};
 inline constexpr FaultSpec kScaleTwice{"scale_twice", "the queries are scaled, and the scores once more"};
 inline constexpr FaultSpec kProbabilitiesRounded{"probabilities_rounded",
@@ -60,11 +60,11 @@ inline constexpr FaultSpec kRowSumDropped{"row_sum_dropped", "ds = p*dp, without
 inline constexpr FaultSpec kRowSumAdded{"row_sum_added", "the row sum of p*dp has the wrong sign"};
 inline constexpr FaultSpec kGradientNotScaled{"gradient_not_scaled", "dq and dk lack the scale"};
 inline constexpr FaultSpec kScoreGradientsRounded{"score_gradients_rounded", "ds is rounded to bf16 as a factor"};
-// One head a group has no other to overwrite.
+// Not visible with one query head per group: no other head is overwritten.
 inline constexpr FaultSpec kGroupOverwritten{"group_overwritten",
                                              "dk and dv hold the last head of a group, written over the others"};
 
-/// The faults that both operators have.
+/// Faults of attention and kv_cache_attention.
 inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     faults::kLastKTileDropped,
                                                     faults::kLastTileSkipped,
@@ -92,7 +92,7 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
 inline constexpr std::array kAttentionGradientFaults{kRowSumDropped, kRowSumAdded, kGradientNotScaled,
                                                      kScoreGradientsRounded, kGroupOverwritten};
 
-/// One list of both.
+/// The two lists as one.
 template <size_t m, size_t n>
 constexpr std::array<FaultSpec, m + n> concatenated(const std::array<FaultSpec, m>& a,
                                                     const std::array<FaultSpec, n>& b) {

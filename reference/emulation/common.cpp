@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products and softmax rows.
+// Emulated products and softmax rows.
 #include "emulation/common.hpp"
 
 namespace checkop::emulation {
@@ -9,7 +9,7 @@ Matrix product(const EmulationArgs& args, Operand x, Operand y) {
   Matrix out = Matrix::zeros(rows, columns);
   const int64_t x_step = x.transposed ? x.m.columns : 1, y_step = y.transposed ? 1 : y.m.columns;
   const int64_t y_next = y.transposed ? y.m.columns : 1;
-  // Parts of rows, for a sample may have one row only.
+  // Tasks are parts of rows, because a sample may have one row only.
   constexpr int64_t kPart = 256;
   const int64_t parts = (columns + kPart - 1) / kPart;
   args.parallel_for(rows * parts, [&](int64_t i) {
@@ -30,7 +30,7 @@ SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n) 
   row.sum =
       arithmetic.sum(n, [&](int64_t v) { return arithmetic.exponential(z[v] - (v < stale ? stale_max : row.max)); });
   if (arithmetic.has(kPaddedColumnCounted.name)) {
-    const int64_t rest = n % kPadded, padding = kPadded - rest;  // a whole tile where none is needed
+    const int64_t rest = n % kPadded, padding = kPadded - rest;  // a whole tile even if no padding is needed
     row.sum += static_cast<float>(padding) * arithmetic.exponential(-row.max);
   }
   return row;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of several emulations: matrices, products, softmax rows.
+// Code shared by several emulations: matrices, products, softmax rows.
 #pragma once
 
 #include <vector>
@@ -21,14 +21,14 @@ struct Matrix {
   const float* row(int64_t r) const { return values.data() + r * columns; }
 };
 
-/// Input `index`, all leading extents as rows.
+/// Input `index` as a matrix; all leading extents form the rows.
 inline Matrix matrix(const EmulationArgs& args, int index) { return {args.floats(index), args.in(index).shape.back()}; }
-/// The same as a factor of products.
+/// The same as an operand of products.
 inline Matrix factor(const EmulationArgs& args, int index) {
   return {args.arithmetic.factors(args.floats(index)), args.in(index).shape.back()};
 }
 
-/// A matrix where it is used as it is stored, or transposed.
+/// A matrix, used as stored or transposed.
 struct Operand {
   const Matrix& m;
   bool transposed = false;
@@ -36,32 +36,33 @@ struct Operand {
   int64_t columns() const { return transposed ? m.rows() : m.columns; }
 };
 
-/// x y, every element a dot product.
+/// x y; each element is one dot product.
 Matrix product(const EmulationArgs& args, Operand x, Operand y);
 
 inline void store(const Matrix& m, std::vector<double>& to) { to.assign(m.values.begin(), m.values.end()); }
 
-/// The softmax of a row, as max and sum of exponentials.
+/// The softmax of a row, represented by its maximum and its sum of exponentials.
 struct SoftmaxRow {
   float max = 0, sum = 0;
   float logp(float z) const { return z - max - std::log(sum); }
 };
-/// Of n logits. Makes faults kPaddedColumnCounted and kSumNotRescaled.
+/// Reduces n logits. Implements the faults kPaddedColumnCounted and kSumNotRescaled.
 SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n);
 
 inline constexpr FaultSpec kPaddedColumnCounted{"padded_column_counted",
                                                 "columns of padding, which hold 0, count in the sum of exponentials"};
 inline constexpr FaultSpec kSumNotRescaled{"sum_not_rescaled",
-                                           "what was summed before a larger maximum came is not scaled down to it"};
+                                           "the running sum is not rescaled when the maximum grows"};
 inline constexpr FaultSpec kWrongLabel{"wrong_label", "the id is one too large"};
-inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped", "the gradient is the upstream at the id alone"};
+inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped",
+                                               "the softmax term is missing: only the target's gradient is nonzero"};
 inline constexpr FaultSpec kSoftmaxSignFlipped{"softmax_sign_flipped",
                                                "the softmax term of the gradient has the wrong sign"};
 
 inline constexpr FaultSpec kBiasLeftOut{"bias_left_out", "the bias is not added", "accuracy", "", "bias"};
 
-/// The gradient of a row's log-probability, times g, into to[0 ... n): g*(1[v = id] - softmax(z)_v). Makes the faults
-/// of the softmax term.
+/// Stores the gradient of a row's log-probability, times g, in to[0 ... n): g*(1[v = id] - softmax(z)_v). Implements
+/// the faults of the softmax term.
 void logp_gradient_row(const Arithmetic& arithmetic, const SoftmaxRow& row, const float* z, int64_t n, int64_t id,
                        float g, double* to);
 inline void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int64_t n, int64_t id, float g,
@@ -69,7 +70,7 @@ inline void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int6
   logp_gradient_row(arithmetic, softmax_row(arithmetic, z, n), z, n, id, g, to);
 }
 
-/// `id`, or the next one where the fault is kWrongLabel.
+/// `id`, or with the fault kWrongLabel the next id.
 inline int64_t label(const Arithmetic& arithmetic, int64_t id, int64_t vocab) {
   return arithmetic.has(kWrongLabel.name) ? (id + 1) % vocab : id;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// embedding as kernels compute it.
+// Emulates embedding as kernels compute it.
 #include <array>
 #include <bit>
 
@@ -16,14 +16,14 @@ constexpr FaultSpec kIdsTruncated{"ids_truncated", "the highest bit of ids is lo
 constexpr FaultSpec kShardLost{"shard_lost", "of four ranks that share the vocabulary, the last one's rows are lost"};
 constexpr FaultSpec kMisalignedRows{"misaligned_rows", "rows are read one element late"};
 constexpr FaultSpec kScaled{"scaled_by_root", "rows are scaled by sqrt(hidden)"};
-// bf16 rows are bf16 numbers already.
+// Not visible in bf16: the rows are bf16 numbers already.
 constexpr FaultSpec kRounded{"rounded_to_bf16", "rows pass through bf16", "accuracy", "fp32 fp16"};
 constexpr FaultSpec kDuplicatesOverwrite{"duplicates_overwrite", "of the tokens with one id, the last one remains"};
 constexpr FaultSpec kDuplicatesAveraged{"duplicates_averaged", "the tokens with one id are averaged"};
 constexpr FaultSpec kLastTokenLost{"last_token_lost", "the last token adds nothing"};
 constexpr FaultSpec kFirstSequenceAlone{"first_sequence_alone", "tokens of other sequences than the first add nothing"};
 
-/// The ids as a kernel takes them; -1: none.
+/// The ids that the emulated kernel uses; -1: none.
 std::vector<int64_t> ids_taken(const EmulationArgs& args, int64_t vocab) {
   const Arithmetic& a = args.arithmetic;
   const std::vector<int64_t> given = args.integers(0);
@@ -39,7 +39,7 @@ std::vector<int64_t> ids_taken(const EmulationArgs& args, int64_t vocab) {
   return ids;
 }
 
-/// Input 1, the table's rows or their gradients.
+/// Input 1: the table's rows or their gradients.
 Matrix rows_taken(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
   Matrix m = matrix(args, 1);
@@ -59,7 +59,7 @@ void forward(const EmulationArgs& args) {
       std::copy_n(table.row(ids[t]), table.columns, args.out(0).begin() + static_cast<int64_t>(t) * table.columns);
 }
 
-/// For every id its tokens, in their order.
+/// The tokens of every id, in token order.
 std::vector<std::vector<int64_t>> tokens_by_id(const EmulationArgs& args, int64_t vocab) {
   const Arithmetic& a = args.arithmetic;
   const std::vector<int64_t> ids = ids_taken(args, vocab);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// grpo_loss as kernels compute it.
+// Emulates grpo_loss as kernels compute it.
 #include <array>
 
 #include "emulation/policy.hpp"
@@ -14,7 +14,7 @@ constexpr FaultSpec kSampleVariance{"sample_variance", "the variance of n reward
 constexpr FaultSpec kVarianceForDeviation{"variance_for_deviation", "advantages are divided by the variance"};
 constexpr FaultSpec kMeanNotSubtracted{"mean_not_subtracted", "advantages are rewards over their deviation"};
 constexpr FaultSpec kNotScaled{"not_scaled", "advantages are not divided by the deviation"};
-// A group of one, as the boundaries make it, would divide 0 by 0.
+// Not with group_boundaries: they create a group of one, which would divide 0 by 0.
 constexpr FaultSpec kEpsLeftOut{"eps_left_out", "the deviation has no least value", "accuracy", "",
                                 "-group_boundaries"};
 constexpr FaultSpec kEpsAdded{"eps_added", "eps is added to the deviation, not its least value"};
@@ -33,7 +33,7 @@ constexpr FaultSpec kBetaLeftOut{"beta_left_out", "the KL estimate is added with
 enum Input : int { kRewards = 5, kCompletionMask, kGroupBoundaries, kUpstream };
 enum Attr : size_t { kSamplesPerPrompt, kClipEps, kBeta, kEps };
 
-/// First completion of every group, and their number.
+/// First completion of every group, then the number of completions.
 std::vector<int64_t> group_bounds(const EmulationArgs& args, int64_t completions) {
   if (args.arithmetic.has(kGroupsIgnored.name)) return {0, completions};
   if (args.has(kGroupBoundaries)) return args.integers(kGroupBoundaries);
@@ -43,7 +43,8 @@ std::vector<int64_t> group_bounds(const EmulationArgs& args, int64_t completions
   return bounds;
 }
 
-/// Mean and deviation of the rewards of a group, from its first reward on: the mean of equal rewards is then exact.
+/// Mean and deviation of a group's rewards, computed relative to the first reward, so that the mean of equal rewards is
+/// exact.
 struct Group {
   float first, mean, deviation;
 
@@ -82,12 +83,12 @@ std::vector<float> advantages(const EmulationArgs& args) {
   return result;
 }
 
-/// What the tokens share.
+/// Values that the tokens share.
 struct Batch {
   PolicyInputs in;
-  std::vector<float> advantage;  ///< of completions
-  std::vector<Fate> fates;       ///< of tokens
-  std::vector<float> divisors;   ///< of completions: what makes means of their tokens' terms
+  std::vector<float> advantage;  ///< per completion
+  std::vector<Fate> fates;       ///< per token
+  std::vector<float> divisors;   ///< per completion: divisor that turns sums over tokens into means
   float clip, beta;
   bool both_sides, swapped;
   int64_t seq;
@@ -109,7 +110,7 @@ struct Batch {
   size_t completion(int64_t token) const { return static_cast<size_t>(token / seq); }
   float divisor(int64_t token) const { return divisors[completion(token)]; }
 
-  /// What the advantage `a` is multiplied by: the ratio, or the edge at which it is clipped.
+  /// The factor of the advantage `a`: the ratio, or the bound at which it is clipped.
   struct Factor {
     float value;
     bool is_ratio;
@@ -139,7 +140,7 @@ struct Batch {
     float n = 0;
     for (const float count : counts) n += count;
     if (a.has(kMeanOverAllTokens.name)) n = static_cast<float>(in.tokens());
-    divisors.assign(counts.size(), std::max(n, 1.0F));  // without active tokens every sum is 0
+    divisors.assign(counts.size(), std::max(n, 1.0F));  // without active tokens, every sum is 0
     for (size_t i = 0; i < counts.size() && a.has(kMeanPerCompletion.name); ++i)
       divisors[i] = std::max(counts[i], 1.0F) * static_cast<float>(counts.size());
   }
@@ -148,7 +149,7 @@ struct Batch {
 void forward(const EmulationArgs& args) {
   const Arithmetic& arithmetic = args.arithmetic;
   const Batch batch(args);
-  std::vector<float> losses(batch.fates.size()), kls(losses.size());  // over n: what a token adds to the means
+  std::vector<float> losses(batch.fates.size()), kls(losses.size());  // each token's terms of the means
   args.parallel_for(batch.in.tokens(), [&](int64_t t) {
     const auto i = static_cast<size_t>(t);
     if (batch.fates[i] == Fate::left_out) return;

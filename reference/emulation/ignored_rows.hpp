@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows whose id is ignore_index, as logp and linear_logp leave them out, and what goes wrong with them.
+// Rows whose id is ignore_index, which logp and linear_logp leave out, and the faults in their handling.
 #pragma once
 
 #include "emulation/common.hpp"
@@ -13,11 +13,11 @@ inline constexpr FaultSpec kIgnoredAsIdZero{
 inline constexpr FaultSpec kIgnoredRowMultiplied{"ignored_row_multiplied",
                                                  "an ignored row is computed, then multiplied by 0", "nonfinite"};
 
-/// A row as a kernel takes it.
+/// How the emulated kernel treats a row.
 struct TakenRow {
-  bool skipped = false;  ///< left as it is
-  int64_t id = -1;       ///< -1: matches no column
-  float scale = 1;       ///< of its results
+  bool skipped = false;  ///< the result stays 0
+  int64_t id = -1;       ///< -1: no column
+  float scale = 1;       ///< factor of the row's results
 };
 
 inline TakenRow take_row(const Arithmetic& arithmetic, int64_t id, int64_t ignore_index, int64_t vocab) {

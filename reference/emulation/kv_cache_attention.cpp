@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv_cache_attention as kernels compute it: attention over one array, in which the cache lies before what is new.
+// Emulates kv_cache_attention as kernels compute it: attention over one array, the cache followed by the new keys.
 #include "emulation/attention.hpp"
 
 namespace checkop {
@@ -8,11 +8,12 @@ namespace {
 using namespace emulation;
 
 constexpr std::string_view kMask = "key_padding_mask", kNoMask = "-key_padding_mask";
-constexpr FaultSpec kNewKeysFirst{"new_keys_first", "the cache lies behind what is new", "accuracy", "", kNoMask};
-/// The mask no longer fits the keys, so that what it drops is read.
-constexpr FaultSpec kMaskedNewKeysFirst{"masked_new_keys_first", "the cache lies behind what is new, the mask does not",
+constexpr FaultSpec kNewKeysFirst{"new_keys_first", "the new keys come before the cache", "accuracy", "", kNoMask};
+/// The mask does not match the keys, so masked keys are read.
+constexpr FaultSpec kMaskedNewKeysFirst{"masked_new_keys_first",
+                                        "the new keys come before the cache, but the mask is in the original order",
                                         "nonfinite", "", kMask};
-constexpr FaultSpec kNewKeysSkipped{"new_keys_skipped", "what is new is not seen"};
+constexpr FaultSpec kNewKeysSkipped{"new_keys_skipped", "new keys are ignored"};
 constexpr FaultSpec kCacheSkipped{"cache_skipped", "the cache is not seen"};
 constexpr FaultSpec kCacheEndOverwritten{
     "cache_end_overwritten", "the first new key lies where the cache's last one was", "accuracy", "", kNoMask};
@@ -25,7 +26,7 @@ constexpr FaultSpec kNewGradientsNotOffset{"new_gradients_not_offset",
 int64_t n_cached(const EmulationArgs& args) { return args.in(1).shape[2]; }
 int64_t n_new(const EmulationArgs& args) { return args.in(3).shape[2]; }
 
-/// For every head the rows of input `cache`, then those of input `fresh`.
+/// For every head, the rows of input `cache`, then those of input `fresh`.
 Matrix together(const EmulationArgs& args, int cache, int fresh) {
   const Arithmetic& a = args.arithmetic;
   const Matrix first = factor(args, cache), second = factor(args, fresh);
@@ -56,7 +57,7 @@ AttentionProblem problem(const EmulationArgs& args) {
   return p;
 }
 
-/// Rows [first, first + n) of every head.
+/// Stores rows [first, first + n) of every head.
 void store_part(const Matrix& all, int64_t kv_seq, int64_t first, int64_t n, std::vector<double>& to) {
   to.clear();
   for (int64_t row = first; row < all.rows(); row += kv_seq) to.insert(to.end(), all.row(row), all.row(row + n));

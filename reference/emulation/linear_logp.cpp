@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_logp as kernels compute it.
+// Emulates linear_logp as kernels compute it.
 #include <array>
 
 #include "emulation/ignored_rows.hpp"
@@ -11,8 +11,8 @@ namespace {
 using namespace emulation;
 
 constexpr FaultSpec kLogitsRounded{"logits_rounded", "the logits are rounded to bf16 before the softmax"};
-constexpr FaultSpec kTargetWithoutBias{"target_without_bias", "the target's logit lacks the bias, those summed have it",
-                                       "accuracy", "", "bias"};
+constexpr FaultSpec kTargetWithoutBias{
+    "target_without_bias", "the bias is in the softmax sum but not in the target's logit", "accuracy", "", "bias"};
 constexpr FaultSpec kDlogitsRounded{"dlogits_rounded", "the gradient of the logits is rounded to bf16"};
 constexpr FaultSpec kUpstreamShifted{"upstream_shifted", "a row is scaled by the upstream gradient of the next one"};
 constexpr FaultSpec kIgnoredRowReachesWeight{
@@ -32,7 +32,7 @@ struct Problem {
   std::vector<TakenRow> rows;
 };
 
-/// hidden, whose skipped rows are 0 in place of what they hold, and the logits.
+/// Loads hidden, with zeros in skipped rows, and computes the logits.
 Problem load(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
   Problem p{factor(args, 0), factor(args, 1), {}, {}, {}};
@@ -65,7 +65,7 @@ void forward(const EmulationArgs& args) {
   });
 }
 
-/// dz, 0 in skipped rows.
+/// dz; 0 in skipped rows.
 Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
   const std::vector<float> g = args.floats(4);
   const size_t shift = args.arithmetic.has(kUpstreamShifted.name) ? 1 : 0;
@@ -86,14 +86,14 @@ Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
   return dz;
 }
 
-/// dz, or what one rank has of it.
+/// dz, or with the fault kNotReduced one rank's part of it.
 Matrix own_part(const EmulationArgs& args, Matrix dz) {
   if (args.bounds.size() < 3 || !args.arithmetic.has(kNotReduced.name)) return dz;
   for (int64_t r = 0; r < dz.rows(); ++r) std::fill(dz.row(r) + args.bounds[1], dz.row(r) + dz.columns, 0.0F);
   return dz;
 }
 
-/// Adds input `carry`, where it is there, to an output.
+/// Adds input `carry`, if present, to an output.
 void carry_on(const EmulationArgs& args, int carry, std::vector<double>& gradient) {
   const Arithmetic& a = args.arithmetic;
   if (!args.has(carry) || a.has(kCarryIgnored.name)) return;

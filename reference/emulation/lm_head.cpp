@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lm_head as kernels compute it.
+// Emulates lm_head as kernels compute it.
 #include <array>
 
 #include "emulation/common.hpp"
@@ -19,11 +19,11 @@ constexpr FaultSpec kRoundedBeforeBias{"rounded_before_bias", "the product is ro
 constexpr FaultSpec kHiddenShifted{"hidden_shifted", "dweight pairs a gradient with the hidden state of the next row"};
 constexpr FaultSpec kWeightOverwritten{"weight_gradient_overwritten",
                                        "dweight holds the second half of the rows, written over the first"};
-// bf16 gradients are bf16 numbers already.
+// Not visible in bf16: the gradients are bf16 numbers already.
 constexpr FaultSpec kGradRounded{"upstream_rounded", "the upstream gradient is rounded to bf16", "accuracy",
                                  "fp32 fp16"};
 constexpr FaultSpec kBiasMean{"bias_gradient_mean", "dbias is the mean over the rows", "accuracy", "", "bias"};
-/// Among these sums, dbias alone is no dot product.
+/// Only with a bias: dbias is the only sum here that is not a dot product.
 constexpr FaultSpec kBiasTileSkipped{faults::kLastTileSkipped.name, faults::kLastTileSkipped.meaning, "accuracy", "",
                                      "bias"};
 
@@ -34,7 +34,7 @@ Operand weight_operand(const Arithmetic& arithmetic, Matrix& weight, bool transp
   return {weight, !transposed};
 }
 
-/// How many columns of the vocabulary are computed.
+/// Number of vocabulary columns that are computed.
 int64_t computed(const Arithmetic& arithmetic, int64_t vocab) {
   constexpr int64_t kTile = 64;
   return arithmetic.has(kVocabTileSkipped.name) ? (vocab - 1) / kTile * kTile : vocab;
@@ -65,7 +65,7 @@ void forward(const EmulationArgs& args) {
   store(logits, args.out(0));
 }
 
-/// hidden^T in dweight = grad_logits^T hidden, as rows of hidden.
+/// The rows of hidden for dweight = grad_logits^T hidden.
 Matrix hidden_of_rows(const EmulationArgs& args) {
   Matrix hidden = factor(args, 0);
   if (args.arithmetic.has(kHiddenShifted.name) && hidden.rows() > 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// logp as kernels compute it.
+// Emulates logp as kernels compute it.
 #include <array>
 
 #include "emulation/ignored_rows.hpp"

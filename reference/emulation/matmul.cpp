@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul and det_gemm as kernels compute them.
+// Emulates matmul and det_gemm as kernels compute them.
 #include <array>
 
 #include "emulation/common.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// pack as kernels compute it: places by counting, then copies.
+// Emulates pack as kernels compute it: destinations by counting, then copies.
 #include <array>
 #include <numeric>
 
@@ -11,10 +11,9 @@ namespace {
 using namespace emulation;
 
 constexpr FaultSpec kMaskIgnored{"mask_ignored", "every row is kept", "nonfinite"};
-// Gradients hold nothing that must not be read.
+// Accuracy, not nonfinite: gradients hold no payloads.
 constexpr FaultSpec kMaskIgnoredBackward{"mask_ignored", "every row is taken to be kept"};
-constexpr FaultSpec kMaskValuesAdded{"mask_values_added",
-                                     "a kept row counts as many as its mask says, 2 where that is 2"};
+constexpr FaultSpec kMaskValuesAdded{"mask_values_added", "mask values are summed, so a 2 counts twice"};
 constexpr FaultSpec kOnesAloneKept{"ones_alone_kept", "a row is kept where its mask is 1, not where it is not 0"};
 constexpr FaultSpec kCountedWithOwnRow{"counted_with_own_row", "an inclusive sum for an exclusive one: one row late"};
 constexpr FaultSpec kCountedPerSequence{"counted_per_sequence", "the count starts again with every sequence"};
@@ -27,11 +26,11 @@ constexpr FaultSpec kFirstStartLost{"first_start_lost", "cu_seqlens begins with 
 constexpr FaultSpec kDroppedGetGradient{"dropped_get_gradient",
                                         "rows not kept get the gradient of the next one that is"};
 
-/// Where the rows go, and where sequences begin among them.
+/// Destinations of the rows, and where sequences begin among them.
 struct Places {
   static constexpr int64_t kNone = -1;
   std::vector<int64_t> of_row;  ///< kNone: not kept
-  std::vector<int64_t> next;    ///< of every row: the number of rows kept before it
+  std::vector<int64_t> next;    ///< for every row: number of rows kept before it
   std::vector<int64_t> starts{0};
   int64_t kept = 0;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ratio, KL estimate and gradient of one token.
+// Emulates ratio, KL estimate and gradient of one token.
 #include "emulation/policy.hpp"
 
 namespace checkop::emulation {
@@ -10,7 +10,7 @@ float logp(const Arithmetic& arithmetic, const Matrix& logits, int64_t row, int6
   return arithmetic.has(kBf16Logps.name) ? Arithmetic::to_bf16(value) : value;
 }
 
-/// exp(x) - 1, which the fault of exponentials rounds like them.
+/// exp(x) - 1, rounded by the fault of exponentials as they are.
 float expm1(const Arithmetic& arithmetic, float x) {
   return arithmetic.has(faults::kBf16Exponential.name) ? Arithmetic::to_bf16(std::expm1(x)) : std::expm1(x);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulations of ratio_kl and grpo_loss share: ratio and KL estimate of one token, and their faults.
+// Code shared by the emulations of ratio_kl and grpo_loss: ratio and KL estimate of one token, and their faults.
 #pragma once
 
 #include "emulation/common.hpp"
@@ -21,14 +21,14 @@ inline constexpr FaultSpec kKlTermDropped{"kl_term_dropped", "the KL estimate ha
 inline constexpr FaultSpec kKlSignFlipped{"kl_sign_flipped", "the gradient of the KL estimate has the wrong sign"};
 inline constexpr FaultSpec kRefSoftmax{"ref_softmax", "the gradient has the softmax of the reference"};
 
-/// What becomes of a token. One that is not active is left out, unless a fault says otherwise.
+/// How a token is treated. An inactive token is left out, unless a fault is planted.
 enum class Fate : uint8_t { left_out, multiplied, computed };
 inline Fate fate_of(const Arithmetic& arithmetic, bool active) {
   if (active) return Fate::computed;
   return arithmetic.has(kMaskedMultiplied.name) ? Fate::multiplied : Fate::left_out;
 }
 
-/// What both operators read of their tokens, masked ones among them.
+/// Inputs that both operators read, masked tokens included.
 struct PolicyInputs {
   Matrix policy, ref;
   std::vector<int64_t> ids, mask;
@@ -42,7 +42,8 @@ struct PolicyInputs {
         old_logps(args.floats(4)) {}
   int64_t tokens() const { return std::ssize(ids); }
 
-  /// The token's id as a kernel takes it; one outside of the vocabulary, as masked tokens may have, is the nearest.
+  /// The token's id in the emulated kernel. Masked tokens may have ids outside the vocabulary; these are clamped into
+  /// it.
   int64_t id(const Arithmetic& arithmetic, int64_t token) const {
     const int64_t given = std::clamp<int64_t>(ids[static_cast<size_t>(token)], 0, policy.columns - 1);
     return label(arithmetic, given, policy.columns);
@@ -56,7 +57,7 @@ struct PolicyToken {
 };
 PolicyToken policy_token(const Arithmetic& arithmetic, const PolicyInputs& in, int64_t token);
 
-/// c (1[v = id] - softmax(policy)_v) into to[0 ... vocab): the gradient of a function of lp whose derivative is c.
+/// Stores c (1[v = id] - softmax(policy)_v) in to[0 ... vocab): the gradient of a function of lp with derivative c.
 void policy_gradient_row(const Arithmetic& arithmetic, const PolicyInputs& in, int64_t token, float c, double* to);
 
 }  // namespace checkop::emulation

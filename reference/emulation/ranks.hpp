@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A vocabulary that ranks share, and what goes wrong between them.
+// A vocabulary divided over ranks, and faults in combining their results.
 #pragma once
 
 #include <array>
@@ -16,9 +16,9 @@ inline constexpr FaultSpec kTargetTwice{"target_counted_twice",
                                         "a rank that does not hold the target adds the logit nearest to it"};
 inline constexpr FaultSpec kShardOffset{"shard_offset_off_by_one",
                                         "every rank but the first takes its part to begin one column later"};
-inline constexpr FaultSpec kNotReduced{"dhidden_not_reduced", "dhidden is what one rank adds to it"};
+inline constexpr FaultSpec kNotReduced{"dhidden_not_reduced", "dhidden is not reduced over the ranks"};
 
-/// Two lists of faults as one.
+/// The two lists of faults as one.
 template <size_t n, size_t m>
 constexpr std::array<FaultSpec, n + m> joined(const std::array<FaultSpec, n>& a, const std::array<FaultSpec, m>& b) {
   std::array<FaultSpec, n + m> all{};
@@ -34,23 +34,23 @@ inline size_t owner_of(const EmulationArgs& args, int64_t id) {
   return rank;
 }
 
-/// `id`, or the column that is taken for it; -1: none.
+/// `id`, or with the fault kShardOffset the column that its rank reads; -1: none.
 inline int64_t column_of(const EmulationArgs& args, int64_t id) {
   const size_t owner = id < 0 ? 0 : owner_of(args, id);
   if (owner == 0 || !args.arithmetic.has(kShardOffset.name)) return id;
   return id == args.bounds[owner] ? -1 : id - 1;
 }
 
-/// The logit of column `id` of a row, 0 for none.
+/// The logit of column `id` of a row; 0 for -1.
 inline float target_of(const EmulationArgs& args, const float* z, int64_t id) {
   if (id < 0) return 0;
   float target = z[id];
   if (args.bounds.size() < 3 || !args.arithmetic.has(kTargetTwice.name)) return target;
-  const size_t owner = owner_of(args, id);  // the other one clamps
+  const size_t owner = owner_of(args, id);  // the neighbouring rank clamps the id into its own part
   return target + (owner == 0 ? z[args.bounds[1]] : z[args.bounds[owner] - 1]);
 }
 
-/// softmax_row(), or with a fault between ranks.
+/// softmax_row(), or its result with a fault between ranks.
 inline SoftmaxRow rank_softmax_row(const EmulationArgs& args, const float* z, int64_t n) {
   const Arithmetic& a = args.arithmetic;
   const bool lost = a.has(kRankLost.name), twice = a.has(kRankTwice.name), local = a.has(kLocalMax.name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ratio_kl as kernels compute it.
+// Emulates ratio_kl as kernels compute it.
 #include <array>
 
 #include "emulation/policy.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rms_norm as kernels compute it.
+// Emulates rms_norm as kernels compute it.
 #include <array>
 
 #include "emulation/common.hpp"
@@ -22,12 +22,12 @@ constexpr FaultSpec kProjectionDropped{"projection_dropped", "dx takes the root 
 constexpr FaultSpec kProjectionScaledOnce{"projection_scaled_once", "the second term of dx has the root, not its cube"};
 constexpr FaultSpec kNotNormalised{"not_normalised", "dweight sums g x instead of g x r"};
 constexpr FaultSpec kRowMaskIgnored{"row_mask_ignored", "masked rows count in dweight", "accuracy", "", "mask"};
-// A 2 keeps a row as a 1 does.
+// Visible because masks hold 2s, which keep a row as a 1 does.
 constexpr FaultSpec kMaskMultiplied{"mask_multiplied", "rows of dweight are multiplied by their mask's value",
                                     "accuracy", "", "mask"};
 constexpr FaultSpec kMaskedDxZero{"masked_dx_zero", "the mask takes rows out of dx too", "accuracy", "", "mask"};
 
-/// What both passes read, and r = (mean x^2 + eps)^-1/2 of every row.
+/// Inputs of both passes, and r = (mean x^2 + eps)^-1/2 of every row.
 struct Rows {
   Matrix x;
   std::vector<float> weight, roots;
@@ -48,7 +48,7 @@ struct Rows {
   }
 
   float root(int64_t r) const { return roots[static_cast<size_t>(r)]; }
-  /// What makes a mean of a sum over a row.
+  /// Divisor that turns a sum over a row into a mean.
   float divisor(const Arithmetic& a) const { return a.has(kSumForMean.name) ? 1 : static_cast<float>(x.columns); }
 
  private:
@@ -130,7 +130,7 @@ constexpr std::array kForwardFaults{faults::kLastKDropped,
                                     kNeighboursRoot,
                                     kWeightPlusOne,
                                     kBf16BeforeWeight};
-// A tile of dweight's sum is some of the rows, one of a dot product some of the columns.
+// A tile of dweight's sum is a set of rows, a tile of a dot product a set of columns.
 constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      faults::kLastKDropped,
                                      faults::kLastKTileDropped,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rope as kernels compute it.
+// Emulates rope as kernels compute it.
 #include <array>
 
 #include "emulation/common.hpp"
@@ -16,7 +16,7 @@ constexpr FaultSpec kPositionOfHead{"position_of_head", "a head's number serves 
 constexpr FaultSpec kTurnedTheOtherWay{"turned_the_other_way", "the sines have the wrong sign"};
 constexpr FaultSpec kNeighboursPaired{"neighbours_paired", "elements 2i and 2i + 1 make a pair"};
 constexpr FaultSpec kHighHalfKept{"high_half_kept", "the second half of a head is copied"};
-// Not the last pair alone: it hardly turns.
+// Half of the pairs, because the last pair alone hardly turns.
 constexpr FaultSpec kPartlyTurned{"partly_turned", "the second half of the pairs is copied"};
 constexpr FaultSpec kFrequenciesRounded{"frequencies_rounded", "frequencies are rounded to bf16"};
 constexpr FaultSpec kAnglesRounded{"angles_rounded", "angles are rounded to bf16"};
@@ -24,12 +24,12 @@ constexpr FaultSpec kTableRounded{"table_rounded", "sines and cosines are rounde
 
 float round_if(bool rounded, float x) { return rounded ? Arithmetic::to_bf16(x) : x; }
 
-/// The two rows of a turn: of the low element of a pair, and of the high one.
+/// The two rows of a rotation matrix: for the low and for the high element of a pair.
 struct Turn {
   float low[2], high[2];
 };
 
-/// [positions, half]
+/// Rotations [positions, half].
 std::vector<Turn> make_turns(const EmulationArgs& args, const std::vector<int64_t>& positions, int64_t half,
                              float sign) {
   const Arithmetic& a = args.arithmetic;
@@ -53,7 +53,7 @@ std::vector<Turn> make_turns(const EmulationArgs& args, const std::vector<int64_
   return turns;
 }
 
-/// Turns input `of` by sign*positions, which are input `by`.
+/// Rotates input `of` by sign*positions; the positions are input `by`.
 void rotate(const EmulationArgs& args, int of, int by, float sign) {
   const Arithmetic& a = args.arithmetic;
   const Shape& shape = args.in(of).shape;

@@ -43,7 +43,7 @@ class Silu {
 
  private:
   const Arithmetic& arithmetic_;
-  float slope_ = -1;  ///< of the exponent
+  float slope_ = -1;  ///< factor of x in the exponent
   bool rounded_, alone_, short_, all_of_x_;
   float sign_;
 };

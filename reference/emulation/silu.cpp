@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// silu as kernels compute it.
+// Emulates silu as kernels compute it.
 #include <array>
 
 #include "emulation/sigmoid.hpp"

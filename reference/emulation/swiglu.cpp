@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// swiglu as kernels compute it.
+// Emulates swiglu as kernels compute it.
 #include <array>
 
 #include "emulation/sigmoid.hpp"
@@ -16,7 +16,7 @@ constexpr FaultSpec kBf16Activation{"bf16_activation", "silu of the gate is roun
 constexpr FaultSpec kGradientsSwapped{"gradients_swapped", "dgate is written to dup, and dup to dgate"};
 constexpr FaultSpec kGateOverwritten{"gate_overwritten", "dup is computed from dgate, which was written over gate"};
 
-/// Gate and up as they are read.
+/// Gate and up as the emulated kernel reads them.
 struct Inputs {
   Matrix gate, up;
 
@@ -28,7 +28,7 @@ struct Inputs {
   }
 };
 
-/// silu(gate), as it goes into products.
+/// silu(gate) as an operand of the products.
 float activation(const Silu& silu, float gate, bool rounded) {
   return rounded ? Arithmetic::to_bf16(silu(gate)) : silu(gate);
 }

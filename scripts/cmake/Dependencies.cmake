@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every dependency through find_package; a missing one is one sentence with the package that brings it.
+# Finds every dependency with find_package; an error for a missing one names the package that provides it.
 function(require_found name found package)
   if(NOT ${found})
     message(FATAL_ERROR "${name} was not found; install it with 'apt-get install ${package}'.")
@@ -14,7 +14,7 @@ require_found("nlohmann/json" nlohmann_json_FOUND nlohmann-json3-dev)
 find_package(fmt CONFIG QUIET)
 require_found("fmt" fmt_FOUND libfmt-dev)
 
-# OpenBLAS: FP64 matrix products of the gold only.
+# OpenBLAS: only for the FP64 matrix products of the gold.
 set(BLA_VENDOR OpenBLAS)
 find_package(BLAS QUIET)
 find_path(CHECK_OPERATOR_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas openblas-pthread)
@@ -40,16 +40,16 @@ if(CHECK_OPERATOR_CUDA)
                         "and libcublas-dev), put its bin folder on PATH, or configure with 'cmake --preset cpu'.")
   endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # PTX for cards newer than these, which the driver compiles at first use.
+    # PTX for newer GPUs, which the driver compiles at first use.
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
   endif()
   enable_language(CUDA)
-  # CMake 3.25 knows no C++20 flag for nvcc.
+  # CMake 3.25 does not know nvcc's C++20 flag.
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   find_package(CUDAToolkit QUIET)
   require_found("The CUDA Toolkit" CUDAToolkit_FOUND "cuda-cudart-dev libcublas-dev' from NVIDIA's repository for 'cuda-toolkit")
-  # NCCL has no package file of its own.
+  # NCCL has no CMake package file.
   find_path(CHECK_OPERATOR_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(CHECK_OPERATOR_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
   mark_as_advanced(CHECK_OPERATOR_NCCL_INCLUDE CHECK_OPERATOR_NCCL_LIBRARY)

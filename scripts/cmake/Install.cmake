@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-# What an installation holds, and where. The program finds its files relative to itself, so that the prefix can be moved.
+# Contents and layout of an installation. The program finds its files relative to itself, so that the prefix can be
+# moved.
 include(GNUInstallDirs)
 set(CHECK_OPERATOR_SHARE ${CMAKE_INSTALL_DATADIR}/check_operator)
-set(CHECK_OPERATOR_KERNELS lib/check_operator/kernels)  # not for other programs, so without the part for the machine
+set(CHECK_OPERATOR_KERNELS lib/check_operator/kernels)  # private to this program, so without an architecture folder
 set(CHECK_OPERATOR_PACKAGE ${CMAKE_INSTALL_LIBDIR}/cmake/check_operator)
 foreach(folder SHARE KERNELS)
   file(RELATIVE_PATH CHECK_OPERATOR_${folder}_FROM_BIN /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CHECK_OPERATOR_${folder}})
 endforeach()
-set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # the CUDA Toolkit's folder, which no system looks into by itself
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # the CUDA Toolkit's folder, which the loader does not search by default
 file(RELATIVE_PATH CHECK_OPERATOR_BIN_FROM_LIB /prefix/${CMAKE_INSTALL_LIBDIR} /prefix/${CMAKE_INSTALL_BINDIR})
 file(RELATIVE_PATH CHECK_OPERATOR_PREFIX_FROM_BIN /prefix/${CMAKE_INSTALL_BINDIR} /prefix)
 
-# install_check_operator(): rules for all but the plugins, which add_kernel() installs.
+# install_check_operator(): rules for everything but the plugins, which add_kernel() installs.
 function(install_check_operator)
   install(TARGETS check_operator RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS check_operator_gtest LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# add_kernel(kernels/<op>/<candidate>.cu|.cpp): one plugin, built to <build>/kernels/<op>/<candidate>.so and installed.
-# A candidate has hyphens where its file has underscores: cuda_sm90.cu makes cuda-sm90.so.
+# add_kernel(kernels/<op>/<candidate>.cu|.cpp): builds one plugin, <build>/kernels/<op>/<candidate>.so, and installs it.
+# Underscores in the file's name become hyphens in the candidate's: cuda_sm90.cu makes cuda-sm90.so.
 function(add_kernel path)
   get_filename_component(candidate ${path} NAME_WE)
   get_filename_component(folder ${path} DIRECTORY)
@@ -16,10 +16,10 @@ function(add_kernel path)
     # Not target_compile_features: CMake 3.25 knows no C++20 feature of nvcc.
     set_target_properties(${target} PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
                           CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Shared)
-    file(STRINGS ${PROJECT_SOURCE_DIR}/${path} uses_cublas REGEX "#include [<\"]cublas" LIMIT_COUNT 1)
+    file(STRINGS ${PROJECT_SOURCE_DIR}/${path} uses_cublas REGEX "#include [<\"](gemm/)?cublas" LIMIT_COUNT 1)
     target_link_libraries(${target} PRIVATE CUDA::cudart)
     if(candidate MATCHES "_sm90$")
-      # The "a": wgmma and setmaxnreg exist on this architecture alone, so there is no PTX for later ones either.
+      # The "a": wgmma and setmaxnreg exist only on this architecture, so there is no PTX for later ones either.
       set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a-real)
     endif()
     if(uses_cublas)

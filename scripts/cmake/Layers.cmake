@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# The folders of src/ in layering order, and what makes a file of one folder unable to include a later one.
-# A file of src/ includes headers by folder, "judge/compare.hpp". Each folder is compiled with an include path of its own,
-# <build>/layers/<folder>, which holds links to that folder and the ones before it: an include of a later one is not found.
+# The folders of src/ in layering order, and the include paths that keep a file from including a later folder.
+# A file of src/ includes headers with their folder, "judge/compare.hpp". Each folder is compiled with its own include
+# path, <build>/layers/<folder>, which links to that folder and the ones before it, so an include of a later folder is
+# not found.
 set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device run judge worker mutate report session cli)
-# They read and write text; more optimization would cost a fifth of the build and no check a millisecond.
+# They read and write text: more optimization would cost a fifth of the build time and save no check a millisecond.
 set(CHECK_OPERATOR_TEXT_LAYERS contract worker report session cli)
 
 foreach(layer IN LISTS CHECK_OPERATOR_LAYERS)
@@ -20,7 +21,7 @@ function(add_layer name sees)
   add_library(checkop_${name} OBJECT ${ARGN})
   target_compile_features(checkop_${name} PUBLIC cxx_std_20)
   target_include_directories(checkop_${name} PRIVATE ${CMAKE_BINARY_DIR}/layers/${sees} ${CMAKE_BINARY_DIR}/generated)
-  # Contracted multiply-adds would change the gold's bits from one compiler to the next.
+  # Fused multiply-adds would make the gold's bits depend on the compiler.
   target_compile_options(checkop_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
   if(name IN_LIST CHECK_OPERATOR_TEXT_LAYERS)
     target_compile_options(checkop_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cpack: a Debian package and an archive of what cmake --install puts in place.
+# cpack: a Debian package and an archive, with the contents of cmake --install.
 set(CPACK_GENERATOR TGZ)
 find_program(CHECK_OPERATOR_SHLIBDEPS dpkg-shlibdeps)
 mark_as_advanced(CHECK_OPERATOR_SHLIBDEPS)

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/data/gold/OPERATOR.json: what the FP64 gold must give, computed with mpmath at 50 digits.
+"""Writes tests/data/gold/OPERATOR.json: the expected results of the FP64 gold, computed with mpmath at 50 digits.
 
-An independent source: formulas are written out from the definitions, with no code shared with reference/, and each
+These results are independent: formulas are written out from the definitions, no code is shared with reference/, and each
 gradient is checked against numerical differentiation of the forward formula before it is written. Every input has at
 most eight significant bits and a small exponent, so that fp32, fp16 and bf16 store it exactly.
 Numbers are the shortest decimals that give the double nearest to the exact value; infinities are strings. `scale` is
-the size of the terms that an element is the sum of: rounding in FP64 may err by a few units of 1e-16 times that.
+the magnitude of the terms that an element is the sum of: FP64 rounding may cause an error of a few 1e-16 times `scale`.
 One module per operator, with a function vectors().
 Usage: gold_vectors [FOLDER]
 """

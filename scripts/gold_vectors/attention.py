@@ -4,7 +4,7 @@ from common import Stream, check_gradient, dot, flat, mp, mpf, rows_of, softmax,
 
 
 class Problem:
-    """One batch entry a list entry; heads, then rows, then columns within."""
+    """Sizes, mask, and the numbering of rows: by batch entry, then head, then position."""
 
     def __init__(self, batch, q_heads, kv_heads, q_seq, kv_seq, size, mask):
         self.batch, self.q_heads, self.kv_heads = batch, q_heads, kv_heads
@@ -18,7 +18,7 @@ class Problem:
         return ((b * self.kv_heads + h // (self.q_heads // self.kv_heads)) * self.kv_seq + j)
 
     def rows(self):
-        """(query row, key rows that it sees) of every query."""
+        """For every query: (query row, key rows that it sees)."""
         for b in range(self.batch):
             for h in range(self.q_heads):
                 for i in range(self.q_seq):
@@ -30,7 +30,7 @@ class Problem:
         return [self.scale * dot(q, k[j]) for j in keys]
 
     def sizes(self, q, k, keys):
-        """What rounding of the scores in FP64 is amplified by: 1 and twice the largest sum of magnitudes."""
+        """How much an FP64 rounding of the scores is amplified: 1 + twice the largest sum of magnitudes."""
         terms = [self.scale * dot([abs(x) for x in q], [abs(x) for x in k[j]]) for j in keys]
         return 1 + 2 * max(terms, default=0)
 
@@ -102,5 +102,5 @@ def vectors():
     yield from attention_vectors(1, 1, 1, 1, 1, 1)
     yield from attention_vectors(1, 2, 1, 3, 3, 4)
     yield from attention_vectors(1, 4, 2, 2, 5, 3)               # decoding: more keys than queries
-    yield from attention_vectors(1, 1, 1, 5, 3, 2)               # more queries than keys: two of them see none
+    yield from attention_vectors(1, 1, 1, 5, 3, 2)               # more queries than keys: two queries see none
     yield from attention_vectors(2, 2, 2, 3, 4, 3, [1, 0, 2, 1, 0, 0, 1, 1])  # the second entry's first query sees none

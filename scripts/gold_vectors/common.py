@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the vectors of all operators share: exact inputs, mpmath formulas, the check of gradients, the JSON of a vector."""
+"""Shared by the vectors of all operators: exact inputs, mpmath formulas, the check of gradients, the JSON of a vector."""
 import struct
 import sys
 
@@ -8,8 +8,8 @@ from mpmath import mp, mpf
 
 mp.dps = 50
 NEGATIVE_INFINITY = mpf("-inf")
-DIFFERENCE_LIMIT = mpf(10) ** -18  # of mp.diff at 50 digits against the formula
-DIFFERENCES = 40                   # elements that are differentiated per tensor; spread evenly
+DIFFERENCE_LIMIT = mpf(10) ** -18  # between mp.diff at 50 digits and the formula
+DIFFERENCES = 40                   # elements differentiated per tensor, evenly spread
 IGNORE_INDEX = -100                # the operators' default
 
 
@@ -70,7 +70,7 @@ def logp_forward(rows, ids, ignored=IGNORE_INDEX):
             continue
         y = z[t] - logsumexp(z)
         values.append(y)
-        # The distance to the row's largest logit and the logarithm of the sum are what is added.
+        # logp is the sum of the distance to the row's largest logit and the logarithm of the sum.
         scales.append(mpf(0) if mpmath.isinf(y) else max(1, abs(y)))
     return values, scales
 
@@ -84,7 +84,7 @@ def logit_gradients(rows, ids, upstream, ignored=IGNORE_INDEX):
             scales.append([mpf(0)] * len(z))
             continue
         p = softmax(z)
-        # 1 - p_t as the sum of the others, which is how the exact value stays exact near p_t = 1.
+        # 1 - p_t is computed as the sum of the other probabilities, so that it stays exact near p_t = 1.
         others = mp.fsum(q for v, q in enumerate(p) if v != t)
         values.append([g * others if v == t else -g * q for v, q in enumerate(p)])
         scales.append([abs(g) * ((v == t) + q) for v, q in enumerate(p)])
@@ -124,7 +124,7 @@ def rows_of(values, columns):
 def check_gradient(name, function, at, gradient):
     """Compares `gradient` with differences of function(list) -> number at evenly spread finite elements of `at`."""
     if mpmath.isinf(function(at)):
-        return  # no differences of infinity; the same formula is checked in the other rows
+        return  # infinity has no differences; the other rows check the same formula
     stride = max(1, len(at) // DIFFERENCES)
     for i in range(0, len(at), stride):
         if mpmath.isinf(at[i]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of det_gemm: the product of matmul, in other sizes."""
+"""Vectors of det_gemm: the same product as matmul, in other sizes."""
 from matmul import product_vectors
 
 

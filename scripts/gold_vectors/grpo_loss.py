@@ -5,7 +5,7 @@ from ratio_kl import token
 
 
 def advantages(rewards, bounds, eps):
-    """(r - mu)/sqrt(max(var, eps^2)) per group, and the size of what is subtracted."""
+    """(r - mu)/sqrt(max(var, eps^2)) per group, and the magnitude of the subtracted terms."""
     values, scales = [], []
     for begin, end in zip(bounds, bounds[1:]):
         group = rewards[begin:end]
@@ -73,7 +73,7 @@ def grpo_vectors(name, random, batch, seq, vocab, bounds, rewards, masks, old_of
 
 
 def near(distance):
-    """Old log-probabilities `distance` below the own ones, to a multiple of 1/32."""
+    """Old log-probabilities `distance` below the policy's, rounded to multiples of 1/32."""
     def old_of(policy, ids):
         return [mpf(0) if t < 0 else mp.nint((token(z, z, t, mpf(0))[3] - 1) / 2 * -32) / 32 - distance[i % len(distance)]
                 for i, (z, t) in enumerate(zip(policy, ids))]

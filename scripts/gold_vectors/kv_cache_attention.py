@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of kv_cache_attention, causal and scaled by 1/sqrt(head_dim): attention over the cache and what is new."""
+"""Vectors of kv_cache_attention, causal and scaled by 1/sqrt(head_dim): attention over cached and new keys."""
 from attention import Problem
 from common import Stream, check_gradient, dot, flat, rows_of, vector
 
 
 def joined(cached, new, heads):
-    """Rows of both, head by head; a head has len(rows) / heads of each."""
+    """Joins cached and new rows head by head; a head has len(rows) / heads rows of each."""
     c, n = len(cached) // heads, len(new) // heads
     return [row for h in range(heads) for row in cached[h * c:(h + 1) * c] + new[h * n:(h + 1) * n]]
 
 
 def parted(rows, heads, n_cached):
-    """What joined() was made of."""
+    """The inverse of joined()."""
     length = len(rows) // heads
     cached = [row for i, row in enumerate(rows) if i % length < n_cached]
     return cached, [row for i, row in enumerate(rows) if i % length >= n_cached]
@@ -58,4 +58,4 @@ def vectors():
     yield from kv_cache_vectors(1, 1, 1, 1, 1, 1)
     yield from kv_cache_vectors(1, 2, 1, 4, 1, 3)                # one step of decoding
     yield from kv_cache_vectors(1, 4, 2, 2, 3, 2)
-    yield from kv_cache_vectors(2, 2, 2, 3, 2, 2, [1, 0, 2, 1, 1, 0, 0, 0, 0, 1])  # of the second entry, all but the last
+    yield from kv_cache_vectors(2, 2, 2, 3, 2, 2, [1, 0, 2, 1, 1, 0, 0, 0, 0, 1])  # the second entry keeps only its last key

@@ -23,7 +23,7 @@ def linear_logp_vectors(tokens, hidden_size, vocab, with_bias, ignored=IGNORE_IN
 
     logits = logits_of(hidden, weight, bias)
     value, scale = logp_forward(logits, ids, ignored)
-    # Each logit is itself a sum; its terms bound what FP64 loses in it.
+    # Each logit is itself a sum; its terms bound its FP64 rounding error.
     terms = logits_of(absolute(hidden), absolute(weight), [abs(b) for b in bias])
     scale = [s + 2 * max(row) if t != ignored else s for s, t, row in zip(scale, ids, terms)]
     yield vector(f"{name}/forward", "linear_logp", "forward", dims, inputs, {"logp": (value, scale)}, optionals, attrs)

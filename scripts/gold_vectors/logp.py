@@ -25,10 +25,10 @@ def vectors():
     random = Stream(1000)
     equal = [[mpf("0.25")] * 7, [mpf(-80)] * 7, [mpf(9984)] * 7]
     yield from logp_vectors("logp_equal", equal, [0, 3, 6], [mpf(1), mpf("-0.5"), mpf(2)])
-    for size in (80, 9984):  # 9984: the number of eight bits that is nearest to 1e4
+    for size in (80, 9984):  # 9984: the nearest to 1e4 that fits eight bits
         rows = [random.values(7) for _ in range(4)]
         rows[0][2] = mpf(size)                           # the target far above the rest
-        rows[1][5] = mpf(size)                           # another far above the target
+        rows[1][5] = mpf(size)                           # another logit far above the target
         rows[2] = [mpf(-size) if v != 4 else mpf(size) for v in range(7)]
         rows[3] = [mpf(size) if v % 2 else mpf(-size) for v in range(7)]
         yield from logp_vectors(f"logp_extreme_{size}", rows, [2, 0, 4, 1], random.values(4))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of matmul and of other names of the same product."""
+"""Vectors of matmul and of operators that are the same product."""
 from common import Stream, absolute, check_gradient, dot, flat, product, rows_of, transposed, vector
 
 

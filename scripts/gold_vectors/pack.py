@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of pack: masks that keep nothing, everything, the ends alone; a 2 in the mask keeps like a 1."""
+"""Vectors of pack: masks that keep nothing, everything, only the ends; a 2 in the mask keeps a row like a 1."""
 from common import Stream, check_gradient, dot, flat, mpf, rows_of, vector
 
 

@@ -8,7 +8,7 @@ def logp(z, t):
 
 
 def token(policy, ref, t, old):
-    """ratio, kl, d and the size of what is added on the way to the exponents."""
+    """ratio, kl, d and the magnitude of the terms that the exponents are summed from."""
     lp, lr = logp(policy, t), logp(ref, t)
     d = lr - lp
     return mp.exp(lp - old), mp.expm1(d) - d, d, 1 + abs(lp) + abs(lr) + abs(old)
@@ -57,13 +57,13 @@ def vectors():
         ref = [random.values(vocab) for _ in range(4)]
         mask = [1, 0, 2, 1]
         ids = random.ids(4, vocab)
-        ids[1] = -100  # masked: never looked at
+        ids[1] = -100  # masked: never read
         old = [random.value() - 2 for _ in range(4)]
         yield from ratio_kl_vectors(f"ratio_kl_v{vocab}", policy, ref, ids, mask, old, random.values(4),
                                     random.values(4))
     random = Stream(77)
     policy = [random.values(7) for _ in range(4)]
-    near = [list(row) for row in policy]  # d is 0, tiny, then 10 and -10 or so
+    near = [list(row) for row in policy]  # d is 0, tiny, then about 10 and -10
     near[1][3] += mpf(1) / 64
     near[2][4] = policy[2][4] + 10 if abs(policy[2][4]) < 2 else mpf(10)
     near[3][5] = mpf(-10)

@@ -10,7 +10,7 @@ def angles(positions, size):
 
 
 def turned(rows, turns, sign):
-    """Rows of pairs (i, i + D/2), each turned by sign*angle; row r is at position r modulo the length."""
+    """Rotates the pairs (i, i + D/2) of every row by sign*angle; row r is at position r modulo the length."""
     values = []
     for number, x in enumerate(rows):
         half, angle = len(x) // 2, turns[number % len(turns)]
@@ -21,7 +21,7 @@ def turned(rows, turns, sign):
 
 
 def scales(rows, turns):
-    """What FP64 loses grows with the angle, whose own rounding it is."""
+    """The FP64 error grows with the angle, because it comes from rounding the angle."""
     values = []
     for number, x in enumerate(rows):
         half, angle = len(x) // 2, turns[number % len(turns)]

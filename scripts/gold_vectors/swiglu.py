@@ -8,7 +8,7 @@ def silu(x):
 
 
 def slope(x):
-    """d silu/dx = s + x s (1 - s), with 1 - s as the other function so that it stays exact."""
+    """d silu/dx = s + x s (1 - s), with 1 - s computed as 1 / (1 + e^x) so that it stays exact."""
     s, other = 1 / (1 + mp.exp(-x)), 1 / (1 + mp.exp(x))
     return s + x * s * other, s + abs(x) * s * other
 

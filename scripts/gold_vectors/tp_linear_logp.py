@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of tp_linear_logp: those of linear_logp, whose mathematics it has, shared by three ranks where there are columns enough."""
+"""Vectors of tp_linear_logp: linear_logp's, divided among three ranks if there are enough columns; the formulas are the same."""
 import linear_logp
 
 

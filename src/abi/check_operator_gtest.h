@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * check_operator_gtest.h: checks of operators in a GoogleTest binary. C++14; link check_operator::gtest.
+ * check_operator_gtest.h: checks operators inside a GoogleTest binary. C++14; link check_operator::gtest.
  *
  *   checkop_status my_launch(const checkop_call* call);  // as in a plugin: check_operator.h
  *
@@ -9,9 +9,9 @@
  *                            "--device cuda --contract strict.json");
  *   }
  *
- * The launch runs in a process of its own, forked from the test: a crash or an endless loop is a failure like others,
- * and what it changes is not seen by the test. Where the test has used CUDA before, which does not survive a fork, it
- * runs in the test's process; so it does with --no-isolate. */
+ * The launch runs in its own process, forked from the test: a crash or an endless loop becomes a test failure, and the
+ * test does not see the launch's side effects. The launch runs in the test's process with --no-isolate, and when the
+ * test has used CUDA before, because CUDA does not survive a fork. */
 #ifndef CHECK_OPERATOR_GTEST_H
 #define CHECK_OPERATOR_GTEST_H
 
@@ -21,18 +21,18 @@
 #include <string>
 #include <vector>
 
-#include "abi/check_operator.h"
+#include "check_operator.h"
 
-/* Of libcheck_operator_gtest: runs the checks that `arguments` select and gives the program's exit code. `say` gets
- * what did not pass; `test` is the name for --gtest_filter. A device of -1 is that of --device, or what the library
- * knows best. */
+/* Function of libcheck_operator_gtest. Runs the checks that `arguments` select and returns the program's exit code.
+ * Passes the text about checks that did not pass to `say`. `test` is the name for --gtest_filter. If kernel->device is
+ * -1, --device decides, else the library chooses. */
 extern "C" int check_operator_check_linked(const checkop_kernel* kernel, const char* const* arguments, int n_arguments,
                                            const char* test, void (*say)(void* context, const char* text),
                                            void* context);
 
 namespace check_operator {
 
-/// A launch function, or an entry of a plugin's table, which brings a workspace and limits too.
+/// A launch function, or an entry of a plugin's table, which can also have a workspace and architecture limits.
 class Kernel {
  public:
   Kernel(checkop_status (*launch)(const checkop_call*)) : entry_() {
@@ -47,8 +47,9 @@ class Kernel {
   checkop_kernel entry_;
 };
 
-/// "--batch 4 --seq 64": flags of check_operator that choose cases, device and contract. Any other string is a file or
-/// folder of cases. A list holds arguments as they are, one each.
+/// Command-line arguments of a check. A string that begins with "-" holds flags of check_operator that choose cases,
+/// device and contract: "--batch 4 --seq 64". Any other string is a file or folder of cases. A list holds one argument
+/// per element, unchanged.
 class Words {
  public:
   Words(const char* text) : Words(std::string(text)) {}
@@ -82,7 +83,7 @@ class Arguments {
   std::vector<std::string> list_;
 };
 
-/// Predicate of the assertions below. `op` is "rms_norm", meaning its forward pass, or "rms_norm/backward".
+/// Predicate of the assertions below. `op` is "rms_norm" (its forward pass) or "rms_norm/backward".
 inline ::testing::AssertionResult operator_passes(const char* op_text, const char* launch_text, const char*,
                                                   const std::string& op, const Kernel& kernel,
                                                   const Arguments& arguments) {
@@ -106,7 +107,7 @@ inline ::testing::AssertionResult operator_passes(const char* op_text, const cha
 
 }  // namespace check_operator
 
-/* EXPECT_OPERATOR_PASSES(op, launch, cases...): every check passes, and at least one was made. */
+/* EXPECT_OPERATOR_PASSES(op, launch, cases...): every check passes, and at least one check ran. */
 #define EXPECT_OPERATOR_PASSES(op, launch, ...) \
   EXPECT_PRED_FORMAT3(::check_operator::operator_passes, op, launch, ::check_operator::Arguments({__VA_ARGS__}))
 #define ASSERT_OPERATOR_PASSES(op, launch, ...) \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// YYYY-MM-DD.
+// Reads and writes dates of the form YYYY-MM-DD.
 #include "base/date.hpp"
 
 #include <fmt/format.h>

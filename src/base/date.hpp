@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calendar dates, for what a contract grants until a day. Only today() looks at a clock.
+// Calendar dates, for contract entries that expire. Only today() reads a clock.
 #pragma once
 
 #include <chrono>
@@ -11,14 +11,14 @@ namespace checkop {
 
 using Date = std::chrono::year_month_day;
 
-/// After every date that can be written: whatever expires has expired.
+/// Later than every date that can be written: as of this day, every expiry date has passed.
 constexpr Date kEndOfTime{std::chrono::year::max(), std::chrono::December, std::chrono::day{31}};
 
-/// "2027-01-31"; nothing for any other form and for a day that the calendar lacks.
+/// Parses "2027-01-31". Returns nullopt for any other form and for days that the calendar lacks.
 std::optional<Date> parse_date(std::string_view text);
 std::string to_string(Date date);
 
-/// Of the machine's clock, in UTC.
+/// The date of the machine's clock, in UTC.
 Date today();
 
 }  // namespace checkop

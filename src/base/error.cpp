@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one line that an InputError says.
+// Builds the one-line message of an InputError.
 #include "base/error.hpp"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ std::string escaped(const std::string& text) {
 std::string shortened(const std::string& text) {
   constexpr size_t kMost = 1000, kHead = 700, kTail = 200;
   if (text.size() <= kMost) return text;
-  // Between characters of UTF-8: their later bytes are 10xxxxxx.
+  // Moves a cut to the next UTF-8 character boundary: continuation bytes are 10xxxxxx.
   const auto boundary = [&](size_t at) {
     while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
     return at;

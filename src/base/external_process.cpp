@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starts a process, speaks with it, and tells how it ended.
+// Starts a process, exchanges lines with it, and describes how it ended.
 #include "base/external_process.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,14 +20,15 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 
 namespace checkop {
 namespace {
 
-/// For a process whose standard output is closed to end.
+/// Time that a process gets to end after it closed its standard output.
 constexpr std::chrono::seconds kDeathLimit{5};
-/// Of what a process wrote to its standard error.
+/// Limits on the quoted end of a process's standard error.
 constexpr off_t kLastBytes = 16384;
 constexpr size_t kLastLines = 6, kLongestWords = 1200;
 
@@ -58,8 +57,8 @@ bool write_all(int file, const std::string& text) {
   return true;
 }
 
-/// The command in place of the shell where it is a simple one, so that its signals and its closed output are seen, and
-/// not what the shell makes of them.
+/// Lets a simple command replace its shell (`exec`), so that its signals and its closed output are seen directly, not
+/// the shell's version of them.
 std::string without_shell(const std::string& command) {
   const std::string first = command.substr(0, command.find(' '));
   const bool simple = command.find_first_of(";&|()<>\n") == std::string::npos && !first.empty() &&
@@ -67,16 +66,15 @@ std::string without_shell(const std::string& command) {
   return simple ? "exec " + command : command;
 }
 
-/// What the new process does between the fork and the shell: only what is safe there.
-[[noreturn]] void become_shell(const char* command, int in, int out, int errors, pid_t parent) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);
+/// Runs in the child between fork and shell: only async-signal-safe calls. Returns the exit code when there is no
+/// shell.
+int become_shell(const char* command, int in, int out, int errors) {
   signal(SIGPIPE, SIG_DFL);
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
   dup2(errors, STDERR_FILENO);
   execl("/bin/sh", "sh", "-c", command, static_cast<char*>(nullptr));
-  _exit(127);
+  return 127;
 }
 
 }  // namespace
@@ -96,12 +94,7 @@ TempFolder::~TempFolder() {
   std::filesystem::remove_all(path_, ignored);
 }
 
-std::string describe_end(int status) {
-  if (WIFSIGNALED(status)) {
-    return fmt::format("killed by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
-  }
-  return fmt::format("left with exit code {}", WEXITSTATUS(status));
-}
+void print_last_words(const std::string& text) { write_all(STDERR_FILENO, text); }
 
 std::string last_words(const std::string& stderr_file) {
   std::vector<std::string> lines;
@@ -123,48 +116,45 @@ std::string last_words(const std::string& stderr_file) {
 
 LineProcess::LineProcess(const std::string& command, const std::string& stderr_file) : stderr_file_(stderr_file) {
   std::array<int, 2> in{-1, -1}, out{-1, -1};
-  // Each write goes to the end, wherever that is after the file was emptied.
+  // O_APPEND: each write goes to the current end, also after the file was truncated.
   errors_ = open(stderr_file.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
-  const pid_t parent = getpid();
   const std::string in_shell = without_shell(command);
-  if (errors_ >= 0 && pipe2(in.data(), O_CLOEXEC) == 0 && pipe2(out.data(), O_CLOEXEC) == 0) pid_ = fork();
-  if (pid_ == 0) become_shell(in_shell.c_str(), in[0], out[1], errors_, parent);
-  const int error = errno;
+  std::string trouble;
+  if (errors_ >= 0 && pipe2(in.data(), O_CLOEXEC) == 0 && pipe2(out.data(), O_CLOEXEC) == 0) {
+    try {
+      child_ = ChildProcess([&] { return become_shell(in_shell.c_str(), in[0], out[1], errors_); });
+    } catch (const EnvironmentError& e) {
+      trouble = e.what();
+    }
+  } else {
+    trouble = std::strerror(errno);
+  }
   for (const int end : {in[0], out[1]}) {
     if (end >= 0) close(end);
   }
   to_ = in[1];
   from_ = out[0];
-  if (pid_ > 0) return;
+  if (child_.is_started()) return;
   for (const int end : {to_, from_, errors_}) {
     if (end >= 0) close(end);
   }
-  throw ProcessEnded(fmt::format("can't be started: {}", std::strerror(error)));
+  throw ProcessEnded(fmt::format("can't be started: {}", trouble));
 }
 
 LineProcess::~LineProcess() {
-  if (pid_ > 0) {
-    kill(pid_, SIGKILL);
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-    }
-  }
+  child_ = {};  // before its pipes are closed
   for (const int end : {to_, from_, errors_}) close(end);
 }
 
 void LineProcess::pass_stderr_on() {
   write_all(STDERR_FILENO, tail_of(stderr_file_, kLastBytes));
-  if (ftruncate(errors_, 0) != 0) return;  // then the next request's words follow this one's
+  if (ftruncate(errors_, 0) != 0) return;  // on failure, this request's stderr text precedes the next one's
 }
 
 void LineProcess::give_up(const std::string& why) {
   const std::string words = last_words(stderr_file_);
   pass_stderr_on();
-  if (pid_ > 0) {
-    kill(pid_, SIGKILL);
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-    }
-    pid_ = -1;
-  }
+  child_ = {};
   throw ProcessEnded(why + words);
 }
 
@@ -183,21 +173,17 @@ std::string LineProcess::read_line() {
       pending_.append(block.data(), static_cast<size_t>(n));
       continue;
     }
-    for (const auto until = std::chrono::steady_clock::now() + kDeathLimit; std::chrono::steady_clock::now() < until;) {
-      int status = 0;
-      if (waitpid(pid_, &status, WNOHANG) == pid_) {
-        pid_ = -1;
-        give_up(describe_end(status) + " before it answered");
-      }
+    for (const auto until = Clock::now() + kDeathLimit; Clock::now() < until;) {
+      if (!child_.is_alive()) give_up(describe_end(child_.wait().status) + " before it answered");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    give_up("closed its standard output but went on; killed");
+    give_up("closed its standard output but kept running; killed");
   }
 }
 
 std::string LineProcess::ask(const std::string& line) {
-  if (pid_ < 0) throw ProcessEnded("has ended already");
-  write_all(to_, line + "\n");  // where nobody reads, nobody answers
+  if (!child_.is_started()) throw ProcessEnded("has ended already");
+  write_all(to_, line + "\n");  // a failed write needs no handling: read_line() reports the end of the process
   std::string answer = read_line();
   pass_stderr_on();
   return answer;

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that is spoken to in lines: its standard input and output are pipes, its standard error a file.
+// A child process with a line protocol: its standard input and output are pipes, its standard error is a file.
 #pragma once
-
-#include <sys/types.h>
 
 #include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "base/child_process.hpp"
+
 namespace checkop {
 
-/// The process is of no use any more; what() says why.
+/// The process ended or broke the protocol; what() says why.
 class ProcessEnded : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// A private folder that goes with the object.
+/// A private temporary folder; the destructor removes it.
 class TempFolder {
  public:
-  TempFolder();  ///< in TMPDIR or /tmp. Throws EnvironmentError when it can't be made.
+  TempFolder();  ///< in TMPDIR or /tmp; throws EnvironmentError when it can't be made
   ~TempFolder();
   TempFolder(const TempFolder&) = delete;
   TempFolder& operator=(const TempFolder&) = delete;
@@ -29,30 +29,30 @@ class TempFolder {
   std::string path_;
 };
 
-/// How a process ended, from waitpid's status: "killed by signal 9 (Killed)", "left with exit code 1".
-std::string describe_end(int status);
+/// Writes to the standard error, which may be closed or full: then the words are lost.
+void print_last_words(const std::string& text);
 
-/// The last lines of a process's standard error as a clause for the end of a sentence, "; it wrote: 'a | b'"; "" when
-/// there is nothing.
+/// The last lines of a process's standard error as a clause that ends a sentence, "; it wrote: 'a | b'"; "" when the
+/// file is empty.
 std::string last_words(const std::string& stderr_file);
 
-/// Runs a command in a shell. It dies with the process that started it, and is in its process group.
+/// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.
 class LineProcess {
  public:
-  /// Longer lines are no answers.
+  /// Longest answer, in bytes; a longer line is an error.
   static constexpr size_t kLongestLine = 1 << 20;
 
-  /// Throws ProcessEnded when no process can be made. The parent must ignore SIGPIPE.
+  /// Throws ProcessEnded when the process can't be started. The caller must ignore SIGPIPE.
   LineProcess(const std::string& command, const std::string& stderr_file);
-  ~LineProcess();  ///< kills it
+  ~LineProcess();  ///< kills the process
   LineProcess(const LineProcess&) = delete;
   LineProcess& operator=(const LineProcess&) = delete;
 
-  /// Sends one line and waits for one, for as long as it takes. What the process wrote to its standard error meanwhile
-  /// goes on to ours. Throws ProcessEnded with how it ended and its last words.
+  /// Sends one line and waits, without a time limit, for one line of answer. Copies the text that the process wrote to
+  /// its standard error to ours. Throws ProcessEnded, with how the process ended and its last stderr lines.
   std::string ask(const std::string& line);
 
-  /// Ends the process for what it did, and throws.
+  /// Kills the process and throws ProcessEnded with `why` and its last stderr lines.
   [[noreturn]] void give_up(const std::string& why);
 
  private:
@@ -60,7 +60,7 @@ class LineProcess {
   void pass_stderr_on();
 
   std::string stderr_file_, pending_;
-  pid_t pid_ = -1;
+  ChildProcess child_;
   int to_ = -1, from_ = -1, errors_ = -1;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Framing and descriptor passing; no call waits longer than it was told to.
+// Framing and descriptor passing. No call waits beyond its deadline.
 #include "base/frame.hpp"
 
 #include <fmt/format.h>
@@ -65,8 +65,8 @@ Received fill(int socket, char* to, size_t bytes, std::vector<Descriptor>& descr
   while (bytes > 0) {
     if (!wait_for(socket, POLLIN, std::min(deadline, Clock::now() + kSlice))) {
       if (Clock::now() >= deadline) return Received::late;
-      // A process that the candidate started may hold the socket open after the worker's end. What the worker sent
-      // before it died is in the socket by now, so look once more.
+      // The candidate may have started a process that holds the socket open after the worker's end. Everything that the
+      // worker sent before it died is in the socket by now, so read once more.
       if (!is_alive() && !wait_for(socket, POLLIN, Clock::now())) return Received::end;
       continue;
     }
@@ -89,10 +89,11 @@ Received fill(int socket, char* to, size_t bytes, std::vector<Descriptor>& descr
 }
 
 void require_ours(const Header& header, size_t most) {
-  if (header.magic != kMagic || header.body_bytes > most) throw WireError("the answer is no message of ours");
+  if (header.magic != kMagic || header.body_bytes > most)
+    throw WireError("malformed message: wrong magic number or too long");
 }
 
-/// Descriptors travel with the first byte.
+/// Sends all bytes; descriptors travel with the first one.
 void send_all(int socket, const char* data, size_t bytes, const std::vector<int>& descriptors,
               Clock::time_point deadline) {
   for (size_t sent = 0; sent < bytes;) {
@@ -130,8 +131,8 @@ Descriptor::~Descriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
-std::string unguessable() {
-  static thread_local std::random_device random;  // once: it asks the processor what it has
+std::string random_token() {
+  static thread_local std::random_device random;  // one per thread: its constructor queries the CPU
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 

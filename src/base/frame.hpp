@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages over a socket: framed JSON, with file descriptors beside it where both ends are on one machine, or bytes.
+// Messages over a socket: framed JSON or raw bytes. On one machine, file descriptors can travel with the JSON.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace checkop {
 
-/// The other side can't be understood, or can't be written to.
+/// The peer sent a malformed message, or writing to it failed.
 class WireError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -41,38 +41,38 @@ struct Message {
   std::vector<Descriptor> descriptors;
 };
 
-/// At most this many descriptors travel with a message.
+/// Most descriptors per message.
 inline constexpr size_t kMaxDescriptors = 16;
-/// A longer body is no message of ours.
+/// Largest body, in bytes; a header that announces more is malformed.
 inline constexpr size_t kMaxBody = size_t{64} << 20;
 
-/// Writes one message. Throws WireError, also when the other side is gone or `deadline` passes.
+/// Writes one message. Throws WireError on errors, when the peer is gone, and when `deadline` passes.
 void send_message(int socket, const nlohmann::json& body, const std::vector<int>& descriptors,
                   std::chrono::steady_clock::time_point deadline);
 
 enum class Received : uint8_t { message, end, late };
 
-/// Of a process on another machine, or one whose end the socket tells.
+/// For peers whose end is only visible on the socket, such as processes on other machines.
 inline constexpr auto kAlwaysAlive = [] { return true; };
 
-/// Reads one message. `end`: the other side closed its end, or `is_alive` (asked a few times a second) denies that it
-/// lives. `late`: `deadline` has passed. Throws WireError for what is no message, or one of more than `most` bytes.
+/// Reads one message. `end`: the peer closed the socket, or `is_alive` (called a few times a second) returned false.
+/// `late`: `deadline` has passed. Throws WireError for a malformed message and for a body of more than `most` bytes.
 Received receive_message(int socket, Message& message, std::chrono::steady_clock::time_point deadline,
                          const std::function<bool()>& is_alive, size_t most = kMaxBody);
 
-/// Cuts a message that stands at the beginning of `received` off it, and gives its body; nothing while some of it is
-/// missing. Throws WireError for what can't become a message.
+/// Removes one complete message from the beginning of `received` and returns its body; nullopt while bytes are missing.
+/// Throws WireError when `received` does not begin with a valid header.
 std::optional<std::string> take_message(std::string& received, size_t most);
 
-/// Bytes of which both ends know how many there are. Errors as with messages.
+/// Raw bytes of a length that both ends know. Errors as with messages.
 void send_bytes(int socket, const void* data, size_t bytes, std::chrono::steady_clock::time_point deadline);
 Received receive_bytes(int socket, void* data, size_t bytes, std::chrono::steady_clock::time_point deadline,
                        const std::function<bool()>& is_alive);
 
-/// A number that a candidate can't guess.
-std::string unguessable();
+/// 128 random bits as 32 hex digits: a token that a candidate can't guess.
+std::string random_token();
 
-/// One line for a log or a socket; bytes that are no UTF-8 are replaced, since a candidate's message may hold any.
+/// Serialises to one line. Replaces bytes that are not UTF-8, because a candidate's message may hold any bytes.
 std::string dump(const nlohmann::json& json);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mappings with nothing around them; /proc/meminfo and the files of control groups, versions 1 and 2.
+// Isolated mappings; reads /proc/meminfo and the memory files of cgroups, versions 1 and 2.
 #include "base/host_memory.hpp"
 
 #include <sys/mman.h>
@@ -26,13 +26,13 @@ size_t whole_pages(size_t bytes) {
   return (std::max<size_t>(bytes, 1) + page - 1) / page * page;
 }
 
-/// Blocks that were freed. Who kept a pointer must not meet a later block there, so their addresses rest for a while.
-/// Then a small one may be given out again: the system takes longer to find pages than a small check to use them.
+/// Freed blocks. Their addresses stay inaccessible for a while, so that a stale pointer does not hit a later block.
+/// Then a small block is reused: mapping fresh pages costs more than a small check takes to use them.
 class FreedBlocks {
  public:
   struct Block {
     std::byte* memory = nullptr;
-    size_t bytes = 0;  ///< whole pages
+    size_t bytes = 0;  ///< a multiple of the page size
   };
 
   static FreedBlocks& instance() {
@@ -40,7 +40,7 @@ class FreedBlocks {
     return blocks;
   }
 
-  /// `bytes` of zeros that have rested; null where there are none.
+  /// A zero-filled block of `bytes` that has left quarantine; nullptr when there is none.
   std::byte* take(size_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
     const auto end = rested_.begin() + static_cast<std::ptrdiff_t>(n_rested_);
@@ -69,10 +69,10 @@ class FreedBlocks {
   }
 
  private:
-  // 64 MiB in all, at the most, which no limit of a process's own memory counts.
+  // At most 64 MiB in all (256 blocks of 128 KiB in each array), which no limit of a process's own memory counts.
   static constexpr size_t kKept = 256, kSmallBytes = size_t{128} << 10;
 
-  /// So that it can't be touched. Of a large block the pages go, too.
+  /// Makes the block inaccessible. A large block also gives its pages back.
   static bool close(const Block& block) {
     if (block.bytes <= kSmallBytes) return mprotect(block.memory, block.bytes, PROT_NONE) == 0;
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
@@ -85,7 +85,8 @@ class FreedBlocks {
   size_t next_ = 0, n_rested_ = 0;
 };
 
-/// The number behind the first line's beginning `key` ("MemAvailable:"); of a file that is one number, key is "".
+/// The number after `key` in the first line that begins with it ("MemAvailable:"). For a file that holds just one
+/// number, key is "".
 std::optional<uint64_t> number_in(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -98,14 +99,14 @@ std::optional<uint64_t> number_in(const std::string& path, const std::string& ke
   return {};
 }
 
-/// What one control group leaves; nothing where it has no limit.
+/// Bytes left under one cgroup's memory limit; nullopt without a limit.
 std::optional<uint64_t> left_in_group(const std::string& folder, bool version2) {
   const auto limit = number_in(folder + (version2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
-  constexpr uint64_t kNoLimit = uint64_t{1} << 60;  // version 1 writes a number near 2^63 for none
+  constexpr uint64_t kNoLimit = uint64_t{1} << 60;  // version 1 writes a number near 2^63 for "no limit"
   if (!limit || *limit >= kNoLimit) return {};
   const auto used = number_in(folder + (version2 ? "/memory.current" : "/memory.usage_in_bytes"), "");
   if (!used) return {};
-  // Files that were read are kept as long as nobody needs the room.
+  // Cached file pages are reclaimed under memory pressure, so they do not count as used.
   const uint64_t cached =
       number_in(folder + "/memory.stat", version2 ? "inactive_file " : "total_inactive_file ").value_or(0);
   const uint64_t needed = *used - std::min(*used, cached);
@@ -144,7 +145,8 @@ std::optional<uint64_t> available_memory(const std::string& proc, const std::str
     const bool version2 = controllers.empty();
     if (!version2 && controllers != "memory") continue;
     const std::string root = groups + (version2 ? "" : "/memory");
-    // In a container the path may be the host's, of which only the root is seen. A limit holds for all groups below.
+    // In a container the path may be the host's, and only the root is visible. A limit applies to all groups below it,
+    // so every ancestor counts.
     for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
       if (path == "/") path.clear();
       take(left_in_group(root + path, version2));
@@ -169,7 +171,7 @@ std::optional<uint64_t> available_memory_for(uint64_t need) {
 }
 
 uint64_t room_for_candidates(uint64_t need) {
-  constexpr uint64_t kLeastReserve = uint64_t{256} << 20;  // or a sixteenth
+  constexpr uint64_t kLeastReserve = uint64_t{256} << 20;  // or a sixteenth of the free memory, if that is more
   const std::optional<uint64_t> free = available_memory_for(need);
   return free ? *free - std::min(*free, std::max(*free / 16, kLeastReserve)) : 0;
 }
@@ -179,7 +181,7 @@ uint64_t own_memory() { return number_in("/proc/self/status", "VmData:").value_o
 void limit_own_memory(uint64_t has, uint64_t bytes) {
   rlimit limit{};
   if (getrlimit(RLIMIT_DATA, &limit) != 0) return;
-  // A sum beyond what fits is no limit either.
+  // A sum beyond the hard limit means no additional limit.
   const uint64_t most = limit.rlim_max == RLIM_INFINITY ? std::numeric_limits<uint64_t>::max() : limit.rlim_max;
   limit.rlim_cur = bytes > most - std::min(most, has) ? limit.rlim_max : has + bytes;
   setrlimit(RLIMIT_DATA, &limit);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory that stands alone, and how much of it the machine has left.
+// Isolated host memory, and how much memory the machine has left.
 #pragma once
 
 #include <cstddef>
@@ -9,33 +9,35 @@
 
 namespace checkop {
 
-/// No address this near to a block of map_apart() can be read or written.
+/// Addresses within this distance of a block of map_apart() can't be read or written.
 inline constexpr size_t kApartBytes = size_t{64} << 20;
 
-/// `bytes` of zeros, page-aligned, with kApartBytes on both sides that may not be touched: who runs past a guard band
-/// is stopped there, and so is who touches what was freed, until 256 more blocks were. nullptr when the memory can't be
-/// had.
+/// Maps `bytes` of zeros, page-aligned, with kApartBytes of inaccessible addresses on both sides: an access beyond a
+/// guard band faults. Freed blocks stay inaccessible until 256 more blocks were freed. Returns nullptr when the memory
+/// can't be had.
 std::byte* map_apart(size_t bytes);
-/// `bytes` as for map_apart().
+/// Frees a block; `bytes` as passed to map_apart().
 void unmap_apart(std::byte* memory, size_t bytes) noexcept;
 
-/// What can be had without driving the system to end processes: the kernel's MemAvailable, or what the memory limits of
-/// this process's control groups leave, whichever is less. Nothing where the system does not tell.
-/// `proc` and `groups` are where those file systems are.
+/// Bytes that can be allocated without making the system kill processes: the kernel's MemAvailable, or the rest of the
+/// memory limits of this process's cgroups, whichever is less. nullopt when the system does not tell. `proc` and
+/// `groups` are the mount points of the two file systems.
 std::optional<uint64_t> available_memory(const std::string& proc = "/proc",
                                          const std::string& groups = "/sys/fs/cgroup");
 
-/// As available_memory(); as it was a tenth of a second ago at most where that is eight times `need`: a small check
-/// takes no longer than asking.
+/// As available_memory(), but may return a value up to 0.1 s old if it is at least eight times `need`: reading the
+/// files takes longer than a small check.
 std::optional<uint64_t> available_memory_for(uint64_t need);
 inline constexpr uint64_t kUnknownNeed = ~uint64_t{0};
 
-/// What of it candidates may have that need so much: the system needs room to go on. 0 where the system does not tell.
+/// Bytes that candidates may use when they need `need` bytes; a reserve is left to the system. 0 when the system does
+/// not tell.
 uint64_t room_for_candidates(uint64_t need);
 
-/// Bytes of this process's private memory. What it shares with another does not count, as the tensors of a case.
+/// Bytes of this process's private memory. Memory shared with other processes, such as a case's tensors, does not
+/// count.
 uint64_t own_memory();
-/// From here on own_memory() may come to `has` + `bytes`; a further call replaces the limit.
+/// Limits own_memory() to `has` + `bytes`. A further call replaces the limit.
 void limit_own_memory(uint64_t has, uint64_t bytes);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handler does no more than to note the signal.
+// The signal handler only records the signal.
 #include "base/interruption.hpp"
 
 #include <signal.h>

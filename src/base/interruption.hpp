@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIGINT and SIGTERM as a request to end in good order.
+// SIGINT and SIGTERM as requests for an orderly end.
 #pragma once
 
 namespace checkop {
 
-/// Thrown out of work that is left because of a signal.
+/// Thrown to abandon work after a signal.
 struct Interrupted {};
 
-/// From here on the first SIGINT or SIGTERM is noted; the second one ends the process as it would without this. A
-/// signal that the process was started to ignore stays ignored.
+/// Installs the handlers. The first SIGINT or SIGTERM is recorded; the second one ends the process by default action.
+/// Signals that the process was started to ignore stay ignored.
 void note_interruptions();
 
-/// "SIGINT" or "SIGTERM" once one came, otherwise "".
+/// The recorded signal, "SIGINT" or "SIGTERM"; "" before one arrived.
 const char* interruption();
 
-/// Throws Interrupted once a signal came.
+/// Throws Interrupted after a signal arrived.
 void stop_if_interrupted();
 
 }  // namespace checkop

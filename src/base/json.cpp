@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The typed JSON reader: parsing with duplicate keys refused, and the wording of errors.
+// Implements the typed JSON reader: refuses duplicate keys and words the errors.
 #include "base/json.hpp"
 
 #include <fmt/format.h>
@@ -18,8 +18,8 @@
 namespace checkop {
 namespace {
 
-constexpr size_t kMaxDepth = 64;  // of objects and arrays in each other: no document needs a tenth of it
-constexpr size_t kMaxFileBytes = size_t{64} << 20;  // a device or a model given by mistake, not a document
+constexpr size_t kMaxDepth = 64;  // nesting depth of objects and arrays; no real document needs a tenth of it
+constexpr size_t kMaxFileBytes = size_t{64} << 20;  // larger: a device file or a model given by mistake
 
 /// `path` extended by a key: rules[0].match, arch_overrides["my arch"].
 std::string key_path(const std::string& path, std::string_view key) {
@@ -30,7 +30,7 @@ std::string key_path(const std::string& path, std::string_view key) {
   return path.empty() ? std::string(key) : path + "." + std::string(key);
 }
 
-/// Follows the parser through the document, to refuse a key that appears twice and to know where the parser stands.
+/// Tracks the parser's position in the document, and refuses a key that appears twice.
 class ParserPosition {
  public:
   explicit ParserPosition(const std::string& file) : file_(file) {}
@@ -50,14 +50,14 @@ class ParserPosition {
       if (event == Event::object_start || event == Event::array_start) {
         if (open_.size() >= kMaxDepth)
           throw InputError(where(path(open_.size())), fmt::format("nests more than {} deep", kMaxDepth),
-                           "mend the brackets");
+                           "check the brackets");
         open_.push_back({event == Event::array_start});
       }
     }
     return true;
   }
 
-  /// Of the value that comes next.
+  /// Position of the next value.
   std::string where_next() {
     if (!open_.empty() && open_.back().is_array) ++open_.back().index;
     return where(path(open_.size()));
@@ -66,7 +66,7 @@ class ParserPosition {
  private:
   struct Container {
     bool is_array;
-    int64_t index = -1;  // of the element that was begun last
+    int64_t index = -1;  // of the latest element
     std::string key = {};
     std::set<std::string> keys = {};
   };
@@ -94,7 +94,7 @@ class ParserPosition {
   if (const size_t position = what.find("column "); position != std::string::npos)
     if (const size_t colon = what.find(": ", position); colon != std::string::npos) what = what.substr(colon + 2);
   throw InputError(fmt::format("{}: line {}, column {}", file, line, column), "not valid JSON: " + what,
-                   "mend the text there; JSON has no comments, no trailing commas and no NaN");
+                   "fix the text there; JSON has no comments, no trailing commas and no NaN");
 }
 
 std::string describe(const nlohmann::json& value) {

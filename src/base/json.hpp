@@ -15,13 +15,12 @@
 
 namespace checkop {
 
-/// One value of a JSON document, read only; cheap to copy, keeps the document alive. Every member that reads throws
-/// InputError with where() when the value is not of the kind asked for.
+/// One value of a JSON document, read only. Cheap to copy; keeps the document alive. Every reading member throws
+/// InputError with where() when the value has the wrong type.
 class JsonValue {
  public:
-  /// Strict JSON: a key that appears twice in an object is an error, as are comments, NaN, numbers beyond double and
-  /// more than 64 objects and arrays in each other.
-  /// Syntax errors give line and column. `file` is only for messages.
+  /// Strict JSON: errors are duplicate keys in an object, comments, NaN, numbers beyond the range of double, and more
+  /// than 64 nested objects and arrays. Syntax errors give line and column. `file` is only for messages.
   static JsonValue parse(std::string_view text, const std::string& file);
   /// `what` names the file in the hint: "give the path of a contract".
   static JsonValue load(const std::string& file, std::string_view what);
@@ -40,7 +39,7 @@ class JsonValue {
   JsonValue at(std::string_view key) const;  ///< a missing key is an error
   std::optional<JsonValue> find(std::string_view key) const;
   std::vector<std::pair<std::string, JsonValue>> members() const;  ///< sorted by key
-  /// Throws for a key that is not in `known`, with the nearest that is.
+  /// Throws for a key that is not in `known`, and suggests the nearest known key.
   void allow_keys(const std::vector<std::string>& known) const;
 
   // Arrays.
@@ -49,13 +48,13 @@ class JsonValue {
   // Scalars. Bounds are inclusive.
   double number(double least = -std::numeric_limits<double>::max(),
                 double most = std::numeric_limits<double>::max()) const;  ///< finite
-  /// 3, not 3.0 and not 3e0.
+  /// Accepts 3, but not 3.0 or 3e0.
   int64_t integer(int64_t least = std::numeric_limits<int64_t>::min(),
                   int64_t most = std::numeric_limits<int64_t>::max()) const;
   std::string string() const;    ///< may be empty
-  std::string sentence() const;  ///< a string with something other than blanks in it
+  std::string sentence() const;  ///< a string that is not blank
   bool boolean() const;
-  /// A string out of `known`; `noun` names what it is in the error: "unknown metric 'atol'".
+  /// A string that must be in `known`. `noun` names the kind of thing in the error: "unknown metric 'atol'".
   std::string one_of(std::string_view noun, const std::vector<std::string>& known) const;
 
   /// Throws "where(): expected EXPECTED, got VALUE; HINT".

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixed bits: for random streams, samples and fingerprints.
+// Bit mixing for random streams, samples and fingerprints.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ CHECKOP_HOST_DEVICE inline uint64_t mix_bits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// Random; the same all through a process.
+/// Random per process, constant within it.
 uint64_t fingerprint_salt();
 
-/// The term of the word at `index`: Device::fingerprint() is their sum.
+/// Term of the word at `index`; Device::fingerprint() is the sum of these terms.
 CHECKOP_HOST_DEVICE inline uint64_t fingerprint_of(uint64_t word, uint64_t index, uint64_t salt) {
   return mix_bits(word ^ mix_bits(index + salt));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Temporary files, links and renames.
+// Implements atomic replacement with temporary files, links and renames.
 #include "base/output_file.hpp"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where `path` leads to.
+/// `path` with symbolic links resolved.
 std::string resolve(const std::string& path) {
   std::error_code ignored;
   const fs::path resolved = fs::weakly_canonical(path, ignored);
@@ -36,7 +36,7 @@ std::string resolve(const std::string& path) {
   throw InputError(path, fmt::format("{}: {}", doing, why), "give a path that can be written");
 }
 
-/// Returns false, with errno, unless all of it could be written. `at` < 0: at the file's own position.
+/// Writes all of `text`; returns false with errno on failure. `at` < 0 writes at the file's own position.
 bool write_all(int descriptor, std::string_view text, int64_t at = -1) {
   while (!text.empty()) {
     const ssize_t n = at < 0 ? write(descriptor, text.data(), text.size())
@@ -57,7 +57,7 @@ bool copy_bytes(int from, int to, int64_t bytes) {
     const ssize_t n = pread(from, buffer.data(), wanted, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return false;
-    if (n == 0) return errno = EIO, false;  // somebody cut it short
+    if (n == 0) return errno = EIO, false;  // another process truncated the file
     if (!write_all(to, {buffer.data(), static_cast<size_t>(n)}, at)) return false;
     at += n;
   }
@@ -126,7 +126,7 @@ GrowingFile::~GrowingFile() {
 
 void GrowingFile::fail(const char* doing) const { fail_to_write(path_, doing, errno); }
 
-/// A spare file with all of the published one's body.
+/// Creates a spare file that holds the published file's whole body.
 void GrowingFile::make_spare() {
   spare_.descriptor = open(spare_name_.c_str(), kCreate, 0666);
   if (spare_.descriptor < 0) fail("cannot be opened");
@@ -136,13 +136,13 @@ void GrowingFile::make_spare() {
   behind_.clear();
 }
 
-/// Gives the spare file the name that readers know. Returns whether the file that had it has the spare name now.
+/// Renames the spare file to the published name. Returns whether the formerly published file now has the spare name.
 bool GrowingFile::publish_spare() {
   const char *spare = spare_name_.c_str(), *target = target_.c_str();
   const bool first = published_.descriptor < 0;
   if (!first && swap_ == Swap::exchange) {
     if (renameat2(AT_FDCWD, spare, AT_FDCWD, target, RENAME_EXCHANGE) == 0) return true;
-    if (errno != ENOENT) swap_ = Swap::link;  // otherwise somebody took the file away
+    if (errno != ENOENT) swap_ = Swap::link;  // ENOENT: another process removed the published file
   }
   const std::string second_name = spare_name_ + ".old";
   bool linked = false;
@@ -164,7 +164,7 @@ void GrowingFile::publish(std::string_view more, std::string_view tail) {
   spare_.body_bytes += std::ssize(addition);
   std::swap(published_, spare_);
   behind_ = more;
-  // What had the name may be somebody else's by now: it is not written to.
+  // The file that had the published name may be another process's by now; write to it only if it is ours.
   struct stat named {
   }, own{};
   const bool is_own = has_spare && stat(spare_name_.c_str(), &named) == 0 && fstat(spare_.descriptor, &own) == 0 &&

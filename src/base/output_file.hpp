@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that a reader always finds complete.
+// Output files that readers always find complete.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +8,25 @@
 
 namespace checkop {
 
-/// Writes `text` to `path` so that a reader always finds a complete file: a temporary file beside it, then a rename.
-/// What is there and no regular file (a pipe, /dev/stdout) is written to directly; a symbolic link keeps pointing where
-/// it did. Throws InputError when the path can't be written, EnvironmentError when the disk has no room; what was there
-/// before stays then.
+/// Writes `text` to `path` through a temporary file beside it and a rename, so that readers always find a complete
+/// file. Writes directly to an existing path that is not a regular file (a pipe, /dev/stdout). A symbolic link keeps
+/// its target. Throws InputError when the path can't be written and EnvironmentError when the disk is full; the old
+/// file then stays.
 void write_file(const std::string& path, std::string_view text);
 
-/// False for what write_file() writes to directly.
+/// Whether write_file() replaces the file by a rename; false where it writes directly.
 bool is_replaceable(const std::string& path);
 
-/// A file that gets a line at a time, each with one write; only the last one can be cut short.
+/// A file written line by line, each line with one write; only the last line can be incomplete.
 class LineFile {
  public:
-  /// Empties the file. Throws as write_file().
+  /// Truncates the file. Throws as write_file().
   explicit LineFile(const std::string& path);
   ~LineFile();
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  void add(std::string line);  ///< without its end
+  void add(std::string line);  ///< without the newline
 
  private:
   std::string path_;
@@ -36,23 +36,23 @@ class LineFile {
 /// Adds `text` to the end of a file. Throws as write_file().
 void append_to_file(const std::string& path, std::string_view text);
 
-/// A document that grows: a body that is only added to, and a tail that changes each time, such as closing brackets.
-/// After every publish() the file holds the whole of it, at a cost of what was added and the tail; a process that is
-/// killed at any time leaves the file as of the latest publish(). Nothing is flushed to the disk itself: a machine that
-/// loses its power may lose the file.
+/// A growing document: a body that is only appended to, and a tail that changes each time, such as closing brackets.
+/// After every publish() the file holds the whole document, and a publish() costs only the new part and the tail. A
+/// process killed at any time leaves the file of its latest publish(). The disk is not flushed: a power failure may
+/// lose the file.
 ///
-/// A single write is not safe against SIGKILL, which ends it between two pages. So there are two files. The spare one,
-/// which readers do not know, lacks what the other one got last. It gets that and the new part, then the two change
-/// names. Where the file system can't do that, the published file gets a second name (link) and the spare one is
-/// renamed over the first; without links, the next spare file is a copy.
+/// A single write is not safe against SIGKILL, which can end it between two pages, so there are two files. The spare
+/// file, unknown to readers, lacks the latest addition. publish() appends that addition and the new part to the spare
+/// file, then exchanges the two names. On file systems without an atomic exchange, the published file gets a second
+/// name (link) and the spare file is renamed over the first name; without links, the next spare file is a copy.
 class GrowingFile {
  public:
-  /// How the spare file takes the published one's place: the best that the file system can do.
+  /// How the spare file replaces the published one; the best method that the file system supports.
   enum class Swap : uint8_t { exchange, link, copy };
 
-  /// Nothing is written yet. `swap` is what is tried first.
+  /// Writes nothing yet. `swap` is the first method to try.
   explicit GrowingFile(const std::string& path, Swap swap = Swap::exchange);
-  /// Removes the spare file; the other one stays.
+  /// Removes the spare file; the published one stays.
   ~GrowingFile();
   GrowingFile(const GrowingFile&) = delete;
   GrowingFile& operator=(const GrowingFile&) = delete;
@@ -72,7 +72,7 @@ class GrowingFile {
   std::string path_, target_, spare_name_;
   Swap swap_;
   File published_, spare_;
-  std::string behind_;  ///< what the body of the published file has and that of the spare one lacks
+  std::string behind_;  ///< the part of the published body that the spare file lacks
 };
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads over an index range.
+// Runs a loop body on several threads.
 #include "base/parallel.hpp"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void parallel_for(unsigned threads, int64_t n, const std::function<void(int64_t)
     std::vector<std::jthread> others;
     try {
       for (int64_t w = 1; w < std::min(workers, n); ++w) others.emplace_back(work);
-    } catch (const std::system_error&) {  // no more threads to be had
+    } catch (const std::system_error&) {  // the system has no more threads: go on with fewer
     }
     work();
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the files that come with the program lie.
+// Finds the files that ship with the program.
 #include "base/paths.hpp"
 
 #include <unistd.h>
@@ -54,7 +54,7 @@ std::string short_path(const std::string& path) {
 
 std::string find_shipped(const std::string& relative) {
   const fs::path here = program_folder();
-  // An installation first: two folders above its program is no source tree of ours.
+  // Search an installation first: two folders above an installed program there is no source tree.
   for (const fs::path& folder :
        {here / kSharedFiles, here, here / "../..", here / "../../src", fs::path(), fs::path("src")}) {
     const fs::path path = folder / relative;

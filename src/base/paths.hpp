@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the files that come with the program lie.
+// Finds the files that ship with the program.
 #pragma once
 
 #include <string>
@@ -15,24 +15,23 @@ std::string host_name();
 /// The running executable.
 std::string executable_path();
 
-/// The folder from which what comes with the program is found: that of the running executable, unless set.
+/// The base folder for shipped files: the folder of the running executable, unless set_program_folder() was called.
 std::string program_folder();
-/// For a library in another program: where check_operator itself would lie.
+/// For a library inside another program: sets the folder where check_operator itself would lie.
 void set_program_folder(const std::string& folder);
 
-/// A path relative to the working directory where it lies below that, else as it is: what reports and repeat lines
-/// show.
+/// The path relative to the working directory if it lies below it, else unchanged. Reports and repeat lines show it.
 std::string short_path(const std::string& path);
 
-/// Finds a file or folder that comes with the program, such as "contracts/default.json": in share/check_operator of the
-/// installation that the program is part of, beside the program, in the source tree above a build folder, at last in
-/// the working directory. As short_path gives it. Throws InputError when it is nowhere.
+/// Finds a shipped file or folder, such as "contracts/default.json". Searches, in this order: share/check_operator of
+/// the program's installation, the program's folder, the source tree above a build folder, the working directory.
+/// Returns a short_path(). Throws InputError when it is not found.
 std::string find_shipped(const std::string& relative);
 
-/// Where the program is installed; "" when it runs from a build folder.
+/// The installation prefix; "" when the program runs from a build folder.
 std::string installed_prefix();
 
-/// The folder with a folder of plugins for each operator: of the installation, or beside the program.
+/// The folder that holds one folder of plugins per operator: in the installation, or beside the program.
 std::string shipped_kernels();
 
 }  // namespace checkop

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox streams, normals by inversion. Only + - * / sqrt and integers make the bits, in FP64, on every machine the
-// same.
+// Philox streams; normals by inversion. The bits come from integers and FP64 + - * / sqrt alone, so they are the same
+// on every machine.
 #include "base/random.hpp"
 
 #include <algorithm>
@@ -13,11 +13,12 @@
 namespace checkop {
 namespace {
 
-/// Absorbs every byte of both names. For given names a bijection of `state`: two seeds never meet.
+/// Hashes every byte of both names into `state`. For given names this is a bijection of `state`, so two seeds never
+/// collide.
 uint64_t absorb(uint64_t state, std::string_view op, std::string_view tensor) {
   const auto step = [&state](uint64_t byte) { state = mix_bits(state + 0x9e3779b97f4a7c15u + byte); };
   for (const char letter : op) step(static_cast<unsigned char>(letter));
-  step(256);  // no byte: ("ab", "c") and ("a", "bc") part here
+  step(256);  // separator, not a byte value: ("ab", "c") differs from ("a", "bc")
   for (const char letter : tensor) step(static_cast<unsigned char>(letter));
   return state;
 }
@@ -48,7 +49,7 @@ uint64_t word(const Stream& stream, uint64_t index) {
   return index % 2 == 0 ? pair.first : pair.second;
 }
 
-/// The centre of one of 2^52 equal cells of (0, 1): an odd multiple of 2^-53, so that u and 1 - u are both exact.
+/// Centre of one of 2^52 equal cells of (0, 1): an odd multiple of 2^-53, so that u and 1 - u are both exact.
 inline double to_uniform(uint64_t bits) {
   // 1.xxx with 52 random bits, minus (1 - 2^-53): the difference is exact.
   return std::bit_cast<double>((uint64_t{1023} << 52) | (bits >> 12)) - (1.0 - 0x1p-53);
@@ -65,7 +66,7 @@ inline double polynomial(const double (&c)[8], double x) {
 }
 
 // Wichura, Algorithm AS 241 (PPND16), Applied Statistics 37 (1988): three rational approximations, good to 1e-16.
-constexpr double kSplit = 0.425;  // |p - 1/2| up to which the central one holds
+constexpr double kSplit = 0.425;  // the central approximation holds for |p - 1/2| up to this
 constexpr double kCentralTop[8] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                                    1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
                                    3.3430575583588128105e+4, 2.5090809287301226727e+3};
@@ -112,7 +113,7 @@ double tail_quantile(double p) {
   return std::copysign(z, p - 0.5);
 }
 
-/// out[i] = convert(word of element first + i) for i < n; `first` even, out of kDrawBuffer elements.
+/// out[i] = convert(word of element first + i) for i < n. `first` must be even; `out` needs room for n + 1 elements.
 template <typename Convert>
 inline void fill_words(const Stream& stream, int64_t first, double* __restrict out, int64_t n, Convert convert) {
   for (int64_t i = 0; i < (n + 1) / 2; ++i) {
@@ -127,7 +128,7 @@ inline void fill_words(const Stream& stream, int64_t first, double* __restrict o
 void Stream::normals(int64_t first, double* __restrict out, int64_t n) const {
   double uniforms[kDrawBuffer + 1];
   fill_words(*this, first, uniforms, n, to_uniform);
-  // The central formula for all, a loop of its own that vectorises; what it gets wrong, 15 %, is listed and done again.
+  // Apply the central formula to all elements: this loop vectorises. Then redo the 15 % in the tails.
   for (int64_t i = 0; i < n; ++i) out[i] = central_quantile(uniforms[i] - 0.5);
   int32_t tails[kDrawBuffer];
   size_t n_tails = 0;
@@ -151,7 +152,7 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint3
           static_cast<uint32_t>(pair.second), static_cast<uint32_t>(pair.second >> 32)};
 }
 
-/// Key and upper counter are two hashes of the same text from different starting states: 128 bits of distance.
+/// Key and upper counter are two hashes of the same names from different starting states: 128 bits in all.
 Stream Stream::derive(uint64_t seed, std::string_view op, std::string_view tensor) {
   const uint64_t key = absorb(mix_bits(seed), op, tensor), high = absorb(mix_bits(~seed), op, tensor);
   return {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)},
@@ -171,7 +172,8 @@ double natural_log(double x) {
     x *= 0x1p54;
     e = -54;
   }
-  // x = m * 2^e with m in [sqrt(1/2), sqrt(2)); in integers, for a branch on random bits would be mispredicted.
+  // x = m * 2^e with m in [sqrt(1/2), sqrt(2)). Integer arithmetic, because a branch on random bits would be
+  // mispredicted.
   constexpr int64_t kSqrtHalfBits = 0x3fe6a09e667f3bcd;
   const int64_t bits = std::bit_cast<int64_t>(x), shift = (bits - kSqrtHalfBits) >> 52;
   e += static_cast<int>(shift);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counter-based random numbers: every number is a function of (seed, operator, tensor name, index) alone.
+// Counter-based random numbers: every number depends only on (seed, operator, tensor name, index).
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@ namespace checkop {
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11).
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-/// Elements that normals() and integers() draw at a time: their doubles stay in the first-level cache.
+/// Most elements per call of normals() and integers(): their doubles fit into the L1 cache.
 inline constexpr int64_t kDrawBuffer = 1024;
 
 /// A stream of numbers, addressed by index. Streams of different (seed, operator, tensor) share no values.
@@ -22,7 +22,7 @@ struct Stream {
   static Stream derive(uint64_t seed, std::string_view op, std::string_view tensor);
   /// Standard normals of elements [first, first + n), n at most kDrawBuffer, `first` even; `out` has room for n + 1.
   void normals(int64_t first, double* out, int64_t n) const;
-  /// Integers in [-largest, largest] likewise.
+  /// Integers in [-largest, largest]; the other arguments as for normals().
   void integers(int64_t first, double* out, int64_t n, int64_t largest) const;
 
   double normal(uint64_t index) const;                   ///< standard normal; the same bits on every IEEE machine
@@ -30,10 +30,10 @@ struct Stream {
   uint64_t below(uint64_t index, uint64_t bound) const;  ///< in [0, bound), bias under 2^-64 * bound
 };
 
-/// Natural logarithm of a positive finite x, within 2 ulp, from + - * / and the bits of x.
+/// Natural logarithm of a positive finite x, within 2 ulp. Uses only + - * / and the bits of x.
 double natural_log(double x);
 
-/// Quantile function of the standard normal, from + - * / and sqrt alone, so that no C library enters the bits.
+/// Quantile function of the standard normal. Uses only + - * / and sqrt, so that no C library affects the bits.
 double normal_quantile(double p);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nearest name (Damerau-Levenshtein distance, case ignored), globs, bytes, FNV-1a and versions.
+// Nearest name (Damerau-Levenshtein distance, ignoring case), globs, byte sizes, FNV-1a and version numbers.
 #include "base/text.hpp"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@ namespace {
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-/// Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
+/// Number of insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -30,11 +30,11 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// Whether a and b can be read side by side: a '*' of `a` takes any part of `b`, and where `both` the other way round
-/// too; any other two characters must go together.
+/// Whether patterns `a` and `b` align: a '*' of `a` matches any part of `b`, and if `both`, a '*' of `b` any part of
+/// `a`. All other pairs of characters must satisfy `together`.
 template <class Together>
 bool align(std::string_view a, std::string_view b, const Together& together, bool both) {
-  // fits[j]: the part of `a` that was seen goes with the first j characters of `b`.
+  // fits[j]: the part of `a` read so far aligns with the first j characters of `b`.
   std::vector<char> fits(b.size() + 1), next(b.size() + 1);
   const auto star = [&](size_t j) { return both && b[j] == '*'; };
   fits[0] = 1;
@@ -53,9 +53,9 @@ bool align(std::string_view a, std::string_view b, const Together& together, boo
 }  // namespace
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& known) {
-  constexpr size_t kLongestName = 100;  // beyond it nothing is near, and to find that out takes time
+  constexpr size_t kLongestName = 100;  // a longer name is near no known name, and comparing takes time
   if (name.size() > kLongestName) return "";
-  // A third of the letters may be wrong: beyond that a guess misleads more often than it helps.
+  // Up to a third of the letters may differ; beyond that a guess misleads more often than it helps.
   size_t best = std::max<size_t>(1, name.size() / 3) + 1;
   const std::string* nearest = nullptr;
   for (const std::string& candidate : known) {
@@ -80,7 +80,7 @@ bool globs_overlap(std::string_view a, std::string_view b) {
 }
 
 bool glob_covers(std::string_view a, std::string_view b) {
-  // A '*' of `b` is one more character, which only a '*' of `a` can take.
+  // Treat a '*' of `b` as a character that only a '*' of `a` matches.
   return align(
       a, b, [](char x, char y) { return (x == '?' && y != '*') || x == y; }, false);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of axes.
+// Names of axes and of their violations.
 #include "case/axes.hpp"
 
 #include <array>
@@ -27,7 +27,7 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::position, "position", "a row's bits depend on its place in the batch"},
     {Axis::grouping, "grouping", "a row's bits depend on how the batch's dimensions share the rows"},
     {Axis::batch, "batch", "a row's bits depend on the number of rows"},
-    {Axis::chunks, "chunks", "bits depend on where the batch is cut"},
+    {Axis::chunks, "chunks", "bits depend on where the batch is split into launches"},
     {Axis::padding, "padding", "a row's bits depend on rows behind the last one"},
 }};
 

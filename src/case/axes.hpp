@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bits of a result must not depend on.
+// Axes: the things that the bits of a result must not depend on.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,25 @@
 
 namespace checkop {
 
-/// In the order in which a violation is named: what spoils every comparison comes first, then what changes one thing
-/// alone, then what changes several. A kernel that breaks `batch` breaks `padding` too, but not `neighbours`.
+/// Ordered as violations are reported: first axes that spoil every comparison, then axes that change one thing, then
+/// axes that change several. A kernel that breaks `batch` also breaks `padding`, but not `neighbours`.
 enum class Axis : uint8_t {
-  repetition,    ///< the same launch again
-  first_call,    ///< the first launch against a later one
-  outputs,       ///< what lay in the outputs before
-  workspace,     ///< what lies in the workspace, and how large it is
-  alignment,     ///< where tensors begin
-  after_shapes,  ///< after launches of other shapes
-  contention,    ///< while other work holds some multiprocessors
-  graph,         ///< replayed from a graph
-  ranks,         ///< how many tensor-parallel ranks there are
-  row_stride,    ///< the distance between rows, and what lies between them
-  neighbours,    ///< what the other rows hold
-  position,      ///< where in the batch a row is
-  grouping,      ///< how the batch's dimensions share the rows
-  batch,         ///< how many rows there are
-  chunks,        ///< where a batch is cut into launches
-  padding,       ///< rows behind the last one
+  repetition,    ///< the same launch repeated
+  first_call,    ///< the first launch compared with a later one
+  outputs,       ///< old contents of the outputs
+  workspace,     ///< contents and size of the workspace
+  alignment,     ///< alignment of the tensors
+  after_shapes,  ///< launches of other shapes before this one
+  contention,    ///< other work that occupies some SMs
+  graph,         ///< replay from a CUDA graph
+  ranks,         ///< number of tensor-parallel ranks
+  row_stride,    ///< distance between rows, and the memory between them
+  neighbours,    ///< values of the other rows
+  position,      ///< position of a row in the batch
+  grouping,      ///< how the rows are divided over the batch's dimensions
+  batch,         ///< number of rows
+  chunks,        ///< where a batch is split into launches
+  padding,       ///< extra rows after the last one
 };
 inline constexpr int kAxes = 16;
 
@@ -37,10 +37,10 @@ std::string_view to_string(Axis axis);
 std::string_view describe(Axis axis);  ///< "a row's bits depend on what the other rows hold"
 std::optional<Axis> parse_axis(std::string_view name);
 std::span<const Axis> all_axes();
-/// Of rows: asked only of outputs that have one row per row of the batch; `chunks` also of sums that are carried on
-/// from chunk to chunk. The others are asked of every output.
+/// Row axes apply only to outputs with one row per row of the batch; `chunks` also applies to sums that are carried
+/// from chunk to chunk. All other axes apply to every output.
 inline bool is_of_rows(Axis axis) { return axis >= Axis::row_stride; }
-/// Of invariance: asked by that check and not by determinism. Those of rows, and `ranks`.
+/// Invariance axes are checked by the invariance check, not by the determinism check: the row axes and `ranks`.
 inline bool is_of_invariance(Axis axis) { return axis >= Axis::ranks; }
 
 class AxisSet {
@@ -63,14 +63,14 @@ class AxisSet {
   uint32_t bits_ = 0;
 };
 
-/// How much of the axes to look at.
+/// Which axes to check, and how thoroughly.
 struct AxisPlan {
-  bool all = false;  ///< false: what is cheap; see plan_contexts() in invariance.hpp
-  int runs = 20;     ///< launches of `repetition`
+  bool all = false;  ///< false: cheap contexts only; see plan_contexts() in invariance.hpp
+  int runs = 20;     ///< number of launches for `repetition`
   AxisSet axes = AxisSet::all();
 };
 
-/// Those of `axes` that are of invariance, or those that are not.
+/// The invariance axes of `axes`, or the others.
 AxisSet of_invariance(AxisSet axes);
 AxisSet of_launches(AxisSet axes);
 std::string known_axes();  ///< "repetition, first_call, ..." for messages

@@ -138,7 +138,7 @@ DType dtype_of(const Case& c, const TensorSpec& spec) {
 
 bool is_present(const Case& c, const TensorSpec& spec) {
   if (!spec.optional) return true;
-  // A gradient output is there when its input is: dNAME follows NAME.
+  // A gradient output dNAME is present when its input NAME is.
   return c.optionals.contains(spec.name) || (spec.name.starts_with('d') && c.optionals.contains(spec.name.substr(1)));
 }
 
@@ -179,7 +179,7 @@ void validate(const Case& c) {
     throw InputError(
         flag, fmt::format("expected an integer >= {}, got {}", may_be_none ? 0 : 1, found->second),
         of_rows.empty()
-            ? fmt::format("{} has one result for the whole batch: without rows there is none", c.op->name)
+            ? fmt::format("{} reduces over the whole batch, so the batch can't be empty", c.op->name)
             : fmt::format("give a size of at least 1; only {} may be 0, for no rows", fmt::join(of_rows, " and ")));
   }
   tensor_bytes(c);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One question: an operator's pass at given sizes, dtype, attributes and data.
+// One case: an operator's pass with sizes, dtype, attributes and data.
 #pragma once
 
 #include <cstdint>
@@ -26,46 +26,46 @@ struct Case {
   InputMode input_mode = InputMode::random;
   double constant_value = 0.25;
   int64_t token_value = 0;
-  int64_t ignored_every = 8;          ///< operators with ignore_index: one run of rows in so many has it; 0: none
-  int64_t ignored_run = 1;            ///< rows of such a run, as a prompt is one
-  std::vector<int64_t> shard_bounds;  ///< where ranks' parts begin and end; empty: as shard_bounds() says
+  int64_t ignored_every = 8;  ///< one run of rows in this many has ignore_index, if the operator has it; 0: none
+  int64_t ignored_run = 1;    ///< rows per ignored run; a prompt is such a run
+  std::vector<int64_t> shard_bounds;  ///< bounds of the ranks' parts; empty: shard_bounds() decides
   GradMode grad_mode = GradMode::random;
   uint64_t seed = 123;
   uint64_t grad_seed = 123;
 };
 
-/// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use, "@4" for the ranks
-/// of a sharded operator or "@0-3-7-12-16" for bounds of their parts that were given; then what differs
-/// from the default ("+bias", "~peaked", "#7" for another seed). Together with the pass it names the data.
+/// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use; for a sharded
+/// operator "@4" for the number of ranks, or "@0-3-7-12-16" for given bounds of their parts; then everything that
+/// differs from the default ("+bias", "~peaked", "#7" for another seed). The name and the pass identify the data.
 std::string case_name(const Case& c);
 
-/// Whether rows are ignored in runs.
+/// Whether rows are ignored in runs of more than one.
 bool has_ignored_runs(const Case& c);
 
-/// The command line flags that make this case: the `repeat:` line without the candidate.
+/// The command-line flags for this case: the `repeat:` line without the candidate.
 std::string case_flags(const Case& c);
 
-/// Every dimension that the operator's passes use, in order of first use; of a sharded operator, then kWorldSize.
+/// Every dimension of the operator's passes, in order of first use; for a sharded operator, kWorldSize comes last.
 std::vector<std::string_view> dims_of(const Operator& op);
 
-/// The value of an extent as dimension lists have them. Throws InputError when a name has no size.
+/// The value of an extent of a dimension list. Throws InputError when a name has no size.
 int64_t extent_of(const Case& c, std::string_view extent);
 Shape shape_of(const Case& c, const TensorSpec& spec);
-/// Whether the case brings the sum that the output carries on.
+/// Whether the case has the input with the sum that `output` continues.
 bool is_carried(const Case& c, const TensorSpec& output);
 DType dtype_of(const Case& c, const TensorSpec& spec);
 bool is_present(const Case& c, const TensorSpec& spec);
 int64_t row_count(const Case& c);  ///< product of the extents of op->row_dims
 
-/// Bytes of all inputs and outputs: what the host holds, and a device once more. Throws InputError beyond 2^48.
+/// Bytes of all inputs and outputs: memory needed on the host, and once more on a device. Throws InputError beyond
+/// 2^48.
 int64_t tensor_bytes(const Case& c);
 
-/// Throws InputError, naming the dimension and its value, unless every extent is at least 1, or 0 where it counts rows,
-/// and every tensor's size and
-/// the sum of sizes fit in memory arithmetic. Nothing is allocated.
+/// Checks that every extent is at least 1 (row dimensions: at least 0) and that each tensor's size and the total size
+/// fit into 64-bit arithmetic. Throws InputError that names the dimension and its value. Allocates nothing.
 void validate(const Case& c);
 
-/// The case that holds rows [begin, end) of `c`: leading row dimensions become 1 and the last of them end - begin.
+/// The case of rows [begin, end) of `c`: the last row dimension becomes end - begin, the others 1.
 Case slice_rows(const Case& c, int64_t begin, int64_t end);
 
 }  // namespace checkop

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// cases/*.json -> cases. Format: {"format": "check_operator/cases-1", "cases": [ENTRY, ...]}, where an ENTRY is
-//   {"op": "logp", "dims": {"vocab": [1, 257], "seq": 16}, "dtype": ["fp32", "bf16"], "pass": "all", "with": ["none",
-//   "bias"],
-//    "input_mode": "peaked", "seed": 7, "preset": ["qwen3-8b"], "suites": ["smoke"]}
-// and all but "op" may be left out: what is missing is as on the command line. The file of an operator,
-// cases/<op>.json, may say under "presets" what the operator's sizes are in terms of a preset's fields: see preset.hpp.
+// Reads cases/*.json. Format: {"format": "check_operator/cases-1", "cases": [ENTRY, ...]}, where an ENTRY is
+//   {"op": "logp", "dims": {"vocab": [1, 257], "seq": 16}, "dtype": ["fp32", "bf16"], "pass": "all",
+//    "with": ["none", "bias"], "input_mode": "peaked", "seed": 7, "preset": ["qwen3-8b"], "suites": ["smoke"]}
+// Only "op" is required; missing keys have the defaults of the command line. The file of an operator, cases/<op>.json,
+// may define under "presets" the operator's sizes in terms of a preset's fields: see preset.hpp.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +36,7 @@ std::vector<int64_t> sizes(const JsonValue& value) {
 
 struct CaseFile {
   JsonValue root;
-  const Operator* op;  ///< whose file it is; nullptr when its name is not an operator's
+  const Operator* op;  ///< the operator that the file is named after; nullptr: not named after one
 };
 
 std::vector<PresetMapping> mappings_of(const CaseFile& file, const Operator& op) {
@@ -96,7 +95,7 @@ void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view
     if (const auto v = entry.find("grad_seed")) sweep.data.grad_seed = static_cast<uint64_t>(v->integer(0));
     try {
       expand(sweep, cases);
-    } catch (const InputError& e) {  // knows of sizes, not of files
+    } catch (const InputError& e) {  // add the place in the file
       throw InputError(entry.where(), e.what());
     }
   }
@@ -133,7 +132,7 @@ std::vector<Case> load_cases(const std::string& path, std::string_view suite) {
   std::vector<Case> cases;
   for (const std::string& file : files) {
     const JsonValue root = JsonValue::load(file, "a case file");
-    if (is_folder && std::filesystem::path(file).filename() == "models.json") {  // the presets lie among the cases
+    if (is_folder && std::filesystem::path(file).filename() == "models.json") {  // presets, not cases
       parse_models(root);
     } else {
       append_file(root, suite, cases);

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input tensors from counter-based random numbers. Only + - * / sqrt and integers make the bits, in FP64 with one final
-// rounding, so that every machine, thread count and dtype sees the same underlying data.
+// Fills input tensors from counter-based random numbers. The bits come from integers and FP64 + - * / sqrt alone, with
+// one final rounding, so every machine, thread count and dtype sees the same underlying data.
 //
-// Modes. random: by Fill. constant: every floating input is constant_value + 0.01 * its position in the pass; ids are
-// token_value modulo the extent. integer: every floating input, weights included, is an integer in [-4, 4]; a product
-// sum of K terms then stays within 16 K, exact in an FP32 accumulator in any order up to K = 2^20. peaked: see
-// plant_targets. extreme: see plant_extremes. wide: as random, each floating element times its own
-// 2^-n, n in [0, 12] at random: sums that round more often. Upstream gradients are ones with GradMode::ones; otherwise
-// integers in mode integer, else normals.
+// Modes:
+//   random    by Fill
+//   constant  floating inputs are constant_value + 0.01 * their position in the pass; ids are token_value modulo the
+//             extent
+//   integer   floating inputs, weights included, are integers in [-4, 4]. A dot product of K terms is at most 16 K, so
+//             an FP32 accumulator is exact in any order up to K = 2^20.
+//   peaked    see plant_targets
+//   extreme   see plant_extremes
+//   wide      as random, with each floating element times its own 2^-n, n random in [0, 12]: sums that round more often
+// Upstream gradients are ones with GradMode::ones; otherwise integers in mode integer, normals in all other modes.
 #include "case/inputs.hpp"
 
 #include <algorithm>
@@ -21,7 +25,7 @@
 namespace checkop {
 namespace {
 
-/// Elements that a thread takes at a time.
+/// Elements per task.
 constexpr int64_t kChunk = 64 * kDrawBuffer;
 constexpr int64_t kRowsOfATask = 16;
 constexpr int kLargestInteger = 4;
@@ -48,10 +52,10 @@ void fill_constant(Tensor& tensor, double value, unsigned threads) {
   fill(tensor, threads, [value](int64_t, double* out, int64_t n) { std::fill_n(out, n, value); });
 }
 
-/// Rows whose ids are set: both ends of the vocabulary, then both sides of common tile widths. -1 stands for V - 1.
+/// Planted ids: both ends of the vocabulary, then both sides of common tile widths. -1 stands for V - 1.
 constexpr int64_t kEdgeIds[] = {-1, 0, 127, 128, 255, 256, 1023, 1024, 4095, 4096};
 
-/// ids[r] is an edge for the first rows, whatever the number of rows; an edge that V does not reach stays random.
+/// Plants kEdgeIds in the first rows, for any number of rows. Where an edge id is beyond V, the random id stays.
 void fill_ids(const Case& c, const Stream& stream, int64_t extent, Tensor& ids) {
   const size_t size = info(ids.dtype).bytes;
   const int64_t constant = (c.token_value % extent + extent) % extent;
@@ -63,7 +67,7 @@ void fill_ids(const Case& c, const Stream& stream, int64_t extent, Tensor& ids) 
   }
 }
 
-/// Element 0 of the tensor is kept, so that a mask of one element masks nothing; mode constant keeps all.
+/// Element 0 always keeps, so that a mask of one element masks nothing. In mode constant every element keeps.
 void fill_mask(const Case& c, const Stream& stream, Tensor& mask) {
   for (int64_t i = 0; i < mask.count(); ++i) {
     const double drawn = stream.uniform(static_cast<uint64_t>(i));
@@ -109,7 +113,7 @@ void fill_tensor(const Case& c, const TensorSpec& spec, size_t position, unsigne
   });
 }
 
-/// Index of the present input that `wanted` picks, or nullopt.
+/// Index of the first present input that satisfies `wanted`, or nullopt.
 template <typename Wanted>
 std::optional<size_t> find_input(const Case& c, const Wanted& wanted) {
   for (size_t i = 0; i < c.pass->inputs.size(); ++i) {
@@ -118,8 +122,9 @@ std::optional<size_t> find_input(const Case& c, const Wanted& wanted) {
   return std::nullopt;
 }
 
-/// Sets row `row` of `hidden` to n + alpha * w / |w|, n its standard normals, w the stored weight row of its target,
-/// with alpha so that the row's product with w is `target`. Sums run from the first column to the last.
+/// Sets row `row` of `hidden` to n + alpha * w / |w|, where n is its standard normals and w is the stored weight row of
+/// its target. alpha is chosen so that the row's product with w is `target`. Sums run from the first column to the
+/// last.
 void align_hidden(const Stream& stream, int64_t row, const Tensor& weight, int64_t id, double target, Tensor& hidden) {
   const auto columns = static_cast<size_t>(weight.shape.back());
   const size_t weight_row_bytes = columns * info(weight.dtype).bytes, row_bytes = columns * info(hidden.dtype).bytes;
@@ -137,11 +142,11 @@ void align_hidden(const Stream& stream, int64_t row, const Tensor& weight, int64
 }
 
 /// Mode peaked: in about 70 % of the rows the target's probability becomes about 0.9.
-/// The other V - 1 logits are near N(0, s), whose exponentials sum to about (V - 1) exp(s / 2), so a target logit of
-/// A + s / 2 with A = log(9 (V - 1)) has odds of nine to one. Where logits are an input (s = 1) the target's is set.
-/// Where they are hidden * weight^T + bias the hidden row is turned towards the target's weight row (align_hidden);
-/// s = 1 + A^2 / H for the alignment's share in the other logits, plus 1 if there is a bias, whose own value at the
-/// target is taken off. That holds for H well above A^2. Passes without either pair of inputs stay random.
+/// The other V - 1 logits are near N(0, s), and their exponentials sum to about (V - 1) exp(s / 2). So a target logit
+/// of A + s / 2 with A = log(9 (V - 1)) has odds of nine to one. If logits are an input (s = 1), the target's logit is
+/// set. If logits are hidden * weight^T + bias, the hidden row is turned towards the target's weight row
+/// (align_hidden). Then s = 1 + A^2 / H, because the alignment changes the other logits too, plus 1 for a bias, whose
+/// value at the target is subtracted. This holds for H well above A^2. Passes with neither kind of inputs stay random.
 void plant_targets(const Case& c, unsigned threads, std::vector<Tensor>& tensors) {
   const auto specs = c.pass->inputs;
   const auto ids_at = find_input(c, [](const TensorSpec& spec) { return spec.fill == Fill::ids; });
@@ -186,9 +191,9 @@ void plant_targets(const Case& c, unsigned threads, std::vector<Tensor>& tensors
   });
 }
 
-/// Mode extreme: logits as trained models and broken ones have them, six kinds in turn by the row:
-///   10^4 more; 10^4 less; all equal; -inf in about half of the columns, the same in every tensor, never the target's;
-///   the largest by far in the first column; in the last.
+/// Mode extreme: logits as trained and broken models have them, in six kinds that alternate by row:
+///   10^4 added; 10^4 subtracted; all equal; -inf in about half of the columns (the same columns in every tensor, never
+///   the target's); the first column by far the largest; the last column by far the largest.
 void plant_extremes(const Case& c, unsigned threads, std::vector<Tensor>& tensors) {
   constexpr double kOffset = 1e4, kFarAbove = 80;
   const auto ids_at = find_input(c, [](const TensorSpec& spec) { return spec.fill == Fill::ids; });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Case -> input tensors. Every element is a function of (seed, operator, tensor name, index) alone.
+// Creates the tensors of a case. Every input element depends only on (seed, operator, tensor name, index).
 #pragma once
 
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace checkop {
 
-/// The inputs of `c.pass` in its order; an absent optional input is a Tensor with an empty name.
-/// The bytes do not depend on `threads`; row r of a per-row tensor does not depend on the number of rows.
+/// The inputs of `c.pass` in its order; an absent optional input is a Tensor with an empty name. The bytes do not
+/// depend on `threads`; row r of a per-row tensor does not depend on the number of rows.
 std::vector<Tensor> make_inputs(const Case& c, unsigned threads);
 
-/// Room for the outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
+/// Zero-filled outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
 std::vector<Tensor> make_outputs(const Case& c);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cases/models.json and the "presets" of case files.
+// Reads cases/models.json and the "presets" of case files.
 #include "case/preset.hpp"
 
 #include <fmt/format.h>
@@ -14,11 +14,11 @@
 namespace checkop {
 namespace {
 
-constexpr int64_t kMaxField = 1'000'000'000;  // of a field of a model
+constexpr int64_t kMaxField = 1'000'000'000;  // largest field of a model
 
 bool is_fraction(const std::string& field) { return field == "eps" || field == "theta"; }
 
-/// An extent of fields, or for an attribute one field.
+/// Parses a formula: for a dimension an extent made of fields, for an attribute one field.
 std::string parse_formula(const JsonValue& value, bool of_dim) {
   std::string formula = value.sentence();
   std::erase(formula, ' ');
@@ -64,7 +64,7 @@ bool has_fields(const Preset& preset, const PresetMapping& mapping) {
   });
 }
 
-/// A dimension that is named like a field is that field.
+/// Maps each unmapped dimension that has the name of a field to this field.
 void add_dims_named_like_fields(const Operator& op, PresetMapping& mapping) {
   const auto& fields = preset_fields();
   for (const std::string_view dim : dims_of(op)) {
@@ -73,7 +73,7 @@ void add_dims_named_like_fields(const Operator& op, PresetMapping& mapping) {
   }
 }
 
-/// "presets": "matmul" stands for what cases/matmul.json has under "presets".
+/// Resolves "presets": "matmul" to the "presets" of cases/matmul.json.
 JsonValue mappings_of_another(const Operator& op, const JsonValue& name) {
   const Operator* other = find_operator(name.string());
   if (other == nullptr || other == &op) name.fail("a list of mappings, or another operator that has one");

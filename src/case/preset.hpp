@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Presets: the sizes of published models, and what an operator's sizes are in terms of them.
-//   cases/models.json   {"format": "check_operator/models-1", "models": {"qwen3-8b": {"hidden": 4096, ..., "source":
-//   [...]}}} cases/<op>.json     "presets": [{"k_dim": "hidden", "n_dim": "2*inter"}, ...], or the name of an operator
-//   with the same
-// An operator without "presets" takes each dimension that is named like a field from that field.
+// Presets: the sizes of published models, and an operator's sizes in terms of them.
+//   cases/models.json  {"format": "check_operator/models-1",
+//                       "models": {"qwen3-8b": {"hidden": 4096, ..., "source": [...]}}}
+//   cases/<op>.json    "presets": [{"k_dim": "hidden", "n_dim": "2*inter"}, ...], or the name of an operator whose
+//                      "presets" to use
+// Without "presets", each dimension that has the name of a field takes this field's value.
 #pragma once
 
 #include <map>
@@ -19,40 +20,40 @@ namespace checkop {
 
 struct Preset {
   std::string name;
-  std::map<std::string, double, std::less<>>
-      fields;                ///< "hidden", "vocab", "eps", ...; what the model lacks is missing
-  std::optional<bool> tied;  ///< whether lm_head is the embedding
+  std::map<std::string, double, std::less<>> fields;  ///< "hidden", "vocab", "eps", ...; only fields that the model has
+  std::optional<bool> tied;                           ///< whether lm_head shares the embedding's weight
 };
 
-/// The names of a preset's fields, in the order in which they are shown.
+/// The names of a preset's fields, in display order.
 const std::vector<std::string>& preset_fields();
-/// Throws InputError with file and path for anything but known fields with positive numbers and a source.
+/// Reads models. Throws InputError with file and path unless every model has only known fields with positive numbers,
+/// and a source.
 std::vector<Preset> parse_models(const JsonValue& root);
-/// Those of the shipped cases/models.json.
+/// The models of the shipped cases/models.json.
 const std::vector<Preset>& shipped_models();
-/// Presets by name; "all" is every one. Throws InputError with a suggestion for an unknown name.
+/// Presets by name; "all" selects every preset. Throws InputError with a suggestion for an unknown name.
 std::vector<Preset> parse_presets(const std::string& where, const std::vector<std::string>& names);
 
-/// What dimensions and attributes of an operator are: dimensions extents in terms of fields,
-/// "q_heads*head_dim+2*inter", attributes one field. One operator may have several: the projections of a layer.
+/// Formulas for an operator's dimensions and attributes: for a dimension an extent in terms of fields,
+/// "q_heads*head_dim+2*inter", for an attribute one field. An operator may have several mappings, such as one for each
+/// projection of a layer.
 using PresetMapping = std::map<std::string, std::string, std::less<>>;
 
-/// The mappings of `op` in `root`, a case file; without "presets" there, the fields named like dimensions.
-/// Throws InputError for a name that `op` lacks and a formula of unknown fields.
+/// The mappings of `op` in the case file `root`. Without "presets" there, dimensions take the fields of the same name.
+/// Throws InputError for a name that `op` lacks and for a formula with unknown fields.
 std::vector<PresetMapping> parse_mappings(const Operator& op, const JsonValue& root);
-/// As the shipped cases/<op>.json has them.
+/// The mappings of the shipped cases/<op>.json.
 std::vector<PresetMapping> shipped_mappings(const Operator& op);
 
-/// Sizes and attributes that a model gives an operator.
+/// Sizes and attributes that one model gives an operator.
 struct PresetSizes {
   std::map<std::string, int64_t, std::less<>> dims;
   std::map<std::string, double, std::less<>> attrs;
   bool operator==(const PresetSizes&) const = default;
 };
 
-/// What `presets` give `op`, each set of sizes once; a mapping is left out where the model lacks a field of it. `where`
-/// names the flag or entry. When nothing is left, the answer is empty, or an InputError when the operator is
-/// `required`.
+/// The distinct sizes that `presets` give `op`. Skips a mapping when the model lacks one of its fields. `where` names
+/// the flag or entry. When no sizes result: returns an empty list, or throws InputError if the operator is `required`.
 std::vector<PresetSizes> sizes_of(const std::string& where, const Operator& op, const std::vector<Preset>& presets,
                                   const std::vector<PresetMapping>& mappings, bool required);
 

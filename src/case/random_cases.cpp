@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seed -> sizes -> cases; what does not fit together is drawn again.
+// Draws cases of random sizes; draws again when sizes do not fit together.
 #include "case/random_cases.hpp"
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace checkop {
 namespace {
 
-constexpr int kMostDraws = 10000;    // of one case
-constexpr int64_t kMostSize = 8192;  // of one extent
+constexpr int kMostDraws = 10000;    // most draws for one case
+constexpr int64_t kMostSize = 8192;  // largest extent
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr uint64_t kSeeds = uint64_t{1} << 31;
 
@@ -51,13 +51,13 @@ class Draw {
   Draw(const Sweep& sweep, uint64_t seed)
       : sweep_(sweep), dims_(dims_of(*sweep.op)), stream_(Stream::derive(seed, sweep.op->name, "cases")) {
     const auto drawn = std::count_if(dims_.begin(), dims_.end(), [&](std::string_view dim) { return is_drawn(dim); });
-    // Half as many on average: all of them together then span as much as they may.
+    // The average is half of this, so that the product of all extents stays near its limit.
     const double most =
         2 * std::log2(static_cast<double>(kMostSpanned)) / static_cast<double>(std::max<int64_t>(drawn, 1));
     digits_ = std::min(std::log2(static_cast<double>(kMostSize)), most);
   }
 
-  /// A sweep of one case, which may turn out to be none.
+  /// Draws a sweep of one case; the case may turn out invalid.
   Sweep one() {
     Sweep one = sweep_;
     one.passes = {any_of(sweep_.passes)};
@@ -68,7 +68,7 @@ class Draw {
     std::vector<int64_t> sizes;
     for (const std::string_view dim : dims_) {
       if (is_drawn(dim)) {
-        // Some are equal: there are operators that want that, and kernels that take one for the other.
+        // Repeat a size now and then: some operators need equal sizes, and some kernels confuse two dimensions.
         sizes.push_back(!sizes.empty() && below(4) == 0 ? any_of(sizes) : size());
         one.dims[std::string(dim)] = {sizes.back()};
       }
@@ -83,7 +83,7 @@ class Draw {
   }
 
  private:
-  /// The number of ranks is a property of the machine.
+  /// The number of ranks depends on the machine, so it is never drawn.
   bool is_drawn(std::string_view dim) const { return dim != kWorldSize && !sweep_.dims.contains(dim); }
 
   uint64_t below(uint64_t bound) { return stream_.below(next_++, bound); }
@@ -97,7 +97,7 @@ class Draw {
     const double digits = digits_ * stream_.uniform(next_++);
     const auto size = static_cast<int64_t>(std::exp2(digits));
     const int64_t step = int64_t{8} << below(6);
-    const auto beside = static_cast<int64_t>(below(4)) / 2 + static_cast<int64_t>(below(2)) - 1;  // -1 to 1, 0 most
+    const auto beside = static_cast<int64_t>(below(4)) / 2 + static_cast<int64_t>(below(2)) - 1;  // -1 to 1, often 0
     if (below(2) == 0 || size < step) return size;
     return std::max<int64_t>(1, size / step * step + beside);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases of random sizes: what a list of edges that somebody thought of leaves out.
+// Cases of random sizes: they cover what a hand-written list of edge cases misses.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace checkop {
 
-/// What a random case's extents may come to, multiplied: a gold takes well under a second.
+/// Limit on the product of a random case's extents: its gold takes well under a second.
 inline constexpr int64_t kMostSpanned = int64_t{1} << 30;
 /// Of one run, of all operators together: their checks take about 2 KiB each.
 inline constexpr int64_t kMostRandomCases = 2'000'000;
 
-/// Appends `count` cases of the sweep's operator. Each has one of the sweep's passes, dtypes, sets of optional inputs
-/// and values of the sizes that are given, every other size drawn, and data of its own. A size is as likely to have 2
-/// digits as 3 in base 2; many are equal to another one of the case, or lie at a multiple of 8 to 256 or one beside it.
-/// The same `seed` draws the same cases, but for machines whose exp2() differ. Throws InputError when ten
-/// thousand draws in a row make no case: the last one's reason.
+/// Appends `count` cases of the sweep's operator. Each case has one of the sweep's passes, dtypes, sets of optional
+/// inputs and given sizes; all other sizes are drawn, and so are the seeds. A size's number of binary digits is
+/// distributed uniformly; many sizes equal another size of the case, or lie at or next to a multiple of 8 to 256. The
+/// same `seed` draws the same cases, except on machines with a different exp2(). Throws the last
+/// draw's InputError when ten thousand draws in a row give no valid case.
 void draw_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows for the gold: those where kernels go wrong first, then random ones.
+// Chooses the rows for the gold: first the rows where kernels tend to fail, then random ones.
 #include "case/sampling.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kTiles[] = {256, 128, 64, 16};
 
-/// Collects rows in [0, total) until there are `most`.
+/// Collects up to `most` rows in [0, total).
 class Chosen {
  public:
   Chosen(int64_t total, int64_t most) : total_(total), most_(most) {}
@@ -24,7 +24,7 @@ class Chosen {
     if (!full() && row >= 0 && row < total_) rows_.insert(row);
   }
   void add_pair(int64_t edge) { add(edge - 1), add(edge); }
-  /// Some of `rows`, evenly spread, for at most a quarter of what is wanted.
+  /// Adds some of `rows`, evenly spread: at most a quarter of `most`.
   void add_some(const std::vector<int64_t>& rows) {
     const int64_t quarter = std::max<int64_t>(1, most_ / 4), n = std::min(quarter, std::ssize(rows));
     for (int64_t i = 0; i < n; ++i) add(rows[static_cast<size_t>(i * std::ssize(rows) / n)]);
@@ -50,8 +50,8 @@ bool selects_nothing(const Case& c, const TensorSpec& spec, int64_t id) {
   return false;
 }
 
-/// Rows next to a row of another kind: masked and not masked, ignored and not ignored. `spec` is an input with one
-/// element per row of an output.
+/// Rows whose neighbour is of the other kind: masked and not masked, ignored and not ignored. `spec` is an input with
+/// one element per row of an output.
 std::vector<int64_t> edges_of_kind(const Case& c, const TensorSpec& spec, const Tensor& tensor) {
   std::vector<int64_t> edges;
   bool before = false;
@@ -105,7 +105,7 @@ double gold_work(const Case& c) {
 }
 
 std::string row_group(const Case& c, const TensorSpec& spec) {
-  // "+" can't stand in a dimension's name.
+  // No dimension name contains "+".
   if (is_per_row(*c.op, spec)) return "+rows";
   return spec.dims.empty() ? "" : std::string(split_dims(spec.dims).front());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounds of ranks' parts, and what can be wrong with them.
+// Computes and validates the bounds of the ranks' tensor-parallel parts.
 #include "case/shards.hpp"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace {
 
 int64_t total_of(const Case& c) { return extent_of(c, c.op->sharded_dim); }
 
-/// Throws InputError unless the attribute is 0 or a number of segments that leaves one to every rank.
+/// Throws InputError unless canonical_segments is 0 or leaves at least one segment to every rank.
 void validate_segments(const Case& c) {
   for (size_t i = 0; i < c.attrs.size(); ++i) {
     const double segments = c.attrs[i];
@@ -46,7 +46,7 @@ void validate_bounds(const Case& c) {
   }
   for (size_t r = 0; r + 1 < bounds.size(); ++r) {
     if (bounds[r] < bounds[r + 1]) continue;
-    refuse(fmt::format("{}: rank {} would hold nothing", given, r), "let the bounds ascend");
+    refuse(fmt::format("{}: rank {} would be empty", given, r), "make the bounds strictly increasing");
   }
   if (canonical_segments(c) == 0) return;
   const std::vector<int64_t> segments = even_bounds(total, canonical_segments(c));
@@ -122,7 +122,7 @@ void validate_shards(const Case& c) {
     throw InputError("--world-size", fmt::format("{} ranks", ranks), fmt::format("at most {} are run", kMostRanks));
   if (ranks > total) {
     throw InputError("--world-size",
-                     fmt::format("{} ranks share a {} of {}: one would hold nothing", ranks, c.op->sharded_dim, total),
+                     fmt::format("{} ranks for a {} of {}: one would be empty", ranks, c.op->sharded_dim, total),
                      "give no more ranks than that");
   }
   validate_segments(c);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a case that tensor-parallel ranks hold: which there are, and which elements of a tensor each has.
+// The tensor-parallel parts of a case: their bounds, and the elements of a tensor in each part.
 #pragma once
 
 #include <cstdint>
@@ -9,44 +9,44 @@
 
 namespace checkop {
 
-/// More ranks than one machine has.
+/// Most ranks of a case; no single machine has more devices.
 inline constexpr int64_t kMostRanks = 64;
 
-/// The attribute of sharded operators that cuts the sharded dimension into parts that do not depend on the ranks.
+/// The attribute of sharded operators that cuts the sharded dimension into segments independent of the number of ranks.
 inline constexpr std::string_view kCanonicalSegments = "canonical_segments";
 
-/// Whether the case's operator is one that ranks share.
+/// Whether the case's operator is tensor-parallel.
 bool is_sharded(const Case& c);
-/// Whether each rank holds a part of that tensor alone.
+/// Whether each rank holds only a part of this tensor.
 bool is_sharded(const Case& c, const TensorSpec& spec);
 
 int64_t world_size(const Case& c);  ///< 1 unless is_sharded()
 
-/// 0 = bounds[0] < ... < bounds[parts] = total: parts of nearly equal length, longer ones first.
+/// Bounds 0 = bounds[0] < ... < bounds[parts] = total of parts of nearly equal length, longer ones first.
 std::vector<int64_t> even_bounds(int64_t total, int64_t parts);
 
-/// The number of canonical segments; 0 where the sums may depend on the ranks.
+/// The number of canonical segments; 0: sums may depend on the number of ranks.
 int64_t canonical_segments(const Case& c);
 
-/// Whether bits must not depend on the number of ranks, and there are enough to tell: two sums commute, so that fewer
-/// than four ranks add up in few orders.
+/// Whether bits must not depend on the number of ranks, and there are enough ranks to detect it: two-term sums commute,
+/// so fewer than four ranks can add in few orders.
 bool compares_ranks(const Case& c);
 
-/// Rank r holds [bounds[r], bounds[r + 1]) of the sharded dimension. Unless the case gives them: even_bounds(); with
-/// canonical segments those of even_bounds(total, segments), of which rank r gets [r*segments/ranks, (r+1)*segments/
-/// ranks). Empty unless is_sharded().
+/// Rank r holds [bounds[r], bounds[r + 1]) of the sharded dimension. If the case gives no bounds: even_bounds(); with
+/// canonical segments, rank r gets segments [r*segments/ranks, (r+1)*segments/ranks) of even_bounds(total, segments).
+/// Empty unless is_sharded().
 std::vector<int64_t> shard_bounds(const Case& c);
 
-/// The case with the extents that rank `rank` sees.
+/// The case with the extents of rank `rank`.
 Case rank_case(const Case& c, int64_t rank);
 
-/// A sharded tensor as [outer, extent, inner]: the middle is what ranks share. One that is not sharded: [1, 1, all].
+/// A sharded tensor as [outer, extent, inner], with `extent` divided over the ranks; [1, 1, all] for any other tensor.
 struct ShardView {
   int64_t outer, extent, inner;
 };
 ShardView shard_view(const Case& c, const TensorSpec& spec);
 
-/// Throws InputError for ranks that would hold nothing, and for bounds that do not tile the sharded dimension.
+/// Throws InputError for a rank that would be empty, and for bounds that do not tile the sharded dimension.
 void validate_shards(const Case& c);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of names and sizes -> cases.
+// Expands lists of names and sizes to cases.
 #include "case/sweep.hpp"
 
 #include <fmt/format.h>
@@ -59,7 +59,7 @@ std::vector<std::string> names_of(const Range& range, Name name) {
                    fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(known, ", ")));
 }
 
-/// The presets without what the sweep sets itself; one empty setting when there are none.
+/// The distinct presets without the sizes that the sweep sets itself; one empty setting without presets.
 std::vector<PresetSizes> distinct_settings(const Sweep& sweep) {
   std::vector<PresetSizes> settings;
   for (PresetSizes setting : sweep.presets) {
@@ -71,7 +71,7 @@ std::vector<PresetSizes> distinct_settings(const Sweep& sweep) {
   return settings;
 }
 
-/// Of `settings`, what the pass has, each once.
+/// The distinct `settings`, restricted to the pass's optional inputs.
 std::vector<std::set<std::string, std::less<>>> settings_of(
     const Pass& pass, const std::vector<std::set<std::string, std::less<>>>& settings) {
   std::vector<std::set<std::string, std::less<>>> own;
@@ -98,7 +98,7 @@ void refuse_too_many(const Sweep& sweep, size_t n_settings, size_t n_before) {
   }
 }
 
-/// Every combination of sizes under one preset.
+/// Appends every combination of sizes for one preset.
 void append_sized(const Sweep& sweep, const PresetSizes& setting, std::vector<Case>& cases) {
   std::vector<Case> sized{sweep.data};
   sized.front().op = sweep.op;

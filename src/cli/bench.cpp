@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator bench: cases x candidates -> interleaved timings -> records.
+// check_operator bench: times the candidates of each case in turns and prints records.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -35,8 +35,8 @@ bool has_constant_inputs(const Case& c) {
   return c.input_mode == InputMode::constant || (upstream && c.grad_mode == GradMode::ones);
 }
 
-/// The selected checks by case. Cases of files that have constant inputs are left out; flags that ask for them are
-/// refused.
+/// The selected checks by case. Throws InputError if flags request constant inputs; skips cases from files that have
+/// them, and counts these in `left_out`.
 std::vector<Group> group_by_case(const Selection& selection, const Options& options, size_t& left_out) {
   const bool files = options.run.has("--cases") || options.run.has("--suite");
   std::vector<Group> groups;
@@ -66,7 +66,7 @@ std::vector<Group> group_by_case(const Selection& selection, const Options& opti
   return groups;
 }
 
-/// One worker for all candidates of a device, since those of a case share a process.
+/// The plugins of all candidates of a device: they need one worker, because the candidates of a case share a process.
 std::vector<std::string> plugins_on(const std::string& device, const std::vector<Group>& groups) {
   std::set<std::string> paths;
   for (const Group& group : groups) {
@@ -82,7 +82,7 @@ std::string new_run_id() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-/// matmul at a size where cuBLAS is at its best.
+/// matmul at a size where cuBLAS is fastest.
 Case ceiling_case() {
   constexpr int64_t kSide = 8192;
   Case c;
@@ -93,7 +93,7 @@ Case ceiling_case() {
   return c;
 }
 
-/// Runs groups on one device, with the ceilings of the process that runs them.
+/// Times groups on one device, and measures peak rates in the same process.
 class Bench {
  public:
   Bench(const Options& options, std::string device, std::vector<std::string> plugins)
@@ -112,7 +112,7 @@ class Bench {
   BenchResult time(const std::vector<std::string>& names, const Case& c, const std::vector<Tensor>& inputs) {
     const std::chrono::seconds limit(options_.run.timeout_s);
     BenchResult result = worker_->bench(names, c, inputs, plan_, limit);
-    // The next case has a new process, whose ceilings are not known.
+    // The next case runs in a new process, for which cuBLAS was not timed yet.
     if (result.status == RunStatus::crashed || result.status == RunStatus::timeout) cublas_.reset();
     return result;
   }
@@ -123,10 +123,10 @@ class Bench {
   std::vector<std::string> plugins_;
   BenchPlan plan_;
   std::optional<Worker> worker_;
-  std::optional<BenchRun> cublas_;  ///< of ceiling_case(); not ok where cuBLAS is not there
+  std::optional<BenchRun> cublas_;  ///< of ceiling_case(); not ok if cuBLAS is unavailable
 };
 
-/// cuBLAS at ceiling_case(), timed once a process.
+/// cuBLAS at ceiling_case(), timed once per process.
 const BenchRun& Bench::cublas_ceiling() {
   if (cublas_) return *cublas_;
   cublas_.emplace();
@@ -141,7 +141,7 @@ const BenchRun& Bench::cublas_ceiling() {
     try {
       worker_.emplace(WorkerConfig{more, device_});
       plugins_ = more;
-    } catch (const InputError&) {  // the library is not on this machine
+    } catch (const InputError&) {  // the cuBLAS library is not on this machine
       worker_.emplace(WorkerConfig{plugins_, device_});
       return *cublas_;
     }
@@ -274,7 +274,7 @@ int bench_command(const Options& options) {
   const auto flush = [&] {
     if (!options.run.json_file.empty()) write_file(options.run.json_file, lines);
   };
-  flush();  // a path that can't be written is found before the work
+  flush();  // finds an unwritable path before the work
   std::vector<Verdict> verdicts;
   std::optional<Bench> bench;
   for (const Group& group : groups) {

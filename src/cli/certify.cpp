@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator certify and verify: what was seen of invariance and determinism, written down, and seen again.
+// check_operator certify and verify: writes results on invariance and determinism to a file, and compares new results.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -20,20 +20,21 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// What the checks of invariance and determinism see.
+/// The results of the invariance and determinism checks.
 struct Seen {
-  Json content;   ///< of a certificate; null unless all passed
-  Report report;  ///< with every record
+  Json content;   ///< of a certificate; null unless all checks passed
+  Report report;  ///< has all records
 };
 
-/// The run asks for these two by name, so that all axes are looked at.
+/// Requests both checks by name, so that they cover all axes.
 RunOptions certifying(RunOptions run) {
   run.checks = {"invariance", "determinism"};
   run.given.insert("--check");
   return run;
 }
 
-/// A case without rows has no bits: nothing is said of it. One that had no room was not asked.
+/// Whether the check allows a certificate. A case without rows has no bits and is fine; a case that did not fit into
+/// memory is not.
 bool holds(const CaseRecord& record) {
   return record.judgment.verdict == Verdict::pass ||
          (record.judgment.verdict == Verdict::skipped && record.run.status == RunStatus::ok);
@@ -69,7 +70,7 @@ Seen look(const RunOptions& run, Selection selection) {
   return seen;
 }
 
-/// Why there is no certificate, and the exit code of that.
+/// Prints why there is no certificate, and returns the exit code.
 int refuse(const Seen& seen) {
   for (const CaseRecord& record : seen.report.records) {
     if (holds(record)) continue;
@@ -99,7 +100,7 @@ void tell(const Json& content) {
 
 Json load(const std::string& path) { return unseal(read_text_file(path, "a certificate"), path); }
 
-/// The checks that made the certificate, as flags of this program would.
+/// The checks that made the certificate, from the flags that it contains.
 Selection checks_of(const Json& content, const RunOptions& run) {
   Selection selection;
   for (const Json& entry : content.at("entries")) {

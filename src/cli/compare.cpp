@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator compare: the tensors of one file against those of another, as a class of a contract judges them.
+// check_operator compare: compares the tensors of two files under one class of a contract.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -19,14 +19,14 @@
 namespace checkop {
 namespace {
 
-/// One tensor of the gold's file and what it is compared with.
+/// One tensor of the gold file and its counterpart.
 struct Pair {
-  std::unique_ptr<GivenOperator> op;      ///< whose output it is, by the name of the tensor
+  std::unique_ptr<GivenOperator> op;      ///< an operator whose only output is this tensor
   const SafetensorsEntry* got = nullptr;  ///< nullptr: missing
-  std::string mismatch;                   ///< why the two can't be compared; "" when they can
+  std::string mismatch;                   ///< why the tensors can't be compared; "" if they can
 };
 
-/// Numbers of any precision are compared with each other, integers with those of their own dtype.
+/// Floating-point tensors of any precision are comparable; integers only with the same dtype.
 bool are_comparable(DType a, DType b) { return a == b || (info(a).is_float && info(b).is_float); }
 
 class Comparer {
@@ -48,7 +48,7 @@ class Comparer {
 
   const std::vector<Pair>& pairs() const { return pairs_; }
 
-  /// Tensors that nothing says what they should be.
+  /// Sentences about tensors without gold.
   std::vector<std::string> left_over() const {
     std::vector<std::string> sentences;
     for (const SafetensorsEntry& entry : got_.entries()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator contract calibrate: how far candidates stay inside the limits of a contract. It writes no file: a
-// limit is changed by hand, alone and with its reason.
+// check_operator contract calibrate: how far candidates stay within the limits of a contract. Writes no file: limits
+// are changed by hand, one at a time, with a reason.
 #include <fmt/format.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator contract diff: in what two contracts differ on cases, and which verdicts that changes.
+// check_operator contract diff: how two contracts differ on cases, and which verdicts change.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,14 +17,14 @@ namespace checkop {
 namespace {
 
 struct Place {
-  std::string output;  ///< "logp/backward dlogits"; of what holds for a case as a whole, "logp/backward"
+  std::string output;  ///< "logp/backward dlogits"; for a property of the whole case "logp/backward"
   std::string case_name, subject;
 };
 
-/// Where the same change is found.
+/// All places with the same change.
 struct Places {
   std::set<std::string> outputs, subjects;
-  std::set<std::pair<std::string, std::string>> seen;  ///< output and case
+  std::set<std::pair<std::string, std::string>> seen;  ///< (output, case)
   Place first;
 
   void add(const Place& place) {
@@ -43,7 +43,7 @@ struct SubjectName {
   }
 };
 
-/// Those that flags name; else all that the contracts treat each in a way of their own.
+/// The subjects named by flags; otherwise all that at least one contract treats specially.
 std::vector<SubjectName> subjects_of(const RunOptions& options, const Contract& a, const Contract& b) {
   const bool chosen = options.has("--arch-key") && options.arch_key != "auto";
   const std::vector<std::string> archs = !chosen                      ? archs_named(a, b)
@@ -78,7 +78,7 @@ Changes changes_of(const Contract& a, const Contract& b, const std::vector<Case>
   return all;
 }
 
-/// Many names would hide the rest of the line.
+/// At most four names, so that the rest of the line stays visible.
 std::string shortened(const std::set<std::string>& names) {
   constexpr size_t kShown = 4;
   std::vector<std::string> shown(names.begin(),
@@ -96,7 +96,7 @@ void print_changes(const Changes& changes, size_t n_subjects) {
   }
 }
 
-/// Runs the candidates once and prints the checks whose verdict depends on the contract.
+/// Runs the candidates once and prints the checks whose verdicts differ between the contracts.
 class Verdicts {
  public:
   Verdicts(const Contract& a, const Contract& b) : a_(a), b_(b) {}
@@ -136,7 +136,7 @@ class Verdicts {
   bool ran_all_ = true;
 };
 
-/// Controls and faults that one of the contracts rejects and the other does not; gives their number.
+/// Prints controls and faults that only one of the contracts rejects; returns their number.
 int64_t compare_mutants(const RunOptions& options, const Contract& a, const Contract& b,
                         const std::vector<Case>& cases) {
   std::vector<std::vector<Trial>> by_a(cases.size()), by_b(cases.size());

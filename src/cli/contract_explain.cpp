@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator contract explain: the gates of every output of the chosen cases, and where each number came from.
+// check_operator contract explain: the gates of every output of the chosen cases, and the source of each number.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-/// Who is asked about: nobody looks at a device.
+/// The architecture and candidate to explain; no device is opened.
 struct Asked {
   std::string arch_key, candidate;
   Subject subject() const { return {arch_key, candidate}; }
@@ -67,7 +67,7 @@ std::string demands_text(const Demands& demands) {
   return demands.determinism ? "determinism" : demands.batch_invariance ? "batch invariance" : "nothing of its bits";
 }
 
-/// What follows from the numbers for this output; "" for metrics of the whole output.
+/// The bound computed from the gate's numbers for this output; "" for metrics of the whole output.
 std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
   const PreparedGate prepared(gate, output.dtype, output.terms);
   const std::string_view arithmetic = info(output.dtype == DType::f64 ? DType::f64 : DType::f32).name;
@@ -107,7 +107,7 @@ void print_output(const Contract& contract, const ExplainedOutput& output) {
   for (const std::string& line : gates.withheld) fmt::print("    withheld    {}: {}\n", contract.path(), line);
 }
 
-/// The reasons behind what was printed, each once.
+/// Prints the reasons for the printed numbers, each once.
 void print_reasons(const std::map<std::string, std::string>& reasons) {
   for (const auto& [path, reason] : reasons) fmt::print("{}: {}\n", path, reason);
 }

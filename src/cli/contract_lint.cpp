@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator contract lint: what is wrong with contracts, before anything is judged by them.
+// check_operator contract lint: finds mistakes in contracts before they are used.
 #include <fmt/format.h>
 
 #include <map>
@@ -16,10 +16,10 @@
 namespace checkop {
 namespace {
 
-/// Rules that would accept a trivial answer in one of the cases: their limits are looser than the vacuity floor.
+/// Rules that would accept a trivial answer in a case: their limits are looser than the vacuity floor.
 std::vector<Finding> below_floor(const Contract& contract, const RunOptions& options) {
   const std::vector<Case> cases = select_cases(options);
-  std::map<std::tuple<std::string, std::string, Trivial>, std::set<std::string>> found;  // cases, by rule and answer
+  std::map<std::tuple<std::string, std::string, Trivial>, std::set<std::string>> found;  // cases by rule and answer
   for (const std::string& arch : archs_named(contract, contract)) {
     std::vector<std::vector<Vacuity>> of_case(cases.size());
     for_each_case(cases, thread_count(options), [&](size_t i, unsigned threads) {

@@ -29,24 +29,24 @@
 namespace checkop {
 namespace {
 
-/// One thing that was looked for.
+/// The result of looking for one thing.
 struct Diagnosed {
   std::string name = {}, value = {};  ///< "device cuda:0", "NVIDIA H200 (sm90), 132 SMs, 140.0 GiB"
   bool found = true;
-  bool needed = false;       ///< by this build: without it checks can't be made
-  std::string install = {};  ///< what gets it, where it is missing
+  bool needed = false;       ///< this build can't check without it
+  std::string install = {};  ///< how to get it, if it is missing
 };
 
 using Findings = std::vector<Diagnosed>;
 
 constexpr std::string_view kInstallDriver = "sudo apt-get install cuda-drivers, then restart";
 
-/// "580.95.05" from the kernel module; "" without one.
+/// The loaded kernel module's version, "580.95.05"; "" without one.
 std::string loaded_driver() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line;
   std::getline(file,
-               line);  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ...", or another order of words
+               line);  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  ..."; the word order varies
   return version_in(line);
 }
 
@@ -83,7 +83,7 @@ void look_at_devices(Findings& findings) {
   findings.insert(findings.end(), found.begin(), found.end());
 }
 
-/// NCCL is loaded and not linked: only what runs on several devices needs it.
+/// NCCL is loaded at run time, since only ranks on several devices need it.
 void look_at_nccl(Findings& findings) {
   Diagnosed nccl{"NCCL", "libnccl.so.2 is not found", false, false, "sudo apt-get install libnccl2"};
   if (void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) {
@@ -91,7 +91,7 @@ void look_at_nccl(Findings& findings) {
     int version = 0;
     auto* get = reinterpret_cast<GetVersion*>(dlsym(library, "ncclGetVersion"));
     nccl.found = get != nullptr && get(&version) == 0;
-    // 22703 is 2.27.3; before 2.9 it was 2804 for 2.8.4.
+    // 22703 means 2.27.3; before 2.9, 2804 meant 2.8.4.
     const int base = version >= 10000 ? 10000 : 1000;
     nccl.value = nccl.found ? fmt::format("{}.{}.{}", version / base, version % base / 100, version % 100)
                             : "libnccl.so.2 does not tell its version";
@@ -107,7 +107,7 @@ void look_at_sanitizer(Findings& findings) {
       {"compute-sanitizer", path.empty() ? "not found" : path, !path.empty(), false, std::string(kInstallSanitizer)});
 }
 
-/// Each in a process of its own: one that can't be loaded must not hide the others.
+/// Loads each plugin in its own process, so that one that can't be loaded does not hide the others.
 void look_at_plugin(const std::string& path, Findings& findings) {
   Diagnosed plugin{"plugin " + short_path(path), "", true, true, ""};
   try {
@@ -136,7 +136,7 @@ void look_at_plugins(const std::vector<std::string>& more, Findings& findings) {
   for (const std::string& path : paths) look_at_plugin(path, findings);
 }
 
-/// A file or folder that comes with the program. `describe` gets its path and says what is in it.
+/// A file or folder that is shipped with the program. `describe` gets its path and returns a summary of its content.
 void look_at_shipped(const std::string& name, const std::function<std::string(const std::string&)>& describe,
                      Findings& findings) {
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one symbol of libcheck_operator_gtest: the checker inside of somebody's test binary.
+// The only symbol of libcheck_operator_gtest: runs the checker inside a test binary.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -11,15 +11,14 @@
 #include "base/version.hpp"
 #include "cli/linked_checks.hpp"
 
-/// Documented in check_operator_gtest.h, which this file does not include, for it needs GoogleTest.
+/// Documented in check_operator_gtest.h. That header is not included here, because it needs GoogleTest.
 CHECKOP_EXPORT int check_operator_check_linked(const checkop_kernel* kernel, const char* const* arguments,
                                                int n_arguments, const char* test,
                                                void (*say)(void* context, const char* text), void* context) {
   namespace fs = std::filesystem;
   Dl_info library{};
   if (dladdr(reinterpret_cast<void*>(&check_operator_check_linked), &library) != 0 && library.dli_fname != nullptr) {
-    // What is shipped lies where the program would find it: in its folder, which for a build folder is the library's
-    // own.
+    // Shipped files are found relative to the program's folder. In a build folder, that is the library's own folder.
     std::error_code error;
     const fs::path here = fs::canonical(library.dli_fname, error).parent_path(),
                    program = here / checkop::kProgramFromLibrary;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator init: a plugin project for rms_norm, made of the templates of sdk/init/.
+// check_operator init: makes a plugin project for rms_norm from the templates in sdk/init/.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -40,7 +40,7 @@ std::string filled(const std::string& file, const Values& values) {
   return result;
 }
 
-/// A name is that of a file, a CMake target and a candidate that is not there yet.
+/// Throws InputError unless `name` can be a file, a CMake target and a new candidate.
 void require_name(const std::string& name) {
   constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", kMore = "0123456789_-";
   const bool is_word = !name.empty() && kLetters.find(name.front()) != std::string_view::npos &&
@@ -89,7 +89,7 @@ int init_command(const Options& options) {
                                                  {"README.md", "README.md.in"},
                                                  {"cases.json", "cases.json"},
                                                  {init.name + "." + suffix, "rms_norm." + suffix}};
-  std::map<std::string, std::string> texts;  // all are read before the first is written
+  std::map<std::string, std::string> texts;  // all templates are read before the first file is written
   for (const auto& [file, from] : files) texts[file] = filled(from, values);
   make_folder(init.folder);
   for (const auto& [file, text] : texts) write_file((fs::path(init.folder) / file).string(), text);

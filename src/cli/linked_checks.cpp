@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a kernel that is part of the running program.
+// Checks a kernel that is linked into the running program.
 #include "cli/linked_checks.hpp"
 
 #include <dlfcn.h>
@@ -23,7 +23,7 @@
 namespace checkop {
 namespace {
 
-/// A candidate's name made of any text: "ns::my_launch" -> "ns__my_launch".
+/// Makes a candidate name from any text: "ns::my_launch" -> "ns__my_launch".
 std::string candidate_name(const char* text) {
   std::string name = text == nullptr ? "" : text;
   for (char& c : name) {
@@ -34,7 +34,7 @@ std::string candidate_name(const char* text) {
   return begin == std::string::npos ? "launch" : name.substr(begin);
 }
 
-/// The flags that a test may give. Throws InputError for others: they would do nothing, or undo what the test says.
+/// Throws InputError for flags that have no effect in a test or that contradict its arguments.
 void refuse_foreign_flags(const Options& options, const std::vector<std::string>& arguments) {
   const std::string where = "EXPECT_OPERATOR_PASSES";
   for (const std::string& argument : arguments) {
@@ -59,7 +59,7 @@ void refuse_foreign_flags(const Options& options, const std::vector<std::string>
   }
 }
 
-/// Whether this process has a CUDA context or driver of its own, so that a child of it could not use CUDA.
+/// Whether this process has initialised CUDA, so that a forked child could not use it.
 bool has_used_cuda() {
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) return false;
@@ -71,7 +71,7 @@ bool has_used_cuda() {
   return used;
 }
 
-/// The lines of a record as print_record() has them, without the column of tags.
+/// The lines of print_record(), without the column of tags.
 std::string block_of(const CaseRecord& record) {
   char* text = nullptr;
   size_t bytes = 0;
@@ -93,7 +93,7 @@ std::string block_of(const CaseRecord& record) {
   return block;
 }
 
-/// What did not pass, with counts; "" when all did.
+/// The checks that did not pass, with counts; "" if all passed.
 std::string failures_of(const Report& report) {
   constexpr int kShown = 10;
   std::string blocks;
@@ -117,7 +117,7 @@ LinkedOutcome check(checkop_kernel kernel, const std::vector<std::string>& argum
     throw InputError("EXPECT_OPERATOR_PASSES", fmt::format("struct_size of the kernel is {}", kernel.struct_size),
                      "set it to sizeof(checkop_kernel)");
   }
-  kernel.struct_size = sizeof kernel;  // what a later header added is not in this copy
+  kernel.struct_size = sizeof kernel;  // drops members that a later header added
   const std::string name = candidate_name(kernel.name), program = executable_path();
   std::vector<const char*> argv{"check_operator", "--op",       kernel.op,  "--pass",       kernel.pass,
                                 "--candidate",    name.c_str(), "--plugin", program.c_str()};

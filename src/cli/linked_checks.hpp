@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a kernel that is part of the running program, such as a test binary.
+// Checks a kernel that is linked into the running program, such as a test binary.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@
 namespace checkop {
 
 struct LinkedOutcome {
-  int code = 0;      ///< as the program's exit code
-  std::string text;  ///< what did not pass, or why nothing could be asked
+  int code = 0;      ///< like the program's exit code
+  std::string text;  ///< the checks that did not pass, or why nothing was checked
 };
 
-/// Checks `kernel` on the cases that `arguments`, flags of the program, select. Its name may be any text, of which the
-/// candidate's name is made, and its device -1: what --device says, else CUDA where this program knows it. `test` is
-/// the name for --gtest_filter in lines that repeat a check. Throws nothing.
+/// Checks `kernel` on the cases that `arguments` (flags of the program) select. The kernel's name may be any text; the
+/// candidate's name is made from it. If its device is -1, --device decides; without that flag, CUDA if this build has
+/// it. `test` is the --gtest_filter name in lines that repeat a check. Does not throw.
 LinkedOutcome check_linked(const checkop_kernel& kernel, const std::vector<std::string>& arguments,
                            const std::string& test);
 

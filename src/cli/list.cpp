@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator list and show: what there is to check, and what an operator's tensors are.
+// check_operator list and show: the available operators, and one operator's tensors.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace checkop {
 namespace {
 
-/// Candidates of an operator with what they can do: "native (cpu: forward, backward)".
+/// An operator's candidates with their devices and passes: "native (cpu: forward, backward)".
 std::string candidates_of(const WorkerInfo& known, std::string_view op) {
   std::map<std::string, std::vector<std::string>> passes;
   for (size_t i = 0; i < known.candidates.size(); ++i) {

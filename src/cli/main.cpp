@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// argv -> Options -> command -> exit code; the only place that catches what ends a run.
+// argv -> Options -> command -> exit code. The only place that turns exceptions into exit codes.
 #include <signal.h>
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 
 int main(int argc, char** argv) {
   using namespace checkop;
-  signal(SIGXFSZ, SIG_IGN);  // a file that may not grow further is an error to be told, not the end
+  signal(SIGXFSZ, SIG_IGN);  // a file that exceeds its size limit becomes an error message, not a crash
   try {
     const auto options = parse_options(argc, argv);
     if (!options) return 0;
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
   } catch (const InputError& e) {
     std::fprintf(stderr, "check_operator: %s\n", e.what());
     return 2;
-  } catch (const std::system_error& e) {  // no room behind standard output, no more threads
+  } catch (const std::system_error& e) {  // no space for standard output, no more threads
     std::fprintf(stderr, "check_operator: %s\n", e.what());
     return 5;
   } catch (const std::exception& e) {

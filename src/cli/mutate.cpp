@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator mutate: cases x (controls, faults) -> what the contract accepts and rejects -> table, kill rate.
+// check_operator mutate: tries controls and faults on cases, and prints what the contract rejects and the kill rate.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -25,22 +25,21 @@ namespace {
 
 struct Tried {
   Case c;
-  int64_t seed = 0;  ///< which of --seeds
+  int64_t seed = 0;  ///< index of the seed, below --seeds
   std::vector<Trial> trials;
 };
 
-/// A fault of a pass, in one dtype, over cases and seeds. A fault that one case of a seed finds is found by the seed's
-/// suite.
+/// One fault of a pass in one dtype, over cases and seeds. A seed finds the fault if any case with that seed does.
 struct FaultRow {
   std::string meaning;
-  std::map<int64_t, Loudest> by_seed;  ///< of the case that speaks loudest against it
+  std::map<int64_t, Loudest> by_seed;  ///< by seed: the most violated gate over its cases
   std::map<int64_t, bool> killed;
-  int64_t cases = 0;  ///< in which it changes anything
+  int64_t cases = 0;  ///< number of cases in which the fault changes anything
 
   bool dead() const {
     return std::all_of(killed.begin(), killed.end(), [](const auto& seed) { return seed.second; });
   }
-  /// Of the seed that finds it hardest to see.
+  /// The result of the seed that finds the fault least clearly.
   Loudest weakest() const {
     return std::min_element(by_seed.begin(), by_seed.end(),
                             [](const auto& a, const auto& b) { return a.second.ratio < b.second.ratio; })
@@ -48,15 +47,15 @@ struct FaultRow {
   }
 };
 
-/// Everything about one pass.
+/// All results of one pass.
 struct PassTable {
-  using Key = std::tuple<std::string, std::string>;  ///< fault, output
+  using Key = std::tuple<std::string, std::string>;  ///< (fault, output)
   std::vector<Key> order;
   std::map<Key, std::map<DType, FaultRow>> faults;
-  std::map<DType, Loudest> controls;  ///< the loudest of those accepted and rejected
+  std::map<DType, Loudest> controls;  ///< the most violated gate over all controls
   int64_t accepted = 0, excluded = 0;
-  std::vector<std::string> rejected;  ///< controls, with the reason
-  std::set<std::string> vacuous;      ///< cases, with the reason
+  std::vector<std::string> rejected;  ///< rejected controls, with the reason
+  std::set<std::string> vacuous;      ///< vacuous cases, with the reason
 };
 
 using PassName = std::pair<std::string, std::string>;  ///< operator, pass
@@ -87,7 +86,7 @@ void add(const Tried& tried, PassTable& table) {
   }
 }
 
-/// "57x bound_ratio"; what no limit could let through has no figure.
+/// "57x bound_ratio"; without a figure if no limit would accept the fault.
 std::string describe(const FaultRow& row) {
   if (row.cases == 0) return "-";
   const Loudest loudest = row.weakest();
@@ -142,7 +141,7 @@ void print_table(const std::string& op, const std::string& pass, const PassTable
   for (const std::string& line : table.vacuous) fmt::print("  VACUOUS {}\n", line);
 }
 
-/// What a survivor's limit would have to be, and whether right answers leave room for it.
+/// Prints the limit that would reject each survivor, and how far controls stay below it.
 void print_survivors(const Tables& tables) {
   for (const auto& [pass, table] : tables) {
     for (const PassTable::Key& key : table.order) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator report: a JSON report in other forms, two of them compared, shards put together.
+// check_operator report: converts a JSON report, compares two, or merges those of run shards.
 #include <fmt/format.h>
 
 #include "base/output_file.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run's outputs, opened, fed and finished together.
+// Opens, fills and closes a run's outputs.
 #include "cli/run_outputs.hpp"
 
 #include <fmt/chrono.h>
@@ -17,7 +17,7 @@
 namespace checkop {
 namespace {
 
-/// What --color asks for; NO_COLOR as at no-color.org.
+/// Whether to use colour, by --color; "auto" respects NO_COLOR (no-color.org).
 bool wants_color(const std::string& asked) {
   if (asked != "auto") return asked == "always";
   return environment_variable("NO_COLOR").empty() && environment_variable("TERM") != "dumb" &&
@@ -32,14 +32,14 @@ void write_to_github(const ReadReport& report, std::FILE* out) {
 
 }  // namespace
 
-RunOutputs::RunOutputs(const RunOptions& options, const Report& report)
-    : options_(options),
-      text_(options.json_to_stdout ? nullptr : stdout),
-      color_(wants_color(options.color)),
-      github_(options.github.value_or(environment_variable("GITHUB_ACTIONS") == "true")) {
-  if (!options.json_file.empty()) json_ = std::make_unique<ReportStream>(options.json_file, report);
-  if (!options.jsonl_file.empty()) lines_ = std::make_unique<ReportLines>(options.jsonl_file, report);
-  if (options.forms.any()) write_forms(options.forms, JsonValue::parse(to_json(report), "report"));
+RunOutputs::RunOutputs(const ReportDestinations& destinations, const Report& report)
+    : destinations_(destinations),
+      text_(destinations.json_to_stdout ? nullptr : stdout),
+      color_(wants_color(destinations.color)),
+      github_(destinations.github.value_or(environment_variable("GITHUB_ACTIONS") == "true")) {
+  if (!destinations.json_file.empty()) json_ = std::make_unique<ReportStream>(destinations.json_file, report);
+  if (!destinations.jsonl_file.empty()) lines_ = std::make_unique<ReportLines>(destinations.jsonl_file, report);
+  if (destinations.forms.any()) write_forms(destinations.forms, JsonValue::parse(to_json(report), "report"));
 }
 
 void RunOutputs::begin(const Report& report, const DeviceInfo& device, size_t n_candidates,
@@ -67,9 +67,9 @@ void RunOutputs::finish(const Report& report) {
   }
   if (json_) json_->finish(json);
   if (lines_) lines_->finish(report);
-  if (github_ || options_.forms.any()) {
+  if (github_ || destinations_.forms.any()) {
     const JsonValue document = JsonValue::parse(json, "report");
-    write_forms(options_.forms, document);
+    write_forms(destinations_.forms, document);
     if (github_) write_to_github(read_report(document), text_ != nullptr ? text_ : stderr);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)

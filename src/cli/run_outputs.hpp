@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where what a run finds goes: text, JSON, lines, the forms for CI.
+// The outputs of a run: text, JSON, JSON lines, and the forms for CI.
 #pragma once
 
 #include <chrono>
@@ -18,11 +18,11 @@ namespace checkop {
 
 class RunOutputs {
  public:
-  /// Writes to every file that was asked for that nothing was checked yet, so that a path that can't be written is
-  /// found before the work, and that no file of an earlier run passes for this one's. Throws as write_file().
-  RunOutputs(const RunOptions& options, const Report& report);
+  /// Writes a report without checks to every requested file. So an unwritable path is found before the work, and no
+  /// file of an earlier run can be mistaken for this one's. Throws like write_file().
+  RunOutputs(const ReportDestinations& destinations, const Report& report);
 
-  /// Before the first check. `steps` are the checks, in their order.
+  /// Call before the first check. `steps` are the checks, in order.
   void begin(const Report& report, const DeviceInfo& device, size_t n_candidates, std::vector<Progress::Step> steps);
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
@@ -31,8 +31,8 @@ class RunOutputs {
   void finish(const Report& report);
 
  private:
-  const RunOptions& options_;
-  std::FILE* text_;  ///< null when the JSON report takes its place
+  const ReportDestinations& destinations_;
+  std::FILE* text_;  ///< null if the JSON report goes to stdout
   bool color_, github_;
   std::optional<Progress> progress_;
   size_t left_out_ = 0;
@@ -40,13 +40,13 @@ class RunOutputs {
   std::unique_ptr<ReportLines> lines_;
 };
 
-/// A report that nothing was added to yet.
+/// A report without checks.
 Report new_report(const Options& options, const Contract& contract);
 
-/// Adds to the warnings of a report, and says it on stderr where the report alone goes to stdout.
+/// Adds a warning to the report. Also prints it to stderr if the JSON report goes to stdout.
 void warn(Report& report, const Options& options, const std::string& sentence);
 
-/// Ends the report and its outputs, and gives the exit code.
+/// Finishes the report and its outputs, and returns the exit code.
 int finish(Report& report, RunOutputs& outputs, std::chrono::steady_clock::time_point start);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts: the choice of the rule and of the overlays that judge an output.
+// Selects the rule and the overlays that judge an output.
 #include "contract/contract.hpp"
 
 #include <array>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array kCaseDTypes{DType::f64, DType::f32, DType::f16, DType::bf16};
 
-/// Lays what `overlay` sets over the gate at `index`.
+/// Applies the numbers of `overlay` to the gate at `index`. An expired overlay may only tighten.
 void lay_over(const Overlay& overlay, bool expired, size_t index, Gates& gates) {
   Gate& gate = gates.all[index];
   bool applied = false;
@@ -39,7 +39,7 @@ void lay_over(const Overlay& overlay, bool expired, size_t index, Gates& gates) 
   if (applied) gate.source += " + " + overlay.path;
 }
 
-/// Adds the gates of `list` that are asked of `subject`. A model says nothing about other architectures than its own.
+/// Adds the gates of `list` that apply to `subject`. A bits_of_model gate applies to the modelled architecture only.
 void take(const GateList& list, const Subject& subject, const std::string& reason, Gates& gates) {
   for (size_t i = 0; i < list.gates.size(); ++i) {
     const Gate& gate = list.gates[i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two contracts side by side.
+// Compares two contracts.
 #include "contract/contract_diff.hpp"
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@ Tendency tendency_of(const GateKey& key, double a, double b) {
   return looser == tighter ? Tendency::either : looser ? Tendency::looser : Tendency::tighter;
 }
 
-/// Something that a contract asks or not: asking for it is stricter.
+/// Adds a change for something that only one contract asks for; asking is stricter.
 void add_asked(const std::string& what, bool a, bool b, std::vector<Change>& changes) {
   if (a == b) return;
   const auto word = [](bool asked) { return asked ? "asked" : "not asked"; };
@@ -55,7 +55,7 @@ void diff_gates(const Gates& a, const Gates& b, std::vector<Change>& changes) {
   add_asked("finite where the gold is not finite", !a.nonfinite_may_match, !b.nonfinite_may_match, changes);
 }
 
-/// What an entry expects, apart from where it stands.
+/// The expected failures as text, without their positions in the file.
 std::set<std::string> expected(const Contract& contract, const Case& c, const Subject& subject) {
   std::set<std::string> all;
   for (const KnownFailure& known : contract.known_for(c, subject))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In what two contracts differ on a case. Nothing is run.
+// Differences of two contracts on a case. Runs nothing.
 #pragma once
 
 #include <string>
@@ -9,28 +9,29 @@
 
 namespace checkop {
 
-/// Whether the second contract lets more pass.
+/// Whether the second contract accepts more or less.
 enum class Tendency : uint8_t { looser, tighter, either };
 std::string_view to_string(Tendency tendency);
 
 struct Change {
   Tendency tendency = Tendency::either;
-  std::string what;  ///< "bound_ratio lambda", "gate bits", "determinism", "rule"
-  std::string a, b;  ///< the values: "6" and "5", "none" and "there"
+  std::string what;  ///< "bound_ratio lambda", "gate bits", "determinism", "a rule"
+  std::string a, b;  ///< the values: "6" and "5", "asked" and "not asked"
 
   auto operator<=>(const Change&) const = default;
 };
 
-/// Gates, their numbers and demands of one output. Where only one contract has a rule for it, that is the change.
+/// Differences in gates, their numbers and demands of one output. If only one contract has a rule for the output, that
+/// is the only change.
 std::vector<Change> diff_output(const Contract& a, const Contract& b, const Case& c, const OutputSpec& output,
                                 const Subject& subject);
 
-/// What holds for the case as a whole: how many rows the gold computes, for `work` as gold_work() gives it, and which
-/// failures are expected.
+/// Differences that concern the whole case: the number of rows that the gold computes, with `work` from gold_work(),
+/// and the expected failures.
 std::vector<Change> diff_case(const Contract& a, const Contract& b, const Case& c, const Subject& subject, double work);
 
 /// Architectures and candidates that overlays and known failures of either contract name, "" first. A glob of
-/// candidates stands for the name that remains without its '*', with 'x' for each '?'.
+/// candidates stands for a name: '*' removed, '?' replaced by 'x'.
 std::vector<std::string> archs_named(const Contract& a, const Contract& b);
 std::vector<std::string> candidates_named(const Contract& a, const Contract& b);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON -> failures that a contract expects.
+// Reads the failures that a contract expects.
 #include "contract/contract_reader.hpp"
 
 namespace checkop {

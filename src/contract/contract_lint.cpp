@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings in contracts, one function each.
+// The checks of lint(), one function each.
 #include "contract/contract_lint.hpp"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ void find_expired(const Contract& contract, Findings& found) {
 void find_idle_numbers(const Contract& contract, Findings& found) {
   const RuleTable& table = contract.table();
   for (const Overlay& overlay : table.overlays) {
-    // Of each number, in the order of the file's metrics: whether it differs from anything that it may replace.
+    // For each number, in the order of the file's metrics: whether it differs from any value that it may replace.
     std::vector<std::pair<std::string, bool>> changes;
     for (const GateNumbers& numbers : overlay.set)
       for (const GateNumbers::Number& number : numbers.set)
@@ -45,11 +45,13 @@ void find_idle_numbers(const Contract& contract, Findings& found) {
                       }
                   });
     for (const auto& [name, changed] : changes)
-      if (!changed) found.push_back({fmt::format("{}.set.{}", overlay.path, name), "is what it would be without"});
+      if (!changed)
+        found.push_back(
+            {fmt::format("{}.set.{}", overlay.path, name), "has no effect: it equals the value that it replaces"});
   }
 }
 
-/// A more specific overlay that sets the number wherever `overlay` would; nullptr for none.
+/// A more specific overlay that sets the number everywhere where `overlay` would; nullptr: none.
 const Overlay* shadow_of(const Overlay& overlay, const Contract& contract, const JudgedOutput& target, Metric metric,
                          const GateKey& key) {
   for (const Overlay& other : contract.table().overlays) {
@@ -73,7 +75,7 @@ void find_shadowed_overlays(const Contract& contract, Findings& found) {
                     }
                   });
     if (!seen && !shadows.empty() && overlay.added.gates.empty())
-      found.push_back({overlay.path, fmt::format("never counts: {} set the same numbers and are more specific",
+      found.push_back({overlay.path, fmt::format("has no effect: {} set the same numbers and are more specific",
                                                  fmt::join(shadows, ", "))});
   }
 }
@@ -97,7 +99,7 @@ void find_idle_rules(const Contract& contract, Findings& found) {
   }
 }
 
-/// Whether there can be a case that the entry is about, whatever its sizes.
+/// Whether the entry can match any case, of any sizes.
 bool can_match(const KnownEntry& entry) {
   for (const JudgedOutput& target : all_targets()) {
     Case c;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with a contract that loads: entries past their date, and those that do nothing.
+// Finds entries of a valid contract that are expired or have no effect.
 #pragma once
 
 #include <string>
@@ -14,9 +14,9 @@ struct Finding {
   std::string what;  ///< a sentence, without the path
 };
 
-/// In this order: overlays and known failures that have expired; numbers of overlays that are what they would be
-/// anyway; overlays of which more specific ones set every number; rules of which more specific ones judge every output;
-/// known failures that no check can match. Nothing is run.
+/// Finds, in this order: expired overlays and known failures; numbers of overlays that change nothing; overlays that
+/// more specific ones override completely; rules whose outputs more specific rules judge; known failures that match no
+/// check. Runs nothing.
 std::vector<Finding> lint(const Contract& contract);
 
 }  // namespace checkop

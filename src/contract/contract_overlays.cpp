@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON -> overlays, and what they would do to the rules: ties, loosening in silence and overlays without effect are
-// found here.
+// Reads overlays, and refuses overlays that tie, loosen without saying so, or have no effect.
 #include <utility>
 
 #include "contract/contract_reader.hpp"
@@ -8,7 +7,7 @@
 namespace checkop {
 namespace {
 
-/// Reads "add".
+/// Reads "add": the gates that an overlay adds.
 void read_added(const JsonValue& json, const RuleTable& table, Overlay& overlay) {
   for (const JsonValue& item : json.items()) read_gate(item, overlay.added);
   if (overlay.added.gates.empty()) json.fail("at least one gate", "remove the key or name what is added");
@@ -33,7 +32,7 @@ void read_added(const JsonValue& json, const RuleTable& table, Overlay& overlay)
   }
 }
 
-/// Two overlays that add the same gate would have it twice.
+/// Refuses two overlays that add the same gate to an output.
 void check_added(const std::vector<Overlay>& all, const std::string& file) {
   for (const Overlay& a : all) {
     for (const Overlay& b : all) {
@@ -85,7 +84,8 @@ Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
   return overlay;
 }
 
-/// Whether any number of `overlay` is looser than what may lie below it; an error unless it says so.
+/// Whether any number of `overlay` is looser than a number that it may replace; throws InputError if the overlay lacks
+/// "loosen": true.
 bool loosens_something(const Overlay& overlay, const std::vector<Overlay>& all, const RuleTable& table,
                        const std::string& file) {
   bool loosened = false;

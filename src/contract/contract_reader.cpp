@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON -> RuleTable for contract-2; what is wrong with a contract is found here, before anything runs.
+// Reads contract-2 files into a RuleTable and validates them, before anything runs.
 #include "contract/contract_reader.hpp"
 
 #include <array>
@@ -165,7 +165,7 @@ Rule read_rule(const JsonValue& json) {
   return rule;
 }
 
-/// A list of axes, of invariance or of launches.
+/// Reads a list of axes: of invariance, or of determinism.
 AxisSet read_axes(const JsonValue& json, bool invariance) {
   std::vector<std::string> known;
   for (const Axis axis : all_axes()) {
@@ -186,7 +186,7 @@ void read_determinism(const JsonValue& json, Demands& demands) {
     demands.axes = of_invariance(demands.axes) | read_axes(*axes, /*invariance=*/false);
 }
 
-/// What `json` leaves out stays as it is. Keys beside those of Demands are for the caller.
+/// Reads demands; missing keys leave `demands` unchanged. The caller checks for unknown keys.
 void read_demands(const JsonValue& json, Demands& demands) {
   if (const auto key = json.find("determinism")) {
     demands.determinism = key->is_object() || key->boolean();
@@ -229,7 +229,7 @@ void read_contract_2(const JsonValue& root, RuleTable& table) {
     table.sampling = {json->at("sample_above").number(0), json->at("rows").integer(1)};
     json->at("why").sentence();
   }
-  // Ties come to light now, not at the first case that meets one.
+  // Detect ties now, not at the first case that meets one.
   for (const JudgedOutput& target : all_targets()) most_specific(table.rules, target, root.file());
   if (const auto overlays = root.find("overlays")) read_overlays(*overlays, table);
   if (const auto known = root.find("known")) table.known = read_known(*known);

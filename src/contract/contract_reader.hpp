@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON -> RuleTable: the readers of both formats and what they share.
+// The readers of both contract formats, and the functions that they share.
 #pragma once
 
 #include <algorithm>
@@ -12,36 +12,36 @@
 
 namespace checkop {
 
-/// Reads a contract of either format. Throws InputError with file and path for whatever is wrong with it.
+/// Reads a contract of either format. Throws InputError with file and path for every error in it.
 void read_contract(const JsonValue& root, RuleTable& table);
 
-// --- parts, each with the errors of its part
-// --------------------------------------------------------------------------
+// --- Parts of a contract; each reader throws the errors of its part ---
 
-/// Files of the seed's format.
+/// Reads a file of the RL-Kernel format.
 void read_seed(const JsonValue& root, RuleTable& table);
 
-/// "overlays" of contract-2, on top of table.rules: ties, silent loosening and what changes nothing are errors.
+/// Reads "overlays" of contract-2, which apply on top of table.rules. Refuses ties, silent loosening and overlays
+/// without effect.
 void read_overlays(const JsonValue& list, RuleTable& table);
 
-/// "known" of contract-2.
+/// Reads "known" of contract-2.
 std::vector<KnownEntry> read_known(const JsonValue& list);
 
-/// Keys of `match` that rules and overlays have in common; `more` are those for the caller to read.
+/// Reads the keys of `match` that rules and overlays share; `more` names keys that the caller reads.
 RuleMatch read_match(const JsonValue& json, const std::vector<std::string>& more = {});
 void read_dtypes(const JsonValue& json, RuleMatch& match);
-void read_subject(const JsonValue& json, RuleMatch& match);  ///< "arch" and "candidate"
+void read_subject(const JsonValue& json, RuleMatch& match);  ///< reads "arch" and "candidate"
 
-/// "reason", "owner" and "expires".
+/// Reads "reason", "owner" and "expires".
 Grant read_grant(const JsonValue& json);
 
-/// The numbers of `metric` that are there; whether one is required depends on the caller. `other_keys` are the caller's
-/// own.
+/// Reads the numbers of `metric` that are present; the caller decides which are required. `other_keys` names keys that
+/// the caller reads.
 GateNumbers read_numbers(const JsonValue& json, Metric metric, std::vector<std::string> other_keys = {});
 Gate make_gate(const GateNumbers& numbers, std::string source);
 void read_gate(const JsonValue& json, GateList& list);
-/// Refuses gates that could judge nothing of `targets`, which `rule` judges, or that lack what they need. `path` is of
-/// the rule or the overlay that has them.
+/// Refuses gates that judge nothing of `targets` (the outputs that `rule` judges) or lack a gate that they need. `path`
+/// names the rule or overlay that has the gates.
 void check_gates(const GateList& list, const Rule& rule, const std::vector<JudgedOutput>& targets,
                  const std::string& path);
 
@@ -57,7 +57,7 @@ std::vector<std::string> names_of(const Array& values) {
   return names;
 }
 
-/// The one of `values` whose to_string() the JSON string is.
+/// Reads the element of `values` whose to_string() equals the JSON string.
 template <class Array>
 auto read_enum(const JsonValue& json, std::string_view noun, const Array& values) {
   const std::string name = json.one_of(noun, names_of(values));

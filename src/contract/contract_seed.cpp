@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON -> RuleTable for files of the seed's format.
+// Reads files of the RL-Kernel format into a RuleTable.
 #include <map>
 #include <utility>
 
@@ -10,7 +10,7 @@ namespace {
 
 const std::vector<std::string> kSeedClasses{"elementwise", "reduction", "logprob", "attention"};
 
-/// Both spellings are in use: "fp32" and "float32".
+/// Accepts both spellings in use: "fp32" and "float32".
 DType parse_seed_dtype(const JsonValue& json, const std::string& name) {
   static const std::map<std::string, DType> kNames{
       {"fp64", DType::f64}, {"float64", DType::f64}, {"fp32", DType::f32},  {"float32", DType::f32},
@@ -48,7 +48,8 @@ void require_bitwise(const JsonValue& cell) {
     if (number.number(0) != 0) number.fail("0", "batch invariance is judged bit by bit, there is no tolerance");
 }
 
-/// Either one cell for everything, or {"default": dtype -> cell}; "all" is the same as "default".
+/// Reads "batch_invariance": either one cell for everything, or {"default": dtype -> cell}; "all" is a synonym of
+/// "default".
 void read_seed_invariance(const JsonValue& json, const std::vector<Rule>& rules) {
   if (json.has("atol") || json.has("rtol")) return require_bitwise(json);
   json.allow_keys({"default", "all"});
@@ -65,8 +66,9 @@ void read_seed_invariance(const JsonValue& json, const std::vector<Rule>& rules)
                        R"(add {"atol": 0, "rtol": 0})");
 }
 
-/// The format chooses cells by the dtype of the case, whose tolerances are for floating-point numbers: a
-/// relative 1.6e-2 of an offset of 1000 is 16. Integers are counts and places, and only one is right.
+/// Judges integers bitwise. The format chooses cells by the dtype of the case, and their tolerances are meant for
+/// floating-point numbers: a relative tolerance of 1.6e-2 allows an offset of 1000 to be off by 16. Integers are counts
+/// and positions, with one correct value.
 Rule integers_by_bits(const JsonValue& root) {
   Rule rule;
   rule.match.dtypes = {DType::i64, DType::i32, DType::u8};
@@ -109,7 +111,7 @@ void read_seed(const JsonValue& root, RuleTable& table) {
       overlay.match = match;
       overlay.match.arch = arch_key;
       overlay.set = {read_numbers(cell, Metric::atol_rtol)};
-      overlay.loosen = true;  // the format does not ask
+      overlay.loosen = true;  // the format has no "loosen" key
       overlay.path = cell.path();
       table.overlays.push_back(std::move(overlay));
     });

@@ -22,8 +22,8 @@ constexpr GateKey word(std::string_view name, int64_t Gate::*place, std::span<co
 }
 
 constexpr GateKey kLimit = real("limit", &Gate::limit);
-// Step and bias describe the hardware: left out, one rounding per term, to nearest. Of what is stored on the way, and
-// the terms then carry, nothing is granted that is not asked for.
+// Step and bias describe the hardware; their defaults are one rounding per term, to nearest. Roundings of stored
+// intermediate values, which the terms then carry, are allowed only if the contract gives term_roundings.
 constexpr std::array kBoundRatioKeys{kLimit,
                                      real("lambda", &Gate::lambda),
                                      integer("max_chain", &Gate::max_chain, 0, Looser::larger_or_zero),
@@ -33,7 +33,7 @@ constexpr std::array kBoundRatioKeys{kLimit,
 constexpr std::array kToleranceKeys{real("atol", &Gate::atol), real("rtol", &Gate::rtol),
                                     integer("either", &Gate::either, 0, Looser::smaller, false)};
 constexpr std::array kLimitOnly{kLimit};
-// A larger block hides single elements, a smaller one is mostly rounding noise: neither direction is the strict one.
+// A larger block hides single elements, a smaller one is mostly rounding noise, so neither direction is stricter.
 constexpr std::array kBlockKeys{kLimit, integer("rows", &Gate::rows, 1, Looser::any),
                                 integer("columns", &Gate::columns, 1, Looser::any)};
 constexpr std::array kBiasKeys{kLimit, real("one_sided", &Gate::one_sided)};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the contract readers fill and contract.cpp chooses from: rules, overlays and what they match.
+// The rule table, which the contract readers fill and contract.cpp searches: rules, overlays and what they match.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,26 +18,26 @@
 
 namespace checkop {
 
-/// One output of one pass, with the dtypes of a case: what a rule matches.
+/// One output of one pass with the dtypes of a case; rules match it.
 struct JudgedOutput {
   const Operator* op;
   const Pass* pass;
   const OutputSpec* output;
-  DType dtype;  ///< of the output
+  DType dtype;  ///< dtype of the output
   DType case_dtype;
 };
 
 std::string describe(const JudgedOutput& target);  ///< "logp/forward logp fp32 (case bf16)"
-std::vector<JudgedOutput> all_targets();           ///< every one there is
+std::vector<JudgedOutput> all_targets();           ///< every output of every operator
 
-/// A key that is not set matches everything.
+/// The keys of a "match". An unset key matches everything.
 struct RuleMatch {
   std::string output, op, pass;
-  std::vector<DType> dtypes;  ///< of the output
+  std::vector<DType> dtypes;  ///< dtypes of the output
   std::optional<Numerics> numerics;
-  std::string arch, candidate;      ///< of overlays; the candidate is a glob
-  std::string op_class;             ///< seed's format
-  std::optional<DType> case_dtype;  ///< seed's format
+  std::string arch, candidate;      ///< for overlays; the candidate is a glob
+  std::string op_class;             ///< RL-Kernel format
+  std::optional<DType> case_dtype;  ///< RL-Kernel format
 
   bool fits(const JudgedOutput& t) const {
     return (output.empty() || output == t.output->tensor.name) && (op.empty() || op == t.op->name) &&
@@ -45,7 +45,7 @@ struct RuleMatch {
            (pass.empty() || pass == t.pass->name) && (!numerics || *numerics == t.output->numerics) &&
            (op_class.empty() || op_class == t.op->op_class) && (!case_dtype || *case_dtype == t.case_dtype);
   }
-  /// Tensors of files may have any class and be stored in any floating type, whatever operators have.
+  /// Whether this can match tensors from files, which may have any numerics and any floating dtype.
   bool may_fit_files() const {
     const auto is_float = [](DType dtype) { return info(dtype).is_float; };
     return output.empty() && op.empty() && numerics &&
@@ -55,17 +55,18 @@ struct RuleMatch {
     return (arch.empty() || arch == s.arch_key) &&
            (candidate.empty() || (!s.candidate.empty() && glob_matches(candidate, s.candidate)));
   }
-  /// Whether there is a subject that both fit.
+  /// Whether some subject fits both.
   bool meets(const RuleMatch& other) const {
     return (arch.empty() || other.arch.empty() || arch == other.arch) &&
            (candidate.empty() || other.candidate.empty() || globs_overlap(candidate, other.candidate));
   }
-  /// Whether this fits every subject that `other` fits; false also for a few pairs of globs where it does.
+  /// Whether this fits every subject that `other` fits. Wrongly false for a few pairs of globs.
   bool covers(const RuleMatch& other) const {
     return (arch.empty() || arch == other.arch) &&
            (candidate.empty() || (!other.candidate.empty() && glob_covers(candidate, other.candidate)));
   }
-  /// A digit per key, so that equal values mean equal sets of keys; a candidate is more by its name than by a glob.
+  /// One binary digit per key, so that equal values mean equal sets of keys. A candidate's name counts more than a
+  /// glob.
   int specificity() const {
     const int by_candidate = candidate.empty() ? 0 : is_glob(candidate) ? 1 : 2;
     return 64 * by_candidate + 32 * !arch.empty() + 16 * !output.empty() + 8 * !op.empty() + 4 * !dtypes.empty() +
@@ -97,7 +98,7 @@ struct GateNumbers {
 
 struct GateList {
   std::vector<Gate> gates;
-  std::vector<GateNumbers> numbers;     ///< that the file gives, in the order of the gates; the rest are defaults
+  std::vector<GateNumbers> numbers;     ///< numbers in the file, in the order of the gates; the rest are defaults
   std::vector<std::string> gate_paths;  ///< "rules[3].gates[0]", in the same order
 
   const Gate* find(Metric metric) const {
@@ -113,10 +114,10 @@ struct Rule : GateList {
   std::string why;
 };
 
-/// Who stands for an exception, and for how long.
+/// Reason and owner of an exception, and its expiry date.
 struct Grant {
   std::string reason, owner;
-  std::optional<Date> expires;  ///< the last day on which it holds; none: "never"
+  std::optional<Date> expires;  ///< the last valid day; none: "never"
 
   bool expired(Date today) const { return expires && today > *expires; }
 };
@@ -124,7 +125,7 @@ struct Grant {
 struct Overlay {
   RuleMatch match;
   std::vector<GateNumbers> set;
-  GateList added;  ///< of metrics that no rule has whose outputs it fits
+  GateList added;  ///< gates of metrics that the matching rules lack
   bool loosen = false;
   Grant grant;
   std::string path;  ///< "overlays[0]", "accuracy.arch_overrides.sm90.logprob.fp32"
@@ -138,7 +139,7 @@ struct Overlay {
 
 struct KnownEntry {
   RuleMatch match;    ///< op, pass, arch and candidate; dtypes are those of the case
-  std::string cases;  ///< a glob on the case's name; "" for all
+  std::string cases;  ///< a glob for the case's name; "" for all
   KnownFailure failure;
   Grant grant;
 
@@ -156,14 +157,15 @@ struct RuleTable {
   std::vector<KnownEntry> known;
   std::vector<Overlay> overlays;  ///< from the least to the most specific
   Sampling sampling;
-  Demands demands;                                               ///< of operators that have none of their own
-  std::map<std::string, Demands, std::less<>> operator_demands;  ///< complete, by operator
+  Demands demands;                                               ///< for operators without an entry in operator_demands
+  std::map<std::string, Demands, std::less<>> operator_demands;  ///< complete demands, by operator
 };
 
 /// The most specific rule that fits; nullptr when none does. Throws InputError for a tie.
 const Rule* most_specific(const std::vector<Rule>& rules, const JudgedOutput& target, const std::string& file);
 
-/// Calls body(target, rule, gate, numbers) for every output that `overlay` fits and every gate that it sets numbers of.
+/// Calls body(target, rule, gate, numbers) for every output that `overlay` fits, and for every gate whose numbers it
+/// sets.
 template <class Body>
 void for_each_gate(const Overlay& overlay, const RuleTable& table, const std::string& file, const Body& body) {
   for (const JudgedOutput& target : all_targets()) {
@@ -175,19 +177,19 @@ void for_each_gate(const Overlay& overlay, const RuleTable& table, const std::st
   }
 }
 
-/// Something that a number of an overlay replaces.
+/// A number that an overlay replaces.
 struct Underneath {
-  std::string path;  ///< of a rule or of a less specific overlay
+  std::string path;  ///< path of a rule or of a less specific overlay
   double value;
 };
 
-/// What may lie below the number `key` of `overlay` at `target`: the rule's, and that of every less specific overlay of
-/// `all` that some subject meets together with this one. Throws InputError for an overlay that is as specific.
+/// The values that the number `key` of `overlay` may replace at `target`: the rule's, and those of all less specific
+/// overlays of `all` that can fit the same subject. Throws InputError for an equally specific overlay.
 std::vector<Underneath> what_lies_below(const Overlay& overlay, const std::vector<Overlay>& all,
                                         const JudgedOutput& target, const Rule& rule, const Gate& gate,
                                         const GateKey& key, const std::string& file);
 
-/// Throws InputError for a key that is not an architecture.
+/// Throws InputError for an unknown architecture.
 void require_known_arch(const std::string& where, std::string_view key);
 const std::vector<std::string>& all_archs();
 

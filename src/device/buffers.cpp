@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guarded device memory: layout, poison and what became of it.
+// Guarded device memory: layout, poison, and checks of both.
 #include "device/buffers.hpp"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kBlockBytes = size_t{32} << 20;
 
-// In the order of DType. The guards of 8-bit types can miss a write of that very value; wider ones practically can't.
+// In the order of DType. 8-bit guards miss a write of the guard's own value; wider guards practically never do.
 constexpr Poison kPoison[] = {
     {{0x7ff8d00dc0ffee01, 0x7ff9beef0ddba112}, 0x7ffa5afe5afe5afe},  // f64
     {{0x7fc1d00d, 0x7fd2beef}, 0x7fe35afe},                          // f32
@@ -28,7 +28,7 @@ constexpr Poison kPoison[] = {
 
 const Poison& poison_of(DType dtype) { return kPoison[static_cast<size_t>(dtype)]; }
 
-GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit,
+GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit,
                              size_t offset)
     : device_(device),
       dtype_(dtype),
@@ -44,7 +44,7 @@ GuardedBuffer::GuardedBuffer(Device& device, DType dtype, int64_t count, std::st
     device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_ + offset_);
     device_.fill(data() + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
   } catch (...) {
-    device_.free(memory_);  // no destructor runs for an object whose constructor threw
+    device_.free(memory_);  // the destructor does not run if the constructor throws
     throw;
   }
 }
@@ -72,7 +72,7 @@ void GuardedBuffer::check_guards(std::vector<std::string>& violations) {
   const auto changed_in_band = [&](const std::byte* from, size_t bytes) {
     device_.download(band.data(), from, bytes);
     std::vector<int64_t> changed;
-    // All elements are equal where each is the next one.
+    // If each element equals the next, all are equal.
     const size_t width = info(dtype_).bytes;
     if (load_bits(dtype_, band.data(), 0) == poison_of(dtype_).guard &&
         std::memcmp(band.data(), band.data() + width, bytes - width) == 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory for one tensor between guard bands, and the poison that shows what was never or wrongly written.
+// Device memory for one tensor between guard bands, with poison that reveals missing and stray writes.
 #pragma once
 
 #include <functional>
@@ -12,23 +12,24 @@
 
 namespace checkop {
 
-/// Bit patterns of one element type: quiet NaNs with a payload for floats, odd patterns for integers. All differ, so
-/// that an element which holds `output[0]` after the first run and `output[1]` after the second was never written.
+/// Bit patterns of one element type: quiet NaNs with a payload for floats, odd patterns for integers. All patterns
+/// differ. So an element that holds `output[0]` after the first launch and `output[1]` after the second was not
+/// written.
 struct Poison {
   uint64_t output[2];
   uint64_t guard;
 };
 const Poison& poison_of(DType dtype);
 
-/// Elements of poison on both sides of every buffer.
+/// Guard elements on each side of every buffer.
 inline constexpr int64_t kGuardElements = 4096;
 
-/// A guard band of at least kGuardElements and the device's least_guard_bytes(), `count` elements `offset` bytes past a
-/// 256-byte boundary, another guard band. `offset` is a multiple of the element's size.
+/// A guard band, `count` elements that begin `offset` bytes past a 256-byte boundary, and another guard band. A guard
+/// band has at least kGuardElements elements and least_guard_bytes() bytes. `offset` is a multiple of the element size.
 class GuardedBuffer {
  public:
-  /// `what` begins every message: "output 'dlogits'". `unit` is what an element is called there.
-  GuardedBuffer(Device& device, DType dtype, int64_t count, std::string what, std::string unit = "element",
+  /// `what` begins every message: "output 'dlogits'". `unit` is the word for an element in messages.
+  GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit = "element",
                 size_t offset = 0);
   ~GuardedBuffer();
   GuardedBuffer(const GuardedBuffer&) = delete;
@@ -44,36 +45,36 @@ class GuardedBuffer {
   void download(std::byte* host);
   std::vector<std::byte> content();
   void poison_output(int run) { poison(poison_of(dtype_).output[run]); }
-  /// Fills the payload with one element's pattern.
+  /// Fills the payload with `pattern`, one element's bits.
   void poison(uint64_t pattern);
 
-  /// Appends a sentence for each guard band that was written to.
+  /// Appends a sentence for each guard band that has changed.
   void check_guards(std::vector<std::string>& violations);
 
-  /// The payload is what it was given: for is_as_given(). upload() does so too.
+  /// Remembers the payload's fingerprint for is_as_given(). upload() calls it.
   void note_given() { given_ = device_.fingerprint(data(), bytes_); }
-  /// Whether the payload is still that. Told without reading it back.
+  /// Whether the payload has not changed since note_given(). Computed on the device.
   bool is_as_given() { return device_.fingerprint(data(), bytes_) == given_; }
 
-  /// Whether the payloads have the same bytes. Told without reading them back.
+  /// Whether the payloads have the same bytes. Compared on the device.
   bool equals(GuardedBuffer& other) { return bytes_ == other.bytes_ && device_.equal(data(), other.data(), bytes_); }
   void copy_from(GuardedBuffer& other) { device_.copy(data(), other.data(), bytes_); }
 
-  /// The payload's differences from `host`, `a` being the host's side.
+  /// Differences between the payload and `host`; `a` is the host's side.
   BitDifference difference_from(const std::byte* host);
 
-  /// Calls body(block on the host, first element, elements) for the payload in order, a block of some MiB at a time:
-  /// no second copy of a large tensor is made.
+  /// Calls body(block on the host, first element, elements) for the payload in order, in blocks of some MiB, to avoid a
+  /// second copy of a large tensor.
   void for_each_block(const std::function<void(const std::byte*, int64_t, int64_t)>& body);
 
  private:
-  Device& device_;
+  DeviceMemory& device_;
   DType dtype_;
   int64_t count_;
   std::string what_, unit_;
-  size_t guard_bytes_, offset_, bytes_;  ///< the guard in front is longer by the offset
+  size_t guard_bytes_, offset_, bytes_;  ///< the band in front is longer by the offset
   std::byte* memory_;
-  uint64_t given_ = 0;  ///< the fingerprint
+  uint64_t given_ = 0;  ///< fingerprint
 };
 
 }  // namespace checkop

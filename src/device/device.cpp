@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU device, and what stands in for the CUDA device in a build without CUDA.
+// The CPU device, and stubs for the CUDA device in a build without CUDA.
 #include "device/device.hpp"
 
 #include <fmt/format.h>
@@ -26,7 +26,7 @@
 namespace checkop {
 namespace {
 
-/// "AMD EPYC 9654 96-Core Processor"; "cpu" where /proc/cpuinfo names none, as on many ARM machines.
+/// "AMD EPYC 9654 96-Core Processor"; "cpu" if /proc/cpuinfo has no model name, as on many ARM machines.
 std::string processor_name() {
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; std::getline(cpuinfo, line);) {
@@ -59,14 +59,14 @@ class CpuDevice final : public Device {
 
   void* stream() override { return nullptr; }
 
-  /// Behind it is memory that can't be touched (map_apart()), and pages take time.
+  /// Short, because inaccessible memory follows it (map_apart()), and touching pages takes time.
   size_t least_guard_bytes() const override { return 8192; }
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
     const auto fail = [&](std::string_view why) {
       throw OutOfMemory(fmt::format("allocate {} ({}): {}", what, format_bytes(bytes), why));
     };
-    // The system would grant more than there is, and kill the process that uses it.
+    // The system would grant more memory than there is, and kill the process when it uses it.
     if (bytes > info_.memory_bytes) fail("the machine has not so much memory");
     std::byte* memory = map_apart(bytes);
     if (memory == nullptr) fail("out of memory");
@@ -85,7 +85,7 @@ class CpuDevice final : public Device {
   void download(std::byte* host, const std::byte* device, size_t bytes) override { copy_bytes(host, device, bytes); }
 
   void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) override {
-    // One block of repetitions, then copies of it: as fast as memset for every width.
+    // Copies of one block of repetitions: as fast as memset for every width.
     std::byte block[4096];
     for (size_t at = 0; at < sizeof(block); at += pattern_bytes) std::memcpy(block + at, &pattern, pattern_bytes);
     for (size_t at = 0; at < bytes; at += sizeof(block))
@@ -120,7 +120,7 @@ class CpuDevice final : public Device {
   void synchronize(const std::string&) override {}
 
   size_t cache_bytes() const override {
-    // 0 where the system does not tell. More than 64 MiB is shared by more cores than a candidate uses.
+    // 0 if the system does not tell. More than 64 MiB is shared by more cores than a candidate uses.
     constexpr long kUsual = 32l << 20, kMost = 64l << 20;
     const long told = sysconf(_SC_LEVEL3_CACHE_SIZE);
     return static_cast<size_t>(told > 0 ? std::min(told, kMost) : kUsual);
@@ -129,7 +129,7 @@ class CpuDevice final : public Device {
   void copy(std::byte* to, const std::byte* from, size_t bytes) override { copy_bytes(to, from, bytes); }
 
   void flush_cache() override {
-    // Written once: untouched pages would all be the same page of zeros.
+    // Written once, because untouched pages would all map to the same page of zeros.
     if (flushed_.empty()) flushed_.assign(kFlushCaches * cache_bytes() / sizeof(uint64_t), 1);
     read_ = std::accumulate(flushed_.begin(), flushed_.end(), uint64_t{0});
   }
@@ -142,23 +142,25 @@ class CpuDevice final : public Device {
 
  private:
   static void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-    if (bytes > 0) std::memcpy(to, from, bytes);  // null pointers are not allowed even for zero bytes
+    if (bytes > 0) std::memcpy(to, from, bytes);  // memcpy forbids null pointers even for zero bytes
   }
 
   std::unordered_map<std::byte*, size_t> sizes_;
   std::vector<uint64_t> flushed_;
   volatile uint64_t read_ = 0;  // keeps the reads of flush_cache()
   std::optional<DeviceInfo> elsewhere_;
-  DeviceInfo info_;  // read once: /proc/cpuinfo takes a millisecond
+  DeviceInfo info_;  // read once, because /proc/cpuinfo takes a millisecond
 };
 
 }  // namespace
 
 void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
   if (mode.kind == LaunchMode::Kind::contended) {
-    throw NotOnDevice(fmt::format("'{}' runs one launch at a time: nothing can contend with it", info().kind));
+    throw LaunchModeUnsupported(
+        fmt::format("'{}' runs one launch at a time, so contention can't be tested", info().kind));
   }
-  if (mode.kind == LaunchMode::Kind::replayed) throw NotOnDevice(fmt::format("'{}' has no graphs", info().kind));
+  if (mode.kind == LaunchMode::Kind::replayed)
+    throw LaunchModeUnsupported(fmt::format("'{}' has no graphs", info().kind));
   launch();
 }
 
@@ -173,8 +175,8 @@ void Device::tell_ranks(DeviceInfo& info) const {
   info.ranks_limit = fmt::format("processes, and {} run it", most_ranks_);
 }
 
-bool Device::equal(const std::byte* a, const std::byte* b, size_t bytes) {
-  constexpr size_t kPart = 65536;  // as rows: enough of them for every multiprocessor
+bool DeviceMemory::equal(const std::byte* a, const std::byte* b, size_t bytes) {
+  constexpr size_t kPart = 65536;  // bytes per row: enough rows for every SM
   std::vector<int64_t> parts(bytes / kPart);
   std::iota(parts.begin(), parts.end(), 0);
   const size_t rest = parts.size() * kPart;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device: where a candidate's memory lives and its work runs. The CPU device and the factory are in device.cpp.
+// Device: holds a candidate's memory and runs its work. The CPU device and the factories are in device.cpp.
 #pragma once
 
 #include <atomic>
@@ -18,26 +18,26 @@ namespace checkop {
 struct DeviceInfo {
   std::string kind;  ///< "cpu" or "cuda"
   int index = 0;
-  std::string name;      ///< "NVIDIA H200"; the processor's name on the CPU
-  std::string arch_key;  ///< "sm90"; "" on the CPU
-  int arch = 0;          ///< 90; 0 on the CPU
+  std::string name;      ///< "NVIDIA H200"; on the CPU the processor's name
+  std::string arch_key;  ///< "sm90"; on the CPU ""
+  int arch = 0;          ///< 90; on the CPU 0
   int multiprocessors = 0;
   uint64_t memory_bytes = 0;
-  std::string driver, runtime;   ///< "13.0"; "" on the CPU
-  uint64_t free_bytes = 0;       ///< of memory_bytes when it was opened; 0 on the CPU, whose memory is the host's
-  int64_t most_ranks = 0;        ///< that can share a case, this device being the first's; 0: any number
-  std::string ranks_limit = {};  ///< of what more would need more: "processes, and 2 run it"
+  std::string driver, runtime;   ///< "13.0"; on the CPU ""
+  uint64_t free_bytes = 0;       ///< of memory_bytes, when the device was opened; 0 on the CPU, which uses host memory
+  int64_t most_ranks = 0;        ///< most ranks of a case whose rank 0 uses this device; 0: any number
+  std::string ranks_limit = {};  ///< for messages, what limits most_ranks: "processes, and 2 run it"
 };
 
-/// That can share a case.
+/// The most ranks that can share a case.
 inline int64_t most_ranks(const DeviceInfo& device) { return device.most_ranks > 0 ? device.most_ranks : INT64_MAX; }
 
-/// How the work of a launch comes to run.
+/// How the work of a launch is run.
 struct LaunchMode {
   enum class Kind : uint8_t {
     plain,
-    contended,  ///< beside other work, on a stream of its own, that holds `percent` of the multiprocessors
-    replayed,   ///< recorded in a graph, which is launched twice
+    contended,  ///< beside other work, on its own stream, that occupies `percent` of the SMs
+    replayed,   ///< recorded in a graph that is launched twice
   };
   Kind kind = Kind::plain;
   int percent = 0;
@@ -45,85 +45,102 @@ struct LaunchMode {
 
 class RankProcesses;  // rank.hpp
 
-/// Why a rank's work will not come to its end.
+/// Why a rank's work will not finish.
 struct Unfinished {
   bool is_late = false;
   std::string why;
 };
 
-/// The longest that Device::least_guard_bytes() may be. All of them are multiples of 256.
+/// Upper limit of Device::least_guard_bytes(), which is a multiple of 256.
 inline constexpr size_t kMostGuardBytes = 65536;
 
-/// Every member throws DeviceError with what was being done and the driver's own words; a CUDA error is cleared first.
-class Device {
+/// Memory of a device. All members throw DeviceError with the attempted operation and the driver's message.
+class DeviceMemory {
  public:
-  virtual ~Device() = default;
-  /// Of a guard band. 4096 one-byte elements are a short step for a kernel that thinks in floats.
+  virtual ~DeviceMemory() = default;
+  /// Minimum size of a guard band. 4096 one-byte elements would be a short distance for a kernel that indexes floats.
   virtual size_t least_guard_bytes() const { return kMostGuardBytes; }
-  virtual DeviceInfo info() const = 0;
-  virtual void* stream() = 0;  ///< a stream of our own, not the default stream; nullptr on the CPU
   virtual std::byte* allocate(size_t bytes, const std::string& what) = 0;  ///< 256-byte aligned
   virtual void free(std::byte* memory) noexcept = 0;
   virtual void upload(std::byte* device, const std::byte* host, size_t bytes) = 0;
   virtual void download(std::byte* host, const std::byte* device, size_t bytes) = 0;
-  /// Fills [device, device + bytes) with repetitions of `pattern_bytes` (1, 2, 4 or 8) low bytes of `pattern`, as work
-  /// on the stream.
+  /// Fills [device, device + bytes) with repetitions of the low `pattern_bytes` (1, 2, 4 or 8) bytes of `pattern`.
+  /// Enqueued on the stream.
   virtual void fill(std::byte* device, uint64_t pattern, size_t pattern_bytes, size_t bytes) = 0;
-  /// Whether row k of `a` has the bytes of row rows[k] of `b` for every k with rows[k] >= 0, where rows have
-  /// `row_bytes` bytes each. Compared where the memory is.
+  /// Whether row k of `a` equals row rows[k] of `b` for every k with rows[k] >= 0. Rows have `row_bytes` bytes.
+  /// Compared on the device.
   virtual bool rows_equal(const std::byte* a, const std::byte* b, size_t row_bytes,
                           const std::vector<int64_t>& rows) = 0;
-  /// Whether [a, a + bytes) and [b, b + bytes) are the same. Compared where the memory is.
+  /// Whether [a, a + bytes) and [b, b + bytes) are equal. Compared on the device.
   bool equal(const std::byte* a, const std::byte* b, size_t bytes);
-  /// Row rows[k] of `from`, whose rows lie side by side with `row_bytes` bytes each, is copied to to + k * stride for
-  /// every k with rows[k] >= 0; where it is negative, that place is left as it was. Copied where the memory is, as work
-  /// on the stream.
+  /// Copies row rows[k] of `from` to to + k * stride for every k with rows[k] >= 0; leaves other places unchanged. The
+  /// rows of `from` are contiguous, `row_bytes` bytes each. Copied on the device, enqueued on the stream.
   virtual void copy_rows(std::byte* to, size_t stride, const std::byte* from, size_t row_bytes,
                          const std::vector<int64_t>& rows) = 0;
-  /// A number that other content, and the same content in another order, changes but for a chance of 2^-64. Differs
-  /// from process to process. Computed where the memory is.
+  /// A hash of content and order: other content has the same fingerprint with a probability of 2^-64. Differs between
+  /// processes. Computed on the device.
   virtual uint64_t fingerprint(const std::byte* memory, size_t bytes) = 0;
-  /// Waits for all work of the device, whatever its stream, and reports asynchronous errors.
-  virtual void synchronize(const std::string& what) = 0;
+  /// Copies within the device; enqueued on the stream.
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
+};
 
-  /// Calls `launch`, which puts work on stream() and says whether it did, so that the work runs in this mode; what it
-  /// put there may still run at the end. `launch` must not throw. Throws NotOnDevice where that can't be.
-  virtual void run(const LaunchMode& mode, const std::function<bool()>& launch);
-
-  // For ranks that share a case. Each has a device; of those of one process, the first has this one.
-  /// That of rank `rank` of this process: this one on the CPU, the one so many numbers on with CUDA. Throws
-  /// EnvironmentError when there are not so many.
-  virtual Device& of_rank(int32_t rank);
-  /// Makes it the one that CUDA calls of this thread are about.
+/// Work on a device's stream. All members throw DeviceError.
+class DeviceStream {
+ public:
+  virtual ~DeviceStream() = default;
+  virtual void* stream() = 0;  ///< a stream of our own, never the default stream; nullptr on the CPU
+  /// Makes this the current CUDA device of the calling thread.
   virtual void make_current() {}
-  /// Where so many ranks can meet; "" where they talk through the host alone. Throws EnvironmentError without NCCL.
+  /// Calls `launch` and runs the work that it enqueues on stream() in this mode. `launch` returns whether it enqueued
+  /// anything, and must not throw. The work may still run on return. Throws LaunchModeUnsupported if the mode is
+  /// impossible.
+  virtual void run(const LaunchMode& mode, const std::function<bool()>& launch) = 0;
+  /// Waits for all work of the device on all streams, and reports asynchronous errors.
+  virtual void synchronize(const std::string& what) = 0;
+};
+
+/// Time that work takes on a device. All members throw DeviceError.
+class DeviceTimer {
+ public:
+  virtual ~DeviceTimer() = default;
+  virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
+  /// Evicts launches' data from the cache by reading a buffer of kFlushCaches times the last-level cache; enqueued on
+  /// the stream. Writes nothing, since modified lines would be written back while the next launch is timed.
+  virtual void flush_cache() = 0;
+  /// Milliseconds of the work that `enqueue` puts on the stream, measured with events; on the CPU with the clock. The
+  /// stream first idles for `cover_us`, so that the host gets ahead and launch overhead is not in the result. Waits for
+  /// the end.
+  virtual double time_ms(const std::function<void()>& enqueue, double cover_us) = 0;
+};
+
+/// A device: its memory, its stream, its timer, and how ranks that share a case meet on it. CUDA errors are cleared
+/// before a DeviceError is thrown.
+class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
+ public:
+  virtual DeviceInfo info() const = 0;
+  void run(const LaunchMode& mode, const std::function<bool()>& launch) override;
+
+  // For ranks that share a case. Each rank has a device; the first rank of a process has this one.
+  /// The device of rank `rank` of this process: on the CPU this one, with CUDA the one with the index of this one plus
+  /// `rank`. Throws EnvironmentError if there are too few.
+  virtual Device& of_rank(int32_t rank);
+  /// Identifies a meeting of `world_size` ranks; "" if they communicate through the host. Throws EnvironmentError
+  /// without NCCL.
   virtual std::string name_meeting(int32_t world_size);
-  /// The communicator of a rank, once all have come to that meeting; nullptr where they need none.
+  /// The communicator of a rank, after all ranks have joined the meeting; nullptr if ranks need none.
   virtual void* join(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit);
-  /// Waits for what is on stream(), until it is done or will not be: `limit` has passed, the communicator reports an
-  /// error, or `is_broken` became true.
+  /// Waits for the work on stream(). Gives up and returns why if `limit` has passed, the communicator reports an error,
+  /// or `is_broken` becomes true.
   virtual std::optional<Unfinished> finish(std::chrono::milliseconds limit, const std::atomic<bool>& is_broken);
-  /// Ends what waits for other ranks, from any thread. The next meeting is another one.
+  /// Aborts all waiting for other ranks; thread-safe. Later meetings get a new name.
   virtual void leave_meetings() noexcept {}
 
-  /// From here on ranks 1 and up are in other processes, and at most `most` ranks share a case.
+  /// Declares that ranks 1 and up are in other processes, and that at most `most` ranks share a case.
   void share(RankProcesses& processes, int64_t most) { processes_ = &processes, most_ranks_ = most; }
-  RankProcesses* processes() const { return processes_; }  ///< nullptr: all ranks are in this process
-
-  // For timing.
-  virtual size_t cache_bytes() const = 0;  ///< of the last-level cache
-  /// Copies within the device, as work on the stream.
-  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
-  /// Reads a buffer of kFlushCaches times the last-level cache, as work on the stream: what launches left there is
-  /// gone. Nothing is written: modified lines would go back to memory while the next launch is timed.
-  virtual void flush_cache() = 0;
-  /// Milliseconds of the device, by events around what `enqueue` puts on the stream; on the CPU, by the clock. The
-  /// stream first idles for `cover_us`, while the host gets ahead of it, so that the time to launch is not in the
-  /// result. Waits for the end.
-  virtual double time_ms(const std::function<void()>& enqueue, double cover_us) = 0;
+  RankProcesses* processes() const { return processes_; }  ///< nullptr if all ranks are in this process
 
  protected:
-  void tell_ranks(DeviceInfo& info) const;  ///< how many can share a case, where they are processes
+  void tell_ranks(DeviceInfo& info) const;  ///< sets the limit of ranks if they are processes
 
   RankProcesses* processes_ = nullptr;
   int64_t most_ranks_ = 0;
@@ -131,7 +148,7 @@ class Device {
 
 inline constexpr size_t kFlushCaches = 4;
 
-/// Failure of a device call while a candidate runs. `sticky` errors leave the process without a usable device.
+/// A device call failed while a candidate ran. After a `sticky` error the process can't use the device any more.
 class DeviceError : public std::exception {
  public:
   DeviceError(std::string message, bool sticky) : message_(std::move(message)), sticky_(sticky) {}
@@ -143,28 +160,28 @@ class DeviceError : public std::exception {
   bool sticky_;
 };
 
-/// A manner of running work that the device, or the work, does not know.
-class NotOnDevice : public std::exception {
+/// The device, or the work, does not support a launch mode.
+class LaunchModeUnsupported : public std::exception {
  public:
-  explicit NotOnDevice(std::string why) : why_(std::move(why)) {}
+  explicit LaunchModeUnsupported(std::string why) : why_(std::move(why)) {}
   const char* what() const noexcept override { return why_.c_str(); }
 
  private:
   std::string why_;
 };
 
-/// There is not as much memory as was asked for.
+/// The requested memory is not available.
 class OutOfMemory : public DeviceError {
  public:
   explicit OutOfMemory(std::string message) : DeviceError(std::move(message), /*sticky=*/false) {}
 };
 
 std::unique_ptr<Device> open_cpu_device();
-/// Memory of the host, for a candidate that computes elsewhere; info() is what is known of there.
+/// Host memory for a candidate that computes on another device; info() returns `elsewhere`.
 std::unique_ptr<Device> open_cpu_device(const DeviceInfo& elsewhere);
-/// Throws EnvironmentError when this build has no CUDA or the machine no such device.
+/// Throws EnvironmentError if this build has no CUDA or the machine has no such device.
 std::unique_ptr<Device> open_cuda_device(int index);
-/// CUDA devices that can be used; 0 without a driver or in a build without CUDA. Never throws.
+/// Number of usable CUDA devices; 0 without a driver or in a build without CUDA. Never throws.
 int cuda_device_count();
 bool built_with_cuda();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA device. nvcc compiles it. Every member first makes it the current one of its thread, for ranks have others.
+// The CUDA device; compiled by nvcc. Every member first makes its device current, since ranks use several in a process.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -43,9 +43,9 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index) : index_(index), ranks_(index) {
     check(cudaSetDevice(index), "select device cuda:" + std::to_string(index));
     check(cudaGetDeviceProperties(&properties_, index), "read the properties of cuda:" + std::to_string(index));
-    memory_.keep_at_most(properties_.totalGlobalMem / 32);  // candidates don't miss it
+    memory_.keep_at_most(properties_.totalGlobalMem / 32);  // little enough for candidates not to miss it
     cudaStream_t stream = nullptr;
-    // Non-blocking: no implicit order with the default stream, as in the programs that kernels end up in.
+    // Non-blocking: no implicit order with the default stream, as in the programs that will use the kernels.
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
     stream_.reset(stream);
     int driver = 0, runtime = 0;
@@ -164,7 +164,7 @@ class CudaDevice final : public Device {
   void synchronize(const std::string& what) override {
     make_current();
     check(cudaDeviceSynchronize(), what);
-    check(cudaGetLastError(), what);  // a launch error that a candidate did not report
+    check(cudaGetLastError(), what);  // a launch error that the candidate did not report
   }
 
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override {
@@ -212,7 +212,7 @@ class CudaDevice final : public Device {
     enqueue();
     check(cudaEventRecord(stop_.get(), stream_.get()), "record the end");
     check(cudaEventSynchronize(stop_.get()), "wait for what is timed");
-    check(cudaGetLastError(), "time");  // a launch error that a candidate did not report
+    check(cudaGetLastError(), "time");  // a launch error that the candidate did not report
     float ms = 0;
     check(cudaEventElapsedTime(&ms, start_.get(), stop_.get()), "read the time");
     return static_cast<double>(ms);
@@ -221,18 +221,18 @@ class CudaDevice final : public Device {
  private:
   static constexpr int kThreads = 256;
 
-  /// For so many threads' work, at most as many as all multiprocessors hold.
+  /// Blocks for the work of `threads` threads; at most as many as all SMs hold.
   unsigned blocks_for(size_t threads) const {
     constexpr int kBlocksPerMultiprocessor = 8;
     const auto most = static_cast<size_t>(properties_.multiProcessorCount * kBlocksPerMultiprocessor);
     return static_cast<unsigned>(std::clamp<size_t>((threads + kThreads - 1) / kThreads, 1, most));
   }
 
-  /// Where work on the stream finds `rows`, until others are uploaded. What is there stays: the tensors of a launch
-  /// have the same rows.
+  /// The address of `rows` on the device, valid until other rows are uploaded. Keeps the last upload, because the
+  /// tensors of a launch use the same rows.
   const int64_t* upload_rows(const std::vector<int64_t>& rows) {
     if (rows != uploaded_rows_) {
-      uploaded_rows_.clear();  // until they are there
+      uploaded_rows_.clear();  // in case the upload throws
       const size_t bytes = rows.size() * sizeof(int64_t);
       if (bytes > rows_bytes_) {
         rows_.reset();
@@ -245,7 +245,7 @@ class CudaDevice final : public Device {
     return reinterpret_cast<const int64_t*>(rows_.get());
   }
 
-  /// What the kernels that `launch` starts add to a number that begins at 0.
+  /// The sum that the kernels started by `launch` add up, beginning at 0.
   template <class Launch>
   uint64_t sum_of(const std::string& doing, const Launch& launch) {
     if (!sum_) sum_.reset(allocate(sizeof(unsigned long long), "a sum"));
@@ -257,8 +257,8 @@ class CudaDevice final : public Device {
     return sum;
   }
 
-  /// The contending work ends with the launch's, and by itself after a second: a candidate that waits for the whole
-  /// device, or whose blocks all have to run at once, would wait for ever.
+  /// The contending work ends when the launch does, and by itself after a second. Otherwise a candidate that needs the
+  /// whole device, or all its blocks to run at once, would wait forever.
   void run_contended(int percent, const std::function<bool()>& launch) {
     constexpr std::chrono::milliseconds kMostStart{200}, kMost{500};
     constexpr uint64_t kMostHeldNs = 1'000'000'000;
@@ -284,7 +284,7 @@ class CudaDevice final : public Device {
     while (held->blocks < blocks && Clock::now() - start < kMostStart) std::this_thread::yield();
     const bool holds = held->blocks == blocks;
     launch();
-    const cudaError_t launched = cudaGetLastError();  // a launch error that a candidate did not report
+    const cudaError_t launched = cudaGetLastError();  // a launch error that the candidate did not report
     start = Clock::now();
     while (cudaStreamQuery(stream_.get()) == cudaErrorNotReady && Clock::now() - start < kMost) {
       std::this_thread::yield();
@@ -292,11 +292,11 @@ class CudaDevice final : public Device {
     held->stop = 1;
     check(cudaStreamSynchronize(other_stream_.get()), "run beside contending work");
     check(launched, "run beside contending work");
-    if (!holds) throw NotOnDevice("the contending work did not get the multiprocessors");
+    if (!holds) throw LaunchModeUnsupported("the contending work could not occupy the SMs");
   }
 
   void run_replayed(const std::function<bool()>& launch) {
-    // Thread-local: calls that can't be part of a graph fail, and are not made outside of it instead.
+    // Thread-local mode: calls that can't be recorded fail; they are not executed outside of the graph instead.
     check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "begin to record a graph");
     const bool launched = launch();
     cudaGraph_t recorded = nullptr;
@@ -308,10 +308,10 @@ class CudaDevice final : public Device {
       check(cudaGraphGetNodes(graph.get(), nullptr, &nodes), "count what was recorded");
     }
     if (nodes == 0) {
-      throw NotOnDevice(std::string("the launch can't be recorded in a graph: ") +
-                        (ended != cudaSuccess ? cudaGetErrorString(ended)
-                         : launched           ? "nothing was put on its stream"
-                                              : "it failed meanwhile"));
+      throw LaunchModeUnsupported(std::string("the launch can't be recorded in a graph: ") +
+                                  (ended != cudaSuccess ? cudaGetErrorString(ended)
+                                   : launched           ? "nothing was put on its stream"
+                                                        : "it failed meanwhile"));
     }
     cudaGraphExec_t instance = nullptr;
     check(cudaGraphInstantiate(&instance, graph.get(), 0), "make a graph");
@@ -330,7 +330,7 @@ class CudaDevice final : public Device {
 
   static size_t free_bytes() {
     size_t free = 0, total = 0;
-    (void)cudaMemGetInfo(&free, &total);  // after a sticky error: 0
+    (void)cudaMemGetInfo(&free, &total);  // leaves 0 after a sticky error
     return free;
   }
 
@@ -345,13 +345,13 @@ class CudaDevice final : public Device {
   CudaMemory memory_;
   cudaDeviceProp properties_{};
   Stream stream_, other_stream_;
-  std::unique_ptr<Held, HostDelete> held_;  ///< of run_contended()
+  std::unique_ptr<Held, HostDelete> held_;  ///< used by run_contended()
   Event start_, stop_;
-  Memory sum_{nullptr, {this}};   ///< of sum_of()
-  Memory rows_{nullptr, {this}};  ///< of upload_rows()
+  Memory sum_{nullptr, {this}};   ///< used by sum_of()
+  Memory rows_{nullptr, {this}};  ///< used by upload_rows()
   size_t rows_bytes_ = 0;
   std::vector<int64_t> uploaded_rows_;
-  Memory flushed_{nullptr, {this}};  ///< what flush_cache() reads, and a word behind it
+  Memory flushed_{nullptr, {this}};  ///< the buffer that flush_cache() reads, and one more word
   std::string driver_, runtime_;
   size_t free_at_first_ = 0;
 };

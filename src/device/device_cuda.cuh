@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the CUDA device itself, and owners of what it gets from the runtime.
+// Kernels of the CUDA device itself, and owners of CUDA runtime objects.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 namespace checkop {
 
-/// Reads n words. The sum is stored where it is `never`, so that the reads are not optimised away.
+/// Reads n words. Stores their sum if it equals `never`, so that the reads are not optimised away.
 static __global__ void read_words(const uint4* __restrict__ words, size_t n, unsigned never,
                                   unsigned* __restrict__ sum_out) {
   unsigned sum = 0;
@@ -42,7 +42,7 @@ static __global__ void fill_bytes(std::byte* __restrict__ begin, uint64_t patter
   }
 }
 
-/// Adds the terms of a fingerprint; the last word may be cut off.
+/// Adds the terms of a fingerprint; the last word may be incomplete.
 static __global__ void add_fingerprint(const std::byte* __restrict__ memory, size_t bytes, uint64_t salt,
                                        unsigned long long* __restrict__ sum) {
   const size_t first = size_t{blockIdx.x} * blockDim.x + threadIdx.x, stride = size_t{gridDim.x} * blockDim.x;
@@ -61,10 +61,10 @@ static __global__ void add_fingerprint(const std::byte* __restrict__ memory, siz
     own += fingerprint_of(word, i, salt);
   }
   for (int lane = 16; lane > 0; lane /= 2) own += __shfl_down_sync(0xffffffffu, own, lane);
-  if (threadIdx.x % 32 == 0) atomicAdd(sum, own);  // order-free: an integer sum
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, own);  // integer sum: independent of the order
 }
 
-/// Keeps the stream busy for so many nanoseconds.
+/// Keeps the stream busy for `ns` nanoseconds.
 static __global__ void wait_ns(uint64_t ns) {
   uint64_t start, now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
@@ -74,7 +74,7 @@ static __global__ void wait_ns(uint64_t ns) {
   } while (now - start < ns);
 }
 
-/// body(a word), of the widest type that `lengths` and both addresses are multiples of.
+/// Calls body(word) with the widest word type that divides `lengths` and both addresses.
 template <class Body>
 auto with_words(const std::byte* a, const std::byte* b, size_t lengths, const Body& body) {
   const size_t places = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | lengths;
@@ -84,7 +84,7 @@ auto with_words(const std::byte* a, const std::byte* b, size_t lengths, const Bo
   return body(uint8_t{});
 }
 
-/// Counts the words of n rows of `a` that differ from those of row rows[k] of `b`; a block takes a row at a time.
+/// Counts the words in which row k of `a` differs from row rows[k] of `b`. A block handles one row at a time.
 template <typename Word>
 static __global__ void count_different(const Word* __restrict__ a, const Word* __restrict__ b, size_t words,
                                        const int64_t* __restrict__ rows, int64_t n,
@@ -96,10 +96,10 @@ static __global__ void count_different(const Word* __restrict__ a, const Word* _
     const Word* const right = b + static_cast<size_t>(rows[k]) * words;
     for (size_t i = threadIdx.x; i < words; i += blockDim.x) own += left[i] != right[i] ? 1 : 0;
   }
-  if (own > 0) atomicAdd(different, own);  // order-free: an integer sum
+  if (own > 0) atomicAdd(different, own);  // integer sum: independent of the order
 }
 
-/// Row k of `to`, `stride` words on from the one before, becomes row rows[k] of `from`; a block takes a row at a time.
+/// Copies row rows[k] of `from` to `to` + k * `stride` words. A block handles one row at a time.
 template <typename Word>
 static __global__ void gather_rows(Word* __restrict__ to, size_t stride, const Word* __restrict__ from, size_t words,
                                    const int64_t* __restrict__ rows, int64_t n) {
@@ -111,14 +111,13 @@ static __global__ void gather_rows(Word* __restrict__ to, size_t stride, const W
   }
 }
 
-/// What host and device tell each other while multiprocessors are held.
+/// Flags shared by host and device while SMs are occupied.
 struct Held {
-  unsigned blocks;  ///< that run; written by the device
-  unsigned stop;    ///< not 0: end; written by the host
+  unsigned blocks;  ///< number of running blocks; written by the device
+  unsigned stop;    ///< not 0: stop; written by the host
 };
 
-/// Every block takes a multiprocessor, whose shared memory it has all of, until it is told to end or `most_ns` are
-/// over.
+/// Each block occupies one SM by using all its shared memory, until `stop` is set or `most_ns` have passed.
 static __global__ void hold_multiprocessor(volatile Held* held, uint64_t most_ns) {
   uint64_t start, now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));

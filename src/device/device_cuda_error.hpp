@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CUDA calls say, as errors.
+// Turns CUDA statuses into exceptions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,13 +21,13 @@ inline std::string describe(cudaError_t status, std::string_view doing, const st
   return text + ":" + std::to_string(at.line()) + "]";
 }
 
-/// Throws DeviceError unless `status` is cudaSuccess; the runtime's last error is cleared first.
+/// Throws DeviceError unless `status` is cudaSuccess. Clears the runtime's last error first.
 inline void check(cudaError_t status, std::string_view doing,
                   const std::source_location& at = std::source_location::current()) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();
-  // After an illegal address, an assert, an ECC error and their like, every later call fails too, and there is no list
-  // of them that a new driver could not make incomplete: ask for something harmless instead.
+  // After errors such as an illegal address, an assert or an ECC error, every later call fails too. A list of such
+  // errors would be incomplete with the next driver, so this tries a harmless call instead.
   const bool sticky = cudaDeviceSynchronize() != cudaSuccess;
   (void)cudaGetLastError();
   if (status == cudaErrorMemoryAllocation && !sticky) throw OutOfMemory(describe(status, doing, at));

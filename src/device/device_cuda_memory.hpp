@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a CUDA device that is used again: to have a block from the driver, and to give it back, takes longer than
-// most launches, and a check of all axes has hundreds of blocks.
+// Reuses memory of a CUDA device. Allocating and freeing a block through the driver takes longer than most launches,
+// and a check of all axes needs hundreds of blocks.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,13 +18,12 @@ class CudaMemory {
   CudaMemory() = default;
   CudaMemory(const CudaMemory&) = delete;
 
-  /// Bytes that free() keeps in all.
+  /// Limit of the bytes that free() keeps for reuse.
   void keep_at_most(size_t bytes) { most_ = bytes; }
 
-  /// As cudaMalloc(), of at least one byte: also an empty tensor gets an address of its own. Blocks are aligned to 256
-  /// bytes.
+  /// Like cudaMalloc(), but with at least one byte, so that an empty tensor has its own address too. 256-byte aligned.
   cudaError_t allocate(size_t bytes, std::byte** memory) {
-    // Of its size the one that was freed first. No larger one: memcheck knows where a block ends.
+    // Reuses the block of exactly this size that was freed first. No larger one, so that memcheck knows where it ends.
     const size_t room = std::max<size_t>(bytes, 1);
     if (const auto found = kept_.lower_bound(room); found != kept_.end() && found->first == room) {
       *memory = found->second;
@@ -43,26 +42,25 @@ class CudaMemory {
     return cudaSuccess;
   }
 
-  /// Work on `stream` overwrites the block, as all work there that is enqueued from here on finds it: what was in it
-  /// must not be found in what a candidate allocates, or through an address that it has kept. All bits set is a NaN of
-  /// every type.
+  /// Overwrites the block on `stream` before it is reused. Its content must not reach a candidate through memory that
+  /// it allocates or an old address. All bits set is a NaN in every floating-point type.
   void free(std::byte* memory, cudaStream_t stream) noexcept {
     const auto found = rooms_.find(memory);
     if (found == rooms_.end()) return;
     const size_t room = found->second;
     rooms_.erase(found);
     const bool is_overwritten = cudaMemsetAsync(memory, 0xff, room, stream) == cudaSuccess;
-    if (room <= most_ && kept_bytes_ + room > most_) release();  // sizes of other cases, mostly
+    if (room <= most_ && kept_bytes_ + room > most_) release();  // mostly sizes of other cases
     if (is_overwritten && room <= most_) {
       kept_.emplace(room, memory);
       kept_bytes_ += room;
     } else {
-      (void)cudaFree(memory);  // waits for the above; may run after a sticky error
+      (void)cudaFree(memory);  // waits for the overwriting; may run after a sticky error
     }
     (void)cudaGetLastError();
   }
 
-  /// What is kept goes back to the driver.
+  /// Returns all kept blocks to the driver.
   void release() noexcept {
     for (const auto& [room, memory] : kept_) (void)cudaFree(memory);
     (void)cudaGetLastError();
@@ -71,8 +69,8 @@ class CudaMemory {
   }
 
  private:
-  std::unordered_map<std::byte*, size_t> rooms_;  ///< of what is in use
-  std::multimap<size_t, std::byte*> kept_;        ///< by room
+  std::unordered_map<std::byte*, size_t> rooms_;  ///< sizes of blocks in use
+  std::multimap<size_t, std::byte*> kept_;        ///< free blocks, by size
   size_t kept_bytes_ = 0, most_ = 0;
 };
 

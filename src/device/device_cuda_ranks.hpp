@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CUDA device has for ranks that share a case: the devices of the others, communicators, waits that can end.
+// Ranks on CUDA devices that share a case: the devices of other ranks, communicators, and waits that can be aborted.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@ class CudaRanks {
  public:
   explicit CudaRanks(int index) : index_(index) {}
 
-  /// How many CUDA devices there are from this one on, as far as ranks can use them.
+  /// Sets most_ranks: the number of CUDA devices from this one on, or 1 without NCCL.
   void tell(DeviceInfo& info) const {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) (void)cudaGetLastError();
@@ -38,7 +38,7 @@ class CudaRanks {
     }
   }
 
-  /// The device of another rank; they are opened once.
+  /// The device of another rank; opened at the first use.
   Device& device_of(int32_t rank) {
     std::unique_ptr<Device>& device = devices_[rank];
     if (!device) device = open_cuda_device(index_ + rank);
@@ -62,7 +62,7 @@ class CudaRanks {
     return (comms_[meeting] = std::move(comm))->get();
   }
 
-  /// Of what is on `stream`, without a wait that could not be ended.
+  /// Waits for the work on `stream` by polling, so that the wait can be aborted.
   std::optional<Unfinished> finish(cudaStream_t stream, std::chrono::milliseconds limit,
                                    const std::atomic<bool>& is_broken) {
     const auto start = Clock::now();
@@ -84,7 +84,7 @@ class CudaRanks {
       leave();
       return found;
     }
-    return {};  // what the work itself reports, the device's next call says
+    return {};  // the device's next call reports errors of the work itself
   }
 
   void leave() noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges between threads, none of which waits for one that will not come.
+// Exchanges between threads. None waits for a rank that will not come.
 #include "device/host_comm.hpp"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ int HostComm::barrier(checkop_host_comm* comm) { return all_gather(comm, nullptr
 const char* HostComm::error(checkop_host_comm* comm) {
   HostComm& owner = *reinterpret_cast<End*>(comm)->owner;
   const std::lock_guard lock(owner.mutex_);
-  return owner.error_.c_str();  // never changes once it is set
+  return owner.error_.c_str();  // does not change once it is set
 }
 
 int HostComm::exchange(End& own, const void* send, void* receive, size_t bytes) {

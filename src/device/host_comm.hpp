@@ -13,8 +13,8 @@
 
 namespace checkop {
 
-/// What the ranks of one launch share. An exchange ends when all ranks came, or in an error for all of them: when one
-/// has returned from its launch, or stayed away for `limit`.
+/// Shared by the ranks of one launch. An exchange completes when all ranks have joined it. It fails for all ranks if a
+/// rank has returned from its launch or does not join within `limit`.
 class HostComm {
  public:
   HostComm(int32_t world_size, std::chrono::milliseconds limit);
@@ -22,15 +22,15 @@ class HostComm {
   HostComm& operator=(const HostComm&) = delete;
 
   checkop_host_comm* of(int32_t rank) { return &ends_[static_cast<size_t>(rank)].comm; }
-  /// The rank has returned from its launch: it will not come to any further exchange. Where it has failed, that ends
-  /// what others wait for by other means, too.
+  /// Call when a rank has returned from its launch, since it joins no further exchange. If it has failed, all ranks'
+  /// exchanges fail from then on.
   void leave(int32_t rank, bool failed = false);
-  /// Every exchange fails from here on, with this reason unless there is one.
+  /// Makes all further exchanges fail. `reason` is their error, unless there is one already.
   void break_off(std::string reason);
 
  private:
   struct End {
-    checkop_host_comm comm;  ///< first: the ABI's functions find the rest behind it
+    checkop_host_comm comm;  ///< must be the first member: the ABI's functions cast its address to End
     HostComm* owner;
     const void* send = nullptr;
     void* receive = nullptr;
@@ -43,8 +43,8 @@ class HostComm {
   static const char* error(checkop_host_comm* comm);
 
   int exchange(End& own, const void* send, void* receive, size_t bytes);
-  void complete();                ///< when all ranks wait
-  void fail(std::string reason);  ///< unless it failed before
+  void complete();                ///< call when all ranks wait
+  void fail(std::string reason);  ///< keeps an earlier reason
   std::string absent() const;     ///< "rank 2", "ranks 2, 3"
 
   const std::chrono::milliseconds limit_;
@@ -52,7 +52,7 @@ class HostComm {
   std::condition_variable changed_;
   std::vector<End> ends_;
   uint64_t exchanges_ = 0;
-  std::string error_;  ///< set once
+  std::string error_;  ///< set at most once
 };
 
 }  // namespace checkop

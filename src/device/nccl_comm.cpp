@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's functions by their names, and a communicator that is polled. Compiled without its header, there is none.
+// Loads NCCL's functions by name, and polls communicators. Without NCCL's header, this file compiles to stubs.
 #include "device/nccl_comm.hpp"
 
 #include "base/clock.hpp"
@@ -18,7 +18,7 @@
 namespace checkop {
 namespace {
 
-/// The library that candidates get their functions from too: there is one of that name in a process.
+/// The NCCL library. Candidates use the same one, because a process loads a library name only once.
 struct Library {
   decltype(&ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&ncclCommInitRankConfig) init = nullptr;
@@ -77,7 +77,7 @@ std::string NcclComm::name_meeting() {
 NcclComm::NcclComm(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) {
   ncclUniqueId id;
   if (!why_none().empty() || meeting.size() != sizeof(id.internal))
-    throw DeviceError(why_none().empty() ? "no name of a meeting of NCCL" : why_none(), /*sticky=*/false);
+    throw DeviceError(why_none().empty() ? "invalid NCCL unique id" : why_none(), /*sticky=*/false);
   std::memcpy(id.internal, meeting.data(), sizeof(id.internal));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -114,7 +114,7 @@ void NcclComm::abort() noexcept {
   const std::lock_guard lock(mutex_);
   if (is_aborted_) return;
   is_aborted_ = true;
-  // Also in good order: to finalize, all ranks would have to come once more.
+  // Also after success: to finalize the communicator, all ranks would have to join once more.
   if (comm_ != nullptr) (void)nccl().abort(static_cast<ncclComm_t>(comm_));
 }
 

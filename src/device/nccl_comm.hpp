@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's NCCL communicator. NCCL is loaded when it is first needed: a machine with one GPU need not have it.
+// The NCCL communicator of a rank. NCCL is loaded at the first use, as a machine with one GPU need not have it.
 #pragma once
 
 #include <chrono>
@@ -9,25 +9,25 @@
 
 namespace checkop {
 
-/// Does not block, so that what waits for a rank that will not come can be ended. Every member throws DeviceError with
-/// NCCL's own words.
+/// A non-blocking communicator: waiting for a rank that will not come can be aborted. All members throw DeviceError
+/// with NCCL's message.
 class NcclComm {
  public:
-  /// Why there is none: no NCCL on this machine, or none when this was built; "" where there is.
+  /// Why NCCL is unavailable: missing on this machine, or when this was built; "" if it is available.
   static std::string why_none();
-  /// What ranks need to know to meet: made by one of them. Throws EnvironmentError where there is no NCCL.
+  /// Creates the id with which ranks join a communicator; called by one rank. Throws EnvironmentError without NCCL.
   static std::string name_meeting();
 
-  /// Waits for the other ranks, at most for `limit`. The current device becomes the rank's.
+  /// Waits for the other ranks, at most for `limit`. Uses the current device.
   NcclComm(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit);
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
   void* get() const { return comm_; }
-  /// What went wrong meanwhile; "" while nothing did.
+  /// An asynchronous error; "" if there is none.
   std::string error();
-  /// Ends its kernels, whatever they wait for. From any thread; once.
+  /// Aborts the communicator and its kernels. Thread-safe; only the first call has an effect.
   void abort() noexcept;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads plugins and refuses whatever does not meet the ABI, with the file's name in every message.
+// Loads plugins. Refuses anything that violates the ABI, with a message that names the file.
 #include "device/plugin.hpp"
 
 #include <dlfcn.h>
@@ -28,9 +28,9 @@ constexpr char kSymbol[] = "check_operator_plugin";
 using Key = std::tuple<std::string, std::string, std::string>;  // op, pass, candidate
 Key key_of(const Candidate& candidate) { return {candidate.op, candidate.pass, candidate.name}; }
 
-/// The table that the library at `path` exports.
+/// The kernel table that the library at `path` exports.
 const checkop_plugin& open_library(const std::string& path) {
-  // An absolute path: dlopen looks up a name without a slash among the system's libraries.
+  // An absolute path, because dlopen searches the system's libraries for a name without a slash.
   void* library = dlopen(fs::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
@@ -48,7 +48,7 @@ const checkop_plugin& open_library(const std::string& path) {
     throw InputError(path, fmt::format("{}() threw: {}", kSymbol, e.what()), "return the table without doing work");
   }
   if (plugin == nullptr) throw InputError(path, fmt::format("{}() returned NULL", kSymbol), "return the table");
-  // Nothing but abi_version may be read before this test: the rest may lie elsewhere in another version.
+  // Read only abi_version before this test: in another version, other members may be at other offsets.
   if (plugin->abi_version != CHECKOP_ABI_VERSION) {
     throw InputError(
         path, fmt::format("built for ABI version {}, this program has {}", plugin->abi_version, CHECKOP_ABI_VERSION),
@@ -85,7 +85,7 @@ void require_known_pass(const std::string& where, const checkop_kernel& kernel) 
   }
 }
 
-/// Throws unless every member that the runner will use makes sense.
+/// Throws InputError unless all members that the runner uses are valid.
 void require_valid(const std::string& path, int index, const checkop_kernel& kernel) {
   const std::string place = fmt::format("{}: kernels[{}]", path, index);
   if (is_blank(kernel.name)) throw InputError(place, "no name", "set checkop_kernel.name to the candidate's name");
@@ -102,7 +102,7 @@ void require_valid(const std::string& path, int index, const checkop_kernel& ker
   }
 }
 
-/// Plugins that are part of this program, by the paths that stand for them.
+/// Plugins that are linked into this program, by path.
 std::map<std::string, const checkop_plugin*>& linked_plugins() {
   static std::map<std::string, const checkop_plugin*> plugins;
   return plugins;
@@ -132,7 +132,7 @@ std::vector<Candidate> load_plugin(const std::string& path) {
   const checkop_plugin& plugin = table_of(path);
   const std::string digest = file_digest(path);
 
-  // A plugin built with a later header has longer entries: its own size is the distance from one to the next.
+  // A plugin built with a later header has larger entries, so its struct_size is the distance between entries.
   const uint32_t stride = plugin.kernels[0].struct_size;
   if (stride < sizeof(checkop_kernel)) {
     throw InputError(path + ": kernels[0]",

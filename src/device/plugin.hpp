@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared library -> candidates. ABI version, names and signatures are checked before anything is called.
+// Loads candidates from shared libraries. Checks ABI version, names and signatures before it calls anything.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct Candidate {
   const checkop_kernel* kernel = nullptr;
 };
 
-/// While it lives, load_plugin(path) gives `plugin`, whose code is part of this program, and no library is loaded.
+/// While it lives, load_plugin(path) returns the kernels of `plugin`, which is linked into this program.
 class LinkedPlugin {
  public:
   LinkedPlugin(const std::string& path, const checkop_plugin& plugin);
@@ -30,24 +30,25 @@ class LinkedPlugin {
   std::string path_;
 };
 
-/// Loads a plugin and keeps it loaded. Throws InputError: not a shared library, no symbol check_operator_plugin,
-/// another ABI version, a kernel without name or launch, an operator or pass that is unknown, the same kernel twice.
+/// Loads a plugin and keeps it loaded. Throws InputError if the file is no shared library, has no symbol
+/// check_operator_plugin, has another ABI version, has a kernel without name or launch function, names an unknown
+/// operator or pass, or contains the same kernel twice.
 std::vector<Candidate> load_plugin(const std::string& path);
 
-/// Loads every path; throws InputError when two plugins bring the same candidate for the same operator and pass.
+/// Loads all paths. Throws InputError if two plugins have the same candidate for the same operator and pass.
 std::vector<Candidate> load_plugins(const std::vector<std::string>& paths);
 
-/// <op>/*.so below shipped_kernels() for the given operators (all when empty), sorted.
+/// <op>/*.so below shipped_kernels() for the given operators (all if `ops` is empty), sorted.
 std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops);
 
-/// Whether `name` can be a candidate's: it stands in flags, globs and file names.
+/// Whether `name` is a valid candidate name: names are used in flags, globs and file names.
 bool is_candidate_name(std::string_view name);
-/// What such a name is made of, for hints.
+/// The rule for candidate names, for hints.
 inline constexpr char kCandidateNameHint[] = "use letters, digits and . _ + -, beginning with a letter or digit";
 
 std::string file_digest(const std::string& path);
 
-/// Why `kernel` can't run on `device`; empty when it can.
+/// Why `kernel` can't run on `device`; "" if it can.
 std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device);
 
 }  // namespace checkop

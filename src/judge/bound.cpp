@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounds from a contract's numbers.
+// Element and residual bounds from a gate's numbers.
 #include "judge/bound.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an element may err by: the bounds behind the gates of single elements, and behind identities.
+// Error bounds of single elements and of identities.
 #pragma once
 
 #include <limits>
@@ -9,34 +9,34 @@
 
 namespace checkop {
 
-/// The error of an element that is not finite where its gold is, and other values that no bound covers.
+/// Also the error of an element that is not finite although its gold is: no bound covers it.
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// The bound of one element under a bound_ratio gate, before `limit`:
+/// The bound of one element under a bound_ratio gate, before it is multiplied by `limit`:
 ///   E = (growth + bias_ulps*h*u)*magnitude + of_terms*(magnitude - |value|) + u*rounding
 ///       + the smallest normal number of the arithmetic
 ///   of_terms = lambda*sqrt(term_roundings/3)*u_case
-///   bound = E + half an ulp of `out` at |value| + E;   0 where value, magnitude and rounding are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs; u_case that of the case's dtype, which the
-/// gate names (terms_dtype), or of `out` where it names none.
+///   bound = E + half an ulp of `out` at |value| + E;   0 if value, magnitude and rounding are all 0
+/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. u_case is that of the case's dtype,
+/// which the gate names (terms_dtype), or of `out` if the gate names none.
 ///
-/// With term_roundings each term t of the sum has been stored in the case's dtype on the way so many times: rounded to
-/// nearest, it errs by at most u_case*|t|, and as evenly as in [-u_case*|t|, u_case*|t|] or better, so with a variance,
-/// and a sub-Gaussian one, of u_case^2*t^2/3. Over the sum these add up to term_roundings*u_case^2/3 times the sum of
-/// the squares of the terms, whose root is what a magnitude of a product has beside |value|; lambda standard deviations
-/// of that are passed with probability 2*exp(-lambda^2/2) at most.
+/// term_roundings says how often each term t of the sum was stored in the case's dtype before it was added. Rounding
+/// to nearest errs by at most u_case*|t|. The error is spread at least as evenly as a uniform one on
+/// [-u_case*|t|, u_case*|t|], so its (sub-Gaussian) variance is at most u_case^2*t^2/3. The variance of the sum is then
+/// term_roundings*u_case^2/3 times the sum of the squared terms, whose root a product's magnitude holds in addition to
+/// |value|. The error exceeds lambda standard deviations with probability 2*exp(-lambda^2/2) at most.
 ///
 /// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41 (2019).
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);
 
-/// What a residual may reach under a bound_ratio gate of an output of dtype `out` with sums of `terms` terms.
+/// The largest residual that passes a bound_ratio gate of an output of dtype `out` with sums of `terms` terms.
 double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& residual);
 
-/// A gate with everything that is the same for all elements of an output worked out.
+/// A gate with precomputed values that are the same for all elements of an output.
 struct PreparedGate {
   PreparedGate(const Gate& gate, DType out, int64_t terms);
 
-  /// The largest error that passes; negative where bits decide.
+  /// The largest error that passes; negative if the gate compares bits.
   double allowed(double value, double magnitude, double rounding) const {
     const double size = value < 0 ? -value : value;
     switch (gate.metric) {
@@ -49,30 +49,30 @@ struct PreparedGate {
     }
   }
 
-  /// What atol and rtol allow at a value of that size.
+  /// The error that atol and rtol allow at a value of magnitude `size`.
   double tolerance(double size) const {
     const double relative = gate.rtol * size;
     if (gate.either == 0) return gate.atol + relative;
     return gate.atol < relative ? relative : gate.atol;
   }
 
-  /// E: of the computation, before it is stored.
+  /// E: the error bound of the computation, before the result is stored.
   double computed(double size, double magnitude, double rounding) const {
     return (growth + bias) * magnitude + terms(size, magnitude) + unit * rounding + tiny;
   }
-  /// The part of E that the terms carry from before.
+  /// The part of E from roundings of the terms before they were added.
   double terms(double size, double magnitude) const { return of_terms * (magnitude > size ? magnitude - size : 0); }
   double bound(double size, double magnitude, double rounding) const {
-    // A zero made of nothing that errs, such as the gradient of a row that is left out: no rounding can move it.
+    // Such a zero is exact, for example the gradient of a row that is left out.
     const bool exactly_zero = size == 0 && magnitude == 0 && rounding == 0;
     const double error = computed(size, magnitude, rounding);
     return exactly_zero ? 0 : error + half_ulp(size + error);
   }
 
-  /// Of n elements: the errors that a bound_ratio gate allows, and what E is over half an ulp.
+  /// For n elements: the errors that a bound_ratio gate allows, and E minus half an ulp.
   void bounds(const double* size, const double* magnitude, const double* rounding, size_t n, double* allowed,
               double* over_half) const {
-    // Copies can't alias what is written.
+    // Local copies, so that the compiler knows the outputs don't alias them.
     const double per_magnitude = growth + bias, of_all_terms = of_terms, per_rounding = unit, least = tiny,
                  limit = gate.limit;
     const HalfUlp half_ulp_of = half_ulp;
@@ -87,9 +87,9 @@ struct PreparedGate {
   }
 
   Gate gate;
-  double unit, tiny;  ///< of the arithmetic: unit roundoff, smallest normal number
+  double unit, tiny;  ///< unit roundoff and smallest normal number of the arithmetic
   double growth, bias;
-  double of_terms;   ///< what the terms carry from before
+  double of_terms;   ///< factor of terms()
   HalfUlp half_ulp;  ///< of the output
 };
 

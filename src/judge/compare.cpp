@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A comparison from its gates to its result, which does not depend on the order of rows or threads.
+// A comparison from its gates to its result, independent of the order of rows and threads.
 #include "judge/compare.hpp"
 
 #include "judge/compare_state.hpp"
@@ -7,14 +7,14 @@
 namespace checkop {
 namespace {
 
-constexpr double kRelFloor = 1e-3;  // of the gold's root mean square: below it a relative error says nothing
+constexpr double kRelFloor = 1e-3;  // times the gold's root mean square; relative errors below it mean nothing
 
 }  // namespace
 
 double round_up(double x, int digits) {
   if (x == 0 || !std::isfinite(x)) return x;
   const double scale = std::pow(10.0, digits - 1 - std::floor(std::log10(x)));
-  // A product that is a whole number but for its own rounding counts as one.
+  // 1e-15 allows for the rounding of the product, so that whole numbers stay.
   const double rounded = std::ceil(x * scale * (1 - 1e-15)) / scale;
   return rounded < x ? std::nextafter(x, kInfinity) : rounded;
 }
@@ -96,7 +96,7 @@ std::optional<PolicyMetrics> OutputComparison::State::policy() const {
   return policy_metrics(quantity, seen, clip != nullptr ? clip->clip_eps : Gate().clip_eps);
 }
 
-/// Of a gate that is not of single elements; identities have no part in this.
+/// The result of a gate that is neither element-wise nor of identities.
 Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
                                            const std::optional<PolicyMetrics>& policy) const {
   if (is_of_tokens(gate.metric)) return {policy ? policy->of(gate.metric) : kInfinity};
@@ -116,7 +116,7 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
     case Metric::bias_t:
       return bias_statistic(rows);
     case Metric::bits_of_model:
-      return {kInfinity};  // until check_model() has looked
+      return {kInfinity};  // until check_model() sets it
     default:
       return {};
   }
@@ -162,7 +162,7 @@ Comparison OutputComparison::finish() const {
   for (const Gate& gate : state_->gates.all) {
     if (is_elementwise(gate.metric)) {
       const GateTally& tally = total.gates[k++];
-      // What is allowed holds the limit already: a worst of 1 stands for an error at the limit.
+      // The allowed error includes the limit, so a `worst` of 1 is an error at the limit.
       const bool scaled = gate.metric == Metric::bound_ratio && gate.limit > 0;
       result.gates.push_back(gate_result(gate, scaled ? tally.worst * gate.limit : tally.worst));
       result.gates.back().out_of_bound = tally.out_of_bound;

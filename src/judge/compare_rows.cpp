@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row by row and element by element: error, bound, gates.
+// Compares row by row and element by element: error, bound, gates.
 #include <algorithm>
 #include <cstring>
 
@@ -8,12 +8,12 @@
 namespace checkop {
 namespace {
 
-constexpr size_t kBlock = 256;  // elements of one vectorised step: their arrays stay in the first-level cache
+constexpr size_t kBlock = 256;  // elements per vectorised step: their arrays stay in the L1 cache
 constexpr size_t kMaxFastGates = 4;
 
 bool same_class(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
 
-constexpr size_t kLanes = 4;  // of a reduction, so that compilers vectorise it
+constexpr size_t kLanes = 4;  // partial sums of a reduction, so that compilers vectorise it
 using Lanes = std::array<double, kLanes>;
 
 struct Sums {
@@ -36,7 +36,7 @@ void add_to(RowSums& sums, const Sums& errors, const Sums& golds) {
   sums.squared_gold += golds.squares;
 }
 
-/// Distances in numbers of the dtype over `limit`.
+/// ratios[i] = distance of a[i] and b[i] in numbers of the dtype, over `limit`.
 void ulp_ratios(DType dtype, const std::byte* a, const std::byte* b, size_t n, uint64_t largest, double limit,
                 double* ratios) {
   for (size_t i = 0; i < n; ++i) {
@@ -48,14 +48,14 @@ void ulp_ratios(DType dtype, const std::byte* a, const std::byte* b, size_t n, u
 
 }  // namespace
 
-/// One element as the gates of single elements see it.
+/// One element as seen by the element-wise gates.
 struct OutputComparison::State::Element {
   double gold, got, error;
   bool finite, equal_bits;
-  bool match;  ///< finite, or as infinite or undefined as it may be
+  bool match;  ///< finite, or non-finite where that is right
 
-  /// Whether it passes `gate`, which allows an error of `allowed`; `over` becomes the error over that. `distance` is in
-  /// numbers of the output's dtype.
+  /// Whether the element passes `gate`. `allowed` is the error that the gate allows, `distance` is in numbers of the
+  /// output's dtype. Sets `over` to the error over the allowed error.
   bool passes(const PreparedGate& gate, double allowed, double distance, double& over) const {
     const Metric metric = gate.gate.metric;
     if (metric == Metric::bits) {
@@ -66,7 +66,7 @@ struct OutputComparison::State::Element {
     const bool by_ulp = metric == Metric::ulp;
     const double off = by_ulp ? distance : error, limit = by_ulp ? gate.gate.limit : allowed;
     over = off / limit;
-    if (!(over >= 0)) over = off == 0 ? 0 : kInfinity;  // 0/0, or an error over a bound that is NaN
+    if (!(over >= 0)) over = off == 0 ? 0 : kInfinity;  // 0/0, or a NaN bound
     return match && (!finite || off <= limit);
   }
 };
@@ -76,13 +76,13 @@ OutputComparison::State::Element OutputComparison::State::element_at(const Block
   const size_t width = info(dtype).bytes;
   const bool equal_bits = std::memcmp(block.stored + i * width, block.expected + i * width, width) == 0;
   const bool finite = std::isfinite(g) && std::isfinite(c);
-  // A finite gold beyond the output's range is infinity once rounded: then infinity is right.
+  // A finite gold beyond the output's range rounds to infinity, so infinity is right.
   const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
   return {g, c, finite ? std::abs(c - g) : (match ? 0 : kInfinity), finite, equal_bits, match};
 }
 
-/// at_gate(k, whether it passes, error over what is allowed, distance in numbers of the dtype) for every gate. The
-/// report names the gate whose bound the error comes nearest to, or is furthest beyond.
+/// Calls at_gate(k, passes, error over allowed error, distance in numbers of the dtype) for every gate. The report
+/// names the gate with the largest ratio of error to allowed error.
 template <typename AtGate>
 ElementReport OutputComparison::State::report_of(const Element& e, const Block& block, size_t i,
                                                  const AtGate& at_gate) const {
@@ -91,7 +91,7 @@ ElementReport OutputComparison::State::report_of(const Element& e, const Block& 
   for (size_t k = 0; k < prepared.size(); ++k) {
     const PreparedGate& gate = prepared[k];
     const double allowed = gate.allowed(e.gold, block.magnitude[i], block.rounding[i]);
-    double distance = e.error;  // 0 or infinite where not finite
+    double distance = e.error;  // 0 or infinite if not finite
     if (gate.gate.metric == Metric::ulp && e.finite)
       distance = static_cast<double>(
           *ulp_distance(dtype, load_bits(dtype, block.stored, at), load_bits(dtype, block.expected, at)));
@@ -107,8 +107,8 @@ ElementReport OutputComparison::State::report_of(const Element& e, const Block& 
   return report;
 }
 
-/// The ordinary case: all finite, and all within every gate. Loops without branches, so that compilers vectorise them.
-/// Returns false, with nothing changed, when the block is not ordinary.
+/// Fast path: all elements are finite and within every gate. The loops have no branches, so that compilers vectorise
+/// them. Returns false, with nothing changed, if the block is not such a case.
 bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
                                                RelativeErrors& relative) const {
   std::array<double, kBlock> size, error, allowed, other, most;
@@ -139,14 +139,14 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
       } else {
         for (size_t i = 0; i < n; ++i) allowed[i] = gate.tolerance(size[i]);
       }
-      // No error is none of its bound, unless that is undefined.
+      // Error 0 gives ratio 0, or NaN if the allowed error is not finite.
       for (size_t i = 0; i < n; ++i) other[i] = error[i] == 0 ? 0 * allowed[i] : error[i] / allowed[i];
       const Sums ratios = sums_of(other.data(), n);
       if (!std::isfinite(ratios.sum)) return false;
       if (gate.gate.metric == Metric::bound_ratio) squared_ratio = ratios.squares * gate.gate.limit * gate.gate.limit;
       largest = worst[k] = largest_of(other.data(), n);
     }
-    // Below 1, not at it: a quotient may have been rounded to 1.
+    // Less than 1: a ratio of 1 may have been rounded down to it.
     if (!(largest < 1)) return false;
     most_of_all = std::max(most_of_all, largest);
     if (prepared.size() == 1) continue;
@@ -169,7 +169,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   return true;
 }
 
-/// Element by element, whatever they are.
+/// Slow path: any elements, one by one.
 void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
                                           RelativeErrors& relative) const {
   std::array<double, kBlock> error{}, size{};  // zeros where not finite
@@ -195,7 +195,7 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
     }
     tally.take_worst(report);
     if (!prepared.empty()) {
-      // A quotient may have been rounded to 1.
+      // An error above the bound may have been rounded to a ratio of 1.
       const double ratio = passes ? report.ratio : std::max(report.ratio, std::nextafter(1.0, 2.0));
       tally.map->add(column, &ratio, 1, ratio);
     }
@@ -243,7 +243,7 @@ void OutputComparison::State::add_baseline(const Block& block, RowSums& sums) co
     sums.largest_error = std::max(sums.largest_error, error);
     sums.largest_of_baseline = std::max(sums.largest_of_baseline, std::abs(rounding) + std::abs(shifted[i] - y));
   }
-  sums.squared_rounding += sums_of(roundings.data(), block.count).squares;  // in the order of squared_error
+  sums.squared_rounding += sums_of(roundings.data(), block.count).squares;  // added in the order of squared_error
 }
 
 void OutputComparison::State::add_blocks(int64_t row, const double* decoded, const double* value) {
@@ -300,7 +300,7 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
   Stripe& stripe = stripe_of(row);
   const std::lock_guard lock(stripe.mutex);
   RowSums& place = rows[static_cast<size_t>(row)];
-  tally.count = place.seen ? 0 : view.columns;  // a row given twice counts once; the other one is missing then
+  tally.count = place.seen ? 0 : view.columns;  // a row that comes twice counts once, so the missing row is noticed
   sums.seen = true;
   place = sums;
   stripe.total.merge(tally);

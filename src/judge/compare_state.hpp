@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What compare.cpp and compare_rows.cpp share: the state of a comparison and what a row contributes to it.
+// Shared by compare.cpp and compare_rows.cpp: the state of a comparison and the tallies of its rows.
 #pragma once
 
 #include <algorithm>
@@ -20,19 +20,19 @@
 namespace checkop {
 
 struct GateTally {
-  double worst = 0;  ///< largest error over what is allowed, infinite for bits that differ; ulp: the largest distance
+  double worst = 0;  ///< largest error over allowed error, infinite for different bits; for ulp: the largest distance
   int64_t out_of_bound = 0;
 };
 
-/// What a row contributes; merging two tallies is commutative.
+/// Results of one or more rows. Merging two tallies is commutative.
 struct Tally {
   int64_t count = 0, out_of_bound = 0, nonfinite = 0;
   std::optional<ElementReport> first, worst, first_nonfinite;
   double max_abs = 0;
   uint64_t max_ulp = 0;
   std::vector<GateTally> gates;
-  RowFailures failures;                 ///< of a row; not merged
-  std::optional<ErrorMapper::Row> map;  ///< likewise
+  RowFailures failures;                 ///< of one row; not merged
+  std::optional<ErrorMapper::Row> map;  ///< of one row; not merged
 
   void take_first(const ElementReport& e) { take_lower(e, first); }
   void take_nonfinite(const ElementReport& e) { take_lower(e, first_nonfinite); }
@@ -63,12 +63,12 @@ struct Tally {
 inline constexpr int kBinades = 2048;  // exponents of a double
 inline int binade(double x) { return static_cast<int>((std::bit_cast<uint64_t>(x) >> 52) & 0x7ff); }
 
-/// Largest relative errors by binade of the gold.
+/// The largest relative error of each binade of the gold.
 struct RelativeErrors {
   std::array<double, kBinades> largest{};
   int low = kBinades, high = -1;
 
-  /// `error` is relative.
+  /// `error` is the relative error.
   void add(double gold, double error) {
     if (!(error > 0) || gold == 0) return;
     const int b = binade(gold);
@@ -90,11 +90,11 @@ struct RelativeErrors {
   }
 };
 
-/// What some of the rows have contributed.
+/// Results of some of the rows.
 struct Stripe {
   Stripe(MatrixView view, size_t gates) : map(view.rows, view.columns) { total.gates.resize(gates); }
 
-  std::mutex mutex;  ///< for all of it, and for what is kept of each of its rows
+  std::mutex mutex;  ///< guards all members, and State::rows of the rows in this stripe
   Tally total;
   ErrorMapper map;
   RelativeErrors relative;
@@ -106,13 +106,13 @@ struct Stripe {
   }
 };
 
-/// A block of one row's elements in the forms that the loops below need.
+/// Some consecutive elements of one row, in the forms that the loops below need.
 struct Block {
   int64_t row, first_column;
   size_t count;
   const double *got, *value, *magnitude, *rounding;
   const std::byte *stored, *expected;  ///< as the candidate wrote it; the gold rounded once
-  uint64_t max_ulp;                    ///< the largest distance between the two
+  uint64_t max_ulp;                    ///< the largest distance between `stored` and `expected`
 };
 
 struct OutputComparison::State {
@@ -124,17 +124,17 @@ struct OutputComparison::State {
   MatrixView view;
   RowSet wanted;
   Gates gates;
-  std::vector<PreparedGate> prepared;  ///< those of single elements
-  std::optional<PreparedGate> bound;   ///< the bound_ratio gate, for bias_t
+  std::vector<PreparedGate> prepared;  ///< of the element-wise gates
+  std::optional<PreparedGate> bound;   ///< the bound_ratio gate, needed by bias_t
   const Gate *baseline = nullptr, *bias = nullptr,
-             *clip = nullptr;  ///< gates of the output that need sums of their own
+             *clip = nullptr;  ///< gates of the output that need extra sums
   std::unique_ptr<BlockSums> blocks;
   TokenQuantity quantity;
   std::vector<Token> tokens;
   std::vector<RowSums> rows;
   FailureRecorder failures;
   TrivialAnswers trivial;
-  /// Rows take them in turn: threads that are each at a short row would wait for one another most of the time.
+  /// Row r uses stripe r modulo their number. With one stripe, threads with short rows would mostly wait for its mutex.
   std::deque<Stripe> stripes;
 
   struct Element;

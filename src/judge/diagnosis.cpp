@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Patterns of wrong outputs. Each says what it needs to be told from chance.
+// Patterns of wrong outputs. Each pattern states how much evidence it needs to rule out chance.
 #include "judge/diagnosis.hpp"
 
 #include <fmt/format.h>
@@ -13,10 +13,10 @@ namespace checkop {
 namespace {
 
 constexpr std::array<int64_t, 5> kTiles{16, 32, 64, 128, 256};
-constexpr double kMost = 0.95;   // of the sample must fit
-constexpr size_t kFew = 8;       // fewer elements fit too much by chance
-constexpr double kFarApart = 3;  // bounds between two explanations that can be told apart
-constexpr int64_t kPeriods = 3;  // that a pattern must repeat
+constexpr double kMost = 0.95;   // share of the sample that must fit
+constexpr size_t kFew = 8;       // fewer elements fit by chance too often
+constexpr double kFarApart = 3;  // distance of two explanations, in bounds, to tell them apart
+constexpr int64_t kPeriods = 3;  // times that a pattern must repeat
 
 using Sample = std::vector<FailingElement>;
 
@@ -50,9 +50,9 @@ double rounded_to(DType dtype, double x) {
   return value;
 }
 
-// --- what ------------------------------------------------------------------------------------------------------------
+// --- values of the failing elements ----------------------------------------------------------------------------------
 
-/// Arithmetic gives NaNs without a payload; those that fill outputs before a run have one.
+/// Arithmetic gives NaNs without a payload; the poison that fills outputs before a launch has one.
 std::string unwritten(const Suspect& s) {
   if (!info(s.dtype).is_float) return "";
   const Sample& sample = s.failures.sample;
@@ -82,7 +82,7 @@ std::string constant(const Suspect& s) {
   return fmt::format("the failing elements all hold the same value, {:.6g}", value);
 }
 
-/// Whether stored row `row` is the gold of row `other`.
+/// Whether stored row `row` holds the gold of row `other`.
 bool is_gold_of(const Suspect& s, int64_t row, int64_t other) {
   const NearbyRow& gold = s.nearby.at(other);
   const std::vector<double> got = stored_row(s, row);
@@ -107,12 +107,12 @@ std::string other_row(const Suspect& s) {
   return "";
 }
 
-/// Whether got = factor*gold explains the sample, and got = gold does not.
+/// Whether got = factor*gold explains the sample and got = gold does not.
 bool is_factor(const Sample& sample, double factor) {
   const double apart = sample.size() < kFew ? 20 : kFarApart;
   return most(sample, [&](const FailingElement& e) {
     const double may_err = 2 * std::max(1.0, std::abs(factor)) * e.bound;  // the product may lie in the next binade
-    const double least = std::min(std::abs(factor - 1), std::abs(factor)) * std::abs(e.gold);  // against 1, against 0
+    const double least = std::min(std::abs(factor - 1), std::abs(factor)) * std::abs(e.gold);  // from 1, from 0
     return std::abs(e.got - factor * e.gold) <= may_err && least > apart * may_err;
   });
 }
@@ -152,14 +152,14 @@ std::string fewer_bits(const Suspect& s) {
     if (info(narrow).precision >= info(s.dtype).precision) continue;
     const bool fits = all(sample, [&](const FailingElement& e) {
       return rounded_to(narrow, e.got) == e.got && rounded_to(narrow, e.gold) != e.gold &&
-             std::abs(e.got - e.gold) <= 64 * half_ulp(narrow, e.gold);  // room for a sum kept in that type
+             std::abs(e.got - e.gold) <= 64 * half_ulp(narrow, e.gold);  // leaves room for a sum kept in `narrow`
     });
     if (fits) return fmt::format("the failing elements have no more bits than {}", info(narrow).name);
   }
   return "";
 }
 
-// --- where -----------------------------------------------------------------------------------------------------------
+// --- positions of the failing elements -------------------------------------------------------------------------------
 
 /// Failures along one dimension of the matrix.
 struct Direction {
@@ -171,7 +171,7 @@ struct Direction {
   bool fails(int64_t i) const { return failed[static_cast<size_t>(i)] > 0; }
 };
 
-/// "only in columns 1024 to 1030, behind the last whole tile of 128": at least two, and half of those that are there.
+/// "only in columns 1024 to 1030, behind the last whole tile of 128". Needs two failing columns, and half of the tail.
 std::string tail(const Direction& axis) {
   int64_t first = 0, hit = 0, behind = 0;
   while (!axis.fails(first)) ++first;
@@ -187,7 +187,7 @@ std::string tail(const Direction& axis) {
   return fmt::format("only in {} {} to {}, {} of {}", axis.name, start, axis.extent() - 1, what, width);
 }
 
-/// "0", "32 to 63": up to three ranges of residues.
+/// "0", "32 to 63": the set residues as at most three ranges; "" if there are more.
 std::string ranges_of(const std::vector<bool>& hit) {
   std::vector<std::string> ranges;
   for (size_t i = 0; i < hit.size(); ++i) {
@@ -200,7 +200,7 @@ std::string ranges_of(const std::vector<bool>& hit) {
   return ranges.size() > 3 ? "" : fmt::format("{}", fmt::join(ranges, ", "));
 }
 
-/// "only in columns that are 63 modulo 64": three quarters of all such columns, in three tiles or more.
+/// "only in columns that are 63 modulo 64". Needs three quarters of such columns to fail, in three tiles or more.
 std::string periodic(const Direction& axis) {
   double best = 0;
   std::string found;
@@ -227,8 +227,8 @@ std::string masked(const Suspect& s) {
     if (!all(s.failures.sample, [&](const auto& e) { return mask.is_zero(e.row, e.column); })) continue;
     const auto rows = s.failures.by_row.size() -
                       static_cast<size_t>(std::count(s.failures.by_row.begin(), s.failures.by_row.end(), 0));
-    if (rows < static_cast<size_t>(kPeriods)) continue;  // a quarter of the rows is masked: fewer would be chance
-    bool keeps = false;                                  // a mask of zeros says nothing
+    if (rows < static_cast<size_t>(kPeriods)) continue;  // a quarter of the rows is masked, so fewer would be chance
+    bool keeps = false;                                  // an all-zero mask says nothing
     for (int64_t i = 0; i < s.rows.count(s.view.rows) && !keeps; ++i) {
       for (int64_t c = 0; c < s.view.columns && !keeps; ++c) keeps = !mask.is_zero(s.rows.at(i), c);
     }

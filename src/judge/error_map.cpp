@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binades counted, largest ratios kept.
+// Histogram and grid of error ratios.
 #include "judge/error_map.hpp"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace checkop {
 namespace {
 
-/// The smallest shift that leaves at most kMostCells cells of `extent`.
+/// The smallest shift that divides `extent` into at most kMostCells cells.
 int shift_of(int64_t extent) {
   int shift = 0;
   while (((extent - 1) >> shift) >= ErrorMapper::kMostCells) ++shift;
@@ -18,7 +18,7 @@ int shift_of(int64_t extent) {
 
 int64_t cells_of(int64_t extent, int shift) { return extent > 0 ? ((extent - 1) >> shift) + 1 : 0; }
 
-/// Bins of ratios that are not negative, in a loop that compilers vectorise.
+/// Histogram bins of non-negative ratios, in a loop that compilers vectorise.
 void bins_of(const double* ratios, size_t count, uint32_t* bins) {
   constexpr int kBias = 1023, kOffset = kBias + ErrorMap::kLowest - 1, kMantissa = 52;
   for (size_t i = 0; i < count; ++i) {
@@ -31,7 +31,7 @@ void bins_of(const double* ratios, size_t count, uint32_t* bins) {
 }  // namespace
 
 double largest_of(const double* x, size_t n) {
-  constexpr size_t kLanes = 4;  // so that compilers vectorise it
+  constexpr size_t kLanes = 4;  // independent maxima, so that compilers vectorise the loop
   std::array<double, kLanes> most;
   most.fill(x[0]);
   size_t i = 0;

@@ -10,17 +10,19 @@
 
 namespace checkop {
 
-/// Of the ratio of an element's error to what its gates allow; above 1 it failed.
+/// Histogram and grid of error ratios. A ratio is an element's error over its allowed error; above 1 it failed.
 struct ErrorMap {
   static constexpr int kBins = 64, kLowest = -48;
-  /// Bin 0: ratios below 2^kLowest, also no error at all. Bin i: [2^(kLowest+i-1), 2^(kLowest+i)); the last one is
-  /// open, and holds what is not finite.
+  /// Bin 0: ratios below 2^kLowest, including 0. Bin i: [2^(kLowest+i-1), 2^(kLowest+i)). The last bin has no upper end
+  /// and also holds non-finite ratios.
   std::array<int64_t, kBins> histogram{};
-  int64_t rows_per_cell = 1, columns_per_cell = 1;  ///< powers of two, so that cells end where tiles of kernels do
-  /// One string a row of cells, one character a cell, for the largest ratio in it. '0'-'9' and 'a'-'z' in steps of a
-  /// third of a power of two, up to 2^-(35/3) ... 1; 'A'-'Z' in steps of a power of two, up to 2 ... 2^26. '.': no
-  /// error.
-  /// '!': more, or not finite. ' ': nothing there was compared.
+  int64_t rows_per_cell = 1, columns_per_cell = 1;  ///< powers of two, so that cells align with the tiles of kernels
+  /// One string per row of cells, one character per cell, for the largest ratio in the cell:
+  ///   '.'             0
+  ///   '0'-'9','a'-'z' steps of a third of a power of two; upper ends 2^(-35/3) ... 1
+  ///   'A'-'Z'         steps of a power of two; upper ends 2 ... 2^26
+  ///   '!'             larger, or not finite
+  ///   ' '             not compared
   std::vector<std::string> cells;
 
   bool empty() const { return cells.empty(); }
@@ -29,15 +31,15 @@ struct ErrorMap {
 /// Collects an ErrorMap from rows in any order, from any thread.
 class ErrorMapper {
  public:
-  static constexpr int64_t kMostCells = 64;  ///< a side
+  static constexpr int64_t kMostCells = 64;  ///< per side of the grid
 
   ErrorMapper(int64_t rows, int64_t columns);
 
-  /// One row's part.
+  /// The contribution of one row.
   class Row {
    public:
     explicit Row(const ErrorMapper& mapper);
-    /// Of `count` elements from `column` on, of which `largest` is the largest ratio. None is negative or NaN.
+    /// Adds `count` ratios from `column` on; none is negative or NaN. `largest` is the largest of them.
     void add(int64_t column, const double* ratios, size_t count, double largest);
 
    private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kept sample: the elements with the lowest hashes of their index, whatever the order of arrival.
+// Keeps the elements whose indices have the lowest hashes, so the sample does not depend on the order of arrival.
 #include "judge/failures.hpp"
 
 #include <algorithm>

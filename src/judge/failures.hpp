@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which elements of an output failed, in memory that does not grow with their number.
+// A summary of an output's failing elements, in memory that does not grow with their number.
 #pragma once
 
 #include <atomic>
@@ -15,14 +15,14 @@ struct FailingElement {
   double got = 0, gold = 0, bound = 0;
 };
 
-/// Of one output as a matrix. What is kept does not depend on the order of rows or threads.
+/// Failing elements of one output, seen as a matrix. Independent of the order of rows and threads.
 struct FailureSummary {
   int64_t count = 0;
-  std::vector<int64_t> by_row, by_column;  ///< how many failed; empty when none did
-  std::vector<FailingElement> sample;      ///< at most kMost, chosen at random; by row and column
+  std::vector<int64_t> by_row, by_column;  ///< failing elements per row and per column; empty if none failed
+  std::vector<FailingElement> sample;      ///< at most kMost, chosen at random; sorted by row and column
 };
 
-/// Those of one row, on their way to FailureRecorder.
+/// The failing elements of one row, before they are added to a FailureRecorder.
 class RowFailures {
  public:
   bool empty() const { return columns_.empty(); }
@@ -39,7 +39,7 @@ class FailureRecorder {
 
   FailureRecorder(int64_t rows, int64_t columns) : rows_(rows), columns_(columns) {}
 
-  /// Any thread; each row's RowFailures from one.
+  /// May be called from any thread, but only one thread may use the same RowFailures.
   void note(const FailingElement& element, RowFailures& row) const;
   void add(const RowFailures& row, int64_t number);
   FailureSummary summary() const;
@@ -50,10 +50,10 @@ class FailureRecorder {
     FailingElement element;
   };
   uint64_t rank_of(const FailingElement& element) const;
-  void shrink();  ///< to the kMost lowest ranks; under mutex_
+  void shrink();  ///< keeps the kMost lowest ranks; call under mutex_
 
   int64_t rows_, columns_;
-  std::atomic<uint64_t> highest_{std::numeric_limits<uint64_t>::max()};  ///< ranks above it will not be kept
+  std::atomic<uint64_t> highest_{std::numeric_limits<uint64_t>::max()};  ///< elements with higher ranks are not kept
   std::mutex mutex_;
   std::vector<Ranked> kept_;
   FailureSummary counts_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Case -> gold -> comparison, streamed.
+// Runs the gold and streams its rows into the comparisons.
 #include "judge/gold.hpp"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ void GoldArgs::for_rows(int output, int64_t total, const std::function<void(int6
 
 namespace {
 
-/// Calls body with the arguments of c.pass's functions.
+/// Calls body with the GoldArgs of the case.
 template <typename Body>
 auto with_gold_args(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
                     const std::vector<RowSet>& rows, const Body& body) {
@@ -86,7 +86,7 @@ std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inp
     if (outputs[i].name.empty()) continue;
     const OutputSpec& spec = c.pass->outputs[i];
     gates[i] = contract.gates_for(c, spec, subject);
-    // Errors of equal inputs are one error many times: which side they lean to says nothing.
+    // Equal inputs repeat one error many times, so its sign says nothing about bias.
     if (c.input_mode == InputMode::constant)
       std::erase_if(gates[i].all, [](const Gate& gate) { return gate.metric == Metric::bias_t; });
     if (c.pass->identities == nullptr)

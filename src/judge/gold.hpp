@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the FP64 gold of a case and judges a candidate's outputs against it, row block by row block.
+// Runs the FP64 gold of a case and judges a candidate's outputs against it, block of rows by block of rows.
 #pragma once
 
 #include <functional>
@@ -13,40 +13,40 @@
 
 namespace checkop {
 
-/// Runs c.pass's gold on `inputs` (as make_inputs gives them) and hands its rows to `sink`: those of sample_rows(), or
-/// every one where `rows` is empty.
+/// Runs the gold of c.pass on `inputs` (from make_inputs) and hands its rows to `sink`: the rows of sample_rows(), or
+/// all rows if `rows` is empty.
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
               const std::vector<RowSet>& rows = {});
 
-/// Floating-point operations of the case and the bytes that have to move, by Pass::work; `inputs` as for run_gold.
+/// Floating-point operations of the case and bytes moved at least, from Pass::work; `inputs` as for run_gold.
 struct Cost {
   double flops = 0, bytes = 0;
 };
 Cost cost_of(const Case& c, const std::vector<Tensor>& inputs);
 
-/// What output `index` of a failed comparison looks like; see emulated_fault() and diagnose(). The gold is run again
-/// for some of its rows, unless that would mean all rows of a large case.
+/// Describes the errors of output `index` of a failed comparison; see emulated_fault() and diagnose(). Runs the gold
+/// again for some rows, unless the gold can't compute single rows and the case is large.
 std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
                             const OutputComparison& comparison, const RowSet& rows, unsigned threads);
 
-/// The longest sum behind one element of `output`, from OutputSpec::reduced; 1 when there is none.
+/// The length of the longest sum behind one element of `output`, from OutputSpec::reduced; 1 without sums.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
 
-/// Hands all gold rows to a sink, from that many threads at once.
+/// Hands all gold rows to a sink, from the given number of threads at once.
 using GoldReplay = std::function<void(unsigned, const GoldSink&)>;
 
 struct GoldTimes {
   double wall_ms = 0;     ///< gold and comparison together
-  double compare_ms = 0;  ///< the comparison's share: its thread time over the number of threads
+  double compare_ms = 0;  ///< time of the comparison: its thread time over the number of threads
 };
 
-/// Compares `outputs` (in the order of the pass, absent ones with an empty name) with the gold under `contract`.
-/// The gold is streamed: no output is ever held in FP64. One Comparison per output; an absent output's is empty.
-/// `rows` are those of sample_rows(): what the gold leaves out is held to the operator's identities.
-/// Comparison::would_pass names the trivial answers that all gates together accept: where those of single elements do
-/// and the contract has others, the answer is made and judged, which runs the gold again.
-/// With `stored` the gold is taken from there, all of it, and failures are not diagnosed. A pass without identities is
-/// not held to any.
+/// Compares `outputs` with the gold under `contract`. `outputs` are in the order of the pass; absent ones have an empty
+/// name. Returns one Comparison per output; that of an absent output is empty.
+/// The gold is streamed, so no output is held in FP64.
+/// `rows` comes from sample_rows(). Rows without gold are checked by the operator's identities, if the pass has any.
+/// Comparison::would_pass names the trivial answers that all gates accept. If the element-wise gates accept an answer
+/// and the contract has other gates, the answer is generated and judged, which runs the gold again.
+/// If `stored` is set, all gold rows are taken from it and failures are not diagnosed.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},

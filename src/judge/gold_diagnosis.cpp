@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a diagnosis needs beside the failing elements: gold of rows near them, and masks by element of the output.
+// Collects the inputs of diagnose(): gold rows near failing elements, and masks over elements of the output.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -12,7 +12,7 @@
 namespace checkop {
 namespace {
 
-constexpr double kMostDiagnosisWork = 1e9;  // of a gold that can't be had for single rows, as gold_work() counts
+constexpr double kMostDiagnosisWork = 1e9;  // in units of gold_work(); for a gold that can't compute single rows
 
 std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor>& inputs, size_t index,
                                          const MatrixView& view, const OutputComparison& comparison,
@@ -47,7 +47,7 @@ std::map<int64_t, NearbyRow> nearby_rows(const Case& c, const std::vector<Tensor
   return found;
 }
 
-/// Steps of `dims` in the memory of a tensor, by dimension.
+/// Stride of each dimension of `spec` in memory, in elements.
 std::map<std::string_view, int64_t> strides_of(const Case& c, const TensorSpec& spec) {
   std::map<std::string_view, int64_t> strides;
   const auto names = split_dims(spec.dims);

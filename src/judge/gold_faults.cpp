@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults emulated until one explains what failed.
+// Emulates the known faults one by one until one explains the failing elements.
 #include "judge/gold_faults.hpp"
 
 #include <fmt/format.h>
@@ -16,15 +16,15 @@
 namespace checkop {
 namespace {
 
-constexpr double kMostEmulationWork = 5e8;  // of all emulations together, as gold_work() counts
-constexpr double kExplained = 4e-4;         // of the squared errors may remain: 2 % of their size
+constexpr double kMostEmulationWork = 5e8;  // of all emulations together, in units of gold_work()
+constexpr double kExplained = 4e-4;         // share of the squared errors that may remain: 2 % in norm
 
-/// The case as it is emulated: all of it, or the batch's rows [first, first + n).
+/// The emulated part of a case: all of it, or the batch's rows [first, first + n).
 struct Part {
   Case c;
-  std::vector<Tensor> sliced;  // by input; those that are not per-row have no name
+  std::vector<Tensor> sliced;  // by input; inputs that are not per-row have no name
   std::vector<const Tensor*> inputs;
-  int64_t first_element = 0, elements = 0;  // of the output
+  int64_t first_element = 0, elements = 0;  // range of the output
 };
 
 Part whole(const Case& c, const std::vector<Tensor>& inputs, size_t index) {
@@ -54,7 +54,7 @@ Part rows_of(const Case& c, const std::vector<Tensor>& inputs, size_t index, int
   return part;
 }
 
-/// What can be emulated in time: the case, or the batch row of a failing element.
+/// The part that can be emulated in time: the whole case, or the batch row of a failing element; nullopt for neither.
 std::optional<Part> part_of(const Case& c, const std::vector<Tensor>& inputs, size_t index,
                             const FailureSummary& failures) {
   const double runs = static_cast<double>(c.pass->emulation->faults.size() + all_plans().size());
@@ -81,7 +81,7 @@ std::vector<double> emulated(const Part& part, size_t index, const Plan& plan, s
   return std::move(values[index]);
 }
 
-/// Errors of sums in bf16 are those of one order; those of other faults hardly depend on it.
+/// The errors of bf16 sums depend on the order of addition; those of other faults hardly do.
 std::span<const Plan> plans_for(const FaultSpec& fault) {
   static constexpr std::array kAny{Plan{Plan::Order::blocked, 512}};
   return fault.name == faults::kBf16Accumulator.name ? all_plans() : kAny;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the operator's known faults a wrong output is the result of.
+// Finds the known fault of the operator that explains a wrong output.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace checkop {
 
-/// "as where the last tile of a sum is left out (last_tile_skipped)", when emulating that fault gives the failing
-/// elements; "" when none does, or when it would take too long. Of a large case and a per-row output one failing row of
-/// the batch is looked at.
+/// "as where the last tile of a sum is left out (last_tile_skipped)", if emulating that fault gives the failing
+/// elements. "" if no fault does, or if emulation would take too long. In a large case with a per-row output, only the
+/// batch row of one failing element is emulated.
 std::string emulated_fault(const Case& c, const std::vector<Tensor>& inputs, size_t index,
                            const FailureSummary& failures, unsigned threads);
 

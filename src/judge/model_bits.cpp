@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stored bits against those of a model, and the nearest order of addition where they differ.
+// Compares stored bits with the model's, and finds the nearest order of addition where they differ.
 #include "judge/model_bits.hpp"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 namespace checkop {
 namespace {
 
-/// An output as a matrix, and what a model needs of its pass.
+/// An output as a matrix, and the arguments of the pass's model.
 struct Modelled {
   const Case& c;
   const std::vector<const Tensor*>& inputs;
@@ -29,7 +29,7 @@ struct Modelled {
     return bytes;
   }
 
-  /// Calls body(element, got, expected) for every element of `rows`; the last two are stored bits.
+  /// Calls body(element, got, expected) for every element of `rows`; `got` and `expected` are stored bits.
   template <class Body>
   void each(const ModelOrder& order, const RowSet& rows, const Body& body) const {
     std::vector<RowSet> sets(c.pass->outputs.size(), RowSet{false, {}});
@@ -55,7 +55,7 @@ struct Modelled {
   }
 };
 
-/// Some of `rows`, evenly spread, for at most as much work as a second of a core can do in every order.
+/// Evenly spread rows of `rows`, few enough that one core can model them in every order in about a second.
 RowSet some_of(const std::set<int64_t>& rows, int64_t per_row) {
   constexpr int64_t kWork = int64_t{1} << 27;
   constexpr int64_t kMost = 16;
@@ -66,7 +66,7 @@ RowSet some_of(const std::set<int64_t>& rows, int64_t per_row) {
   return some;
 }
 
-/// Share of equal elements for every order, the largest first; among equals in the order of all_orders().
+/// Share of equal elements for every order, the largest first; ties stay in the order of all_orders().
 std::vector<OrderLikeness> likenesses(const Modelled& m, const RowSet& rows) {
   std::vector<OrderLikeness> all;
   for (const ModelOrder& order : all_orders()) {

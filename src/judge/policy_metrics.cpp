@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token by token, in order.
+// Computes the metrics token by token, in order.
 #include "judge/policy_metrics.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace checkop {
 namespace {
 
 double logp_error(TokenQuantity quantity, const Token& t) {
-  if (t.got == t.gold) return 0;  // infinities too
+  if (t.got == t.gold) return 0;  // also for infinities
   const double d = quantity == TokenQuantity::ratio ? std::log(t.got) - std::log(t.gold) : t.got - t.gold;
   return std::isnan(d) ? kInfinity : d;
 }

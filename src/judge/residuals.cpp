@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finite elements and identities, over all rows of an output.
+// Checks finiteness and identities over all rows of an output.
 #include "judge/residuals.hpp"
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 namespace checkop {
 namespace {
 
-/// Results by identity; add() may be called from several threads.
+/// Results by identity; add() is thread-safe.
 class Tallies {
  public:
-  /// `limit` is of the ratio of |value| to its bound.
+  /// `limit` applies to |value| / bound.
   void add(std::string_view identity, int64_t row, double value, double bound, double limit = 1) {
     double ratio = std::abs(value) / bound;
     if (!(ratio >= 0)) ratio = value == 0 ? 0 : std::numeric_limits<double>::infinity();  // 0/0, or NaN
@@ -41,7 +41,7 @@ class Tallies {
   std::vector<IdentityResult> all_;
 };
 
-/// "finite": the number of elements of a row that are not, which must be 0.
+/// "finite": counts the non-finite elements of each row; the count must be 0.
 void check_finite(const Tensor& output, const MatrixView& view, unsigned threads, Tallies& tallies) {
   parallel_for(threads, view.rows, [&](int64_t r) {
     static thread_local std::vector<double> row;
@@ -59,7 +59,7 @@ const Gate* find_gate(const Gates& gates, Metric metric) {
   return found == gates.all.end() ? nullptr : &*found;
 }
 
-/// Enters what the identities gave as the result of the gate of that name, where the contract has one.
+/// Stores the results of the identities in the identities gate, if the contract has one.
 void conclude(const Gates& gates, Comparison& comparison) {
   const Gate* gate = find_gate(gates, Metric::identities);
   if (gate == nullptr) return;

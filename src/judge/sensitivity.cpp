@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated pass in three orders.
+// Emulates a pass in three orders of addition and counts the changed bits.
 #include "judge/sensitivity.hpp"
 
 #include <algorithm>
@@ -24,24 +24,24 @@ namespace {
 constexpr int64_t kFewestTerms = 3, kShortest = 32;
 constexpr int64_t kMostRows = 1 << 16;
 
-/// Of a case whose rows were added to: a CPU makes launches of it in seconds, a GPU is waiting for its data.
+/// Limits of a case to which rows were added: a CPU launches it in seconds, a GPU waits for its data.
 struct Limits {
   double work;
   int64_t bytes;
 };
 constexpr Limits kOnCpu{4e8, int64_t{64} << 20}, kOnGpu{4e10, int64_t{1} << 30};
-/// How far a single row may go beyond the work asked for.
+/// How many times the requested work a single row may take.
 constexpr double kFarTooMuch = 64;
 
-/// What is emulated.
+/// The emulated case and its inputs.
 struct Perturbed {
   Case c;
   std::vector<Tensor> inputs;
 };
 
-/// Multiply-adds of the pass, about: of every output its elements times all that is summed up for one of them.
-/// gold_work() takes dimensions that are added up, keys of a cache and new ones, and those that share others, heads of
-/// queries and of keys, as if they were multiplied.
+/// Approximate multiply-adds of the pass: for each output, its elements times the length of their sums.
+/// gold_work() is an upper bound. It multiplies dimensions that are added up (cached and new keys) and dimensions that
+/// share each other (query heads and key heads).
 double work_of(const Case& c) {
   double of_sums = 0;
   for (const OutputSpec& spec : c.pass->outputs) {
@@ -57,14 +57,14 @@ double work_of(const Case& c) {
 
 Case with_rows(const Case& c, int64_t rows) { return slice_rows(c, 0, rows); }
 
-/// Rows of `c` beyond which a share is known well enough, whatever little work more of them are.
+/// The number of rows of `c` that is enough to know a share, even if more rows are cheap.
 int64_t enough_rows(const Case& c) {
   constexpr int64_t kEnoughBytes = int64_t{16} << 20;
   const int64_t of_one = tensor_bytes(with_rows(c, 1)), of_more = tensor_bytes(with_rows(c, 2)) - of_one;
   return std::clamp<int64_t>(of_more > 0 ? kEnoughBytes / of_more : kMostRows, 1, kMostRows);
 }
 
-/// Some rows of `c`, no longer than what can be emulated in time. nullopt when it has no such sizes.
+/// Generates some rows of `c`, shortened to what can be emulated in time; nullopt if that is impossible.
 std::optional<Perturbed> generated_rows(const Case& c, unsigned threads, double work) {
   Case sample = with_rows(c, 1);
   if (sample.dtype == DType::f64) sample.dtype = DType::f32;
@@ -86,7 +86,7 @@ std::optional<Perturbed> generated_rows(const Case& c, unsigned threads, double 
   return Perturbed{sample, make_inputs(sample, threads)};
 }
 
-/// Rows spread evenly over `inputs` of `c`, as many as can be emulated in time. nullopt when a single one can't.
+/// Rows spread evenly over `inputs`, as many as can be emulated in time; nullopt if one row is too much.
 std::optional<Perturbed> given_rows(const Case& c, const std::vector<Tensor>& inputs, double work) {
   const double of_row = work_of(with_rows(c, 1));
   const int64_t all = row_count(c);
@@ -152,7 +152,7 @@ void measure(const Perturbed& of, std::vector<Sensitivity>& found, unsigned thre
   }
 }
 
-/// What outputs of `c` can show, by a sample of it that is only made where it is needed.
+/// The sensitivity of the outputs of `c`. Calls make_sample only if an output needs it.
 std::vector<Sensitivity> measured(const Case& c, unsigned threads,
                                   const std::function<std::optional<Perturbed>()>& make_sample) {
   std::vector<Sensitivity> found(c.pass->outputs.size());
@@ -182,7 +182,7 @@ std::vector<Sensitivity> measured(const Case& c, unsigned threads,
     } else {
       give_up("a row is too much work to emulate");
     }
-  } catch (const InputError& e) {  // sizes that do not go together any more
+  } catch (const InputError& e) {  // the shortened sizes contradict each other
     give_up(e.what());
   }
   return found;
@@ -214,7 +214,7 @@ namespace {
 
 bool is_asked(const Sensitivity& each) { return each.state != Sensitivity::State::not_applicable; }
 
-/// `c` with so many rows, or as many of them as `limits` permit; never with fewer than it has.
+/// `c` with `wanted` rows, or as many as `limits` permit; never fewer than it has.
 Case with_more_rows(const Case& c, int64_t wanted, const Limits& limits) {
   wanted = std::min(wanted, kMostRows);
   while (wanted > row_count(c) &&
@@ -224,8 +224,8 @@ Case with_more_rows(const Case& c, int64_t wanted, const Limits& limits) {
   return wanted > row_count(c) ? with_rows(c, wanted) : c;
 }
 
-/// The number of rows that brings unseen() of every output below its limit; the most there may be where one has no
-/// measured share.
+/// The number of rows that brings unseen() of every output below its limit; kMostRows if an output has no measured
+/// share.
 int64_t rows_needed(const Case& c, const std::vector<Sensitivity>& sensitivity) {
   int64_t rows = row_count(c);
   for (size_t i = 0; i < sensitivity.size(); ++i) {
@@ -235,13 +235,13 @@ int64_t rows_needed(const Case& c, const std::vector<Sensitivity>& sensitivity) 
     const TensorSpec& spec = c.pass->outputs[i].tensor;
     const auto columns = static_cast<double>(matrix_view(*c.op, spec, shape_of(c, spec)).columns);
     const double needed = std::log(kUnseenLimit) / std::log1p(-share) / columns;
-    // Row 0 does not count; one row more for what rounding takes off.
+    // Row 0 does not count; one more row makes up for rounding.
     rows = std::max(rows, static_cast<int64_t>(std::min(std::ceil(needed) + 2, static_cast<double>(kMostRows))));
   }
   return rows;
 }
 
-/// The probability that the least telling output hides a violation when all rows but the first are compared.
+/// The highest probability over all outputs that a violation stays unseen if all rows but the first are compared.
 double worst_unseen(const Case& c, std::vector<Sensitivity> sensitivity, int64_t one_in = 1) {
   double worst = 0;
   for (size_t i = 0; i < sensitivity.size(); ++i) {
@@ -252,14 +252,14 @@ double worst_unseen(const Case& c, std::vector<Sensitivity> sensitivity, int64_t
   return worst;
 }
 
-/// How much a case promises: elements times the share that changes, which grows as the square root of the terms. The
-/// least of its outputs counts.
+/// Estimates how much a case can prove: elements times the share that changes, which grows as the square root of the
+/// terms. The minimum over the outputs.
 double promise(const Case& c, const Limits& limits) {
-  constexpr int64_t kEnoughTerms = 16;  // sums of a few terms of narrow formats are often exact
+  constexpr int64_t kEnoughTerms = 16;  // sums of a few terms in narrow formats are often exact
   if (row_count(c) == 0 || c.op->row_dims.empty() ||
       (c.input_mode != InputMode::random && c.input_mode != InputMode::peaked))
     return 0;
-  // Not every candidate carries sums on, and a case without carries proves the same of rows.
+  // Not every candidate supports carried sums, and a case without them proves as much about rows.
   const auto outputs = c.pass->outputs;
   if (std::any_of(outputs.begin(), outputs.end(), [&](const OutputSpec& o) { return is_carried(c, o.tensor); }))
     return 0;
@@ -285,7 +285,7 @@ std::vector<Sensitivity> own_sensitivity_of(const Case& c, unsigned threads) {
   };
   std::vector<Sensitivity> found = sensitivity_of(c, threads);
   if (std::none_of(c.pass->outputs.begin(), c.pass->outputs.end(), has_many)) return found;
-  constexpr int64_t kOneIn = 16;  // of the rows that a case has, an axis compares some
+  constexpr int64_t kOneIn = 16;  // an axis compares only some of a case's rows
   for (const double work : {3e6, 3e7, kThoroughWork}) {
     if (worst_unseen(c, found, kOneIn) < kUnseenLimit) break;
     found = sensitivity_of(c, threads, work);
@@ -306,8 +306,8 @@ Proof find_proof(std::span<const Case* const> cases, unsigned threads, bool on_g
   double unseen = worst_unseen(best.c, best.sensitivity);
   for (const InputMode mode : {tried.input_mode, InputMode::wide}) {
     tried.input_mode = mode;
-    // work_of() is rough: what takes no time may be repeated.
-    // Long enough for a busy machine: what can be proven must not depend on the load.
+    // work_of() is rough, so a step that took little time may be followed by a larger one. The limit is long enough for
+    // a busy machine: what can be proven must not depend on the load.
     constexpr std::chrono::seconds kShort{20};
     auto start = std::chrono::steady_clock::now();
     for (const double work : {1e6, 3e7, 5e8}) {

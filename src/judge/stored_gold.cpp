@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gold rows to memory and back.
+// Stores gold rows and hands them out again.
 #include "judge/stored_gold.hpp"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ StoredGold::StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigne
 }
 
 void StoredGold::replay(unsigned threads, const GoldSink& sink) const {
-  constexpr int64_t kElements = 1 << 14;  // of a block: work enough to be worth a task
+  constexpr int64_t kElements = 1 << 14;  // per block: enough work for a task
   for (size_t i = 0; i < values_.size(); ++i) {
     if (values_[i].empty()) continue;
     const int64_t columns = columns_[i], rows = static_cast<int64_t>(values_[i].size()) / columns;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gold of a whole case kept in memory, so that many outputs can be judged against one computation of it.
+// Keeps the gold of a whole case in memory, so that many outputs can be judged against it.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace checkop {
 
 class StoredGold {
  public:
-  /// Runs the gold of every element. Takes 24 bytes per element of the outputs.
+  /// Computes the gold of every element. Takes 24 bytes per element of the outputs.
   StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads);
 
   /// Hands all rows to `sink`, in blocks of judged rows, from several threads at once.
@@ -22,10 +22,10 @@ class StoredGold {
 
  private:
   Values values_, magnitudes_, roundings_;
-  std::vector<int64_t> columns_;  ///< by judged_view()
+  std::vector<int64_t> columns_;  ///< columns of judged_view()
 };
 
-/// Refers to `gold`.
+/// A GoldReplay of `gold`, which must outlive it.
 inline GoldReplay replay_of(const StoredGold& gold) {
   return [&gold](unsigned threads, const GoldSink& sink) { gold.replay(threads, sink); };
 }

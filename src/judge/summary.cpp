@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms, blocks and the statistic of leaning errors.
+// Norms, block sums and the bias statistic.
 #include "judge/summary.hpp"
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 namespace checkop {
 namespace {
 
-/// sqrt(a/b), where nothing over nothing is nothing.
+/// sqrt(a/b); 0 for 0/0.
 double root_ratio(double a, double b) {
   if (b > 0) return std::sqrt(a / b);
-  return a == 0 ? 0 : kInfinity;  // a NaN is no zero
+  return a == 0 ? 0 : kInfinity;  // a NaN is not zero
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ Achieved bias_statistic(std::span<const RowSums> rows) {
   for (const RowSums& row : rows) {
     if (row.leaning != 0 || row.may_lean != 0) different.emplace_back(row.squared_gold, row.leaning, row.may_lean);
   }
-  std::sort(different.begin(), different.end());  // also makes the sums below independent of everything else
+  std::sort(different.begin(), different.end());  // also makes the sums below independent of the order of rows
   different.erase(std::unique(different.begin(), different.end()), different.end());
   double leaning = 0, may_lean = 0, squares = 0;
   for (const auto& [gold, s, a] : different) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trivial answers, element by element until each was rejected.
+// Tests each trivial answer element by element until it was rejected.
 #include "judge/trivial.hpp"
 
 #include <algorithm>
@@ -106,7 +106,7 @@ void TrivialAnswers::look_for_constant(int64_t n, const double* value, const dou
     least = std::min(least, value[i]), most = std::max(most, value[i]);
     for (const PreparedGate& gate : gates_) {
       const double allowed = gate.allowed(value[i], magnitude[i], rounding[i]);
-      if (allowed < 0) continue;  // bits and ulp: by the range
+      if (allowed < 0) continue;  // bits and ulp are judged by the range of the gold
       from = std::max(from, value[i] - allowed), to = std::min(to, value[i] + allowed);
     }
   }
@@ -137,7 +137,7 @@ void TrivialAnswers::look_at_next(int64_t row, const double* value, const double
     type.decode(got_ + static_cast<size_t>(r) * n * type.bytes, to.data(), n);
   };
   decode(row, own), decode((row + 1) % view_.rows, answer);
-  if (own == answer) return;  // as numbers: -0 is no other result than 0
+  if (own == answer) return;  // compared as numbers, so that -0 equals 0
   State& next_row = state(Trivial::next_row);
   next_row.wrong = true;
   for (size_t i = 0; i < n && !next_row.rejected; ++i) {

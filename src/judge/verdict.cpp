@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run and its comparisons amount to, in one word and one sentence.
+// Sums up a run and its comparisons in one word and one sentence.
 #include "judge/verdict.hpp"
 
 #include <fmt/format.h>
@@ -16,12 +16,12 @@ namespace {
 
 const OutputSpec& spec_of(const Case& c, size_t output) { return c.pass->outputs[output]; }
 
-/// What is wrong, what counts most first.
+/// What is wrong, the most important first.
 using Findings = std::vector<Judgment>;
 
 Judgment fail(std::string kind, std::string reason) { return {Verdict::fail, std::move(kind), std::move(reason)}; }
 
-/// What the runner saw apart from numbers: writes where there must be none, and none where there must be some.
+/// Memory errors: writes outside of outputs, changed inputs, unwritten elements.
 void judge_memory(const Case& c, const RunResult& run, Findings& found) {
   if (!run.guard_violations.empty()) {
     found.push_back(fail("guard", fmt::format("wrote outside its buffers: {}", run.guard_violations.front())));
@@ -39,8 +39,8 @@ void judge_memory(const Case& c, const RunResult& run, Findings& found) {
   }
 }
 
-/// A case without rows declares that its per-row outputs are empty: it asks about the launch, the memory, and what sums
-/// over rows.
+/// In a case without rows, per-row outputs are empty by design; it tests the launch, the memory, and outputs that are
+/// sums over rows.
 bool is_declared_empty(const Case& c, size_t output) {
   return row_count(c) == 0 && is_per_row(*c.op, spec_of(c, output).tensor);
 }
@@ -49,7 +49,7 @@ bool is_declared_empty(const Case& c, size_t output) {
 std::string describe_miss(const GateResult& gate) {
   std::string text = fmt::format("{} is {:.4g}, limit {:.4g}", to_string(gate.metric), gate.achieved, gate.limit);
   if (gate.metric == Metric::bound_rms) text += ": each error is within its bound, but too many are near it";
-  if (gate.metric == Metric::bias_t) text += ": errors lean to one side, as those of truncation do";
+  if (gate.metric == Metric::bias_t) text += ": errors are biased to one side, as with truncation";
   if (gate.metric == Metric::block_rel_l2) text += fmt::format(": missed by {} blocks", gate.out_of_bound);
   if (gate.metric == Metric::vs_baseline) text += ": so many times the rms error of storing the gold";
   return text;
@@ -68,7 +68,7 @@ std::string describe_miss(const Case& c, size_t index, const ModelComparison& mo
   return text;
 }
 
-/// Elements out of bound. No bound is met by a NaN, so non-finite elements are among them; they are named first.
+/// Elements out of bound. These include all non-finite elements, since NaN meets no bound; they are named first.
 void judge_elements(const Case& c, size_t index, const Comparison& comparison, Findings& found) {
   const TensorSpec& spec = spec_of(c, index).tensor;
   const auto where = [&](const ElementReport& e) {
@@ -77,15 +77,15 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
   const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
   if (comparison.nonfinite > 0) {
     const ElementReport& e = *comparison.first_nonfinite;
-    const char* what = std::isfinite(e.gold)  ? "not finite where the gold is"
-                       : std::isfinite(e.got) ? "finite where the gold is not"
-                                              : "not finite, as the gold, which the contract accepts nowhere";
+    const char* what = std::isfinite(e.gold) ? "not finite where the gold is"
+                       : std::isfinite(e.got)
+                           ? "finite where the gold is not"
+                           : "not finite, like the gold, but the contract forbids non-finite results";
     found.push_back(fail("nonfinite", fmt::format("{}: {}; {} such element{}; {}", where(e), what, comparison.nonfinite,
                                                   comparison.nonfinite == 1 ? "" : "s", share)));
     if (comparison.out_of_bound > comparison.nonfinite)
-      found.push_back(
-          fail("accuracy", fmt::format("{}: besides those that are not finite, {} elements are out of bound", spec.name,
-                                       comparison.out_of_bound - comparison.nonfinite)));
+      found.push_back(fail("accuracy", fmt::format("{}: another {} finite elements are out of bound", spec.name,
+                                                   comparison.out_of_bound - comparison.nonfinite)));
     return;
   }
   const ElementReport& e = *comparison.worst;
@@ -142,8 +142,9 @@ std::string describe_difference(const Case& c, const TensorSpec& spec, const Bit
                      ulps ? fmt::format(" ({} ulp)", *ulps) : "");
 }
 
-/// The first context, in the order of axes, that changed the output's bits: of the demanded axes of invariance, those
-/// of rows where the output has any, or of those of launches. True when there is one.
+/// Reports the first context, in the order of axes, that changed the output's bits. `invariance` selects invariance
+/// axes, otherwise launch axes. Only axes that are demanded and apply to the output count. Returns whether there is
+/// one.
 bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Demands& demands, bool invariance,
                     Findings& found) {
   const OutputRun& output = run.outputs[index];
@@ -159,7 +160,7 @@ bool judge_contexts(const Case& c, size_t index, const RunResult& run, const Dem
   const ContextRun& context = run.contexts[*first];
   std::string where;
   if (is_of_rows(context.axis) && output.smallest_rows > 0)
-    where = fmt::format("; from {} rows on not as alone", output.smallest_rows);
+    where = fmt::format("; differs from the single-row result for batches of {} or more", output.smallest_rows);
   found.push_back(fail(invariance ? "invariance" : "determinism",
                        fmt::format("{} ({}: {}): {}{}", describe(context.axis), to_string(context.axis), context.what,
                                    describe_difference(invariance ? run.rows_case.value_or(c) : c,
@@ -187,13 +188,12 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
   if (any && !compared && row_count(c) > 1 && is_per_row(*c.op, spec)) {
     found.push_back(
         {Verdict::vacuous, "invariance",
-         fmt::format("{}: the candidate supports no part of the batch alone, so its batch invariance was not seen",
-                     spec.name)});
+         fmt::format("{}: the candidate supports no smaller batch, so batch invariance was not tested", spec.name)});
   }
   judge_contexts(c, index, run, demands, /*invariance=*/true, found);
 }
 
-/// Of what the candidate did; `compared` becomes true where something was.
+/// Everything wrong with the candidate's run. Sets `compared` if any comparison was made.
 Findings findings(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
                   const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy, bool& compared) {
   switch (run.status) {
@@ -232,7 +232,7 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
   return found;
 }
 
-/// Of a check without findings.
+/// The judgment of a check without findings.
 Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, const RunChecks& checks, bool accuracy,
                      bool compared) {
   if (!compared && !checks.memory) {
@@ -244,17 +244,17 @@ Judgment judge_clean(const Case& c, const std::vector<Comparison>& comparisons, 
     std::vector<std::string_view> answers;
     for (const Trivial answer : comparisons[i].would_pass) answers.push_back(describe(answer));
     return {Verdict::vacuous, std::string(to_string(comparisons[i].would_pass.front())),
-            fmt::format("{}: {} would pass too, so this data proves nothing under this contract",
+            fmt::format("{}: {} would pass too: this contract can't tell right from wrong on this data",
                         spec_of(c, i).tensor.name, fmt::join(answers, ", or "))};
   }
   if (checks.invariance && c.op->row_dims.empty())
-    return {Verdict::pass, "", "no rows are known to be independent: batch invariance was not looked at"};
+    return {Verdict::pass, "", "the operator has no independent rows: batch invariance was not tested"};
   if (row_count(c) > 0) return {Verdict::pass, "", ""};
   return {Verdict::pass, "",
           compared ? "no rows: the launch, the memory and what sums over rows" : "no rows: launch and memory only"};
 }
 
-/// The first entry that expects such a failure; nullptr for none.
+/// The first entry that expects a failure of this kind; nullptr for none.
 const KnownFailure* expected_by(const std::vector<KnownFailure>& known, const Judgment& finding) {
   if (finding.verdict != Verdict::fail) return nullptr;
   for (const KnownFailure& entry : known)
@@ -262,13 +262,13 @@ const KnownFailure* expected_by(const std::vector<KnownFailure>& known, const Ju
   return nullptr;
 }
 
-/// Whether the run looked for failures of that kind.
+/// Whether the run checked for failures of this kind.
 bool looked_for(std::string_view kind, const RunChecks& checks, bool accuracy) {
   if (kind == "accuracy" || kind == "nonfinite" || kind == "identity") return accuracy;
   if (kind == "unwritten") return checks.memory;
   if (kind == "determinism") return checks.determinism;
   if (kind == "invariance") return checks.invariance;
-  return true;  // the candidate's own word
+  return true;  // reported by the candidate itself
 }
 
 }  // namespace
@@ -334,8 +334,8 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
                     [&](const std::string& kind) { return looked_for(kind, checks, accuracy); }))
       return {Verdict::xpass, "known", fmt::format("passes, although {} expects a failure; remove it", entry.path),
               entry};
-    judgment.reason +=
-        fmt::format("{}{} expects a failure that was not looked for", judgment.reason.empty() ? "" : "; ", entry.path);
+    judgment.reason += fmt::format("{}{} expects a failure of a kind that this run did not check",
+                                   judgment.reason.empty() ? "" : "; ", entry.path);
   }
   return judgment;
 }
@@ -348,8 +348,7 @@ int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>
   if (any({Verdict::error, Verdict::timeout})) return 4;
   if (any({Verdict::fail, Verdict::vacuous, Verdict::xpass})) return 1;
   if (max_skip && std::count(verdicts.begin(), verdicts.end(), Verdict::skipped) > *max_skip) return 1;
-  // What was asked for and can't be done is not a pass: a gate on gradients must not turn green without a backward
-  // pass.
+  // An unsupported check is not a pass: a gate on gradients must not turn green without a backward pass.
   if (any({Verdict::unsupported})) return 3;
   if (any({Verdict::pass, Verdict::xfail})) return 0;
   return 3;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RunResult + Comparisons -> Verdict and a reason sentence. Pure.
+// RunResult and Comparisons -> Verdict and a sentence with the reason. Pure.
 #pragma once
 
 #include <optional>
@@ -19,22 +19,22 @@ std::span<const Verdict> all_verdicts();
 
 struct Judgment {
   Verdict verdict = Verdict::error;
-  std::string kind;    ///< what failed: accuracy, nonfinite, unwritten, guard, input, ranks, determinism, invariance,
-                       ///< candidate, ...
-  std::string reason;  ///< one sentence with element, values and count; of a pass empty, or what it is about
-  std::optional<KnownFailure> known = {};  ///< of xfail and xpass: the contract's entry that expects a failure
+  std::string kind;  ///< kind of failure: accuracy, nonfinite, unwritten, guard, input, ranks, determinism, invariance,
+                     ///< candidate, ...
+  std::string reason;  ///< one sentence with element, values and count; for a pass, what was checked, or ""
+  std::optional<KnownFailure> known = {};  ///< for xfail and xpass: the contract's entry that expects a failure
 };
 
-/// `comparisons` in the order of the pass's outputs; empty when accuracy was not asked for.
-/// What is wrong with memory comes before what is wrong with numbers: the numbers can't be trusted then.
-/// `known` are failures that the contract expects of the check. Where each finding is of a kind that one of them names,
-/// the verdict is xfail; where there is none, xpass, unless the run did not look at all that was expected.
+/// Judges one check. `comparisons` are in the order of the pass's outputs; empty if accuracy was not checked.
+/// Memory errors come before numerical errors, because they make the numbers unreliable.
+/// `known` are the failures that the contract expects. The verdict is xfail if all findings are of kinds named there;
+/// xpass if there are no findings, unless the run did not look for all expected kinds.
 Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
                const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy,
                const std::vector<KnownFailure>& known = {});
 
-/// Process exit code of a whole run, by the documented priority: 4, 1, 3, 0. 3: nothing ran, or a check was
-/// unsupported. 1 also where more checks were skipped than `max_skip`.
+/// Exit code of a whole run, in the documented priority: 4, 1, 3, 0. 3 means that nothing ran or a check was
+/// unsupported. 1 also if more than `max_skip` checks were skipped.
 int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip = {});
 
 Shape unravel(const Shape& shape, int64_t index);            ///< the coordinates of a flat index

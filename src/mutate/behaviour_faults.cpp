@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gold, then one thing done wrong with memory or with repetition.
+// Candidates that compute the gold and then make one mistake with memory or repetition.
 #include "mutate/behaviour_faults.hpp"
 
 #include <algorithm>
@@ -14,15 +14,15 @@
 namespace checkop {
 namespace {
 
-/// What a kernel of run_with_fault() answers. Its kernel is what the call tells of.
+/// The state behind the kernel of run_with_fault(). A call's `kernel` points to its first member.
 struct Run {
-  checkop_kernel kernel;  ///< first
+  checkop_kernel kernel;  ///< must be the first member
   const BehaviourFault* fault;
   const Case* c;
-  std::vector<unsigned> calls;  ///< so far, of every rank
+  std::vector<unsigned> calls;  ///< number of calls so far, by rank
 };
 
-/// One call and its right answer.
+/// One call and its right result.
 struct Site {
   Site(const Operator& op, const Pass& pass, const checkop_call& call)
       : op(op), pass(pass), call(call), values(gold_values(pass, call)) {}
@@ -44,7 +44,7 @@ struct Site {
       if (call.outputs[i].data != nullptr) store(call.outputs[i], values[i]);
     }
   }
-  /// Stores those rows of output 0, of `columns` each, that keeps(row, first value) leaves.
+  /// Stores the rows of output 0 for which keeps(row, first value) is true; `columns` elements per row.
   template <class Keeps>
   void store_rows(int64_t columns, const Keeps& keeps) const {
     const auto n = static_cast<size_t>(columns);
@@ -75,7 +75,7 @@ void write_behind_end(const Operator& op, const Pass& pass, const checkop_call& 
   std::memset(s.data(0) + s.values[0].size() * s.width(0), 0x3f, s.width(0));
 }
 
-/// The first input of floating-point numbers: other ids might be out of range, which a second run would refuse.
+/// The first floating-point input. Changed ids might be out of range, and the second launch would refuse them.
 const checkop_tensor& first_float_input(const checkop_call& call) {
   int32_t i = 0;
   while (i + 1 < call.n_inputs && !info(static_cast<DType>(call.inputs[i].dtype)).is_float) ++i;
@@ -89,17 +89,17 @@ void overwrite_input(const Operator& op, const Pass& pass, const checkop_call& c
   auto* bytes = static_cast<std::byte*>(input.data);
   std::memset(bytes, 0x3f, width);
   std::memset(bytes + static_cast<size_t>(count_of(input) - 1) * width, 0x3e,
-              width);  // one of them held something else
+              width);  // the other value was 0x3f..., so at least one of the two elements changes
 }
 
-/// The second run puts back what the first one changed.
+/// The second launch restores the byte that the first one changed.
 void toggle_input(const Operator& op, const Pass& pass, const checkop_call& call, unsigned) {
   Site(op, pass, call).store_from(0);
   static_cast<unsigned char*>(first_float_input(call).data)[0] ^= 1U;
 }
 
-/// Rounds the element of output 0 that lies closest to the middle between two numbers the other way: other bits, yet as
-/// accurate, so that only a comparison of bits can tell. Looks at the first `count` elements.
+/// Takes the element of output 0 that is closest to the middle between two numbers and rounds it the other way. Its
+/// bits change, but it stays as accurate, so only a comparison of bits finds it. Looks at the first `count` elements.
 void round_a_tie_the_other_way(const Site& s, int64_t count) {
   const DType dtype = s.dtype(0);
   const auto stored_value = [&](size_t e) {
@@ -117,7 +117,7 @@ void round_a_tie_the_other_way(const Site& s, int64_t count) {
   const bool rounded_up = std::abs(stored_value(found)) > std::abs(s.values[0][found]);
   std::byte* element = s.data(0) + found * s.width(0);
   uint64_t bits = 0;
-  std::memcpy(&bits, element, s.width(0));  // little-endian, as everywhere in the checker
+  std::memcpy(&bits, element, s.width(0));  // little-endian, like all of the checker
   bits = rounded_up ? bits - 1 : bits + 1;
   std::memcpy(element, &bits, s.width(0));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates whose numbers are right and whose behaviour is not: they write where they must not, or not the same twice.
+// Candidates with right numbers and wrong behaviour: they write where they must not, or differ between launches.
 #pragma once
 
 #include <span>
@@ -13,15 +13,15 @@ namespace checkop {
 
 struct BehaviourFault {
   FaultSpec spec;
-  bool of_rows = false;  ///< for passes whose first output is per-row
-  /// Answers a call to `pass` with the gold, wrongly. `calls`: how many there were before.
+  bool of_rows = false;  ///< only for passes whose first output is per-row
+  /// Answers a call to `pass` with the gold and the fault. `calls`: number of earlier calls.
   void (*answer)(const Operator& op, const Pass& pass, const checkop_call& call, unsigned calls);
 };
 
 std::span<const BehaviourFault> behaviour_faults();
 
-/// Runs `c`, whose first output and floating-point inputs have elements, on the CPU device by a candidate with that
-/// fault. `outputs` as for run_candidate().
+/// Runs `c` on the CPU device with a candidate that has the fault. The first output and the floating-point inputs of
+/// `c` must have elements. `outputs` as for run_candidate().
 RunResult run_with_fault(const BehaviourFault& fault, const Case& c, const std::vector<Tensor>& inputs,
                          std::vector<Tensor>& outputs, const RunChecks& checks);
 

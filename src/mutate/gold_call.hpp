@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkop_call answered with the gold: for candidates that are right, or wrong in a known way.
+// Answers a checkop_call with the gold, for candidates that are right or wrong in a known way.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@
 
 namespace checkop {
 
-/// Runs body(element of the tensor's memory, element in row-major order, elements) for each run of its last dimension.
+/// Calls body(offset in the tensor's memory, row-major offset, length), in elements, for each run of the last
+/// dimension.
 template <class Body>
 void for_each_run(const checkop_tensor& t, const Body& body) {
   const Shape shape(t.shape, t.shape + t.rank);
@@ -32,7 +33,7 @@ void for_each_run(const checkop_tensor& t, const Body& body) {
   }
 }
 
-/// A copy of a call's tensor, with an empty name when it is absent.
+/// A copy of a call's tensor; an absent tensor gets an empty name.
 inline Tensor copy_of(const checkop_tensor& t, std::string_view name) {
   if (t.data == nullptr && t.rank == 0) return {};
   Tensor copy(std::string(name), static_cast<DType>(t.dtype), Shape(t.shape, t.shape + t.rank));
@@ -47,10 +48,10 @@ inline Tensor copy_of(const checkop_tensor& t, std::string_view name) {
 
 inline int64_t count_of(const checkop_tensor& t) { return element_count(Shape(t.shape, t.shape + t.rank)); }
 
-/// Where a call's tensors are parts of those of all ranks.
+/// The tensor-parallel parts of a call's tensors: converts between the part of one rank and the whole tensor.
 class Parts {
  public:
-  /// Asks the other ranks, which must do the same. Throws std::runtime_error when they do not.
+  /// Exchanges the bounds of all ranks: every rank must construct it. Throws std::runtime_error if one does not.
   Parts(const Pass& pass, const checkop_call& call) : call_(call) {
     if (call.shard_total == 0) return;
     for (const Operator* op : operators()) {
@@ -64,14 +65,14 @@ class Parts {
     bounds_.insert(bounds_.end(), ends.begin(), ends.end());
   }
 
-  const std::vector<int64_t>& bounds() const { return bounds_; }  ///< empty: nothing is a part
+  const std::vector<int64_t>& bounds() const { return bounds_; }  ///< empty: no tensor is divided
 
   Shape whole_shape(const TensorSpec& spec, Shape shape) const {
     if (const size_t axis = axis_of(spec); axis < shape.size()) shape[axis] = call_.shard_total;
     return shape;
   }
 
-  /// The tensor of all ranks, of which `own` is this one's part.
+  /// The whole tensor. `own` is this rank's part; every rank must call this.
   Tensor whole(const TensorSpec& spec, Tensor own) const {
     const size_t axis = axis_of(spec);
     if (axis >= own.shape.size()) return own;
@@ -95,7 +96,7 @@ class Parts {
     return all;
   }
 
-  /// This rank's part of an output's `values`, which are those of all ranks.
+  /// This rank's part of `values`, which are an output's values of all ranks.
   std::vector<double> own(const TensorSpec& spec, const Shape& part, const std::vector<double>& values) const {
     const size_t axis = axis_of(spec);
     if (axis >= part.size() || values.empty()) return values;
@@ -129,7 +130,7 @@ class Parts {
   std::vector<int64_t> bounds_;
 };
 
-/// The inputs of all ranks together.
+/// The whole inputs of all ranks.
 inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call, const Parts& parts) {
   std::vector<Tensor> inputs;
   for (size_t i = 0; i < pass.inputs.size(); ++i)
@@ -142,7 +143,7 @@ inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call)
 
 inline Shape shape_of(const checkop_tensor& t) { return {t.shape, t.shape + t.rank}; }
 
-/// Room for the outputs of all ranks together.
+/// Storage for the whole outputs of all ranks.
 inline Values room_for(const Pass& pass, const checkop_call& call, const Parts& parts) {
   Values values(pass.outputs.size());
   for (size_t i = 0; i < values.size(); ++i) {
@@ -153,7 +154,7 @@ inline Values room_for(const Pass& pass, const checkop_call& call, const Parts& 
   return values;
 }
 
-/// What of `values`, those of all ranks, belongs to this one.
+/// This rank's part of `values`, which are those of all ranks.
 inline Values own_values(const Pass& pass, const checkop_call& call, const Parts& parts, const Values& values) {
   Values own;
   for (size_t i = 0; i < values.size(); ++i)
@@ -161,7 +162,7 @@ inline Values own_values(const Pass& pass, const checkop_call& call, const Parts
   return own;
 }
 
-/// Runs the pass's gold on the inputs, those of all ranks, and attributes of the call after edit(inputs, attrs).
+/// Runs the pass's gold on the whole inputs and the attributes of the call, after edit(inputs, attrs).
 template <class Edit>
 Values gold_values(const Pass& pass, const checkop_call& call, Edit edit) {
   const Parts parts(pass, call);
@@ -197,7 +198,7 @@ inline void store(const checkop_tensor& t, const std::vector<double>& values) {
   });
 }
 
-/// Calls `body`; what it throws becomes the call's message.
+/// Calls `body`. An exception becomes the call's message and CHECKOP_FAILED.
 template <class Body>
 checkop_status answer(const checkop_call& call, Body body) {
   try {
@@ -220,13 +221,13 @@ constexpr std::array<Launch, sizeof...(index)> numbered(std::index_sequence<inde
   return {&launch_at<launch, index>...};
 }
 
-/// Launch functions 0 ... n - 1 that call launch(number, call): the ABI does not tell a kernel which one it is.
+/// Launch functions 0 ... n - 1 that call launch(number, call). The ABI does not tell a launch function its number.
 template <size_t n, checkop_status (*launch)(size_t, const checkop_call*)>
 constexpr std::array<Launch, n> numbered_launches() {
   return numbered<launch>(std::make_index_sequence<n>{});
 }
 
-/// The plugin that holds `kernels`; nullptr, which no host accepts, when there were fewer launch functions than needed.
+/// The plugin that holds `kernels`; nullptr, which every host refuses, if there are more kernels than launch functions.
 inline const checkop_plugin* plugin_of(checkop_plugin& plugin, const std::vector<checkop_kernel>& kernels,
                                        size_t room) {
   if (kernels.size() > room) return nullptr;

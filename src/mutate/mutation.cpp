@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Controls and faults of one case, each judged as a candidate's outputs are.
+// Runs the controls and faults of one case and judges each like a candidate.
 #include "mutate/mutation.hpp"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace checkop {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-/// Faults of sums are made in this order, which is far from every limit.
+/// The order of addition in which faults are emulated. Its error is far below every limit.
 constexpr Plan kUsual{Plan::Order::blocked, 512};
 
 bool lists(std::string_view list, std::string_view word) {
@@ -181,7 +181,7 @@ class Trials {
     trials_.push_back(std::move(trial));
   }
 
-  /// Whether the contract's chain is long enough for the plan, in every output.
+  /// Whether the plan's chains of additions are within the contract's max_chain, for every output.
   bool fits(const Plan& plan) const {
     for (const OutputSpec& spec : c_.pass->outputs) {
       if (!is_present(c_, spec.tensor)) continue;
@@ -219,7 +219,7 @@ class Trials {
 }  // namespace
 
 std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads) {
-  if (row_count(c) == 0) return {};  // nothing could be wrong
+  if (row_count(c) == 0) return {};  // no elements, so nothing can be wrong
   Trials trials(c, contract, arch_key, threads);
   trials.controls();
   trials.emulated_faults();

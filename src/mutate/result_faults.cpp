@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of results. Nothing here knows an operator.
+// Result faults. They apply to any operator.
 #include "mutate/result_faults.hpp"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ void scale_down(Result& r) { scale(r, 0.995); }
 void scale_up(Result& r) { scale(r, 1.02); }
 void negate(Result& r) { scale(r, -1); }
 
-/// The last row that differs from the one before it: rows of zeros may follow.
+/// Overwrites the last row that differs from the row before it; behind it, there may be rows of zeros.
 void keep_previous_row(Result& r) {
   for (int64_t row = r.view.rows - 1; row > 0; --row) {
     if (!rows_differ(r, row, row - 1)) continue;
@@ -46,7 +46,7 @@ void keep_previous_row(Result& r) {
   }
 }
 
-/// The first row and the last one that differs from it.
+/// Swaps the first row with the last row that differs from it.
 void swap_rows(Result& r) {
   for (int64_t row = r.view.rows - 1; row > 0; --row) {
     if (!rows_differ(r, 0, row)) continue;
@@ -76,7 +76,7 @@ void leave_columns(Result& r, int64_t n) {
 void leave_last_column(Result& r) { leave_columns(r, 1); }
 void leave_last_tile(Result& r) { leave_columns(r, std::max<int64_t>(1, tile_of(r.view.columns))); }
 
-/// Of every row only the largest element: a gradient without its softmax term looks like that.
+/// Keeps only the largest element of every row, like a gradient without its softmax term.
 void keep_largest(Result& r) {
   if (r.view.columns < 2) return;
   for (int64_t row = 0; row < r.view.rows; ++row) {
@@ -87,7 +87,7 @@ void keep_largest(Result& r) {
   }
 }
 
-/// The element of middle size: the largest would be too easy to find, and a tiny one may double within its bound.
+/// Doubles the median element: the largest would be too easy to find, and a tiny one may double within its bound.
 void double_one(Result& r) {
   std::vector<size_t> order;  // without the zeros of masked rows
   for (size_t i = 0; i < r.values.size(); ++i) {
@@ -108,7 +108,7 @@ void transpose_block(Result& r) {
   }
 }
 
-/// Every stored element toward zero where it was rounded away from it.
+/// Moves stored elements toward zero if they were rounded away from it.
 void truncate(Result& r) {
   if (r.spec.numerics == Numerics::exact) return;
   const size_t bytes = info(r.stored.dtype).bytes;
@@ -116,7 +116,7 @@ void truncate(Result& r) {
     std::byte* element = r.stored.bytes.data() + i * bytes;
     if (!(std::abs(r.stored.at(static_cast<int64_t>(i))) > std::abs(r.values[i]))) continue;
     uint64_t bits = 0;
-    std::copy_n(element, bytes, reinterpret_cast<std::byte*>(&bits));  // little-endian, as everywhere in the checker
+    std::copy_n(element, bytes, reinterpret_cast<std::byte*>(&bits));  // little-endian, like all of the checker
     --bits;
     std::copy_n(reinterpret_cast<const std::byte*>(&bits), bytes, element);
   }
@@ -138,7 +138,7 @@ constexpr std::array kResultFaults{
     ResultFault{{"largest_alone", "of every row only the largest element is not 0"}, keep_largest},
     ResultFault{{"one_element_doubled", "one element is twice what it should be"}, double_one},
     ResultFault{{"transposed_block", "the first 8 x 8 block is transposed"}, transpose_block},
-    // Not fp32: there the last rounding is one of many that a bound allows.
+    // Not fp32: there the final rounding is only one of many that a bound allows.
     ResultFault{{"truncated", "results are rounded toward zero", "accuracy", "bf16 fp16"}, nullptr, truncate},
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wrong results that any operator can have: right numbers, spoiled.
+// Wrong results that any operator can have: the right values with one fault.
 #pragma once
 
 #include <span>
@@ -9,19 +9,19 @@
 
 namespace checkop {
 
-/// One output of a pass as it is spoiled.
+/// One output of a pass, to be changed by a fault.
 struct Result {
   const OutputSpec& spec;
-  MatrixView view;              ///< by judged_view()
-  std::vector<double>& values;  ///< row-major, exact; what they become is stored with one rounding
-  Tensor& stored;               ///< `values` stored, of the output's dtype
+  MatrixView view;              ///< judged_view() of the output
+  std::vector<double>& values;  ///< exact, row-major; stored with one rounding after the change
+  Tensor& stored;               ///< `values` as stored in the output's dtype
 };
 
 struct ResultFault {
   FaultSpec spec;
-  /// Changes `values`; the caller stores them. May leave them as they are where the output is too small for the fault.
+  /// Changes `values`; the caller stores them. May change nothing if the output is too small for the fault.
   void (*spoil)(Result&) = nullptr;
-  /// In place of `spoil`: changes `stored`.
+  /// Used instead of `spoil`: changes `stored`.
   void (*spoil_stored)(Result&) = nullptr;
 };
 

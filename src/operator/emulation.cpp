@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans, and what arithmetic with a fault does to numbers.
+// Summation plans, and arithmetic with planted faults.
 #include "operator/emulation.hpp"
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 namespace checkop {
 namespace {
 
-/// The nearest float with `dropped` fewer bits of fraction, ties to even; NaN and infinity stay.
+/// Rounds to the nearest float with `dropped` fewer fraction bits, ties to even. NaN and infinity are unchanged.
 float rounded(float x, int dropped) {
   if (!std::isfinite(x)) return x;
   const auto bits = std::bit_cast<uint32_t>(x);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels without a GPU: a pass computed in fp32 in one of the orders that kernels add in, and the faults they have.
+// Emulates kernels without a GPU: computes a pass in fp32, in one of the summation orders that kernels use, with one of
+// their typical faults.
 #pragma once
 
 #include <algorithm>
@@ -15,37 +16,37 @@
 
 namespace checkop {
 
-/// How sums are added up. Every plan is right; results differ in their last bits.
+/// A summation order. Every plan is correct; results differ in their last bits.
 struct Plan {
   enum class Order : uint8_t {
     serial,    ///< from the first term to the last
     reversed,  ///< from the last term to the first
-    pairwise,  ///< halves, down to runs of 8
+    pairwise,  ///< recursive halves, down to runs of 8
     blocked,   ///< runs of `width` terms, whose sums are added in order: a thread's tile, a K block
     split,     ///< `width` runs of equal length, whose sums are added in order: split K, ranks of a group
   };
   Order order = Order::serial;
   int64_t width = 0;
-  bool fma = false;  ///< a product is added without being rounded
+  bool fma = false;  ///< products are added without being rounded first
 
   /// The longest chain of additions for a sum of `terms` terms.
   int64_t chain(int64_t terms) const;
 };
 std::string to_string(const Plan& plan);  ///< "blocked 64, fma"
-/// Serial, pairwise, blocked and split, with several widths, with fma and without.
+/// Serial, reversed, pairwise, blocked and split plans in several widths, each with and without fma.
 std::span<const Plan> all_plans();
 
-/// Something wrong that kernels really have.
+/// A planted fault of a kind that real kernels have.
 struct FaultSpec {
   std::string_view name;
   std::string_view meaning;            ///< a sentence for tables
-  std::string_view kind = "accuracy";  ///< of the judgment that it must get: "nonfinite" where what it reads holds NaN
-  std::string_view dtypes = "";        ///< where it can be seen, "bf16 fp16"; "" for all
-  std::string_view needs = "";         ///< an optional input that must be there; "-mask": one that must not
+  std::string_view kind = "accuracy";  ///< kind of failure that must be reported; "nonfinite" if it reads planted NaN
+  std::string_view dtypes = "";        ///< dtypes in which it is visible, "bf16 fp16"; "" for all
+  std::string_view needs = "";         ///< an optional input that must be present; "-mask": one that must be absent
 };
 
-/// Faults of sums, products and exponentials, which Arithmetic has by itself. An emulation lists those that its pass
-/// can have and that show in its outputs.
+/// Faults of sums, products and exponentials, which Arithmetic implements. An emulation lists the ones that its pass
+/// can have and that change its outputs.
 namespace faults {
 inline constexpr FaultSpec kLastTileSkipped{"last_tile_skipped", "the last tile of a sum is left out"};
 inline constexpr FaultSpec kLastKDropped{"last_k_dropped", "the last term of every dot product is left out"};
@@ -54,26 +55,26 @@ inline constexpr FaultSpec kBf16Accumulator{"bf16_accumulator", "sums are kept i
 inline constexpr FaultSpec kBf16Partials{"bf16_partials", "the sums of four parts are rounded to bf16 and then added"};
 inline constexpr FaultSpec kPartialLost{"partial_lost", "of four parts of a sum, the last is lost"};
 inline constexpr FaultSpec kBf16Exponential{"bf16_exponential", "exponentials are rounded to bf16"};
-inline constexpr FaultSpec kTf32Factors{"tf32_factors", "factors of products are rounded to the 11 bits of TF32",
+inline constexpr FaultSpec kTf32Factors{"tf32_factors", "operands of products are rounded to TF32 (11 bits)",
                                         "accuracy", "fp32"};
 }  // namespace faults
 
-/// fp32 arithmetic under a plan, with at most one fault.
+/// fp32 arithmetic with a plan and at most one fault.
 class Arithmetic {
  public:
   explicit Arithmetic(const Plan& plan, std::string_view fault = "");
 
-  /// Whether the fault of that name is to be made.
+  /// Whether the fault of this name is active.
   bool has(std::string_view fault) const { return fault_ == fault; }
   const Plan& plan() const { return plan_; }
 
-  /// term(0) + ... + term(n - 1), for sums that are no dot products.
+  /// term(0) + ... + term(n - 1), for sums that are not dot products.
   template <class Term>
   float sum(int64_t n, const Term& term) const {
     return add_up(skip_tile_ ? n - tile_of(n) : n, [&](float total, int64_t i) { return total + term(i); });
   }
 
-  /// Dot product of n elements of `a` and `b`, which lie so many floats apart.
+  /// Dot product of n elements of `a` and `b` with strides `a_step` and `b_step`, in floats.
   float dot(int64_t n, const float* a, int64_t a_step, const float* b, int64_t b_step) const {
     const int64_t kept = terms_of(n);
     if (plan_.fma && !bf16_accumulator_)
@@ -81,13 +82,13 @@ class Arithmetic {
     return add_up(kept, [=](float total, int64_t i) { return total + a[i * a_step] * b[i * b_step]; });
   }
 
-  /// `count` dot products, of `a` with b, b + b_next, b + 2 b_next and so on: what dot() returns, many times sooner.
+  /// `count` dot products of `a` with b, b + b_next, b + 2 b_next and so on: the bits of dot(), many times faster.
   void dots(int64_t count, float* to, int64_t n, const float* a, int64_t a_step, const float* b, int64_t b_step,
             int64_t b_next) const;
 
   float exponential(float x) const { return bf16_exponential_ ? to_bf16(std::exp(x)) : std::exp(x); }
 
-  /// Factors of products as the multiplying unit takes them.
+  /// Operands of products as the multiplier rounds them.
   std::vector<float> factors(std::vector<float> values) const;
 
   static float to_bf16(float x);  ///< to nearest, ties to even
@@ -95,11 +96,11 @@ class Arithmetic {
  private:
   static constexpr int64_t kParts = 4;
 
-  /// Of a dot product's n terms, those that are added.
+  /// Number of a dot product's n terms that are added.
   int64_t terms_of(int64_t n) const {
     return n - std::min(dropped_k_tile_ ? tile_of(n) : dropped_k_, std::max<int64_t>(n - 1, 0));
   }
-  /// A quarter of a short sum, 128 terms of a long one.
+  /// Tile length: a quarter of a short sum, 128 terms of a long one.
   static int64_t tile_of(int64_t n) { return n < 2 ? 0 : std::clamp<int64_t>(n / 4, 1, 128); }
 
   /// step(total, i) adds term i to total.
@@ -149,7 +150,7 @@ class Arithmetic {
     const int64_t middle = begin + (end - begin) / 2;
     return kept(halves(begin, middle, step) + halves(middle, end, step));
   }
-  /// A partial sum as the accumulator keeps it.
+  /// A partial sum as the accumulator stores it.
   float kept(float total) const { return bf16_accumulator_ ? to_bf16(total) : total; }
 
   Plan plan_;
@@ -158,31 +159,32 @@ class Arithmetic {
   int64_t dropped_k_;
 };
 
-/// One value per element of every output of a pass, row-major, as computed and not yet stored; empty where absent.
+/// Values of every output of a pass, row-major, computed but not yet rounded to the stored dtype; empty for an absent
+/// output.
 using Values = std::vector<std::vector<double>>;
 
-/// What an emulation sees: the stored bytes of the inputs, and how to compute.
+/// Arguments of an emulation: the stored inputs, the arithmetic and the outputs.
 struct EmulationArgs {
   std::span<const Tensor* const> inputs;  ///< in the order of the pass; nullptr for an absent optional input
   std::span<const double> attrs;
   const Arithmetic& arithmetic;
-  Values& outputs;                       ///< of the sizes that the outputs have, all 0
+  Values& outputs;                       ///< sized as the outputs, filled with 0
   unsigned threads = 1;                  ///< results do not depend on it
-  std::span<const int64_t> bounds = {};  ///< of ranks' parts of the sharded dimension; empty: no ranks
+  std::span<const int64_t> bounds = {};  ///< bounds of the ranks' parts of the sharded dimension; empty: no ranks
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
   std::vector<double>& out(int index) const { return outputs[static_cast<size_t>(index)]; }
-  /// Input `index` as fp32, rounded once where it is fp64.
+  /// Input `index` as fp32; fp64 values are rounded once.
   std::vector<float> floats(int index) const;
   std::vector<int64_t> integers(int index) const;
   void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
 };
 
-/// A pass as a kernel would compute it; Pass::emulation points to one.
+/// A pass as a kernel would compute it; see Pass::emulation.
 struct Emulation {
   void (*run)(const EmulationArgs&);
-  std::span<const FaultSpec> faults;  ///< that `run` or its arithmetic makes
+  std::span<const FaultSpec> faults;  ///< faults that `run` or its arithmetic implements
 };
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dot products of an emulation side by side: each is one chain of additions, and a processor can be at several.
+// Computes several dot products of an emulation at once: each is one chain of additions, so a CPU can overlap them.
 #include <array>
 
 #include "operator/emulation.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kAtOnce = 16;
 
-/// Where the factors lie: element k of a, element k of the c-th b.
+/// Operands: element k of a, element k of the c-th b.
 struct Factors {
   const float* a;
   int64_t a_step;
@@ -17,7 +17,7 @@ struct Factors {
   int64_t b_step, b_next;
 };
 
-/// Terms begin, begin + 1 ... end - 1, or from the last to the first.
+/// Terms begin ... end - 1, in ascending or reversed order.
 struct Run {
   int64_t begin, end;
   bool reversed;
@@ -25,7 +25,7 @@ struct Run {
 
 using Totals = std::array<float, kAtOnce>;
 
-/// Sums of `count` products. `beside`: the b lie side by side, kAtOnce of them.
+/// Dot products of one run for `count` vectors b. `beside`: kAtOnce vectors b lie next to each other (b_next is 1).
 template <bool fused, bool beside>
 [[gnu::always_inline]] inline Totals add_run(const Factors& of, const Run& run, int count) {
   Totals totals{};
@@ -54,7 +54,7 @@ Totals add_run_anywhere(const Factors& of, const Run& run, int count, bool fused
 }
 
 #if defined(__x86_64__)
-/// Where a fused multiply-add is an instruction, and not a function of the mathematics library.
+/// For CPUs where a fused multiply-add is an instruction, not a call of the math library.
 [[gnu::target("avx2,fma")]] Totals add_run_fma(const Factors& of, const Run& run, int count, bool fused) {
   return fused ? add_run<true>(of, run, count) : add_run<false>(of, run, count);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders of addition, by name.
+// The list of addition orders and their names.
 #include "operator/model.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pass as tensor cores compute it, bit for bit, and the orders in which products are added up.
+// Models a pass as tensor cores compute it, bit for bit, in the orders in which they add products.
 #pragma once
 
 #include <array>
@@ -13,34 +13,36 @@
 
 namespace checkop {
 
-/// How an element's products are added up: one fp32 accumulator from +0, or one for each of `parts` runs of blocks,
-/// whose sums are added in order. Runs have the same number of blocks; the last ones may have fewer.
+/// The order in which an element's products are added. Blocks of products are added to one fp32 accumulator that starts
+/// from +0, or to one accumulator for each of `parts` runs of blocks; the runs' sums are then added in order. All runs
+/// have the same number of blocks, except that the last ones may have fewer.
 struct ModelOrder {
-  /// Products that a block adds at once, upward from k = 0: 16 as sm_90, 8 as sm_80; 1: fp32 fused multiply-adds.
+  /// Products that a block adds at once, in ascending k: 16 on sm_90, 8 on sm_80. 1: fp32 fused multiply-adds.
   int64_t width = 16;
   int64_t parts = 1;
-  bool narrow = false;  ///< the sums of the parts are rounded to the output's dtype before they are added
+  bool narrow = false;  ///< partial sums are rounded to the output's dtype before they are added
 
   bool operator==(const ModelOrder&) const = default;
 };
 std::string to_string(const ModelOrder& order);  ///< "ascending 16", "split_k 2", "split_k 4 narrow", "serial fma"
-/// What kernels do: ascending blocks of 16 and 8, a serial chain, and splits of k in 2, 4 and 8 parts, wide and narrow.
+/// The orders that kernels use: ascending blocks of 16 and of 8, a serial chain, and split k in 2, 4 and 8 parts, with
+/// fp32 or rounded (narrow) partial sums.
 std::span<const ModelOrder> all_orders();
 
-/// An architecture whose bits are known.
+/// An architecture with a known bit-exact model.
 struct ModelledArch {
   std::string_view key;  ///< "sm90"
-  int64_t block;         ///< products that it adds at once
+  int64_t block;         ///< products that one block adds at once
 };
 inline constexpr std::array kModelledArchs{ModelledArch{"sm90", 16}};
 
-/// What a model looks at: the stored bytes of the inputs, and the rows of each output that are wanted.
+/// Arguments of a model: the stored inputs, and the rows of each output to compute.
 struct ModelArgs {
   std::span<const Tensor* const> inputs;  ///< in the order of the pass, fp16 or bf16; nullptr: absent
   std::span<const RowSet> row_sets;       ///< in the order of the pass
   ModelOrder order = {};
   unsigned threads = 1;  ///< results do not depend on it
-  /// Takes a row of an output in fp32: what is left is one rounding to the output's dtype. Never called at once.
+  /// Takes a row of an output in fp32, before the final rounding to the output's dtype. Never called concurrently.
   std::function<void(int output, int64_t row, const float* values)> sink;
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
@@ -48,7 +50,7 @@ struct ModelArgs {
   void parallel_for(int64_t n, const std::function<void(int64_t)>& body) const;
 };
 
-/// Whether `pass` has a model of that output: of the products among its outputs, in 16 bits.
+/// Whether `pass` has a model of `output`. Only matrix products in a 16-bit dtype have one.
 inline bool has_model(const Pass& pass, const OutputSpec& output, DType dtype) {
   return pass.model != nullptr && output.numerics == Numerics::contraction &&
          (dtype == DType::f16 || dtype == DType::bf16);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions about operators that their tables answer.
+// Functions that answer questions from the operators' tables.
 #include "operator/operator.hpp"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace checkop {
 namespace {
 
-/// The parts between single characters of `separators`; none of an empty text.
+/// Splits `text` at each character of `separators`; empty for an empty text.
 std::vector<std::string_view> split(std::string_view text, std::string_view separators) {
   std::vector<std::string_view> parts;
   while (!text.empty()) {

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Without digits that mean nothing: a record is read by people too.
+/// Drops meaningless digits, because people read records too.
 double rounded(double value, int digits) {
   if (value == 0 || !std::isfinite(value)) return value;
   const double scale = std::pow(10.0, digits - 1 - std::floor(std::log10(std::abs(value))));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What bench tells of one candidate on one case with one kind of timing, and its writers.
+// The result of timing one candidate on one case with one kind of timing, and its writers.
 #pragma once
 
 #include <cstdio>
@@ -15,37 +15,37 @@ namespace checkop {
 
 struct BenchRecord {
   Case c;
-  std::string candidate;  ///< several names, joined by commas, where none of them could be timed
+  std::string candidate;  ///< several names, joined by commas, if none of them could be timed
   RunStatus status = RunStatus::failed;
-  std::string message;  ///< why it is not ok
-  // What follows is set where the status is ok.
+  std::string message;  ///< why the status is not ok
+  // The members down to `ranks` are set only if the status is ok.
   std::string timing;  ///< "burst" or "sustained"
   Summary ms{};
   size_t repeats = 0;
   Cost cost;
-  double peak_bytes = 0;                ///< of the candidate's inputs, outputs and workspace
-  double copy_gbps = 0;                 ///< of the same process
-  std::optional<double> cublas_tflops;  ///< likewise; of matmul's candidate cublas, with the same kind of timing
-  std::string baseline;                 ///< empty where there is none, or the candidate is the baseline itself
-  double ratio = 0;                     ///< the baseline's time over the candidate's, paired
+  double peak_bytes = 0;                ///< memory of the candidate's inputs, outputs and workspace
+  double copy_gbps = 0;                 ///< measured in the same process
+  std::optional<double> cublas_tflops;  ///< matmul's candidate cublas, in the same process with the same kind of timing
+  std::string baseline;                 ///< empty if there is none, or if the candidate is the baseline itself
+  double ratio = 0;                     ///< the baseline's time over the candidate's, from paired measurements
   bool distinct = false;                ///< the medians differ by more than the spreads
   struct Rank {
     std::string device;
     double ms_median, workspace_bytes;
   };
-  std::vector<Rank> ranks;  ///< empty unless several share the case
-  // Always.
-  std::string run;  ///< shared by all records that were measured in turns
+  std::vector<Rank> ranks;  ///< empty unless several ranks share the case
+  // Always set.
+  std::string run;  ///< the same for all records that were measured in turns
   std::string device, kernels_digest, date;
 
   double gbps() const { return cost.bytes / ms.median / 1e6; }
   double tflops() const { return cost.flops / ms.median / 1e9; }
 };
 
-/// The record as one line of JSON, without a line break. Names and units: README.md.
+/// The record as one line of JSON, without a line break. docs/bench.md explains the figures.
 std::string to_json_line(const BenchRecord& record);
 
-/// The records of one interleaved run as a table, and which of its candidates can't be told apart.
+/// Prints the records of one interleaved run as a table, and says which candidates can't be told apart.
 void print_bench(std::FILE* out, const std::vector<BenchRecord>& records);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Certificates: their content, their digest, and two of them side by side.
+// Certificates: content, digest, comparison.
 #include "report/certificate.hpp"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ constexpr const char* kFormat = "check_operator/certificate-1";
 
 std::string digest_of(const Json& content) { return fnv1a_hex(dump_json(content)); }
 
-/// Entries by what matches them.
+/// Entries by the key that matches them.
 std::map<std::string, const Json*> entries_of(const Json& content, bool by_candidate) {
   std::map<std::string, const Json*> entries;
   for (const Json& entry : content.at("entries")) {
@@ -44,7 +44,7 @@ void compare_members(const std::string& where, const Json& a, const Json& b, std
   }
 }
 
-/// "row_stride: 624 elements in 3 contexts, 3 of them unsupported"; "nothing" for an axis that is not there.
+/// "row_stride: 624 elements in 3 contexts, 3 of them unsupported"; "nothing" if the axis is absent.
 std::string describe_axis(const Json& axes, const std::string& name) {
   for (const Json& axis : axes) {
     if (axis.at("axis") != name) continue;
@@ -54,7 +54,7 @@ std::string describe_axis(const Json& axes, const std::string& name) {
   return "nothing";
 }
 
-/// What was looked at, where that is not the same: neither side is wrong.
+/// Adds a line for each axis that was checked to a different extent; neither side is wrong.
 void compare_bits(const std::string& name, const Json& a, const Json& b, std::vector<std::string>& lines) {
   std::set<std::string> told;
   for (size_t i = 0; i < a.size() && i < b.size(); ++i) {

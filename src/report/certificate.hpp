@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run saw of invariance and determinism, as a file that others can compare with: digests in place of tensors.
+// A run's results on invariance and determinism as a file to compare with others: digests in place of tensors.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,22 +10,22 @@
 
 namespace checkop {
 
-/// One candidate on one case. `outputs` are what it wrote first.
+/// The entry of one candidate on one case. `outputs` are those of its first launch.
 nlohmann::json certificate_entry(const CaseRecord& record, const std::vector<Tensor>& outputs, unsigned threads);
 
-/// The file: canonical JSON, keys sorted, nothing that changes from run to run, with a digest over `content`.
+/// The file: canonical JSON with sorted keys and a digest over `content`, without anything that changes between runs.
 std::string seal(const nlohmann::json& content);
 
-/// The content of such a file. Throws InputError for a file that is no certificate, of which a byte was changed, or
-/// that lacks what comparison needs.
+/// The content of a certificate file. Throws InputError if the file is no certificate, was changed, or lacks a member
+/// that the comparison needs.
 nlohmann::json unseal(const std::string& text, const std::string& path);
 
 struct Differences {
-  std::vector<std::string> bits;         ///< what must not differ: inputs, outputs, cases that one of them lacks
-  std::vector<std::string> environment;  ///< what may: device, driver, plugins, contexts
-  int64_t compared = 0;                  ///< outputs
+  std::vector<std::string> bits;         ///< must be equal: inputs, outputs, and the set of cases
+  std::vector<std::string> environment;  ///< may differ: device, driver, plugins, contexts
+  int64_t compared = 0;                  ///< outputs compared
 };
-/// Entries are matched by pass, case and, with `by_candidate`, by candidate.
+/// Matches entries by pass and case, and by candidate if `by_candidate`.
 Differences compare_certificates(const nlohmann::json& a, const nlohmann::json& b, bool by_candidate);
 
 }  // namespace checkop

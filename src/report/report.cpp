@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a report comes to.
+// Verdicts and exit codes of reports.
 #include "report/report.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the JSON report that tells what became of bits.
+// The part of the JSON report on bit comparisons.
 #include "report/report_bits.hpp"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Where and what the bits were only stands there when they differ.
+/// The first differing index and its bits are included only if bits differ.
 Json bits(const BitDifference& difference) {
   Json json = {{"compared", difference.compared}, {"different", difference.different}};
   if (difference.different == 0) return json;
@@ -22,7 +22,7 @@ Json bits(const BitDifference& difference) {
   return json;
 }
 
-/// What each axis did to output `index`. Contexts that changed bits are told one by one, the first three of an axis.
+/// The effect of each axis on output `index`. Lists the contexts that changed bits, at most three per axis.
 Json axes(const CaseRecord& record, size_t index) {
   constexpr size_t kMostTold = 3;
   const TensorSpec& spec = record.c.pass->outputs[index].tensor;
@@ -75,7 +75,7 @@ Json sensitivity(const Sensitivity& found) {
           {"proves", found.proves()}};
 }
 
-/// The numbers of rows whose rows had the bits of the full batch in every launch, and those where one had not.
+/// Row counts whose rows had the bits of the full batch in every launch ("same"), and the others ("different").
 Json rows(const CaseRecord& record, size_t index) {
   std::vector<int64_t> same, different;
   for (size_t k = 0; k < record.run.contexts.size(); ++k) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the JSON report that tells what became of bits.
+// The part of the JSON report on bit comparisons.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace checkop {
 
-/// What repetition and each axis did to each output's bits, and what the data could show; kept also where the contract
-/// does not demand it.
+/// For each output: how repetition and each axis changed its bits, and what the data could show. Included even if the
+/// contract does not demand it.
 nlohmann::json bit_checks(const CaseRecord& record);
 
-/// What the candidate said of its launches, and for which numbers of rows it said so: a candidate that names its
-/// variant shows here where it changes it. Empty where nothing ran.
+/// The candidate's messages about its launches, and the numbers of rows with which it gave them: shows where a
+/// candidate that names its variant changes it. Empty if nothing ran.
 nlohmann::json variants(const CaseRecord& record);
 
 /// "1-9, 15-17, 40"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numerical ratchet: two reports, check by check and gate by gate.
+// Compares two reports check by check and gate by gate, so that results can't silently get worse.
 #include "report/report_diff.hpp"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 namespace checkop {
 namespace {
 
-/// The same check may stand in a report several times.
+/// The last member numbers equal checks: a report may contain a check several times.
 using CaseKey = std::tuple<std::string, std::string, std::string, std::string, int>;
 
 std::map<CaseKey, const ReadCase*> by_key(const ReadReport& report) {
@@ -44,13 +44,13 @@ void add_losses(const ReportDiff::Change& change, double factor, std::vector<Rep
 std::vector<std::string> notes_of(const ReadReport& before, const ReadReport& after, int64_t other_data) {
   std::vector<std::string> notes;
   if (before.contract_hash != after.contract_hash)
-    notes.push_back(fmt::format("the contracts differ ({}, now {}), and with them what a headroom is of",
+    notes.push_back(fmt::format("the contracts differ ({}, now {}), so headrooms are not comparable",
                                 before.contract_hash, after.contract_hash));
   if (before.device != after.device)
     notes.push_back(fmt::format("the devices differ: {}, now {}", before.device, after.device));
   const auto name = [](const ReadReport& report) { return report.shard ? report.shard->name() : "a whole run"; };
   if (name(before) != name(after))
-    notes.push_back(fmt::format("other parts of a run: {}, now {}", name(before), name(after)));
+    notes.push_back(fmt::format("different run shards: {}, now {}", name(before), name(after)));
   if (other_data > 0) notes.push_back(fmt::format("{} checks have other data than before", other_data));
   if (!before.complete) notes.push_back("the earlier run did not come to its end");
   if (!after.complete) notes.push_back("the later run did not come to its end");
@@ -126,7 +126,7 @@ std::string to_text(const ReportDiff& diff, double factor, bool allow_gone) {
                         describe(loss), loss.change.after->repeat);
   }
   for (const auto& change : diff.gone) text += fmt::format("[   GONE   ] {}\n", change.before->title());
-  for (const auto& change : diff.mended) text += fmt::format("[  MENDED  ] {}\n", change.after->title());
+  for (const auto& change : diff.mended) text += fmt::format("[  FIXED   ] {}\n", change.after->title());
   for (const std::string& note : diff.notes) text += fmt::format("[   NOTE   ] {}\n", note);
   return text + fmt::format("[==========] {}\n", summary(diff, factor, allow_gone));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which form goes to which file.
+// Writes each requested form to its file.
 #include "report/report_forms.hpp"
 
 #include "base/output_file.hpp"

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-/// What the page does not show and takes room: which rows the gold computed, of a sample.
+/// Drops what the page does not show and takes much room: the rows that a sampled gold computed.
 json for_page(json report) {
   for (json& candidate : report["candidates"]) {
     for (json& c : candidate["cases"]) {
@@ -24,7 +24,7 @@ json for_page(json report) {
   return report;
 }
 
-/// JSON that may stand in a script element: no "</script>" and no "<!--".
+/// JSON for a script element: escapes '<', so that "</script>" and "<!--" can't occur.
 std::string for_script(const json& value) {
   std::string out;
   for (const char c : value.dump()) out += c == '<' ? std::string("\\u003c") : std::string(1, c);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The JSON report: the field names of the seed's report at every level, and what makes a verdict repeatable added to
-// them.
+// The JSON report: the field names of RL-Kernel's report at every level, plus what makes a verdict repeatable.
 #include "report/report_json.hpp"
 
 #include <fmt/format.h>
@@ -18,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;  // an ordered map: keys come out sorted
 
-/// JSON has no NaN and no infinities: they become strings.
+/// JSON has no NaN and no infinities, so they become strings.
 Json number(double x) {
   if (std::isnan(x)) return "NaN";
   if (std::isinf(x)) return x > 0 ? "Infinity" : "-Infinity";
@@ -61,7 +60,7 @@ Json model(const std::optional<ModelComparison>& m, const Shape& shape) {
           {"orders", orders}};
 }
 
-/// The histogram without the empty bins around it.
+/// The histogram without leading and trailing empty bins.
 Json error_map(const ErrorMap& map) {
   if (map.empty()) return nullptr;
   const auto& bins = map.histogram;
@@ -76,7 +75,7 @@ Json error_map(const ErrorMap& map) {
   return {{"histogram", histogram}, {"cell", {map.rows_per_cell, map.columns_per_cell}}, {"cells", map.cells}};
 }
 
-/// Whether an output is called dNAME after an input of the operator.
+/// Whether the output is named dNAME after an input of the operator.
 bool is_gradient(const Case& c, const TensorSpec& output) {
   if (c.pass->name != "backward" || !output.name.starts_with('d')) return false;
   const auto is_it = [&](const TensorSpec& input) { return input.name == output.name.substr(1); };
@@ -114,7 +113,7 @@ Json output(const CaseRecord& record, size_t index) {
   const bool has_tolerance = classic != comparison.gates.end();
   Json would_pass = Json::array();
   for (const Trivial answer : comparison.would_pass) would_pass.push_back(to_string(answer));
-  // A gradient carries the seed's label "gradient:<input>".
+  // RL-Kernel labels gradients "gradient:<input>".
   const bool gradient = is_gradient(record.c, spec), empty = comparison.expected == 0;
   return {{"output_index", index},
           {"name", spec.name},
@@ -263,7 +262,7 @@ void CandidateTotals::add(const Json& c) {
   const bool pass = c["verdict"] == to_string(Verdict::pass);
   passed &= pass || c["verdict"] == to_string(Verdict::xfail);
   for (const Json& entry : c["outputs"]) {
-    if (pass && entry["count"] == 0) continue;  // declared to be empty
+    if (pass && entry["count"] == 0) continue;  // empty by design
     ++outputs;
     passed_outputs += entry["passed"].get<bool>() ? 1 : 0;
   }
@@ -318,7 +317,7 @@ std::string dump_json(const Json& json, int indent) {
 
 namespace {
 
-/// The device that a reader asks for first: the GPU if one was used.
+/// The device to show first: the GPU, if one was used.
 DeviceInfo main_device(const Report& report) {
   DeviceInfo none;
   none.kind = none.name = "none";

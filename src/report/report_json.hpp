@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the JSON report: report_json.cpp puts them together at the end of a run, report_stream.cpp as it goes.
+// Parts of the JSON report, used by report_json.cpp at the end of a run and by report_stream.cpp during it.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,16 +9,16 @@
 
 namespace checkop {
 
-/// What is known before the first check.
+/// Members that are known before the first check.
 nlohmann::json run_json(const Report& report);
 
 /// One entry of a candidate's "cases".
 nlohmann::json case_json(const CaseRecord& record);
 
-/// Of the candidate that made `record`: all but its cases and what is counted over them.
+/// The entry of the candidate of `record`, without its cases and totals.
 nlohmann::json candidate_json(const CaseRecord& record);
 
-/// Counts over the cases of one candidate on one operator.
+/// Totals over the cases of one candidate on one operator.
 struct CandidateTotals {
   int64_t outputs = 0, passed_outputs = 0;
   bool passed = true;
@@ -27,7 +27,7 @@ struct CandidateTotals {
   nlohmann::json json() const;
 };
 
-/// Counts over candidates.
+/// Totals over candidates.
 nlohmann::json totals_json(int64_t candidates, int64_t passed);
 
 nlohmann::json device_json(const DeviceInfo& device);
@@ -35,7 +35,7 @@ nlohmann::json device_json(const DeviceInfo& device);
 /// One entry of "timings".
 nlohmann::json timing_json(const CaseRecord& record);
 
-/// A message may hold any bytes that a plugin wrote: what is not UTF-8 is replaced, never an exception.
+/// Serialises JSON. Bytes that are not UTF-8, as a plugin's message may hold, are replaced; never throws for them.
 std::string dump_json(const nlohmann::json& json, int indent = -1);
 
 }  // namespace checkop

@@ -10,7 +10,7 @@
 namespace checkop {
 namespace {
 
-/// The element that a verdict puts into its test case; "" for none.
+/// The XML element that the verdict adds to its test case; "" for none.
 std::string element_of(Verdict verdict) {
   switch (verdict) {
     case Verdict::pass:

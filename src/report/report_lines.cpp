@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports by the line.
+// The report as JSON lines.
 #include "report/report_lines.hpp"
 
 #include "report/report_json.hpp"

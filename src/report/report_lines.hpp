@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report as a stream: one JSON object a line, each as soon as it is known.
+// The report as JSON lines, each written as soon as its content is known.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace checkop {
 
-/// Lines with "type": "run" first; then "check", with the case and its timing as in the JSON report, per check; then
-/// "revised" for each check whose verdict the run as a whole changed; last "end" with exit code and counts. A stream
-/// without "end" is of a run that was killed.
+/// The "type" of the lines: first "run"; one "check" per check, with the case and its timing as in the JSON report;
+/// "revised" for each check whose verdict changed at the end of the run; last "end", with exit code and counts. A
+/// stream without "end" comes from a run that was killed.
 class ReportLines {
  public:
-  /// Throws as write_file().
+  /// Throws like write_file().
   ReportLines(const std::string& path, const Report& report);
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
@@ -22,7 +22,7 @@ class ReportLines {
 
  private:
   LineFile file_;
-  std::vector<Verdict> said_;  ///< verdicts of the lines so far
+  std::vector<Verdict> said_;  ///< verdicts written so far
 };
 
 }  // namespace checkop

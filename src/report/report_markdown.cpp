@@ -35,7 +35,7 @@ std::string escape_markdown(std::string_view text) {
       case '[':
       case ']':
       case '\\':
-      case '@':  // would call a person
+      case '@':  // would mention a person
       case '#':  // would link to an issue
         out += fmt::format("&#{};", static_cast<int>(c));
         break;
@@ -48,7 +48,7 @@ std::string escape_markdown(std::string_view text) {
 
 namespace {
 
-/// A block of code; longer fences than any in `text`.
+/// A code block, with a fence longer than any in `text`.
 std::string code_block(const std::string& text) {
   size_t longest = 2, run = 0;
   for (const char c : text) {
@@ -59,7 +59,7 @@ std::string code_block(const std::string& text) {
   return fmt::format("{}\n{}\n{}\n", fence, text, fence);
 }
 
-/// One line of the table of candidates.
+/// One row of the table of candidates.
 struct Row {
   std::map<Verdict, int64_t> counts;
   int64_t checks = 0;
@@ -93,7 +93,7 @@ std::string table_of_candidates(const ReadReport& report) {
   return text;
 }
 
-/// For the data of a workflow command; of a property, ":" and "," too.
+/// Escapes the data of a workflow command; with `property`, of a property, which needs ":" and "," escaped too.
 std::string escape_data(const std::string& text, bool property) {
   std::string out;
   for (const char c : text) {
@@ -112,7 +112,7 @@ std::string to_markdown(const ReadReport& report, size_t most_bytes) {
                   passed ? "passed" : fmt::format("not passed, exit code {}", report.exit_code),
                   escape_markdown(report.verdict_line()), escape_markdown(report.device),
                   escape_markdown(report.contract_path), report.contract_hash, code_block(report.command));
-  // The table says something of everything: the list of failures takes what room it leaves.
+  // The table covers everything, so the list of failures gets only the room that the table leaves.
   const std::string table = report.cases.empty() ? "" : "### Candidates\n\n" + table_of_candidates(report);
   constexpr size_t kForMore = 200;
   const size_t room = most_bytes - std::min(most_bytes, table.size() + kForMore);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the forms for people share.
+// Helpers for Markdown and HTML.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace checkop {
 
-/// `text` for a table's cell, with nothing in it that Markdown or HTML would act on.
+/// `text` for a table cell, with everything escaped that Markdown or HTML would interpret.
 std::string escape_markdown(std::string_view text);
 
-/// "2.5x"; "exact" where nothing was off.
+/// "2.5x"; "exact" without errors.
 std::string format_headroom(double headroom);
 
 }  // namespace checkop

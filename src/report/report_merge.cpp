@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of shards in their order, and the report of them all.
+// Puts the checks of run shards in order and makes one report of them.
 #include "report/report_merge.hpp"
 
 #include <fmt/format.h>
@@ -19,12 +19,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// A check, as it goes into the merged report.
+/// One check of the merged report.
 struct Entry {
   int64_t index = 0;  ///< in the whole run
   const ShardReport* from = nullptr;
-  Json c, timing;                   ///< timing: null where the shard has none
-  const Json* candidate = nullptr;  ///< that the shard's report has it under
+  Json c, timing;                   ///< timing: null if the shard has none
+  const Json* candidate = nullptr;  ///< the entry of its candidate in the shard's report
   CheckFacts facts;
   Verdict verdict = Verdict::error;
 };
@@ -49,7 +49,7 @@ CheckFacts facts_of(const JsonValue& c, const std::string& candidate, Verdict ve
   check.op = c.at("op").string();
   check.pass = c.at("pass").string();
   check.dtype = c.at("dtype").string();
-  // A control that was not caught voids what would have passed, and is asked last.
+  // A control that was not caught turns a pass into an error. The control is judged last, so the check had passed.
   check.passes = verdict == Verdict::pass || (verdict == Verdict::error && c.at("kind").string() == "control");
   check.has_rows = c.at("whole").at("has_rows").boolean();
   check.has_given_inputs = !c.at("given_inputs").members().empty();
@@ -60,7 +60,7 @@ CheckFacts facts_of(const JsonValue& c, const std::string& candidate, Verdict ve
     output.total_rows = json.at("total_rows").integer(0);
     output.gold_is_zero = json.at("gold_is_zero").boolean();
     output.rows_are_equal = json.at("rows_are_equal").boolean();
-    json.at("passed").boolean();  // is counted
+    json.at("passed").boolean();  // validates the type: it is counted later
   }
   for (const JsonValue& asked : c.at("whole").at("invariance_of").items()) {
     for (const JsonValue& bits : c.at("bit_checks").items()) {
@@ -78,11 +78,12 @@ CheckFacts facts_of(const JsonValue& c, const std::string& candidate, Verdict ve
   return check;
 }
 
-/// The checks of a report in the order in which they ran. Times stand there in that order too, once it has ended.
+/// The checks of a report in the order in which they ran. If the run came to its end, its timings are in this order
+/// too.
 std::vector<Entry> read_entries(const ShardReport& report) {
   std::vector<Entry> entries;
   for (const JsonValue& candidate : report.json.at("candidates").items()) {
-    candidate.at("op").string();  // tells candidates of one name apart
+    candidate.at("op").string();  // distinguishes candidates of the same name
     for (const JsonValue& c : candidate.at("cases").items()) {
       Entry& entry = entries.emplace_back();
       entry.index = c.at("whole").at("index").integer(0, report.shard.checks - 1);
@@ -101,7 +102,7 @@ std::vector<Entry> read_entries(const ShardReport& report) {
   return entries;
 }
 
-/// In the order of the whole run.
+/// All checks in the order of the whole run.
 std::vector<Entry> read_entries(const std::vector<ShardReport>& shards, bool complete) {
   std::vector<Entry> all;
   for (const ShardReport& report : shards) {
@@ -144,7 +145,7 @@ void judge_as_a_whole(std::vector<Entry>& entries) {
 
 // --- the report
 
-/// One for each candidate and operator, as to_json() makes them.
+/// One entry per candidate and operator, as in to_json().
 Json merge_candidates(const std::vector<Entry>& entries, int64_t& passed) {
   struct Group {
     Json candidate, cases = Json::array();
@@ -177,7 +178,7 @@ Json merge_candidates(const std::vector<Entry>& entries, int64_t& passed) {
   return candidates;
 }
 
-/// The device that a reader asks for first, as of a whole run.
+/// The device to show first, chosen as for a whole run.
 Json main_device(const std::vector<Entry>& entries, const ShardReport& first) {
   if (entries.empty()) return first.json.at("device").raw();
   const auto gpu = std::find_if(entries.begin(), entries.end(),
@@ -185,13 +186,13 @@ Json main_device(const std::vector<Entry>& entries, const ShardReport& first) {
   return (*(gpu == entries.end() ? entries.front() : *gpu).candidate)["device"];
 }
 
-/// A control is caught where every shard that ran it caught it.
+/// A control counts as caught if every shard that ran it caught it.
 Json merge_controls(const std::vector<ShardReport>& shards) {
   Json merged = Json::array();
   for (const std::string& device : shards.front().shard.devices) {
     Json control;
     for (const ShardReport& report : shards) {
-      const auto controls = report.json.find("controls");  // a run under way has none
+      const auto controls = report.json.find("controls");  // absent while a run is under way
       if (!controls) continue;
       for (const JsonValue& own : controls->items()) {
         if (own.at("device").string() != device) continue;
@@ -207,7 +208,7 @@ void add_once(std::vector<std::string>& list, const std::string& text) {
   if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(text);
 }
 
-/// Errors and checks of a tool add up; where one shard has no summary of it, nothing was proven.
+/// Adds up errors and checks by tool. If a shard lacks the summary of a tool, nothing was proven.
 Json merge_sanitizers(const std::vector<ShardReport>& shards) {
   struct Sum {
     std::string tool;
@@ -247,7 +248,7 @@ Json merge_warnings(const std::vector<ShardReport>& shards, const std::vector<st
   return merged;
 }
 
-/// What differs from run to run: the first start, the sum of times, all hosts, and all of that by shard.
+/// What differs between runs: the first start, the sum of times, all hosts; and the same for each shard.
 Json merge_volatile(const std::vector<ShardReport>& shards, const std::vector<Entry>& entries) {
   Json list = Json::array(), timings = Json::array();
   std::vector<std::string> hosts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports of the shards of a run -> the report of the run.
+// Merges the reports of run shards into the report of the whole run.
 #pragma once
 
 #include <string>
@@ -9,12 +9,11 @@
 
 namespace checkop {
 
-/// The JSON report of the whole run: that of a run that was not divided, but for "volatile", and for "command", which
-/// is of the flags that the shards have in common. What only a run as a whole can tell is told here: see mark_vacuous()
-/// and mark_insensitive(). Where machines differ, a candidate's device is that of its first check, and checks that ran
-/// on another one say so. Throws InputError for reports that are not of one run, for a shard that is there twice, and,
-/// unless `partial`, for one that is missing or did not come to its end; otherwise the merged report says that it is
-/// not complete.
+/// The JSON report of the whole run. Equal to that of an undivided run, except for "volatile", and "command", which has
+/// the flags that the shards share. Applies mark_vacuous() and mark_insensitive(), which need the whole run. If
+/// machines differ, a candidate's device is that of its first check, and checks on other devices name theirs. Throws
+/// InputError if the reports are not of one run or if a shard appears twice. Also throws if a shard is missing or
+/// incomplete; with `partial` the merged report then says that it is not complete.
 std::string merge_reports(const std::vector<JsonValue>& reports, bool partial);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The line that says what runs now, how fast, and for how long still.
+// The progress line: current step, speed, remaining time.
 #include "report/report_progress.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a run stands, on one line of a terminal that is written over.
+// The progress of a run, on one terminal line that is overwritten.
 #pragma once
 
 #include <chrono>
@@ -13,18 +13,18 @@ class Progress {
  public:
   struct Step {
     std::string name;
-    double weight;  ///< what it may cost, in any unit
+    double weight;  ///< expected cost, in any unit
   };
 
   /// Writes nothing unless `out` is a terminal.
   Progress(std::FILE* out, std::vector<Step> steps);
 
-  /// That step `index` is about to run, and all before it are done; nothing after the last one.
+  /// Shows that step `index` is about to run and all before it are done. Writes nothing if there is no such step.
   void show(size_t index);
-  /// The same of steps that run in any order or side by side: that one begins, and that one is done.
+  /// The same for steps that run in any order or side by side: step `index` begins, or is done.
   void begin(size_t index);
   void end(size_t index);
-  /// Before anything else is written to the terminal.
+  /// Clears the line; call before writing anything else to the terminal.
   void clear();
 
  private:
@@ -38,7 +38,7 @@ class Progress {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// "12/2600  3.1 checks/s, 4 min left": of `done` of `count` steps and `share` of their weight after `seconds`.
+/// "12/2600  3.1 checks/s, 4 min left" for `done` of `count` steps and `share` of their weight after `seconds`.
 std::string describe_progress(size_t done, size_t count, double share, double seconds);
 
 }  // namespace checkop

@@ -16,7 +16,7 @@
 namespace checkop {
 namespace {
 
-/// A number as reports write it: those that are not finite are strings.
+/// A number as reports write it: non-finite numbers are strings.
 double read_number(const JsonValue& value) {
   if (!value.is_string()) return value.number();
   const std::string name = value.one_of("number", {"NaN", "Infinity", "-Infinity"});
@@ -50,7 +50,7 @@ ReadCase read_case(const JsonValue& json) {
   return c;
 }
 
-/// Times stand apart, in the order in which the checks ran.
+/// Timings are a separate list, in the order in which the checks ran.
 using TimesByCheck = std::map<std::tuple<std::string, std::string, std::string>, std::deque<double>>;
 
 TimesByCheck read_times(const JsonValue& timings) {
@@ -114,7 +114,7 @@ std::string ReadReport::verdict_line() const {
   const int64_t total = std::ssize(cases), passed = total - bad - skipped;
   const std::string details = words.empty() ? "" : fmt::format(": {}", fmt::join(words, ", "));
   std::string text =
-      total == 0 ? (checked_nothing() || !complete ? "nothing was checked" : "no checks, all are in other shards")
+      total == 0 ? (checked_nothing() || !complete ? "nothing was checked" : "this run shard has no checks")
       : bad == 0 && !too_many_skipped()
           ? fmt::format("{} check{} passed{}", passed, passed == 1 ? "" : "s", details)
           : fmt::format("{} of {} check{} did not pass{}", bad + skipped, total, total == 1 ? "" : "s", details);
@@ -149,7 +149,7 @@ ReadReport read_report(const JsonValue& document) {
     for (const JsonValue& json : candidate.at("cases").items()) {
       ReadCase c = read_case(json);
       c.candidate = name;
-      const auto other = json.find("device");  // where a merged report has it
+      const auto other = json.find("device");  // only merged reports have it
       c.device = other ? other->at("name").string() : device;
       c.plugin_digest = digest;
       auto& left = times[{name, c.pass, c.name}];

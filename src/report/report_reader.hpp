@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A JSON report read back: what its other forms are made of, and what two reports are compared by.
+// Reads a JSON report back, for its other forms and for comparing two reports.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace checkop {
 
 struct ReadGate {
   std::string metric;
-  double achieved = 0, limit = 0, headroom = 0;  ///< headroom: infinite when nothing was off
+  double achieved = 0, limit = 0, headroom = 0;  ///< headroom: infinite without errors
 };
 
 struct ReadOutput {
@@ -32,7 +32,7 @@ struct ReadCase {
   Verdict verdict = Verdict::error;
   std::string kind, reason, repeat;
   std::vector<ReadOutput> outputs;
-  double total_ms = 0;  ///< 0 where the report has no time of it
+  double total_ms = 0;  ///< 0 if the report has no time for it
 
   double headroom() const;    ///< of the tightest gate of any output
   std::string title() const;  ///< "logp/forward  native  logp-bf16-1x2x17"
@@ -40,9 +40,9 @@ struct ReadCase {
 
 struct ReadReport {
   std::string suite_name, command, started, host, device, contract_path, contract_hash;
-  int64_t planned = 0;  ///< 0 in reports that do not say
+  int64_t planned = 0;  ///< 0 if the report does not say
   std::optional<int64_t> max_skip = {};
-  std::optional<RunShard> shard = {};  ///< nothing: the whole run
+  std::optional<RunShard> shard = {};  ///< unset: the whole run
   bool complete = false;
   int exit_code = 4;
   double wall_ms = 0;
@@ -50,19 +50,20 @@ struct ReadReport {
 
   std::map<Verdict, int64_t> counts() const;
   bool too_many_skipped() const;  ///< more than max_skip
-  bool checked_nothing() const;   ///< and not since the checks are in other shards
+  bool checked_nothing() const;   ///< false for a run shard, whose checks may be in other shards
   std::string program() const;    ///< "check_operator", "check_operator, shard 0 of 3"
-  /// "3 of 120 checks did not pass: 2 fail, 1 vacuous"; says when not all that were planned ran, and which shard it is.
+  /// "3 of 120 checks did not pass: 2 fail, 1 vacuous". Also says if fewer checks ran than planned, and names the
+  /// shard.
   std::string verdict_line() const;
 };
 
-/// A verdict by its name. Throws InputError for what is none.
+/// A verdict by name. Throws InputError for an unknown name.
 Verdict read_verdict(const JsonValue& value);
 
-/// Throws InputError with file and path where `document` is no report.
+/// Throws InputError with file and path if `document` is no report.
 ReadReport read_report(const JsonValue& document);
 
-/// Whether a check went as a gate wants it.
+/// Whether the verdict lets a run pass.
 bool is_good(Verdict verdict);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What reports must have in common.
+// Compares the members that all shards of a run must share.
 #include "report/report_same_run.hpp"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kSameRun = "give reports of the shards of one run";
 
-/// The first of `flags` that `others` lack; "" for none.
+/// The first of `flags` that is not in `others`; "" if all are.
 std::string first_missing(const std::vector<std::string>& flags, const std::vector<std::string>& others) {
   for (const std::string& flag : flags) {
     if (std::find(others.begin(), others.end(), flag) == others.end()) return flag;
@@ -24,7 +24,7 @@ std::string first_missing(const std::vector<std::string>& flags, const std::vect
   return "";
 }
 
-/// Throws InputError where two values of what has to be the same differ.
+/// Throws InputError if the values of `what` differ.
 void require_same(const ShardReport& first, const ShardReport& other, const std::string& what,
                   const std::string& of_first, const std::string& of_other) {
   if (of_first == of_other) return;

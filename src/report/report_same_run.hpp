@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether reports are those of all shards of one run.
+// Checks that reports come from the shards of one run.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,11 @@ struct ShardReport {
   std::optional<int64_t> max_skip;
 };
 
-/// In the order of their shards. Throws InputError unless they are of one run and each of another shard: the same
-/// version, contract, flags, devices, plugins and list of checks.
+/// The reports in the order of their shards. Throws InputError if they are not of one run (version, contract, flags,
+/// devices, plugins and list of checks must be equal), or if a shard appears twice.
 std::vector<ShardReport> read_shards(const std::vector<JsonValue>& reports);
 
-/// Sentences about shards that are missing or did not come to their end. Throws InputError for the first unless
-/// `partial`.
+/// One sentence per missing or incomplete shard. Unless `partial`, throws InputError for the first.
 std::vector<std::string> find_gaps(const std::vector<ShardReport>& shards, bool partial);
 
 }  // namespace checkop

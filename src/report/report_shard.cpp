@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which part of a run a report is of, written and read back.
+// Writes and reads the members of a run shard.
 #include "report/report_shard.hpp"
 
 #include <nlohmann/json.hpp>

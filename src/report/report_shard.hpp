@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the JSON report of a shard has on top of that of a whole run.
+// Members that the JSON report has only for a run shard.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,13 +10,13 @@
 
 namespace checkop {
 
-/// The report's "shard".
+/// The member "shard" of the report.
 nlohmann::json shard_json(const RunShard& shard);
 
-/// Of `report`; nothing for the report of a whole run. Throws InputError.
+/// Reads the member "shard"; nullopt for the report of a whole run. Throws InputError.
 std::optional<RunShard> read_shard(const JsonValue& report);
 
-/// The "whole" of a case: what the report of the whole run needs to know of it and no other member tells.
+/// The member "whole" of a case: data that only the merged report needs.
 nlohmann::json whole_json(const CaseRecord& record);
 
 }  // namespace checkop

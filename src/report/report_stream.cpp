@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of a run under way, as text that is added to.
+// Writes the report of a run under way by appending to a file.
 #include "report/report_stream.hpp"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-/// {"a":1} and {"b":2} -> "a":1 | "b":2 without the braces, for the middle of an object.
+/// {"a":1} -> "a":1, without the braces, to insert into another object.
 std::string members(const json& object) {
   const std::string text = dump_json(object);
   return text.substr(1, text.size() - 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The JSON report of a run under way: complete and valid after every check, at a cost that does not grow.
+// The JSON report of a run under way: valid after every check, at a constant cost per check.
 #pragma once
 
 #include <memory>
@@ -12,17 +12,17 @@
 
 namespace checkop {
 
-/// Until finish() the file says "complete": false and exit code 4; its timings are empty, and a candidate whose checks
-/// are not next to each other stands there several times. What is no regular file gets the finished report alone.
+/// Until finish() the file says "complete": false and exit code 4, its timings are empty, and a candidate whose checks
+/// are not consecutive appears several times. If the path is no regular file, only the finished report is written.
 class ReportStream {
  public:
-  /// Writes the report of no check. Throws as write_file().
+  /// Writes a report without checks. Throws like write_file().
   ReportStream(const std::string& path, const Report& report);
 
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
 
-  /// The whole report, in its final form, as to_json() gives it.
+  /// Replaces the file by the final report, as to_json() gives it.
   void finish(const std::string& json);
 
  private:
@@ -30,11 +30,11 @@ class ReportStream {
   std::string tail(const Report& report) const;
 
   std::string path_;
-  std::unique_ptr<GrowingFile> file_;              ///< null for what is no regular file
-  nlohmann::json device_;                          ///< that a reader asks for first
-  std::pair<std::string, std::string> candidate_;  ///< and operator of the newest record
+  std::unique_ptr<GrowingFile> file_;              ///< null if the path is no regular file
+  nlohmann::json device_;                          ///< the device to show first
+  std::pair<std::string, std::string> candidate_;  ///< candidate and operator of the newest record
   std::set<std::pair<std::string, std::string>> candidates_, failed_;
-  CandidateTotals totals_;  ///< since the candidate was begun
+  CandidateTotals totals_;  ///< of the current candidate
 };
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report for people: a line per case, a block with the repeat line per failure, a summary.
+// The report for people: a line per case; for each failure a block with the command that repeats it; a summary.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ std::string painted(const std::string& text, Verdict verdict, bool color) {
   return fmt::format("\x1b[{}m{}\x1b[0m", good ? kGreen : mild ? kYellow : kRed, text);
 }
 
-/// Whether some input of the case came out of its seed.
+/// Whether some input of the case was generated from its seed.
 bool has_generated_inputs(const CaseRecord& record) {
   const std::span<const TensorSpec> inputs = record.c.pass->inputs;
   return std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
@@ -69,7 +69,7 @@ std::string title(const CaseRecord& record) {
   return record.gold_file.empty() ? text : text + " gold=" + record.gold_file;
 }
 
-/// "; gold of 256 of 4096 rows of dlogits, row_sum and finite on all": how much of the outputs the gold computed.
+/// "; gold of 256 of 4096 rows of dlogits, row_sum and finite on all": how much of the outputs the gold covers.
 std::string coverage(const CaseRecord& record) {
   std::string text;
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
@@ -94,7 +94,7 @@ std::string of_model(const CaseRecord& record) {
   return text;
 }
 
-/// "logp 12x under its limit": how far the worst element stays inside its tightest gate.
+/// "  headroom logp 12x": the headroom of each output in its tightest gate.
 std::string headroom(const CaseRecord& record) {
   std::string text;
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
@@ -133,7 +133,7 @@ std::string describe(const KnownFailure& known) {
                      known.issue.empty() ? "" : known.issue + "; ", known.owner);
 }
 
-/// Every gate of every output, and what a failed output looks like.
+/// Prints every gate of every output, and what a failed output looks like.
 void print_gates(std::FILE* out, const CaseRecord& record) {
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
     const TensorSpec& spec = record.c.pass->outputs[i].tensor;
@@ -148,12 +148,12 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
                    describe_orders(*model));
     }
     if (!record.comparisons[i].diagnosis.empty()) {
-      fmt::print(out, "             {} looks like this: {}\n", spec.name, record.comparisons[i].diagnosis);
+      fmt::print(out, "             {} likely cause: {}\n", spec.name, record.comparisons[i].diagnosis);
     }
   }
 }
 
-/// Where ranks ran and for how long: "4 ranks on cpu AMD EPYC: 0.812, 0.637, 0.433, 0.596 ms".
+/// Prints where ranks ran and for how long: "4 ranks on cpu AMD EPYC: 0.812, 0.637, 0.433, 0.596 ms".
 void print_ranks(std::FILE* out, const CaseRecord& record) {
   const std::vector<RankRun>& ranks = record.run.ranks;
   if (ranks.empty()) return;
@@ -210,7 +210,8 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
              report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
              report.wall_ms);
   for (const Control& control : report.controls) {
-    fmt::print(out, "[ CONTROL  ] a product whose bits depend on the number of rows was {}caught on {}\n",
+    fmt::print(out,
+               "[ CONTROL  ] the positive control, a product whose bits depend on the batch size, was {}caught on {}\n",
                control.caught ? "" : "NOT ", control.device);
   }
   const auto verdicts = verdicts_of(report);
@@ -232,14 +233,14 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
     fmt::print(out, "{} skipped, more than the {} that --max-skip allows.\n", skipped, *report.max_skip);
   }
   if (report.shard) {
-    fmt::print(out, "This is {}, {} of {} checks: 'check_operator report merge' tells what the whole run comes to.\n",
+    fmt::print(out, "This is {}, {} of {} checks; 'check_operator report merge' gives the verdict of the whole run.\n",
                report.shard->name(), report.planned, report.shard->checks);
   }
   const int code = exit_code_of(report);
   if (code == 3) {
-    fmt::print(
-        out, "{} (exit code 3).\n",
-        verdicts.empty() ? "Nothing was checked, so nothing passed" : "Not all that was asked for could be checked");
+    fmt::print(out, "{} (exit code 3).\n",
+               verdicts.empty() ? "Nothing was checked, so nothing passed"
+                                : "Some requested checks are unsupported, or all were skipped");
   }
   std::fflush(out);
 }

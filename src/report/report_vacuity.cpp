@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no case of a run could tell.
+// Finds outputs about which no case of a run proves anything.
 #include "report/report_vacuity.hpp"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 namespace checkop {
 namespace {
 
-/// What the cases of a run say together about one output of one candidate.
+/// Counts over the cases of a run for one output of one candidate.
 struct Told {
   int64_t cases = 0, zero = 0, with_rows = 0, equal = 0;
 
@@ -91,12 +91,12 @@ RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
       const Told& together = told[key_of(checks[k], output)];
       if (together.all_zero()) {
         judgments[k] = {Verdict::vacuous, "zeros",
-                        fmt::format("{}: every gold of this run is zero throughout: zeros are all that was asked for",
+                        fmt::format("{}: the gold is zero in every case of this run, so an output of zeros would pass",
                                     output.name)};
       } else if (together.all_equal()) {
         judgments[k] = {Verdict::vacuous, "next_row",
-                        fmt::format("{}: all rows have the same bits in every case of this run, so none shows whether "
-                                    "it is in its place; use inputs that differ from row to row",
+                        fmt::format("{}: all rows are identical in every case of this run, so swapped rows can't be "
+                                    "detected; use inputs that differ from row to row",
                                     output.name)};
       } else {
         continue;
@@ -108,7 +108,7 @@ RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
 }
 
 RunJudgments find_insensitive(const std::vector<CheckFacts>& checks) {
-  std::map<OutputKey, const OutputFacts::Shown*> best;  // of what was asked for and applies
+  std::map<OutputKey, const OutputFacts::Shown*> best;  // of outputs for which invariance was requested and applies
   for (const CheckFacts& check : checks) {
     for (const OutputFacts& output : check.outputs) {
       if (!output.shown) continue;
@@ -127,8 +127,8 @@ RunJudgments find_insensitive(const std::vector<CheckFacts>& checks) {
           Verdict::vacuous, "insensitive",
           found.measured
               ? fmt::format(
-                    "{}: at best, another order of summation changes {:.2g} of the elements in this run, and of "
-                    "{} compared elements all stay the same with probability {:.2g}; {}",
+                    "{}: another order of summation changes at best {:.2g} of the elements in this run, so that all {} "
+                    "compared elements stay the same with probability {:.2g} and a changed order is missed; {}",
                     output.name, found.share, found.compared, found.unseen,
                     !checks[k].has_given_inputs ? "use more rows or longer sums"
                                                 : "capture more rows, or leave --input out, so that rows can be added")

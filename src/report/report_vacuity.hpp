@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no check of a run could tell alone: of records, and of the JSON that shards of a run left.
+// Finds outputs about which a whole run proves nothing; works on records and on the JSON of run shards.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,32 @@
 
 namespace checkop {
 
-/// What a run as a whole asks of one output of a check.
+/// The data about one output of a check that judging the whole run needs.
 struct OutputFacts {
-  /// Whether another order of summation would show, where invariance was asked for by name and applies.
+  /// Whether another order of addition would show. Set if invariance was requested by name and applies.
   struct Shown {
     bool measured = false, proves = false;
     double share = 0, unseen = 1;
     int64_t compared = 0;
-    std::string why;  ///< it was not measured
+    std::string why;  ///< reason if not measured
   };
   std::string name;
-  int64_t count = 0, total_rows = 0;  ///< elements compared; 0: it tells nothing
+  int64_t count = 0, total_rows = 0;  ///< `count`: elements compared; 0: proves nothing
   bool gold_is_zero = false, rows_are_equal = false;
   std::optional<Shown> shown;
 };
 
-/// Of a check.
+/// The same for a check.
 struct CheckFacts {
   std::string candidate, op, pass, dtype;
-  bool passes = false;  ///< as far as the check itself tells
+  bool passes = false;  ///< by the check's own results
   bool has_rows = true, has_given_inputs = false;
   std::vector<OutputFacts> outputs;
 };
 
 CheckFacts facts_of(const CaseRecord& record);
 
-/// One for each check; nothing where the run leaves it its own.
+/// One entry per check; nullopt leaves the check's own judgment.
 using RunJudgments = std::vector<std::optional<Judgment>>;
 
 /// See mark_vacuous() and mark_insensitive().

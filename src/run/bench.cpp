@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The protocol of bench and its statistics.
+// Times candidates in turns, and computes statistics of the times.
 #include "run/bench.hpp"
 
 #include <fmt/format.h>
@@ -21,14 +21,14 @@ namespace {
 constexpr int kWarmUps = 3;
 constexpr int kCopyRepeats = 7;
 constexpr size_t kMostSets = 16;
-constexpr double kLeastMs = 1e-6;  // a clock that did not move would make rates infinite
+constexpr double kLeastMs = 1e-6;  // a clock that did not move would give infinite rates
 
-/// The candidate's buffers and samples.
+/// A candidate's buffers and samples.
 struct Contender {
   const Candidate* candidate;
   BenchRun* run;
-  std::vector<std::unique_ptr<Stage>> sets;  ///< of buffers with the same content; inputs shared between candidates
-  double cover_us = 0;                       ///< for one launch
+  std::vector<std::unique_ptr<Stage>> sets;  ///< stages with the same content; inputs are shared between candidates
+  double cover_us = 0;                       ///< for one launch; see Device::time_ms()
 
   bool is_ok() const { return run->status == RunStatus::ok; }
 };
@@ -59,13 +59,13 @@ double measure_copy(Device& device) {
   return 2.0 * static_cast<double>(bytes) / quantile(ms, 0.5) / 1e6;
 }
 
-/// How many sets of `bytes` it takes so that none is still in the cache when its turn comes again.
+/// Number of sets of `bytes` each, so that a set has left the cache when its turn comes again.
 size_t sets_for(double bytes, size_t cache_bytes) {
   const double needed = std::ceil(3.0 * static_cast<double>(cache_bytes) / std::max(1.0, bytes));
   return static_cast<size_t>(std::clamp(needed, 1.0, static_cast<double>(kMostSets)));
 }
 
-/// Runs `body` for a contender; one that stops is out of the race.
+/// Runs `body` for a contender; a contender that stops is left out from then on.
 void attempt(Contender& contender, const std::function<void()>& body) {
   if (!contender.is_ok()) return;
   try {
@@ -76,13 +76,13 @@ void attempt(Contender& contender, const std::function<void()>& body) {
   }
 }
 
-/// First launches, on all sets, and how long the host takes for one.
+/// First launches on all sets; measures how long the host takes for one launch.
 void warm_up(Device& device, Contender& contender) {
   for (const auto& set : contender.sets) set->enqueue();
   for (int i = 0; i < kWarmUps; ++i) contender.sets[0]->enqueue();
   device.synchronize("warm up");
-  // A candidate that waits for its own work takes the host as long as the device: then nothing can be covered, and what
-  // it waits is in its time, as it should be.
+  // If a candidate waits for its own work, a launch takes the host as long as the device. Then nothing can be covered,
+  // and the wait counts as the candidate's time, as it should.
   constexpr double kMostUs = 2000, kSlackUs = 40;
   double host_us = kMostUs;
   for (int i = 0; i < 2; ++i) {
@@ -94,7 +94,7 @@ void warm_up(Device& device, Contender& contender) {
   contender.cover_us = std::min(kMostUs, 1.3 * host_us + kSlackUs);
 }
 
-/// What each rank took in the latest timing.
+/// Records the time of each rank in the latest timing.
 void note_ranks(Contender& contender, std::vector<double> BenchRank::*samples) {
   const std::vector<RankRun> runs = contender.sets[0]->rank_runs();
   std::vector<BenchRank>& ranks = contender.run->ranks;
@@ -118,7 +118,7 @@ void time_burst(std::vector<Contender>& contenders, int repeats) {
   }
 }
 
-/// Milliseconds a launch, of `count` of them back to back.
+/// Milliseconds per launch, of `count` launches back to back.
 double time_chain(Device& device, Contender& contender, int64_t count) {
   if (contender.sets.size() == 1)
     return std::max(kLeastMs, contender.sets[0]->time_ms(count, contender.cover_us, /*flush=*/false));
@@ -154,7 +154,7 @@ void bench_all(Device& device, std::vector<Contender>& contenders, const Case& c
                const BenchPlan& plan) {
   double case_bytes = 0;
   for (const Tensor& tensor : inputs) case_bytes += static_cast<double>(tensor.bytes.size());
-  // Ranks have one: what they share is larger than a cache.
+  // Sharded cases use one set: their tensors are larger than a cache.
   const size_t n_sets = plan.sustained && !is_sharded(c) ? sets_for(case_bytes, device.cache_bytes()) : 1;
   for (size_t set = 0; set < n_sets; ++set) {
     std::vector<BufferPtr> shared;

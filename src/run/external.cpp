@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a candidate's process is asked, and how its answers are taken.
+// Requests to a candidate's process, and its answers.
 #include "run/external.hpp"
 
 #include <fmt/format.h>
@@ -25,15 +25,15 @@ namespace {
 using nlohmann::json;
 
 constexpr int kProtocol = 1;
-/// Alignment of the buffers that a runner makes unless it asks about alignment.
+/// Alignment of candidates' buffers in all contexts but those of the alignment axis.
 constexpr uintptr_t kAlignment = 256;
 
 std::string one_line(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
-/// JSON has no infinity and no NaN: such a number is a string.
+/// JSON has no infinity and no NaN, so these become strings.
 json number(double value) { return std::isfinite(value) ? json(value) : json(fmt::format("{}", value)); }
 
-/// Memory of this process; the device is that of another one.
+/// The device that the process names; without one, the CPU.
 DeviceInfo read_device(const JsonValue& answer) {
   DeviceInfo device;
   device.kind = "cpu";
@@ -73,7 +73,7 @@ void require_wanted_device(const std::string& where, const std::string& wanted, 
                    "choose another --device, or have it heed the one in the first request");
 }
 
-/// Why a tensor can't be handed on as a file; "" when it can.
+/// Why a tensor can't be passed as a file; "" if it can.
 std::string why_not_portable(const checkop_tensor& tensor) {
   int64_t stride = 1;
   for (int32_t i = tensor.rank; i-- > 0; stride *= tensor.shape[i]) {
@@ -83,7 +83,7 @@ std::string why_not_portable(const checkop_tensor& tensor) {
   return "";
 }
 
-/// Reads what the process wrote into the call's outputs. Returns what is wrong with it; "" when nothing is.
+/// Reads the process's outputs into the call's outputs. Returns what is wrong with them; "" if nothing is.
 std::string take_outputs(const std::string& path, const Pass& pass, const checkop_call& call) {
   try {
     const SafetensorsReader file(path, "write the outputs to the file that the request names");
@@ -114,7 +114,7 @@ void tell(const checkop_call& call, const std::string& message) {
   call.message[n] = '\0';
 }
 
-/// Files of one request, gone after it: no later request can find them.
+/// The files of one request. Removed after it, so that no later request can find them.
 struct RequestFiles {
   std::string inputs, outputs;
   ~RequestFiles() {
@@ -135,7 +135,7 @@ json describe_outputs(const Pass& pass, const checkop_call& call) {
   return outputs;
 }
 
-/// Of an operator whose forward pass is not known, those whose upstream gradients are there.
+/// If the operator's forward pass is unknown, the outputs whose upstream gradients are inputs.
 json names_of_forward_outputs(const Operator& op) {
   json names = json::array();
   if (op.passes.front().name != "forward") {
@@ -168,7 +168,7 @@ void write_inputs(const std::string& path, const Pass& pass, const checkop_call&
 
 }  // namespace
 
-/// The entry comes first: a call's `kernel` is the address of the whole.
+/// `entry` must be the first member: a call's `kernel` points to it.
 struct External::Kernel {
   checkop_kernel entry;
   External* owner;
@@ -197,7 +197,8 @@ External::External(const ExternalCommand& command)
   const std::string digest = command_digest(command.command);
   for (const JsonValue& item : answer.at("kernels").items()) {
     item.allow_keys({"op", "pass"});
-    const Operator& op = require_operator(item.at("op"));
+    const JsonValue name = item.at("op");
+    const Operator& op = require_operator(name);
     std::vector<std::string> passes;
     for (const Pass& pass : op.passes) passes.emplace_back(pass.name);
     const Pass& pass = *find_pass(op, item.at("pass").one_of("pass", passes));
@@ -213,7 +214,7 @@ External::External(const ExternalCommand& command)
         {command.name, std::string(op.name), std::string(pass.name), command.command, digest, &kernel->entry});
     kernels_.push_back(std::move(kernel));
   }
-  if (candidates_.empty()) throw InputError(where, "says that it can do nothing", "name operators in its first answer");
+  if (candidates_.empty()) throw InputError(where, "reports no kernels", "name operators in its first answer");
 }
 
 External::~External() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Another process as a candidate: JSON lines on its standard input and output, tensors as safetensors files.
+// A process as a candidate: JSON lines on its standard input and output, tensors as safetensors files.
 #pragma once
 
 #include <memory>
@@ -13,20 +13,20 @@
 
 namespace checkop {
 
-/// Of --exec.
+/// A command given with --exec.
 struct ExternalCommand {
   std::string name;             ///< of the candidate
-  std::string command;          ///< for a shell
-  std::string device = "auto";  ///< where it should compute: "auto", "cpu" or "cuda:N"
-  std::string folder = {};      ///< private; for tensors and its standard error
+  std::string command;          ///< run by a shell
+  std::string device = "auto";  ///< where the process should compute: "auto", "cpu" or "cuda:N"
+  std::string folder = {};      ///< private; holds tensors and the process's standard error
 };
 
-/// The process in this one's service. Its candidates have the ABI's form: launch() writes the inputs to a file, asks,
-/// and reads the outputs from another. A launch throws Stopped when the process is of no use any more.
+/// A running candidate process. Its candidates have the form of the ABI: launch() writes the inputs to a file, sends a
+/// request, and reads the outputs from another file. A launch throws Stopped if the process can't be used any more.
 class External {
  public:
-  /// Starts the process and asks what it can do. Throws InputError when it does not say, or says what makes no sense,
-  /// EnvironmentError when it says that its device is not there.
+  /// Starts the process and asks for its kernels. Throws InputError if the answer is missing or invalid,
+  /// EnvironmentError if the process reports that its device is missing.
   explicit External(const ExternalCommand& command);
   ~External();
   External(const External&) = delete;
@@ -34,7 +34,7 @@ class External {
 
   const std::vector<Candidate>& candidates() const { return candidates_; }
 
-  /// Memory of this process. What it says of itself is what the process says of the device that it computes on.
+  /// A device with memory of this process. Its DeviceInfo describes the device that the external process computes on.
   std::unique_ptr<Device> open_device() const;
 
  private:
@@ -50,10 +50,10 @@ class External {
   int64_t requests_ = 0;
 };
 
-/// Of the command and of the files that it names: FNV-1a 64, 16 hex digits.
+/// FNV-1a 64 of the command and the files that it names, as 16 hex digits.
 std::string command_digest(const std::string& command);
 
-/// Where the standard error of the process is found while it runs.
+/// The file with the standard error of the process.
 std::string stderr_file(const ExternalCommand& command);
 
 }  // namespace checkop

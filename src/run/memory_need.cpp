@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of tensors, added up as the runner and the gold use them.
+// Adds up the sizes of tensors as the runner and the gold use them.
 #include "run/memory_need.hpp"
 
 #include <fmt/format.h>
@@ -14,9 +14,9 @@
 namespace checkop {
 namespace {
 
-/// The program, its libraries and the buffers of OpenBLAS; transfers and comparisons go in blocks of some MiB.
+/// Program, libraries and OpenBLAS's buffers. Per thread: transfers and comparisons use blocks of some MiB.
 constexpr uint64_t kProgramBytes = uint64_t{160} << 20, kBytesPerThread = uint64_t{32} << 20;
-/// Of a CUDA context and the modules in it; a second process has one too.
+/// A CUDA context and its modules; a second process has one too.
 constexpr uint64_t kContextBytes = uint64_t{1} << 30;
 
 struct Sizes {
@@ -35,7 +35,7 @@ Sizes sizes_of(const Case& c) {
   for (const TensorSpec& spec : c.pass->inputs) {
     const uint64_t bytes = sizes.add(c, spec);
     sizes.inputs += bytes;
-    // The gold may hold weights as doubles, and their magnitudes.
+    // The gold may hold weights and their magnitudes as doubles.
     if (!is_per_row(*c.op, spec)) sizes.decoded += bytes / info(dtype_of(c, spec)).bytes * 2 * sizeof(double);
   }
   for (const OutputSpec& spec : c.pass->outputs) sizes.outputs += sizes.add(c, spec.tensor);
@@ -47,13 +47,13 @@ Sizes sizes_of(const Case& c) {
 MemoryNeed memory_need(const Case& c, bool on_cuda, unsigned threads) {
   const Sizes sizes = sizes_of(c);
   uint64_t copies = sizes.inputs + sizes.outputs + sizes.guards;
-  for (int64_t rank = 0; is_sharded(c) && rank < world_size(c); ++rank) {  // on top of the whole tensors
+  for (int64_t rank = 0; is_sharded(c) && rank < world_size(c); ++rank) {  // in addition to the whole tensors
     const Sizes part = sizes_of(rank_case(c, rank));
     copies += part.inputs + part.outputs + part.guards;
   }
   MemoryNeed need;
   need.host = kProgramBytes + threads * kBytesPerThread + sizes.inputs + 2 * sizes.outputs;
-  // The copies are gone before the gold begins.
+  // The candidate's copies are freed before the gold begins.
   need.host += std::max(sizes.decoded, on_cuda ? 0 : copies);
   if (on_cuda) need.device = copies + kContextBytes;
   return need;

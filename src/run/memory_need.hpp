@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory a check takes, estimated before anything is allocated.
+// Estimates the memory of a check before anything is allocated.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 namespace checkop {
 
 struct MemoryNeed {
-  uint64_t host = 0;    ///< of the checker, and of the worker where it runs on the CPU
+  uint64_t host = 0;    ///< of the checker, and of the worker if it runs on the CPU
   uint64_t device = 0;  ///< of a CUDA device; 0 on the CPU
 };
 
-/// Of one check: inputs; outputs, once more for the run that repeats them; what the gold works with; the candidate's
-/// copies between guard bands. Not its workspace, which only the candidate knows.
+/// The memory of one check: inputs; outputs twice, since a second launch repeats them; the gold's working memory; the
+/// candidate's copies between guard bands. Excludes its workspace, whose size only the candidate knows.
 MemoryNeed memory_need(const Case& c, bool on_cuda, unsigned threads);
 
-/// Why the check has no room: "needs 9.5 GiB of the host's memory, of which 4.0 GiB are free". Empty where it has, or
-/// nothing is known. `limit`: what it may take of the host's memory, 0 for what is free.
+/// Why the check does not fit: "needs 9.5 GiB of the host's memory, of which 4.0 GiB are free". "" if it fits or if the
+/// free memory is unknown. `limit`: the host memory that may be used; 0: all that is free.
 std::string why_no_room(const Case& c, const DeviceInfo& device, unsigned threads, uint64_t limit);
 
 }  // namespace checkop

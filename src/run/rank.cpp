@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of this process.
+// A rank in this process.
 #include "run/rank.hpp"
 
 #include <fmt/format.h>
@@ -38,7 +38,7 @@ RankLaunchStatus LocalRank::launch(const RankLaunch& launch, checkop_host_comm* 
   };
   try {
     run(launch, host_comm, result);
-  } catch (const NotOnDevice& e) {  // the candidate's own failure is one to be recorded, say: plainly it ran
+  } catch (const LaunchModeUnsupported& e) {  // a failure may be due to the launch mode: the plain launch worked
     stop(RunStatus::unsupported, e.what());
   } catch (const DeviceError& e) {
     stop(e.sticky() ? RunStatus::crashed : RunStatus::failed, e.what());
@@ -70,7 +70,7 @@ void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, Rank
 void LocalRank::time(const RankTiming& timing, checkop_host_comm* host_comm, void* comm, RankLaunchStatus& result) {
   if (timing.flush) device_.flush_cache();
   device_.synchronize("begin of timing");
-  if (host_comm->barrier(host_comm) != 0) {  // none is to wait for another within its time
+  if (host_comm->barrier(host_comm) != 0) {  // so that no rank waits for another within its time
     result.status.stopped = Stopped{RunStatus::failed, host_comm->error(host_comm)};
     return;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank as its group sees it, wherever it runs: buffers that hold its part of a case, and launches on them.
+// One rank of a group, in this process or another: buffers with its part of a case, and launches on them.
 #pragma once
 
 #include <atomic>
@@ -12,58 +12,59 @@
 
 namespace checkop {
 
-/// Launches back to back that are timed on the device.
+/// Back-to-back launches that are timed on the device.
 struct RankTiming {
-  int64_t count = 0;    ///< 0: one launch, which is not
-  double cover_us = 0;  ///< Device::time_ms()
-  bool flush = false;   ///< the cache, before
+  int64_t count = 0;    ///< 0: one launch, not timed
+  double cover_us = 0;  ///< see Device::time_ms()
+  bool flush = false;   ///< flush the cache first
 };
 
-/// A launch of all ranks, as each of them is told of it.
+/// A launch of all ranks, as passed to each of them.
 struct RankLaunch {
   LaunchMode mode = {};
   RankTiming timing = {};
-  std::string meeting;                  ///< where ranks meet on devices that need it: Device::name_meeting()
-  std::chrono::milliseconds limit{};    ///< for what a rank waits for
-  std::atomic<bool> is_broken = false;  ///< a rank failed: what the others wait for will not come
+  std::string meeting;  ///< identifies the meeting of ranks, for devices that need one; see Device::name_meeting()
+  std::chrono::milliseconds limit{};    ///< how long a rank may wait
+  std::atomic<bool> is_broken = false;  ///< a rank failed, so the others must stop waiting
 };
 
-/// What became of a rank's launch.
+/// The result of a rank's launch.
 struct RankLaunchStatus {
   LaunchStatus status;
-  double ms = 0;               ///< until its work was done, or of one timed launch
-  bool is_broken_off = false;  ///< because another rank had failed, which says more
-  bool has_died = false;       ///< with its process, of which explain() knows more
+  double ms = 0;               ///< until the rank's work was done, or of one timed launch
+  bool is_broken_off = false;  ///< stopped only because another rank had failed
+  bool has_died = false;       ///< the rank's process died; explain() finds out more
 };
 
-/// Members but explain() and give_up() throw Stopped when the rank's process is gone, DeviceError as its device does.
+/// All members but explain() and give_up() throw Stopped if the rank's process is gone, DeviceError if its device
+/// fails.
 class Rank {
  public:
   virtual ~Rank() = default;
-  /// Fills input `i`, which is present.
+  /// Fills input `i`, which must be present.
   virtual void upload(size_t i, const std::vector<std::byte>& bytes) = 0;
-  /// Makes outputs and workspace. Call once all inputs are there.
+  /// Makes outputs and workspace. Call after all inputs were uploaded.
   virtual void prepare() = 0;
   virtual void make_workspace(size_t extra) = 0;
   virtual size_t workspace_bytes() const = 0;
   virtual void poison(const InitialState& initial) = 0;
 
-  /// Calls the candidate, in the thread of the caller, and waits for the rank's work. Throws nothing.
+  /// Calls the candidate in the caller's thread and waits for the rank's work. Does not throw.
   virtual RankLaunchStatus launch(const RankLaunch& launch, checkop_host_comm* host_comm) = 0;
-  /// Waits a while to learn how the rank died, and says so in the answer.
+  /// Waits a while to learn how the rank died, and adds it to `answer`.
   virtual void explain(RankLaunchStatus& answer) = 0;
-  /// From any thread: ends what the rank's launch waits for.
+  /// Ends everything that the rank's launch waits for. Thread-safe.
   virtual void give_up() noexcept = 0;
 
   virtual std::vector<std::byte> input(size_t i) = 0;
   virtual std::vector<std::byte> output(size_t i) = 0;
   virtual bool input_as_uploaded(size_t i) = 0;
   virtual void check_guards(std::vector<std::string>& violations) = 0;
-  /// Its device, host and process; nothing of a launch.
+  /// The rank's device, host and process, without data of a launch.
   virtual RankRun describe() const = 0;
 };
 
-/// A rank of this process.
+/// A rank in this process.
 class LocalRank final : public Rank {
  public:
   LocalRank(Device& device, const checkop_kernel& kernel, const Case& c, const std::string& suffix,
@@ -93,14 +94,14 @@ class LocalRank final : public Rank {
   Stage stage_;
 };
 
-/// A rank of this process, on that device.
+/// A rank in this process, on `device`.
 RankRun describe_rank(const Device& device, int32_t rank);
 
-/// The processes that hold ranks 1 and up of cases that ranks share.
+/// The processes of ranks 1 and up, for cases shared by ranks.
 class RankProcesses {
  public:
   virtual ~RankProcesses() = default;
-  /// A rank of the process with the number place.rank. Throws Stopped when that does not come.
+  /// A rank in process number place.rank. Throws Stopped if that process does not connect.
   virtual std::unique_ptr<Rank> make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,
                                           const TensorLayout& layout, const RankPart& place) = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors cut into parts and put together again; launches of all ranks.
+// Divides tensors into tensor-parallel parts, joins them, and launches all ranks.
 #include "run/rank_group.hpp"
 
 #include <fmt/format.h>
@@ -21,11 +21,11 @@
 namespace checkop {
 namespace {
 
-/// For ranks to see that one failed, to give up, and to learn how one died.
+/// Time limits for ranks: to notice that one failed, to give up, and to learn how one died.
 constexpr std::chrono::seconds kSeeLimit{2}, kGiveUpLimit{5}, kExplainLimit{15};
 
-/// What the threads of one launch share. They hold it, and with it the ranks' buffers: one that never returns must not
-/// find them gone.
+/// State shared by the threads of one launch. The threads own it, and with it the ranks' buffers: a thread that never
+/// returns must not lose them.
 struct Launched {
   Launched(std::vector<std::shared_ptr<Rank>> of, std::chrono::milliseconds limit)
       : ranks(std::move(of)), comm(static_cast<int32_t>(ranks.size()), limit), answers(ranks.size()) {}
@@ -36,9 +36,9 @@ struct Launched {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::optional<RankLaunchStatus>> answers;
-  int64_t dying = 0;  ///< ranks that died, and how is about to be known
+  int64_t dying = 0;  ///< ranks that died and are in explain()
 
-  /// With the mutex held.
+  /// Number of answers; call with the mutex held.
   int64_t count() const {
     return std::count_if(answers.begin(), answers.end(), [](const auto& answer) { return answer.has_value(); });
   }
@@ -71,7 +71,7 @@ std::string words_of(const std::optional<RankLaunchStatus>& answer) {
   return answer->status.stopped ? answer->status.stopped->message : answer->status.message;
 }
 
-/// Every rank's words: once where all say the same.
+/// The messages of all ranks; only one if all are equal.
 std::string words_of(const std::vector<std::optional<RankLaunchStatus>>& answers) {
   std::map<std::string, std::vector<size_t>> said;
   std::vector<std::string> order;
@@ -100,16 +100,16 @@ LaunchStatus answer_of(const std::vector<std::optional<RankLaunchStatus>>& answe
     }
   }
   if (stopped.empty()) return {{}, words};
-  // What ended one rank is worse than what the others say of it.
+  // A crash, timeout or lost device of one rank is worse than what the other ranks report.
   for (const RunStatus status : {RunStatus::crashed, RunStatus::timeout, RunStatus::no_device})
     if (std::find(stopped.begin(), stopped.end(), status) != stopped.end()) return {Stopped{status, words}, ""};
   for (const RunStatus status : stopped)
     if (status != RunStatus::unsupported) return {Stopped{status, words}, ""};
-  // A kernel is supported by all ranks or by none; another manner of launching it need not be.
+  // All ranks or none must support a plain launch; other launch modes may be supported by some ranks only.
   return {Stopped{all || !plain ? RunStatus::unsupported : RunStatus::failed, words}, ""};
 }
 
-/// Runs of the last dimension that lie apart, or the whole as one.
+/// A tensor as `count` runs of `elements` elements with `padding` behind each; a tensor without padding is one run.
 struct Runs {
   int64_t count, elements, padding;
 };
@@ -121,8 +121,9 @@ Runs runs_of(const Stage& stage, const TensorSpec& spec) {
   return {count / shape.back(), shape.back(), padding};
 }
 
-/// Calls body(element of the whole's buffer, element of the rank's, elements) for what a rank holds of a sharded
-/// tensor, and pad(likewise) for what lies behind its runs; in the order of the rank's buffer.
+/// For each piece of a sharded tensor that a rank holds, calls body(offset in the whole's buffer, offset in the rank's
+/// buffer, length), in elements; then pad() with the same arguments for the padding behind it. In the order of the
+/// rank's buffer.
 template <class Body, class Pad>
 void for_each_piece(const Stage& whole, const RankPart& place, const TensorSpec& spec, const Body& body,
                     const Pad& pad) {
@@ -212,7 +213,7 @@ LaunchStatus RankGroup::launch(std::chrono::milliseconds limit, const LaunchMode
   const std::vector<std::optional<RankLaunchStatus>> answers = launched->answers;
   if (!all) launched->launch.is_broken = true;
   if (launched->launch.is_broken) {
-    // A candidate that polls its communicator must not find it gone.
+    // A candidate that polls its communicator must not find it destroyed.
     launched->comm.break_off("a rank did not return");
     if (!launched->launch.meeting.empty()) all = launched->changed.wait_for(lock, kSeeLimit, all_returned);
     lock.unlock();
@@ -251,7 +252,7 @@ void RankGroup::gather_parts(Stage& whole, size_t i) {
   const TensorSpec& spec = whole.stage_case().pass->outputs[i].tensor;
   const DType dtype = whole.outputs[i]->dtype();
   const size_t width = info(dtype).bytes;
-  std::vector<std::byte> all = whole.outputs[i]->content();  // what lies between rows stays as it was found
+  std::vector<std::byte> all = whole.outputs[i]->content();  // keeps the padding between rows
   const std::vector<std::byte> found = all;
   for (size_t r = 0; r < ranks_.size(); ++r) {
     const std::vector<std::byte> part = ranks_[r]->output(i);
@@ -281,7 +282,7 @@ void RankGroup::gather_copies(Stage& whole, size_t i, std::vector<std::string>& 
     const BitDifference bits = compare_bits(output.dtype(), first.data(), own.data(), output.count());
     if (bits.different == 0) continue;
     differences.push_back(fmt::format(
-        "{}rank {} is the first that does not have the bits of rank 0: {} of {} elements, "
+        "{}rank {} is the first that differs from rank 0: {} of {} elements, "
         "first at index {}: {:#x}, on rank 0 {:#x}{}",
         prefix, r, bits.different, bits.compared, bits.first_index, bits.b_bits, bits.a_bits, whole.suffix()));
     return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of what a run can come to.
+// Names of run statuses.
 #include "run/run_result.hpp"
 
 namespace checkop {

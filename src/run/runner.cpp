@@ -19,7 +19,7 @@
 namespace checkop {
 namespace {
 
-/// The second run's output against the first's, of which `copy` may be a copy on the device.
+/// Compares an output of the second launch with `first`. `copy`, if given, is a copy of `first` on the device.
 OutputRun compare_runs(GuardedBuffer& second, const Tensor& first, GuardedBuffer* copy) {
   OutputRun result;
   if (copy != nullptr && second.equals(*copy)) {
@@ -60,9 +60,9 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
     }
     result.transfer_ms = ms_since(start);
     stage.make_outputs_and_workspace();
-  } catch (const OutOfMemory& e) {  // the case itself has room: the candidate's workspace, or what it keeps, has not
+  } catch (const OutOfMemory& e) {  // the case itself fits; the candidate's workspace, or memory it keeps, does not
     throw Stopped{RunStatus::no_memory, fmt::format("could not be prepared: {}", e.what())};
-  } catch (const DeviceError& e) {  // the candidate has not run yet: its device is gone
+  } catch (const DeviceError& e) {  // the candidate has not run yet, so its device is gone
     throw Stopped{RunStatus::no_device, fmt::format("could not be prepared: {}", e.what())};
   }
 
@@ -87,7 +87,7 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   if (!checks.determinism && !checks.invariance && !checks.memory) return note_rank_differences(stage, result);
 
   const std::vector<BufferPtr> copies = stage.copy_outputs();
-  // After each run: a second run may undo what the first one did to an input.
+  // Checked after each launch: the second may restore an input that the first one changed.
   if (checks.memory) note_modified_inputs(stage, inputs, result.modified_inputs);
   if (checks.determinism || checks.memory) {
     launch(1);
@@ -127,7 +127,7 @@ RunResult run_candidate(Device& device, const Candidate& candidate, const Case& 
     result.status = RunStatus::ok;
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);
-    // The next check gets a fresh process; a rank that did not return is still at work in this one.
+    // The next check needs a fresh process: a rank that did not return is still running in this one.
     result.device_lost = stopped.status == RunStatus::crashed || stopped.status == RunStatus::timeout;
   } catch (const OutOfMemory& e) {
     stop(RunStatus::no_memory, e.what());

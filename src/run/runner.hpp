@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one candidate on one case: own copies, poisoned outputs, guard bands, two runs, other contexts.
+// Runs one candidate on one case: on copies of the inputs, with poisoned outputs and guard bands, twice, and in
+// contexts.
 #pragma once
 
 #include <string>
@@ -13,9 +14,9 @@
 
 namespace checkop {
 
-/// Runs `candidate` on copies of `inputs` and stores what it wrote first into `outputs`, made by make_outputs(); then
-/// again, then in the contexts of `checks`.
-/// Never throws for what the candidate does: that is in the result.
+/// Runs `candidate` on copies of `inputs` and stores the outputs of its first launch in `outputs`, which make_outputs()
+/// made. Then launches it again, and in the contexts of `checks`. Errors of the candidate are in the result; they are
+/// never thrown.
 RunResult run_candidate(Device& device, const Candidate& candidate, const Case& c, const std::vector<Tensor>& inputs,
                         std::vector<Tensor>& outputs, const RunChecks& checks);
 

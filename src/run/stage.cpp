@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The call as a candidate sees it, and what its status means.
+// Builds the call that a candidate gets, and interprets its status.
 #include "run/stage.hpp"
 
 #include <fmt/format.h>
@@ -18,13 +18,13 @@ namespace checkop {
 namespace {
 
 constexpr size_t kMessageBytes = 512;
-/// The workspace differs in both runs, so that a candidate that counts on its content disagrees with itself.
+/// The workspace differs between both launches, so that a candidate that relies on its content gives different results.
 constexpr InitialState kFound[2] = {{0, 0xff}, {1, 0x5a}};
 
 }  // namespace
 
-/// The structs that a candidate sees. launch() makes them anew each time: whatever a candidate does to shapes, strides
-/// or attributes changes nothing of ours.
+/// The structs that a candidate gets. Each launch makes new ones, so a candidate that changes shapes, strides or
+/// attributes changes nothing of ours.
 class Call {
  public:
   Call(const Stage& stage, Device& device, GuardedBuffer* workspace, const checkop_kernel& kernel,
@@ -59,7 +59,7 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   const checkop_call* get() const { return &call_; }
-  /// message_ is one byte longer than the candidate knows: a text without a NUL ends all the same.
+  /// message_ is one byte longer than the candidate was told, so that a text without a NUL is terminated.
   std::string message() const { return message_; }
 
  private:
@@ -93,12 +93,12 @@ class Call {
 
 namespace {
 
-/// Calls into the candidate; an exception that escapes it is its failure.
+/// Calls the candidate. An exception that it lets escape becomes Stopped.
 template <class Body>
 auto guarded_call(std::string_view what, const Body& body) {
   try {
     return body();
-  } catch (const Stopped&) {  // of a candidate in another process, which has ended
+  } catch (const Stopped&) {  // the candidate is another process, which has ended
     throw;
   } catch (const std::bad_alloc&) {
     throw Stopped{RunStatus::no_memory, fmt::format("{} ran out of memory: std::bad_alloc", what)};
@@ -215,7 +215,7 @@ void Stage::poison(const InitialState& initial) {
 LaunchStatus Stage::invoke(checkop_host_comm* host_comm, void* comm) {
   Call call(*this, device_, workspace.get(), kernel_, host_comm, comm);
   try {
-    // int: a candidate may return what is no checkop_status
+    // int, because a candidate may return a value that is no checkop_status
     const int status = guarded_call("launch", [&] { return static_cast<int>(kernel_.launch(call.get())); });
     return {judge_status(status, call.message()), call.message()};
   } catch (Stopped& stopped) {
@@ -239,12 +239,12 @@ std::string Stage::launch(const InitialState& initial, int run) {
     } else {
       device_.run(initial.mode, launch);
     }
-  } catch (const NotOnDevice& e) {
-    // The candidate's own failure is one to be recorded, say: plainly it ran.
+  } catch (const LaunchModeUnsupported& e) {
+    // The candidate's failure may be due to the launch mode: the plain launch worked.
     const std::string& said = answer.message;
     answer.stopped = Stopped{RunStatus::unsupported, said.empty() ? e.what() : fmt::format("{} ({})", e.what(), said)};
   }
-  // Also after a failure: work that was enqueued must end before its buffers go, and its errors belong to this case.
+  // Also after a failure: enqueued work must end before its buffers are freed, and its errors belong to this case.
   try {
     device_.synchronize(fmt::format("run {} of '{}'{}", run + 1, kernel_.name, suffix_));
   } catch (const DeviceError& e) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sentences, one for each tensor.
+// Sentences on changed inputs and different ranks, one per tensor.
 #include "run/stage_notes.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches did that they must not do, as sentences of a result.
+// Adds forbidden effects of launches to a result, as sentences.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,17 @@
 
 namespace checkop {
 
-/// What buffer i was given, on the host. Called where it has other content now.
+/// The original content of buffer i on the host. Called only if the buffer has changed.
 using ContentOf = std::function<const std::byte*(size_t i)>;
 
-/// Adds a sentence for every input whose bytes are no longer what it was given, unless one says so of it already.
-/// nullptr: not to be looked at.
+/// Adds a sentence for every changed input, unless `modified` has one for it. Skips buffers that are nullptr.
 void note_modified_inputs(const std::vector<BufferPtr>& buffers, const ContentOf& content,
                           const std::vector<Tensor>& host, std::vector<std::string>& modified);
 
-/// Of all of a stage's inputs, which have the content of `host`, and of those of its ranks.
+/// The same for all inputs of a stage, whose original content is `host`, and for the inputs of its ranks.
 void note_modified_inputs(const Stage& stage, const std::vector<Tensor>& host, std::vector<std::string>& modified);
 
-/// Adds what the stage's launches showed, but for outputs that a sentence tells of already.
+/// Adds the stage's rank differences, except for outputs that have a sentence already.
 void note_rank_differences(const Stage& stage, RunResult& result);
 
 }  // namespace checkop

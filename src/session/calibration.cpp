@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Largest values by rule and gate.
+// Collects the largest achieved values by rule and gate.
 #include "session/calibration.hpp"
 
 #include <fmt/format.h>
@@ -38,7 +38,7 @@ void Calibration::add(const CaseRecord& record) {
     for (const GateResult& result : comparison.gates) {
       CalibratedGate& gate = gates_[result.source];
       ++gate.outputs;
-      // A NaN is the worst of all, and stays.
+      // A NaN is worse than everything else, and stays.
       const bool worse = !(result.achieved <= gate.worst.achieved) && !std::isnan(gate.worst.achieved);
       if (gate.outputs > 1 && !worse) continue;
       gate.worst = result;

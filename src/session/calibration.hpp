@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest value that each gate of a contract has met, and a limit that would do.
+// The largest achieved value of each gate of a contract, and a proposed limit for it.
 #pragma once
 
 #include <map>
@@ -11,31 +11,31 @@
 
 namespace checkop {
 
-/// A limit for what was achieved. The policy: twice the largest value, rounded up to one significant digit, for another
-/// GPU, another seed and another order of summation may do worse than those that were seen; never above the limit that
-/// holds, since headroom is no reason to loosen. Only where that limit is exceeded the proposal is above it, and then
-/// the first question is whether the candidate is right. Nothing where nothing was off, which is no measure, and where
-/// no limit passes. Of atol_rtol it is a factor of both.
+/// Proposes a limit: twice the largest achieved value, rounded up to one significant digit, because another GPU, seed
+/// or order of addition may do worse than those measured. Never above the present limit, since headroom is no reason to
+/// loosen it. Only if that limit is exceeded is the proposal above it; then check first whether the candidate is right.
+/// nullopt if the achieved value is 0, which is no measure, or if no limit would pass. For atol_rtol, the proposal is a
+/// factor of atol and rtol.
 std::optional<double> propose_limit(double achieved, double limit);
 
-/// "0.3"; "unchanged"; "20, EXCEEDED: look at the candidate first"; of atol_rtol "atol 2e-3, rtol 0".
+/// "0.3"; "unchanged"; "20, EXCEEDED: look at the candidate first"; for atol_rtol "atol 2e-3, rtol 0".
 std::string proposal_text(const GateResult& worst);
 
-/// What one gate of one rule, with the overlays over it, has met.
+/// The results of one gate of one rule, with its overlays.
 struct CalibratedGate {
-  GateResult worst;              ///< the largest achieved
+  GateResult worst;              ///< the result with the largest achieved value
   std::string where, case_name;  ///< "logp/forward logp of native", "logp-fp32-2x16x257"
-  int64_t outputs = 0;           ///< that were held to it
+  int64_t outputs = 0;           ///< outputs that the gate judged
 
   bool has_limit() const { return !is_of_bits(worst.metric) && worst.metric != Metric::atol_rtol; }
 };
 
 class Calibration {
  public:
-  /// Every gate of every output that was compared.
+  /// Adds every gate of every compared output.
   void add(const CaseRecord& record);
 
-  /// rules[10] after rules[9].
+  /// Puts rules[10] behind rules[9].
   struct ShortFirst {
     bool operator()(const std::string& a, const std::string& b) const {
       return a.size() != b.size() ? a.size() < b.size() : a < b;
@@ -45,7 +45,7 @@ class Calibration {
   using Gates = std::map<std::string, CalibratedGate, ShortFirst>;
   const Gates& gates() const { return gates_; }
   int64_t outputs() const { return outputs_; }
-  bool exceeded() const;  ///< whether any limit is
+  bool exceeded() const;  ///< whether any limit was exceeded
 
  private:
   Gates gates_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks in another order, cases -> shards.
+// Shuffles checks, and divides cases among run shards.
 #include "session/check_order.hpp"
 
 #include <fmt/format.h>
@@ -13,11 +13,11 @@
 namespace checkop {
 namespace {
 
-/// For all checks of the run: what is checked, by what, on what data.
+/// A digest over all checks of the run: candidate, device and case with its data.
 std::string digest_of(const Selection& selection, const RunOptions& options) {
   std::string all;
   for (const Check& check : selection.checks) {
-    const bool generated = options.inputs_file.empty();  // a case of files has no flags of its own
+    const bool generated = options.inputs_file.empty();  // a case from files has no flags of its own
     all += fmt::format("{} {} {} {}\n", check_name(check), check.candidate.device, check.candidate.has_kernel,
                        generated ? case_flags(check.c) : "");
   }
@@ -38,7 +38,7 @@ double cost_of(const Check& check) {
 
 void shuffle_checks(std::vector<Check>& checks, uint64_t seed) {
   std::mt19937_64 random(seed);
-  // Not std::shuffle, whose order differs between libraries. That some orders are likelier by 2^-50 does not matter.
+  // Not std::shuffle, whose order differs between libraries. The modulo's bias of about 2^-50 does not matter.
   const auto mix = [&](auto& items) {
     for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random() % i]);
   };

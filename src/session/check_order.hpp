@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a run's checks, and the division of a run among machines.
+// The order of a run's checks, and the division of a run into run shards.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace checkop {
 
-/// What a check may cost, in any unit: small ones cost some time too.
+/// Expected cost of a check, in any unit. Small checks cost some time too.
 double cost_of(const Check& check);
 
-/// Another order of candidates, and of the checks of each, for every seed. Those of a candidate on a device stay
-/// together: they share a worker.
+/// Shuffles the candidates, and the checks of each candidate, by `seed`. Checks of one candidate on one device stay
+/// together, because they share a worker.
 void shuffle_checks(std::vector<Check>& checks, uint64_t seed);
 
-/// Deals the cases of `checks` to `total` shards, the costliest first and one to each in turn, so that a size that
-/// comes up again and again does not fall to the same shard every time. Marks the checks of shard `index` as here. All
-/// checks of a case are of one shard, and every shard deals alike.
+/// Assigns the cases of `checks` to `total` run shards in turns, the costliest case first, so that a frequently
+/// repeated size is spread over shards. Marks the checks of shard `index` as here. All checks of a case are in the same
+/// shard. Every shard computes the same assignment.
 void deal_cases(std::vector<Check>& checks, int64_t index, int64_t total);
 
-/// The part that --shard-index and --total-shards make of the run.
+/// The run shard that --shard-index and --total-shards select.
 RunShard shard_of(const RunOptions& options, const Selection& selection);
 
 }  // namespace checkop

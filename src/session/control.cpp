@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The positive control of a run.
+// Runs the positive control and applies its result to a report.
 #include "session/control.hpp"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kCandidate = "split_k_by_rows";
 constexpr std::chrono::seconds kLimit{60};
 
-/// Long enough sums, and enough rows, for each of its three ways to add them up.
+/// Its sums are long enough, and its rows many enough, for each of the candidate's three ways to add them up.
 Case control_case() {
   Case c;
   c.op = find_operator("matmul");
@@ -27,7 +27,7 @@ Case control_case() {
   return c;
 }
 
-/// What the check of invariance says of it.
+/// The verdict of the invariance check on the control.
 Judgment judge_control(const std::string& device, const AxisPlan& plan) {
   const std::string kind = device == "cpu" ? "cpu" : "cuda";
   const Case c = control_case();
@@ -48,8 +48,7 @@ Control run_control(const std::string& device, const AxisPlan& plan) {
   try {
     const Judgment judgment = judge_control(device, plan);
     control.caught = judgment.verdict == Verdict::fail && judgment.kind == "invariance";
-    control.reason = judgment.verdict == Verdict::pass ? "its rows were found to have the same bits in every context"
-                                                       : judgment.reason;
+    control.reason = judgment.verdict == Verdict::pass ? "the check found no batch dependence in it" : judgment.reason;
   } catch (const InputError& e) {
     control.reason = e.what();
   } catch (const EnvironmentError& e) {

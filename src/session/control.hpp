@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The positive control of a run: a candidate whose bits depend on the batch must be caught, or no pass counts.
+// The positive control of a run: a candidate whose bits depend on the batch. If it is not caught, no pass counts.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace checkop {
 
-/// Runs the control on `device` ("cpu", "cuda:0") as the run's candidates were run, in a worker of its own.
+/// Runs the control on `device` ("cpu", "cuda:0") like the run's candidates, in its own worker.
 Control run_control(const std::string& device, const AxisPlan& plan);
 
-/// Makes errors of those passes of `report` that rely on the invariance check of a device whose control was not caught.
+/// Turns passes into errors if they rely on the invariance check of a device whose control was not caught.
 void void_passes(Report& report);
 
-/// What only a run as a whole can tell of its checks: those above, and passes that are vacuous or insensitive where it
-/// came to its end; what is missing, or runs elsewhere, might have told something.
+/// Applies results of the whole run to its checks: void_passes(); and, if the run is complete and not a run shard,
+/// mark_vacuous() and mark_insensitive(). In an incomplete run, a missing check might have proved something.
 void judge_as_a_whole(Report& report);
 
 }  // namespace checkop

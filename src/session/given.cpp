@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators and golds out of files.
+// Operators and golds from files.
 #include "session/given.hpp"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 namespace checkop {
 namespace {
 
-/// A class of contracts in the seed's format.
+/// The op class in RL-Kernel contracts.
 std::string_view op_class_of(Numerics numerics) {
   switch (numerics) {
     case Numerics::exact:
@@ -37,7 +37,7 @@ void require_fit(const SafetensorsReader& file, const SafetensorsEntry& entry, c
                    "give the gold of this output");
 }
 
-/// Doubles hold integers below 2^53; of that one they can't tell the next.
+/// Doubles represent all integers only below 2^53.
 void require_exact(const SafetensorsReader& file, const Tensor& tensor) {
   constexpr int64_t kMost = int64_t{1} << 53;
   if (tensor.dtype != DType::i64) return;
@@ -100,7 +100,7 @@ GivenOperator::GivenOperator(const std::string& name, const std::string& pass, N
   op_.passes = passes_;
   case_.op = &op_;
   case_.pass = &passes_.front();
-  for (const SafetensorsEntry& entry : outputs) {  // the dtype of the case is that of its first number
+  for (const SafetensorsEntry& entry : outputs) {  // the case has the dtype of its first floating-point output
     if (info(entry.dtype).is_float || &entry == &outputs.back()) {
       case_.dtype = entry.dtype;
       break;
@@ -146,7 +146,7 @@ GivenGold::GivenGold(const SafetensorsReader& file, const Case& c) {
 
 GoldReplay GivenGold::replay() const {
   return [this](unsigned threads, const GoldSink& sink) {
-    constexpr int64_t kElements = 1 << 14;  // of a block: work enough to be worth a task
+    constexpr int64_t kElements = 1 << 14;  // per block: enough work for a task
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const Output& output = outputs_[i];
       const int64_t rows = output.value.count() / output.columns,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What files give in place of what the program makes: the gold of an output, an operator of which only tensors are
+// Operators and golds from files: a gold in place of the operator's own, or an operator of which only tensors are
 // known.
 #pragma once
 
@@ -15,11 +15,11 @@
 
 namespace checkop {
 
-/// One pass of an operator that has no gold here: tensors of given dtypes and shapes, no attributes, no rows that are
-/// independent of each other. Each extent is a dimension: n0, n1, ... Its case refers to it.
+/// One pass of an operator without gold here: tensors of given dtypes and shapes, no attributes, no independent rows.
+/// Every distinct extent becomes a dimension: n0, n1, ... The case refers to this object.
 class GivenOperator {
  public:
-  /// `numerics` is of every floating-point output, `terms` the longest sum behind an element; integers are exact.
+  /// `numerics` applies to floating-point outputs; integers are exact. `terms`: the longest sum behind an element.
   GivenOperator(const std::string& name, const std::string& pass, Numerics numerics, int64_t terms,
                 const std::vector<SafetensorsEntry>& inputs, const std::vector<SafetensorsEntry>& outputs);
   GivenOperator(const GivenOperator&) = delete;
@@ -32,7 +32,7 @@ class GivenOperator {
   std::string_view keep(std::string text);
   TensorSpec spec_of(const SafetensorsEntry& entry);
 
-  std::map<int64_t, std::string> names_;  ///< of the dimension of each extent
+  std::map<int64_t, std::string> names_;  ///< extent -> name of its dimension
   std::deque<std::string> texts_;
   std::vector<TensorSpec> inputs_;
   std::vector<OutputSpec> outputs_;
@@ -41,31 +41,32 @@ class GivenOperator {
   Case case_;
 };
 
-/// The gold of a case's outputs out of a file: NAME of any floating-point dtype, or of the output's own integer dtype.
-/// Bounds that follow each element's conditioning need what NAME does not tell:
+/// The gold of a case's outputs from a file. Tensor NAME has any floating-point dtype, or the output's integer dtype.
+/// Bounds that depend on each element's conditioning need more tensors:
 ///   magnitude/NAME   coefficient of the growth of accumulated sums, see GoldRows
-///   rounding/NAME    coefficient of one unit roundoff; |gold| where there is none, the least that it can be
+///   rounding/NAME    coefficient of one unit roundoff; default |gold|, the smallest possible value
 class GivenGold {
  public:
-  /// Throws InputError for a tensor that is missing or does not fit the output.
+  /// Throws InputError if a tensor is missing or does not fit its output.
   GivenGold(const SafetensorsReader& file, const Case& c);
 
-  GoldReplay replay() const;  ///< refers to this
+  GoldReplay replay() const;  ///< refers to this object
 
-  std::vector<DType> dtypes() const;  ///< in which the file has it, in the order of the pass
+  std::vector<DType> dtypes() const;  ///< of the gold in the file, in the order of the pass
 
-  /// Whether `name` belongs to another tensor of the file as its magnitude or rounding.
+  /// Whether `name` is the magnitude or rounding of another tensor in the file.
   static bool is_companion(const SafetensorsReader& file, const std::string& name);
 
-  /// Throws InputError unless `file` holds what the gates of every output of `c` need. Only headers are looked at.
-  ///   bound_ratio, bound_rms, bias_t   magnitude/NAME. |gold| would do where nothing cancels; a file does not tell
-  ///   vs_baseline, max_vs_baseline     a gold of finer dtype than the output: else storing the gold costs nothing
+  /// Throws InputError unless `file` holds what the gates of every output of `c` need. Reads only headers.
+  ///   bound_ratio, bound_rms, bias_t   magnitude/NAME: |gold| would do without cancellation, which a file does not
+  /// show
+  ///   vs_baseline, max_vs_baseline     a gold of finer dtype than the output; otherwise storing the gold has no error
   static void require_sound(const SafetensorsReader& file, const Case& c, const Contract& contract,
                             const Subject& subject);
 
  private:
   struct Output {
-    Tensor value, magnitude, rounding;  ///< without a name where there is none
+    Tensor value, magnitude, rounding;  ///< an absent tensor has no name
     int64_t columns = 1;
   };
   std::vector<Output> outputs_;

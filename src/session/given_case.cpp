@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files and flags -> the case of an operator that is known, or of one that only its tensors describe.
+// Makes a case from files and flags, for a known operator or one that only its tensors describe.
 #include "session/given_case.hpp"
 
 #include <fmt/format.h>
@@ -58,7 +58,7 @@ Case case_of_given_files(const RunOptions& options) {
     if (!GivenGold::is_companion(gold, entry.name)) outputs.push_back(entry);
   }
   if (outputs.empty()) throw InputError(gold.path(), "holds no tensors", "give the gold of every output");
-  // A gold in fp64 is that of narrower outputs: of --dtype, or of the dtype of the first input that is a number.
+  // An fp64 gold may belong to narrower outputs, of --dtype, or of the dtype of the first floating-point input.
   const auto number = std::find_if(inputs.entries().begin(), inputs.entries().end(),
                                    [](const SafetensorsEntry& entry) { return info(entry.dtype).is_float; });
   const DType narrower = options.has("--dtype")             ? parse_dtypes("--dtype", options.dtypes).front()
@@ -67,7 +67,7 @@ Case case_of_given_files(const RunOptions& options) {
   for (SafetensorsEntry& output : outputs) {
     if (output.dtype == DType::f64) output.dtype = narrower;
   }
-  // Forked processes and the report refer to it until the end.
+  // Static, because forked processes and the report refer to it until the end.
   static std::unique_ptr<const GivenOperator> own;
   own = std::make_unique<const GivenOperator>(name, options.passes.front(), parse_numerics(options.numerics).value(),
                                               options.terms, inputs.entries(), outputs);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The case that --inputs and --gold make.
+// The case that --inputs and --gold describe.
 #pragma once
 
 #include "case/case.hpp"
@@ -7,8 +7,8 @@
 
 namespace checkop {
 
-/// An operator that is not known becomes so, by its tensors; once in a run of the program. Throws InputError for
-/// tensors that do not fit the operator or each other, and for what is missing to judge them.
+/// Makes the case. Adds an unknown operator, described by its tensors; call once per process. Throws InputError if
+/// tensors do not fit the operator or each other, or if anything needed to judge them is missing.
 Case case_of_given_files(const RunOptions& options);
 
 }  // namespace checkop

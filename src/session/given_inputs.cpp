@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captured tensors, held to the case that they are used in.
+// Checks captured tensors against the case that uses them.
 #include "session/given_inputs.hpp"
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ std::string where_of(const SafetensorsReader& file, const std::string& tensor) {
   return fmt::format("{}: tensor '{}'", file.path(), tensor);
 }
 
-/// Of a setting that no case takes: an input of the other pass, or of no operator that is checked.
+/// Throws InputError for an input that no case uses: it belongs to the other pass, or to no checked operator.
 [[noreturn]] void refuse_name(const std::string& name, const std::vector<const Case*>& cases) {
   const std::string where = fmt::format("--input {}", name);
   std::vector<std::string> known;
@@ -50,7 +50,7 @@ std::optional<int64_t> ignored_id(const Case& c) {
   return {};
 }
 
-/// As generated ids are: a kernel may index with them.
+/// Ids must be as valid as generated ones, because a kernel may index with them.
 void require_ids(const Case& c, const TensorSpec& spec, const Tensor& ids, const std::string& where) {
   if (spec.fill != Fill::ids || spec.fan_in.empty()) return;
   const int64_t n = extent_of(c, spec.fan_in);
@@ -102,7 +102,7 @@ void GivenInputs::require_fit(const std::vector<const Case*>& cases) const {
 void GivenInputs::require_fit(const Case& c) const {
   for (const auto& [name, source] : sources_) {
     const TensorSpec* spec = find_input(*c.pass, name);
-    if (spec == nullptr) continue;  // of another pass or operator
+    if (spec == nullptr) continue;  // belongs to another pass or operator
     const std::string where = where_of(*source.file, source.tensor);
     if (!is_present(c, *spec)) {
       throw InputError(where, fmt::format("is for '{}', which the case {} lacks", name, case_name(c)),

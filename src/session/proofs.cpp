@@ -3,14 +3,9 @@
 #include "session/proofs.hpp"
 
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -19,7 +14,9 @@
 #include <tuple>
 #include <utility>
 
+#include "base/child_process.hpp"
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "base/interruption.hpp"
 #include "base/parallel.hpp"
 #include "case/shards.hpp"
@@ -27,6 +24,11 @@
 #include "worker/wire.hpp"
 
 namespace checkop {
+
+struct Proofs::Batch {
+  std::vector<std::vector<const Case*>> groups;  ///< each: cases of one pass and dtype, with or without other ranks
+};
+
 namespace {
 
 using nlohmann::json;
@@ -35,15 +37,10 @@ std::string key_of(const Case& c) { return fmt::format("{}/{}/{}", c.op->name, c
 
 using Entries = std::vector<std::pair<std::string, Proofs::Entry>>;
 
-/// Cases of one operator, those of one pass, dtype and kind of ranks together.
-struct Batch {
-  std::vector<std::vector<const Case*>> groups;
-};
-
 bool is_in(const std::set<std::string>& keys, const Case* c) { return keys.contains(key_of(*c)); }
 
 /// Of the cases of `batch` that are `wanted`.
-Entries prove(const Batch& batch, const std::set<std::string>& wanted, unsigned threads, bool on_gpu) {
+Entries prove(const Proofs::Batch& batch, const std::set<std::string>& wanted, unsigned threads, bool on_gpu) {
   // Some at a time, since parts of each keep one thread busy.
   const unsigned of_each = std::min(threads, 2u), at_once = std::max(1u, threads / of_each);
   std::vector<Proof> proofs(batch.groups.size());
@@ -94,45 +91,33 @@ Entries decode(const json& all) {
   return entries;
 }
 
-/// A process that proves one batch after the other, and sends each.
-class Prover {
+}  // namespace
+
+/// A child process that proves one batch after the other, and sends what it finds of each.
+class Proofs::Process {
  public:
-  Prover(const std::vector<Batch>& batches, const std::set<std::string>& wanted, unsigned threads, bool on_gpu) {
+  Process(const std::vector<Batch>& batches, const std::set<std::string>& wanted, unsigned threads, bool on_gpu) {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return;
     socket_ = Descriptor(ends[0]);
     Descriptor childs_end(ends[1]);
-    const pid_t parent = getpid();
-    pid_ = fork();
-    if (pid_ != 0) return;
-    // Destructors and buffers of text are the parent's.
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    try {
-      for (const Batch& batch : batches) {
+    const auto prove_all = [&] {
+      for (const Batch& batch : batches)
         send_message(childs_end.get(), encode(prove(batch, wanted, threads, on_gpu)), {}, Clock::now() + kDay);
-      }
-    } catch (...) {  // the parent works it out itself, and sees why that fails
-      _exit(1);
-    }
-    _exit(0);
-  }
-  Prover(const Prover&) = delete;
-  Prover& operator=(const Prover&) = delete;
-  ~Prover() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+      return 0;
+    };
+    try {
+      child_ = ChildProcess(prove_all);
+    } catch (const EnvironmentError&) {  // this process works the proofs out
     }
   }
 
-  /// The next batch's; nothing where there is no such process any more.
+  /// What is known of the next batch; nothing where the process has ended.
   std::optional<Entries> take() {
-    if (pid_ <= 0) return {};
+    if (!child_.is_started()) return {};
     const auto is_alive = [this] {
       stop_if_interrupted();
-      siginfo_t info{};
-      return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+      return child_.is_alive();
     };
     try {
       Message message;
@@ -149,10 +134,8 @@ class Prover {
   static constexpr std::chrono::hours kDay{24};
 
   Descriptor socket_;
-  pid_t pid_ = -1;
+  ChildProcess child_;
 };
-
-}  // namespace
 
 struct Proofs::Source {
   std::vector<Batch> batches;
@@ -160,14 +143,14 @@ struct Proofs::Source {
   bool on_gpu = true;            ///< all of them: the same case is a proof for every candidate
   unsigned threads = 1;
   size_t next = 0;  ///< of batches, the first whose entries are not known
-  std::optional<Prover> prover;
+  std::optional<Process> process;
   std::map<std::string, Entry> entries;
 
   void take_next() {
     std::optional<Entries> found;
-    if (prover) found = prover->take();
+    if (process) found = process->take();
     if (!found) {
-      prover.reset();
+      process.reset();
       found = prove(batches[next], wanted, threads, on_gpu);
     }
     for (auto& [key, entry] : *found) entries[key] = std::move(entry);
@@ -215,7 +198,7 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
   }
   std::erase_if(source_->batches, [](const Batch& batch) { return batch.groups.empty(); });
   if (Isolation::is_on() && !source_->batches.empty())
-    source_->prover.emplace(source_->batches, source_->wanted, threads, source_->on_gpu);
+    source_->process.emplace(source_->batches, source_->wanted, threads, source_->on_gpu);
 }
 
 const Proofs::Entry* Proofs::find(const Case& c) const {

@@ -25,6 +25,7 @@ class Proofs {
     Case c;  ///< whose launches are compared in place of the case's own
     std::vector<Sensitivity> sensitivity;
   };
+  struct Batch;  ///< cases of one operator, which are proven together; in proofs.cpp
   Proofs(Proofs&&) noexcept;
   Proofs& operator=(Proofs&&) noexcept;
   ~Proofs();
@@ -33,6 +34,7 @@ class Proofs {
   const Entry* find(const Case& c) const;
 
  private:
+  class Process;
   struct Source;
   std::unique_ptr<Source> source_;
 };

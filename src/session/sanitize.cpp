@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of this program as compute-sanitizer's target, and what they amount to for each check.
+// Runs this program under compute-sanitizer, and turns the findings into a judgment for each check.
 #include "session/sanitize.hpp"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@
 namespace checkop {
 namespace {
 
-/// No exit code of this program.
+/// compute-sanitizer's exit code for findings; differs from all exit codes of this program.
 constexpr int kFound = 86;
 
 /// Output of a process, and its status for waitpid's macros.
@@ -35,7 +35,7 @@ struct Ended {
   int status = 0;
 };
 
-/// Runs `command` to its end. A signal that stops this program ends the command, and everything that it started, too.
+/// Runs `command` to its end. If a signal stops this program, kills the command and all processes that it started.
 Ended run_to_end(std::vector<std::string> command) {
   std::array<int, 2> ends{-1, -1};
   int error = pipe2(ends.data(), O_CLOEXEC) == 0 ? 0 : errno;
@@ -76,13 +76,13 @@ Ended run_to_end(std::vector<std::string> command) {
   return ended;
 }
 
-/// How a run under a tool ended.
+/// The result of a run under a tool.
 struct Inner {
   SanitizerLog log;
-  std::string end;                   ///< "left with exit code 1"
-  bool found = false;                ///< the tool says that it found something
-  std::optional<ReadReport> report;  ///< of the run itself; absent when it is incomplete or there is none
-  std::string last_line;             ///< that it wrote
+  std::string end;                   ///< "exited with code 1"
+  bool found = false;                ///< the tool reported an error
+  std::optional<ReadReport> report;  ///< of the run itself; unset if the report is incomplete or missing
+  std::string last_line;             ///< of the run's output
 };
 
 Inner run_under(const std::string& sanitizer, const std::string& tool, const std::vector<std::string>& flags) {
@@ -107,17 +107,17 @@ Inner run_under(const std::string& sanitizer, const std::string& tool, const std
   try {
     ReadReport read = read_report(JsonValue::load(report, "a report"));
     if (read.complete) inner.report = std::move(read);
-  } catch (const InputError&) {  // it never came to write one
+  } catch (const InputError&) {  // the run ended before it wrote a report
   }
   while (ended.text.ends_with('\n')) ended.text.pop_back();
   inner.last_line = ended.text.substr(ended.text.rfind('\n') + 1);
   return inner;
 }
 
-/// Why the run proves nothing; empty where the tool saw `checks` checks to their end.
+/// Why the run proves nothing; "" if `checks` checks completed under the tool.
 std::string why_unproven(const Inner& inner, const std::string& tool, size_t checks) {
   if (inner.log.summary.empty())
-    return fmt::format("{} left no summary, so it saw nothing to its end: {}; {}", tool, inner.end,
+    return fmt::format("{} wrote no summary, so the run did not finish under it: {}; {}", tool, inner.end,
                        inner.log.first.empty() ? inner.last_line : inner.log.first);
   if (!inner.report)
     return fmt::format("the run under {} did not come to its end: {}; {}", tool, inner.end, inner.last_line);
@@ -131,7 +131,7 @@ std::string describe(const Inner& inner, const std::string& tool) {
                      inner.log.summary);
 }
 
-/// A glob of --filter that matches `name` alone.
+/// A --filter flag that matches only `name`.
 std::string exact_filter(const std::string& name) {
   std::string glob = "--filter=";
   for (const char c : name) {
@@ -141,7 +141,7 @@ std::string exact_filter(const std::string& name) {
   return glob;
 }
 
-/// What failed under the tool and not by it: "under racecheck: no answer within 300 s; killed".
+/// Errors and timeouts that occurred under the tool: "under racecheck: no answer within 300 s; killed".
 std::string trouble_in(const ReadReport& report, const std::string& check, const std::string& tool) {
   for (const ReadCase& c : report.cases) {
     const bool same = check == fmt::format("{}/{}/{}/{}", c.op, c.pass, c.candidate, c.name);
@@ -187,10 +187,10 @@ Sanitized::Sanitized(const RunOptions& options, const Selection& selection) {
         note(name, Verdict::error, why_unproven(one, tool, 1));
       }
     }
-    // What only all of them together show is nobody's, so it is everybody's.
+    // If only the run of all checks shows a finding, any check may be the cause, so all fail.
     for (const std::string& name : names) {
       if (all.found && !told)
-        note(name, Verdict::fail, describe(all, tool) + " in the run of all checks, and in none alone");
+        note(name, Verdict::fail, describe(all, tool) + " only when all checks run together, not in any single check");
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --sanitize: the same checks under compute-sanitizer.
+// --sanitize: repeats the checks under compute-sanitizer.
 #pragma once
 
 #include <map>
@@ -12,17 +12,17 @@
 
 namespace checkop {
 
-/// What the sanitizers found of the checks.
+/// The sanitizers' findings for each check.
 class Sanitized {
  public:
-  /// Runs this program again under each tool of --sanitize: all checks at once, and where there are findings each check
-  /// alone, to know whose they are. Throws EnvironmentError when there is no compute-sanitizer.
+  /// Runs this program again under each tool of --sanitize: first all checks together, then, if there are findings,
+  /// each check alone to attribute them. Throws EnvironmentError if compute-sanitizer is missing.
   Sanitized(const RunOptions& options, const Selection& selection);
 
   const std::vector<SanitizerRun>& runs() const { return runs_; }
 
-  /// A check that would be good fails for a finding, and is an error where its work was not seen. Others keep their
-  /// verdict, which the run without a sanitizer gave.
+  /// A check with verdict pass, xfail, xpass or vacuous fails if it has findings, and is an error if it did not
+  /// complete under a tool. Other checks keep their verdict; findings are appended to their reason.
   void enter(const Check& check, Judgment& judgment) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines that begin with "=========": findings, their details, which are indented, and summaries.
+// Parses lines that begin with "=========": findings, their indented details, and summaries.
 #include "session/sanitizer_log.hpp"
 
 #include <unistd.h>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "========= ";
 
-/// The number after ": " in "ERROR SUMMARY: 2 errors" and "RACECHECK SUMMARY: 1 hazard displayed (...)"; 1 where there
-/// is none, for a summary that can't be read is no clean one.
+/// The number after ": " in "ERROR SUMMARY: 2 errors" or "RACECHECK SUMMARY: 1 hazard displayed (...)". 1 without a
+/// number, since an unreadable summary must not count as clean.
 int64_t errors_in(std::string_view summary) {
   const size_t colon = summary.find(": ");
   if (colon == std::string_view::npos) return 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case as one safetensors file.
+// Saves and loads a case as one safetensors file.
 #include "session/saved_case.hpp"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@
 namespace checkop {
 namespace {
 
-/// Takes tensor GROUP/NAME out of the file; an absent optional one gives an empty tensor.
+/// Takes tensor GROUP/NAME out of the file; returns an empty tensor for an absent optional one.
 Tensor take(const std::string& path, SafetensorsFile& file, const std::string& group, const TensorSpec& spec, Case& c) {
   const std::string name = fmt::format("{}/{}", group, spec.name);
   for (Tensor& tensor : file.tensors) {
@@ -58,7 +58,7 @@ void require_type_and_shape(const std::string& path, const Case& c, const Tensor
   }
 }
 
-/// {"dlogits": [0, 7, 4095]}: rows by output; those that are not named have all.
+/// Parses {"dlogits": [0, 7, 4095]}: the sampled rows of each output; outputs not named have all rows.
 std::vector<RowSet> read_rows(const std::string& path, const std::string& text, const Case& c) {
   const JsonValue json = JsonValue::parse(text, path + ": rows");
   std::vector<RowSet> sets(c.pass->outputs.size());
@@ -78,7 +78,7 @@ std::vector<RowSet> read_rows(const std::string& path, const std::string& text, 
   return sets;
 }
 
-/// [0, 8, 16]: the parts of ranks; one rank where a file from elsewhere says nothing.
+/// Parses [0, 8, 16], the bounds of tensor-parallel parts. An empty list, for a foreign file, means one rank.
 void read_bounds(const std::string& path, const std::string& text, Case& c) {
   c.dims[std::string(kWorldSize)] = 1;
   for (const JsonValue& bound : JsonValue::parse(text, path + ": shard_bounds").items())
@@ -198,7 +198,7 @@ SavedCase load_case(const std::string& path) {
     c.attrs.push_back(value ? value->number() : attr.fallback);
   }
   c.seed = parse_seed(path + ": seed", meta("seed"));
-  // Files from elsewhere may lack these two.
+  // Files from other programs may lack these two.
   const auto optional_meta = [&](const std::string& key, const std::string& fallback) {
     return file.metadata.contains(key) ? file.metadata.at(key) : fallback;
   };

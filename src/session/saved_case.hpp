@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case as one safetensors file: input/NAME, output/NAME as stored, gold/NAME and magnitude/NAME in F64; metadata op,
-// pass, case, candidate, attrs (a JSON object), seed, grad_seed, arch_key, shard_bounds (a JSON array).
+// A case as one safetensors file. Tensors: input/NAME and output/NAME as stored, gold/NAME and magnitude/NAME in F64.
+// Metadata: op, pass, case, candidate, attrs (a JSON object), seed, grad_seed, arch_key, shard_bounds (a JSON array),
+// rows (a JSON object).
 #pragma once
 
 #include <string>
@@ -10,28 +11,27 @@
 
 namespace checkop {
 
-/// Writes FOLDER/<candidate>-<pass>-<case name>.safetensors and returns its path. The gold is computed once more,
-/// streamed.
+/// Writes FOLDER/<candidate>-<pass>-<case name>.safetensors and returns its path. Computes the gold again, streamed.
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
                       const std::string& arch_key, const std::vector<Tensor>& inputs,
                       const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& rows = {});
 
-/// Makes the folder and its parents. Throws InputError when that can't be done.
+/// Makes the folder and its parents. Throws InputError on failure.
 void make_folder(const std::string& folder);
 
-/// Infers sizes and dtype of `c` from a tensor that is `spec` of its pass. Throws InputError at `where` when two
-/// tensors disagree. What an extent made of several dimensions must be is known only in the end.
+/// Sets sizes and dtype of `c` from a tensor that is `spec` of its pass. Throws InputError at `where` if tensors
+/// disagree. Skips extents that are made of several dimensions; they are checked at the end.
 void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, const Shape& shape, Case& c);
 
 struct SavedCase {
   Case c;
   std::string candidate, arch_key;
-  std::vector<Tensor> inputs, outputs;  ///< in the order of the pass; absent optional ones with an empty name
-  std::vector<RowSet> rows;             ///< that the gold computed, in the order of the outputs
+  std::vector<Tensor> inputs, outputs;  ///< in the order of the pass; absent optional tensors have an empty name
+  std::vector<RowSet> rows;             ///< the rows that the gold computed, in the order of the outputs
 };
 
-/// Reads inputs and outputs back. Throws InputError: no such file, an operator, pass or tensor that does not belong,
-/// sizes that do not fit each other.
+/// Loads inputs and outputs. Throws InputError if the file is missing, names an unknown operator, pass or tensor, or
+/// has contradictory sizes.
 SavedCase load_case(const std::string& path);
 
 }  // namespace checkop

@@ -32,38 +32,44 @@ bool SecondProcess::may_run_beside(const Case& c) const {
   return fits_side_by_side(c) && !meets && !config_.ranks;
 }
 
-void SecondProcess::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                        std::chrono::seconds limit, unsigned threads, const std::function<void()>& meanwhile) {
+void SecondProcess::begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
+                          std::chrono::seconds limit, unsigned threads) {
   again_ = make_outputs(c);
+  is_running_ = false;
   try {
     if (!worker_) worker_.emplace(config_);
   } catch (const EnvironmentError& e) {
-    found_ = {};
-    found_.status = RunStatus::no_device;
-    found_.message = fmt::format("{}; name --check without determinism to do without one", e.what());
+    result_ = {};
+    result_.status = RunStatus::no_device;
+    result_.message = fmt::format("{}; name --check without determinism to do without one", e.what());
     return;
   }
   constexpr RunChecks kOneLaunch{.determinism = false, .invariance = false, .memory = false};
   constexpr RunChecks kWithoutOutputs{.determinism = false, .invariance = false, .memory = false, .outputs = false};
   if (tensor_bytes(c) <= kMostOtherBytes) {
     const Case other = other_data(c);
-    found_ = worker_->run(candidate, other, make_inputs(other, threads), again_, kWithoutOutputs, limit);
-    if (found_.status != RunStatus::ok && found_.status != RunStatus::unsupported) {
-      found_.message = fmt::format("on other data: {}", found_.message);
+    result_ = worker_->run(candidate, other, make_inputs(other, threads), again_, kWithoutOutputs, limit);
+    if (result_.status != RunStatus::ok && result_.status != RunStatus::unsupported) {
+      result_.message = fmt::format("on other data: {}", result_.message);
       return;
     }
   }
-  found_ = worker_->run(candidate, c, inputs, again_, kOneLaunch, limit, meanwhile);
+  worker_->begin(candidate, c, inputs, again_, kOneLaunch, limit);
+  is_running_ = true;
+}
+
+void SecondProcess::finish() {
+  if (std::exchange(is_running_, false)) result_ = worker_->finish();
 }
 
 void SecondProcess::compare(const std::vector<Tensor>& outputs, unsigned threads, RunResult& first) {
   const std::vector<Tensor> again = std::exchange(again_, {});
-  if (found_.status != RunStatus::ok) {
+  if (result_.status != RunStatus::ok) {
     first = {};
-    first.status = found_.status;
-    first.message = "in a second process: " + found_.message;
-    first.ranks = std::move(found_.ranks);
-    first.rank_gone = std::move(found_.rank_gone);
+    first.status = result_.status;
+    first.message = "in a second process: " + result_.message;
+    first.ranks = std::move(result_.ranks);
+    first.rank_gone = std::move(result_.rank_gone);
     return;
   }
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -22,20 +22,23 @@ class SecondProcess {
   /// ranks do not meet those of the first.
   bool may_run_beside(const Case& c) const;
 
-  /// Runs `candidate` on `inputs`, right after other data of the same sizes. The process starts with the first call.
-  /// `meanwhile` is called while it works on `inputs`, if it comes to that.
-  void run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs, std::chrono::seconds limit,
-           unsigned threads, const std::function<void()>& meanwhile = {});
+  /// Runs `candidate` on other data of the same sizes, then begins to run it on `inputs`, and returns while the process
+  /// works on them. The process starts with the first call. `c` and `inputs` must live until finish().
+  void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs, std::chrono::seconds limit,
+             unsigned threads);
+  /// Waits for what begin() began.
+  void finish();
 
-  /// Enters into `first`, which is ok, where the bits of run() differ from `outputs`. A crash, a failure or a time-out
-  /// there is one of the whole.
+  /// Enters into `first`, which is ok, where the bits of the second process differ from `outputs`. A crash, a failure
+  /// or a time-out there is one of the whole.
   void compare(const std::vector<Tensor>& outputs, unsigned threads, RunResult& first);
 
  private:
   WorkerConfig config_;
   std::optional<Worker> worker_;
-  RunResult found_;  ///< of run()
-  std::vector<Tensor> again_;
+  RunResult result_;           ///< of the second process
+  bool is_running_ = false;    ///< result_ is not known yet
+  std::vector<Tensor> again_;  ///< the outputs of the second process
 };
 
 }  // namespace checkop

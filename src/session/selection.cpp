@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options -> the checks to make.
+// Turns options into the list of checks.
 #include "session/selection.hpp"
 
 #include <fmt/format.h>
@@ -41,8 +41,8 @@ DeviceChoice parse_device(const std::string& name) {
   throw InputError("--device", fmt::format("unknown device '{}'", name), "use auto, cpu, cuda or cuda:N");
 }
 
-/// A GPU that was asked for must be there before anything else is looked at.
-void require_devices(const RunOptions& options, const DeviceChoice& choice, int cuda_devices) {
+/// A requested GPU must be present before anything else is checked.
+void require_devices(const CandidateChoice& options, const DeviceChoice& choice, int cuda_devices) {
   if (choice.cpu || cuda_devices > choice.index) return;
   if (!built_with_cuda()) {
     throw EnvironmentError(fmt::format(
@@ -58,7 +58,7 @@ bool has_input(const Operator& op, Fill fill) {
   return std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) { return spec.fill == fill; });
 }
 
-std::vector<Case> cases_of_flags(const RunOptions& options) {
+std::vector<Case> cases_of_flags(const CaseChoice& options) {
   const auto ops = parse_operators("--op", options.ops);
   if (options.input_mode == "peaked" &&
       std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::ids); })) {
@@ -93,7 +93,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
     Sweep sweep;
     sweep.op = op;
     if (!presets.empty()) {
-      // Of `all` operators those are meant that the preset has sizes for.
+      // With --op all, skips operators for which the preset has no sizes.
       sweep.presets = sizes_of("--preset", *op, presets, shipped_mappings(*op), !is_all(options.ops));
       if (sweep.presets.empty()) continue;
     }
@@ -117,7 +117,7 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // Without ids there is no target to plant, without logits nothing extreme: such data are random, and called so.
+    // Data without ids have no targets to plant, and data without logits nothing extreme; they are random.
     const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
     const bool no_logits = sweep.data.input_mode == InputMode::extreme && !has_input(*op, Fill::logits);
     if (no_ids || no_logits) sweep.data.input_mode = InputMode::random;
@@ -153,16 +153,16 @@ std::vector<Case> cases_of_flags(const RunOptions& options) {
   return cases;
 }
 
-/// A seed of the command line in place of one that a file gives: itself for the usual one, and for others one that
-/// depends on both, so that data that differ still do.
+/// The seed for a case of a file when the command line gives `seed`: `seed` itself for the default seed of files; for
+/// another seed a mix of both, so that cases with different data keep different data.
 uint64_t reseeded(uint64_t seed, uint64_t of_file) {
-  constexpr int kBits = 53;  // what a reader of JSON takes for a number keeps them
+  constexpr int kBits = 53;  // readers of JSON keep that many bits of a number
   if (of_file == Case().seed) return seed;
   return mix_bits(seed + mix_bits(of_file)) >> (64 - kBits);
 }
 
-/// Cases of files; --op, --dtype and --pass keep those that they name, --seed and --grad-seed give them other data.
-std::vector<Case> cases_of_files(const RunOptions& options) {
+/// Cases from files, filtered by --op, --dtype and --pass; --seed and --grad-seed give them other data.
+std::vector<Case> cases_of_files(const CaseChoice& options) {
   std::vector<std::string> paths = options.cases;
   if (paths.empty()) paths.push_back(find_shipped("cases"));
   std::vector<Case> cases;
@@ -193,16 +193,16 @@ std::vector<Case> cases_of_files(const RunOptions& options) {
   return cases;
 }
 
-bool takes_all(const RunOptions& options) { return is_all(options.candidates); }
+bool takes_all(const CandidateChoice& options) { return is_all(options.candidates); }
 
-/// Whether the user named the operators, so that one without a kernel is not to be passed over in silence.
-bool names_operators(const RunOptions& options) {
+/// Whether the user named operators: then one without a kernel must not be passed over in silence.
+bool names_operators(const CaseChoice& options) {
   const bool files = !options.cases.empty() || !options.suite.empty();
   return (!files || options.has("--op")) && !is_all(options.ops);
 }
 
-/// Whether every candidate of --candidate is one of operators, be it of others than the selected ones.
-bool all_have_some_operator(const RunOptions& options, const WorkerInfo& known) {
+/// Whether every candidate of --candidate has a kernel for some operator, selected or not.
+bool all_have_some_operator(const CandidateChoice& options, const WorkerInfo& known) {
   const WorkerInfo shipped = probe_candidates({}, {});
   const auto has = [](const WorkerInfo& info, const std::string& name) {
     return std::any_of(info.candidates.begin(), info.candidates.end(),
@@ -212,8 +212,9 @@ bool all_have_some_operator(const RunOptions& options, const WorkerInfo& known) 
                      [&](const std::string& name) { return has(known, name) || has(shipped, name); });
 }
 
-/// The candidates' names in the order given; "all" is every one that may run on the chosen kinds of device. Throws
-/// InputError for one that no selected operator has, unless they all are of other operators than the user named.
+/// The candidates' names in the order given. "all" stands for every candidate that runs on the chosen kinds of device.
+/// Throws InputError for a candidate that no selected operator has, unless the user named operators and all candidates
+/// have kernels for others.
 std::vector<std::string> candidate_names(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
                                          const std::set<std::string>& ops, const Selection& selection) {
   std::vector<std::string> available, usable;
@@ -248,13 +249,13 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
   return named;
 }
 
-std::string external_name(const RunOptions& options, size_t index) {
+std::string external_name(const CandidateChoice& options, size_t index) {
   if (index < options.external_names.size()) return options.external_names[index];
   return index == 0 ? "exec" : fmt::format("exec{}", index + 1);
 }
 
-/// Throws InputError unless every command has a name of its own that no candidate of `known` has.
-void check_external_names(const RunOptions& options, const WorkerInfo& known) {
+/// Throws InputError unless every command has a unique name that no candidate of `known` has.
+void check_external_names(const CandidateChoice& options, const WorkerInfo& known) {
   if (options.external_names.size() > options.external.size()) {
     throw InputError("--exec-name",
                      fmt::format("{} names for {} commands", options.external_names.size(), options.external.size()),
@@ -271,14 +272,15 @@ void check_external_names(const RunOptions& options, const WorkerInfo& known) {
   }
 }
 
-/// Where the commands of --exec should compute; where there is a choice, it is theirs.
+/// The device on which the commands of --exec should compute; "auto" leaves the choice to them.
 std::string external_device(const DeviceChoice& choice) {
   if (!choice.cuda) return "cpu";
   return choice.cpu ? "auto" : fmt::format("cuda:{}", choice.index);
 }
 
-/// Starts the wanted commands of --exec and adds what they can do to `known`.
-void start_external(const RunOptions& options, const DeviceChoice& choice, WorkerInfo& known, Selection& selection) {
+/// Starts the requested commands of --exec and adds their candidates to `known`.
+void start_external(const CandidateChoice& options, const DeviceChoice& choice, WorkerInfo& known,
+                    Selection& selection) {
   for (size_t i = 0; i < options.external.size(); ++i) {
     const std::string name = external_name(options, i);
     const auto& wanted = options.candidates;
@@ -293,7 +295,7 @@ void start_external(const RunOptions& options, const DeviceChoice& choice, Worke
   }
 }
 
-/// Whether the machine's devices are of interest: not to commands of --exec, which look for their own.
+/// Whether the machine's devices matter. Commands of --exec find their own.
 bool needs_devices(const RunOptions& options) {
   std::set<std::string> external;
   for (size_t i = 0; i < options.external.size(); ++i) external.insert(external_name(options, i));
@@ -306,8 +308,8 @@ bool knows_operator(const WorkerInfo& known, const std::string& name, const Oper
                      [&](const Candidate& each) { return each.name == name && each.op == op.name; });
 }
 
-/// Finds `name`'s kernel for the case's operator and pass, and the device it will run on.
-ChosenCandidate choose(const RunOptions& options, const WorkerInfo& known, const DeviceChoice& choice,
+/// The kernel of candidate `name` for the case's operator and pass, and the device that it will run on.
+ChosenCandidate choose(const CandidateChoice& options, const WorkerInfo& known, const DeviceChoice& choice,
                        const std::string& name, const Case& c) {
   ChosenCandidate chosen;
   chosen.name = name;
@@ -393,7 +395,7 @@ Contract load_contract(const RunOptions& options) {
   return load_contract(options, options.contract.empty() ? find_shipped("contracts/default.json") : options.contract);
 }
 
-std::string chosen_arch(const RunOptions& options) {
+std::string chosen_arch(const CandidateChoice& options) {
   return options.arch_key == "auto" || options.arch_key == "none" ? "" : options.arch_key;
 }
 
@@ -403,7 +405,7 @@ std::chrono::milliseconds rank_limit(const RunOptions& options) {
 }
 
 unsigned thread_count(const RunOptions& options) {
-  constexpr unsigned kMost = 64;  // OpenBLAS has room for so many callers at a time
+  constexpr unsigned kMost = 64;  // OpenBLAS supports at most this many callers at a time
   return std::min(kMost, options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency()));
 }
 
@@ -437,7 +439,7 @@ Selection select_checks(const RunOptions& options) {
     for (size_t number = 0; number < cases.size(); ++number) {
       const Case& c = cases[number];
       Check check{c, choose(options, known, choice, name, c), number};
-      // Of `all` candidates those are meant that know the operator.
+      // `all` skips candidates that don't know the operator.
       if (takes_all(options) && !knows_operator(known, name, *c.op)) continue;
       const bool no_gpu =
           check.candidate.device != "cpu" && known.cuda_devices == 0 && !selection.external.contains(name);
@@ -454,7 +456,7 @@ Selection select_checks(const RunOptions& options) {
   }
   keep_what_has_a_kernel(options, selection.checks);
   if (options.total_shards) deal_cases(selection.checks, *options.shard_index, *options.total_shards);
-  // Where time ends a run, every operator has its share.
+  // If time ends the run early, shuffling gives every operator its share.
   if (options.shuffle || options.for_s) shuffle_checks(selection.checks, options.shuffle.value_or(options.seed));
   return selection;
 }

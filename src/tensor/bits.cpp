@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Integers, not numbers: -0 is not 0, and a NaN equals itself.
+// Compares elements as unsigned integers, not as numbers: -0 differs from 0, and a NaN equals itself.
 #include "tensor/bits.hpp"
 
 #include <algorithm>

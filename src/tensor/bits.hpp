@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bit for bit: two runs of the same question.
+// Bitwise comparison of outputs.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace checkop {
 
-/// Bits of two runs or of a row in two batches.
+/// Differing elements of two arrays: two runs, or one row in two batches.
 struct BitDifference {
   int64_t compared = 0, different = 0;
-  int64_t first_index = -1;  ///< flat, in `a`
+  int64_t first_index = -1;  ///< flat index of the first difference; -1: none
   uint64_t a_bits = 0, b_bits = 0;
 };
 BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count);
-/// The same on several threads.
+/// The same result, computed on several threads.
 BitDifference compare_bits(DType dtype, const std::byte* a, const std::byte* b, int64_t count, unsigned threads);
 
 }  // namespace checkop

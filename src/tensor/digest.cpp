@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A digest of tensors: blocks are hashed word by word in parallel, then combined in order.
+// Hashes blocks of tensors word by word in parallel, then combines the block hashes in order.
 #include "tensor/digest.hpp"
 
 #include <fmt/format.h>

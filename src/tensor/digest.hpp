@@ -9,7 +9,7 @@
 
 namespace checkop {
 
-/// 16 hex digits over names, dtypes, shapes and bytes; does not depend on `threads`.
+/// 16 hex digits over names, dtypes, shapes and bytes; the same for any number of threads.
 std::string tensor_digest(const std::vector<Tensor>& tensors, unsigned threads);
 
 }  // namespace checkop

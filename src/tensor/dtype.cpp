@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of element types. The 16-bit floats are never a C++ type: they stay integers from load to store, because
-// g++ 12 at -O2 drops the masking of helpers that return a bf16 as a rounded float (dtype_test has such a program).
+// The table of element types. 16-bit floats stay integers from load to store and never become a C++ type: g++ 12 at -O2
+// drops the masking in helpers that return a bf16 as a rounded float (dtype_test has such a program).
 #include "tensor/dtype.hpp"
 
 #include <algorithm>
@@ -60,7 +60,7 @@ uint16_t to_16_bits(double x) {
   } else {
     const int exponent = static_cast<int>(magnitude >> 52);
     const int shift = kDropped + kDoubleBias + kMinExponent - exponent;
-    // From 54 on the value lies below half of the smallest subnormal.
+    // From a shift of 54 on, the value lies below half of the smallest subnormal.
     result = shift >= 54 ? 0 : round_shift((magnitude & kFractionMask) | (uint64_t{1} << 52), shift);
   }
   return static_cast<uint16_t>(sign | result);
@@ -79,7 +79,7 @@ void decode_f16(const std::byte* __restrict from, double* __restrict to, size_t 
   for (size_t i = 0; i < n; ++i) {
     const uint32_t bits = load<uint16_t>(from, i);
     const uint32_t magnitude = bits & 0x7fff;
-    // Both exponents in the layout of binary32: a normal one moves by 127 - 15; infinity and NaN by twice that.
+    // Rebias the exponent for binary32: add 127 - 15 to a normal number, twice that to infinity and NaN.
     const uint32_t rebias = magnitude >= 0x7c00 ? 2 * (112u << 23) : 112u << 23;
     const uint32_t normal = (magnitude << 13) + rebias;
     const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
@@ -113,12 +113,13 @@ template <typename T>
 T saturate(double x) {
   using Limits = std::numeric_limits<T>;
   if (x != x) return 0;
-  // 2^digits is a double, unlike the largest int64. Rounding can't cross it from below: doubles there are integers.
+  // 2^digits is exact in double, unlike the largest int64. Rounding can't cross it from below: doubles there are
+  // integers.
   constexpr double kEnd = 2.0 * static_cast<double>(uint64_t{1} << (Limits::digits - 1));
   if (x >= kEnd) return Limits::max();
   if (x <= static_cast<double>(Limits::min())) return Limits::min();
   if (x >= 0x1p52 || x <= -0x1p52) return static_cast<T>(x);
-  const double shifter = x < 0 ? -0x1p52 : 0x1p52;  // the sum has no bits below one: the addition rounds to an integer
+  const double shifter = x < 0 ? -0x1p52 : 0x1p52;  // no bits below one fit: the addition rounds to an integer
   const double rounded = (x + shifter) - shifter;
   return rounded >= kEnd ? Limits::max() : static_cast<T>(rounded);
 }
@@ -138,7 +139,8 @@ constexpr std::array<DTypeInfo, 7> kTable{{
     {DType::u8, "uint8", "U8", 1, false, 0, 0, decode_integer<uint8_t>, encode_integer<uint8_t>},
 }};
 
-/// 2^exponent, exact down to the smallest subnormal; below it the smallest subnormal, so that a bound never becomes 0.
+/// 2^exponent, exact down to the smallest subnormal. Lower exponents give the smallest subnormal, so that a bound never
+/// becomes 0.
 double power_of_two(int exponent) {
   if (exponent >= -1022) return std::bit_cast<double>(static_cast<uint64_t>(exponent + kDoubleBias) << 52);
   return std::bit_cast<double>(uint64_t{1} << std::max(exponent + 1074, 0));
@@ -154,7 +156,7 @@ void narrow(const int64_t* from, std::byte* to, size_t n) {
   for (size_t i = 0; i < n; ++i) store(to, i, static_cast<T>(from[i]));
 }
 
-/// For the bits of a float type as unsigned integers; the loop has no branch that the data decide.
+/// max_ulp_distance() for the bits of a float type. The loop has no data-dependent branch.
 template <typename Bits>
 uint64_t max_float_distance(const DTypeInfo& type, const std::byte* a, const std::byte* b, size_t n) {
   const Bits sign = Bits{1} << (8 * sizeof(Bits) - 1), low = static_cast<Bits>(sign - 1);

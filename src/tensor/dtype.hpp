@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types: a table row each, exact decode to double and int64, encode with one rounding to nearest, ties to
+// Element types, one table row each: exact decoding to double and int64, encoding with one rounding to nearest, ties to
 // even.
 #pragma once
 
@@ -21,8 +21,8 @@ struct DTypeInfo {
   size_t bytes;
   bool is_float;
   int precision;     ///< significand bits with the implicit one: 53 24 11 8; 0 for integers
-  int min_exponent;  ///< of the smallest normal 2^min_exponent: -1022 -126 -14 -126; 0 for integers
-  /// Exact for every float type. Integers beyond 2^53 are not: use decode_int.
+  int min_exponent;  ///< the smallest normal number is 2^min_exponent: -1022 -126 -14 -126; 0 for integers
+  /// Exact for every float type. Not exact for integers beyond 2^53; use decode_int for them.
   void (*decode)(const std::byte* from, double* to, size_t n);
   /// One rounding to nearest, ties to even; overflow gives infinity, NaN stays NaN. Integers: round to nearest,
   /// saturate.
@@ -45,7 +45,7 @@ class HalfUlp {
   explicit HalfUlp(DType dtype);
   double operator()(double x) const {
     constexpr uint64_t kExponent = uint64_t{0x7ff} << 52;
-    // 2^exponent of x, or 0 below the smallest normal double; both products are exact or below `least_`.
+    // 2^exponent of x, or 0 below the smallest normal double. Both products are exact or below `least_`.
     const double spacing = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & kExponent) * scale_;
     return spacing < least_ ? least_ : spacing;
   }
@@ -55,12 +55,12 @@ class HalfUlp {
 };
 inline double half_ulp(DType dtype, double x) { return HalfUlp(dtype)(x); }
 
-/// How many representable numbers lie between two stored values (raw bits in the low bytes); 0 for +0 and -0.
-/// nullopt when either is NaN. Integers: |a - b|.
+/// Distance of two stored values (raw bits in the low bytes) in units of adjacent representable numbers; 0 for +0 and
+/// -0. nullopt when either is NaN. Integers: |a - b|.
 std::optional<uint64_t> ulp_distance(DType dtype, uint64_t a_bits, uint64_t b_bits);
 
-/// The largest ulp_distance between elements of two stored arrays; the largest uint64_t where one of them is NaN and
-/// their bits differ.
+/// The largest ulp_distance between elements of two stored arrays. The largest uint64_t when an element is NaN in one
+/// of them and its bits differ.
 uint64_t max_ulp_distance(DType dtype, const std::byte* a, const std::byte* b, size_t n);
 
 /// The raw bits of element `index`, zero-extended.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading and writing safetensors files.
+// Reads and writes safetensors files.
 #include "tensor/safetensors.hpp"
 
 #include <fcntl.h>
@@ -85,8 +85,8 @@ SafetensorsEntry parse_entry(const std::string& name, const JsonValue& value, ui
   return entry;
 }
 
-/// Two tensors in the same bytes: more memory than the file is long, and one of them is not what was written. Bytes of
-/// no tensor: something was lost, or hides there.
+/// Refuses overlapping tensors, which could need more memory than the file has bytes, and bytes that belong to no
+/// tensor, which mean lost or hidden data.
 void require_tiling(const std::string& path, std::vector<SafetensorsEntry> entries, uint64_t data_bytes) {
   constexpr const char* kHint = "the file is no valid safetensors file";
   std::erase_if(entries, [](const SafetensorsEntry& entry) { return entry.begin == entry.end; });
@@ -97,12 +97,13 @@ void require_tiling(const std::string& path, std::vector<SafetensorsEntry> entri
       throw InputError(path, fmt::format("tensors '{}' and '{}' overlap", entries[i - 1].name, entries[i].name), kHint);
     if (entries[i].begin > end)
       throw InputError(
-          path, fmt::format("has {} bytes before '{}' that are no tensor's", entries[i].begin - end, entries[i].name),
+          path,
+          fmt::format("has {} bytes before '{}' that belong to no tensor", entries[i].begin - end, entries[i].name),
           kHint);
     end = entries[i].end;
   }
   if (end != data_bytes)
-    throw InputError(path, fmt::format("has {} bytes at its end that are no tensor's", data_bytes - end), kHint);
+    throw InputError(path, fmt::format("has {} bytes at its end that belong to no tensor", data_bytes - end), kHint);
 }
 
 }  // namespace
@@ -157,7 +158,7 @@ void write_safetensors(const std::string& path, const std::vector<Tensor>& tenso
 }
 
 SafetensorsReader::SafetensorsReader(const std::string& path, const std::string& hint) : path_(path) {
-  // Without waiting: a pipe that nobody writes to would block for ever.
+  // O_NONBLOCK, because opening a pipe without a writer would block for ever.
   file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file_ < 0) throw InputError(path, fmt::format("cannot be opened: {}", std::strerror(errno)), hint);
   try {

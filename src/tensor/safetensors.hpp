@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One safetensors file: an 8-byte length, a JSON header, raw little-endian data.
+// Reads and writes safetensors files: an 8-byte length, a JSON header, raw little-endian data.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ struct SafetensorsEntry {
   uint64_t begin = 0, end = 0;  ///< byte range in the data section
 };
 
-/// Creates a file whose size is fixed by its entries; data are then written at any offset from any thread.
+/// Creates a file of the size that its entries give. Afterwards any thread may write data at any offset.
 class SafetensorsWriter {
  public:
-  /// Throws InputError when the file can't be created or has no room.
+  /// Throws InputError when the file can't be created or the disk has no room.
   SafetensorsWriter(const std::string& path, const std::vector<SafetensorsEntry>& entries,
                     const std::map<std::string, std::string>& metadata);
   ~SafetensorsWriter();
@@ -38,17 +38,17 @@ class SafetensorsWriter {
   std::map<std::string, SafetensorsEntry> entries_;
 };
 
-/// Writes whole tensors, those with a name. Throws as SafetensorsWriter.
+/// Writes all tensors that have a name. Throws as SafetensorsWriter.
 void write_safetensors(const std::string& path, const std::vector<Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-/// An open file whose header was read and found right: tensors are loaded one at a time, as they are needed.
-/// dtypes F64 F32 F16 BF16 I64 I32 U8, and BOOL, which is read as uint8. Every byte belongs to one tensor.
+/// An open file with a valid header. Loads tensors one at a time. Supports dtypes F64 F32 F16 BF16 I64 I32 U8, and
+/// reads BOOL as uint8. Every data byte belongs to exactly one tensor.
 class SafetensorsReader {
  public:
-  /// Throws InputError: no such file, a truncated or malformed header, an unknown dtype, ranges that overlap, leave
-  /// bytes out or do not fit the shapes, a file that ends before its data do. `hint` ends what is said of a file that
-  /// is none.
+  /// Throws InputError for: a missing file, a truncated or malformed header, an unknown dtype, byte ranges that
+  /// overlap, leave gaps or do not fit the shapes, a file that ends before its data. `hint` ends the message about a
+  /// file that is not a safetensors file.
   explicit SafetensorsReader(const std::string& path, const std::string& hint = "give a safetensors file");
   ~SafetensorsReader();
   SafetensorsReader(const SafetensorsReader&) = delete;
@@ -58,11 +58,11 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }  ///< sorted by name
   const SafetensorsEntry* find(const std::string& name) const;               ///< nullptr when there is none
-  /// Throws InputError, with the nearest name, when the file has no such tensor.
+  /// Throws InputError that suggests the nearest name when the file has no such tensor.
   const SafetensorsEntry& at(const std::string& name) const;
 
   Tensor read(const SafetensorsEntry& entry) const;
-  /// The bytes of `entry` to memory that has room for them.
+  /// Reads the bytes of `entry` into `to`, which must have room for them.
   void read(const SafetensorsEntry& entry, std::byte* to) const;
 
  private:
@@ -81,8 +81,8 @@ struct SafetensorsFile {
   const Tensor* find(const std::string& name) const;
 };
 
-/// Reads a whole file. Throws as SafetensorsReader. `wanted` limits what is loaded to names with one of these prefixes;
-/// empty loads all.
+/// Reads the tensors whose names begin with one of the `wanted` prefixes; all tensors when `wanted` is empty. Throws as
+/// SafetensorsReader.
 SafetensorsFile read_safetensors(const std::string& path, const std::vector<std::string>& wanted = {},
                                  const std::string& hint = "give a safetensors file");
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory behind a file descriptor, and the tensors that lie in it.
+// Shared memory behind a file descriptor, and tensors that use it.
 #include "tensor/tensor.hpp"
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ std::byte* map_shared(int fd, size_t size, bool writable) {
   return static_cast<std::byte*>(address);
 }
 
-/// The kernel lets a shared file grow past the machine's memory and kills whoever touches it; refuse before.
+/// Refuses sizes beyond physical memory: the kernel would allow such a shared file, and kill a process that touches it.
 void require_physical_memory(size_t size) {
   const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page_bytes <= 0) return;
@@ -90,7 +90,8 @@ Bytes::Bytes(size_t size) {
   if (file.fd < 0) fail(size, "create", std::strerror(errno));
   if (ftruncate(file.fd, static_cast<off_t>(size)) != 0) fail(size, "allocate", std::strerror(errno));
   data_ = map_shared(file.fd, size, /*writable=*/true);
-  // A worker that is started while tensors exist gets them as descriptors or not at all: a stray write finds nothing.
+  // A forked worker does not inherit this mapping: it gets tensors only as descriptors, so its stray writes can't hit
+  // them.
   madvise(data_, size, MADV_DONTFORK);
   size_ = size;
   fd_ = file.release();
@@ -108,7 +109,7 @@ Bytes Bytes::map(int fd, size_t size, bool writable) {
   struct stat status {};
   if (fstat(file.fd, &status) != 0) fail(size, "inspect descriptor", std::strerror(errno));
   if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size) {
-    fail(size, "map", fmt::format("the other process made only {} bytes", status.st_size));
+    fail(size, "map", fmt::format("the other process allocated only {} bytes", status.st_size));
   }
   if (fcntl(file.fd, F_SETFD, FD_CLOEXEC) != 0) fail(size, "set close-on-exec", std::strerror(errno));
   bytes.data_ = map_shared(file.fd, size, writable);

@@ -17,20 +17,20 @@ using Shape = std::vector<int64_t>;
 int64_t element_count(const Shape& shape);
 std::string to_string(const Shape& shape);  ///< "[8, 512, 151936]"
 
-/// Anonymous shared memory, zero-filled, page-aligned. A file descriptor stands behind it, so that a worker process can
-/// map the same pages: nothing is copied on the way to a candidate.
+/// Anonymous shared memory, zero-filled, page-aligned, behind a file descriptor. A worker process maps the same pages,
+/// so nothing is copied on the way to a candidate.
 class Bytes {
  public:
   Bytes() = default;
-  /// Throws InputError with the size when the memory can't be had.
+  /// Throws InputError with the size when the allocation fails.
   explicit Bytes(size_t size);
-  /// Maps memory that another process made. Takes ownership of `fd`.
+  /// Maps memory that another process created. Takes ownership of `fd`.
   static Bytes map(int fd, size_t size, bool writable);
   Bytes(Bytes&& other) noexcept;
   Bytes& operator=(Bytes&& other) noexcept;
   ~Bytes();
 
-  /// From here on no other process can write to it, where the system knows how to forbid that; this one can.
+  /// Forbids all later writes by other processes, if the system supports that; this process can still write.
   void keep_from_others() const;
 
   std::byte* data() { return data_; }
@@ -44,7 +44,8 @@ class Bytes {
   int fd_ = -1;
 };
 
-/// Row-major and contiguous. `shape` has no meaning beyond `element_count(shape) * info(dtype).bytes == bytes.size()`.
+/// A row-major, contiguous tensor. Of `shape`, only element_count(shape) must fit: element_count(shape) *
+/// info(dtype).bytes == bytes.size().
 struct Tensor {
   Tensor() = default;
   Tensor(std::string tensor_name, DType type, Shape extents);  ///< zero-filled

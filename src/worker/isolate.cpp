@@ -6,23 +6,19 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <exception>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
+#include "base/child_process.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/host_memory.hpp"
@@ -43,11 +39,6 @@ constexpr std::chrono::seconds kStartLimit{120};
 /// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
 constexpr std::chrono::seconds kDeathLimit{20};
 
-/// What was thrown while a worker was at work, by what has nothing to do with it.
-struct OfMeanwhile {
-  std::exception_ptr thrown;
-};
-
 /// Of this program; see Isolation.
 bool isolates = true;
 
@@ -59,61 +50,48 @@ Isolation::~Isolation() { isolates = before_; }
 
 bool Isolation::is_on() { return isolates; }
 
-/// A live child. Its destruction ends it and everything it started.
+/// A live child and the parent's end of the connection to it.
 struct Worker::Process {
-  pid_t pid = -1;
+  ChildProcess child;
   Descriptor socket;
-  bool reaped = false;
-  uint64_t allowed_bytes = 0;  ///< of memory, to the latest request; 0: unlimited
-  uint64_t peak_bytes = 0;     ///< resident, once it has ended
+  uint64_t allowed_bytes = 0;  ///< memory that the latest request allows; 0: unlimited
 
-  ~Process() {
-    if (pid < 0 || reaped) return;
-    kill_all();
-    wait();
-  }
-
-  /// Only before wait(): until then no other process can have got its number.
-  void kill_all() const {
-    if (kill(-pid, SIGKILL) != 0) kill(pid, SIGKILL);  // it had no time to make its group
-  }
-
-  /// Leaves the process waitable, so that its number stays its own.
-  bool is_alive() const {
-    siginfo_t info{};
-    return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
-  }
-
-  int wait() {
-    int status = 0;
-    rusage usage{};
-    while (wait4(pid, &status, 0, &usage) < 0 && errno == EINTR) {
-    }
-    reaped = true;
-    peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
-    return status;
-  }
-
-  /// How it ended; kills it when it closed its socket and lives on.
+  /// How the child ended; kills it when it closed its socket and lives on.
   std::string bury() {
-    for (const auto until = Clock::now() + kDeathLimit; is_alive();) {
-      if (Clock::now() >= until) return "closed its connection but went on; killed";
+    for (const auto until = Clock::now() + kDeathLimit; child.is_alive();) {
+      if (Clock::now() >= until) return "closed its connection but kept running; killed";
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    kill_all();
-    const int status = wait();
-    return describe_end(status) + (WIFEXITED(status) ? " before it answered" : "") + describe_memory(status);
+    child.kill();  // what the child started may live on
+    const ChildProcess::End end = child.wait();
+    return describe_end(end.status) + (WIFEXITED(end.status) ? " before it answered" : "") + describe_memory(end);
   }
 
   /// Whether the end may have to do with memory.
-  std::string describe_memory(int status) const {
-    if (allowed_bytes > 0 && peak_bytes >= allowed_bytes / 4 * 3) {
-      return fmt::format("; its memory had come to {} of the {} that it may have", format_bytes(peak_bytes),
+  std::string describe_memory(const ChildProcess::End& end) const {
+    if (allowed_bytes > 0 && end.peak_bytes >= allowed_bytes / 4 * 3) {
+      return fmt::format("; its memory had come to {} of the {} that it may have", format_bytes(end.peak_bytes),
                          format_bytes(allowed_bytes));
     }
-    const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    const bool killed = WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL;
     return killed ? ", and not by this program: perhaps the system ran out of memory" : "";
   }
+};
+
+/// Why a request has no answer.
+struct Worker::Failure {
+  RunStatus status;
+  std::string message;
+};
+
+/// A run that was begun and is not finished.
+struct Worker::Pending {
+  size_t candidate;  ///< index into WorkerInfo::candidates
+  const Case* c;
+  const std::vector<Tensor>* inputs;
+  std::vector<Tensor>* outputs;
+  RunChecks checks;
+  std::optional<Failure> failure = {};  ///< already known when the request was sent
 };
 
 bool fits_side_by_side(const Case& c) {
@@ -146,16 +124,7 @@ void Worker::start() {
   auto process = std::make_unique<Process>();
   process->socket = Descriptor(ends[0]);
   Descriptor childs_end(ends[1]);
-  // A plugin that calls exit() would print again what is still in these buffers.
-  std::cout.flush();
-  fflush(stdout);
-  fflush(stderr);
-  const pid_t parent = getpid();
-  const pid_t pid = fork();
-  if (pid < 0) throw EnvironmentError(fmt::format("worker: fork: {}", std::strerror(errno)));
-  if (pid == 0) run_child(ends[1], parent, config_);
-  process->pid = pid;
-  setpgid(pid, pid);  // in both processes: whoever comes first
+  process->child = ChildProcess([&] { return run_child(ends[1], config_); }, ChildProcess::Group::own);
   childs_end = Descriptor();
 
   const std::string where =
@@ -167,7 +136,7 @@ void Worker::start() {
   json answer;
   try {
     switch (receive_message(process->socket.get(), message, Clock::now() + kStartLimit,
-                            [&] { return process->is_alive(); })) {
+                            [&] { return process->child.is_alive(); })) {
       case Received::message:
         answer = json::parse(message.body);
         break;
@@ -193,7 +162,7 @@ void Worker::start() {
     info.cuda_devices = answer.at("cuda_devices").get<int>();
     info_ = std::move(info);
   } catch (const json::exception& e) {
-    throw InputError(where, fmt::format("said hello in a way that can't be read: {}", e.what()));
+    throw InputError(where, fmt::format("worker sent a malformed handshake: {}", e.what()));
   } catch (const WireError& e) {
     throw InputError(where, e.what());
   }
@@ -278,89 +247,110 @@ size_t Worker::index_of(const std::string& candidate, const Case& c) const {
                    did_you_mean(candidate, known));
 }
 
-void Worker::ask(json request, const std::vector<int>& descriptors, std::chrono::seconds limit,
-                 const std::function<bool(const json&)>& take, const Stop& stop,
-                 const std::function<void()>& meanwhile) {
-  const auto end = [&](RunStatus status, std::string message) {
-    process_.reset();
-    stop(status, std::move(message));
-  };
+/// Calls `body`, and tells why it came to no end. Without an answer the process is of no further use.
+std::optional<Worker::Failure> Worker::guarded(const std::function<void()>& body) {
+  std::optional<Failure> failure;
   try {
-    if (!process_) start();
-    const auto deadline = Clock::now() + limit;
-    const std::string number = unguessable();  // no earlier or made-up answer is taken for this request's
-    request["request"] = number;
-    process_->allowed_bytes = request.at("allowed_bytes").get<uint64_t>();
-    if (!process_->is_alive()) {  // a thread of the candidate can outlive the answer, and then crash
-      return end(RunStatus::crashed, "between two cases: " + process_->bury());
-    }
-    send_message(process_->socket.get(), request, descriptors, deadline);
-    try {
-      if (meanwhile) meanwhile();
-    } catch (...) {  // it is not the worker's, whose answer nobody will take
-      process_.reset();
-      throw OfMeanwhile{std::current_exception()};
-    }
-    Message message;
-    json answer;
-    const auto goes_on = [&] {
-      stop_if_interrupted();
-      return process_->is_alive();
-    };
-    switch (receive_message(process_->socket.get(), message, deadline, goes_on)) {
-      case Received::message:
-        answer = json::parse(message.body);
-        if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
-        if (answer.at("request") != number) throw WireError("its answer is not to this request");
-        if (!take(answer)) process_.reset();
-        break;
-      case Received::end:
-        end(RunStatus::crashed, process_->bury());
-        break;
-      case Received::late:
-        end(RunStatus::timeout, fmt::format("no answer within {} s; killed{}", limit.count(), words_of_external()));
-        break;
-    }
-  } catch (const OfMeanwhile& e) {
-    std::rethrow_exception(e.thrown);
+    body();
+  } catch (const Failure& f) {
+    failure = f;
   } catch (const EnvironmentError& e) {
-    end(RunStatus::no_device, e.what());
+    failure = {RunStatus::no_device, e.what()};
   } catch (const WireError& e) {
-    end(RunStatus::crashed, process_ && !process_->is_alive() ? process_->bury() : e.what());
+    failure = {RunStatus::crashed, process_ && !process_->child.is_alive() ? process_->bury() : e.what()};
   } catch (const json::exception& e) {
-    end(RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what()));
+    failure = {RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
   } catch (const InputError& e) {  // the plugins can't be loaded again, or the tensors not mapped
-    end(RunStatus::crashed, e.what());
+    failure = {RunStatus::crashed, e.what()};
+  } catch (...) {
+    process_.reset();
+    throw;
   }
+  if (failure) process_.reset();
+  return failure;
+}
+
+/// Sends a request, to a fresh process where there is none. Throws Failure where the process has died.
+void Worker::send(json request, const std::vector<int>& descriptors, std::chrono::seconds limit) {
+  if (!process_) start();
+  limit_ = limit;
+  deadline_ = Clock::now() + limit;
+  request_number_ = random_token();  // an answer is taken for this request alone: no earlier and no made-up one
+  request["request"] = request_number_;
+  process_->allowed_bytes = request.at("allowed_bytes").get<uint64_t>();
+  if (!process_->child.is_alive()) {  // a thread of the candidate can outlive the answer, and then crash
+    throw Failure{RunStatus::crashed, "between two cases: " + process_->bury()};
+  }
+  send_message(process_->socket.get(), request, descriptors, deadline_);
+}
+
+/// The answer to the latest request. An answer that has come is taken even where the deadline has passed. Throws
+/// Failure where none comes, WireError where it is to another request.
+json Worker::receive() {
+  const auto goes_on = [&] {
+    stop_if_interrupted();
+    return process_->child.is_alive();
+  };
+  Message message;
+  switch (receive_message(process_->socket.get(), message, deadline_, goes_on)) {
+    case Received::message: {
+      json answer = json::parse(message.body);
+      if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
+      if (answer.at("request") != request_number_) throw WireError("its answer is not to this request");
+      return answer;
+    }
+    case Received::end:
+      throw Failure{RunStatus::crashed, process_->bury()};
+    case Received::late:
+      break;
+  }
+  throw Failure{RunStatus::timeout,
+                fmt::format("no answer within {} s; killed{}", limit_.count(), words_of_external())};
+}
+
+void Worker::begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
+                   std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
+  if (pending_) process_.reset();  // nobody finished that run: its answer must not be taken for this one's
+  pending_ = std::make_unique<Pending>(Pending{index_of(candidate, c), &c, &inputs, &outputs, checks});
+  if (local_) return;
+  for (const Tensor& input : inputs) input.bytes.keep_from_others();
+  pending_->failure = guarded([&] {
+    std::vector<int> descriptors;
+    json request{
+        {"candidate", pending_->candidate},        {"case", encode(c)},        {"inputs", encode(inputs, descriptors)},
+        {"outputs", encode(outputs, descriptors)}, {"checks", encode(checks)}, {"allowed_bytes", allowed_bytes(c)}};
+    send(std::move(request), descriptors, limit);
+  });
+}
+
+RunResult Worker::finish() {
+  const std::unique_ptr<Pending> run = std::move(pending_);
+  if (local_) return local_->run(run->candidate, *run->c, *run->inputs, *run->outputs, run->checks);
+  RunResult result;
+  std::optional<Failure> failure = std::move(run->failure);
+  if (!failure) {
+    failure = guarded([&] {
+      result = decode_result(receive());
+      require_complete(*run->c, info_.device.value(), run->checks, result);
+      if (result.status == RunStatus::no_memory && process_->allowed_bytes > 0)
+        result.message += fmt::format("; it may have {}", format_bytes(process_->allowed_bytes));
+      // A command has none of this process's memory.
+      const bool is_of_use = config_.external ? !result.device_lost : may_go_on(result);
+      if (!is_of_use) process_.reset();
+    });
+  }
+  if (failure) {
+    result = {};
+    result.status = failure->status;
+    result.message = std::move(failure->message);
+  }
+  return result;
 }
 
 RunResult Worker::run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                      std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit,
-                      const std::function<void()>& meanwhile) {
-  if (local_) {
-    if (meanwhile) meanwhile();
-    return local_->run(index_of(candidate, c), c, inputs, outputs, checks);
-  }
-  for (const Tensor& input : inputs) input.bytes.keep_from_others();
-  std::vector<int> descriptors;
-  json request{
-      {"candidate", index_of(candidate, c)},     {"case", encode(c)},        {"inputs", encode(inputs, descriptors)},
-      {"outputs", encode(outputs, descriptors)}, {"checks", encode(checks)}, {"allowed_bytes", allowed_bytes(c)}};
-  RunResult result;
-  const auto take = [&](const json& answer) {
-    result = decode_result(answer);
-    require_complete(c, info_.device.value(), checks, result);
-    if (result.status == RunStatus::no_memory && process_->allowed_bytes > 0)
-      result.message += fmt::format("; it may have {}", format_bytes(process_->allowed_bytes));
-    return config_.external ? !result.device_lost : may_go_on(result);  // a command has none of our memory
-  };
-  const auto stop = [&](RunStatus status, std::string message) {
-    result = {};
-    result.status = status;
-    result.message = std::move(message);
-  };
-  ask(std::move(request), descriptors, limit, take, stop, meanwhile);
-  return result;
+                      std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit) {
+  begin(candidate, c, inputs, outputs, checks, limit);
+  return finish();
 }
 
 BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case& c, const std::vector<Tensor>& inputs,
@@ -369,23 +359,24 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
   if (local_) return local_->bench(indices, c, inputs, plan);
   for (const Tensor& input : inputs) input.bytes.keep_from_others();
-  std::vector<int> descriptors;
-  json request{{"candidates", indices},
-               {"case", encode(c)},
-               {"inputs", encode(inputs, descriptors)},
-               {"bench", encode(plan)},
-               {"allowed_bytes", allowed_bytes(c)}};
   BenchResult result;
-  const auto take = [&](const json& answer) {
-    result = decode_bench(answer);
+  std::optional<Failure> failure = guarded([&] {
+    std::vector<int> descriptors;
+    json request{{"candidates", indices},
+                 {"case", encode(c)},
+                 {"inputs", encode(inputs, descriptors)},
+                 {"bench", encode(plan)},
+                 {"allowed_bytes", allowed_bytes(c)}};
+    send(std::move(request), descriptors, limit);
+    result = decode_bench(receive());
     require_complete(candidates.size(), plan, result);
-    return !result.device_lost;
-  };
-  ask(std::move(request), descriptors, limit, take, [&](RunStatus status, std::string message) {
-    result = {};
-    result.status = status;
-    result.message = std::move(message);
+    if (result.device_lost) process_.reset();
   });
+  if (failure) {
+    result = {};
+    result.status = failure->status;
+    result.message = std::move(failure->message);
+  }
   return result;
 }
 

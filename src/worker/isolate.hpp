@@ -72,11 +72,17 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   const WorkerInfo& info() const;
-  /// Runs `candidate` of this worker's plugins. A crash or a time-out is a status of the result; the next call starts a
-  /// fresh process. `meanwhile` is called while the process works; `limit` does not end before it returns.
+  /// Begins to run `candidate` of this worker's plugins, and returns while the process is at work; the time that it may
+  /// take runs from here. Everything that is passed must live until finish(). Without a process of its own, the worker
+  /// runs the candidate in finish().
+  void begin(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
+             std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
+  /// Waits for the run that begin() began. A crash or a time-out is a status of the result; the next run starts a fresh
+  /// process.
+  RunResult finish();
+  /// begin() and finish().
   RunResult run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
-                std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit,
-                const std::function<void()>& meanwhile = {});
+                std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
 
   /// Times `candidates` in turns, in one process. A crash or a time-out of any of them ends the whole, and is the
   /// status of the result; the next call starts a fresh process.
@@ -85,20 +91,24 @@ class Worker {
 
  private:
   struct Process;
-  using Stop = std::function<void(RunStatus, std::string)>;
+  struct Pending;
+  struct Failure;
   void start();
+  std::optional<Failure> guarded(const std::function<void()>& body);
+  void send(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit);
+  nlohmann::json receive();
   std::string words_of_external() const;        ///< "" when there is none
   uint64_t allowed_bytes(const Case& c) const;  ///< that a candidate may use now; 0: no limit
   size_t index_of(const std::string& candidate, const Case& c) const;
-  /// Sends the request, which says how many bytes are allowed, and calls `meanwhile`. Calls `take` with the answer,
-  /// which says whether the process is still of use, or `stop` with the reason why there is none.
-  void ask(nlohmann::json request, const std::vector<int>& descriptors, std::chrono::seconds limit,
-           const std::function<bool(const nlohmann::json&)>& take, const Stop& stop,
-           const std::function<void()>& meanwhile = {});
+
   WorkerConfig config_;
   WorkerInfo info_;
   std::unique_ptr<TempFolder> folder_;  ///< of an external process; outlives it
   std::unique_ptr<Process> process_;
+  std::unique_ptr<Pending> pending_;  ///< between begin() and finish()
+  std::string request_number_;        ///< of the latest request
+  std::chrono::seconds limit_{};      ///< for its answer
+  std::chrono::steady_clock::time_point deadline_;
   std::unique_ptr<LocalWorker> local_;  ///< in place of the process
 };
 

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/external_process.hpp"
 #include "base/host_memory.hpp"
 #include "run/runner.hpp"
 #include "worker/rank_link.hpp"
@@ -33,10 +33,7 @@ constexpr std::chrono::seconds kSayLimit{600};
 
 }  // namespace
 
-void detach_from_parent(int socket, pid_t parent, int listener) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // the parent died before the line above
-  setpgid(0, 0);
+void detach_from_parent(int socket, int listener) {
   for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
@@ -137,11 +134,10 @@ std::unique_ptr<Device> open_device(const std::string& name) {
   return open_cuda_device(index);
 }
 
-void run_child(int socket, pid_t parent, const WorkerConfig& config) {
-  // Whatever happens, the parent's destructors and atexit handlers must not run here.
+int run_child(int socket, const WorkerConfig& config) {
   int code = 0;
   try {
-    detach_from_parent(socket, parent, config.ranks ? config.ranks->listener : kNoListener);
+    detach_from_parent(socket, config.ranks ? config.ranks->listener : kNoListener);
     try {
       std::optional<External> external;
       if (config.external) {
@@ -166,11 +162,11 @@ void run_child(int socket, pid_t parent, const WorkerConfig& config) {
       say({{"error", "environment"}, {"text", e.what()}});
     }
   } catch (const std::exception& e) {
-    fmt::print(stderr, "check_operator worker: {}\n", e.what());
+    print_last_words(fmt::format("check_operator worker: {}\n", e.what()));
     code = 1;
   }
   fflush(stdout);
-  _exit(code);
+  return code;
 }
 
 }  // namespace checkop

@@ -2,8 +2,6 @@
 // What runs in a worker process from the fork to its end.
 #pragma once
 
-#include <sys/types.h>
-
 #include "worker/isolate.hpp"
 
 namespace checkop {
@@ -13,10 +11,10 @@ std::unique_ptr<Device> open_device(const std::string& name);
 
 /// Cuts the process loose from what it shares with its parent: signals, terminal, files. The socket becomes descriptor
 /// 3, the listener 4 unless there is none; all others are closed.
-void detach_from_parent(int socket, pid_t parent, int listener);
+void detach_from_parent(int socket, int listener);
 inline constexpr int kNoListener = -1;
 
-/// Serves requests that come over `socket` until the parent closes its end.
-[[noreturn]] void run_child(int socket, pid_t parent, const WorkerConfig& config);
+/// Serves requests that come over `socket` until the parent closes its end. The exit code of the process.
+int run_child(int socket, const WorkerConfig& config);
 
 }  // namespace checkop

@@ -4,19 +4,13 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <iostream>
 #include <thread>
 
+#include "base/child_process.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "base/external_process.hpp"
 #include "base/interruption.hpp"
 
 namespace checkop {
@@ -36,7 +30,7 @@ RankLeader::RankLeader(const RankPlace& place, std::vector<std::string> digests,
       limit_(limit),
       listener_(listen_at(place)),
       callers_(listener_.get()),
-      token_(unguessable()) {}
+      token_(random_token()) {}
 
 std::string RankLeader::why_not(const Hello& hello) const {
   const std::string who = fmt::format("rank {} ({}, process {})", hello.rank, hello.host, hello.process);
@@ -103,19 +97,11 @@ void RankLeader::dismiss(int code, const std::string& text) {
 
 namespace {
 
-/// Forks, and waits for the end of the process that serves; how it ended.
+/// Serves in a child process, and waits for its end; how it ended.
 std::string serve_in_child(Descriptor socket, const RankServer& server) {
-  std::cout.flush();
-  fflush(stdout);
-  fflush(stderr);
-  const pid_t parent = getpid(), pid = fork();
-  if (pid < 0) throw EnvironmentError(fmt::format("rank {}: fork: {}", server.rank, std::strerror(errno)));
-  if (pid == 0) serve_rank(socket.get(), parent, server);
+  ChildProcess child([&] { return serve_rank(socket.get(), server); }, ChildProcess::Group::own);
   socket = Descriptor();  // so that its end is seen
-  int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  return describe_end(status);
+  return describe_end(child.wait().status);
 }
 
 }  // namespace

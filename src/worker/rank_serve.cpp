@@ -16,6 +16,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/external_process.hpp"
 #include "base/frame.hpp"
 #include "base/host_memory.hpp"
 #include "run/rank.hpp"
@@ -187,17 +188,17 @@ class Serving {
 
 }  // namespace
 
-void serve_rank(int socket, pid_t parent, const RankServer& server) {
+int serve_rank(int socket, const RankServer& server) {
   int code = 0;
   try {
-    detach_from_parent(socket, parent, kNoListener);
+    detach_from_parent(socket, kNoListener);
     Serving(server).serve();
   } catch (const std::exception& e) {
-    fmt::print(stderr, "check_operator, rank {}: {}\n", server.rank, e.what());
+    print_last_words(fmt::format("check_operator, rank {}: {}\n", server.rank, e.what()));
     code = 1;
   }
   fflush(stdout);
-  _exit(code);
+  return code;
 }
 
 }  // namespace checkop

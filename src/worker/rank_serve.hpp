@@ -17,7 +17,7 @@ struct RankServer {
   int32_t cuda_index = 0;                      ///< of the device, unless this process sees only one
 };
 
-/// Serves over `socket` until its other end closes. `parent` is who forked.
-[[noreturn]] void serve_rank(int socket, pid_t parent, const RankServer& server);
+/// Serves over `socket` until its other end closes. The exit code of the process.
+int serve_rank(int socket, const RankServer& server);
 
 }  // namespace checkop

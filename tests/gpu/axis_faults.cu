@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Right products of float matrices whose bits depend on what only a GPU has: free multiprocessors, graphs.
+// Correct products of float matrices whose bits depend on something that only a GPU has: free SMs, graphs.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-/// c = a b, one thread per element of c; the sum over k from its end where *backwards is not 0.
+/// c = a b, one thread per element of c; sums over k backwards if *backwards is not 0.
 __global__ void multiply(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int64_t m,
                          int64_t k, int64_t n, const unsigned* __restrict__ backwards) {
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -32,7 +32,7 @@ size_t workspace_bytes(const checkop_call*) { return sizeof(Flags); }
 
 __global__ void set_flags(Flags* flags, unsigned backwards) { *flags = {backwards, 0}; }
 
-/// Every block waits a while for all the others: where one of them finds no multiprocessor, sums are added backwards.
+/// Every block waits a while for all the others: if one of them finds no free SM, sums are added backwards.
 __global__ void gather(Flags* flags) {
   constexpr unsigned long long kWaitNs = 5'000'000;
   unsigned long long start, now;
@@ -72,7 +72,7 @@ checkop_status steady(const checkop_call* call) {
   });
 }
 
-/// As kernels with a barrier over the whole grid, but for the waiting.
+/// Like kernels with a grid-wide barrier, but with a limited wait.
 checkop_status needs_every_multiprocessor(const checkop_call* call) {
   return launch(call, [](Flags* flags, cudaStream_t stream) {
     int device = 0, multiprocessors = 0, shared = 0;
@@ -95,7 +95,7 @@ checkop_status differs_in_a_graph(const checkop_call* call) {
   });
 }
 
-/// What can't be recorded in a graph.
+/// Synchronizes on the host, which a graph can't record.
 checkop_status waits_on_the_host(const checkop_call* call) {
   return launch(call, [&](Flags* flags, cudaStream_t stream) {
     set_flags<<<1, 1, 0, stream>>>(flags, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp by ranks of which one misbehaves, on GPUs: as bad_ranks.hpp has it.
+// tp_linear_logp on GPUs with one misbehaving rank: the faults of bad_ranks.hpp.
 #define check_operator_plugin shipped_plugin
 #include "tp_linear_logp/nccl.cu"
 #undef check_operator_plugin

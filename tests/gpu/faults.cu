@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA candidates of matmul/forward with one defect each: what a GPU does wrong must be seen through the runner.
+// CUDA candidates of matmul/forward with one defect each: the runner must see what goes wrong on a GPU.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -64,13 +64,13 @@ checkop_status illegal_address(const checkop_call* call) {
   return cudaGetLastError() == cudaSuccess ? CHECKOP_OK : CHECKOP_FAILED;
 }
 
-/// More threads than a block may have, and the status is not looked at: the runner must see the error all the same.
+/// Uses more threads than a block may have and ignores the status: the runner must still see the error.
 checkop_status launch_error(const checkop_call* call) {
   store<<<1, 4096, 0, stream_of(call)>>>(static_cast<float*>(call->outputs[0].data), 1.0f);
   return CHECKOP_OK;
 }
 
-/// Waits for a number that the workspace never holds, whatever it was filled with before.
+/// Waits for a value that the workspace never holds, whatever it was filled with before.
 __global__ void spin(volatile const int* never) {
   while (*never != 12345) {
   }
@@ -82,7 +82,7 @@ checkop_status endless(const checkop_call* call) {
 }
 size_t endless_workspace(const checkop_call*) { return 256; }
 
-/// Right, but on a stream of its own and without waiting: the host must wait for the whole device.
+/// Correct, but on its own stream and without waiting: the host must wait for the whole device.
 checkop_status side_stream(const checkop_call* call) {
   static cudaStream_t own = [] {
     cudaStream_t s = nullptr;
@@ -92,7 +92,7 @@ checkop_status side_stream(const checkop_call* call) {
   return multiply_range(call, 0, count(call->outputs[0]), own);
 }
 
-/// Right, and keeps all the memory that the device has left.
+/// Correct, but allocates all remaining device memory.
 checkop_status out_of_memory(const checkop_call* call) {
   for (size_t step = size_t{1} << 32; step >= size_t{1} << 20; step /= 2) {
     for (void* memory = nullptr; cudaMalloc(&memory, step) == cudaSuccess;) {
@@ -102,7 +102,7 @@ checkop_status out_of_memory(const checkop_call* call) {
   return honest(call);
 }
 
-/// The same, and it tells.
+/// The same, but reports it.
 checkop_status says_out_of_memory(const checkop_call* call) {
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, size_t{1} << 46);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU does wrong, seen through the whole program. Needs a CUDA device: run by scripts/gpu.sh, not by CI.
+// Faults on a GPU, seen through the whole program. Needs a CUDA device: run by scripts/gpu.sh, not by CI.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -45,7 +45,7 @@ TEST(Gpu, CandidateThatKeepsAllMemoryIsAnErrorAndTheNextOneIsUnharmed) {
   const ProcessResult result = run("out_of_memory,says_out_of_memory,honest");
   expect_exit(result, 4, "out of memory");
   expect_exit(result, 4, "1 error");
-  expect_exit(result, 4, "(cudaErrorMemoryAllocation)");  // the candidate's own word
+  expect_exit(result, 4, "(cudaErrorMemoryAllocation)");  // the candidate's own message
   expect_exit(result, 4, "1 pass");
 }
 
@@ -85,7 +85,7 @@ nlohmann::json bits_of(const std::string& flags, int code) {
   return nlohmann::json::parse(result.text, nullptr, /*allow_exceptions=*/false);
 }
 
-/// What the report says of each axis of the first output.
+/// The report's entries for each axis of the first output.
 nlohmann::json axes_in(const nlohmann::json& report) {
   nlohmann::json axes;
   for (const auto& axis : report["candidates"][0]["cases"][0]["bit_checks"][0]["axes"]) {
@@ -129,7 +129,7 @@ TEST(GpuAxes, WhatCannotBeRecordedIsUnsupportedWithTheReason) {
   EXPECT_EQ(axes["contention"]["unsupported"], 0);
 }
 
-// 1024 columns are few tiles: the default heuristics split k for few rows. They look at alignment, too.
+// 1024 columns are few tiles, so the default heuristics split k for few rows. They depend on alignment, too.
 TEST(GpuAxes, CublasDependsOnTheRowsAndCublasInvariantDoesNot) {
   const std::string sizes = "--dtype bf16 --batch 1 --seq 512 --k-dim 4096 --n-dim 1024 --candidate ";
   const nlohmann::json with_default = bits_of(sizes + "cublas", 1), invariant = bits_of(sizes + "cublas-invariant", 0);

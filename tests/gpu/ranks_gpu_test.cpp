@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of four that does wrong, on a GPU each: what Ranks and Metadata ask on the CPU. Needs four GPUs: run by
+// One faulty rank of four, with a GPU each: the GPU counterpart of tests Ranks and Metadata. Needs four GPUs: run by
 // `scripts/gpu.sh DIR ranks`.
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(GpuRanks, ARankThatDiesEndsTheRun) { expect_exit(run("dies"), 4, "killed by signal 11"); }
 
-// A quarter of the limit, in which the communicator has to be there too.
+// A quarter of the time limit, within which the communicator must be created too.
 TEST(GpuRanks, ARankThatStallsEndsTheRun) {
   expect_exit(run("stalls", "--timeout-s 60"), 4, "rank 2 did not come to an exchange within 15 s");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of the candidates named "cuda-sm90" against those of the candidates named "cuda", bit by bit: every
-// plan, every layout, sizes that no tile divides, values at the limits of the formats. Needs a Hopper GPU.
+// Compares the products of the candidates "cuda-sm90" with those of the candidates "cuda", bit by bit: every plan,
+// every layout, sizes that no tile divides, values at the limits of the formats. Needs a Hopper GPU.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 namespace checkop::kernels {
 namespace {
 
-enum class Along { k_rows, k_k, rows_rows };  // what is contiguous in a and in b
+enum class Along { k_rows, k_k, rows_rows };  // which index is contiguous in a and in b
 enum class Values { normal, spread, not_finite, zeros, tiny };
 
 __device__ uint32_t mixed(uint64_t x) {
@@ -30,12 +30,12 @@ __global__ void fill(T* to, int64_t count, uint64_t seed, Values values) {
     if (values == Values::spread) x = u % 2 ? copysignf(0.0f, x) : ldexpf(x, static_cast<int>(v >> 7 & 15) - 8);
     if (values == Values::not_finite && v % 1024 == 0) x = u % 3 == 0 ? NAN : copysignf(INFINITY, x);
     if (values == Values::zeros) x = copysignf(0.0f, x);
-    if (values == Values::tiny) x = ldexpf(x, std::is_same_v<T, __half> ? -20 : -66);  // products of bf16: denormal
+    if (values == Values::tiny) x = ldexpf(x, std::is_same_v<T, __half> ? -20 : -66);  // products of bf16 are subnormal
     to[i] = from_float<T>(x);
   }
 }
 
-/// Device memory for `count` elements; behind them is room to see writes that went too far.
+/// Device memory for `count` elements, followed by room that shows writes past the end.
 template <typename T>
 class Buffer {
  public:
@@ -132,7 +132,7 @@ class Sm90 : public testing::Test {
   }
 };
 
-/// Plan P for products of at most `max_rows` rows has the bits of mma.sync, and writes nothing else.
+/// Expects plan P, for products of at most `max_rows` rows, to have the bits of mma.sync and to write nothing else.
 template <typename P, typename T>
 void expect_same_bits(int64_t max_rows) {
   const Shape shapes[] = {{8, 8, 8},
@@ -146,7 +146,8 @@ void expect_same_bits(int64_t max_rows) {
                           {520, 776, 88},
                           {1032, 264, 136},
                           {264, 4104, 72, 0, true},
-                          // One step of k and many tiles a block: a tile is stored while the next is already done.
+                          // One step of k and many tiles per block: a tile is stored while the next one is already
+                          // computed.
                           {40008, 200, 16}};
   for (const Shape& at : shapes) {
     if (at.m > max_rows) continue;
@@ -186,7 +187,7 @@ TEST_F(Sm90, PlansForFewRowsHaveTheBitsOfMmaSync) {
   expect_same_bits<sm90::Rows64Narrow>(64);
 }
 
-/// Odd sizes at odd places: plain loads, and stores that no word holds.
+/// Odd sizes at odd addresses: plain loads, and stores of single elements.
 template <typename T, typename Multiply>
 void expect_same_bits_anywhere(Multiply&& with) {
   for (int64_t i = 0; i < 60; ++i) {
@@ -205,7 +206,7 @@ TEST_F(Sm90, AnySizeAtAnyPlaceHasTheBitsOfMmaSync) {
   expect_same_bits_anywhere<__half>(Chosen{});
 }
 
-// On both sides of every number of rows at which another plan is chosen.
+// Numbers of rows on both sides of every change of plan.
 TEST_F(Sm90, BitsOfARowDoNotDependOnTheNumberOfRows) {
   for (const int64_t n : {1024, 4096, 6144, 12288, 24576}) {
     const auto all = multiply<__nv_bfloat16>({513, n, 520}, Along::k_rows, Values::normal, Chosen{});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tensor cores of the device make of given blocks, by mma.sync m16n8k16.
+// Multiplies given blocks on the device's tensor cores, by mma.sync m16n8k16.
 #include "gpu/tensor_core.cuh"
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@ void require(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// A warp per problem: c[16, 8] += x[16, 16] * y[8, 16]^T.
+/// One warp per problem: c[16, 8] += x[16, 16] * y[8, 16]^T.
 template <bool bf16>
 __global__ void multiply(const uint16_t* x, const uint16_t* y, float* c) {
   x += int64_t{blockIdx.x} * 256, y += int64_t{blockIdx.x} * 128, c += int64_t{blockIdx.x} * 128;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tensor cores of the device make of given blocks.
+// Multiplies given blocks on the device's tensor cores.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace checkop {
 void multiply_on_tensor_cores(bool bf16, const std::vector<uint16_t>& x, const std::vector<uint16_t>& y,
                               std::vector<float>& c);
 
-/// Whether the model of tensor_core.hpp claims the device.
+/// Whether the model of tensor_core.hpp covers the device.
 bool has_sm90();
 
 }  // namespace checkop

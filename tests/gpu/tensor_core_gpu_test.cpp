@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model of tensor cores against the tensor cores, on terms of every kind.
+// Compares the model of tensor cores with the tensor cores, on terms of every kind.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kProblems = 4096;  // of 128 elements each
 
-/// Draws stored bits of factors, and accumulators.
+/// Draws the stored bits of operands, and accumulators.
 struct Draw {
   DType dtype;
   std::mt19937_64 random{7};
@@ -109,7 +109,7 @@ TEST(TensorCoreOnGpu, ABlockHasTheBitsOfTheModelForTermsOfEveryKind) {
   }
 }
 
-/// All terms -0: the one sum whose sign a hardware may choose.
+/// All terms are -0: the only sum whose sign may depend on the hardware.
 TEST(TensorCoreOnGpu, ASumOfNegativeZeros) {
   const std::vector<uint16_t> x(256, 0x8000), y(128, 0);
   std::vector<float> got(128, -0.0f);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention: masks, groups, scales and what must not leak, in the gold and in the native candidate.
+// attention: masks, groups, scales, and masked values that must not leak, in the gold and in the native candidate.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -42,7 +42,7 @@ TEST(Attention, OneKeyGivesItsValue) {
   }
 }
 
-// Scores of 0 weigh all keys alike, and 0 is a scale like any other.
+// Scores of 0 weigh all keys equally, and 0 is a valid scale.
 TEST(Attention, AScaleOfZeroIsHonoured) {
   Case c = attention("forward", dims(2, 3), /*causal=*/false);
   c.attrs[1] = 0;
@@ -76,7 +76,7 @@ TEST(Attention, QueryHeadsOfAGroupReadTheSameKeys) {
   EXPECT_EQ(collect_gold(grouped, few, 1).at(0).value, collect_gold(plain, all, 1).at(0).value);
 }
 
-// With more queries than keys the first ones see none.
+// With more queries than keys the first queries see none.
 TEST(Attention, AQueryWithoutKeysIsZeroAndHasZeroGradients) {
   const Dims sizes = dims(5, 3, 1, 1);
   const Case c = attention("forward", sizes), back = attention("backward", sizes);
@@ -100,7 +100,7 @@ TEST(Attention, AnEntryThatIsAllMaskedIsZero) {
   }
 }
 
-// Any value but 0 keeps.
+// Any nonzero value keeps a key.
 TEST(Attention, TwoInTheMaskKeepsLikeOne) {
   const Case c = attention("forward", dims(3, 4), true, true);
   std::vector<Tensor> inputs = gold_inputs(c);
@@ -110,7 +110,7 @@ TEST(Attention, TwoInTheMaskKeepsLikeOne) {
   EXPECT_EQ(ones, collect_gold(c, inputs, 1).at(0).value);
 }
 
-/// Outputs of the native candidate.
+/// Runs the native candidate and returns its outputs.
 std::vector<Tensor> native(const Case& c, const std::vector<Tensor>& inputs) {
   const std::vector<Candidate> candidates = load_plugin(native_plugin("attention"));
   std::vector<Tensor> outputs = make_outputs(c);
@@ -123,7 +123,7 @@ std::vector<Tensor> native(const Case& c, const std::vector<Tensor>& inputs) {
   return outputs;
 }
 
-// Padding that holds NaN or infinity, and keys in the future that do, change no bit of what does not see them.
+// NaN or infinity in padding or in future keys changes no bit of a query that does not see them.
 TEST(Attention, WhatIsMaskedNeverLeaks) {
   for (const std::string_view pass : {"forward", "backward"}) {
     const Case c = attention(pass, dims(3, 4), /*causal=*/true, /*masked=*/true, DType::f32);
@@ -170,7 +170,7 @@ TEST(Attention, SizesThatDoNotGoTogetherAreRefused) {
   EXPECT_THROW(validate(c), InputError);
 }
 
-// Scores err with their sums: the output's magnitude grows with them while its value does not.
+// The scores' error grows with their sums: so the output's magnitude grows although its value does not.
 TEST(Attention, MagnitudeFollowsTheScores) {
   Case c = attention("forward", dims(3, 5));
   std::vector<Tensor> inputs = gold_inputs(c);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums that are carried on from call to call: which inputs go together, dtypes, the gold, and the bits of cut batches.
+// Sums carried from call to call: which inputs go together, dtypes, the gold, and the bits of cut batches.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -89,7 +89,7 @@ TEST(Carry, SavedCaseIsReadBackAsItWas) {
   EXPECT_EQ(saved.outputs[1].dtype, DType::f32);
 }
 
-// A carry is exact: it adds to the value, and to no error but that of the additions it goes through.
+// A carry is exact: it adds to the value, but only adds error through its additions.
 TEST(Carry, GoldIsTheCarryAndTheGradient) {
   const Case with = carry_case(DType::bf16, kWithBias), without = carry_case(DType::bf16, {"bias"});
   const std::vector<Tensor> inputs = make_inputs(with, 1);
@@ -111,7 +111,7 @@ TEST(Carry, GoldIsTheCarryAndTheGradient) {
   }
 }
 
-/// The rows [begin, end) of inputs of one batch.
+/// Rows [begin, end) of the inputs of one batch.
 std::vector<Tensor> rows_of(const Case& c, const Case& slice, const std::vector<Tensor>& inputs, int64_t begin) {
   std::vector<Tensor> part;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -127,7 +127,7 @@ std::vector<Tensor> rows_of(const Case& c, const Case& slice, const std::vector<
   return part;
 }
 
-/// What the native candidate leaves of the gradients of weights when `c` is cut before each of `cuts`.
+/// The native candidate's weight gradients after `c` has been cut before each of `cuts`.
 std::vector<Tensor> native_in_pieces(const Case& c, std::vector<int64_t> cuts) {
   std::vector<Tensor> inputs = make_inputs(c, 1);
   cuts.push_back(row_count(c));
@@ -165,7 +165,7 @@ TEST(Carry, NativeBitsDoNotDependOnTheCuts) {
         EXPECT_TRUE(same_weight_gradients(whole, native_in_pieces(c, {16, 32, 48, 64}))) << case_name(c);
         EXPECT_TRUE(same_weight_gradients(whole, native_in_pieces(c, {32}))) << case_name(c);
         EXPECT_TRUE(same_weight_gradients(whole, native_in_pieces(c, {48, 64}))) << case_name(c);
-        // Elsewhere they do: otherwise equal bits would say nothing.
+        // Other cuts do change bits: otherwise equal bits would prove nothing.
         EXPECT_FALSE(same_weight_gradients(whole, native_in_pieces(c, {13, 40}))) << case_name(c);
       }
     }
@@ -182,7 +182,7 @@ TEST(Carry, NativeStartsFromTheCarryWithoutRows) {
   }
 }
 
-// Where terms may be rounded to 16 bits on the way, the carry is none of them: it is allowed what fp32 sums lose.
+// Terms may be rounded to 16 bits, but the carry may not: its allowed error is that of fp32 sums.
 TEST(Carry, GrantedRoundingsAreThoseOfTheGradientsTermsAlone) {
   const Case c = carry_case(DType::bf16, kWithoutBias);
   const OutputSpec& output = c.pass->outputs[1];
@@ -202,7 +202,7 @@ TEST(Carry, GrantedRoundingsAreThoseOfTheGradientsTermsAlone) {
                 gate.terms(std::abs(small.value[i]), small.magnitude[i]), 1e-12);
     const double more = gate.allowed(large.value[i], large.magnitude[i], large.rounding[i]) -
                         gate.allowed(small.value[i], small.magnitude[i], small.rounding[i]);
-    EXPECT_LE(more, std::exp2(-15) * size);  // a rounding to bf16 is up to 2^-8 of it
+    EXPECT_LE(more, std::exp2(-15) * size);  // a rounding to bf16 errs by up to 2^-8 of it
   }
 }
 
@@ -213,7 +213,7 @@ TEST(Carry, NativeIsWithinTheContract) {
     std::vector<Tensor> outputs = run_native(c, inputs).outputs;
     for (const Comparison& each : judge_outputs(c, inputs, outputs, default_contract(), {}, 1))
       EXPECT_TRUE(each.passed()) << case_name(c);
-    // Rounded to 12 bits, more than 16-bit numbers have.
+    // Rounded to 12 bits, more than 16-bit floats have.
     for (int64_t i = 0; i < outputs[1].count(); ++i) {
       const int shift = 11 - std::ilogb(outputs[1].at(i));
       outputs[1].set(i, std::ldexp(std::nearbyint(std::ldexp(outputs[1].at(i), shift)), -shift));
@@ -289,7 +289,8 @@ TEST(Carry, SumsThatDependOnTheCutsAreCaught) {
       const Judgment judgment = judgment_of(c, faulty);
       EXPECT_EQ(judgment.verdict, Verdict::fail);
       EXPECT_EQ(judgment.kind, "invariance");
-      EXPECT_EQ(judgment.reason.find("bits depend on where the batch is cut (chunks: "), 0u) << judgment.reason;
+      EXPECT_EQ(judgment.reason.find("bits depend on where the batch is split into launches (chunks: "), 0u)
+          << judgment.reason;
       EXPECT_NE(judgment.reason.find("first dlm_head_weight["), std::string::npos) << judgment.reason;
     }
   }

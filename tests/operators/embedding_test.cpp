@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is special about embedding: bits are copied, absent rows are written as zeros, ids are checked in both passes.
+// Special about embedding: bits are copied, rows without tokens are written as zeros, ids are checked in both passes.
 #include <gtest/gtest.h>
 
 #include <cmath>

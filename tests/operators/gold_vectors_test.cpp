@@ -14,7 +14,7 @@
 namespace checkop::gold_vectors_test {
 namespace {
 
-// FP64 rounds at 1.1e-16; an exponential of -80 amplifies that 80 times, and sums are short here.
+// FP64 rounds at 1.1e-16; an exponential of -80 amplifies that 80 times, and the sums here are short.
 constexpr double kRelativeError = 1e-13;
 
 const nlohmann::json& vectors() {
@@ -63,7 +63,7 @@ std::vector<Tensor> inputs_of(const nlohmann::json& vector, const Case& c) {
   return inputs;
 }
 
-/// Written so that a NaN fails.
+/// Written so that NaN fails.
 bool is_close(double got, double expected, double scale) {
   return got == expected || std::abs(got - expected) <= kRelativeError * scale;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every backward gold against central differences of its forward gold, in FP64. New operators are covered as they come.
+// Every backward gold against central differences of its forward gold, in FP64. Covers new operators automatically.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,8 @@
 namespace checkop::gradient_test {
 namespace {
 
-// Five-point differences err by h^4/30 times the fifth derivative, 3e-14 here, and by 1e-16/h times the loss, 1e-13.
+// Five-point differences have errors of h^4/30 times the fifth derivative, 3e-14 here, and 1e-16/h times the loss,
+// 1e-13.
 constexpr double kStep = 1.0 / 1024;
 constexpr double kTolerance = 1e-10;
 
@@ -64,7 +65,7 @@ double loss(const Case& forward, const std::vector<Tensor>& inputs, const std::v
   double sum = 0;
   for (const GoldOutput& output : collect_gold(forward, forward_inputs, 1)) {
     const Tensor* const upstream = find_input(inputs, fmt::format("grad_{}", output.name));
-    if (upstream == nullptr) continue;  // an output that carries no gradient
+    if (upstream == nullptr) continue;  // an output without a gradient
     for (size_t e = 0; e < output.value.size(); ++e) sum += upstream->at(static_cast<int64_t>(e)) * output.value[e];
   }
   return sum;
@@ -76,7 +77,7 @@ class Gradient : public testing::TestWithParam<Variant> {
     backward_ = variant_case(GetParam(), smallest);
     forward_ = with_pass(backward_, "forward");
     inputs_ = gold_inputs(backward_);
-    forward_inputs_ = gold_inputs(forward_);  // of the same values; the backward pass need not take them all
+    forward_inputs_ = gold_inputs(forward_);  // the same values; the backward pass need not use all of them
     gradients_ = collect_gold(backward_, inputs_, 1);
     direction_.assign(forward_.pass->inputs.size(), {});
   }
@@ -101,7 +102,7 @@ class Gradient : public testing::TestWithParam<Variant> {
   Case forward_, backward_;
   std::vector<Tensor> inputs_, forward_inputs_;  ///< of the backward and of the forward pass
   std::vector<GoldOutput> gradients_;
-  std::vector<std::vector<double>> direction_;  ///< of each forward input; empty: it stays
+  std::vector<std::vector<double>> direction_;  ///< per forward input; empty: the input is not moved
 };
 
 TEST_P(Gradient, ExistsForEveryPresentFloatInput) {

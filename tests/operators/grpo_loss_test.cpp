@@ -41,7 +41,7 @@ std::vector<double> values_of(const Tensor& tensor) {
   return values;
 }
 
-/// Gold and native in this order, every output of each.
+/// All outputs of the gold and of the native candidate, in this order.
 std::vector<std::vector<double>> both(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<std::vector<double>> all;
   for (const GoldOutput& output : collect_gold(c, inputs, 1)) all.push_back(output.value);
@@ -51,7 +51,8 @@ std::vector<std::vector<double>> both(const Case& c, const std::vector<Tensor>& 
   return all;
 }
 
-// In fp32 the mean of seven equal numbers need not be that number, and eps magnifies what is left a million times.
+// In fp32 the mean of seven equal numbers may differ from that number, and eps magnifies the difference a million
+// times.
 TEST(GrpoLoss, AGroupOfEqualRewardsCountsForExactlyNothing) {
   for (const char* pass : {"forward", "backward"}) {
     Case c = grpo_case(pass, 7);

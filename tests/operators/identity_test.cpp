@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Identities that the gold must keep whatever its inputs: sums, shifts, operators expressed by one another, thread
+// Identities that the gold must satisfy for any inputs: sums, shifts, operators expressed by one another, thread
 // counts.
 #include <gtest/gtest.h>
 
@@ -13,11 +13,11 @@ namespace {
 
 constexpr double kRelativeError = 1e-13;
 const Dims kLogpDims{{"batch", 2}, {"seq", 5}, {"vocab", 131}};
-// More tokens than one block of columns holds.
+// More tokens than one block of columns.
 constexpr int64_t kHidden = 19, kVocab = 1031;
 const Dims kLinearDims{{"batch", 2}, {"seq", 5}, {"hidden", kHidden}, {"vocab", kVocab}};
 
-/// Replaces the values of `tensor`; they must be as many.
+/// Replaces the values of `tensor` by the same number of values.
 void fill(Tensor& tensor, const std::vector<double>& values) {
   ASSERT_EQ(static_cast<size_t>(tensor.count()), values.size());
   for (size_t i = 0; i < values.size(); ++i) tensor.set(static_cast<int64_t>(i), values[i]);
@@ -39,7 +39,7 @@ std::vector<double> transposed(const std::vector<double>& matrix, size_t columns
   return result;
 }
 
-/// Both sides element by element, `scale` being the size of the terms; a NaN fails.
+/// Compares both sides element by element; `scale` is the magnitude of the terms; NaN fails.
 void expect_equal(const std::vector<double>& got, const std::vector<double>& expected, double scale) {
   ASSERT_EQ(got.size(), expected.size());
   for (size_t i = 0; i < got.size(); ++i) {
@@ -87,14 +87,14 @@ TEST(Identity, LogpIsUnchangedByAShiftOfARow) {
   }
 }
 
-/// linear_logp and what it is made of: matmul by the transposed weight, then logp.
+/// linear_logp and its components: matmul by the transposed weight, then logp.
 struct LinearAndParts {
   explicit LinearAndParts(std::string_view pass)
       : linear(gold_case("linear_logp", pass, DType::f64, kLinearDims)),
         logp(gold_case("logp", pass, DType::f64, {{"batch", 2}, {"seq", 5}, {"vocab", kVocab}})),
         linear_inputs(gold_inputs(linear)),
         logp_inputs(gold_inputs(logp)) {
-    // The largest logits come late, so that a sum over the first block of the vocabulary is rescaled.
+    // The largest logits come late, so that the sum over the first block of the vocabulary must be rescaled.
     Tensor& weight = linear_inputs[input_index(*linear.pass, "lm_head_weight")];
     for (int64_t i = (kVocab - 3) * kHidden; i < weight.count(); ++i) weight.set(i, 4 * weight.at(i));
     const Case product =
@@ -151,7 +151,7 @@ TEST(Identity, ABiasOfZeroChangesNothing) {
                1.0);
 }
 
-// Equal to the bit: the same blocks of the same product, and multiples of 2^-12 this small add exactly.
+// Bit-equal: the same blocks of the same product, and such small multiples of 2^-12 add exactly.
 TEST(Identity, LmHeadIsMatmulByTheTransposedWeightPlusBias) {
   const Case c = gold_case("lm_head", "forward", DType::f64, kLinearDims, {"bias"});
   const std::vector<Tensor> inputs = gold_inputs(c);
@@ -170,7 +170,7 @@ TEST(Identity, LmHeadIsMatmulByTheTransposedWeightPlusBias) {
   EXPECT_TRUE(logits.magnitude == expected.magnitude);
 }
 
-// The columns reach into a second block.
+// The columns extend into a second block.
 TEST(Identity, DbiasOfLmHeadIsTheSumOfUpstreamRows) {
   const Case c = gold_case("lm_head", "backward", DType::f64, kLinearDims, {"bias"});
   const std::vector<Tensor> inputs = gold_inputs(c);
@@ -201,7 +201,7 @@ struct SimpleProduct {
   std::vector<double> value, magnitude;
 };
 
-// Sums of multiples of 2^-24 this small are exact in any order, so these are equalities. Extents cross every block.
+// Sums of such small multiples of 2^-24 are exact in any order, so these are equalities. Extents span several blocks.
 TEST(Identity, MatmulAcrossBlocksIsTheSimpleSum) {
   const Case forward =
       gold_case("matmul", "forward", DType::f64, {{"batch", 1}, {"seq", 521}, {"k_dim", 5}, {"n_dim", 2053}});
@@ -253,7 +253,7 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
-// Large enough that the work is split: 3*43 rows, and more columns than any block is wide.
+// Large enough for the work to be split: 3*43 rows, and more columns than any block.
 TEST(Identity, GoldBitsDoNotDependOnTheNumberOfThreads) {
   const Dims extents{{"batch", 3}, {"seq", 43}, {"hidden", 70}, {"vocab", 1031}, {"k_dim", 301}, {"n_dim", 257}};
   for (const Operator* op : operators()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv_cache_attention: the same bits as attention over cache and new keys put together, what each query sees, and sizes.
+// kv_cache_attention: the bits of attention over the joined cache and new keys, which keys each query sees, and sizes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,7 +39,7 @@ Case cached(std::string_view pass, Lengths n, bool masked = false, DType dtype =
   return c;
 }
 
-/// The question that attention is asked when cache and new keys are one tensor.
+/// The attention case in which cache and new keys are one tensor.
 Case joined_case(const Case& c) {
   Case joined = gold_case("attention", c.pass->name, c.dtype,
                           {{"batch", kBatch},
@@ -60,7 +60,7 @@ Tensor copy_of(const Tensor& from) {
   return copy;
 }
 
-/// For every head the rows of `a`, then those of `b`; element by element, so that nothing here is a copy of a kernel.
+/// For every head the rows of `a`, then those of `b`; element by element, so that no kernel code is copied here.
 Tensor joined(const Tensor& a, const Tensor& b, std::string name) {
   Shape shape = a.shape;
   shape[2] += b.shape[2];
@@ -82,7 +82,7 @@ std::vector<Tensor> joined_inputs(const std::vector<Tensor>& in) {
   return inputs;
 }
 
-/// Outputs of the native candidate of c's operator.
+/// Runs the native candidate of c's operator and returns its outputs.
 std::vector<Tensor> native(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> outputs = make_outputs(c);
   const auto device = open_cpu_device();
@@ -95,7 +95,7 @@ std::vector<Tensor> native(const Case& c, const std::vector<Tensor>& inputs) {
   return outputs;
 }
 
-/// Element `i` of the joined tensor: which of the two parts, and where in it.
+/// Which of the two parts element `i` of the joined tensor is in, and where.
 struct Place {
   bool fresh;
   int64_t index;
@@ -159,14 +159,14 @@ TEST(KvCacheAttention, NativeHasTheBitsOfAttentionOverBothParts) {
   }
 }
 
-// Every query sees the whole cache, and of the new keys those up to its own.
+// Every query sees the whole cache, and the new keys up to its own.
 TEST(KvCacheAttention, ANanReachesTheQueriesThatSeeIt) {
   constexpr Lengths n{4, 3};
   const Case c = cached("forward", n, false, DType::f32, 1, 1);
   for (const bool fresh : {false, true}) {
     for (int64_t key = 0; key < (fresh ? n.fresh : n.cached); ++key) {
       std::vector<Tensor> inputs = gold_inputs(c);
-      for (int64_t d = 0; d < kWidth; ++d) inputs[fresh ? 3 : 1].set(key * kWidth + d, kNan);  // of batch entry 0
+      for (int64_t d = 0; d < kWidth; ++d) inputs[fresh ? 3 : 1].set(key * kWidth + d, kNan);  // in batch entry 0
       const GoldOutput o = collect_gold(c, inputs, 1).at(0);
       const std::vector<Tensor> got = native(c, inputs);
       for (int64_t i = 0; i < kBatch * n.fresh * kWidth; ++i) {
@@ -179,7 +179,7 @@ TEST(KvCacheAttention, ANanReachesTheQueriesThatSeeIt) {
   }
 }
 
-// One query at a time, with all before it in the cache, is what the causal mask makes of all of them at once.
+// One query at a time, with everything before it in the cache, equals the causal mask over all queries at once.
 TEST(KvCacheAttention, DecodingStepByStepIsCausalAttention) {
   constexpr int64_t kSeq = 6;
   const Case whole = gold_case(
@@ -205,12 +205,12 @@ TEST(KvCacheAttention, DecodingStepByStepIsCausalAttention) {
   }
 }
 
-// Cached entries that padding leaves unused may hold anything.
+// Padded cache entries may hold anything.
 TEST(KvCacheAttention, WhatIsMaskedNeverLeaks) {
   constexpr Lengths n{5, 2};
   for (const std::string_view pass : {"forward", "backward"}) {
     const Case c = cached(pass, n, /*masked=*/true, DType::f32);
-    // Keys without a mask, for with one some of them hold what must not be read.
+    // No mask, because with a mask some keys hold values that must not be read.
     Case open = c;
     open.optionals.clear();
     std::vector<Tensor> clean = gold_inputs(open), spoilt = gold_inputs(open);
@@ -254,12 +254,12 @@ TEST(KvCacheAttention, SizesThatDoNotGoTogetherAreRefused) {
             "--new-seq: 4 new keys for 3 queries put the causal mask at a wrong offset; give as many as --q-seq; older "
             "keys belong to --cache-seq");
   c.dims["new_seq"] = 3, c.dims["q_heads"] = 3;
-  EXPECT_NE(error(c).find("3 query heads on 2 key heads"), std::string::npos);
+  EXPECT_NE(error(c).find("3 query heads are not a multiple of 2 key heads"), std::string::npos);
   c.dims["q_heads"] = 4, c.attrs[0] = 0.5;
   EXPECT_NE(error(c).find("--causal"), std::string::npos);
 }
 
-// A caller that does not validate must not get an answer to another question.
+// A caller that does not validate must not get the answer to a different case.
 TEST(KvCacheAttention, NativeRefusesNewKeysOfAnotherNumberThanQueries) {
   for (const char* pass : {"forward", "backward"}) {
     Case c = cached(pass, {6, 3}, false, DType::f32);

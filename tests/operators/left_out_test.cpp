@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that are left out: ignore_index in the gold and in the native candidates, and what generated inputs hold there.
+// Ignored rows: ignore_index in the gold and in the native candidates, and the contents of generated inputs there.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,7 +46,7 @@ Case case_of(const Question& question, std::string_view pass, double ignore_inde
   return c;
 }
 
-/// Rows 2 and 5 are left out and hold `content`; the other ids are 1, 3 and the like, never ignore_index.
+/// Rows 2 and 5 are ignored and hold `content`; the other ids are 1, 3 and the like, never ignore_index.
 std::vector<Tensor> inputs_with(const Case& c, const Question& question, double content) {
   std::vector<Tensor> inputs = make_inputs(c, 1);
   for (int64_t row = 0; row < kRows; ++row) {
@@ -63,7 +63,7 @@ std::vector<double> values_of(const Tensor& tensor) {
   return values;
 }
 
-/// Values of every output of the gold, then of the native candidate.
+/// Values of all outputs of the gold, then of the native candidate.
 std::vector<std::vector<double>> both(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<std::vector<double>> all;
   for (const GoldOutput& output : collect_gold(c, inputs, 1)) all.push_back(output.value);
@@ -73,7 +73,7 @@ std::vector<std::vector<double>> both(const Case& c, const std::vector<Tensor>& 
   return all;
 }
 
-// In the vocabulary and outside of it: 0 is what tokenizers pad with, 20 the last id.
+// Ignored ids inside and outside the vocabulary: 0 is what tokenizers pad with, 20 the last id.
 TEST(LeftOut, RowsAreZeroAndNothingOfThemReachesTheRest) {
   for (const Question& question : kQuestions) {
     for (const char* pass : {"forward", "backward"}) {
@@ -83,7 +83,8 @@ TEST(LeftOut, RowsAreZeroAndNothingOfThemReachesTheRest) {
         for (const double content : {kNan, kInf, -kInf, 1e30}) {
           EXPECT_EQ(both(c, inputs_with(c, question, content)), expected) << question.op << " " << pass << " " << index;
         }
-        for (const auto& values : {expected.front(), expected[expected.size() / 2]}) {  // the per-row output
+        // The output with one value per row
+        for (const auto& values : {expected.front(), expected[expected.size() / 2]}) {
           const size_t columns = values.size() / kRows;
           for (size_t i = 0; i < values.size(); ++i) {
             const size_t row = i / columns;
@@ -112,7 +113,7 @@ TEST(LeftOut, ExactZeroIsAskedOfTheRow) {
 TEST(LeftOut, WeightGradientsAreThoseOfTheOtherRows) {
   const Case c = case_of(kQuestions[1], "backward", -100);
   std::vector<Tensor> with = inputs_with(c, kQuestions[1], kNan);
-  // The same rows without those that are left out: a gradient of 0 upstream takes a row's share out.
+  // The same without the ignored rows: an upstream gradient of 0 removes a row's contribution.
   std::vector<Tensor> without = inputs_with(c, kQuestions[1], 0.5);
   for (const int64_t row : {2, 5}) {
     input(c, without, "target_ids").set(row, 4);
@@ -190,7 +191,7 @@ TEST(LeftOut, OneGeneratedRowInEightIsIgnored) {
   const std::vector<int64_t> found = ignored_rows(c, 64), more = ignored_rows(c, 640);
   ASSERT_EQ(found.size(), 8u);
   for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i] / 8, static_cast<int64_t>(i));
-  EXPECT_TRUE(std::equal(found.begin(), found.end(), more.begin()));  // whatever the number of rows
+  EXPECT_TRUE(std::equal(found.begin(), found.end(), more.begin()));  // for any number of rows
   std::set<int64_t> places;
   for (const int64_t row : more) places.insert(row % 8);
   EXPECT_EQ(places.size(), 8u);
@@ -202,7 +203,7 @@ TEST(LeftOut, RowsAreIgnoredInRunsOfTheSizeThatIsAskedFor) {
   Case c = case_of(kQuestions[0], "forward", -100);
   c.ignored_every = 3, c.ignored_run = 5;
   EXPECT_TRUE(ignored_rows(c, 10).empty());
-  EXPECT_EQ(ignored_rows(c, 12), (std::vector<int64_t>{10, 11}));  // what there is of the third run
+  EXPECT_EQ(ignored_rows(c, 12), (std::vector<int64_t>{10, 11}));  // the part of the third run that exists
   EXPECT_EQ(ignored_rows(c, 15), (std::vector<int64_t>{10, 11, 12, 13, 14}));
   const std::vector<int64_t> found = ignored_rows(c, 600);
   ASSERT_EQ(found.size(), 200u);
@@ -236,7 +237,7 @@ TEST(LeftOut, IgnoredRowsHoldNanInfinitiesOrTheirOwnContentInTurn) {
   }
 }
 
-/// Counts NaN and infinities of `tensor` where left_out(row) and elsewhere.
+/// Counts NaN and infinities of `tensor` in rows where left_out(row), and in the others.
 template <class LeftOut>
 std::pair<int64_t, int64_t> nonfinite(const Tensor& tensor, int64_t columns, LeftOut left_out) {
   std::pair<int64_t, int64_t> found{0, 0};
@@ -287,7 +288,7 @@ TEST(LeftOut, MaskedKeysHoldWhatMustNotBeRead) {
   }
 }
 
-// In the mutants' test NaN gives these faults away. Where the rows hold numbers, their values do.
+// In the mutants' test NaN exposes these faults. Here the rows hold numbers, and the values expose them.
 TEST(LeftOut, CountingARowShowsWithoutNanToo) {
   const Contract contract = Contract::load(std::string(CHECKOP_SOURCE_DIR) + "/contracts/default.json");
   const std::vector<Candidate> candidates = load_plugin(std::string(kPluginFolder) + "/mutants.so");

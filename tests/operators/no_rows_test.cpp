@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases without rows: what every operator gives then, and what a candidate may get wrong all the same.
+// Cases without rows: the results of every operator, and what a candidate can still get wrong.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -97,7 +97,7 @@ Case weight_gradients() {
                    {"bias"});
 }
 
-/// Stores `value` to every element of every output.
+/// Writes `value` to every element of every output.
 template <int power>
 checkop_status fill_outputs(const checkop_call* call) {
   for (int32_t i = 0; i < call->n_outputs; ++i) {
@@ -141,7 +141,7 @@ TEST(NoRows, WithoutTheMemoryCheckNothingIsLeft) {
   const RunChecks memory, none{false, false, false};
   EXPECT_EQ(judge(c, run, {Comparison{}}, {Demands{}}, memory, true).verdict, Verdict::pass);
   EXPECT_EQ(judge(c, run, {Comparison{}}, {Demands{}}, none, true).verdict, Verdict::vacuous);
-  c.dims["batch"] = 1;  // rows that gave nothing to compare are no declaration
+  c.dims["batch"] = 1;  // a case with rows is vacuous if nothing was compared
   EXPECT_EQ(judge(c, run, {Comparison{}}, {Demands{}}, memory, true).verdict, Verdict::vacuous);
 }
 

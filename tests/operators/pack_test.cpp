@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// pack: which rows are kept and where they go, in the gold and in the native candidate; what must not leak.
+// pack: which rows are kept and where they go, in the gold and in the native candidate; values that must not leak.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -44,7 +44,7 @@ std::vector<Tensor> inputs_of(const Case& c, const Mask& mask) {
 
 Tensor& rows_input(const Case& c, std::vector<Tensor>& inputs) { return inputs[c.pass->name == "forward" ? 0 : 1]; }
 
-/// Outputs of the native candidate.
+/// Runs the native candidate and returns its outputs.
 std::vector<Tensor> answer_of_native(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> outputs = make_outputs(c);
   const auto device = open_cpu_device();
@@ -57,7 +57,7 @@ std::vector<Tensor> answer_of_native(const Case& c, const std::vector<Tensor>& i
   return outputs;
 }
 
-/// Of the gold, which the native candidate must equal.
+/// The gold's outputs, which the native candidate must equal.
 Outputs outputs_of(const Case& c, const std::vector<Tensor>& inputs) {
   Outputs gold;
   for (const GoldOutput& output : collect_gold(c, inputs, 1)) gold.push_back(output.value);
@@ -126,7 +126,7 @@ TEST(Pack, OneRowAtEitherEndIsFound) {
   }
 }
 
-// Adding up the mask's values, or keeping rows whose mask is 1, would each give something else.
+// Summing the mask's values, or keeping only rows whose mask is 1, would give different results.
 TEST(Pack, AnyValueButZeroKeepsOneRow) {
   Mask twos = kSome;
   for (size_t i = 0; i < twos.size(); ++i) twos[i] *= i % 2 == 0 ? 2 : 255;
@@ -136,7 +136,7 @@ TEST(Pack, AnyValueButZeroKeepsOneRow) {
   }
 }
 
-// Forward, rows of x that are not kept; backward, rows of the upstream gradient behind the last one kept.
+// Forward: rows of x that are not kept. Backward: rows of the upstream gradient after the last kept one.
 TEST(Pack, WhatIsNotKeptNeverLeaks) {
   for (const char* pass : {"forward", "backward"}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -165,7 +165,7 @@ TEST(Pack, ANanThatIsKeptIsCopied) {
   EXPECT_TRUE(judge_outputs(c, inputs, native, contract, {}, 1)[0].passed());
 }
 
-// With 100 rows one more is within the tolerance of rl_kernel.json for numbers in bf16.
+// With 100 rows an offset that is 1 too large is within rl_kernel.json's tolerance for bf16.
 TEST(Pack, OffsetsAreJudgedToTheLastUnit) {
   for (const char* name : {"default", "rl_kernel"}) {
     const Contract contract = Contract::load(std::string(CHECKOP_SOURCE_DIR "/contracts/") + name + ".json");

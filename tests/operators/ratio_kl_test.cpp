@@ -93,7 +93,7 @@ TEST(RatioKl, ActiveIdsOutsideTheVocabularyAreRefused) {
   }
 }
 
-// d is the same in every token: the other logits do not matter when there are two, the first one 0.
+// Two logits suffice: the reference's first logit alone sets d.
 TEST(RatioKl, KlKeepsItsDigitsNearZeroAndIsNeverNegative) {
   const Case c = gold_case("ratio_kl", "forward", DType::f32, {{"batch", 1}, {"seq", 1}, {"vocab", 2}});
   for (double step = 1; step > 1e-3; step /= 2) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that the shipped candidates must refuse before any work: each tensor of each pass in turn has a wrong rank, a
-// wrong extent, a wrong dtype or strides. A refusal says why and leaves every output as it was.
+// Calls that the shipped candidates must refuse before any work: each tensor of each pass in turn gets a wrong rank,
+// extent, dtype or strides. A refusal has a message and leaves all outputs unchanged.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr unsigned char kUntouched = 0xa5;
 
-/// A call like that of the runner, on memory of its own, to be spoiled.
+/// A call like the runner's, on its own memory, for tests to corrupt.
 struct SpoiltCall {
   explicit SpoiltCall(const Case& c) : case_of_call(c), data(make_inputs(c, 1)) {
     for (Tensor& output : make_outputs(c)) data.push_back(std::move(output));
@@ -44,7 +44,7 @@ struct SpoiltCall {
     return i < pass.inputs.size() ? pass.inputs[i] : pass.outputs[i - pass.inputs.size()].tensor;
   }
 
-  /// Launches and expects a refusal. The workspace is what the candidate asks for.
+  /// Launches and expects a refusal. The workspace has the size that the candidate asks for.
   void expect_refusal(const Candidate& candidate, const std::string& what) {
     call.inputs = tensors.data(), call.outputs = tensors.data() + call_inputs(), call.attrs = attrs.data();
     std::vector<std::byte> workspace(
@@ -84,7 +84,7 @@ std::vector<Candidate> shipped_candidates(const Case& c) {
   return own;
 }
 
-/// Every pass with all of its optional inputs, extents of at least 3.
+/// Every pass with all of its optional inputs, and extents of at least 3.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Operator* op : operators()) {
@@ -99,7 +99,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-/// Spoils every tensor of every pass by spoil(call, index) where that says it did, and expects every refusal.
+/// Corrupts every tensor of every pass by spoil(call, index), and expects a refusal each time it returns true.
 template <class Spoil>
 void expect_refusals(const std::string& what, Spoil spoil) {
   int refusals = 0;
@@ -140,7 +140,7 @@ TEST(Refusal, WrongExtent) {
       const auto names = split_dims(call.spec(i).dims);
       if (names.empty()) return false;
       const std::string_view name = last ? names.back() : names.front();
-      // An extent that no other tensor has may be anything.
+      // An extent that occurs in only one tensor may have any value.
       int owners = 0;
       for (size_t other = 0; other < call.data.size(); ++other) {
         const auto of_other = split_dims(call.spec(other).dims);
@@ -158,7 +158,7 @@ TEST(Refusal, WrongExtent) {
 TEST(Refusal, WrongDtype) {
   expect_refusals("the dtype", [](SpoiltCall& call, size_t i) {
     const DType dtype = call.data[i].dtype;
-    int of_the_case = 0;  // a tensor that alone has the dtype of the case may have any
+    int of_the_case = 0;  // a tensor that alone has the case's dtype may have any
     for (size_t other = 0; other < call.data.size(); ++other) of_the_case += call.spec(other).dtype ? 0 : 1;
     if (!call.spec(i).dtype && of_the_case < 2) return false;
     call.tensors[i].dtype = info(dtype).is_float ? CHECKOP_F16 : CHECKOP_I32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Right answers that constant tolerances reject: they must pass.
+// Correct results that constant tolerances reject: they must pass.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -15,20 +15,20 @@
 namespace checkop::right_answers_test {
 namespace {
 
-/// Log-probabilities of vocabulary 151936 from -16 on down, none of them a bf16 number.
+/// Log-probabilities for a vocabulary of 151936, from -16 downward, none of them a bf16 number.
 double logp_at(int64_t i) { return -16 - 0.0537 * static_cast<double>(i); }
 
 std::string stored(const std::string& name, const std::function<double(int64_t)>& value) {
   return write(name, list(tensor("logp", DType::bf16, {100}, value)));
 }
 
-// Half an ulp of bf16 at -16 is 0.06: over an absolute tolerance of 5e-2.
+// Half an ulp of bf16 at -16 is 0.06: more than an absolute tolerance of 5e-2.
 TEST(RightAnswers, LogpRoundedToBf16) {
   const std::string gold =
       write("gold", list(tensor("logp", DType::f64, {100}, logp_at),
                          tensor("magnitude/logp", DType::f64, {100}, [](int64_t i) { return std::abs(logp_at(i)); })));
   const std::string right = stored("right", logp_at);
-  // A bf16 number nearer to zero where rounding went away from it: at -16 and below these lie 0.125 apart or more.
+  // The next bf16 number toward zero where rounding went away from zero: below -16 they are at least 0.125 apart.
   const std::string truncated = stored("truncated", [](int64_t i) { return logp_at(i) + 0.0624; });
   const auto compare = [&](const std::string& got, const std::string& contract) {
     return run_program(
@@ -39,7 +39,7 @@ TEST(RightAnswers, LogpRoundedToBf16) {
   EXPECT_EQ(compare(truncated, "default").code, 1) << compare(truncated, "default").text;
 }
 
-// Sums in fp32 of logits of which the largest is far from the target's: what the log-sum-exp loses is relative to it.
+// fp32 sums where the largest logit is far from the target's: the error of the log-sum-exp is relative to its size.
 TEST(RightAnswers, Fp32LinearLogpFarFromZero) {
   Case c;
   c.op = find_operator("linear_logp");
@@ -75,7 +75,7 @@ TEST(RightAnswers, Fp16GradientsBelowTheNormalNumbers) {
   EXPECT_TRUE(judge_outputs(c, inputs, rounded_gold(c, inputs), default_contract(), {}, 1)[0].passed());
 }
 
-// The identity of rows that no gold reaches knows of that too.
+// The identity check for rows without gold must allow for that too.
 TEST(RightAnswers, Fp16ProductsBelowTheNormalNumbers) {
   Case c;
   c.op = find_operator("matmul");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is special about rms_norm: the mask takes rows out of dweight and nothing else; rows of zeros; eps.
+// Special about rms_norm: the mask affects only dweight; rows of zeros; eps.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -36,7 +36,7 @@ TEST(RmsNorm, DweightIsTheGradientOfTheKeptRows) {
   Tensor &mask = masked.input("mask"), &grad = masked.input("grad_y");
   ASSERT_EQ(mask.at(0), 1);
   ASSERT_EQ(mask.at(1), 0);
-  mask.set(0, 2);  // whatever is not zero keeps
+  mask.set(0, 2);  // any nonzero value keeps a row
   const std::vector<double> got = masked.gold("dweight").value;
   for (int64_t row = 0; row < mask.count(); ++row)
     for (int64_t h = 0; h < 70; ++h)

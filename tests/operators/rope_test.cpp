@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// rope: what the gold keeps, what it refuses, and how far an fp32 angle may be off.
+// rope: properties of the gold, refusals, and the allowed error of an fp32 angle.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +34,7 @@ TEST(Rope, BackwardUndoesForward) {
   for (size_t i = 0; i < x.value.size(); ++i) EXPECT_NEAR(x.value[i], inputs[0].at(static_cast<int64_t>(i)), 1e-14);
 }
 
-// The first pair turns by the position itself, whatever theta; the second by the position over theta^(1/4).
+// The first pair rotates by the position for any theta; the second by the position over theta^(1/4).
 TEST(Rope, PairsAreHalvesAndFrequenciesFall) {
   std::vector<Tensor> inputs = gold_inputs(gold_case("rope", "forward", DType::f64, kDims));
   for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, i % 8 < 4 ? 1 : 0);
@@ -69,8 +69,8 @@ TEST(Rope, OddHeadSizesAndBadBasesAreRefused) {
   }
 }
 
-// The error of a rotation whose angles are computed in fp32 stays within the rounding that the gold allows, and grows
-// so large that a bound without the angle's error would fail it.
+// The error of a rotation with fp32 angles stays within the rounding that the gold allows, and gets so large that a
+// bound without the angle's error would fail it.
 TEST(Rope, RoundingCoversAnAngleInFp32) {
   std::vector<Tensor> inputs = gold_inputs(gold_case("rope", "forward", DType::f64, kDims));
   for (int64_t s = 0; s < 5; ++s) inputs[1].set(s, static_cast<double>(130000 + 257 * s));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error bounds of silu and swiglu: they hold for the naive fp32 formulas, and for nothing much worse.
+// The error bounds of silu and swiglu: they hold for the naive fp32 formulas, and not for much worse ones.
 #include <gtest/gtest.h>
 
 #include "sigmoid.hpp"
@@ -10,7 +10,7 @@ namespace {
 constexpr double kUnit = 0x1p-24, kTiny = 0x1p-126;
 
 float naive_sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-/// exp by a rounded product with log2(e), as special-function units need it.
+/// exp by a rounded product with log2(e), as special-function units compute it.
 float scaled_sigmoid(float x) { return 1.0f / (1.0f + std::exp2(-x * 1.44269504f)); }
 
 /// Largest error of result(x) over its bound, the output's own rounding included, over [-100, 100].
@@ -46,13 +46,13 @@ TEST(SigmoidBound, HoldsForNaiveFp32) {
         slope);
     for (const double ratio : {forward, backward, other}) {
       EXPECT_LE(ratio, 1.0);
-      EXPECT_GE(ratio, 0.1);  // a bound that is never approached says little
+      EXPECT_GE(ratio, 0.1);  // a bound that is never approached proves little
     }
   }
 }
 
 TEST(SigmoidBound, RejectsALogisticFunctionFromTanh) {
-  // 0.5 + 0.5 tanh(x/2) loses all digits where x is far below zero.
+  // 0.5 + 0.5 tanh(x/2) loses all digits if x is far below zero.
   const double ratio = worst_ratio([](float x) { return x * (0.5f + 0.5f * std::tanh(0.5f * x)); },
                                    [](double x) { return scaled_silu(1, x, 1); });
   EXPECT_GT(ratio, 100.0);

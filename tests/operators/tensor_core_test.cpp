@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor core model: vectors that an H200 gave, and the fast path against one block at a time.
+// The tensor core model: vectors measured on an H200, and the fast path against one block at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,8 +41,8 @@ TEST(TensorCore, SumsThatFitAreExact) {
 
 TEST(TensorCore, TermsAreCutTowardZeroBelowTheLargest) {
   const float next = std::nextafter(1.0f, 2.0f);
-  EXPECT_EQ(block_of(DType::bf16, {0x1p-24, 0x1p-24}, 1), next);  // inside of 25 places: they add up
-  EXPECT_EQ(block_of(DType::bf16, {0x1.8p-24}, 1), 1);            // the sum is cut, not rounded
+  EXPECT_EQ(block_of(DType::bf16, {0x1p-24, 0x1p-24}, 1), next);  // within 25 places: they add up
+  EXPECT_EQ(block_of(DType::bf16, {0x1.8p-24}, 1), 1);            // the sum is truncated, not rounded
   EXPECT_EQ(block_of(DType::bf16, {-0x1p-25}, 1), std::nextafter(1.0f, 0.0f));
   EXPECT_EQ(block_of(DType::bf16, std::vector<double>(16, 0x1.fep-26), 1), 1);  // each is below the last place
   EXPECT_EQ(block_of(DType::bf16, std::vector<double>(16, -0x1.fep-26), 1), 1);
@@ -74,9 +74,9 @@ TEST(TensorCore, SubnormalAndInfiniteResultsAndNan) {
   EXPECT_TRUE(std::isnan(tensor_core_block(DType::bf16, zero.data(), infinite.data(), 1)));
 }
 
-/// What factors hold: `ordinary` numbers around 1, which the fast path takes; `wide` exponents, zeros and subnormal
-/// numbers, which it takes at times; `small` and `large` ones, at both ends of what it takes; and `special`, with
-/// infinities and NaN.
+/// Kinds of operand values: `ordinary` numbers around 1, which the fast path accepts; `wide` exponents, zeros and
+/// subnormal numbers, which it sometimes accepts; `small` and `large` ones, at both ends of what it accepts; `special`
+/// with infinities and NaN.
 enum class Kind : uint8_t { ordinary, wide, small, large, special };
 constexpr Kind kKinds[] = {Kind::ordinary, Kind::wide, Kind::small, Kind::large, Kind::special};
 
@@ -94,7 +94,7 @@ Tensor factor(DType dtype, int64_t rows, int64_t columns, Kind kind, std::mt1993
     }
     if (kind == Kind::small || kind == Kind::large) {
       const bool bf16 = dtype == DType::bf16, small = kind == Kind::small;
-      // Products of bf16 from 2^-138 to 2^-80, by row, and from 2^114 to 2^128; fp16 has none so far out.
+      // Products of bf16 from 2^-138 to 2^-80, by row, and from 2^114 to 2^128; fp16 has none that far out.
       const int by_row = static_cast<int>(i / columns % 12) * 2;
       const int lowest = bf16 ? (small ? 58 + by_row : 184) : (small ? 0 : 28), count = bf16 ? 8 : 3;
       const int field = lowest + static_cast<int>(random() % static_cast<unsigned>(count));
@@ -111,7 +111,7 @@ uint16_t bits_at(const Tensor& t, bool transposed, int64_t r, int64_t c) {
   return bits;
 }
 
-/// x * y, as emit_tensor_core_product gives it, in all rows.
+/// x * y as computed by emit_tensor_core_product, in all rows.
 std::vector<float> product(const Factor& x, const Factor& y, const ModelOrder& order = {},
                            const Tensor* bias = nullptr) {
   const std::vector<RowSet> all(1);
@@ -124,7 +124,7 @@ std::vector<float> product(const Factor& x, const Factor& y, const ModelOrder& o
 }
 Factor matrix(const Tensor& t) { return {&t, t.shape[0], t.shape[1]}; }
 
-/// Elements whose bits are not the same.
+/// Number of elements whose bits differ.
 int differences(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
   int different = 0;
@@ -193,7 +193,7 @@ TEST(TensorCore, GivesTheRowsThatAreWanted) {
   EXPECT_EQ(seen, wanted.chosen);
 }
 
-/// Kernels read tiles beyond the end of K as zeros, at times many of them.
+/// Kernels read zeros beyond the end of K, sometimes many.
 TEST(TensorCore, ZerosAppendedToKChangeNothing) {
   std::mt19937 random(5);
   for (const DType dtype : {DType::bf16, DType::f16}) {
@@ -226,7 +226,7 @@ TEST(TensorCore, ASumIsNeverNegativeZero) {
     EXPECT_EQ(std::bit_cast<uint32_t>(tensor_core_block(dtype, minus.data(), one.data(), -0.0f)), 0U);
     EXPECT_EQ(std::bit_cast<uint32_t>(tensor_core_block(dtype, minus.data(), one.data(), 0.0f)), 0U);
   }
-  // Nor where all of a sum is cut: bf16 has products below the least fp32 number.
+  // Nor when the whole sum is truncated: bf16 has products below the smallest fp32 number.
   Block tiny{}, negative{};
   tiny[0] = encoded(DType::bf16, 0x1p-80), negative[0] = encoded(DType::bf16, -0x1p-80);
   EXPECT_EQ(std::bit_cast<uint32_t>(tensor_core_block(DType::bf16, tiny.data(), negative.data(), 0)), 0U);
@@ -293,7 +293,7 @@ TEST(TensorCore, ASerialChainRoundsEveryProductOnce) {
   EXPECT_EQ(differences(product(matrix(x), matrix(y), {1, 1}), expected), 0);
 }
 
-/// Blocks of 8 that keep 24 bits, as was published of sm_80.
+/// Blocks of 8 that keep 24 bits, as published for sm_80.
 TEST(TensorCore, BlocksOfEightKeepOneBitLess) {
   const auto sum = [](const std::vector<double>& values, int64_t width) {
     Tensor x("x", DType::bf16, {1, std::ssize(values)}), y("y", DType::bf16, {std::ssize(values), 1});
@@ -304,7 +304,7 @@ TEST(TensorCore, BlocksOfEightKeepOneBitLess) {
   EXPECT_EQ(sum({1, 0x1p-24, 0x1p-24}, 8), next);
   EXPECT_EQ(sum({1, 0x1p-25, 0x1p-25, 0x1p-25, 0x1p-25}, 16), next);
   EXPECT_EQ(sum({1, 0x1p-25, 0x1p-25, 0x1p-25, 0x1p-25}, 8), 1);
-  // The second eight find a sum that has been cut.
+  // The second eight terms are added to an already truncated sum.
   const std::vector<double> spread{1, 0x1p-24, 0, 0, 0, 0, 0, 0, 0x1p-24};
   EXPECT_EQ(sum(spread, 16), next);
   EXPECT_EQ(sum(spread, 8), 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ten right products of float matrices, each of whose bits depend on one thing that they must not depend on.
+// Ten correct products of float matrices. The bits of each depend on one thing that they must not depend on.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -10,7 +10,7 @@ namespace {
 
 using namespace test_plugin;
 
-/// One launch of matmul/forward; rows of `a` may lie apart.
+/// One launch of matmul/forward; there may be gaps between rows of `a`.
 struct Product {
   explicit Product(const checkop_call* call) : a(call->inputs[0]), b(call->inputs[1]), c(call->outputs[0]) {
     k = b.shape[0], n = b.shape[1], m = rows(c);
@@ -21,7 +21,7 @@ struct Product {
   float factor(int64_t l, int64_t j) const { return static_cast<const float*>(b.data)[l * n + j]; }
   float& at(int64_t i, int64_t j) const { return static_cast<float*>(c.data)[i * c_pitch + j]; }
 
-  /// a[i,:] b[:,j], from the first term to the last or in two halves.
+  /// a[i,:] b[:,j], summed in order or in two halves.
   float dot(int64_t i, int64_t j, bool split) const {
     const auto sum = [&](int64_t begin, int64_t end) {
       float total = 0;
@@ -51,7 +51,7 @@ bool is_contiguous(const checkop_tensor& t) {
   return true;
 }
 
-/// A launch that takes contiguous tensors alone.
+/// A launch that accepts only contiguous tensors.
 template <checkop_status (*launch)(const checkop_call*)>
 checkop_status of_contiguous(const checkop_call* call) {
   if (!is_contiguous(call->inputs[0]) || !is_contiguous(call->outputs[0])) return CHECKOP_UNSUPPORTED;
@@ -63,7 +63,7 @@ checkop_status batch_dependent_tile(const checkop_call* call) {
   return p.run([&](int64_t) { return p.m < 16; });
 }
 
-/// No fault: two variants, which have the same bits.
+/// Not a fault: two variants with the same bits.
 checkop_status says_its_variant(const checkop_call* call) {
   const Product p(call);
   say(call, p.m < 27 ? "few" : "many");
@@ -74,7 +74,7 @@ checkop_status position_dependent_order(const checkop_call* call) {
   return Product(call).run([](int64_t i) { return i % 16 >= 8; });
 }
 
-/// Rows of a tile are scaled by the largest of all their elements.
+/// Scales the rows of a tile by the largest of all their elements.
 checkop_status neighbour_leak(const checkop_call* call) {
   constexpr int64_t kTile = 4;
   const Product p(call);
@@ -93,7 +93,7 @@ checkop_status neighbour_leak(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// What lies between rows is multiplied by 0 and added.
+/// Multiplies the padding between rows by 0 and adds it.
 checkop_status padding_leak(const checkop_call* call) {
   const Product p(call);
   for (int64_t i = 0; i < p.m; ++i) {
@@ -120,7 +120,7 @@ checkop_status stale_workspace(const checkop_call* call) {
   return Product(call).run([&](int64_t) { return split; });
 }
 
-/// As if two threads raced for one element now and then.
+/// Simulates two threads that occasionally race for one element.
 checkop_status race(const checkop_call* call) {
   static int launches = 0;
   const bool lost = ++launches % 7 == 0;

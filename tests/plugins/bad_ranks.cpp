@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp by ranks of which one misbehaves on the CPU: as bad_ranks.hpp has it, and what takes the host's
-// memory.
+// tp_linear_logp on the CPU with one misbehaving rank: the faults of bad_ranks.hpp, and faults in the host's memory.
 #define check_operator_plugin shipped_plugin
 #include "tp_linear_logp/native.cpp"
 #undef check_operator_plugin

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tp_linear_logp by ranks of which one misbehaves: a shipped candidate, whose source stands above with its plugin under
-// the name shipped_plugin, and a call that was tampered with. For four ranks.
+// tp_linear_logp with one misbehaving rank of four: calls a shipped candidate with a modified call. The includer
+// includes the candidate's source first, with its plugin renamed to shipped_plugin.
 #pragma once
 
 #include <csignal>
@@ -16,14 +16,14 @@ namespace {
 
 constexpr size_t kWeight = 1, kIds = 2, kBias = 3;
 
-/// A call that may be changed, and what it points to.
+/// A modifiable copy of a call and of the data that it points to.
 struct Tampered {
   explicit Tampered(const checkop_call& original)
       : call(original),
         inputs(original.inputs, original.inputs + original.n_inputs),
         outputs(original.outputs, original.outputs + original.n_outputs),
         attrs(original.attrs, original.attrs + original.n_attrs) {
-    shapes.reserve(inputs.size() + outputs.size());  // their addresses are kept
+    shapes.reserve(inputs.size() + outputs.size());  // so that their addresses stay valid
     for (auto* tensors : {&inputs, &outputs}) {
       for (checkop_tensor& t : *tensors) {
         shapes.emplace_back(t.shape, t.shape + t.rank);
@@ -37,7 +37,7 @@ struct Tampered {
 
   int64_t& extent(checkop_tensor& t, size_t dim) const { return const_cast<int64_t*>(t.shape)[dim]; }
 
-  /// Tensors that the ranks share, of forward and of backward.
+  /// Tensors that all ranks share, of the forward and the backward pass.
   template <class Edit>
   void each_part(Edit edit) {
     edit(inputs[kWeight]);
@@ -129,7 +129,7 @@ struct Named {
   Launch launch;
 };
 
-/// What a rank does before memory is looked at, so on any device.
+/// Faults that occur before memory is accessed, so they work on any device.
 constexpr Named kAnywhere[] = {
     {"gap", before<leave_gap, 1>},
     {"overlap", before<overlap, 1>},

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of linear_logp that are carried on, right but for one thing: bits that depend on where the batch is cut.
+// Correct gradients of linear_logp with carries, except that their bits depend on where the batch is cut.
 #define check_operator_plugin native_plugin
 #include "linear_logp/native.cpp"
 #undef check_operator_plugin
 
 namespace {
 
-/// The native candidate's launch of the backward pass with zeros as its carries; then end(sum, carry) for each element
-/// of the gradients of weights.
+/// Launches the native candidate's backward pass with zero carries, then calls end(sum, carry) for each element of the
+/// weight gradients.
 template <class End>
 checkop_status with_zero_carries(const checkop_call* call, const End& end) {
   std::vector<checkop_tensor> inputs(call->inputs, call->inputs + call->n_inputs);
@@ -32,7 +32,7 @@ checkop_status with_zero_carries(const checkop_call* call, const End& end) {
   return CHECKOP_OK;
 }
 
-/// The sum of a launch's rows, and then the carry: every element within its bound, and another one at each cut.
+/// Adds the carry after the sum of a launch's rows: every element is within its bound, but each cut gives other bits.
 checkop_status carry_added_last(const checkop_call* call) {
   return with_zero_carries(call, [](float sum, float carry) { return carry + sum; });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates whose bits depend on what they must not depend on: the run, the batch, what lay in the workspace.
+// Candidates whose bits depend on something they must not: the run, the batch, the workspace's previous contents.
 #include "plugins/matmul.hpp"
 
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates of matmul/forward that try to get a pass, or to take the run with them. `honest` is none of them. Only for
-// worker processes.
+// Candidates of matmul/forward that try to get an undeserved pass or to damage the run, and the correct `honest`. Only
+// for worker processes.
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ void copy_to(const checkop_tensor& t, const std::vector<char>& bytes) {
   std::memcpy(t.data, bytes.data(), bytes.size());
 }
 
-/// Works once for every size, and from then on gives the first result.
+/// Computes once per size, then repeats the first result.
 checkop_status returns_last_result(const checkop_call* call) {
   static std::map<int64_t, std::vector<char>> results;
   const checkop_tensor& c = call->outputs[0];
@@ -42,7 +42,7 @@ checkop_status returns_last_result(const checkop_call* call) {
   return status;
 }
 
-/// The last bits of its results depend on when it runs, which it hides from whoever asks the same twice.
+/// The last bits of its results depend on the time of the call; repeating the same inputs does not reveal it.
 checkop_status remembers_answers(const checkop_call* call) {
   static std::map<std::vector<char>, std::vector<char>> answers;
   std::vector<char> question = bytes_of(call->inputs[0]);
@@ -63,7 +63,7 @@ checkop_status remembers_answers(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// What is compared with NaN can't be told from it.
+/// Writes NaN to its inputs, so that a comparison computed from them could not see an error.
 checkop_status poisons_inputs(const checkop_call* call) {
   const checkop_status status = multiply(call);
   auto* a = static_cast<float*>(call->inputs[0].data);
@@ -71,8 +71,8 @@ checkop_status poisons_inputs(const checkop_call* call) {
   return status;
 }
 
-/// The CPU's twin of a stream of its own: the work is done when the call has long returned, and after any time limit of
-/// a test, so that a slow machine sees what a fast one does.
+/// The CPU equivalent of working on another stream: the work is done long after the call has returned, and after any
+/// time limit of a test, so that slow and fast machines see the same.
 checkop_status returns_early(const checkop_call* call) {
   const checkop_tensor c = call->outputs[0];
   std::thread([c] {
@@ -87,7 +87,7 @@ checkop_status exits_with_success(const checkop_call* call) {
   std::exit(0);
 }
 
-/// Every polite way to end it is refused.
+/// Ignores every signal that asks a process to end.
 checkop_status ignores_signals(const checkop_call*) {
   for (const int number : {SIGTERM, SIGALRM, SIGSEGV, SIGINT, SIGHUP, SIGXCPU}) signal(number, [](int) {});
   for (;;) pause();
@@ -98,7 +98,7 @@ checkop_status leaks_until_memory_ends(const checkop_call*) {
   for (;;) std::memset(new char[kStep], 1, kStep);
 }
 
-/// The same for those who do not ask what malloc() said.
+/// The same without checking the result of malloc().
 checkop_status leaks_without_looking(const checkop_call*) {
   constexpr size_t kStep = size_t{16} << 20;
   for (;;) std::memset(std::malloc(kStep), 1, kStep);
@@ -116,14 +116,14 @@ checkop_status writes_past_outputs(const checkop_call* call) {
   return status;
 }
 
-/// Far beyond any guard band.
+/// Writes far beyond any guard band.
 checkop_status writes_far_past_outputs(const checkop_call* call) {
   const checkop_status status = multiply(call);
   std::memset(static_cast<char*>(call->outputs[0].data) + (size_t{1} << 20), 0, 64);
   return status;
 }
 
-/// Works the first time. Later the answer may still lie where its output was.
+/// Works the first time. Later it may find the previous answer where its output was.
 checkop_status reads_freed_outputs(const checkop_call* call) {
   static const char* last = nullptr;
   static int64_t last_count = 0;
@@ -138,7 +138,7 @@ checkop_status reads_freed_outputs(const checkop_call* call) {
   return status;
 }
 
-/// Writes to what the case before it had for outputs, when that is long over.
+/// Writes to the outputs of the previous case, after that case has ended.
 checkop_status writes_to_freed_outputs(const checkop_call* call) {
   static void* last = nullptr;
   const checkop_tensor& c = call->outputs[0];
@@ -147,8 +147,8 @@ checkop_status writes_to_freed_outputs(const checkop_call* call) {
   return multiply(call);
 }
 
-/// Answers zeros, keeps the files behind the host's tensors, and fills those of a case with zeros once the next one
-/// runs: the answer would be right, were the gold computed from what is there then. Cases differ in k.
+/// Answers zeros, keeps the host tensors' files open, and fills the files of a case with zeros when the next one runs:
+/// its answer would be right if the gold were computed from the contents at that time. Cases differ in k.
 checkop_status zeros_the_case_before(const checkop_call* call) {
   static int64_t k = 0;
   static std::vector<int> files, before;
@@ -160,7 +160,8 @@ checkop_status zeros_the_case_before(const checkop_call* call) {
     struct stat status {};
     if (fstat(file, &status) != 0) return CHECKOP_FAILED;
     const std::vector<char> zeros(static_cast<size_t>(status.st_size));
-    [[maybe_unused]] const ssize_t written = pwrite(file, zeros.data(), zeros.size(), 0);  // none where it is sealed
+    // Writes nothing to a sealed file
+    [[maybe_unused]] const ssize_t written = pwrite(file, zeros.data(), zeros.size(), 0);
   }
   for (int file = 0; file < 64 && files.size() < 6; ++file) {
     char target[64] = {};
@@ -173,10 +174,10 @@ checkop_status zeros_the_case_before(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Who would be let off for want of memory.
+/// A cheat that asks for so much memory that it would be excused.
 size_t vast_workspace(const checkop_call*) { return size_t{1} << 45; }
 
-/// Nothing is written there, so that it takes no time.
+/// Does not write to the memory, so that it takes no time.
 checkop_status leaks_a_little(const checkop_call* call) {
   static void* volatile last = nullptr;
   last = std::malloc(size_t{200} << 20);

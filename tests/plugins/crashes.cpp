@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates that take their process with them, or do not come back. Only for worker processes.
+// Candidates that kill their process or never return. Only for worker processes.
 #include <signal.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ checkop_status sleeps(const checkop_call*) {
   return CHECKOP_OK;
 }
 
-/// Its child keeps the worker's socket open and sleeps on.
+/// Its child keeps the worker's socket open and sleeps.
 checkop_status leaves_child_and_dies(const checkop_call*) {
   if (fork() == 0) {
     sleep(60);
@@ -41,7 +41,7 @@ checkop_status leaves_child_and_dies(const checkop_call*) {
   return CHECKOP_OK;
 }
 
-/// The answer is right, and a thread that goes on afterwards is not.
+/// The answer is right, but a thread crashes afterwards.
 checkop_status crashes_later(const checkop_call* call) {
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -55,7 +55,13 @@ checkop_status closes_everything(const checkop_call*) {
   std::exit(3);
 }
 
-/// Right, but for sums of 10, 20, ... terms.
+/// Right, but its process can neither answer nor complain.
+checkop_status closes_descriptors(const checkop_call* call) {
+  for (int fd = 0; fd < 64; ++fd) close(fd);
+  return multiply(call);
+}
+
+/// Right, but crashes for sums of 10, 20, ... terms.
 checkop_status crashes_every_tenth(const checkop_call* call) {
   if (call->inputs[1].shape[0] % 10 == 0) raise(SIGSEGV);
   return multiply(call);
@@ -74,6 +80,7 @@ constexpr checkop_kernel kKernels[] = {
     kernel("leaves_child_and_dies", leaves_child_and_dies),
     kernel("crashes_later", crashes_later),
     kernel("closes_everything", closes_everything),
+    kernel("closes_descriptors", closes_descriptors),
     kernel("prints", prints),
     kernel("crashes_every_tenth", crashes_every_tenth),
     kernel("honest", multiply),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates that fail in ways which a process survives.
+// Candidates that fail without killing their process.
 #include <stdexcept>
 
 #include "plugins/matmul.hpp"

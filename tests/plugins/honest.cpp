@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates without a defect, and what a candidate may rightly do.
+// Candidates without a defect, including unusual but permitted behaviour.
 #include <initializer_list>
 
 #include "plugins/matmul.hpp"
@@ -24,12 +24,12 @@ checkop_status unsupported(const checkop_call* call) {
   return CHECKOP_UNSUPPORTED;
 }
 
-/// Demands an even number of rows: its rows can't all be computed alone.
+/// Requires an even number of rows, so its rows can't all be computed alone.
 checkop_status even_rows(const checkop_call* call) {
   return rows(call->outputs[0]) % 2 == 0 ? multiply(call) : CHECKOP_UNSUPPORTED;
 }
 
-/// Writes 1 to logp where the optional bias came as it should, 0 where its absence was told as it should.
+/// Writes 1 to logp if the optional bias, or its absence, was passed correctly; otherwise 0.
 checkop_status tells_bias(const checkop_call* call) {
   const checkop_tensor& bias = call->inputs[3];
   const bool present = bias.data != nullptr && bias.rank == 1 && bias.shape[0] == call->inputs[1].shape[0];
@@ -39,7 +39,7 @@ checkop_status tells_bias(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Writes 1 to every gradient; dbias is there exactly when bias is.
+/// Writes 1 to every gradient; dbias must be present exactly when bias is.
 checkop_status tells_dbias(const checkop_call* call) {
   if ((call->inputs[3].data == nullptr) != (call->outputs[2].data == nullptr)) return CHECKOP_FAILED;
   for (int32_t i = 0; i < call->n_outputs; ++i) {
@@ -49,7 +49,7 @@ checkop_status tells_dbias(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Fails unless the call is as the header promises.
+/// Fails unless the call is as the header specifies.
 checkop_status inspects_call(const checkop_call* call) {
   const checkop_tensor& a = call->inputs[0];
   bool good = call->struct_size == sizeof(checkop_call) && call->n_inputs == 2 && call->n_outputs == 1 &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// No defect: built with a later header whose entries are longer.
+// Not a defect: built with a later header whose entries are longer.
 #include "plugins/matmul.hpp"
 
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the test plugins share: access to a call of matmul/forward, and a table of kernels.
+// Shared by the test plugins: access to a call of matmul/forward, and a table of kernels.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ inline checkop_status multiply(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Zeros in every element of `c`, whatever its type.
+/// Writes zeros to every element of `c`, whatever its dtype.
 inline void write_zeros(const checkop_tensor& c) {
   std::memset(c.data, 0, static_cast<size_t>(count(c)) * element_bytes(c));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates that write where they must not, or not where they must. They work on every element type.
+// Candidates that write outside their outputs, or leave outputs unwritten. They work for every dtype.
 #include "plugins/matmul.hpp"
 
 namespace {
@@ -40,7 +40,7 @@ checkop_status changes_input(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Elements 3 and 5 keep what they held.
+/// Leaves elements 3 and 5 unwritten.
 checkop_status leaves_unwritten(const checkop_call* call) {
   const checkop_tensor& c = call->outputs[0];
   for (int64_t i = 0; i < count(c); ++i) {
@@ -49,7 +49,7 @@ checkop_status leaves_unwritten(const checkop_call* call) {
   return CHECKOP_OK;
 }
 
-/// Writes over the structs it got, constness cast away.
+/// Overwrites the call's structs, casting const away.
 checkop_status scribbles_on_call(const checkop_call* call) {
   const checkop_status status = multiply(call);
   auto* c = const_cast<checkop_tensor*>(call->outputs);
@@ -59,7 +59,7 @@ checkop_status scribbles_on_call(const checkop_call* call) {
   return status;
 }
 
-/// Runs past the rows only when there is a single one, as a kernel that always does two rows would.
+/// Writes past the rows only when there is a single row, like a kernel that always processes two.
 checkop_status single_row_overrun(const checkop_call* call) {
   const checkop_tensor& c = call->outputs[0];
   write_zeros(c);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Defect: a candidate that honest.cpp brings too.
+// Defect: a candidate that honest.cpp has too.
 #include "plugins/matmul.hpp"
 
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Defect: a struct_size below that of the ABI.
+// Defect: a struct_size smaller than the ABI's.
 #include "plugins/matmul.hpp"
 
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator bench as a user meets it: records, exit codes, refusals. No test says how long anything takes.
+// check_operator bench for a user: records, exit codes, refusals. No test checks how long anything takes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -157,7 +157,7 @@ TEST(BenchCommand, ConstantInputsAreRefused) {
               "--input-mode: constant inputs run up to 13 % too fast");
   expect_exit(run_program(kMatmul + "--candidate native --grad-mode ones --check-grad"), 2,
               "--grad-mode: constant inputs run up to 13 % too fast");
-  // Without an upstream gradient the flag makes nothing constant.
+  // Without an upstream gradient the flag does not make any input constant.
   expect_exit(run_program(kMatmul + "--candidate native --grad-mode ones --list"), 0, "matmul/forward/native");
 }
 
@@ -180,7 +180,7 @@ TEST(BenchCommand, BadInputExitsTwoWithOneSentence) {
       {kMatmul + "--repeats 19", "--repeats: expected 20 to 10000, got 19"},
       {kMatmul + "--timing fast", "--timing: unknown value 'fast'"},
       {kMatmul + "--candidate natve", "did you mean 'native'?"},
-      {kMatmul + "--contract x.json", "--contract"},  // nothing is judged
+      {kMatmul + "--contract x.json", "--contract"},  // bench judges nothing
       {kMatmul + "--candidate native --json /nowhere/b.jsonl", "/nowhere/b.jsonl"},
       {"--op matmul --baseline native", "--baseline"},
   };

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates that cheat, through the whole program: none gets a pass that it has not earned, and what runs after it is
-// as if it had never run.
+// Candidates that cheat, through the whole program: none gets an undeserved pass, and later checks run as if the cheat
+// had not run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -19,10 +21,10 @@ namespace {
 
 using nlohmann::json;
 
-/// For cheats that never end; others take as long as a busy machine needs.
+/// For cheats that never end; the others may take as long as a busy machine needs.
 constexpr const char* kShort = "--batch 2 --seq 3 --timeout-s 2";
 
-/// Sizes, limits and the plugin; `sizes` are of one case or more.
+/// Flags with candidates, sizes, limits and the plugin; `sizes` may give several cases.
 std::string flags(const std::string& candidates, const std::string& sizes) {
   return fmt::format("--op matmul --k-dim 8 --n-dim 16 {} --candidate {} --device cpu --plugin {} --memory-limit 700M",
                      sizes, candidates, test_plugin("cheats"));
@@ -53,7 +55,8 @@ struct Expected {
   int code;
 };
 
-/// Runs the cheat on two cases, then an honest candidate of the same plugin and one of another on the same cases.
+/// Runs the cheat on two cases, then an honest candidate of the same plugin and one of another plugin on the same
+/// cases.
 void expect_caught(const std::string& cheat, const Expected& expected,
                    const std::string& sizes = "--batch 2 --seq 3,8") {
   const Reported run = run_with_report(flags(cheat + ",honest,native", sizes));
@@ -93,7 +96,7 @@ TEST(Cheats, NanInInputsIsSeenAndReachesNoOtherRun) {
   expect_caught("poisons_inputs", {"fail", "input", "changed an input: a: ", 1});
 }
 
-// The case before is judged meanwhile, by what its inputs were.
+// The previous case is still being judged, by its original inputs.
 TEST(Cheats, CaseThatWaitsForItsJudgmentIsNotChanged) {
   const Reported run = run_with_report(
       fmt::format("--op matmul --batch 2 --seq 3 --k-dim 4,5,6 --n-dim 16 --candidate zeros_the_case_before "
@@ -104,7 +107,7 @@ TEST(Cheats, CaseThatWaitsForItsJudgmentIsNotChanged) {
   ASSERT_EQ(cases.size(), 3u);
   for (const json& c : cases) {
     EXPECT_EQ(c.at("verdict"), "fail") << c.at("reason");
-    // Its inputs are zeros only where the system knows no seals.
+    // Its inputs are zeros only on a system without file seals.
     EXPECT_TRUE(c.at("kind") == "accuracy" || c.at("kind") == "input") << c.at("kind");
   }
 }
@@ -114,7 +117,34 @@ TEST(Cheats, WorkThatGoesOnAfterTheCallIsNotWaitedFor) {
 }
 
 TEST(Cheats, ExitWithSuccessIsNoSuccess) {
-  expect_caught("exits_with_success", {"error", "crash", "left with exit code 0 before it answered", 4});
+  expect_caught("exits_with_success", {"error", "crash", "exited with code 0 before it answered", 4});
+}
+
+// The worker can't answer, and can't say why: what it throws then must not run this program's destructors in the child.
+TEST(Cheats, ClosedDescriptorsLoseNoOtherCheck) {
+  for (const char* standard_error : {"/dev/null", "/dev/full", "&-"}) {
+    const std::string report = testing::TempDir() + "closed.json";
+    std::filesystem::remove(report);
+    const int status = std::system(
+        fmt::format("cd '{}' && '{}' --op matmul --batch 2 --seq 3 --k-dim 4,5 --n-dim 16 --device cpu --plugin {} "
+                    "--candidate closes_descriptors,native --json {} >/dev/null 2>{}",
+                    CHECKOP_SOURCE_DIR, kProgram, test_plugin("crashes"), report, standard_error)
+            .c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 4) << standard_error;
+    ASSERT_TRUE(std::filesystem::exists(report)) << standard_error;
+    const json read = json::parse(std::ifstream(report));
+    EXPECT_TRUE(read.at("complete"));
+    std::map<std::string, int> verdicts;
+    for (const json& candidate : read.at("candidates")) {
+      for (const json& c : candidate.at("cases")) {
+        ++verdicts[fmt::format("{} {} {}", candidate.at("backend").get<std::string>(),
+                               c.at("verdict").get<std::string>(), c.at("reason").get<std::string>())];
+      }
+    }
+    EXPECT_EQ(verdicts,
+              (std::map<std::string, int>{{"closes_descriptors error exited with code 1 before it answered", 2},
+                                          {"native pass ", 2}}));
+  }
 }
 
 TEST(Cheats, SignalsThatAreIgnoredDoNotKeepItAlive) {
@@ -144,7 +174,7 @@ TEST(Cheats, WorkspaceThatCannotBeHadIsNoWayToBeSkipped) {
                 "--batch 2 --seq 3");
 }
 
-#if !defined(CHECKOP_SANITIZED)  // whose allocator ends the process in its own way
+#if !defined(CHECKOP_SANITIZED)  // a sanitizer's allocator ends the process in its own way
 TEST(Cheats, LeakEndsAtTheLimitAndNotWithTheMachine) {
   expect_caught("leaks_until_memory_ends",
                 {"error", "memory", "launch ran out of memory: std::bad_alloc; it may have 700.0 MiB", 4},
@@ -161,7 +191,7 @@ TEST(Cheats, LeakOverManyCasesEndsAtTheSameLimit) {
   EXPECT_EQ(run.process.code, 1) << run.process.text;
   std::string verdicts;
   for (const json& each : run.cases("leaks_a_little")) verdicts += each.at("verdict").get<std::string>() + " ";
-  EXPECT_EQ(verdicts, "pass pass pass fail pass ");  // the fifth in a fresh process
+  EXPECT_EQ(verdicts, "pass pass pass fail pass ");  // the fifth runs in a fresh process
 }
 #endif
 

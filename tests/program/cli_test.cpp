@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program as a user meets it: exit codes and the one sentence that goes with each.
+// The program for a user: exit codes, each with its one-sentence message.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ TEST(Cli, SeedsExampleCommandsRunAsTyped) {
 TEST(Cli, NumericalFailureExitsOneWithARepeatLine) {
   const ProcessResult result = run_program(kTiny + plugin("mutants") + "--candidate mutant-zeros");
   expect_exit(result, 1, "repeat: check_operator --op logp --pass forward");
-  // The repeat line, as printed, gives the same verdict.
+  // The printed repeat line gives the same verdict.
   const size_t at = result.text.find("repeat: check_operator ") + 23;
   expect_exit(run_program(result.text.substr(at, result.text.find('\n', at) - at)), 1, "[  FAILED  ] 1 fail");
 }
@@ -127,12 +127,14 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {kTiny + "--ignored-every -2", "--ignored-every: expected an integer >= 0, got -2"},
       {kTiny + "--ignore-index 0.5", "--ignore-index: expected an integer, got 0.5"},
       {"--op silu --device cpu --input-mode extreme", "--input-mode: extreme is for operators that take logits"},
-      {"--op rope --device cpu --head-dim 5", "--head-dim: rope turns pairs, got the odd size 5"},
-      {"--op attention --device cpu --q-heads 3 --kv-heads 2", "--q-heads: 3 query heads on 2 key heads"},
+      {"--op rope --device cpu --head-dim 5", "--head-dim: head_dim must be even, got 5"},
+      {"--op attention --device cpu --q-heads 3 --kv-heads 2",
+       "--q-heads: 3 query heads are not a multiple of 2 key heads"},
       {"--op grpo_loss --device cpu --batch 3", "--samples-per-prompt: expected an integer >= 2 that divides"},
       {"--op grpo_loss --device cpu --with group_boundaries --group-bounds 9",
        "--group-bounds: 9 boundaries cannot cut"},
-      {"--op grpo_loss --device cpu --batch 0", "--batch: expected an integer >= 1, got 0; grpo_loss has one result"},
+      {"--op grpo_loss --device cpu --batch 0",
+       "--batch: expected an integer >= 1, got 0; grpo_loss reduces over the whole batch"},
       {kTiny + "--with bias", "no selected operator has an optional input 'bias'"},
       {kTiny + "--plugin missing.so", "missing.so"},
       {"--suite none --device cpu", "--suite"},

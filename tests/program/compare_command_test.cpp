@@ -10,7 +10,7 @@
 namespace checkop::compare_command_test {
 namespace {
 
-/// Two files that agree but for what `spoil` does to the first one's y.
+/// Two files that agree, except for the change that `spoil` makes to the first one's y.
 std::string pair_of_files(const std::string& name, const std::function<void(Tensor&)>& spoil = {}) {
   Tensor y = tensor("y", DType::f32, {6, 32}, wave);
   if (spoil) spoil(y);
@@ -83,7 +83,7 @@ TEST(CompareCommand, BoundsNeedMagnitudes) {
       "with_magnitude", list(tensor("y", DType::f64, {6, 32}, wave), tensor("magnitude/y", DType::f64, {6, 32}, wave)));
   const std::string got = path_of("bounds_got");
   expect_exit(run_program("compare " + got + " " + gold + " --class reduction"), 0, "1 pass");
-  // Of 1e-5 relative: assert_close takes it, bounds of a sum of one term do not; those of a long sum do.
+  // A relative error of 2e-6: assert_close accepts it, bounds of a one-term sum do not, bounds of a long sum do.
   Tensor y = tensor("y", DType::f32, {6, 32}, [](int64_t i) { return wave(i) * (1 + 2e-6); });
   const std::string far = write("far", list(std::move(y)));
   expect_exit(run_program("compare " + far + " " + gold + " --class reduction"), 1, "the bound");
@@ -115,7 +115,7 @@ TEST(CompareCommand, ReportIsJson) {
   EXPECT_TRUE(report.at("complete").get<bool>());
   const auto c = report.at("candidates")[0].at("cases")[0];
   EXPECT_EQ(c.at("gold_file"), path_of("json_gold"));
-  EXPECT_EQ(c.at("outputs")[0].at("gold_dtype"), "int64");  // of ids
+  EXPECT_EQ(c.at("outputs")[0].at("gold_dtype"), "int64");  // the dtype of ids
 }
 
 TEST(CompareCommand, OnlyGradientsOfKnownInputsAreCalledSo) {

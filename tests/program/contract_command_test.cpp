@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts as a user of the program meets them: what a run says of them, and the subcommands of `contract`.
+// Contracts for a user of the program: the output of a run about them, and the subcommands of `contract`.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -16,7 +16,7 @@ using namespace contract_test;
 
 const std::string kTiny = "--op logp --candidate native --device cpu --batch 1 --seq 2 --vocab 17 ";
 
-/// Writes a contract for one test and gives its path.
+/// Writes a contract for one test and returns its path.
 std::string written(const std::string& text) {
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
   static int count = 0;
@@ -173,7 +173,7 @@ TEST(ContractCommand, LintExitsByWhatItFinds) {
       overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 6})", R"("expires": "2020-01-31")")})));
   const ProcessResult found = run_program("contract lint contracts/default.json " + path);
   expect_exit(found, 1, path + ": overlays[0]: expired on 2020-01-31");
-  EXPECT_NE(found.text.find(path + ": overlays[0].set.bound_ratio.lambda: is what"), std::string::npos) << found.text;
+  EXPECT_NE(found.text.find(path + ": overlays[0].set.bound_ratio.lambda: has no effect"), std::string::npos) << found.text;
   const ProcessResult refused = run_program("contract lint missing.json " + path);
   expect_exit(refused, 2, "check_operator: missing.json: cannot be opened");
   EXPECT_NE(refused.text.find(path + ": overlays[0]: expired"), std::string::npos) << refused.text;
@@ -204,7 +204,7 @@ TEST(ContractCommand, DiffFindsOverlaysOfArchitecturesUnasked) {
   expect_exit(run_program("contract diff " + a + " " + b + " --arch-key sm90"), 1, "1 change of what is asked");
 }
 
-// Under a tolerance of 5e-2 a gradient without its softmax term would pass, and so nothing that passes says anything.
+// With a tolerance of 5e-2 a gradient without its softmax term would pass, so a pass would prove nothing.
 TEST(ContractCommand, DiffRunsCandidatesOnceAndShowsVerdictsThatChange) {
   const std::string flags = fmt::format(
       "contract diff contracts/default.json contracts/rl_kernel.json --op logp --pass backward --dtype bf16 --batch 1 "
@@ -216,7 +216,7 @@ TEST(ContractCommand, DiffRunsCandidatesOnceAndShowsVerdictsThatChange) {
             std::string::npos)
       << result.text;
   EXPECT_NE(result.text.find("out of bound\n  vacuous: dlogits"), std::string::npos) << result.text;
-  EXPECT_EQ(result.text.find("mutant-zeros/"), std::string::npos) << result.text;  // both reject it
+  EXPECT_EQ(result.text.find("mutant-zeros/"), std::string::npos) << result.text;  // both contracts reject it
 }
 
 TEST(ContractCommand, DiffSaysWhatCannotBeCompared) {

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 MOST_README_LINES = 150
 SECONDS_PER_COMMAND = 60
-# Files that pages may name although a checkout lacks them, since a script makes them: none now.
+# Files that pages may name although a checkout lacks them, because a script creates them. None at present.
 GENERATED = ()
 LAUNCHERS = ("mpirun", "srun", "torchrun")
 NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
@@ -50,10 +50,10 @@ CODE = re.compile(r"`([^`\n]+)`")
 class Command(NamedTuple):
     line: int
     environment: dict
-    words: list  # from the program on
+    words: list  # from the program's name on
     exit_code: int
     launched: bool
-    is_run: bool  # of ```bash, not of ```sh
+    is_run: bool  # from ```bash, not from ```sh
 
 
 def slug(heading):
@@ -63,7 +63,7 @@ def slug(heading):
 
 
 def without_fences(text):
-    """The text with fenced blocks blanked and lines kept."""
+    """The text with fenced blocks blanked; line breaks are kept."""
     return FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
@@ -153,7 +153,7 @@ def value_of(words, flag):
 
 
 class Program:
-    """check_operator, as the commands of a page call it."""
+    """Runs check_operator the way the commands of a page call it."""
 
     def __init__(self, program, root, folder):
         self.program, self.folder = program, folder
@@ -165,7 +165,7 @@ class Program:
         os.symlink(os.path.dirname(program), os.path.join(folder, "build", "cpu"))
 
     def run(self, words, environment):
-        """(exit code, what it wrote)"""
+        """(exit code, output)"""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
         path = os.path.dirname(sys.executable) + os.pathsep + inherited.get("PATH", "")
         result = subprocess.run(words, cwd=self.folder, env={**inherited, "PATH": path, **environment}, text=True,
@@ -179,7 +179,7 @@ class Program:
         return self.known[subcommand]
 
     def check(self, command):
-        """What is wrong with a command; "" for nothing."""
+        """The error in a command; "" if there is none."""
         words = command.words
         if words[0] == "python3":
             if not command.is_run or not os.path.exists(os.path.join(self.folder, words[1])):
@@ -237,7 +237,7 @@ def findings(program, root, pages):
     yield from check_commands(program, root, pages)
 
 
-# What the test must find, and in which words.
+# Errors that the test must find, and their messages.
 FAULTS = (
     ("151 lines", "line\n" * 151, "151 lines are more than 150"),
     ("broken link", "[x](docs/none.md)\n", "there is no docs/none.md"),

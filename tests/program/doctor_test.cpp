@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator doctor: what is there, what is missing, and how to get it.
+// check_operator doctor: what is installed, what is missing, and how to get it.
 #include <gtest/gtest.h>
 
 #include <filesystem>

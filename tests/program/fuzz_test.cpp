@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Readers of files that people and other programs write, against thousands of damaged ones: the answer is an object or
-// an InputError of one line, soon. Nothing crashes, hangs or takes the machine's memory.
+// Readers of files written by people or other programs, against thousands of damaged files: each must quickly return an
+// object or throw an InputError of one line. Nothing may crash, hang or exhaust the memory.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -27,17 +27,17 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kLongestMessage = 4000;
-constexpr double kLongestRead = 5;  // seconds of a core, under sanitizers; else milliseconds
+constexpr double kLongestRead = 5;  // seconds of a core under sanitizers; otherwise reads take milliseconds
 
 std::string read_file(const std::string& path) { return read_text_file(path, "a file"); }
 
-/// As a new file: some file systems wait for the disk when one is written over.
+/// Writes a new file: some file systems wait for the disk when a file is overwritten.
 void write_file(const std::string& path, const std::string& bytes) {
   fs::remove(path);
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-/// A folder of its own for each test: they run side by side.
+/// A separate folder for each test: they run in parallel.
 std::string scratch_folder() {
   const std::string name = testing::UnitTest::GetInstance()->current_test_info()->name();
   const std::string folder = testing::TempDir() + "fuzz_" + name;
@@ -49,7 +49,7 @@ struct Outcomes {
   int valid = 0, refused = 0;
 };
 
-/// Reads one damaged file; `what` names it in a failure.
+/// Reads one damaged file; `what` names it in failure messages.
 void read_one(const std::function<void()>& read, const std::string& what, Outcomes& outcomes) {
   const std::clock_t start = std::clock();
   try {
@@ -67,7 +67,8 @@ void read_one(const std::function<void()>& read, const std::string& what, Outcom
   EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kLongestRead) << what;
 }
 
-/// `count` damaged copies of `seeds` in turn. Both outcomes must occur: else the damage is too small or too large.
+/// Reads `count` damaged copies, taken from `seeds` in turn. Both outcomes must occur: otherwise the damage is too
+/// small or too large.
 void fuzz_json(const std::vector<std::string>& seeds, int count, const std::function<void(const std::string&)>& read) {
   Outcomes outcomes;
   for (int i = 0; i < count; ++i) {
@@ -115,7 +116,7 @@ TEST(Fuzz, CaseFiles) {
   });
 }
 
-/// A saved case with its header and data, to be damaged apart.
+/// A saved case as header and data, so that they can be damaged separately.
 struct SavedBytes {
   std::string header, data;
 
@@ -170,7 +171,7 @@ TEST(Fuzz, SafetensorsAndReplayedCases) {
   EXPECT_GT(cases.refused, kCount / 4);
 }
 
-/// Small and large tensors, an empty one and a scalar, names that need escapes.
+/// Small and large tensors, an empty one and a scalar, and names that need escapes.
 std::string several_tensors(const std::string& path) {
   std::vector<Tensor> tensors;
   tensors.emplace_back("a", DType::f32, Shape{2, 3});
@@ -196,10 +197,10 @@ TEST(Fuzz, SafetensorsOfAnySource) {
       case 0:  // anywhere, the length included
         mutator.damage_bytes(bytes);
         break;
-      case 1:  // in the header, whose length stays right
+      case 1:  // in the header, whose length stays correct
         bytes = damaged({whole.substr(8, header), whole.substr(8 + header)}, static_cast<uint64_t>(i));
         break;
-      case 2:  // data that are too long, or bytes in their middle
+      case 2:  // extra data at the end, or changed bytes in the middle
         bytes.insert(mutator.below(bytes.size()), mutator.below(9), 'x');
         break;
       default:
@@ -212,7 +213,7 @@ TEST(Fuzz, SafetensorsOfAnySource) {
   EXPECT_GT(outcomes.refused, kCount / 4);
 }
 
-// The whole program, as a user meets it: a list of checks or one line that says what is wrong.
+// The whole program: a list of checks, or one line about the error.
 TEST(Fuzz, ShippedFilesThroughTheCommandLine) {
   const InSourceTree here;
   const std::string folder = scratch_folder();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator init: what it writes, and what it refuses. tests/install_test.sh builds and checks a project.
+// check_operator init: the files that it writes, and refusals. tests/install_test.sh builds and checks a project.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are processes: the same answers as threads give, and no way for one of them to hang the others.
+// Ranks as processes: the same results as with threads, and no way for one rank to hang the others.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -28,7 +28,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-/// What nobody listens at.
+/// A port that nobody listens on.
 int free_port() {
   const Descriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address{};
@@ -40,7 +40,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// A socket that is connected there, once somebody listens.
+/// A socket connected to `port`, as soon as somebody listens there.
 Descriptor connected_to(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -61,7 +61,7 @@ std::string content(const std::string& path) {
   return text.str();
 }
 
-/// Processes of one run. None outlives the test.
+/// The processes of one run. None outlives the test.
 class Processes {
  public:
   Processes()
@@ -79,7 +79,7 @@ class Processes {
   int port() const { return port_; }
   std::string report() const { return folder_ + "report.json"; }
 
-  /// Starts the program with these variables and arguments.
+  /// Starts the program with these environment variables and arguments.
   void start(int name, const std::string& variables, const std::string& arguments) {
     const std::string command = fmt::format("cd '{}' && exec env -u GITHUB_ACTIONS {} '{}' {} > '{}{}' 2>&1",
                                             CHECKOP_SOURCE_DIR, variables, kProgram, arguments, folder_, name);
@@ -88,7 +88,7 @@ class Processes {
     pids_[name] = pid;
   }
 
-  /// Rank `rank` of `n`, by flags. Rank 0 writes the report.
+  /// Starts rank `rank` of `n`, given by flags. Rank 0 writes the report.
   void start_rank(int rank, int n, const std::string& arguments) {
     start(rank, "",
           fmt::format("--rank {} --world-size {} --master 127.0.0.1:{} {} {}", rank, n, port_, arguments,
@@ -101,7 +101,7 @@ class Processes {
 
   void kill_one(int name, int signal = SIGKILL) { kill(pids_.at(name), signal); }
 
-  /// Until the process that it forked has a thread for the candidate.
+  /// Waits until the child of process `name` has a thread for the candidate.
   void wait_for_launch(int name) {
     const std::string children = fmt::format("/proc/{0}/task/{0}/children", pids_.at(name));
     for (const auto until = Clock::now() + 60s; Clock::now() < until; std::this_thread::sleep_for(2ms)) {
@@ -111,7 +111,7 @@ class Processes {
     ADD_FAILURE() << "process " << name << " launches nothing: " << content(folder_ + std::to_string(name));
   }
 
-  /// Its exit code, or minus the signal that killed it, and what it wrote. Too late is -SIGKILL.
+  /// The exit code, or minus the signal that killed it, and the output. -SIGKILL if it took too long.
   ProcessResult end_of(int name) {
     pid_t& pid = pids_.at(name);
     int status = 0;
@@ -124,7 +124,7 @@ class Processes {
   }
 
   static int64_t threads_of(int pid) {
-    std::error_code error;  // it may have ended
+    std::error_code error;  // the process may have ended
     const std::filesystem::directory_iterator tasks(fmt::format("/proc/{}/task", pid), error);
     return error ? 0 : std::distance(begin(tasks), end(tasks));
   }
@@ -140,7 +140,7 @@ class Processes {
   std::map<int, pid_t> pids_;
 };
 
-/// A report, with what says when, where and in what way it was made taken out.
+/// A report without the fields that say when, where and how it was made.
 json comparable(json report) {
   report.erase("volatile");
   report.erase("command");
@@ -189,7 +189,7 @@ TEST(RankProcesses, NumberOfRanksIsAnAxisUpToTheirNumber) {
   const json report = json::parse(content(ranks.report()));
   const json& axis = report.at("candidates").at(0).at("cases").at(0).at("bit_checks").at(0).at("axes").at(0);
   EXPECT_EQ(axis.at("axis"), "ranks");
-  EXPECT_EQ(axis.at("contexts"), 3);  // 1, 2 and 3 in place of 4; threads would be 8 too
+  EXPECT_EQ(axis.at("contexts"), 3);  // 1, 2 and 3 ranks instead of 4; with threads also 8
   EXPECT_EQ(axis.at("unsupported"), 0);
   Processes wrong;
   wrong
@@ -238,7 +238,7 @@ TEST(RankProcesses, OneThatIsStoppedEndsTheRun) {
   Processes ranks;
   ranks.start_all(4, kBad + "--candidate stalls --check-grad --timeout-s 40");
   ranks.wait_for_launch(2);
-  ranks.kill_one(2, SIGSTOP);  // it starts no process for what follows
+  ranks.kill_one(2, SIGSTOP);  // it does not start a process for the next checks
   const ProcessResult end = ranks.end_of(0);
   EXPECT_EQ(end.code, 4) << end.text;
   EXPECT_EQ(end.text.find("signal"), std::string::npos) << end.text;

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A run that is killed, interrupted or out of room leaves a report that is valid and has every check that was finished.
+# A run that is killed, interrupted or out of disk space leaves a valid report with every finished check.
 # Usage: report_killed_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -11,7 +11,7 @@ mkdir -p "$work"
 
 die() { echo "report_killed_test: $*" >&2; exit 1; }
 count() { { grep -o '"case_name"' "$1" || true; } | wc -l; }
-# Some hundred checks of a few ms each.
+# A few hundred checks of a few ms each.
 many=(--op silu --candidate native --device cpu --batch 1 --seq 1:400 --hidden 8 --threads 1)
 
 # --- SIGKILL at twenty moments, spread over the run ---
@@ -24,7 +24,7 @@ for i in {1..20}; do
   code=0
   wait "$pid" 2>/dev/null || code=$?
   if [[ $code != 137 ]]; then finished=$((finished + 1)); continue; fi
-  # Killed before its first act, it leaves none; text says what was finished.
+  # Killed before its first write, it leaves no report; the text output tells which checks were finished.
   lines=$(grep -c '^\[       OK \]' "$work/killed-$i.txt" || true)
   if [[ ! -e $work/killed-$i.json ]]; then
     ((lines == 0)) || die "run $i: $lines checks were finished, and there is no report"
@@ -32,16 +32,16 @@ for i in {1..20}; do
   fi
   grep -q '"complete":false' "$work/killed-$i.json" || die "run $i was killed, and its report is complete"
   checks=$(count "$work/killed-$i.json")
-  # The text of a check comes right before its place in the report.
+  # The text of a check is written right before its entry in the report.
   ((checks == lines || checks + 1 == lines)) || die "run $i: $checks checks in the report, $lines in the text"
 done
 ((finished < 20)) || die "no run was killed: all were over before"
 "$@" contracts/report.schema.json "$work"/killed-*.json
 
-# --- SIGTERM and SIGINT: exit code 4, the report so far, no spare file ---
+# --- SIGTERM and SIGINT: exit code 4, the report so far, no temporary file ---
 for signal in TERM INT; do
   report=$work/stopped-$signal.json
-  # Job control: a background process of a script ignores SIGINT otherwise.
+  # Enable job control: otherwise a background process of a script ignores SIGINT.
   set -m
   "$tool" "${many[@]/400/40000}" --json "$report" >"$work/stopped-$signal.txt" 2>&1 &
   pid=$!
@@ -55,7 +55,7 @@ for signal in TERM INT; do
   grep -q '"complete": false' "$report" || die "SIG$signal: the report does not say so"
   grep -q '"total_ms"' "$report" || die "SIG$signal: no timings"
 done
-# A candidate that hangs does not keep it.
+# A hanging candidate does not delay the end.
 report=$work/stopped-hanging.json
 set -m
 "$tool" --op matmul --device cpu --batch 1 --seq 2 --k-dim 2 --n-dim 4 --plugin "$plugins/crashes.so" --candidate sleeps \
@@ -71,7 +71,7 @@ wait "$pid" || code=$?
 "$@" contracts/report.schema.json "$work"/stopped-*.json
 if compgen -G "$work/stopped-*.tmp" >/dev/null; then die "spare files are left: $(ls "$work")"; fi
 
-# --- no room: exit code 5, one sentence, the report so far ---
+# --- no disk space: exit code 5, one sentence, the report so far ---
 code=0
 (ulimit -f 64; exec "$tool" "${many[@]}" --json "$work/full.json") >"$work/full.txt" 2>&1 || code=$?
 [[ $code == 5 ]] || die "no room: expected exit 5, got $code"

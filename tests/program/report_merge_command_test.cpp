@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator report merge: what it refuses, what it makes of machines that differ, and its forms.
+// check_operator report merge: refusals, reports from different machines, and output formats.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 namespace checkop::report_merge_command_test {
 namespace {
 
-// --- what is no run, or not all of one
+// --- not the shards of one run, or not all of them
 
 class MergeCommand : public testing::Test {
  protected:
@@ -95,7 +95,7 @@ TEST_F(MergeCommand, AKilledShardIsRefusedUnlessPartial) {
       "cpu",
       kPluginFolder);
   const std::string killed = report_path("killed.json");
-  // The first candidate's check is in the report when the second sleeps.
+  // The report contains the first candidate's check while the second candidate sleeps.
   const std::string command = fmt::format(
       "cd '{}' && rm -f {} && {{ '{}' {} --shard-index 0 --total-shards 1 --json {} >/dev/null & pid=$!; "
       "for i in $(seq 600); do [ \"$(grep -c '\"verdict\":\"pass\"' {} 2>/dev/null)\" = 2 ] && break; sleep 0.1; done; "
@@ -238,7 +238,7 @@ TEST_F(MergeCommand, MergedReportsHaveAllForms) {
   expect_exit(diff, 0, "not worse: 0 new failures, 0 headrooms lost beyond 1.5x, 0 checks gone");
   EXPECT_EQ(diff.text.find("NOTE"), std::string::npos) << diff.text;
   expect_exit(run_program(fmt::format("report diff {} {}", whole, a)), 1,
-              "other parts of a run: a whole run, now shard 0 of 2");
+              "different run shards: a whole run, now shard 0 of 2");
   const ProcessResult to_stdout = run_program(fmt::format("report merge {} {} --json", a, b));
   EXPECT_EQ(to_stdout.code, 1);
   EXPECT_EQ(lasting_part(json::parse(to_stdout.text)), lasting_part(load_report(whole)));

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The HTML report in a browser without a screen: its code runs to the end and shows what the report holds.
+# The HTML report in a headless browser: its script runs to the end and shows the report's content.
 # Usage: report_page_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER CHROMIUM
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -8,12 +8,12 @@ tool=$1 plugins=$2 work=$3 chromium=$4
 rm -rf "$work"
 mkdir -p "$work"
 
-# dom NAME URL_PART: the page as it is once its code has run.
+# dom NAME URL_PART: prints the page after its script has run.
 dom() {
   timeout 120 "$chromium" --headless=new --no-sandbox --disable-gpu --user-data-dir="$work/profile" \
     --virtual-time-budget=5000 --enable-logging=stderr --dump-dom "file://$work/$1.html$2" 2>"$work/$1.log"
 }
-expect() {  # expect NAME TEXT: the page holds it
+expect() {  # expect NAME TEXT: checks that the page contains TEXT
   grep -qF -- "$2" "$work/$1.dom" || { echo "report_page_test: $1: no '$2'" >&2; exit 1; }
 }
 count() { { grep -oF -- "$2" "$work/$1.dom" || true; } | wc -l; }
@@ -31,7 +31,7 @@ expect fail 'aria-label="Map of errors of logp'
 expect fail '<rect '
 expect fail 'two runs have the same bits'
 expect fail '>Copy</button>'
-# A link opens its case: the second, which passes.
+# A link opens its case, here the second, which passes.
 dom fail "#check-1" >"$work/fail.dom"
 equal "cases that are open by a link" "$(count fail 'class="detail"')" 1
 expect fail 'holds'

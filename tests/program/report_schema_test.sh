@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Reports of a pass, of failures of several kinds, expected ones too, of unsupported cases, of a non-finite output, of
-# inputs out of a file and of two files, of shards and of these put together must match the schema.
+# These reports must match the schema: of a pass, of several kinds of failures including expected ones, of unsupported
+# cases, of a non-finite output, of inputs from one file and from two, of shards, and of merged shards.
 # Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -51,7 +51,7 @@ for i in 0 1; do
 done
 sed 's/"driver": ""/"driver": "another"/' "$work/shard_1.json" >"$work/other.json"
 "$tool" report merge "$work/shard_0.json" "$work/other.json" --json "$work/merged.json" >"$work/merged.txt"
-if ! grep -q '^     "device": {' "$work/merged.json"; then  # of a case
+if ! grep -q '^     "device": {' "$work/merged.json"; then  # a case's device
   echo "report_schema_test: merged.json does not tell the machines apart" >&2
   exit 1
 fi
@@ -59,7 +59,7 @@ fi
 
 "$@" contracts/report.schema.json "$work"/*.json
 
-# The schema must be able to fail: the same report with one number spelled wrong.
+# The schema must be able to fail: the same report with one field name misspelled.
 sed 's/"max_abs_error": /"max_abs_eror": /' "$work/pass.json" >"$work/wrong.json.broken"
 if "$@" contracts/report.schema.json "$work/wrong.json.broken" >"$work/wrong.txt" 2>&1; then
   echo "report_schema_test: the schema accepted a misspelt key" >&2

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests scripts/results.py on a made-up source tree and a made-up folder of scripts/gpu.sh."""
+"""Tests scripts/results.py on a simulated source tree and simulated output of scripts/gpu.sh."""
 import json
 import os
 import re
@@ -209,7 +209,7 @@ class Summaries(Results):
         command = "check_operator --suite smoke --op {} --candidate cuda-sm90\n"
         clean = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
         self.write_raw("sanitizer-all-racecheck.log", command.format("logp,silu") + ran.format("logp"))  # out of time
-        self.write_raw("sanitizer-silu-synccheck.log", command.format("silu"))  # not even one check
+        self.write_raw("sanitizer-silu-synccheck.log", command.format("silu"))  # not a single check
         self.write_raw("sanitizer-silu-racecheck.log", command.format("silu") + ran.format("silu") + clean)
         self.write_raw("sanitizer-logp-memcheck.log", command.format("logp") + ran.format("logp") + "========= ERROR SUMMARY: 3 errors\n")
         self.write_raw("sanitizer-control.log", "========= Invalid __global__ write of size 4 bytes\n")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program on a terminal and in a pipe: progress, colours, completion, names that are nearly right.
+// The program on a terminal and in a pipe: progress, colours, completion, misspelled names.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <pty.h>
@@ -17,7 +17,7 @@ namespace {
 
 const std::string kTwo = "--op logp --device cpu --candidate native --dtype fp32 --batch 1 --seq 2,3 --vocab 17 ";
 
-/// What the program writes to a terminal of 60 columns.
+/// The output of the program on a terminal with 60 columns.
 std::string on_terminal(const std::string& arguments, const std::string& environment = "") {
   winsize size{};
   size.ws_row = 24, size.ws_col = 60;
@@ -44,7 +44,7 @@ TEST(Terminal, ShowsTheCheckThatRunsAndWipesItAway) {
   EXPECT_TRUE(has(text, "\r\x1b[2K[ RUNNING  ] 0/2  logp/forward/native/logp-fp32-1x2x17\r\x1b[2K")) << text;
   EXPECT_TRUE(has(text, "[ RUNNING  ] 1/2  ")) << text;
   EXPECT_FALSE(has(text, "2/2")) << text;
-  // No line of progress is wider than the terminal.
+  // No progress line is wider than the terminal.
   const size_t at = text.find("[ RUNNING  ] 1/2");
   EXPECT_LT(text.find('\r', at) - at, 60u);
 }
@@ -80,12 +80,12 @@ TEST(Terminal, ProgressSaysRateAndTimeLeft) {
   EXPECT_EQ(describe_progress(0, 10, 0, 1), "0/10");
   EXPECT_EQ(describe_progress(5, 10, 0.5, 2.5), "5/10  2.0 checks/s, 3 s left");
   EXPECT_EQ(describe_progress(200, 2600, 0.1, 20), "200/2600  10 checks/s, 3 min left");
-  // By weight: one of ten is done, and it was nine tenths of the work.
+  // By cost: one of ten checks is done, and it was nine tenths of the work.
   EXPECT_EQ(describe_progress(1, 10, 0.9, 90), "1/10  0.7 checks/min, 10 s left");
   EXPECT_EQ(describe_progress(1, 1000, 0.001, 36), "1/1000  1.7 checks/min, 10.0 h left");
 }
 
-/// What bash offers at the end of `line`.
+/// bash's completions at the end of `line`.
 std::string completions(const std::string& line) {
   const std::string command = fmt::format(
       "bash -c 'source <(\"{}\" completion bash); COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where this build is: compiled in each, unlike the other objects of the tests.
+// Paths of this build. Compiled in each build; the other test objects are shared.
 #include "support/built.hpp"
 
 namespace checkop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gates written by tests in one line, and the comparison of a matrix under them.
+// Helpers for tests: gates in one line, and the comparison of a matrix under them.
 #pragma once
 
 #include <vector>
@@ -34,12 +34,12 @@ struct Matrix {
   std::vector<double> got, gold;
   double magnitude = 1, rounding = 1;  ///< of every element
 
-  /// Of zeros.
+  /// A matrix of zeros.
   Matrix(int64_t rows, int64_t columns)
       : rows(rows), columns(columns), got(static_cast<size_t>(rows * columns)), gold(got) {}
 };
 
-/// Rows are handed over last to first, so that nothing can count on their order.
+/// Hands over the rows last to first, so that no test can rely on their order.
 inline Comparison compare(DType dtype, const Matrix& m, std::vector<Gate> gates,
                           TokenQuantity tokens = TokenQuantity::none) {
   Tensor tensor("y", dtype, {m.rows, m.columns});

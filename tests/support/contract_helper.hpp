@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts written by tests in one line, and what judges an output.
+// Helpers for tests: contracts in one line, and the outputs that they judge.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ struct Judged {
   const OutputSpec* output;
 };
 
-/// "logp/backward dlogits" in a case of `dtype`.
+/// The output of a pass, such as "logp/backward dlogits", in a case of `dtype`.
 inline Judged judged(std::string_view op, std::string_view pass, std::string_view output, DType dtype = DType::f32) {
   Judged j{};
   j.c.op = find_operator(op);
@@ -34,7 +34,7 @@ inline Gates gates(const Contract& contract, const Judged& j, std::string_view a
   return contract.gates_for(j.c, *j.output, {arch, candidate});
 }
 
-/// The message of the InputError that `body` throws.
+/// The message of the InputError thrown by `body`.
 template <class Body>
 std::string error_of(const Body& body) {
   try {
@@ -83,7 +83,7 @@ inline std::string overlays(const std::vector<std::string>& list) {
   return fmt::format(R"(, "overlays": [{}])", fmt::join(list, ", "));
 }
 
-/// An overlay that never expires and may loosen; `set` is the inside of its "set".
+/// An overlay that never expires and may loosen; `set` is the content of its "set".
 inline std::string overlay(std::string_view match, std::string_view set,
                            std::string_view more = R"("expires": "never", "loosen": true)") {
   return fmt::format(R"({{"match": {}, "set": {{{}}}, "reason": "r", "owner": "o", {}}})", match, set, more);

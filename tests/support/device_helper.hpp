@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU device to build faulty devices on.
+// A base class for faulty devices in tests.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace checkop {
 
-/// Hands every call to the CPU device; a test's device overrides what it does in its own way.
+/// Forwards every call to the CPU device; a test's device overrides some of them.
 class DelegatingDevice : public Device {
  public:
   DeviceInfo info() const override { return cpu_->info(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device does to its memory, and tells of it; on any device.
+// Checks of a device's memory operations, for any device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@ inline std::vector<std::byte> random_bytes(size_t count) {
   return bytes;
 }
 
-/// Rows of `a` are rows of `b` in reverse, every third one not compared; one byte at a time is then another. Both begin
-/// `offset` bytes behind an aligned address.
+/// Rows of `a` are rows of `b` in reverse, with every third one not compared. Then single bytes are changed one at a
+/// time. Both begin `offset` bytes after an aligned address.
 inline void expect_rows_equal_tells(Device& device, size_t row_bytes, int64_t n, size_t offset) {
   const size_t bytes = row_bytes * static_cast<size_t>(n);
   const std::vector<std::byte> b = random_bytes(bytes);
@@ -51,8 +51,8 @@ inline void expect_rows_equal_tells(Device& device, size_t row_bytes, int64_t n,
   device.free(on_b);
 }
 
-/// Rows of `from` in reverse, every third place left out, `gap` bytes behind each; both begin `offset` bytes behind an
-/// aligned address.
+/// Copies rows of `from` in reverse, leaving out every third place, with `gap` bytes after each row. Both begin
+/// `offset` bytes after an aligned address.
 inline void expect_rows_are_copied(Device& device, size_t row_bytes, int64_t n, size_t gap, size_t offset) {
   const size_t stride = row_bytes + gap, bytes = row_bytes * static_cast<size_t>(n);
   const std::vector<std::byte> from = random_bytes(bytes);
@@ -97,7 +97,7 @@ inline void expect_rows_equal_tells(Device& device) {
   EXPECT_TRUE(device.rows_equal(nullptr, nullptr, 8, {}));
 }
 
-/// Every width of pattern, at every address that it may have, into part of a word, several words, more than one wave.
+/// Fills with every width of pattern, at every valid address, part of a word, several words, and more than one wave.
 inline void expect_fill_repeats(Device& device) {
   constexpr uint64_t kPattern = 0x1122334455667788;
   constexpr size_t kSlack = 64;
@@ -119,7 +119,8 @@ inline void expect_fill_repeats(Device& device) {
   }
 }
 
-/// A bit anywhere, and two words exchanged, change the fingerprint; where the memory lies does not. Likewise equal().
+/// Changing any bit or exchanging two words changes the fingerprint; the memory's address does not. The same for
+/// equal().
 inline void expect_content_is_told_apart(Device& device) {
   for (const size_t bytes : {0, 1, 7, 8, 9, 64, 4097, 65536, 65537, 1'000'003}) {
     std::vector<std::byte> content = random_bytes(bytes);

@@ -23,7 +23,7 @@ inline Tensor tensor(const std::string& name, DType dtype, const Shape& shape,
   return result;
 }
 
-/// Values of no order, none of them 0, that fp32 does not hold exactly.
+/// Irregular nonzero values that fp32 does not hold exactly.
 inline double wave(int64_t i) { return 1.5 + std::sin(static_cast<double>(i) * 1.7) + 1e-9; }
 
 inline std::string write(const std::string& name, std::vector<Tensor> tensors) {
@@ -43,7 +43,7 @@ std::vector<Tensor> list(Tensor first, More... more) {
   return tensors;
 }
 
-/// Judges by the gold alone.
+/// Flags that judge by the gold only.
 inline constexpr char kClass[] = "--contract contracts/policies/assert_close.json --class reduction";
 
 }  // namespace checkop

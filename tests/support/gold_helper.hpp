@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests of the gold: small cases of any operator, inputs that depend on nothing else, and all gold rows in vectors.
+// For tests of the gold: small cases of any operator, inputs that do not depend on other code, and all gold rows as
+// vectors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,14 +19,14 @@
 
 namespace checkop {
 
-/// Every element of one output, as a row-major matrix. Empty for an output that the case does not have.
+/// Every element of one output as a row-major matrix. Empty for an output that the case does not have.
 struct GoldOutput {
   std::string name;
   int64_t rows = 0, columns = 0;
   std::vector<double> value, magnitude, rounding;
 };
 
-/// The gold of `c` in the order of the pass's outputs. Throws when a row comes twice or not at all.
+/// The gold of `c`, in the order of the pass's outputs. Throws when a row is emitted twice or not at all.
 inline std::vector<GoldOutput> collect_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads) {
   std::vector<GoldOutput> outputs;
   std::vector<std::vector<char>> seen;
@@ -40,7 +41,7 @@ inline std::vector<GoldOutput> collect_gold(const Case& c, const std::vector<Ten
     seen.emplace_back(static_cast<size_t>(output.rows), 0);
     outputs.push_back(std::move(output));
   }
-  // Rows are disjoint, so the threads write to different elements and need no lock.
+  // Rows are disjoint, so the threads write to different elements without a lock.
   run_gold(c, inputs, threads, [&](const GoldRows& rows) {
     GoldOutput& output = outputs.at(static_cast<size_t>(rows.output));
     const int64_t cut = rows.columns / output.columns, first = rows.first_row * cut, end = first + rows.n_rows * cut;
@@ -68,7 +69,7 @@ inline std::vector<GoldOutput> collect_gold(const Case& c, const std::vector<Ten
 
 using Dims = std::map<std::string, int64_t, std::less<>>;
 
-/// Extents of dimensions that an operator does not take at any size, chosen for tests of every operator.
+/// Extents for dimensions that can't have an arbitrary size, chosen for tests of every operator.
 struct OwnExtent {
   std::string_view op, dim;
   int64_t extent;
@@ -81,11 +82,11 @@ inline constexpr OwnExtent kOwnExtents[] = {
     {"kv_cache_attention", "kv_heads", 2},
     {"kv_cache_attention", "q_seq", 3},  // one new key per query
     {"kv_cache_attention", "new_seq", 3},
-    {"tp_logp", "world_size", 1},  // ranks need one another
+    {"tp_logp", "world_size", 1},  // ranks need each other
     {"tp_linear_logp", "world_size", 1},
 };
 
-/// A size for every dimension of `op`: extent_of(dim), where the operator does not ask for one of its own.
+/// A size for every dimension of `op`: its own extent above, otherwise extent_of(dim).
 template <class ExtentOf>
 Dims dims_with(const Operator& op, ExtentOf extent_of) {
   Dims dims;
@@ -101,7 +102,7 @@ inline Dims test_dims(const Operator& op, int64_t smallest) {
   return dims_with(op, [&](std::string_view) { return smallest++; });
 }
 
-/// A case with the operator's own attributes. `optionals` as Case::optionals.
+/// A case with the operator's default attributes. `optionals` as in Case::optionals.
 inline Case gold_case(std::string_view op, std::string_view pass, DType dtype, const Dims& dims,
                       const std::set<std::string, std::less<>>& optionals = {}) {
   Case c;
@@ -116,7 +117,7 @@ inline Case gold_case(std::string_view op, std::string_view pass, DType dtype, c
   return c;
 }
 
-/// The case with each extent raised by 0 to 3, as little as its operator's own rules ask for: an even batch, say.
+/// The case with each extent raised by 0 to 3, only as far as its operator's rules require, such as an even batch.
 inline Case fitted(Case c) {
   constexpr int64_t kChoices = 4;
   const Dims dims = c.dims;
@@ -134,13 +135,13 @@ inline Case fitted(Case c) {
   throw std::logic_error("no sizes suit operator " + std::string(c.op->name));
 }
 
-/// The same question of the other pass.
+/// The same case for the other pass.
 inline Case with_pass(Case c, std::string_view pass) {
   c.pass = find_pass(*c.op, pass);
   return c;
 }
 
-/// A present input of `c`, filled by element(index); an absent one has an empty name.
+/// An input of `c`, filled by element(index); an input that `c` does not have gets an empty name.
 template <class Element>
 Tensor gold_input(const Case& c, const TensorSpec& spec, Element element) {
   if (!is_present(c, spec)) return {};
@@ -149,8 +150,8 @@ Tensor gold_input(const Case& c, const TensorSpec& spec, Element element) {
   return tensor;
 }
 
-/// Ids in range, everything else multiples of 1/64 in [-2, 2]: every dtype holds them exactly.
-/// A tensor's values depend on its name and `seed` alone, so both passes get the same.
+/// Ids in range, everything else multiples of 1/64 in [-2, 2], which every dtype holds exactly.
+/// A tensor's values depend only on its name and `seed`, so both passes get the same.
 inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
   std::vector<Tensor> inputs;
   for (const TensorSpec& spec : c.pass->inputs) {
@@ -177,7 +178,7 @@ inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
   return inputs;
 }
 
-/// The position of a name among the pass's inputs or outputs.
+/// Index of `name` among the pass's inputs or outputs.
 inline size_t input_index(const Pass& pass, std::string_view name) {
   for (size_t i = 0; i < pass.inputs.size(); ++i) {
     if (pass.inputs[i].name == name) return i;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests that judge outputs: right ones, and the shipped contract.
+// For tests that judge outputs: correct outputs, and the shipped contract.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace checkop {
 
-/// Outputs that hold the gold, rounded once.
+/// Outputs that contain the gold, rounded once.
 inline std::vector<Tensor> rounded_gold(const Case& c, const std::vector<Tensor>& inputs) {
   std::vector<Tensor> outputs = make_outputs(c);
   const auto gold = collect_gold(c, inputs, 1);

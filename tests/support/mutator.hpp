@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Damages files for the tests of their readers. What it does is a function of the seed alone.
+// Damages files for tests of their readers. The damage depends only on the seed.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class Mutator {
 
   uint64_t below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
 
-  /// One to four damages to a JSON text, some to its structure, some to its characters.
+  /// Applies one to four damages to a JSON text, to its structure or its characters.
   std::string damage_json(std::string text) {
     const uint64_t times = 1 + below(4);
     for (uint64_t i = 0; i < times; ++i) {
@@ -43,7 +43,7 @@ class Mutator {
  private:
   using Json = nlohmann::ordered_json;
 
-  /// A value that a reader may not expect where it stands.
+  /// A value that a reader may not expect.
   std::string word() {
     static constexpr std::array<std::string_view, 50> kWords{"NaN",
                                                              "Infinity",
@@ -134,7 +134,7 @@ class Mutator {
     }
   }
 
-  /// The next key after `at` once more, with another value.
+  /// Repeats the next key after `at` with another value.
   void double_a_key(std::string& text, size_t at) {
     const size_t colon = text.find("\":", at);
     if (colon == std::string::npos || colon == 0) return;
@@ -156,7 +156,7 @@ class Mutator {
     for (auto& each : value) collect(each, all);
   }
 
-  /// Text that is no JSON any more comes back as it is.
+  /// Damages the structure of a JSON text. Returns a text that is not JSON unchanged.
   std::string restructured(const std::string& text) {
     if (std::count(text.begin(), text.end(), '[') + std::count(text.begin(), text.end(), '{') > 1000) return text;
     Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -190,7 +190,7 @@ class Mutator {
         break;
       default: {
         const std::string text_of_value = word();
-        if (text_of_value.size() > 1000) break;  // too deep to be copied here
+        if (text_of_value.size() > 1000) break;  // too deeply nested to copy
         const Json value = Json::parse(text_of_value, nullptr, false);
         if (!value.is_discarded()) one = value;
       }

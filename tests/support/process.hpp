@@ -18,9 +18,9 @@ struct ProcessResult {
   std::string text;  ///< stdout and stderr
 };
 
-/// Runs the program in the source folder; `arguments` are read by a shell.
+/// Runs the program in the source folder; a shell parses `arguments`.
 inline ProcessResult run_program(const std::string& arguments) {
-  // As outside of GitHub's runners, wherever the tests run.
+  // Behaves as outside GitHub's runners, wherever the tests run.
   const std::string command =
       fmt::format("cd '{}' && env -u GITHUB_ACTIONS '{}' {} 2>&1", CHECKOP_SOURCE_DIR, kProgram, arguments);
   std::FILE* pipe = popen(command.c_str(), "r");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of reports, and what lasts of them.
+// Report files, and the parts of them that do not change between runs.
 #pragma once
 
 #include <fmt/format.h>
@@ -30,10 +30,10 @@ inline std::string write_text(const std::string& name, const std::string& text) 
   return report_path(name);
 }
 
-/// Without what differs from run to run and from machine to machine.
+/// The report without fields that differ between runs and machines.
 inline json lasting_part(json report) {
   report.erase("volatile");  // times, hosts, shards
-  report.erase("command");   // names the report's file, and not the shard
+  report.erase("command");   // contains the report's file name, and lacks the shard
   return report;
 }
 
@@ -47,7 +47,7 @@ inline std::map<std::string, int> verdicts_of_report(const json& report) {
 
 using Counts = std::map<std::string, int>;
 
-/// A case whose rows are all the same, which tells nothing alone, and one whose rows differ.
+/// A case whose rows are all the same, which alone proves nothing, and optionally one whose rows differ.
 inline std::string cases_of_equal_rows(bool and_another) {
   const std::string another = R"(, {"op": "silu", "dims": {"batch": 1, "seq": 3, "hidden": 16}})";
   return write_text("cases.json", fmt::format(R"({{"format": "check_operator/cases-1", "cases": [

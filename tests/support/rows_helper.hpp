@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests of operators with rows to leave out: generated inputs, and the native candidate's answer to them.
+// For tests of operators with ignored rows: generated inputs, and the native candidate's outputs.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,8 +22,8 @@ inline void set_row(Tensor& tensor, int64_t row, double value) {
   for (int64_t i = row * columns; i < (row + 1) * columns; ++i) tensor.set(i, value);
 }
 
-/// Inputs of ratio_kl or grpo_loss with every token active, and the old log-probabilities those of the policy: no token
-/// holds what must not be read.
+/// Inputs of ratio_kl or grpo_loss with every token active and the policy's own log-probabilities as old ones: no token
+/// holds values that must not be read.
 inline std::vector<Tensor> active_policy_inputs(const Case& c) {
   std::vector<Tensor> inputs = make_inputs(c, 1);
   const int64_t vocab = input(c, inputs, "policy_logits").shape.back();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small cases of matmul and linear_logp and the test plugins that run them.
+// Small cases of matmul and linear_logp, and the test plugins that run them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ inline Case linear_logp_case(std::string_view pass, bool bias) {
   return c;
 }
 
-/// Inputs whose values depend on the row alone: 1, 2, 3, ... in steps; ids are 0, 1, 2, ...
+/// Inputs whose values depend only on the row: 1, 2, 3, ... in steps; ids are 0, 1, 2, ...
 inline std::vector<Tensor> counting_inputs(const Case& c) {
   std::vector<Tensor> inputs;
   for (const TensorSpec& spec : c.pass->inputs) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests that need what comes with the program: contracts, case files, presets.
+// For tests that need files shipped with the program: contracts, case files, presets.
 #pragma once
 
 #include <filesystem>
 
 namespace checkop {
 
-/// Works in the source tree for a while: what comes with the program is found there.
+/// Changes to the source tree for its lifetime, so that shipped files are found.
 class InSourceTree {
  public:
   InSourceTree() { std::filesystem::current_path(CHECKOP_SOURCE_DIR); }

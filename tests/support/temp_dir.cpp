@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A folder of its own for every process of tests: they run side by side, and some use the same file names.
+// A separate folder for each test process: they run in parallel, and some use the same file names.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -10,7 +10,7 @@
 
 namespace {
 
-/// Where testing::TempDir() is, from before the first test until the process ends.
+/// Sets testing::TempDir() from before the first test until the process ends.
 class TempDir {
  public:
   TempDir() : path_((std::filesystem::temp_directory_path() / "checkop_tests.XXXXXX").string()) {
@@ -19,7 +19,7 @@ class TempDir {
   }
   ~TempDir() {
     std::error_code ignored;
-    if (getpid() == owner_) std::filesystem::remove_all(path_, ignored);  // a forked child leaves it alone
+    if (getpid() == owner_) std::filesystem::remove_all(path_, ignored);  // a forked child must not remove it
   }
 
  private:

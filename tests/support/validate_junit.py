@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Validates JUnit XML against what Ant's and Jenkins' schemas have in common: validate_junit.py FILE...
+"""Validates JUnit XML against the rules that Ant's and Jenkins' schemas share: validate_junit.py FILE...
 
-Elements in their order, attributes with their types, counts that are those of the test cases.
+Checks the order of elements, the types of attributes, and that counts match the test cases.
 Prints 'N files valid'. Exits 1 with the first error (file, element, what), 2 when called wrongly.
 """
 import re

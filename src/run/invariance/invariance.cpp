@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts, axis by axis.
+// Plans the contexts of a case, axis by axis.
 #include "run/invariance/invariance.hpp"
 
 #include <fmt/format.h>
@@ -18,9 +18,9 @@
 namespace checkop {
 namespace {
 
-/// Heights of tiles and pages that kernels are cut to.
+/// Heights of tiles and pages that kernels commonly use.
 constexpr int64_t kTile = 16, kLargeTile = 128, kPage = 256;
-/// Rows of contexts that need not have all: several of the largest tiles.
+/// Number of rows for contexts that need not have all: several of the largest tiles.
 constexpr int64_t kFocus = 2 * kLargeTile, kQuickFocus = 64;
 
 std::vector<int64_t> range(int64_t begin, int64_t end) {
@@ -66,7 +66,8 @@ class Planner {
     return context;
   }
 
-  /// Rows [0, focus): the whole case where that is all there is, else against the same rows launched plainly.
+  /// A context on rows [0, focus). If that is the whole case, it is compared with the full batch; otherwise with its
+  /// twin, a plain launch of the same rows.
   Context focused(Axis axis, std::string what) const {
     if (focus_ == n_) return full(axis, std::move(what));
     Context context = of(axis, std::move(what), range(0, focus_));
@@ -74,7 +75,7 @@ class Planner {
     return context;
   }
 
-  /// The context on few rows, where those cost less, and on the whole case.
+  /// Adds the context on a few rows, if these are fewer than all, and on the whole case.
   template <class Edit>
   void add_focused_and_full(Axis axis, const std::string& what, const Edit& edit) {
     for (const bool small : {true, false}) {
@@ -121,7 +122,7 @@ class Planner {
     add(full(Axis::after_shapes, "the same launch after those of other shapes"));
   }
 
-  /// The first launch of a context is what the others are compared with.
+  /// Several launches, each compared with the first one of its context.
   void repetition() {
     constexpr double kShare = 3;
     constexpr int64_t kPart = 16;
@@ -168,7 +169,8 @@ class Planner {
     for (const int64_t m : {1, 2, 4, 8, 16}) at_other_places(m);
   }
 
-  /// A few rows hold too few elements to show a change that only so few rows make: more of them, here and there.
+  /// A few rows have too few elements to show a change that occurs only in so small batches. So this launches more such
+  /// batches, taken from different places.
   void at_other_places(int64_t m) {
     constexpr int64_t kElements = 4096, kMostPlaces = 64;
     int64_t columns = kElements;
@@ -183,7 +185,7 @@ class Planner {
     }
   }
 
-  /// Numbers of rows, those at which kernels change their minds most often first.
+  /// Batch sizes, starting with those at which kernels most often change their algorithm.
   std::vector<int64_t> sizes() const {
     std::vector<int64_t> wanted{2, 16, 64, 128, 17, 3, 8, 32, 65, 129, 4, 9, 5, 6, 7, 15, 31, 33, 63, 96, 127};
     add_wave_edges(wanted);
@@ -196,7 +198,7 @@ class Planner {
     return sizes;
   }
 
-  /// Rows at which the tiles of the first output fill the multiprocessors once, twice, four times.
+  /// Batch sizes at which the tiles of the first output fill the SMs once, twice and four times.
   void add_wave_edges(std::vector<int64_t>& wanted) const {
     const OutputSpec& output = c_.pass->outputs.front();
     if (device_.kind == "cpu" || device_.multiprocessors < 1 || !is_per_row(*c_.op, output.tensor)) return;
@@ -237,7 +239,7 @@ class Planner {
     add(std::move(shuffled));
   }
 
-  /// Every second row, from `first` on, disturbs the others.
+  /// Replaces every second row, from `first` on, to disturb the others.
   void disturbed(Context context, int64_t first, Disturbance disturbance) {
     for (size_t i = static_cast<size_t>(first); i < context.rows.size(); i += 2) context.rows[i] = ~context.rows[i];
     context.sums = false, context.disturbance = disturbance;
@@ -266,7 +268,7 @@ class Planner {
     }
   }
 
-  /// The batch, and its first rows, with others behind it up to the edge of a tile.
+  /// The batch, and its first rows, followed by other rows up to a multiple of a tile's height.
   void padding() {
     using enum Disturbance;
     padded(n_, 1, nan);
@@ -288,7 +290,7 @@ class Planner {
     for (const auto& [elements, zeros] : {std::pair{int64_t{8}, false}, {1, false}, {16, true}}) {
       const std::string what = fmt::format("{} element{} of {} behind each row", elements, elements == 1 ? "" : "s",
                                            zeros ? "zeros" : "NaN");
-      // A kernel that refuses does so before any work: the whole batch first.
+      // A kernel that refuses this layout does so before any work, so the whole batch comes first.
       for (const bool all : {true, false}) {
         if (!all && focus_ == n_) continue;
         Context context = all ? full(Axis::row_stride, what)
@@ -339,8 +341,8 @@ class Planner {
     }
   }
 
-  /// First one context of every axis and those that cover the rows, then what costs little, then the rest, the axes in
-  /// turn.
+  /// First one context of each axis and those that cover the rows, then cheap ones, then the rest, taking turns between
+  /// axes.
   int priority_of(Axis axis, size_t place, const Context& context) const {
     constexpr double kLittle = 0.25;
     if (axis == Axis::repetition) return 0;
@@ -373,7 +375,7 @@ class Planner {
       if (new_twin) twins.insert(context.twin);
       return false;
     });
-    // In the order of axes, but for those that want other shapes before them.
+    // In the order of axes, except that after_shapes comes last: it needs launches of other shapes before it.
     std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       const bool a_last = a.axis == Axis::after_shapes, b_last = b.axis == Axis::after_shapes;
       return std::tie(a_last, a.axis, a.place) < std::tie(b_last, b.axis, b.place);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts: other launches in which a row must keep its bits. Which ones a case gets; pure.
+// Contexts: other launches in which a row must keep its bits. Plans the contexts of a case; pure.
 #pragma once
 
 #include <cstddef>
@@ -15,49 +15,50 @@
 
 namespace checkop {
 
-/// What floating-point inputs of a row hold that is there to disturb the others.
+/// Content of the floating-point inputs of rows that are there to disturb other rows.
 enum class Disturbance : uint8_t { none, zeros, huge, nan, infinity };
 
 std::string_view describe(Disturbance disturbance);  ///< "copies of one of them", "NaN"
 
-/// One launch of some rows of a case, or several of the same.
+/// One launch of some rows of a case, or several equal launches.
 struct Context {
   Axis axis;
   std::string what;  ///< "the last row alone"
-  /// The row of the case that each row of the launch is. Negative: ~r, made of row r to disturb, and not compared.
+  /// For each row of the launch, its row of the case. ~r (negative) is a row that replaces row r to disturb the others;
+  /// it is not compared.
   std::vector<int64_t> rows;
-  int64_t outer = 1;  ///< of the row dimensions, the first; the last has rows/outer, any other is 1
-  bool sums = false;  ///< the rows are those of what it is compared with, in order: sums over rows are compared too
+  int64_t outer = 1;  ///< extent of the first row dimension; the last has rows/outer, others have 1
+  bool sums = false;  ///< the rows are those of the reference, in order, so sums over rows are compared too
   Disturbance disturbance = Disturbance::none;
-  int launches = 1;                  ///< more: each but the first is compared with the first
-  size_t offset = 0;                 ///< bytes past a 256-byte boundary, rounded up to whole elements, of every tensor
-  int64_t row_padding = 0;           ///< elements between rows of per-row tensors with rank 2 or more
-  bool zeros_between = false;        ///< what those hold; else NaN
-  int outputs_before = 0;            ///< what lies in the outputs: poison 0 or 1, or zeros (2)
-  uint64_t workspace_before = 0xff;  ///< every byte of the workspace
-  size_t workspace_extra = 0;        ///< bytes more than asked for
+  int launches = 1;                  ///< if more than 1, each is compared with the first
+  size_t offset = 0;                 ///< of every tensor: bytes past a 256-byte boundary, rounded up to whole elements
+  int64_t row_padding = 0;           ///< elements between rows of per-row tensors of rank 2 or more
+  bool zeros_between = false;        ///< whether the padding holds zeros; else NaN
+  int outputs_before = 0;            ///< initial content of the outputs: poison 0 or 1, or zeros (2)
+  uint64_t workspace_before = 0xff;  ///< initial value of every byte of the workspace
+  size_t workspace_extra = 0;        ///< bytes more than requested
   LaunchMode mode = {};
-  bool covers = false;  ///< it is needed for its axis to compare every row but the first, and every carried sum
-  int64_t ranks = 0;    ///< that share the launch; 0: those of the case
-  /// The batch is launched in pieces of so many rows, in order, each with the sums of the one before as its carries;
-  /// what the last one leaves of carried sums is compared, and nothing else. 0: one launch.
+  bool covers = false;  ///< must run, so that its axis compares every row but the first, and every carried sum
+  int64_t ranks = 0;    ///< number of ranks of the launch; 0: as in the case
+  /// If not 0, the batch is launched in pieces of `piece_rows` rows, in order. Each piece takes the sums of the piece
+  /// before it as carries. Only the carried sums after the last piece are compared.
   int64_t piece_rows = 0;
-  /// Rows [first, second) of the case, launched plainly, are what it is compared with; an empty range: the full batch.
+  /// The reference is a plain launch of rows [first, second) of the case; if the range is empty, the full batch.
   std::pair<int64_t, int64_t> twin{0, 0};
 
   bool has_twin() const { return twin.second > twin.first; }
 };
 
-/// The most that all contexts of a case cost together, in launches of the whole case, two of them the runner's own.
+/// The largest total cost of a case's contexts, in launches of the whole case, including the runner's own two.
 inline constexpr double kMostLaunches = 20;
 
-/// What launches beside the boundaries between a candidate's variants may cost on top of that.
+/// The largest additional cost of launches next to the boundaries between a candidate's variants.
 inline constexpr double kMostForBoundaries = 4;
 
-/// What a launch of `context` costs, in launches of the whole case: the bytes of its tensors, or its multiplications at
-/// kProductsPerByte where they take longer, as on an H200 in bf16. Where arithmetic is slower, a launch of few rows
-/// costs less than this says. A small case counts as kSmallBytes, on a GPU as kSmallGpuBytes, for below that a launch
-/// costs more than what it does.
+/// The cost of a launch of `context`, in launches of the whole case. A launch costs the bytes of its tensors, or its
+/// multiplications at kProductsPerByte if these take longer (the ratio of an H200 in bf16). With slower arithmetic, a
+/// launch of few rows costs less than this estimate. A small case counts as kSmallBytes, on a GPU as kSmallGpuBytes,
+/// because below that the launch itself takes longer than its work.
 inline constexpr double kSmallBytes = 4 << 20, kSmallGpuBytes = 256 << 20, kProductsPerByte = 100;
 double cost_of(const Case& c, const DeviceInfo& device, const Context& context);
 
@@ -66,31 +67,32 @@ std::string rows_text(int64_t n);  ///< "1 row", "17 rows"
 /// The first n rows of a case alone.
 Context first_rows(int64_t n);
 
-/// The case that a context launches; of pieces, that of the whole.
+/// The case that a context launches; for pieces, the whole case.
 Case context_case(const Case& c, const Context& context);
 
-/// The launches of a context of pieces.
+/// The launches of a context with piece_rows > 0.
 std::vector<Context> pieces_of(const Context& context);
 
-/// Whether an axis is asked of an output: those of rows of per-row outputs, and `chunks` of carried sums too.
+/// Whether `axis` applies to an output: row axes only to per-row outputs, except that `chunks` applies to carried sums.
 bool is_asked_of(const Case& c, const TensorSpec& output, Axis axis);
 
-/// Rows that `context` compares: row 0 does not count for axes of rows.
+/// Rows that `context` compares; on row axes without row 0.
 int64_t rows_that_count(const Context& context);
 
-/// Elements of an output that `context` compares, row 0 of axes of rows not counted; 0 where it says nothing of it.
+/// Elements of an output that `context` compares, on row axes without row 0; 0 if it does not compare the output.
 int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context);
 
-/// The contexts of `c` in the order in which they run. Without `plan.all` these are batch (the last row alone, the
-/// first half), position and neighbours on at most 64 rows: what a kernel breaks most often, for the price of a launch
-/// or two. With it every axis has its contexts, and every axis of rows compares every row but the first; of the others,
-/// when all would cost more than kMostLaunches together, those that no longer fit are left out, the least telling
-/// first. `repetition` keeps its number of launches, most of them on few rows; only where those cost as much as many,
-/// since weights outweigh the rows, does the whole cost more than kMostLaunches. None for a case without rows, and none
-/// of rows for operators without row dimensions.
+/// The contexts of `c` in the order in which they run.
+/// Without `plan.all`: batch (the last row alone, the first half), position and neighbours, on at most 64 rows. They
+/// find the most frequent faults for the cost of one or two launches.
+/// With `plan.all`: every axis has contexts, and every row axis compares every row but the first. If all contexts would
+/// cost more than kMostLaunches, the least useful ones are left out.
+/// `repetition` keeps its number of launches, most of them on few rows. Only if few rows cost as much as many, because
+/// weights are larger than the rows, can the total exceed kMostLaunches.
+/// Returns nothing for a case without rows, and no row contexts for operators without row dimensions.
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan);
 
-/// The contexts that `checks` ask for.
+/// The contexts that `checks` request.
 std::vector<Context> contexts_of(const Case& c, const DeviceInfo& device, const RunChecks& checks);
 
 }  // namespace checkop

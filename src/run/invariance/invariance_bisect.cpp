@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// At which number of rows something changes: by bisection.
+// Finds batch sizes at which something changes, by bisection.
 #include "run/invariance/invariance_bisect.hpp"
 
 #include <algorithm>

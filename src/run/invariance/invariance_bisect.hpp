@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// At which number of rows something changes.
+// Finds batch sizes at which something changes.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace checkop {
 
-/// The smallest number of rows, of 2 to n, that differs() is true of; 0 where none was found. Powers of two bracket the
-/// first change: kernels seldom go back to what they did before.
+/// The smallest number of rows from 2 to n for which differs() is true; 0 if none was found. Doubles the rows up to the
+/// first change, then bisects: kernels seldom return to an earlier behaviour.
 int64_t smallest_that_differs(int64_t n, const std::function<bool(int64_t)>& differs);
 
-/// Variants by the number of rows that they ran for: adds numbers until wherever the variant changes, both neighbours
-/// are known. variant_at(rows) asks for one more; nullopt: that can't be told, and the gap stays.
+/// `variants` maps numbers of rows to the variant that ran. Adds numbers by bisection until, at each change of variant,
+/// both neighbouring numbers are known. variant_at(rows) runs one more; if it returns nullopt, the gap stays.
 void find_boundaries(std::map<int64_t, std::string>& variants,
                      const std::function<std::optional<std::string>(int64_t)>& variant_at);
 

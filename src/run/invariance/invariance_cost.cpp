@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a context launches, costs and compares.
+// The case that a context launches, its cost, and what it compares.
 #include <fmt/format.h>
 
 #include <algorithm>

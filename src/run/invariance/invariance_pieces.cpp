@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of a batch.
+// Plans launches of a batch in pieces with carried sums.
 #include "run/invariance/invariance_pieces.hpp"
 
 #include <fmt/format.h>

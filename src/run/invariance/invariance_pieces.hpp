@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches that are cut in pieces whose sums are carried on: which ones a case gets.
+// Plans launches of a batch in pieces, with sums carried from piece to piece.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace checkop {
 
-/// The batch in pieces of `rows` rows, rounded up to where it may be cut, for each of these that leaves more than one
-/// piece; the first covers its axis. None for a case that carries nothing.
+/// One context for each entry of `rows` that gives more than one piece: the batch in pieces of that many rows, rounded
+/// up to a multiple of kCarryRows. The first one covers its axis. Empty for a case without carried sums.
 std::vector<Context> carried_pieces(const Case& c, const std::vector<int64_t>& rows);
 
-/// The input that output `output` of the case carries on.
+/// The index of the input whose sums output `output` carries on.
 size_t carry_of(const Case& c, size_t output);
 
 }  // namespace checkop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a case as a context has them: gathered on the way in, told apart on the way out.
+// Gathers the rows of a context's inputs, and compares its output rows with those of the case.
 #include "run/invariance/invariance_rows.hpp"
 
 #include <algorithm>
@@ -13,14 +13,14 @@
 namespace checkop {
 namespace {
 
-/// Bits of a number that disturbs.
+/// The bits of a disturbing element.
 uint64_t pattern_of(DType dtype, Disturbance disturbance) {
   if (disturbance == Disturbance::nan) return poison_of(dtype).guard;
   const double infinity = std::numeric_limits<double>::infinity();
   uint64_t bits = 0;
   if (disturbance == Disturbance::zeros) return bits;
   info(dtype).encode(&infinity, reinterpret_cast<std::byte*>(&bits), 1);
-  return disturbance == Disturbance::huge ? bits - 1 : bits;  // what lies below infinity is the largest finite number
+  return disturbance == Disturbance::huge ? bits - 1 : bits;  // below infinity is the largest finite number
 }
 
 void fill_elements(std::byte* to, size_t width, uint64_t pattern, int64_t count) {
@@ -30,7 +30,7 @@ void fill_elements(std::byte* to, size_t width, uint64_t pattern, int64_t count)
   for (size_t done = width; done < bytes; done *= 2) std::memcpy(to + done, to, std::min(done, bytes - done));
 }
 
-/// A tensor with `padding` elements of `pattern` behind each run of `run` elements.
+/// A copy of a tensor with `padding` elements of `pattern` behind each run of `run` elements.
 std::vector<std::byte> spread(const std::byte* from, int64_t count, int64_t run, int64_t padding, size_t width,
                               uint64_t pattern) {
   std::vector<std::byte> to(static_cast<size_t>(count / run * (run + padding)) * width);
@@ -42,7 +42,7 @@ std::vector<std::byte> spread(const std::byte* from, int64_t count, int64_t run,
   return to;
 }
 
-/// The row of the input that each row of the launch is; negative: it disturbs, and holds none.
+/// For each row of the launch, its row of the input; negative if it only holds disturbing elements.
 std::vector<int64_t> sources_of(const Context& context, DType dtype) {
   std::vector<int64_t> rows = context.rows;
   if (context.disturbance != Disturbance::none && info(dtype).is_float) return rows;
@@ -85,7 +85,7 @@ const std::byte* gather(const Case& c, const Context& context, const Tensor& fro
     }
   }
   if (padding > 0) {
-    // The last dimension may be one of rows: a launch of other rows has another run.
+    // The last dimension may be a row dimension, so its extent depends on the launch.
     const int64_t run = shape_of(context_case(c, context), spec).back();
     storage = spread(content, count, run, padding, width, context.zeros_between ? 0 : poison_of(from.dtype).guard);
     content = storage.data();
@@ -95,7 +95,7 @@ const std::byte* gather(const Case& c, const Context& context, const Tensor& fro
 
 namespace {
 
-/// As gather_there(), without padding.
+/// Like gather_there(), without padding.
 void take_rows(Device& device, const Case& c, const Context& context, GuardedBuffer& from, const TensorSpec& spec,
                GuardedBuffer& to) {
   if (!is_per_row(*c.op, spec)) return to.copy_from(from);
@@ -110,7 +110,7 @@ void take_rows(Device& device, const Case& c, const Context& context, GuardedBuf
   device.copy_rows(to.data(), row_bytes, from.data(), row_bytes, rows);
 }
 
-/// Fills `to` with what gather() returns, from all of the input, which lies in `from`. Puts work on the stream.
+/// Fills `to` like gather(), from `from`, the whole input on the device. Enqueues work on the stream.
 void gather_there(Device& device, const Case& c, const Context& context, GuardedBuffer& from, const TensorSpec& spec,
                   int64_t padding, GuardedBuffer& to) {
   if (padding == 0) return take_rows(device, c, context, from, spec, to);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a case as a context has them: gathered on the way in, told apart on the way out.
+// Gathers the rows of a context's inputs, and compares its output rows with those of the case.
 #pragma once
 
 #include <cstddef>
@@ -11,26 +11,26 @@
 
 namespace checkop {
 
-/// Input `from` of `c` as the context's launch gets it, `padding` elements behind each run of its last dimension; in
-/// `storage` where that is not the host's memory as it lies.
+/// Input `from` of `c` as the context's launch gets it, with `padding` elements behind each run of its last dimension.
+/// Points into `from`, or into `storage` if the data had to be copied.
 const std::byte* gather(const Case& c, const Context& context, const Tensor& from, const TensorSpec& spec,
                         int64_t padding, std::vector<std::byte>& storage);
 
-/// The inputs of a case, of which contexts take theirs: on the device where there is room, otherwise on the host.
+/// Source of the contexts' inputs: the inputs of a case, on the device if they fit, otherwise on the host.
 class ContextInputs {
  public:
-  /// `full`: those of the full batch. What contexts share stays on the device, and what they take rows of if it is
-  /// small: the largest cases fill the device.
+  /// `full`: the inputs of the full batch. Inputs shared by contexts stay on the device; per-row inputs stay only while
+  /// they are small, since the largest cases fill the device.
   ContextInputs(Device& device, const Case& c, const std::vector<Tensor>& host, std::vector<BufferPtr> full);
 
-  /// Adds the inputs of `stage`, which is to launch `context`. Input i is `carries[i]` where there is one. Returns
-  /// those that the stage alone has, nullptr for others.
+  /// Adds the inputs of `stage`, which will launch `context`. If `carries[i]` is set, it becomes input i. Returns the
+  /// inputs made for this stage, with nullptr for the others.
   std::vector<BufferPtr> add_to(Stage& stage, const Context& context, const std::vector<BufferPtr>& carries,
                                 bool is_looked_at) const;
-  /// A sentence for each of `own`, from add_to(), whose bytes are no longer those that it was given.
+  /// Adds a sentence for each changed buffer of `own`, which add_to() returned.
   void note_modified(const Stage& stage, const Context& context, const std::vector<BufferPtr>& own,
                      std::vector<std::string>& modified) const;
-  /// Likewise of what stayed.
+  /// The same for the inputs that stayed on the device.
   void note_modified(std::vector<std::string>& modified) const;
 
  private:
@@ -39,17 +39,17 @@ class ContextInputs {
   Device& device_;
   const Case& c_;
   const std::vector<Tensor>& host_;
-  std::vector<BufferPtr> kept_;  ///< nullptr: absent, or on the host alone
+  std::vector<BufferPtr> kept_;  ///< nullptr if absent, or only on the host
 };
 
-/// Collects the differences of one per-row output in one context.
+/// Collects the bit differences of one per-row output in one context.
 class RowsCompared {
  public:
-  /// `reference` has `columns` elements a row and begins at row `first_row` of the full batch.
+  /// `reference` has `columns` elements per row and begins at row `first_row` of the full batch.
   RowsCompared(const Context& context, const Tensor& reference, int64_t columns, int64_t first_row, ContextBits& found)
       : context_(context), reference_(reference), columns_(columns), first_row_(first_row), found_(found) {}
 
-  /// Elements [first, first + n) of the launch's output.
+  /// Compares elements [first, first + n) of the launch's output.
   void add(const std::byte* block, int64_t first, int64_t n);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts on a device: their inputs gathered row by row, their outputs taken apart the same way.
+// Runs contexts on a device: gathers input rows, launches, and compares output rows.
 #include "run/invariance/invariance_run.hpp"
 
 #include <fmt/format.h>
@@ -63,13 +63,13 @@ class Contexts {
       body(k);
     } catch (const Stopped& stopped) {
       if (stopped.status != RunStatus::unsupported) throw;
-      // A candidate may demand a multiple of so many rows, say: then the context tells nothing.
+      // For example, a candidate may require a multiple of some number of rows. Then the context proves nothing.
       result_.contexts[k].supported = false;
       result_.contexts[k].message = stopped.message;
     }
   }
 
-  /// Whether the full batch's own buffers do. after_shapes comes last, when they are gone.
+  /// Whether the context can use the buffers of the full batch. after_shapes runs last, when these are freed.
   bool is_in_place(const Context& context) const {
     return context.sums && std::ssize(context.rows) == row_count(c_) && context.offset == 0 &&
            context.row_padding == 0 && context.ranks == 0 && context.piece_rows == 0 &&
@@ -90,7 +90,7 @@ class Contexts {
     result_.contexts[k].message = full_.launch(found_by(context));
     compare_launches(k, full_, *reference_, 0);
     if (context.axis == Axis::first_call && is_broken(k)) {
-      // Every later launch would disagree with the first: what they are compared with is the second.
+      // Every later launch would differ from the first too, so these are compared with the second.
       warm_ = download(full_);
       reference_ = &warm_;
     }
@@ -116,7 +116,7 @@ class Contexts {
     return outputs;
   }
 
-  /// What the stage's launch left against `reference`, or each further launch against the first.
+  /// Compares the stage's launch with `reference`; with several launches, each further launch with the first.
   void compare_launches(size_t k, Stage& stage, const std::vector<Tensor>& reference, int64_t first_row) {
     const Context& context = contexts_[k];
     if (context.launches == 1) return compare(k, stage, reference, first_row);
@@ -170,7 +170,7 @@ class Contexts {
     return matrix_view(*c_.op, c_.pass->outputs[i].tensor, output.shape).columns;
   }
 
-  /// Of output i, all that context k compares has the same bits.
+  /// Records that everything that context k compares of output i is equal.
   void note_equal(size_t k, const Stage& stage, size_t i) {
     if (!stage.outputs[i]) return;
     const Context& context = contexts_[k];
@@ -183,8 +183,8 @@ class Contexts {
     }
   }
 
-  /// Whether what the context compares of output i has the bits of `reference`, told without reading it back. False
-  /// also where that was not looked at: rows lie apart, or the reference is not there for long.
+  /// Whether the compared part of output i has the bits of `reference`, compared on the device. Also returns false if
+  /// it can't be compared there: rows have padding, or the reference is not kept on the device.
   bool equal_on_device(const Context& context, const Stage& stage, size_t i, const Tensor& reference,
                        int64_t first_row) {
     if (context.launches > 1 || stage.padding_of(c_.pass->outputs[i].tensor) > 0) return false;
@@ -197,7 +197,7 @@ class Contexts {
     return device_.rows_equal(stage.outputs[i]->data(), there->data(), row_bytes, rows);
   }
 
-  /// `reference` on the device; brought there if many contexts will ask for it.
+  /// `reference` on the device, or nullptr. Uploads it if many contexts will use it.
   BufferPtr on_device(const Tensor& reference) {
     const auto known = references_.find(&reference);
     if (known != references_.end()) return known->second;
@@ -207,7 +207,8 @@ class Contexts {
     return references_[&reference] = there;
   }
 
-  /// body(block, first element, elements) for the output without what lies between its rows, which must be as it was.
+  /// Calls body(block, first element, elements) for the output without the padding between rows. Reports padding that
+  /// changed.
   template <class Body>
   void read(const Stage& stage, const TensorSpec& spec, GuardedBuffer& output, const Body& body) {
     const int64_t padding = stage.padding_of(spec);
@@ -240,7 +241,7 @@ class Contexts {
     });
   }
 
-  /// Each with what the one before left as its carries.
+  /// Launches the pieces; each takes the carried sums of the piece before it.
   void run_pieces(size_t k) {
     std::vector<BufferPtr> carries(inputs_.size());
     const std::vector<Context> pieces = pieces_of(contexts_[k]);
@@ -275,7 +276,7 @@ class Contexts {
     return twins_.at(context.twin);
   }
 
-  /// What a twin's launch left on the device.
+  /// Downloads a twin's output, if it is only on the device.
   void bring_back(const Tensor& reference) {
     const auto found = not_here_.find(&reference);
     if (found == not_here_.end()) return;
@@ -283,7 +284,7 @@ class Contexts {
     not_here_.erase(found);
   }
 
-  /// `carries`: by input, what it is in place of the case's own; nullptr: its own.
+  /// `carries` replaces inputs; nullptr leaves the case's own input.
   template <class Look>
   void launch(const Context& context, const Look& look, const std::vector<BufferPtr>& carries = {}) {
     Stage stage(device_, kernel_, context_case(c_, context), suffix(context), {context.offset, context.row_padding});
@@ -298,8 +299,8 @@ class Contexts {
     kept_->note_modified(stage, context, own, result_.modified_inputs);
   }
 
-  /// Where the candidate says that it changes its variant with the number of rows, launches with the last number before
-  /// and the first behind.
+  /// Where the candidate reports another variant from some number of rows on, launches with the numbers next to that
+  /// boundary.
   void compare_beside_boundaries() {
     if (!checks_.plan.all) return;
     std::map<int64_t, std::string> variants{{row_count(c_), result_.message}};
@@ -325,7 +326,7 @@ class Contexts {
     if (asked) find_boundaries(variants, variant_at);
   }
 
-  /// Where an output's rows were seen to depend on the number of rows, the smallest number that shows it.
+  /// If an output's rows depend on the number of rows, finds the smallest number that shows it.
   void bisect() {
     for (size_t i = 0; i < result_.outputs.size(); ++i) {
       const std::vector<ContextBits>& found = result_.outputs[i].contexts;
@@ -338,7 +339,7 @@ class Contexts {
         try {
           result_.outputs[i].smallest_rows = smallest_rows(i, found[k].bits.first_index / columns);
         } catch (const Stopped& stopped) {
-          if (stopped.status != RunStatus::unsupported) throw;  // not every number of rows can be asked for
+          if (stopped.status != RunStatus::unsupported) throw;  // the candidate does not support every number of rows
         }
         break;
       }
@@ -347,13 +348,14 @@ class Contexts {
 
   Shape make_shape(size_t i) const { return shape_of(c_, c_.pass->outputs[i].tensor); }
 
-  /// The smallest number of rows at which `row`, as the first of them, has other bits than alone in output `i`.
+  /// The smallest number of rows for which `row`, as the first of them, differs from the single-row result in output
+  /// `i`.
   int64_t smallest_rows(size_t i, int64_t row) {
     const std::vector<std::byte> alone = row_among(i, row, 1);
     return smallest_that_differs(row_count(c_), [&](int64_t rows) { return row_among(i, row, rows) != alone; });
   }
 
-  /// Row `row` of output `i` when it is the first of `count` rows.
+  /// Row `row` of output `i`, launched as the first of `count` rows.
   std::vector<std::byte> row_among(size_t i, int64_t row, int64_t count) {
     const int64_t n = row_count(c_);
     Context context;
@@ -377,11 +379,11 @@ class Contexts {
   Stage& full_;
   RunResult& result_;
   std::vector<Context> contexts_;
-  std::optional<ContextInputs> kept_;  ///< once the full batch's stage needs them no more
+  std::optional<ContextInputs> kept_;  ///< set when the full batch's stage no longer needs its inputs
   std::vector<Tensor> warm_;
-  std::map<const Tensor*, BufferPtr> references_;  ///< what rows are compared with, on the device; nullptr: too large
+  std::map<const Tensor*, BufferPtr> references_;  ///< references on the device; nullptr: too large
   std::map<std::pair<int64_t, int64_t>, std::vector<Tensor>> twins_;
-  std::map<const Tensor*, Tensor*> not_here_;  ///< of twins, those that bring_back() was not called for
+  std::map<const Tensor*, Tensor*> not_here_;  ///< outputs of twins that were not downloaded yet
 };
 
 }  // namespace

@@ -10,13 +10,13 @@
 
 namespace checkop {
 
-/// What the first launch of the full batch left.
+/// The outputs of the first launch of the full batch.
 struct FirstOutputs {
   const std::vector<Tensor>& host;
-  const std::vector<BufferPtr>& there;  ///< on the device, as of Stage::copy_outputs()
+  const std::vector<BufferPtr>& there;  ///< on the device, from Stage::copy_outputs()
 };
 
-/// Launches the contexts that `checks` ask for and fills `result` with what they did to the bits of `first`. `full`
+/// Launches the contexts that `checks` request and records in `result` how they changed the bits of `first`. `full`
 /// holds the full batch; its per-row tensors are freed on the way.
 void run_contexts(Device& device, const checkop_kernel& kernel, const Case& c, const std::vector<Tensor>& inputs,
                   const FirstOutputs& first, const RunChecks& checks, Stage& full, RunResult& result);

@@ -2,7 +2,7 @@
 # Functions of find_package(check_operator).
 set(CHECK_OPERATOR_TESTS_SCRIPT ${CMAKE_CURRENT_LIST_DIR}/check_operatorTests.cmake)
 
-# Ends the configuration unless all arguments of `function` were understood and the `needed` ones given.
+# Fails the configuration if `function` got an unknown argument or lacks one of the `needed` arguments.
 function(check_operator_require function prefix)
   if(${prefix}_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${function}: unknown argument '${${prefix}_UNPARSED_ARGUMENTS}'; see ${CMAKE_CURRENT_FUNCTION_LIST_FILE}")
@@ -16,8 +16,8 @@ endfunction()
 
 # check_operator_add_kernel(NAME SOURCES FILE... OPERATOR OP)
 #
-# Makes the plugin NAME.so of .cu, .cpp or .c files, one of which exports check_operator_plugin(). NAME is also that of
-# the candidate in the plugin's table, and OP the operator there. Projects with .cu files enable CUDA.
+# Builds the plugin NAME.so from .cu, .cpp or .c files, one of which exports check_operator_plugin(). The plugin's table
+# must contain a candidate NAME for the operator OP. A project with .cu files must enable CUDA.
 function(check_operator_add_kernel name)
   cmake_parse_arguments(PARSE_ARGV 1 KERNEL "" "OPERATOR" "SOURCES")
   check_operator_require(check_operator_add_kernel KERNEL SOURCES OPERATOR)
@@ -30,18 +30,18 @@ endfunction()
 # check_operator_add_checks(NAME CASES FILE... CANDIDATE KERNEL... [CONTRACT FILE] [DEVICE cpu|cuda|cuda:N]
 #                           [ARGUMENTS ARG...] [EACH_CASE])
 #
-# Registers cases as CTest tests NAME/op/pass/candidate/dtype with the label check_operator. KERNEL is a target of
-# check_operator_add_kernel(), whose operator's cases are run, or a candidate that comes with check_operator. ARGUMENTS are
-# further flags of the program. The tests are found when ctest starts; when none are, or the program refuses, one test
-# NAME fails and says why.
-# EACH_CASE makes a test of every case. Then a case passes only if its data tell something by themselves: one whose gold
-# is zero throughout, or whose rows are all the same, is vacuous unless others of its operator, pass and dtype run with it.
+# Registers cases as CTest tests NAME/op/pass/candidate/dtype with the label check_operator. KERNEL is either a target
+# of check_operator_add_kernel(), whose operator's cases are run, or a candidate that comes with check_operator.
+# ARGUMENTS are further flags of the program. The tests are found when ctest starts. If there are none, or the program
+# refuses, a single test NAME fails and says why.
+# EACH_CASE makes a test of every case. A case then passes only if its own data can show an error: a case whose gold is
+# all zero, or whose rows are all the same, is vacuous unless other cases of its operator, pass and dtype run with it.
 function(check_operator_add_checks name)
   cmake_parse_arguments(PARSE_ARGV 1 CHECKS "EACH_CASE" "CONTRACT;DEVICE" "CASES;CANDIDATE;ARGUMENTS")
   check_operator_require(check_operator_add_checks CHECKS CASES CANDIDATE)
   if(NOT CMAKE_TESTING_ENABLED)
     if(DEFINED BUILD_TESTING AND NOT BUILD_TESTING)
-      return()  # of include(CTest): no tests are wanted
+      return()  # of include(CTest): the tests are disabled
     endif()
     message(FATAL_ERROR "check_operator_add_checks(${name}): there would be no tests; call enable_testing() first")
   endif()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Run by ctest before the tests: asks the program for the checks of check_operator_add_checks() and registers them.
+# Run by ctest before the tests: asks the program which checks check_operator_add_checks() selects, and registers them.
 #   in: CHECKS_NAME, CHECKS_COMMAND (the program and its flags), CHECKS_DEVICE, CHECKS_EACH_CASE, CHECKS_FOLDER
 execute_process(COMMAND ${CHECKS_COMMAND} --list WORKING_DIRECTORY ${CHECKS_FOLDER} RESULT_VARIABLE checks_result
                 OUTPUT_VARIABLE checks_listed ERROR_QUIET)
 set(checks_groups)
 if(checks_result EQUAL 0)
-  # A line is "rms_norm/forward/mine/rms_norm-fp32-2x4x31  1.5 KiB".
+  # A line looks like "rms_norm/forward/mine/rms_norm-fp32-2x4x31  1.5 KiB".
   string(REGEX MATCHALL "[^\n]+" checks_listed "${checks_listed}")
   foreach(checks_line IN LISTS checks_listed)
     string(REGEX REPLACE "  .*" "" checks_case "${checks_line}")

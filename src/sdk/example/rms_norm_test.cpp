@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of a test binary under check_operator: one that is right, and what wrong ones look like.
+// Checks kernels inside a test binary: one that is right, and some that fail in different ways.
 #include <check_operator_gtest.h>
 #include <gtest/gtest-spi.h>
 
@@ -10,7 +10,8 @@
 
 namespace {
 
-/// y[r,h] = x[r,h] * weight[h] / sqrt(mean_h x[r,h]^2 + eps), in fp32 on the CPU. `eps_factor` spoils it.
+/// y[r,h] = x[r,h] * weight[h] / sqrt(mean_h x[r,h]^2 + eps), in fp32 on the CPU. An `eps_factor` other than 1 is a
+/// bug.
 checkop_status rms_norm(const checkop_call* call, float eps_factor) {
   if (call->inputs[0].dtype != CHECKOP_F32) return CHECKOP_UNSUPPORTED;
   const int64_t* shape = call->inputs[0].shape;
@@ -38,7 +39,7 @@ TEST(RmsNorm, MineInOneSize) {
   EXPECT_OPERATOR_PASSES("rms_norm", my_launch, "--device cpu --dtype fp32 --batch 4 --seq 16 --hidden 768");
 }
 
-// The rest shows what failures say; tests of yours have no need of it.
+// The tests below show what failures look like; your own tests do not need them.
 
 TEST(RmsNorm, AMissingEpsFails) {
   EXPECT_NONFATAL_FAILURE(EXPECT_OPERATOR_PASSES("rms_norm", without_eps, "cases.json", "--device cpu"),

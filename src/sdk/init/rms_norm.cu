@@ -13,7 +13,7 @@ template <typename T>
 __global__ void rms_norm(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, long long hidden,
                          float eps) {
   const long long row = blockIdx.x * hidden;
-  // Every thread adds its own elements, a tree adds the threads: the same order whatever the batch.
+  // Each thread adds its own elements, then a tree adds the threads: the same order for any batch.
   __shared__ float sums[kThreads];
   float sum = 0;
   for (long long h = threadIdx.x; h < hidden; h += kThreads) {

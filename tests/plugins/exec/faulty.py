@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A candidate for matmul forward that misbehaves as its argument says; "honest" does not.
+"""A candidate for matmul forward that misbehaves as MODE says; MODE "honest" is correct.
 
-Usage: faulty.py MODE [FILE]   FILE gets a line for every start
+Usage: faulty.py MODE [FILE]   every start appends a line to FILE
 """
 import array
 import json
@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "scripts"))
 from check_operator_candidate import read_safetensors, write_safetensors
 
 mode = sys.argv[1]
@@ -52,7 +52,7 @@ def answer(request, times):
     if mode == "endless_line":
         sys.stdout.write("x" * (3 << 20))
         return sys.stdout.flush()
-    if mode == "answers_too_early":  # each answer but the first is that of the request before
+    if mode == "answers_too_early":  # each answer but the first belongs to the previous request
         if times == 1:
             say({"id": request["id"], "status": "ok"})
         return say({"id": request["id"], "status": "ok"})
@@ -72,7 +72,7 @@ def answer(request, times):
         shape = (*shape[:2], 1, shape[2])
     if mode == "wrong_dtype":
         dtype = "I32"
-    data = array.array("f", [value for row in rows for value in row]).tobytes()  # what is too large becomes infinite
+    data = array.array("f", [value for row in rows for value in row]).tobytes()  # too large values become infinity
     tensors = {"other" if mode == "no_output" else "c": (dtype, shape, data)}
     if mode != "no_file":
         write_safetensors(request["outputs"], tensors)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidates that compute as tensor cores do, for every pass that has a model, in bf16 and fp16:
-//   ascending  the order that the shipped kernels promise      one_ulp   the same but for the last bit of one element
-//   others     an order of all_orders(), by its name with underscores: split_k_2, serial_fma
+// Candidates that compute like tensor cores, for every pass that has a model, in bf16 and fp16:
+//   ascending  the order that the shipped kernels promise      one_ulp   the same except for the last bit of one
+//   element others     an order of all_orders(), named with underscores: split_k_2, serial_fma
 #include "mutate/gold_call.hpp"
 #include "operator/model.hpp"
 
@@ -37,7 +37,7 @@ const std::vector<Entry>& entries() {
   return all;
 }
 
-/// What has no model, such as the gradient of a bias, is the gold's.
+/// Outputs without a model, such as the gradient of a bias, get the gold.
 checkop_status launch(size_t number, const checkop_call* call) {
   const Entry& entry = entries()[number];
   const auto dtype = static_cast<DType>(call->inputs[0].dtype);
@@ -68,7 +68,7 @@ checkop_status launch(size_t number, const checkop_call* call) {
 std::vector<checkop_kernel> make_kernels() {
   static constexpr auto kLaunches = numbered_launches<kRoom, launch>();
   std::vector<checkop_kernel> kernels;
-  for (size_t i = 0; i < entries().size(); ++i)  // names of operators and passes are literals, hence terminated
+  for (size_t i = 0; i < entries().size(); ++i)  // names of operators and passes are literals, hence NUL-terminated
     kernels.push_back({sizeof(checkop_kernel), entries()[i].name.c_str(), entries()[i].op->name.data(),
                        entries()[i].pass->name.data(), CHECKOP_CPU, 0, 0, nullptr, kLaunches[std::min(i, kRoom - 1)]});
   return kernels;

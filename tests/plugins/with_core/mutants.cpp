@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The faults of `check_operator mutate` as candidates "mutant-NAME", so that they can be seen from outside: one per
-// fault and pass. A fault of results spoils every output.
+// The faults of `check_operator mutate` as candidates "mutant-NAME", for use from outside: one per fault and pass. A
+// fault of results corrupts every output.
 #include <algorithm>
 #include <list>
 #include <string>
@@ -18,7 +18,7 @@ constexpr size_t kRoom = 3072;  // faults times passes
 struct Entry {
   const Operator* op;
   const Pass* pass;
-  const FaultSpec* emulated = nullptr;  // one of the three
+  const FaultSpec* emulated = nullptr;  // exactly one of the three is set
   const ResultFault* result = nullptr;
   const BehaviourFault* behaviour = nullptr;
 

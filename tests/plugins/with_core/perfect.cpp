@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Candidate "perfect" for every pass of every operator: the gold, rounded once. It shows that the bounds can be met and
-// knows no operator by name, so a new one is covered as soon as it stands in the table.
+// Candidate "perfect" for every pass of every operator: the gold, rounded once. It shows that the bounds can be met. It
+// knows no operator by name, so a new operator in the table is covered at once.
 #include "mutate/gold_call.hpp"
 
 namespace checkop::test {
@@ -34,7 +34,7 @@ checkop_status launch(size_t number, const checkop_call* call) {
 std::vector<checkop_kernel> make_kernels() {
   static constexpr auto kLaunches = numbered_launches<kRoom, launch>();
   std::vector<checkop_kernel> kernels;
-  for (size_t i = 0; i < entries().size(); ++i)  // names of operators and passes are literals, hence terminated
+  for (size_t i = 0; i < entries().size(); ++i)  // names of operators and passes are literals, hence NUL-terminated
     kernels.push_back({sizeof(checkop_kernel), "perfect", entries()[i].op->name.data(), entries()[i].pass->name.data(),
                        CHECKOP_CPU, 0, 0, nullptr, kLaunches[std::min(i, kRoom - 1)]});
   return kernels;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dates as contracts write them.
+// Dates in contracts.
 #include <gtest/gtest.h>
 
 #include "base/date.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an InputError says: one line of bearable length.
+// The message of an InputError: one line of limited length.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"

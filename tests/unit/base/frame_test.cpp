@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages that come in parts, and bytes beside them.
+// Messages that arrive in parts or with further bytes.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>

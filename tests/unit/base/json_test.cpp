@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The typed JSON reader: what it returns and, word for word, what it says.
+// The typed JSON reader: its results and the exact text of its errors.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 JsonValue parse(std::string_view text) { return JsonValue::parse(text, "x.json"); }
 
-/// The message of the InputError that `body` throws.
+/// The message of the InputError thrown by `body`.
 template <class Body>
 std::string error_of(const Body& body) {
   try {
@@ -147,7 +147,7 @@ TEST(Json, TheSameKeyInSiblingsAndNestedObjectsIsNotTwice) {
 TEST(Json, DeepNestingIsRefusedBeforeItIsRead) {
   const auto nested = [](size_t depth) { return std::string(depth, '[') + "1" + std::string(depth, ']'); };
   EXPECT_EQ(parse_error(nested(64)), "no error");
-  EXPECT_TRUE(parse_error(nested(65)).ends_with("[0]: nests more than 64 deep; mend the brackets"))
+  EXPECT_TRUE(parse_error(nested(65)).ends_with("[0]: nests more than 64 deep; check the brackets"))
       << parse_error(nested(65));
   EXPECT_NE(parse_error(std::string(10'000'000, '[')).find("nests more than 64 deep"), std::string::npos);
 }

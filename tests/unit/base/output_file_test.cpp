@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that a reader always finds complete, also when the disk is full or somebody else is at work on them.
+// Output files, which a reader always finds complete, even if the disk is full or another process writes to them.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -24,7 +24,7 @@ std::string content(const std::string& path) {
   return text.str();
 }
 
-/// An empty folder of this test's own.
+/// An empty folder for this test.
 std::string fresh_folder() {
   const std::string folder =
       testing::TempDir() + testing::UnitTest::GetInstance()->current_test_info()->name() + "_files";
@@ -37,7 +37,7 @@ size_t files_in(const std::string& folder) {
   return static_cast<size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
 
-/// Files of this process may not grow beyond so many bytes while it lives.
+/// During its lifetime, files of this process may not grow beyond the given number of bytes.
 class SizeLimit {
  public:
   explicit SizeLimit(rlim_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {
@@ -98,7 +98,8 @@ TEST_P(GrowingFileTest, IsBodyAndTailAfterEveryPublish) {
   {
     GrowingFile file(path, GetParam());
     for (int i = 0; i < 50; ++i) {
-      const std::string more = fmt::format("<{}>", i), tail(static_cast<size_t>(50 - i) * 3, ']');  // gets shorter
+      // Gets shorter with i
+      const std::string more = fmt::format("<{}>", i), tail(static_cast<size_t>(50 - i) * 3, ']');
       file.publish(more, tail);
       body += more;
       ASSERT_EQ(content(path), body + tail) << i;

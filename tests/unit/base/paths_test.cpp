@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding the files that come with the program.
+// Finding files that are shipped with the program.
 #include <gtest/gtest.h>
 
 #include <filesystem>

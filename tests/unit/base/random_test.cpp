@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox against its published vectors, the normal quantile and the logarithm against 60 digits, streams.
+// Philox against its published vectors; the normal quantile and the logarithm against 60 digits; streams.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -10,7 +10,7 @@ namespace {
 const std::vector<std::string> kOps{"logp", "linear_logp", "matmul"};
 
 TEST(Text, SuggestsTheNameOneSlipAway) {
-  EXPECT_EQ(did_you_mean("lgop", kOps), "did you mean 'logp'?");      // two neighbours swapped
+  EXPECT_EQ(did_you_mean("lgop", kOps), "did you mean 'logp'?");      // two adjacent letters swapped
   EXPECT_EQ(did_you_mean("matmu", kOps), "did you mean 'matmul'?");   // a letter missing
   EXPECT_EQ(did_you_mean("llogp", kOps), "did you mean 'logp'?");     // a letter too many
   EXPECT_EQ(did_you_mean("matnul", kOps), "did you mean 'matmul'?");  // a wrong letter

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Case files: what they may say, and that every mistake names file and path.
+// Case files: valid content, and that every error names file and path.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace {
 using contract_test::error_of;
 
 std::string write(const std::string& cases) {
-  // Tests run side by side.
+  // Tests run in parallel.
   const std::string folder = testing::TempDir() + "case_file_test_" + std::to_string(getpid());
   std::filesystem::create_directories(folder);
   const std::string path = folder + "/cases_under_test.json";
@@ -97,7 +97,7 @@ TEST(CaseFile, RowsMayBeNoneAndIgnored) {
       std::string::npos);
 }
 
-/// Whether a shipped case of the pass in the smoke suite is one that `wanted` describes.
+/// Whether a shipped case of the pass in the smoke suite fits `wanted`.
 template <class Wanted>
 bool smoke_has(const Operator& op, const Pass& pass, Wanted wanted) {
   static const std::vector<Case> cases = load_cases(CHECKOP_SOURCE_DIR "/cases", "smoke");
@@ -212,7 +212,7 @@ TEST(CaseFile, SmokeHasEveryOperatorPassAndDtypeInTinySizes) {
   }
 }
 
-/// Whether `c` has the sizes and attributes that a preset gives.
+/// Whether `c` has a preset's sizes and attributes.
 bool has_sizes(const Case& c, const PresetSizes& sizes) {
   const auto attr_is = [&](const auto& attr) {
     for (size_t i = 0; i < c.attrs.size(); ++i) {

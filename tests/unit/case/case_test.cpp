@@ -94,10 +94,9 @@ TEST(Case, RowsMayBeNone) {
   EXPECT_NE(error_of(rope).find("--seq: expected an integer >= 1, got 0"), std::string::npos);
   const Case loss =
       gold_case("grpo_loss", "forward", DType::f32, {{"batch", 0}, {"seq", 2}, {"vocab", 5}, {"group_bounds", 2}});
-  EXPECT_EQ(
-      error_of(loss),
-      "--batch: expected an integer >= 1, got 0; grpo_loss has one result for the whole batch: without rows there "
-      "is none");
+  EXPECT_EQ(error_of(loss),
+            "--batch: expected an integer >= 1, got 0; grpo_loss reduces over the whole batch, so the batch "
+            "can't be empty");
 }
 
 TEST(Case, SizesBeyondMemoryAreNamedBeforeAnythingIsAllocated) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers and the inputs made of them. The operators here have the shapes of logp, linear_logp and matmul but
-// stand alone, so that the golden hashes change only when inputs.cpp does.
+// Random numbers and inputs. The operators here have the shapes of logp, linear_logp and matmul but are defined in this
+// file, so that the golden hashes change only when inputs.cpp does.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,14 +80,14 @@ bool share_a_value(const Tensor& a, const Tensor& b) {
   return std::any_of(second.begin(), second.end(), [&](double value) { return known.contains(value); });
 }
 
-// The known answers published with the authors' Random123 library.
+// Vectors published with the authors' Random123 library.
 TEST(Inputs, NormalsHaveTheMomentsOfANormal) {
   const Case c = matmul_case(1000, 1000, 1, DType::f64);
   double sums[5] = {};
   for (const double x : values_of(make_inputs(c, 2)[0])) {
     for (int k = 1; k <= 4; ++k) sums[k] += std::pow(x, k);
   }
-  const double n = 1e6;  // tolerances: five standard deviations of each mean
+  const double n = 1e6;  // tolerances are five standard deviations of each mean
   EXPECT_NEAR(sums[1] / n, 0.0, 5 * std::sqrt(1 / n));
   EXPECT_NEAR(sums[2] / n, 1.0, 5 * std::sqrt(2 / n));
   EXPECT_NEAR(sums[3] / n, 0.0, 5 * std::sqrt(15 / n));
@@ -111,7 +111,7 @@ TEST(Inputs, ElementsAreTheStreamRoundedOnce) {
   }
 }
 
-// Fails on a machine or compiler that draws other bits, contracts a*b + c or rounds differently.
+// Fails on a machine or compiler that draws other bits, fuses a*b + c or rounds differently.
 TEST(Inputs, BytesAreTheSameOnEveryMachine) {
   const auto hash = [](DType dtype) { return hash_of(make_inputs(matmul_case(7, 10007, 3, dtype), 2)[0]); };
   EXPECT_EQ(hash(DType::f64), 0xd1990b0322ac0ea2u);
@@ -270,7 +270,7 @@ TEST(Inputs, PeakedModeWithoutTargetsIsRandom) {
   peaked.input_mode = InputMode::peaked;
   const std::vector<Tensor> expected = make_inputs(c, 1), actual = make_inputs(peaked, 1);
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(hash_of(actual[i]), hash_of(expected[i]));
-  // With one token its probability is 1 whatever the logit.
+  // A single token has probability 1 whatever its logit.
   Case single = logp_case(4, 1), peaked_single = single;
   peaked_single.input_mode = InputMode::peaked;
   EXPECT_EQ(hash_of(make_inputs(single, 1)[0]), hash_of(make_inputs(peaked_single, 1)[0]));
@@ -311,7 +311,7 @@ TEST(Inputs, ExtremeRowsAreOfSixKinds) {
 TEST(Inputs, SizesAreValidatedBeforeAnythingIsAllocated) {
   EXPECT_THROW(make_inputs(logp_case(4, 0), 1), InputError);
   EXPECT_THROW(make_inputs(logp_case(-1, 10), 1), InputError);
-  EXPECT_EQ(make_inputs(logp_case(0, 10), 1)[0].count(), 0);          // rows may be none
+  EXPECT_EQ(make_inputs(logp_case(0, 10), 1)[0].count(), 0);          // zero rows are allowed
   const Case c = matmul_case(1, int64_t{1} << 20, int64_t{1} << 28);  // 2^50 bytes in the second tensor
   try {
     make_inputs(c, 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Presets: the shipped models, what a file of models may say, and the sizes that operators take from them.
+// Presets: the shipped models, the format of a file of models, and the sizes that operators take from them.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -31,7 +31,7 @@ std::vector<PresetSizes> shipped_sizes(std::string_view op, const std::vector<st
   return sizes_of("--preset", found, parse_presets("--preset", presets), shipped_mappings(found), true);
 }
 
-/// Mappings of `op` in a case file with this "presets".
+/// The mappings of `op` in a case file with this "presets" section.
 std::vector<PresetMapping> mappings(std::string_view op, const std::string& section) {
   return parse_mappings(*find_operator(op), JsonValue::parse(fmt::format(R"({{"presets": {}}})", section), "c.json"));
 }
@@ -51,7 +51,7 @@ TEST_F(Presets, ShippedModelsGoTogether) {
     EXPECT_TRUE(fields.contains("hidden") && fields.contains("vocab"));
     if (!fields.contains("head_dim")) continue;
     EXPECT_EQ(static_cast<int64_t>(fields.at("q_heads")) % static_cast<int64_t>(fields.at("kv_heads")), 0);
-    // Those with QK-norm choose their head size; in others the heads make up the hidden size, but for gpt-oss.
+    // Models with QK-norm choose their head size; in the others, except gpt-oss, the heads make up the hidden size.
     if (!fields.contains("qk_norm") && !preset.name.starts_with("gpt-oss")) {
       EXPECT_EQ(fields.at("q_heads") * fields.at("head_dim"), fields.at("hidden"));
     }

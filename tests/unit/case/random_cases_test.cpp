@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A seed -> cases of random sizes.
+// Cases of random sizes, drawn from a seed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ TEST(RandomCases, AreThoseOfTheirSeed) {
   EXPECT_NE(flags_of(drawn(sweep, 50, 7)), flags_of(drawn(sweep, 50, 8)));
   const std::vector<Case> more = drawn(sweep, 60, 7);
   EXPECT_EQ(flags_of({more.begin(), more.begin() + 50}), flags_of(drawn(sweep, 50, 7)));
-  // On every machine: a report names the seed and not the sizes.
+  // The same on every machine: a report names the seed, not the sizes.
   EXPECT_EQ(case_name(drawn(sweep, 1, 7).front()), "det_gemm-fp32-76x4x1x1#854215g666108515");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows are sampled, and that a gold of some rows gives what the gold of all rows gives there.
+// Which rows are sampled, and that a gold of some rows equals the gold of all rows there.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -72,7 +72,7 @@ TEST(Sampling, WorkIsTheProductOfTheExtents) {
             210);
 }
 
-/// Every operator and pass with sampled outputs: without its optional inputs, with the first, with all.
+/// Every operator and pass with sampled outputs: without optional inputs, with the first, with all.
 std::vector<Case> sampled_cases() {
   std::vector<Case> cases;
   for (const Operator* op : operators()) {

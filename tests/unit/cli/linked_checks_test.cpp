@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of kernels that are part of this program, and the header by which a GoogleTest binary asks for them.
+// Checks of kernels linked into this program, and the header that a GoogleTest binary uses for them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 
 namespace {
 
-/// What the header hands over, in place of the library.
+/// Records the header's calls, in place of the library.
 struct Asked {
   std::string name, op, pass, test;
   int device = 0;
@@ -123,7 +123,7 @@ TEST(LinkedChecks, ACandidateThatEndsItsProcessDoesNotEndThisOne) {
   const InSourceTree here;
   const LinkedOutcome outcome = check_linked(entry_of(leaves), kSmall, "A.B");
   EXPECT_EQ(outcome.code, 4);
-  EXPECT_NE(outcome.text.find("left with exit code 0 before it answered"), std::string::npos) << outcome.text;
+  EXPECT_NE(outcome.text.find("exited with code 0 before it answered"), std::string::npos) << outcome.text;
 }
 
 TEST(LinkedChecks, RunInAProcessOfTheirOwnUnlessTold) {
@@ -134,7 +134,7 @@ TEST(LinkedChecks, RunInAProcessOfTheirOwnUnlessTold) {
   EXPECT_EQ(check_linked(entry_of(counting), small_and({"--no-isolate"}), "A.B").code, 0);
   EXPECT_GT(calls, 1);
   calls = 0;
-  EXPECT_EQ(check_linked(entry_of(counting), kSmall, "A.B").code, 0);  // and then again
+  EXPECT_EQ(check_linked(entry_of(counting), kSmall, "A.B").code, 0);  // and again
   EXPECT_EQ(calls, 0);
 }
 
@@ -142,7 +142,7 @@ TEST(LinkedChecks, InvarianceAskedForByNameIsCheckedAsTheProgramDoes) {
   const InSourceTree here;
   const Strings arguments{"--device", "cpu", "--batch", "2", "--seq", "24", "--hidden", "64", "--check", "invariance"};
   const LinkedOutcome outcome = check_linked(entry_of(silu), arguments, "A.B");
-  // The positive control lies beside the program, not beside this test: without it no pass counts.
+  // The positive control is installed beside the program, not beside this test: without it no pass counts.
   EXPECT_EQ(outcome.code, 4) << outcome.text;
   EXPECT_NE(outcome.text.find("the positive control split_k_by_rows"), std::string::npos) << outcome.text;
   set_program_folder(kBuildFolder);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line: what is understood, and what is refused with a sentence.
+// The command line: valid options, and the errors for invalid ones.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"

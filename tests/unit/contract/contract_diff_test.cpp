@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two contracts side by side.
+// Differences between two contracts.
 #include <gtest/gtest.h>
 
 #include "contract/contract_diff.hpp"
@@ -31,7 +31,7 @@ Contract with_gates(std::string_view gates, std::string_view more = "") {
 
 TEST(ContractDiff, EqualContractsDifferInNothing) {
   EXPECT_EQ(of_logp(parse({rule("{}")}), parse({rule("{}")})), Lines{});
-  // Another rule with the same numbers asks the same.
+  // A different rule with the same numbers makes no difference.
   EXPECT_EQ(of_logp(parse({rule("{}")}), parse({rule(R"({"op": "matmul"})", 9), rule(R"({"op": "logp"})")})), Lines{});
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a contract of our own format is refused for, word for word.
+// Errors in contracts of our own format, word for word.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -150,7 +150,7 @@ TEST(Contract, UnknownNamesAreErrorsWithASuggestion) {
             "c.json: rules[0].gates[0].metric: unknown metric 'bound_ration'; did you mean 'bound_ratio'?");
 }
 
-// No operator stores log-probabilities in 16 bits; tensors of files may.
+// No operator stores log-probabilities in 16 bits, but tensors in files may.
 TEST(Contract, ARuleMayBeOfFilesAlone) {
   EXPECT_EQ(rules_error({rule("{}"), rule(R"({"numerics": "logprob", "pass": "forward", "dtype": "bf16"})")}),
             "no error");

@@ -55,10 +55,10 @@ TEST(ContractLint, FindsWhatHasExpired) {
 
 TEST(ContractLint, FindsNumbersThatChangeNothing) {
   EXPECT_EQ(of_overlays({strict(kSm90, R"("bound_ratio": {"lambda": 6, "limit": 0.5})")}),
-            Lines{"overlays[0].set.bound_ratio.lambda: is what it would be without"});
-  // Of one output it is another number.
+            Lines{"overlays[0].set.bound_ratio.lambda: has no effect: it equals the value that it replaces"});
+  // For one output the number differs.
   EXPECT_EQ(of_overlays({strict(kSm90, kFive)}, {rule("{}", 5), rule(R"({"op": "logp"})", 6)}), Lines{});
-  // It takes another overlay's number back.
+  // It reverts another overlay's number.
   EXPECT_EQ(of_overlays({strict(kSm90, kFive),
                          overlay(R"({"arch": "sm90", "op": "logp"})", R"("bound_ratio": {"lambda": 6})")}),
             Lines{});
@@ -68,11 +68,11 @@ TEST(ContractLint, FindsOverlaysThatMoreSpecificOnesShadow) {
   const std::string of_op = R"({"arch": "sm90", "op": "logp"})";
   EXPECT_EQ(of_overlays({strict(of_op, kFive), strict(R"({"arch": "sm90", "op": "logp", "pass": "forward"})", kFour),
                          strict(R"({"arch": "sm90", "op": "logp", "pass": "backward"})", kFour)}),
-            Lines{"overlays[0]: never counts: overlays[1], overlays[2] set the same numbers and are more specific"});
-  // One pass is left to it.
+            Lines{"overlays[0]: has no effect: overlays[1], overlays[2] set the same numbers and are more specific"});
+  // One pass remains to it.
   EXPECT_EQ(of_overlays({strict(of_op, kFive), strict(R"({"arch": "sm90", "op": "logp", "pass": "forward"})", kFour)}),
             Lines{});
-  // One number is left to it.
+  // One number remains to it.
   EXPECT_EQ(of_overlays({strict(R"({"candidate": "cuda-*"})", R"("bound_ratio": {"lambda": 5, "limit": 0.5})"),
                          strict(R"({"candidate": "cuda*", "op": "logp"})", kFour)},
                         {rule(R"({"op": "logp"})")}),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Overlays of contracts: which one sets a number, what may be loosened, and what happens past their date.
+// Overlays of contracts: which one sets a number, what they may loosen, and what happens after they expire.
 #include <gtest/gtest.h>
 
 #include "support/contract_helper.hpp"
@@ -13,7 +13,7 @@ const std::string kSm90 = R"({"arch": "sm90"})";
 
 std::string lambda(double value) { return fmt::format(R"("bound_ratio": {{"lambda": {}}})", value); }
 
-/// The same with a date, and without leave to loosen.
+/// An overlay with an expiry date that may not loosen.
 std::string strict(std::string_view match, std::string_view set, std::string_view expires = "never") {
   return overlay(match, set, fmt::format(R"("expires": "{}")", expires));
 }
@@ -55,8 +55,8 @@ TEST(Overlay, TouchesOnlyTheMetricsItNames) {
 }
 
 TEST(Overlay, EachKeyOutweighsAllKeysBelowIt) {
-  // From the lightest to the heaviest. An overlay with a wide glob or the architecture, and one key more, beats one
-  // with all lighter keys in its place.
+  // Keys from the lightest to the heaviest. An overlay with a wide glob or the architecture and one further key beats
+  // an overlay with all lighter keys in place of that one.
   const std::vector<std::string> keys{R"("numerics": "logprob")", R"("pass": "backward")",  R"("dtype": "bf16")",
                                       R"("op": "logp")",          R"("output": "dlogits")", R"("arch": "sm90")"};
   const Judged target = judged("logp", "backward", "dlogits", DType::bf16);
@@ -81,7 +81,7 @@ TEST(Overlay, ANumberIsThatOfTheMostSpecificOverlayThatSetsIt) {
                                     strict(kSm90, R"("bound_ratio": {"lambda": 5, "limit": 0.5})")}));
   const Gate gate = gates(contract, logp(), "sm90").all[0];
   EXPECT_EQ(gate.lambda, 4.0);
-  EXPECT_EQ(gate.limit, 0.5);  // the other overlay's tightening stays
+  EXPECT_EQ(gate.limit, 0.5);  // the other overlay's tighter limit stays
   EXPECT_EQ(gate.source, "c.json: rules[0].gates[0] + overlays[1] + overlays[0]");
   EXPECT_EQ(gates(contract, judged("matmul", "forward", "c"), "sm90").all[0].lambda, 5.0);
 }
@@ -92,7 +92,7 @@ TEST(Overlay, MatchesCandidatesByNameAndGlob) {
   EXPECT_EQ(gates(contract, logp(), "", "cuda").all[0].lambda, 5.0);
   EXPECT_EQ(gates(contract, logp(), "", "cuda-sm90").all[0].lambda, 4.0);
   EXPECT_EQ(gates(contract, logp(), "", "cublas").all[0].lambda, 6.0);
-  EXPECT_EQ(gates(contract, logp(), "sm90").all[0].lambda, 6.0);  // nobody is named
+  EXPECT_EQ(gates(contract, logp(), "sm90").all[0].lambda, 6.0);  // no candidate is given
 }
 
 TEST(Overlay, SourcesOfNumbersAreKept) {
@@ -244,7 +244,7 @@ TEST(Overlay, ExpiryIsSaid) {
       std::vector<std::string>{"c.json: overlays[0] of o expired on 2026-01-01: what it loosens no longer holds (r)"});
 }
 
-// --- what is refused -------------------------------------------------------------------------------------------------
+// --- refused overlays ------------------------------------------------------------------------------------------------
 
 TEST(Overlay, ErrorsNameFileAndPath) {
   EXPECT_EQ(error({overlay(R"({"arch": "sm91"})", lambda(7))}),

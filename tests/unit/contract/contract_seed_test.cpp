@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts of the seed's format: its numbers, its meaning, and what it used to swallow.
+// Contracts in the RL-Kernel format: their numbers, their meaning, and errors that used to go unnoticed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ std::string parse_error(const std::string& cells, const std::string& overrides =
   return error_of([&] { parse(cells, overrides, invariance); });
 }
 
-/// An operator whose only purpose is its class.
+/// Gates of an operator that only has a class.
 Gates gates_of_class(const Contract& contract, std::string_view op_class, DType dtype) {
   Judged j = judged("matmul", "forward", dtype);
   Operator op = *j.c.op;
@@ -76,7 +76,7 @@ TEST(SeedContract, TheCellIsChosenByTheDtypeOfTheCase) {
   EXPECT_EQ(gates(contract, j).all[0].atol, 5e-2);
 }
 
-// With the tolerance of bf16 an offset of 1000 could be off by 16.
+// With bf16's tolerance an offset of 1000 could be off by 16.
 TEST(SeedContract, IntegersAreJudgedByTheirBits) {
   const Contract contract = Contract::parse(document(R"({"logprob": {"bf16": {"atol": 5e-2, "rtol": 1.6e-2}}})",
                                                      R"({"sm90": {"logprob": {"bf16": {"atol": 1}}}})"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts of our own format: choice of the rule, growth; and the shipped files.
+// Contracts of our own format: choice of the rule, growth, and the shipped files.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -49,7 +49,7 @@ TEST(Contract, EveryNumberOfEveryMetricIsReadAndCanBeOverlaid) {
         fmt::format(R"({{"match": {{"output": "logp"}}, "why": "w", "gates": [{}{{"metric": "{}"{}{}}}]}})", bound,
                     to_string(metric), numbers.empty() ? "" : ", ", numbers);
     const Judged logp = judged("logp", "forward", "logp");
-    // Of logp's forward pass there are no identities and no model; model_bits_test.cpp reads the latter's words.
+    // logp's forward pass has no identities and no model; model_bits_test.cpp reads the messages of bits_of_model.
     if (metric == Metric::identities || metric == Metric::bits_of_model) continue;
     const Gate got = gates(parse({text}), logp).all.back();
     EXPECT_EQ(got.metric, metric);
@@ -175,14 +175,15 @@ TEST(Contract, AnOperatorsOwnDemandsReplaceThoseForAll) {
     return contract.demands_for(j.c, *j.output);
   };
   EXPECT_FALSE(demands("matmul", "c").batch_invariance);
-  EXPECT_FALSE(demands("matmul", "c").determinism);  // inherited
+  EXPECT_FALSE(demands("matmul", "c").determinism);  // inherited from the demands for all operators
   EXPECT_TRUE(demands("det_gemm", "c").batch_invariance);
   EXPECT_FALSE(demands("det_gemm", "c").determinism);
   EXPECT_TRUE(demands("logp", "logp").determinism);
   EXPECT_TRUE(demands("logp", "logp").batch_invariance);
 }
 
-// cuBLAS does not promise it; a contract that lets matmul off must be chosen, the default one does not.
+// cuBLAS does not guarantee batch invariance; a contract that exempts matmul must be chosen, the default does not
+// exempt it.
 TEST(Contract, TheDefaultDemandsBatchInvarianceOfMatmulAndDetGemm) {
   const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/default.json");
   for (const std::string_view op : {"matmul", "det_gemm"}) {
@@ -303,10 +304,10 @@ TEST(Contract, DefaultRejectsASerialSumOverAVocabulary) {
   const Contract contract = Contract::load(kContracts + "default.json");
   const Gate gate = gates(contract, judged("logp", "forward", "logp", DType::bf16)).all[0];
   EXPECT_EQ(gate.metric, Metric::bound_ratio);
-  EXPECT_LT(sum_growth(gate, 151936, 0x1p-24), 6e-5);  // what a serial fp32 sum of exponentials was measured to err by
+  EXPECT_LT(sum_growth(gate, 151936, 0x1p-24), 6e-5);  // the measured error of a serial fp32 sum of exponentials
 }
 
-// The schema is validated against this file by schema.contract, so a metric that the schema lacks is found.
+// schema.contract validates this file against the schema, so a metric missing in the schema is found.
 TEST(Contract, TheTestContractSetsEveryNumberOfEveryMetric) {
   const std::string path = CHECKOP_SOURCE_DIR "/tests/data/contracts/everything.json";
   EXPECT_EQ(error_of([&] { Contract::load(path); }), "no error");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failures that a contract expects: which checks an entry matches, and what it may and may not hide.
+// Expected failures in a contract: which checks an entry matches, and what it may and may not hide.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +34,7 @@ size_t matches(std::string_view match, const Case& c = logp_case(), const Subjec
 
 std::string error(const std::string& text) { return rules_error({rule("{}")}, known({text})); }
 
-/// A check of logp forward that saw nothing wrong, to be spoiled.
+/// A check of logp forward without findings, for tests to modify.
 struct Clean {
   Case c = logp_case("forward", DType::f32);
   RunResult run;
@@ -85,7 +85,7 @@ TEST(KnownFailure, EveryKeyOfTheMatchNarrows) {
 TEST(KnownFailure, DtypeIsThatOfTheCase) {
   EXPECT_EQ(matches(R"({"op": "logp", "dtype": "bf16"})"), 1u);
   EXPECT_EQ(matches(R"({"op": "logp", "dtype": ["fp16", "bf16"]})"), 1u);
-  EXPECT_EQ(matches(R"({"op": "logp", "dtype": "fp32"})"), 0u);  // as its output is
+  EXPECT_EQ(matches(R"({"op": "logp", "dtype": "fp32"})"), 0u);  // the output's dtype, not the case's
 }
 
 TEST(KnownFailure, ExpectsNothingPastItsDate) {
@@ -188,7 +188,7 @@ TEST(KnownFailure, VacuousStaysVacuous) {
   EXPECT_EQ(r.judged().verdict, Verdict::vacuous);
 }
 
-// Its kind is that of a failure which is expected, but nothing was seen that could have failed.
+// The failure has the expected kind, but nothing that could have failed was observed.
 TEST(KnownFailure, InvarianceThatCouldNotBeSeenStaysVacuous) {
   Clean r;
   r.run.contexts = {{Axis::batch, "the last row alone", true, ""}};
@@ -204,7 +204,7 @@ TEST(KnownFailure, APassIsUnexpectedOnlyWhereAllThatIsExpectedWasLookedFor) {
   EXPECT_EQ(r.judged(R"("accuracy")").verdict, Verdict::xpass);
   const Judgment judgment = r.judged(R"("accuracy", "invariance")");
   EXPECT_EQ(judgment.verdict, Verdict::pass);
-  EXPECT_EQ(judgment.reason, "known[0] expects a failure that was not looked for");
+  EXPECT_EQ(judgment.reason, "known[0] expects a failure of a kind that this run did not check");
   EXPECT_EQ(r.judged().verdict, Verdict::pass);
   r.checks = {false, true, true};
   EXPECT_EQ(r.judged(R"("determinism")").verdict, Verdict::pass);
@@ -215,7 +215,7 @@ TEST(KnownFailure, APassIsUnexpectedOnlyWhereAllThatIsExpectedWasLookedFor) {
     EXPECT_EQ(r.judged(kind).verdict, Verdict::pass) << kind;
 }
 
-// --- what is refused -------------------------------------------------------------------------------------------------
+// --- refused entries -------------------------------------------------------------------------------------------------
 
 TEST(KnownFailure, ErrorsNameFileAndPath) {
   EXPECT_EQ(error(entry(R"({"arch": "sm90"})")),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Guarded buffers: where the guards lie, what the poison is, and what is said of damage.
+// Guarded buffers: the position of the guards, the poison values, and the messages about damage.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 namespace checkop::buffers_test {
 namespace {
 
-constexpr size_t kBlockBytes = size_t{32} << 20;  // of for_each_block
+constexpr size_t kBlockBytes = size_t{32} << 20;  // block size of for_each_block
 
-/// Element `index` of the payload; below 0 and from `count` on it lies in a guard band.
+/// Element `index` of the payload; an index below 0 or from `count` on is in a guard band.
 std::byte* element(GuardedBuffer& buffer, DType dtype, int64_t index) {
   return buffer.data() + index * static_cast<int64_t>(info(dtype).bytes);
 }
@@ -25,7 +25,7 @@ int64_t guard_elements(DType dtype) {
   return std::max(kGuardElements, static_cast<int64_t>(open_cpu_device()->least_guard_bytes() / info(dtype).bytes));
 }
 
-/// Changes every bit of an element.
+/// Inverts every bit of an element.
 void damage(GuardedBuffer& buffer, DType dtype, int64_t index) {
   for (size_t i = 0; i < info(dtype).bytes; ++i) element(buffer, dtype, index)[i] ^= std::byte{0xff};
 }
@@ -36,7 +36,7 @@ std::vector<std::string> violations_of(GuardedBuffer& buffer) {
   return violations;
 }
 
-/// The CPU device, which counts its blocks and refuses to fill.
+/// A CPU device that counts its blocks and refuses to fill.
 class BrokenDevice : public DelegatingDevice {
  public:
   explicit BrokenDevice(int fills) : fills_(fills) {}
@@ -283,7 +283,7 @@ TEST_F(Buffers, NoBlockIsLongerThanSomeMiB) {
 
 TEST_F(Buffers, EqualPayloadHasNoDifference) {
   GuardedBuffer buffer(*device_, DType::f32, 9, "x");
-  buffer.poison_output(0);  // NaN equals itself: bits are compared
+  buffer.poison_output(0);  // NaN equals itself: the comparison is of bits
   const std::vector<std::byte> host(buffer.data(), buffer.data() + buffer.bytes());
   const BitDifference difference = buffer.difference_from(host.data());
   EXPECT_EQ(difference.compared, 9);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU device, and the CUDA device of a build that has none.
+// The CPU device, and the CUDA device in a build without CUDA.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What makes a plugin unfit, and the sentence that says so.
+// Invalid plugins and the errors about them.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -13,7 +13,7 @@
 namespace checkop::plugin_test {
 namespace {
 
-/// The message of the InputError that loading throws; "" when it throws none.
+/// The message of the InputError thrown by loading; "" if none is thrown.
 std::string complaint(const std::vector<std::string>& paths) {
   try {
     load_plugins(paths);

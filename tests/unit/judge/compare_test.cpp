@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparison: what passes, what fails, and what is reported about it.
+// The comparison: what passes, what fails, and what it reports.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -58,7 +58,7 @@ TEST(Compare, EqualValuesPass) {
 
 TEST(Compare, WorstOfElementsThatAllPassIsTheFirstOfTheLargestError) {
   std::vector<double> gold(600, 4), got(600, 4);
-  got[7] += 1, got[9] -= 1;  // of the first block
+  got[7] += 1, got[9] -= 1;  // in the first block
   for (const int64_t worst : {7, 300, 590}) {
     if (worst > 7) got[static_cast<size_t>(worst)] = 2 + 1.0 / static_cast<double>(worst);
     const Comparison c = compare(DType::f32, got, gold, {tolerance(10, 0), tolerance(0, 1)});
@@ -108,7 +108,7 @@ TEST(Compare, MissingRowsDoNotPass) {
   const double zero = 0;
   comparison.add({0, 1, 1, 1, &zero, &zero, &zero});
   EXPECT_FALSE(comparison.finish().passed());
-  comparison.add({0, 1, 1, 1, &zero, &zero, &zero});  // the same row again is not the missing one
+  comparison.add({0, 1, 1, 1, &zero, &zero, &zero});  // a repeated row does not replace a missing one
   EXPECT_EQ(comparison.finish().count, 1);
   EXPECT_FALSE(comparison.finish().passed());
 }
@@ -120,7 +120,7 @@ TEST(Compare, BoundIsWorkedByHand) {
   const double error = 60 * u * 3 + 2 * u + tiny;
   EXPECT_DOUBLE_EQ(element_bound(gate, DType::bf16, 100, 1.5, 3, 2), error + std::exp2(-8));
   EXPECT_DOUBLE_EQ(element_bound(gate, DType::f32, 100, 1.5, 3, 2), error + std::exp2(-24));
-  // Just below 2 the error carries the value over the binade, where half an ulp is twice as large.
+  // Just below 2 the error can reach the next binade, where half an ulp is twice as large.
   EXPECT_DOUBLE_EQ(element_bound(gate, DType::bf16, 100, 2 - 1e-9, 3, 2), error + std::exp2(-7));
 }
 
@@ -140,7 +140,7 @@ TEST(Compare, RoundingsThatTermsCarryAddUpInSquares) {
     for (const DType out : {DType::bf16, DType::f16, DType::f32}) {
       const PreparedGate prepared(gate, out, 100);
       const double of_terms = 6 * std::sqrt(roundings / 3) * unit_roundoff(out);
-      // Partial sums reach 3, of which 1 is the value: the root of the sum of squares is 2.
+      // Partial sums reach 3 and the value is 1: the root of the sum of squares is 2.
       EXPECT_DOUBLE_EQ(prepared.computed(1, 3, 0), chain + of_terms * 2 + tiny);
       EXPECT_DOUBLE_EQ(prepared.computed(4, 3, 0), chain + tiny);
       const double value = 1, magnitude = 3, rounding = 0;
@@ -166,7 +166,7 @@ TEST(Compare, Fp64OutputsAreHeldToFp64Arithmetic) {
 }
 
 TEST(Compare, OneRoundingPassesAndTruncationFails) {
-  // 1 + 0.75 ulp of bf16: rounded up it is 0.25 ulp off, truncated 0.75.
+  // 1 + 0.75 ulp of bf16: rounded up, the error is 0.25 ulp; truncated, 0.75.
   const double gold = 1 + 0.75 * std::exp2(-7);
   EXPECT_TRUE(compare(DType::bf16, {1 + std::exp2(-7)}, {gold}, {bound_gate()}).passed());
   EXPECT_FALSE(compare(DType::bf16, {1}, {gold}, {bound_gate()}).passed());
@@ -204,7 +204,7 @@ TEST(Compare, IntegersAreEqualToTheLastUnit) {
   }
 }
 
-// Equal bits do not make a NaN right where the contract accepts none.
+// Equal bits do not make a NaN right if the contract accepts none.
 TEST(Compare, ANanInTheGoldIsNoMatchForBitsUnlessTheContractSaysSo) {
   for (const bool may_match : {false, true}) {
     Tensor tensor("y", DType::f32, {2});
@@ -217,7 +217,7 @@ TEST(Compare, ANanInTheGoldIsNoMatchForBitsUnlessTheContractSaysSo) {
   }
 }
 
-// As doubles both are 2^53.
+// As doubles both would be 2^53.
 TEST(Compare, IntegersBeyondDoublesAreToldApart) {
   Tensor tensor("y", DType::i64, {1});
   const int64_t got = (int64_t{1} << 53) + 1;
@@ -242,7 +242,7 @@ TEST(Compare, FirstAndWorstAreReported) {
 }
 
 TEST(Compare, RelativeErrorIgnoresElementsBelowTheFloor) {
-  // 1e-9 of gold against 1e-3: nonsense as a relative error, so only the large elements count.
+  // 1e-9 of gold against 1e-3 is meaningless as a relative error, so only the large elements count.
   const Comparison c = compare(DType::f32, {1.5, 1e-3}, {1, 1e-9}, {tolerance(10, 0)});
   EXPECT_DOUBLE_EQ(c.max_rel, 0.5);
   EXPECT_GT(c.rel_floor, 1e-9);
@@ -253,7 +253,7 @@ TEST(Compare, UlpDistanceIsToTheGoldRoundedOnce) {
   EXPECT_EQ(compare(DType::bf16, {1}, {1.0001}, {tolerance(1, 0)}).max_ulp, 0u);
 }
 
-// What masks leave: no term errs, so neither a subnormal nor the smallest normal number is as good as zero.
+// Masked elements: no term has an error, so neither a subnormal nor the smallest normal number may replace zero.
 TEST(Compare, ZeroOfNothingThatErrsMustBeZero) {
   const std::vector<double> none(300, 0.0);
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
@@ -282,7 +282,7 @@ TEST(Compare, UlpGateCountsNumbersOfTheOutputsType) {
   EXPECT_EQ(c.gates[0].achieved, 2);
   EXPECT_EQ(c.gates[0].passing, 2);
   ulps.limit = 0;
-  EXPECT_TRUE(compare(DType::bf16, {1, -0.0}, {1.0001, 0.0}, {ulps}).passed());  // both zeros are one number
+  EXPECT_TRUE(compare(DType::bf16, {1, -0.0}, {1.0001, 0.0}, {ulps}).passed());  // both zeros are the same number
   EXPECT_FALSE(compare(DType::bf16, {1 + ulp}, {1.0001}, {ulps}).passed());
   EXPECT_FALSE(compare(DType::bf16, {kNan}, {1}, {ulps}).passed());
 }
@@ -331,7 +331,7 @@ TEST(Compare, ZerosThatWouldPassAreNoticed) {
   EXPECT_EQ(compare(DType::f32, {1e-9}, {1e-9}, {tolerance(1e-3, 0)}).would_pass, std::vector{Trivial::zeros});
   EXPECT_EQ(compare(DType::f32, {1e-9, 1}, {1e-9, 1}, {tolerance(1e-3, 0)}).would_pass,
             std::vector{Trivial::largest_alone});
-  // A gold of exact zeros is answered by zeros alone.
+  // If the gold is exactly zero, only zeros are right.
   EXPECT_TRUE(compare(DType::f32, {0, 0}, {0, 0}, {tolerance(1e-3, 0)}).would_pass.empty());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every fault is recognised for what it is, and for nothing else.
+// Every fault is recognised as itself and as no other.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,7 +17,7 @@
 namespace checkop::diagnosis_test {
 namespace {
 
-/// The columns of the last dimension, and the stored gold of the first output as a matrix.
+/// An output to corrupt as a matrix, with the last dimension as columns, and its stored gold.
 struct Spoiled {
   Tensor& t;
   int64_t rows, columns;
@@ -39,7 +39,7 @@ struct Spoiled {
 
 struct Fault {
   const char* name;
-  const char* looks_like;  ///< what the diagnosis must hold, and that of no other fault may
+  const char* looks_like;  ///< text that the diagnosis must contain, and that no other fault's diagnosis may contain
   void (*spoil)(const Spoiled&);
 };
 
@@ -73,7 +73,7 @@ constexpr std::array kFaults{
           [](const Spoiled& s) { s.each([](int64_t r, auto, double x) { return r % 16 == 0 ? off(x) : x; }); }},
 };
 
-/// 52 rows of 200 columns: no multiples of a tile. The gold of matmul's forward pass is as random as its inputs.
+/// 52 rows of 200 columns: not multiples of a tile. The gold of matmul's forward pass is as random as its inputs.
 Case matmul_52x200(DType dtype) {
   return gold_case("matmul", "forward", dtype, {{"batch", 2}, {"seq", 26}, {"k_dim", 24}, {"n_dim", 200}});
 }
@@ -194,7 +194,7 @@ TEST(Diagnosis, AGoldOfSampledRowsIsEnough) {
 // --- faults that are known
 // ---------------------------------------------------------------------------------------------
 
-/// What is said of output 0 of a kernel with that fault, which adds up in another order than the emulation that it is
+/// The diagnosis of output 0 of a kernel with that fault, which sums in a different order than the emulation that it is
 /// compared with.
 std::string said_of(const Case& c, std::string_view fault, const Plan& plan = {Plan::Order::serial}) {
   const std::vector<Tensor> inputs = make_inputs(c, 1);
@@ -215,10 +215,10 @@ std::string said_of(const Case& c, std::string_view fault, const Plan& plan = {P
 TEST(EmulatedFault, IsNamedWhateverTheOrderOfTheSums) {
   const Case logits = gold_case("logp", "backward", DType::bf16, {{"batch", 2}, {"seq", 8}, {"vocab", 700}});
   EXPECT_TRUE(said_of(logits, "last_tile_skipped").starts_with("as where the last tile of a sum is left out"));
-  EXPECT_TRUE(said_of(logits, "softmax_term_dropped").starts_with("as where the gradient is the upstream at the id"));
+  EXPECT_TRUE(said_of(logits, "softmax_term_dropped").starts_with("as where the softmax term is missing"));
   const Case product =
       gold_case("matmul", "forward", DType::f32, {{"batch", 1}, {"seq", 8}, {"k_dim", 300}, {"n_dim", 40}});
-  EXPECT_TRUE(said_of(product, "tf32_factors").starts_with("as where factors of products are rounded to the 11 bits"));
+  EXPECT_TRUE(said_of(product, "tf32_factors").starts_with("as where operands of products are rounded to TF32"));
   EXPECT_TRUE(
       said_of(product, "bf16_accumulator", {Plan::Order::pairwise}).starts_with("as where sums are kept in bf16"));
   EXPECT_EQ(said_of(product, ""), "");

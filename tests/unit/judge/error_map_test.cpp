@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where an output errs: the histogram counts every element once, the grid shows the place.
+// The error map of an output: the histogram counts every element once, the grid shows positions.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -70,7 +70,7 @@ TEST(ErrorMap, HistogramCountsEveryElementOnceByTheBinadeOfItsRatio) {
   m.got[10] = 3, m.got[11] = kInfinity, m.got[12] = std::nan("");
   const ErrorMap map = compare(DType::f64, m, {tolerance(1, 0)}).map;
   EXPECT_EQ(counted(map), 3500);
-  EXPECT_EQ(map.histogram[0], 1167 - 1);                       // no error; element 12 was one
+  EXPECT_EQ(map.histogram[0], 1167 - 1);                       // no error; one of them was element 12
   EXPECT_EQ(map.histogram[-1 - ErrorMap::kLowest], 1167 - 1);  // [1/4, 1/2)
   EXPECT_EQ(map.histogram[0 - ErrorMap::kLowest], 1166 - 1);   // [1/2, 1)
   EXPECT_EQ(map.histogram[2 - ErrorMap::kLowest], 1);          // [2, 4)
@@ -100,7 +100,7 @@ TEST(ErrorMap, UlpsAndBitsHaveOneToo) {
 }
 
 TEST(ErrorMap, FastAndSlowLoopsAgree) {
-  // The first block of a row goes through the slow loop, those after it through the fast one, unless one fails.
+  // The first block of a row goes through the slow loop, later blocks through the fast one unless one fails.
   Matrix m(3, 2048);
   for (size_t i = 0; i < m.got.size(); ++i) m.got[i] = static_cast<double>(i * 2654435761u % 1000) / 1001;
   const ErrorMap fast = compare(DType::f64, m, {tolerance(1, 0)}).map;

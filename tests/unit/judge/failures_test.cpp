@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The record of failing elements: complete in its counts, bounded in its sample, independent of order.
+// The record of failing elements: its counts are complete, its sample is bounded, and it does not depend on order.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -42,7 +42,7 @@ TEST(Gold, AnAbsentOutputIsNotCompared) {
 TEST(Gold, LongestSumSetsTheChain) {
   const Case c =
       gold_case("linear_logp", "backward", DType::f32, {{"batch", 5}, {"seq", 7}, {"hidden", 16}, {"vocab", 21}});
-  EXPECT_EQ(sum_terms(c, c.pass->outputs[0]), 21);  // hidden vocab
+  EXPECT_EQ(sum_terms(c, c.pass->outputs[0]), 21);  // hidden, vocab
   EXPECT_EQ(sum_terms(c, c.pass->outputs[1]), 35);  // batch*seq is longer
   const Case m = gold_case("matmul", "forward", DType::f32, {{"batch", 2}, {"seq", 3}, {"k_dim", 64}, {"n_dim", 4}});
   EXPECT_EQ(sum_terms(m, m.pass->outputs[0]), 64);
@@ -87,8 +87,8 @@ TEST(Gold, TimesAreMeasured) {
   EXPECT_LE(times.compare_ms, times.wall_ms);
 }
 
-// --- what a case costs
-// -------------------------------------------------------------------------------------------------------------
+// --- cost of a case
+// ---------------------------------------------------------------------------------------------------
 
 Cost cost(const Case& c) { return cost_of(c, make_inputs(c, 1)); }
 
@@ -100,7 +100,7 @@ TEST(Cost, ProductsCountTwoOperationsATerm) {
   const double product = 2.0 * 6 * 16 * 21;  // batch seq hidden vocab
   EXPECT_EQ(cost(gold_case("lm_head", "backward", DType::f32, kDims)).flops, 2 * product);
   EXPECT_EQ(cost(gold_case("linear_logp", "forward", DType::f32, kDims)).flops, product);
-  EXPECT_EQ(cost(gold_case("linear_logp", "backward", DType::f32, kDims)).flops, 3 * product);  // logits once more
+  EXPECT_EQ(cost(gold_case("linear_logp", "backward", DType::f32, kDims)).flops, 3 * product);  // logits again
 }
 
 TEST(Cost, CausalAttentionCountsThePairsThatAreKept) {

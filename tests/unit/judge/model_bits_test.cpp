@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gate bits_of_model: which outputs it judges, what it says of those that differ, and what a contract may ask.
+// Gate bits_of_model: which outputs it judges, what it says of outputs that differ, and what a contract may require.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -47,7 +47,7 @@ const ModelCase kCases[] = {
     {"lm_head", "backward", DType::bf16, true},  {"lm_head", "backward", DType::f16, false},
 };
 
-/// What `order` makes of all outputs of `c`; those without a model hold the gold.
+/// All outputs of `c` as `order` computes them; outputs without a model contain the gold.
 std::vector<Tensor> modelled(const Case& c, const std::vector<Tensor>& inputs, const ModelOrder& order) {
   std::vector<Tensor> outputs = make_outputs(c);
   const auto gold = collect_gold(c, inputs, 1);
@@ -69,7 +69,8 @@ std::vector<Comparison> judged_on_sm90(const Case& c, const std::vector<Tensor>&
   return judge_outputs(c, inputs, outputs, Contract::load(kContract), {"sm90", "any"}, 2, rows);
 }
 
-// The bounds around the gold say that the model takes each factor where it lies; the gate, that it compares them all.
+// The bounds around the gold show that the model reads each operand in the right place; the gate shows that all
+// elements are compared.
 TEST(BitsOfModel, EveryModelIsWithinTheBoundsAndEqualsItself) {
   for (const ModelCase& m : kCases) {
     const Case c = case_of(m);
@@ -88,7 +89,8 @@ TEST(BitsOfModel, EveryModelIsWithinTheBoundsAndEqualsItself) {
 }
 
 TEST(BitsOfModel, EveryOrderIsToldFromTheOthers) {
-  // Long sums in fp16, whose 11 bits show the order; the three orders that add all the same must not be told apart.
+  // Long sums in fp16, whose 11 bits show the order. Three orders give the same bits here and must not be
+  // distinguished.
   Case c = gold_case("matmul", "forward", DType::f16, {{"batch", 1}, {"seq", 16}, {"k_dim", 2048}, {"n_dim", 192}});
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   for (const ModelOrder& order : all_orders()) {
@@ -146,11 +148,11 @@ TEST(BitsOfModel, ANaNEqualsANaNAndNothingElse) {
   const int64_t columns = outputs[0].shape.back();
   const auto model_of = [&] { return *judged_on_sm90(c, inputs, outputs).front().model; };
   outputs[0].set(3, NAN);
-  EXPECT_EQ(model_of().different, 1);  // where the model has a number
+  EXPECT_EQ(model_of().different, 1);  // where the model gives a number
   inputs[0].set(0, NAN);               // the first row
   EXPECT_EQ(model_of().different, columns - 1);
   for (int64_t j = 0; j < columns; ++j) {
-    const uint16_t bits = j % 2 == 0 ? 0x7fff : 0xff81;  // one is the tensor cores' own, one nobody's
+    const uint16_t bits = j % 2 == 0 ? 0x7fff : 0xff81;  // alternately the tensor cores' own NaN and another NaN
     std::memcpy(outputs[0].bytes.data() + 2 * j, &bits, 2);
   }
   EXPECT_EQ(model_of().different, 0);

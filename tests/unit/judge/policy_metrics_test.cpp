@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What errors of log-probabilities do to a trainer, worked by hand.
+// Effects of log-probability errors on a trainer, computed by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>

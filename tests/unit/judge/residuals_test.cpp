@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds of rows that the gold did not compute, and what is found wrong there.
+// Identities that hold for rows without gold, and the errors found there.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace checkop::residuals_test {
 namespace {
 
-/// A case with right outputs, of which the gold looks at the first and last row only.
+/// A case with correct outputs; the gold covers only the first and the last row.
 struct Question {
   Case c;
   std::vector<Tensor> inputs, outputs;
@@ -71,7 +71,7 @@ TEST(Residuals, RightOutputsMeetEveryIdentityInEveryDtype) {
 }
 
 TEST(Residuals, AGoldOfAllRowsNeedsNoneUnlessTheContractAsks) {
-  Question q(sized("silu", "forward", DType::f32));  // of which the contract asks none
+  Question q(sized("silu", "forward", DType::f32));  // the contract asks for no identities
   q.rows.clear();
   EXPECT_TRUE(q.compare()[0].identities.empty());
   Question asked(sized("matmul", "forward", DType::f32));
@@ -93,7 +93,7 @@ TEST(Residuals, AMissingSoftmaxTermBreaksTheRowSum) {
     Question q(sized("logp", "backward", dtype));
     Tensor& dlogits = q.outputs[0];
     for (int64_t v = 0; v < 40; ++v) {
-      if (dlogits.at(5 * 40 + v) * q.inputs[2].at(5) < 0) dlogits.set(5 * 40 + v, 0);  // all but the target
+      if (dlogits.at(5 * 40 + v) * q.inputs[2].at(5) < 0) dlogits.set(5 * 40 + v, 0);  // all but the target's column
     }
     const Judgment judgment = q.judged();
     EXPECT_EQ(judgment.kind, "identity") << info(dtype).name;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What data can show: shares of elements that another order of summation changes, cases with enough of them, and what
-// becomes of a run that has none or whose positive control was not caught.
+// What data can reveal: the share of elements that another order of summation changes, cases with a large enough share,
+// and the result of a run without one or whose positive control was not caught.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -72,7 +72,7 @@ TEST(Sensitivity, RowsOfGivenDataAreTakenFromAllOverThem) {
   const Sensitivity found = sensitivity_of(c, inputs, 1, 2 * 256 * 16)[0];
   EXPECT_EQ(found.elements, 2 * 16);
   EXPECT_GT(found.changed, 0);
-  EXPECT_LE(found.changed, 16);  // row 0 is one of zeros
+  EXPECT_LE(found.changed, 16);  // row 0 is all zeros
 }
 
 TEST(Sensitivity, GivenFp64IsMeasuredAsTheFp32ThatItRoundsTo) {
@@ -130,7 +130,7 @@ TEST(Proof, MostPromisingCaseIsChosen) {
   EXPECT_EQ(find_proof(cases, 1).index, 2u);
 }
 
-// --- what becomes of a run
+// --- the result of a run
 
 CaseRecord passing(const Case& c, int64_t changed) {
   CaseRecord record;
@@ -157,7 +157,7 @@ TEST(Insensitive, OneCaseOfTheSameKindIsEnough) {
   report.records = {passing(product(2, 64, 16), 0), passing(product(8, 64, 16), 900)};
   mark_insensitive(report);
   EXPECT_EQ(report.records[0].judgment.verdict, Verdict::pass);
-  report.records[1].c.dtype = DType::bf16;  // of another dtype it proves nothing for this one
+  report.records[1].c.dtype = DType::bf16;  // a different dtype proves nothing for this one
   mark_insensitive(report);
   EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
   EXPECT_EQ(report.records[1].judgment.verdict, Verdict::pass);
@@ -191,7 +191,7 @@ TEST(PositiveControl, RunIsVoidWhereItWasNotCaught) {
   EXPECT_EQ(report.records[1].judgment.verdict, Verdict::pass);
 }
 
-// The program's folder has it; that of the tests has not.
+// The positive control is in the program's folder, not in that of the tests.
 TEST(PositiveControl, IsNotCaughtWhereItIsMissing) {
   const Control control = run_control("cpu", {});
   EXPECT_FALSE(control.caught);

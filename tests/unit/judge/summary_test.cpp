@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gates of an output as a whole: what they catch that no gate of single elements does, and what must not trip them.
+// Gates of whole outputs: errors that no gate of single elements catches, and results that must not fail them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 double normal(uint64_t index) { return Stream::derive(7, "test", "values").normal(index); }
 
-/// Standard normals as the gold, stored once: what an ideal candidate writes.
+/// Standard normals as the gold, rounded once: the output of an ideal candidate.
 Matrix ideal(int64_t rows, int64_t columns, double scale = 1) {
   Matrix m(rows, columns);
   for (size_t i = 0; i < m.gold.size(); ++i) m.got[i] = m.gold[i] = scale * normal(i);
@@ -32,7 +32,7 @@ double rounded(DType dtype, double x) {
   return t.at(0);
 }
 
-/// Toward zero, to a number of `dtype`.
+/// x rounded toward zero to a number of `dtype`.
 double truncated(DType dtype, double x) {
   const double nearest = rounded(dtype, x);
   return std::abs(nearest) > std::abs(x) ? nearest - std::copysign(2 * half_ulp(dtype, x), x) : nearest;
@@ -159,8 +159,8 @@ TEST(Summary, EitherToleranceIsEnough) {
 
 // --- errors over their bounds ---------------------------------------------------------------------------------------
 
-// 1000 elements that all err by 0.9 of the bound pass one by one; 1000 of which one does are what a right candidate
-// has.
+// If all of 1000 elements err by 0.9 of the bound, each one passes. If only one of 1000 does, that is what a right
+// candidate gives.
 TEST(Summary, ErrorsThatAreAllNearTheirBoundsAreFound) {
   Matrix m(10, 100);
   const double gold = 1, bound = element_bound(bound_gate(), DType::f32, 1, gold, m.magnitude, m.rounding);
@@ -175,7 +175,8 @@ TEST(Summary, ErrorsThatAreAllNearTheirBoundsAreFound) {
   EXPECT_TRUE(rms()[1].holds);
 }
 
-// With an element out of bound each takes the slow way; the figure must not depend on it, nor on the gate's limit.
+// With an element out of bound each element takes the slow path; the figure must not depend on it, nor on the gate's
+// limit.
 TEST(Summary, TheRmsIsThatOfAllElementsHoweverTheyAreCompared) {
   Matrix m(10, 100);
   const double bound = element_bound(bound_gate(), DType::f32, 1, 1, m.magnitude, m.rounding);
@@ -232,7 +233,7 @@ TEST(Bias, UnbiasedDoubleRoundingDoesNotLean) {
 }
 
 TEST(Bias, SumsThatRoundToNearestDoNotLeanAndTruncatedOnesDo) {
-  // Errors of a few ulp of fp32, within the bound of a sum; truncated, their mean is a tenth of the bound off.
+  // Errors of a few ulp of fp32, within the bound of a sum; if truncated, their mean is a tenth of the bound off.
   constexpr double kUnit = 0x1p-24;
   Matrix right = ideal(200, 64);
   right.magnitude = 4;
@@ -244,14 +245,14 @@ TEST(Bias, SumsThatRoundToNearestDoNotLeanAndTruncatedOnesDo) {
   }
   EXPECT_LT(bias_of(DType::f32, right, 1).achieved, 5);
   EXPECT_GT(bias_of(DType::f32, truncating, 1).achieved, 8);
-  EXPECT_EQ(bias_of(DType::f32, truncating, 1, 0.25).achieved, 0);  // granted to sums
-  EXPECT_EQ(bias_of(DType::f32, truncating, 1, 0, 1).achieved, 0);  // granted to tensor cores, by bias_ulps
+  EXPECT_EQ(bias_of(DType::f32, truncating, 1, 0.25).achieved, 0);  // allowed for sums
+  EXPECT_EQ(bias_of(DType::f32, truncating, 1, 0, 1).achieved, 0);  // allowed for tensor cores, by bias_ulps
   truncating.rounding = 4;
-  EXPECT_EQ(bias_of(DType::f32, truncating, 1).achieved, 0);  // granted to functions
+  EXPECT_EQ(bias_of(DType::f32, truncating, 1).achieved, 0);  // allowed for functions
 }
 
 TEST(Bias, WhatMayLeanIsGranted) {
-  // 100 rows that lean by 5, of which 4 is granted: 500 - 400 over the root of 100 squares of 5 + 4.
+  // 100 rows with a bias of 5, of which 4 is allowed: 500 - 400 over the root of 100 squares of 5 + 4.
   std::vector<RowSums> rows(100);
   for (size_t r = 0; r < rows.size(); ++r) {
     rows[r].squared_gold = static_cast<double>(r);
@@ -268,13 +269,13 @@ TEST(Bias, WhatMayLeanIsGranted) {
 }
 
 TEST(Bias, EqualInputsAreOneErrorNotMany) {
-  // Every element is the same value, near the middle between two numbers, and the candidate takes the other one.
+  // Every element is the same value, near the midpoint between two numbers, and the candidate rounds it the other way.
   Matrix m(100, 16);
   const double middle = 1 + 0x1p-8;
   std::fill(m.gold.begin(), m.gold.end(), middle + 0x1p-30);
   std::fill(m.got.begin(), m.got.end(), 1.0);
   EXPECT_EQ(bias_of(DType::bf16, m, 1).achieved, 0);
-  // Rows that are the same count once, whatever their errors.
+  // Identical rows count once, whatever their errors.
   std::fill(m.got.begin(), m.got.end(), 1 - 0x1p-7);
   EXPECT_LE(bias_of(DType::bf16, m, 10).achieved, 1);
 }

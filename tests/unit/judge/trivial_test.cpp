@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trivial answers: which are wrong, and which a contract would let through.
+// Trivial answers: which ones are wrong, and which ones a contract would accept.
 #include <gtest/gtest.h>
 
 #include "case/inputs.hpp"
@@ -70,7 +70,7 @@ Contract contract_with(const std::string& gates) {
   return Contract::parse(text.replace(text.find("%s"), 2, gates), "test.json");
 }
 
-// Where single elements let everything through, a gate of the whole output may still tell.
+// Even if every single element passes, a gate of the whole output may fail.
 TEST(Trivial, GatesOfTheWholeOutputCount) {
   const Case c = silu(InputMode::random);
   const std::vector<Tensor> inputs = make_inputs(c, 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verdicts: what outranks what, and that a sentence names the element.
+// Verdicts: their precedence, and that the message names the element.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace checkop::verdict_test {
 namespace {
 
-/// A clean result of logp forward with 2x3 rows, to be spoiled.
+/// A clean result of logp forward with 2x3 rows, for tests to modify.
 struct Clean {
   Case c = gold_case("logp", "forward", DType::f32, {{"batch", 2}, {"seq", 3}, {"vocab", 7}});
   RunResult run;
@@ -123,9 +123,10 @@ TEST(Verdict, BrokenAxisIsNamedWithItsPlaceAndTheSmallestNumberOfRows) {
                     {Axis::batch, "first 2", true, ""}};
   r.run.outputs[0].contexts = {{{5, 5, 1, 7, 8}}, {{1, 1, 5, 0x3f800000, 0x3f800003}}, {{1, 1, 1, 1, 2}}};
   r.run.outputs[0].smallest_rows = 3;
-  EXPECT_EQ(r.judged().reason,
-            "a row's bits depend on the number of rows (batch: the last row alone): 1 of 1 elements differ, first "
-            "logp[1,2]: bits 0x3f800000 and 0x3f800003 (3 ulp); from 3 rows on not as alone");
+  EXPECT_EQ(
+      r.judged().reason,
+      "a row's bits depend on the number of rows (batch: the last row alone): 1 of 1 elements differ, first "
+      "logp[1,2]: bits 0x3f800000 and 0x3f800003 (3 ulp); differs from the single-row result for batches of 3 or more");
 }
 
 TEST(Verdict, DifferenceThatSpoilsEveryComparisonIsNamedFirst) {

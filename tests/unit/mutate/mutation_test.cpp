@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract against faults and controls: every fault is rejected for its own reason, every control accepted.
+// The contract against faults and controls: it rejects every fault for the right reason and accepts every control.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -33,7 +33,7 @@ class Mutation : public testing::TestWithParam<const Operator*> {};
 
 TEST_P(Mutation, TheDefaultContractRejectsEveryFaultAndAcceptsEveryControl) {
   const Contract contract = default_contract();
-  // By pass, fault, output and dtype: a suite finds what one of its cases finds.
+  // By pass, fault, output and dtype: a suite finds a fault if one of its cases does.
   using Key = std::tuple<std::string, std::string, std::string, DType>;
   std::map<Key, bool> changed, killed;
   std::map<std::string, std::set<std::string>> faults_of_pass;
@@ -65,7 +65,7 @@ TEST_P(Mutation, TheDefaultContractRejectsEveryFaultAndAcceptsEveryControl) {
     EXPECT_GE(pass.emulation->faults.size(), 6U) << pass.name;
     const std::set<std::string>& seen = faults_of_pass[std::string(pass.name)];
     EXPECT_GE(seen.size(), 12U) << pass.name;
-    // A fault that no case shows is a fault that nobody tried.
+    // A fault that no case reveals has not been tested.
     for (const FaultSpec& fault : pass.emulation->faults)
       EXPECT_TRUE(seen.contains(std::string(fault.name))) << pass.name << " " << fault.name;
   }
@@ -78,7 +78,7 @@ const Candidate* find(const std::vector<Candidate>& candidates, std::string_view
   return nullptr;
 }
 
-/// What candidate `name` of plugin `path` gets for `c` under the default contract.
+/// The judgment of candidate `name` of plugin `path` for `c` under the default contract.
 Judgment judgment_of(const std::string& path, std::string_view name, const Case& c) {
   const std::vector<Candidate> candidates = load_plugin(path);
   const Candidate* candidate = find(candidates, name, c);
@@ -193,7 +193,7 @@ TEST(MutationOfContracts, FaultsThatNeedAnInputOrADtypeWaitForIt) {
   EXPECT_TRUE(has(c, "truncated"));
 }
 
-/// The controls of `c` on inputs whose first tensor is multiplied by `scale`: as large as its log-probabilities get.
+/// The controls of `c` on inputs whose first tensor is multiplied by `scale`: the size of its log-probabilities.
 std::pair<double, int64_t> far_from_zero(const Case& c, double scale) {
   std::vector<Tensor> inputs = make_inputs(c, 1);
   for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, scale * inputs[0].at(i));
@@ -213,7 +213,7 @@ std::pair<double, int64_t> far_from_zero(const Case& c, double scale) {
   return {largest, passed};
 }
 
-// Where tolerances that do not know the size of what was added up stop right kernels.
+// Tolerances that ignore the size of the summed terms reject right kernels here.
 TEST(MutationOfContracts, RightKernelsPassHoweverFarFromZeroTheirResultsAre) {
   Case logits = gold_case("logp", "forward", DType::bf16, {{"batch", 2}, {"seq", 32}, {"vocab", 1000}});
   logits.ignored_every = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dot products side by side have the bits of single ones.
+// Dot products computed side by side have the same bits as single ones.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -18,8 +18,8 @@ std::vector<float> numbers(std::string_view name, size_t n) {
   return values;
 }
 
-/// Elements of dots() whose bits are not those of dot(), of `count` columns: side by side in b, or one behind the
-/// other.
+/// Number of elements of dots() over `count` columns whose bits differ from dot(); columns lie side by side in b, or
+/// one after the other.
 int64_t different(const Arithmetic& arithmetic, int64_t n, int64_t count, bool beside) {
   const std::vector<float> a = numbers("a", static_cast<size_t>(2 * n)),
                            b = numbers("b", static_cast<size_t>(n * count));

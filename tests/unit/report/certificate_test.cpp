@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Certificates: the same bytes from run to run, no byte of which can be changed unseen, and what two of them say.
+// Certificates: the same bytes in every run, detection of any changed byte, and the comparison of two certificates.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -58,7 +58,7 @@ TEST(Certificate, ChangedFileIsABadQuestion) {
   expect_exit(run_program("verify " + path("broken.json")), 2, "it was changed");
 }
 
-/// The content of the certificate in `text`, edited and sealed as if certify had written it.
+/// The content of the certificate in `text`, edited and then sealed like certify does.
 template <class Edit>
 void forge(const std::string& text, const std::string& name, const Edit& edit) {
   nlohmann::json content = unseal(text, "c.json");
@@ -66,7 +66,7 @@ void forge(const std::string& text, const std::string& name, const Edit& edit) {
   std::ofstream(path(name), std::ios::binary) << seal(content);
 }
 
-// As if the kernels here were others than those that were certified.
+// Simulates kernels that differ from the certified ones.
 TEST(Certificate, VerifyRunsAgainAndSaysWhatDiffers) {
   const std::string text = certify(kSmall + "--candidate native", "here.json");
   forge(text, "other_bits.json",
@@ -92,9 +92,9 @@ TEST(Certificate, NamesAxesRowsSensitivityAndTheDevice) {
 }
 
 TEST(Certificate, OfABrokenCandidateIsNotWritten) {
-  const ProcessResult result =
-      run_program(fmt::format("certify {} --candidate split_k_by_rows --plugin {}/split_k_by_rows.so --out {}", kSmall,
-                              kPluginFolder, path("none.json")));
+  const ProcessResult result = run_program(
+      fmt::format("certify {} --candidate split_k_by_rows --plugin {}/controls/cpu/split_k_by_rows.so --out {}", kSmall,
+                  kBuildFolder, path("none.json")));
   expect_exit(result, 1, "No certificate");
   EXPECT_NE(result.text.find("depend on the number of rows"), std::string::npos) << result.text;
   EXPECT_EQ(text_of(path("none.json")), "");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numerical ratchet: what counts as worse, and the command that says so.
+// Regressions between reports: what counts as worse, and the command that compares them.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms that are made of a JSON report: JUnit XML, Markdown, annotations; and the stream of lines.
+// Formats generated from a JSON report: JUnit XML, Markdown, annotations; and the stream of JSON lines.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ ReadReport report_of(std::vector<Verdict> verdicts) {
 
 class JUnit : public testing::Test {
  protected:
-  /// Writes it and runs the schema check; returns its text.
+  /// Writes the XML, runs the schema check, and returns the XML.
   std::string valid(const ReadReport& report) {
     const std::string xml = to_junit(report), path = testing::TempDir() + "junit_under_test.xml";
     std::ofstream(path, std::ios::binary) << xml;
@@ -147,7 +147,7 @@ TEST(Github, IsOnWhereTheVariableSaysSo) {
   const std::string summary = testing::TempDir() + "step_summary.md";
   const auto run = [&](const std::string& flags) {
     std::filesystem::remove(summary);
-    // run_program() takes the variable away.
+    // run_program() unsets the variable.
     const std::string program = fmt::format("cd '{}' && GITHUB_ACTIONS=true GITHUB_STEP_SUMMARY='{}' '{}' {} {} {}",
                                             CHECKOP_SOURCE_DIR, summary, kProgram, kTiny, kMutants, flags);
     std::FILE* pipe = popen(program.c_str(), "r");
@@ -219,7 +219,7 @@ TEST(Html, WhatACandidateSaysCannotEndTheScript) {
 }
 
 TEST(Forms, AVerdictThatTheWholeRunChangesIsRevisedInTheStream) {
-  // All rows are equal, which only the run as a whole makes vacuous.
+  // All rows are equal, which is vacuous only for the run as a whole.
   const std::string path = testing::TempDir() + "revised.jsonl";
   run_program(
       "--op embedding --device cpu --candidate native --input-mode constant --constant-value 0.5 --batch 2 "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run divided among machines: the shards' reports together are the report of the run that was not divided.
+// Run shards: their merged reports equal the report of the undivided run.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -13,10 +13,10 @@ namespace {
 
 struct Divided {
   int whole_code = -1, merged_code = -1;
-  std::vector<int> codes;  ///< of the shards
+  std::vector<int> codes;  ///< exit codes of the shards
   json whole, merged;
   std::vector<json> shards;
-  std::string text;  ///< of the merge
+  std::string text;  ///< output of the merge
 };
 
 std::string shard_file(int index) { return report_path(fmt::format("{}.json", index)); }
@@ -27,7 +27,7 @@ std::string shard_files(int total) {
   return files;
 }
 
-/// Runs what `flags` ask for as a whole and in `total` shards, and merges these.
+/// Runs `flags` as a whole and in `total` shards, and merges the shards' reports.
 Divided divide(const std::string& flags, int total = 3) {
   Divided run;
   const std::string whole = report_path("whole.json"), merged = report_path("merged.json");
@@ -63,7 +63,7 @@ int64_t checks_in(const json& report) {
 constexpr const char* kTwoOperators =
     "--op silu,logp --dtype fp32,bf16 --check-grad --batch 1 --seq 2,8 --vocab 17 --hidden 33";
 
-// --- the merged report is that of the whole run
+// --- the merged report equals that of the whole run
 
 TEST(ReportMerge, PassesAreThoseOfTheWholeRun) {
   const Divided run = divide("--suite smoke --op silu,logp --candidate native");
@@ -139,7 +139,8 @@ TEST(ReportMerge, WhatNoCaseOfARunTellsIsVacuousAndNotWhatNoCaseOfAShardTells) {
 
 TEST(ReportMerge, OneProofAndOneControlServeAllShards) {
   const std::string products = "--op matmul --candidate native --batch 1 --check invariance,determinism ";
-  const Divided shown = divide(products + "--seq 2,3 --k-dim 3 --n-dim 16", 2);  // rows are added to one of them
+  // One of the cases gets additional rows
+  const Divided shown = divide(products + "--seq 2,3 --k-dim 3 --n-dim 16", 2);
   expect_same(shown, 0);
   ASSERT_EQ(shown.merged["controls"].size(), 1u);
   EXPECT_EQ(shown.merged["controls"][0]["caught"], true);
@@ -170,10 +171,10 @@ TEST(ReportMerge, ShardsWithoutChecksAreNoErrorAndSaySo) {
   const std::string forms = fmt::format("--junit {0}.xml --markdown {0}.md", report_path("empty"));
   const ProcessResult empty =
       run_program(fmt::format("{} --device cpu --shard-index 3 --total-shards 4 --github {}", flags, forms));
-  expect_exit(empty, 0, "This is shard 3 of 4, 0 of 2 checks: 'check_operator report merge'");
+  expect_exit(empty, 0, "This is shard 3 of 4, 0 of 2 checks; 'check_operator report merge'");
   EXPECT_EQ(empty.text.find("::error"), std::string::npos) << empty.text;
   EXPECT_NE(text_of_file(report_path("empty.xml")).find("tests=\"0\" failures=\"0\" errors=\"0\""), std::string::npos);
-  EXPECT_NE(text_of_file(report_path("empty.md")).find("no checks, all are in other shards; shard 3 of 4"),
+  EXPECT_NE(text_of_file(report_path("empty.md")).find("this run shard has no checks; shard 3 of 4"),
             std::string::npos);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The JSON and text reports. That whole reports match their schema is report_schema_test.sh.
+// The JSON and text reports. report_schema_test.sh checks whole reports against their schema.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -103,7 +103,7 @@ TEST(ReportJson, RunOfZeroGoldsIsVacuous) {
   mark_vacuous(report);
   EXPECT_EQ(report.records[0].judgment.verdict, Verdict::vacuous);
   report = sample();
-  report.records[0].comparisons[0].gold_is_zero = true;  // the other one tells something
+  report.records[0].comparisons[0].gold_is_zero = true;  // the other record still proves something
   mark_vacuous(report);
   EXPECT_EQ(report.records[0].judgment.verdict, Verdict::pass);
 }

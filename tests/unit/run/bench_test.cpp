@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The statistics of timings, and the protocol on the CPU device. No test says how long anything takes.
+// Statistics of timings, and the protocol on the CPU device. No test checks how long anything takes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,7 +58,7 @@ TEST(Distinct, MediansThatDifferByLessThanASpreadAreNot) {
 // --- protocol
 // -------------------------------------------------------------------------------------------------------------
 
-/// The CPU device, which notes in what order it is used and whose clock is a counter.
+/// A CPU device that logs the order of its calls and whose clock is a counter.
 class LoggingDevice : public DelegatingDevice {
  public:
   void flush_cache() override { log += 'f'; }
@@ -78,9 +78,9 @@ class LoggingDevice : public DelegatingDevice {
   int timed = 0;
 };
 
-/// What the candidates below write to.
+/// The device that the candidates below log to.
 LoggingDevice* logging = nullptr;
-/// The output that each launch was given.
+/// The output buffer of each launch.
 std::vector<const void*> outputs_of_a;
 
 checkop_status note_a(const checkop_call* call) {
@@ -121,7 +121,7 @@ class BenchProtocol : public testing::Test {
     return bench_candidates(device_, pointers, c, make_inputs(c, 1), plan);
   }
 
-  /// What was logged from the first burst launch on.
+  /// The log from the first burst launch on.
   std::string log_from(const std::string& part) const {
     const size_t at = device_.log.find(part);
     return at == std::string::npos ? "no " + part + " in " + device_.log : device_.log.substr(at);
@@ -136,7 +136,7 @@ TEST_F(BenchProtocol, CandidatesTakeTurnsEachBehindAFlush) {
   EXPECT_EQ(log_from("f(A)"), "f(A)f(B)f(A)f(B)f(A)f(B)");
   ASSERT_EQ(result.runs.size(), 2u);
   EXPECT_EQ(result.runs[0].burst_ms.size(), 3u);
-  // The counter says when: a pair's samples were taken one after the other.
+  // The counter shows the order: a pair's samples are taken one after the other.
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(result.runs[1].burst_ms[i], result.runs[0].burst_ms[i] + 1);
   EXPECT_TRUE(result.runs[0].sustained_ms.empty());
 }
@@ -150,7 +150,7 @@ TEST_F(BenchProtocol, CandidatesAreWarmBeforeTheyAreTimed) {
 }
 
 TEST_F(BenchProtocol, SustainedLaunchesAreBackToBackWithoutAFlush) {
-  // The counter's launches last a millisecond and more: 50 ms a round are a few launches each.
+  // The counter's launches last at least a millisecond: a 50 ms round is a few launches.
   const BenchResult result = run({&kA, &kB}, {1, false, true, 250});
   ASSERT_EQ(result.status, RunStatus::ok) << result.message;
   const std::string log = log_from("(AA");
@@ -163,7 +163,7 @@ TEST_F(BenchProtocol, SustainedLaunchesAreBackToBackWithoutAFlush) {
 
 TEST_F(BenchProtocol, SustainedTimeIsThatOfOneLaunch) {
   const BenchResult result = run({&kA}, {1, false, true, 250});
-  // A round of n launches takes as long as the counter says, which is below 20: each launch a part of it.
+  // A round of n launches takes as long as the counter says, which is less than 20; each launch takes a part of it.
   const std::string log = log_from("(AA");
   const auto round = static_cast<double>(log.find(')') - 1);
   EXPECT_GE(round, 2) << log;
@@ -206,7 +206,7 @@ TEST_F(BenchProtocol, WorkspaceIsCounted) {
   EXPECT_EQ(result.runs[1].workspace_bytes, 0);
 }
 
-/// Refuses to time from the n-th time on, as a device that is lost does.
+/// From the n-th time on refuses to time, like a lost device.
 class LostDevice : public LoggingDevice {
  public:
   double time_ms(const std::function<void()>& enqueue, double cover_us) override {
@@ -291,8 +291,8 @@ TEST(Bench, ExceptionOfACandidateIsItsFailure) {
   EXPECT_NE(result.runs[0].message.find("launch threw"), std::string::npos) << result.runs[0].message;
 }
 
-// --- the CPU device's part
-// -------------------------------------------------------------------------------------------------------------
+// --- the CPU device
+// -----------------------------------------------------------------------------------------------------
 
 TEST(CpuDevice, TimesWhatItIsGiven) {
   const auto device = open_cpu_device();
@@ -314,7 +314,7 @@ TEST(CpuDevice, KnowsACacheToFlush) {
   EXPECT_GE(device->cache_bytes(), size_t{1} << 20);
   EXPECT_LE(device->cache_bytes(), size_t{64} << 20);
   device->flush_cache();
-  device->flush_cache();  // with the buffer that is there
+  device->flush_cache();  // reuses the existing buffer
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process as a candidate: what it computes is checked as a plugin's, and whatever it does ends in a verdict.
+// External processes as candidates: their results are checked like a plugin's, and every failure ends in a verdict.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -60,8 +60,8 @@ int64_t lines_of(const std::string& path) {
   return lines;
 }
 
-// --- what it computes
-// ------------------------------------------------------------------------------------------------------------------
+// --- results
+// ------------------------------------------------------------------------------------------------------------
 
 TEST(External, GivesTheOutputAndBitsOfACleanRun) {
   Worker worker = make_worker("honest");
@@ -125,14 +125,13 @@ TEST(External, FailureIsNoReasonToStartItAgain) {
   EXPECT_EQ(lines_of(starts), 1);
 }
 
-// --- what it does wrong
-// ----------------------------------------------------------------------------------------------------------------
+// --- failures
+// -----------------------------------------------------------------------------------------------------------
 
 TEST(External, DeathIsACrashWithItsLastWords) {
   const RunResult result = run("exits");
   EXPECT_EQ(to_string(result.status), "crashed");
-  EXPECT_EQ(result.message,
-            "left with exit code 7 before it answered; it wrote: 'about to leave | the reason is this'");
+  EXPECT_EQ(result.message, "exited with code 7 before it answered; it wrote: 'about to leave | the reason is this'");
 }
 
 TEST(External, SignalIsACrash) {
@@ -147,7 +146,7 @@ TEST(External, CommandsOfAShellWork) {
   }
 }
 
-TEST(External, DeathAfterAnAnswerIsACrash) { expect_result("leaves_between", "crashed", "left with exit code 5"); }
+TEST(External, DeathAfterAnAnswerIsACrash) { expect_result("leaves_between", "crashed", "exited with code 5"); }
 
 TEST(External, FreshProcessFollowsACrash) {
   const std::string starts = scratch("restarts");
@@ -173,7 +172,7 @@ TEST(External, GarbageIsACrash) {
 }
 
 TEST(External, AnswerToAnEarlierRequestIsACrash) {
-  // The first answer is right in form, but there is no file behind it.
+  // The first answer has the right form, but there is no output file.
   expect_result("no_file", "failed", "its outputs can't be read");
   Worker worker = make_worker("answers_too_early");
   EXPECT_EQ(to_string(run(worker).status), "failed");
@@ -199,17 +198,17 @@ TEST(External, OutputsThatAreNotTheWantedOnesAreAFailure) {
 
 TEST(External, CommandThatCannotServeIsAnInputError) {
   const auto error = [](const std::string& mode) { return error_of([&] { make_worker(mode); }); };
-  EXPECT_NE(error("hello_exits").find("left with exit code 1 before it answered; it wrote: 'no such module'"),
+  EXPECT_NE(error("hello_exits").find("exited with code 1 before it answered; it wrote: 'no such module'"),
             std::string::npos);
   EXPECT_NE(error("hello_garbage").find("--exec"), std::string::npos);
   EXPECT_NE(error("hello_unknown_operator").find("unknown operator 'matmull'; did you mean 'matmul'?"),
             std::string::npos);
-  EXPECT_NE(error("hello_nothing").find("can do nothing"), std::string::npos);
+  EXPECT_NE(error("hello_nothing").find("reports no kernels"), std::string::npos);
   EXPECT_NE(error("hello_other_protocol").find("protocol: expected"), std::string::npos);
   EXPECT_NE(error("hello_twice").find("expected each operator and pass once"), std::string::npos);
   EXPECT_NE(error_of([] {
               Worker({{}, "cpu", false, {{"mine", "/nowhere/at/all"}}});
-            }).find("exit code 127"),
+            }).find("with code 127"),
             std::string::npos);
 }
 
@@ -262,7 +261,7 @@ TEST(External, RowsThatDependOnTheirBatchFail) {
 TEST(External, CrashLeavesTheOtherChecksAlone) {
   const std::string starts = scratch("cli_starts");
   const ProcessResult result = run_faulty("exits_once " + starts, "--n-dim 4,6,8 --candidate exec");
-  expect_exit(result, 4, "left with exit code 7 before it answered");
+  expect_exit(result, 4, "exited with code 7 before it answered");
   expect_exit(result, 4, "2 pass");
   EXPECT_EQ(lines_of(starts), 2);
 }

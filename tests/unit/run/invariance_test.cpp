@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts: which a case gets and what they cost; ten candidates that each break an axis, caught by that axis.
+// Contexts: which ones a case gets and their cost; ten candidates that each break one axis, caught by that axis.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -42,7 +42,7 @@ std::set<Axis> axes_of(const std::vector<Context>& contexts) {
 
 TEST(Contexts, EveryAxisHasSome) {
   std::set<Axis> all(all_axes().begin(), all_axes().end());
-  all.erase(Axis::ranks);  // in ranks_test.cpp
+  all.erase(Axis::ranks);  // tested in ranks_test.cpp
   EXPECT_EQ(axes_of(plan_contexts(product_case(2, 20), cpu(), kAll)), all);
 }
 
@@ -82,7 +82,7 @@ TEST(Contexts, OperatorWithoutRowsHasAxesOfLaunchesAlone) {
   for (const Context& context : contexts) EXPECT_FALSE(is_of_rows(context.axis)) << context.what;
 }
 
-// A change that only single rows see must show in enough elements, though a launch of one row has few.
+// A change that affects only single rows must show in enough elements, although a launch of one row has few.
 TEST(Contexts, SingleRowsAreTakenFromManyPlaces) {
   std::set<int64_t> places;
   for (const Context& context : plan_contexts(product_case(2, 500, 64, 8), cpu(), kAll)) {
@@ -91,7 +91,7 @@ TEST(Contexts, SingleRowsAreTakenFromManyPlaces) {
   EXPECT_GE(places.size(), 64u);
 }
 
-// What find_proof() counts on.
+// find_proof() relies on this.
 TEST(Contexts, EveryAxisOfRowsComparesEveryRowButTheFirst) {
   for (const int64_t rows : {7, 40, 300, 2000, 65536}) {
     std::map<Axis, std::set<int64_t>> compared;
@@ -106,7 +106,7 @@ TEST(Contexts, EveryAxisOfRowsComparesEveryRowButTheFirst) {
   }
 }
 
-/// All launches of a plan, those of twins and the runner's own two included.
+/// All launches of a plan, including twins and the runner's own two.
 double total_cost(const Case& c, const std::vector<Context>& contexts) {
   double cost = 2;
   std::set<std::pair<int64_t, int64_t>> twins;
@@ -129,7 +129,7 @@ TEST(Contexts, LargeCaseCostsAtMostTwentyLaunchesAndKeepsEveryAxis) {
   }
 }
 
-// As in decoding: a launch of one row reads all of the weights.
+// Like decoding: a launch of one row reads all of the weights.
 TEST(Contexts, CaseWhoseWeightsOutweighItsRowsKeepsEveryAxis) {
   DeviceInfo gpu;
   gpu.kind = "cuda", gpu.multiprocessors = 132;
@@ -160,7 +160,7 @@ TEST(Contexts, WaveEdgesFollowTheMultiprocessors) {
   };
   DeviceInfo gpu;
   gpu.kind = "cuda", gpu.multiprocessors = 132;
-  // 1024 columns are 8 tiles: 132 multiprocessors hold 16 rows of tiles at once, and 33 in two waves.
+  // 1024 columns are 8 tiles: 132 SMs hold 16 rows of tiles at once, and 33 in two waves.
   for (const int64_t rows : {17 * 128, 33 * 128, 33 * 128 + 1}) {
     EXPECT_TRUE(has(gpu, rows)) << rows;
     EXPECT_FALSE(has(cpu(), rows)) << rows;
@@ -224,7 +224,8 @@ INSTANTIATE_TEST_SUITE_P(
                     AxisFault{"first_call_differs", {"first_call"}, "first_call"}),
     [](const auto& each) { return std::string(each.param.candidate); });
 
-// A race shows in any launch, whatever else is new about it; repetition is named, for it spoils the other comparisons.
+// A race shows in any launch, whatever else the launch changes. Repetition is named, because it invalidates the other
+// comparisons.
 TEST(Race, IsCaughtByRepetitionAndNamed) {
   const Case c = product_case(2, 20);
   const RunResult result = run_all_axes("race", c);
@@ -235,7 +236,7 @@ TEST(Race, IsCaughtByRepetitionAndNamed) {
   EXPECT_NE(judgment.reason.find("(repetition: 20 launches)"), std::string::npos) << judgment.reason;
 }
 
-// Row 0 of `position_dependent_order` moves to place 39 when rows are reversed, and changes its bits as row 8 does.
+// Row 0 of `position_dependent_order` moves to place 39 when rows are reversed, and changes its bits like row 8.
 TEST(RowZero, IsToldAndNotCounted) {
   const Case c = product_case(2, 20, 64, 8);
   const RunResult result = run_all_axes("position_dependent_order", c);
@@ -250,7 +251,7 @@ TEST(RowZero, IsToldAndNotCounted) {
   EXPECT_GT(told, 0);
 }
 
-/// A device on which nothing is small, so that no input stays there.
+/// A device that considers nothing small, so that no input stays on it.
 class FullDevice : public DelegatingDevice {
  public:
   DeviceInfo info() const override {
@@ -260,7 +261,7 @@ class FullDevice : public DelegatingDevice {
   }
 };
 
-/// What each context found, on more rows than the axes' focus, with weights and masks of several dtypes.
+/// The results of each context, with more rows than the axes focus on, weights, and masks of several dtypes.
 std::vector<std::string> found_on(Device& device, const Candidate& candidate, const Case& c) {
   auto outputs = make_outputs(c);
   RunChecks checks;
@@ -331,7 +332,7 @@ TEST(Boundaries, GapsThatCannotBeAskedAboutStay) {
   EXPECT_EQ(asked, 2);
 }
 
-// 27 is no number of rows that the axes try by themselves.
+// 27 is not among the numbers of rows that the axes try by default.
 TEST(Boundaries, HaveAComparisonOnEachSide) {
   const RunResult result = run_all_axes("says_its_variant", product_case(2, 40));
   EXPECT_EQ(broken_axes(result), std::set<std::string_view>());
@@ -352,11 +353,11 @@ TEST(AxesOfAGpu, SayOnTheCpuWhyTheyWereNotRun) {
   for (const ContextRun& context : result.contexts) {
     if (!context.supported) why[context.axis] = context.message;
   }
-  EXPECT_NE(why[Axis::contention].find("nothing can contend"), std::string::npos) << why[Axis::contention];
+  EXPECT_NE(why[Axis::contention].find("contention can't be tested"), std::string::npos) << why[Axis::contention];
   EXPECT_NE(why[Axis::graph].find("has no graphs"), std::string::npos) << why[Axis::graph];
 }
 
-// A refusal is no pass: the axis says that nothing was compared.
+// A refusal is not a pass: the axis reports that nothing was compared.
 TEST(RowStride, RefusalIsUnsupported) {
   const RunResult result = run_all_axes("first_call_differs", product_case(2, 20));
   int refused = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory: what the machine has, what a check needs, and what happens when the one is less than the other.
+// Memory: what the machine has, what a check needs, and what happens if it is not enough.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-/// A made-up /proc and /sys/fs/cgroup.
+/// A simulated /proc and /sys/fs/cgroup.
 class Machine {
  public:
   explicit Machine(const std::string& name) : root_(fs::path(testing::TempDir()) / name) { fs::remove_all(root_); }
@@ -139,8 +139,8 @@ TEST(MapApart, MoreSizesThanAreKept) {
 
 TEST(MapApart, TooMuchIsNull) { EXPECT_EQ(map_apart(~size_t{0} - 5), nullptr); }
 
-// --- what a check needs
-// ------------------------------------------------------------------------------------------------
+// --- memory of a check
+// --------------------------------------------------------------------------------------------------
 
 Case large_matmul(int64_t rows) {
   Case c = matmul_case(1, rows);
@@ -212,7 +212,7 @@ TEST(Skipped, MaxSkipMakesItAFailureInEveryReport) {
 TEST(Skipped, RunOfNothingButSkippedChecksIsNoPass) {
   expect_exit(run_program("--op silu --candidate native --device cpu --batch 1 --seq 40000 --hidden 4096 "
                           "--memory-limit 512M"),
-              3, "Not all that was asked for could be checked (exit code 3)");
+              3, "Some requested checks are unsupported, or all were skipped (exit code 3)");
 }
 
 TEST(Skipped, LimitIsReadWithItsUnit) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases that ranks share: their parts, what ranks exchange, and one rank that does wrong.
+// Cases divided among ranks: their parts, the exchange between ranks, and one faulty rank.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -75,9 +75,9 @@ TEST(Shards, WhatDoesNotTileIsRefused) {
   EXPECT_NE(with({0, 3, 7, 12}).find("4 bounds, 4 ranks have 5"), std::string::npos);
   EXPECT_NE(with({0, 3, 7, 12, 15}).find("goes from 0 to 15, vocab from 0 to 16"), std::string::npos);
   EXPECT_NE(with({1, 3, 7, 12, 16}).find("goes from 1 to 16"), std::string::npos);
-  EXPECT_NE(with({0, 3, 3, 12, 16}).find("rank 1 would hold nothing"), std::string::npos);
-  EXPECT_NE(with({0, 7, 3, 12, 16}).find("rank 1 would hold nothing"), std::string::npos);
-  EXPECT_NE(refusal_of(shared(3, 4)).find("4 ranks share a vocab of 3"), std::string::npos);
+  EXPECT_NE(with({0, 3, 3, 12, 16}).find("rank 1 would be empty"), std::string::npos);
+  EXPECT_NE(with({0, 7, 3, 12, 16}).find("rank 1 would be empty"), std::string::npos);
+  EXPECT_NE(refusal_of(shared(3, 4)).find("4 ranks for a vocab of 3"), std::string::npos);
   EXPECT_NE(refusal_of(shared(100, 65)).find("65 ranks"), std::string::npos);
   EXPECT_NE(refusal_of(shared(100, 4, 3)).find("from 4 to 100, got 3"), std::string::npos);
   EXPECT_NE(refusal_of(shared(100, 4, 4.5)).find("got 4.5"), std::string::npos);
@@ -89,7 +89,7 @@ TEST(Shards, NamesAndFlagsTellOfThem) {
   EXPECT_NE(case_flags(uneven()).find("--world-size 4 --shard-bounds 0,3,7,12,16"), std::string::npos);
 }
 
-/// Runs body(comm) on every rank in a thread; what each returned.
+/// Runs body(comm) on every rank in a thread, and returns the results.
 template <class Body>
 std::vector<int> on_ranks(HostComm& comm, int32_t n, Body body) {
   std::vector<int> returned(static_cast<size_t>(n));
@@ -127,7 +127,7 @@ TEST(HostComm, GathersInTheOrderOfRanksAgainAndAgain) {
 TEST(HostComm, ARankThatFailedIsKnownToThoseWhoWaitByOtherMeans) {
   HostComm comm(4, 60s);
   comm.leave(3);
-  EXPECT_STREQ(comm.of(0)->error(comm.of(0)), "");  // it may have done its part
+  EXPECT_STREQ(comm.of(0)->error(comm.of(0)), "");  // it may have done its part already
   comm.leave(2, /*failed=*/true);
   for (const int32_t rank : {0, 1})
     EXPECT_STREQ(comm.of(rank)->error(comm.of(rank)), "rank 2 has returned and takes part in no further exchange");
@@ -156,7 +156,7 @@ TEST(HostComm, NobodyWaitsLongForARankThatStaysAway) {
   const auto returned = on_ranks(comm, 4, [](checkop_host_comm& own) {
     std::array<int32_t, 4> all{};
     if (own.rank == 2) std::this_thread::sleep_for(1s);
-    return gather(own, 1, all);  // too late is never
+    return gather(own, 1, all);  // arriving late counts as not arriving
   });
   EXPECT_EQ(returned, (std::vector<int>{1, 1, 1, 1}));
   EXPECT_STREQ(comm.of(0)->error(comm.of(0)), "rank 2 did not come to an exchange within 0.1 s");
@@ -175,7 +175,7 @@ struct BadRank {
 
 class Metadata : public testing::TestWithParam<BadRank> {};
 
-/// One sentence: all ranks say the same.
+/// All ranks report the same error.
 TEST_P(Metadata, OfOneRankIsOneErrorOnAll) {
   for (const char* pass : {"forward", "backward"}) {
     const RunResult result = run_bad(GetParam().candidate, uneven(pass));
@@ -228,8 +228,7 @@ TEST(Ranks, CopiesOfAnOutputMustHaveTheSameBits) {
     EXPECT_EQ(judgment.verdict, Verdict::fail);
     EXPECT_EQ(judgment.kind, "ranks");
     const std::string output = std::string(pass) == "forward" ? "logp" : "dhidden";
-    EXPECT_TRUE(
-        judgment.reason.starts_with(output + ": rank 2 is the first that does not have the bits of rank 0: 1 of"))
+    EXPECT_TRUE(judgment.reason.starts_with(output + ": rank 2 is the first that differs from rank 0: 1 of"))
         << judgment.reason;
   }
 }
@@ -268,7 +267,7 @@ Case with_segments(std::string_view pass, double segments) {
 TEST(Ranks, TheirNumberIsAnAxisWhereBitsMustNotDependOnIt) {
   const auto device = open_cpu_device();
   const auto axis = [&](const Case& c) { return contexts_of(c, device->info(), all_ranks()).size(); };
-  EXPECT_EQ(axis(with_segments("forward", 8)), 4u);  // 1, 2, 3 and 8 in place of 4
+  EXPECT_EQ(axis(with_segments("forward", 8)), 4u);  // 1, 2, 3 and 8 ranks instead of 4
   EXPECT_EQ(axis(with_segments("forward", 4)), 3u);
   EXPECT_EQ(axis(with_segments("forward", 0)), 0u);
   Case two = with_segments("forward", 8);
@@ -307,7 +306,7 @@ const std::string kBad = fmt::format(
     "--op tp_linear_logp --device cpu --batch 1 --seq 8 --hidden 5 --vocab 16 --shard-bounds 0,3,7,12,16 --plugin {} ",
     test_plugin("bad_ranks"));
 
-/// The run ends with exit code 4 and a report.
+/// Expects the run to end with exit code 4 and a report.
 void expect_end(const std::string& candidate, const std::string& verdict, const std::string& reason) {
   const std::string report = testing::TempDir() + "ranks-" + candidate + ".json";
   std::filesystem::remove(report);

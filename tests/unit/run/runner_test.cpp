@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the runner sees of a candidate: memory it must not touch, bits that must not change, errors it must survive.
+// What the runner observes of a candidate: memory it must not touch, bits that must not change, errors to survive.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -30,7 +30,7 @@ Ran run(std::string_view plugin, std::string_view candidate, const Case& c, cons
   return ran;
 }
 
-/// Of a run with status ok: nothing but the numbers is left to judge.
+/// Expects status ok and no findings other than possible numerical errors.
 void expect_clean(const RunResult& result) {
   EXPECT_EQ(result.status, RunStatus::ok) << result.message;
   EXPECT_TRUE(result.guard_violations.empty()) << result.guard_violations.front();
@@ -171,7 +171,7 @@ TEST(Runner, RowWhoseBitsDependOnTheBatchIsFoundWithItsPlace) {
   EXPECT_EQ(result.outputs[0].repeat.different, 0);
   ASSERT_EQ(result.contexts.size(), 4u);
   EXPECT_EQ(result.contexts[2].what, "the last row alone");
-  // The last row gets the number of rows: 1 alone, 6 in the full batch.
+  // The candidate writes the number of rows to the last row: 1 alone, 6 in the full batch.
   const ContextBits& alone = result.outputs[0].contexts[2];
   EXPECT_EQ(alone.bits.compared, 4);
   EXPECT_EQ(alone.bits.different, 1);
@@ -281,7 +281,7 @@ TEST(Runner, KernelForAnotherDeviceIsUnsupported) {
 // --- devices
 // -----------------------------------------------------------------------------------------------------------
 
-/// The CPU device under another name, which fails as a GPU does: late, in synchronize().
+/// A CPU device under another name, which fails like a GPU: late, in synchronize().
 class FailingDevice : public DelegatingDevice {
  public:
   FailingDevice(int arch, int fail_at, bool sticky) : arch_(arch), fail_at_(fail_at), sticky_(sticky) {}

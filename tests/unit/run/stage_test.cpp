@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A launch as the candidate sees it, and what becomes of its status, its words and its damage.
+// A launch as the candidate sees it, and the handling of its status, its message and its damage.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -14,9 +14,9 @@
 namespace checkop::stage_test {
 namespace {
 
-// --- an operator with all that a call can hold: attributes, ids, an optional input, a scalar output
+// --- an operator with everything that a call can contain: attributes, ids, an optional input, a scalar output
 
-constexpr std::string_view kNames = "epsilonscale";  // no NUL behind "eps"
+constexpr std::string_view kNames = "epsilonscale";  // no NUL after "eps"
 constexpr std::array kAttrs{AttrSpec{kNames.substr(0, 3), 0.5, "smallest"}, AttrSpec{kNames.substr(7), 1, "factor"}};
 constexpr std::array kInputs{TensorSpec{"x", "batch seq cols"},
                              TensorSpec{"ids", "batch seq", Fill::ids, "cols", DType::i64},
@@ -38,7 +38,7 @@ Case example(bool bias) {
   return c;
 }
 
-/// The CPU device with a stream, and with errors that come late as a GPU's do.
+/// A CPU device with a stream, and with errors that come late like a GPU's.
 class TestDevice : public DelegatingDevice {
  public:
   void* stream() override { return this; }
@@ -68,7 +68,7 @@ struct Ran {
   Stage stage;
 };
 
-/// "STATUS: MESSAGE" of the Stopped that `body` throws.
+/// "STATUS: MESSAGE" of the Stopped thrown by `body`.
 template <class Body>
 std::string stopped_by(const Body& body) {
   try {
@@ -88,7 +88,7 @@ void say(const checkop_call* call, const char* text) { std::strncpy(call->messag
 
 checkop_status does_nothing(const checkop_call*) { return CHECKOP_OK; }
 
-/// What the latest launch of `looks` saw; of tensors: shape, strides.
+/// What the latest launch of `looks` observed, with the tensors' shapes and strides.
 struct Seen {
   checkop_call call;
   std::vector<checkop_tensor> tensors;  ///< inputs, then outputs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proposed limits: the policy by numbers, and the largest value of each gate.
+// Proposed limits: the policy in numbers, and the largest value of each gate.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Golds, inputs and operators out of files.
+// Golds, inputs and operators from files.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -150,9 +150,9 @@ TEST(GivenInputs, ProofsLookAtThem) {
         write(name, list(tensor("a", DType::f32, {1, 40, 64}, value), tensor("b", DType::f32, {64, 16}, value)));
     return "--input a=" + file + ":a --input b=" + file + ":b ";
   };
-  // No order of summation changes a sum of integers; generated data would show one.
+  // No order of summation changes a sum of integers; generated data would reveal one.
   const ProcessResult whole = run_program(flags + data("whole", [](int64_t i) { return static_cast<double>(i % 5); }));
-  expect_exit(whole, 1, "another order of summation changes 0 of the elements");
+  expect_exit(whole, 1, "another order of summation changes at best 0 of the elements");
   expect_exit(whole, 1, "capture more rows");
   expect_exit(run_program(flags + data("proving", wave)), 0, "1 pass");
   expect_exit(run_program(flags), 0, "1 pass");
@@ -195,7 +195,7 @@ TEST(GivenInputs, RunJudgesByThem) {
 
 // --- --inputs and --gold
 
-/// What tests/plugins/exec/own.py computes: y = 2 a.
+/// The results of tests/plugins/exec/own.py: y = 2 a.
 std::string own_files(double factor) {
   const std::string inputs = write("own_inputs", list(tensor("a", DType::f32, {5, 7}, wave)));
   const std::string gold = write("own_gold", list(tensor("y", DType::f64, {5, 7}, [&](int64_t i) {
@@ -218,7 +218,7 @@ TEST(OwnOperator, IsJudgedByItsGold) {
 
 TEST(OwnOperator, ReportSaysByWhatItIsJudged) {
   const std::string flags = own_files(2) + own_command() + kClass;
-  expect_exit(run_program(flags), 0, "no rows are known to be independent: batch invariance was not looked at");
+  expect_exit(run_program(flags), 0, "the operator has no independent rows: batch invariance was not tested");
   expect_exit(run_program(flags + " --check invariance"), 2, "--check: invariance compares rows");
   expect_exit(run_program(flags + " --check accuracy"), 0, "1 pass");
   const ProcessResult result = run_program(flags + " --json");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proofs from a process of their own, from this one, and where that process does not come to its end.
+// Proofs from a separate process, from this one, and when the separate process does not finish.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ Check check_of(Case c, bool here = true) {
   return check;
 }
 
-/// Two operators, one of them with two cases of a group; a case of another shard; one that nobody can run.
+/// Two operators, one of them with two cases of a group; a case of another shard; one that cannot run.
 std::vector<Check> some_checks() {
   const auto product = [](int64_t seq) {
     return gold_case("matmul", "forward", DType::f32, {{"batch", 1}, {"seq", seq}, {"k_dim", 64}, {"n_dim", 8}});
@@ -59,7 +59,7 @@ Proofs proofs_here(const std::vector<Check>& checks) {
   return Proofs(checks, {}, 2);
 }
 
-/// The processes that this thread started.
+/// The child processes of this thread.
 std::vector<pid_t> children() {
   std::ifstream file("/proc/self/task/" + std::to_string(gettid()) + "/children");
   return {std::istream_iterator<pid_t>(file), {}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saved cases whose tensors do not make a question: --replay says what is wrong in one sentence and exits with 2.
+// Saved cases with invalid tensors: --replay explains the error in one sentence and exits with 2.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 namespace checkop::replay_test {
 namespace {
 
-/// The tensors of a case as they are saved, to be spoiled and written.
+/// The tensors of a saved case, for tests to corrupt and write.
 struct Saved {
   Saved(const std::string& op, const std::string& pass, const Dims& dims,
         const std::set<std::string, std::less<>>& optionals = {})
@@ -28,11 +28,11 @@ struct Saved {
     }
     throw std::logic_error("no tensor " + name);
   }
-  /// Another shape or dtype in place of a tensor's own; zeros.
+  /// Replaces a tensor by zeros of another shape or dtype.
   void replace(const std::string& name, DType dtype, const Shape& shape) { at(name) = Tensor(name, dtype, shape); }
 
   ProcessResult replay() const {
-    // Tests run side by side.
+    // Tests run in parallel.
     const std::string path = fmt::format("{}replay_test_{}.safetensors", testing::TempDir(), getpid());
     {
       std::vector<SafetensorsEntry> entries;
@@ -67,7 +67,7 @@ const Dims kRope{{"batch", 1}, {"heads", 2}, {"seq", 3}, {"head_dim", 4}};
 const Dims kAttention{{"batch", 1}, {"q_heads", 4}, {"kv_heads", 2}, {"q_seq", 3}, {"kv_seq", 5}, {"head_dim", 4}};
 
 TEST(Replay, SavedTensorsThatFitAreJudged) {
-  // Outputs of zeros: the question is a good one, the answer is not.
+  // Outputs of zeros: the case is valid, the outputs are wrong.
   expect_exit(Saved("logp", "forward", kLogp).replay(), 1, "logp[0,0] = 0, gold -");
   expect_exit(Saved("grpo_loss", "forward", kGrpo, {"group_boundaries"}).replay(), 1, "[  FAILED  ]");
 }
@@ -82,7 +82,7 @@ TEST(Replay, IdsOutsideTheVocabularyAreNamed) {
     expect_exit(linear.replay(), 2, "input 'target_ids': " + part);
   }
   Saved embedding("embedding", "forward", {{"batch", 1}, {"seq", 3}, {"vocab", 7}, {"hidden", 2}});
-  embedding.at("input/token_ids").set(2, -100);  // embedding ignores none
+  embedding.at("input/token_ids").set(2, -100);  // embedding has no ignore_index
   expect_exit(embedding.replay(), 2, "input 'token_ids': element 2 is -100, outside [0, 7)");
   Saved ratio("ratio_kl", "forward", kLogp);
   ratio.at("input/action_ids").set(0, 17);
@@ -130,10 +130,10 @@ TEST(Replay, ShapesThatDoNotFitAreNamed) {
 TEST(Replay, SizesThatAnOperatorRefusesAreNamed) {
   Saved rope("rope", "forward", kRope);
   rope.replace("input/x", DType::f32, {1, 2, 3, 5}), rope.replace("output/y", DType::f32, {1, 2, 3, 5});
-  expect_exit(rope.replay(), 2, "--head-dim: rope turns pairs, got the odd size 5");
+  expect_exit(rope.replay(), 2, "--head-dim: head_dim must be even, got 5");
   Saved heads("attention", "forward", kAttention);
   heads.replace("input/k", DType::f32, {1, 3, 5, 4}), heads.replace("input/v", DType::f32, {1, 3, 5, 4});
-  expect_exit(heads.replay(), 2, "--q-heads: 4 query heads on 3 key heads leave a group uneven");
+  expect_exit(heads.replay(), 2, "--q-heads: 4 query heads are not a multiple of 3 key heads");
 }
 
 TEST(Replay, DtypesThatDoNotFitAreNamed) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --sanitize with a compute-sanitizer made of a few lines of shell, and what is read out of its log.
+// --sanitize with a fake compute-sanitizer, which is a short shell script, and the evaluation of its log.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -67,7 +67,7 @@ TEST(SanitizerLog, LinesOfTheProgramAreNotItsOwn) {
 // --- through the whole program
 // -----------------------------------------------------------------------------------------
 
-/// A variable of the environment, for as long as this lives.
+/// Sets an environment variable for its lifetime.
 class Setting {
  public:
   Setting(const char* name, const std::string& value) : name_(name) {
@@ -89,10 +89,10 @@ class Setting {
   std::optional<std::string> before_;
 };
 
-/// What the script does with `text`, the output of the command it was given.
+/// A shell script in place of compute-sanitizer; it sees `text`, the output of the command that it was given.
 class FakeSanitizer {
  public:
-  /// `after` is shell: it sees $text, $tool and $code, and ends with exit.
+  /// `after` is shell code: it sees $text, $tool and $code, and ends with exit.
   explicit FakeSanitizer(const std::string& after) : folder_(fs::path(testing::TempDir()) / "sanitizer") {
     fs::create_directories(folder_);
     std::ofstream script(folder_ / "compute-sanitizer");
@@ -117,7 +117,7 @@ class FakeSanitizer {
 
 constexpr const char* kClean = "echo '========= ERROR SUMMARY: 0 errors'; exit $code";
 
-/// (verdict, kind, reason) of both cases, of seq 3 and 8, and the exit code.
+/// (verdict, kind, reason) of both cases, with seq 3 and 8, and the exit code.
 struct Sanitized {
   int code;
   json three, eight, runs;
@@ -166,7 +166,7 @@ TEST(Sanitize, ShardRunsItsOwnChecksUnderIt) {
       "echo '========= Invalid __global__ write of size 4 bytes'\n"
       "echo '========= ERROR SUMMARY: 7 errors'; exit 86");
   const std::string three = testing::TempDir() + "three.json";
-  // Three cases in two shards: the costliest and the cheapest, and 8 alone.
+  // Three cases in two shards: the costliest and the cheapest in one, 8 alone in the other.
   const std::string flags =
       "--op silu --candidate native --device cpu --batch 1 --seq 3,8,9 --hidden 16 --sanitize memcheck --total-shards "
       "2 ";
@@ -190,7 +190,8 @@ TEST(Sanitize, FindingOfAllTogetherIsEverybodys) {
   for (const json& each : {result.three, result.eight}) {
     EXPECT_EQ(each.at("verdict"), "fail");
     EXPECT_EQ(each.at("reason"),
-              "racecheck: Error: Race; RACECHECK SUMMARY: 1 hazard in the run of all checks, and in none alone");
+              "racecheck: Error: Race; RACECHECK SUMMARY: 1 hazard only when all checks run together, not in any "
+              "single check");
   }
 }
 
@@ -199,7 +200,7 @@ TEST(Sanitize, RunWithoutASummaryProvesNothing) {
   const Sanitized result = sanitize("initcheck");
   EXPECT_EQ(result.code, 4);
   EXPECT_EQ(result.three.at("verdict"), "error");
-  EXPECT_NE(result.three.at("reason").get<std::string>().find("initcheck left no summary"), std::string::npos);
+  EXPECT_NE(result.three.at("reason").get<std::string>().find("initcheck wrote no summary"), std::string::npos);
 }
 
 TEST(Sanitize, SanitizerThatCrashesProvesNothing) {
@@ -207,7 +208,7 @@ TEST(Sanitize, SanitizerThatCrashesProvesNothing) {
   const Sanitized result = sanitize("synccheck");
   EXPECT_EQ(result.code, 4);
   EXPECT_EQ(result.eight.at("verdict"), "error");
-  EXPECT_NE(result.eight.at("reason").get<std::string>().find("synccheck left no summary"), std::string::npos);
+  EXPECT_NE(result.eight.at("reason").get<std::string>().find("synccheck wrote no summary"), std::string::npos);
 }
 
 TEST(Sanitize, SummaryOfARunThatNeverCameToItsEndProvesNothing) {
@@ -240,7 +241,7 @@ TEST(Sanitize, SignalEndsTheSanitizerToo) {
 }
 
 TEST(Sanitize, AbsentSanitizerIsExitCodeFiveWithTheLineThatInstallsIt) {
-  // A machine that has nothing but what run_program() itself needs.
+  // A machine that only has what run_program() itself needs.
   const fs::path tools = fs::path(testing::TempDir()) / "no_sanitizer";
   fs::remove_all(tools);
   fs::create_directories(tools / "bin");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saved cases: the layout, and that a case is read back as it was.
+// Saved cases: the layout, and that a case is read back unchanged.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"

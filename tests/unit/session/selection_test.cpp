@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From options to checks: which cases, by which candidates, on which device, and what is said of those that are not.
+// From options to checks: which cases, which candidates, which device, and the messages about excluded ones.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -15,9 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Beside this test's executable lie no kernels: the plugins that the options name bring all candidates there are.
+// There are no kernels beside this test's executable: all candidates come from plugins named in the options.
 
-/// A small matmul on the CPU by candidates of honest.cpp.
+/// A small matmul on the CPU with candidates of honest.cpp.
 RunOptions small_matmul(std::vector<std::string> candidates = {"honest"}) {
   RunOptions options;
   options.ops = {"matmul"};
@@ -38,7 +38,7 @@ std::vector<std::string> selected(const RunOptions& options) { return names_of(s
 
 using Names = std::vector<std::string>;
 
-/// The message of the `Error` that the selection throws.
+/// The message of the `Error` thrown by the selection.
 template <class Error = InputError>
 std::string error_of(const RunOptions& options) {
   try {
@@ -341,7 +341,7 @@ RunOptions with_case_file() {
 
 TEST(Selection, CaseFilesTakeThePlaceOfTheFlags) {
   RunOptions options = with_case_file();
-  options.ops = {"logp"};  // as when --op is not given
+  options.ops = {"logp"};  // the default without --op
   EXPECT_EQ(selected(options),
             (Names{"matmul/forward/honest/matmul-fp32-1x1x6x7", "matmul/forward/honest/matmul-bf16-1x1x6x7"}));
 }

@@ -23,7 +23,7 @@ TEST(CompareBits, ComparesAsIntegers) {
   EXPECT_EQ(difference.b_bits, 0x80000000u);
 }
 
-/// Elements on both sides of where threads take turns, and the first and last.
+/// Elements on both sides of the boundaries between threads, and the first and last.
 TEST(CompareBits, ThreadsTellWhatOneDoes) {
   constexpr int64_t kCount = 1'000'003;
   for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::i64}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types: every 16-bit value, every midpoint between neighbours, and the rest of the table. The expected values
-// come from ldexp on the fields of a format, not from the code under test.
+// Element types: every 16-bit value, every midpoint between neighbours, and the rest of the table. Expected values are
+// computed by ldexp from the fields of a format, not by the code under test.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -34,7 +34,7 @@ double decode(DType dtype, uint64_t bits) {
   return value;
 }
 
-/// Encodes all at once, so that the vectorised body of the loop is what runs.
+/// Encodes all values at once, so that the vectorised loop runs.
 std::vector<uint64_t> encode_all(DType dtype, const std::vector<double>& values) {
   std::vector<std::byte> bytes(values.size() * info(dtype).bytes);
   info(dtype).encode(values.data(), bytes.data(), values.size());
@@ -51,8 +51,8 @@ std::vector<double> decode_every_16_bit_value(DType dtype) {
   return values;
 }
 
-/// A finite value or infinity from the fields. At the pattern of infinity: 2^(largest exponent + 1), the value that
-/// rounding treats as the next one, when `unbounded`.
+/// A finite value or infinity from its fields. With `unbounded`, the pattern of infinity gives 2^(largest exponent +
+/// 1), which rounding treats as the next value.
 double by_formula(DType dtype, uint64_t bits, bool unbounded = false) {
   const DTypeInfo& type = info(dtype);
   const int fraction_bits = type.precision - 1;
@@ -96,7 +96,7 @@ TEST_P(SixteenBits, EveryValueSurvivesDecodeAndEncode) {
   }
 }
 
-// The last pair is the largest number and infinity: its midpoint is the overflow threshold, and goes to infinity.
+// The last pair is the largest number and infinity: its midpoint is the overflow threshold and rounds to infinity.
 TEST_P(SixteenBits, EveryMidpointRoundsToEvenAndItsNeighboursToTheNearest) {
   std::vector<double> values;
   std::vector<uint64_t> expected;
@@ -135,7 +135,7 @@ TEST(DType, Bf16RoundsTiesToEven) {
   EXPECT_EQ(encode(DType::bf16, 1.0 + 3 * 0x1p-8), 0x3f82u);
 }
 
-// Through float both would first become a tie, and that would go to even: down in the first case, up in the second.
+// Through float both would first become a tie, which then rounds to even: down in the first case, up in the second.
 TEST(DType, EncodeRoundsOnceAndNotThroughFloat) {
   EXPECT_EQ(encode(DType::bf16, 1.0 + 0x1p-8 + 0x1p-40), 0x3f81u);
   EXPECT_EQ(encode(DType::bf16, 1.0 + 3 * 0x1p-8 - 0x1p-40), 0x3f81u);
@@ -213,7 +213,7 @@ double bf16_toward_zero(double x) { return decode(DType::bf16, std::bit_cast<uin
   for (int i = 0; i < n; ++i) out[i] = truncate ? bf16_toward_zero(in[i]) : bf16_to_nearest(in[i]);
 }
 
-// g++ 12 at -O2 loses the masking of a bf16 helper of type float in a program of this shape, and returns 1.2345678.
+// In a program of this shape, g++ 12 at -O2 drops the masking of a bf16 helper of type float and returns 1.2345678.
 TEST(DType, Bf16RoundTripSurvivesTheOptimiser) {
   const double in[3] = {1.2345678f, 1.2345678f, -1.2345678f};
   double out[3];
@@ -302,7 +302,7 @@ TEST(DType, HalfUlpIsHalfTheDistanceToTheNextValue) {
   EXPECT_EQ(half_ulp(DType::f32, 1e-310), 0x1p-150);
   EXPECT_EQ(half_ulp(DType::f32, -3.0), 0x1p-23);
   EXPECT_EQ(half_ulp(DType::f64, 1.0), 0x1p-53);
-  EXPECT_EQ(half_ulp(DType::f64, 0.0), 0x1p-1074);  // 2^-1075 is no double; rounded up, for it is a bound
+  EXPECT_EQ(half_ulp(DType::f64, 0.0), 0x1p-1074);  // 2^-1075 is not a double; rounded up, because it is a bound
   EXPECT_EQ(half_ulp(DType::i64, 12.0), 0.0);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Safetensors files: what is written is read back, and broken files are refused.
+// Safetensors files: written tensors are read back, broken files are refused.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using contract_test::error_of;
 
-// Tests run side by side.
+// Tests run in parallel.
 std::string path() { return testing::TempDir() + "under_test_" + std::to_string(getpid()) + ".safetensors"; }
 
 void write_raw(uint64_t length, const std::string& header, const std::string& data) {
@@ -93,7 +93,7 @@ TEST(Safetensors, BytesOfNoTensorAreRefused) {
   const std::string header = R"({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
                                  "b": {"dtype": "U8", "shape": [2], "data_offsets": [3, 5]}})";
   write_raw(header.size(), header, "xxxxx");
-  EXPECT_NE(error_of([] { read_safetensors(path()); }).find("has 1 bytes before 'b' that are no tensor's"),
+  EXPECT_NE(error_of([] { read_safetensors(path()); }).find("has 1 bytes before 'b' that belong to no tensor"),
             std::string::npos);
   const std::string one = R"({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}})";
   write_raw(one.size(), one, "xxxx");
@@ -119,7 +119,7 @@ TEST(Safetensors, TensorsAreReadOneAtATimeByName) {
   std::vector<Tensor> tensors;
   tensors.emplace_back("layer.0.y", DType::f32, Shape{2});
   tensors.emplace_back("layer.1.y", DType::f32, Shape{2});
-  tensors.emplace_back();  // an absent one
+  tensors.emplace_back();  // an absent tensor
   tensors[1].set(1, 2.5);
   write_safetensors(path(), tensors);
   const SafetensorsReader file(path());

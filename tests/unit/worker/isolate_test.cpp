@@ -32,7 +32,7 @@ RunResult run(Worker& worker, const std::string& candidate, std::chrono::seconds
   return worker.run(candidate, c, inputs, outputs, {}, limit);
 }
 
-/// Expects that `candidate` of crashes.cpp crashes with `message`, and that the same worker then runs an honest one.
+/// Expects that `candidate` of crashes.cpp crashes with `message`, and that the same worker can then run an honest one.
 void expect_crash(const std::string& candidate, const std::string& message) {
   Worker worker = make_worker("crashes");
   const RunResult result = run(worker, candidate);
@@ -72,41 +72,38 @@ TEST(Worker, GivesTheOutputAndResultOfACleanRun) {
   EXPECT_EQ(result.outputs[0].contexts[2].bits.compared, 4);
 }
 
-TEST(Worker, DoesSomethingElseMeanwhile) {
+TEST(Worker, TwoWorkersWorkAtOnce) {
   Worker worker = make_worker("honest"), other = make_worker("honest");
   const Case c = matmul_case();
   const auto inputs = counting_inputs(c);
   auto outputs = make_outputs(c), others = make_outputs(c);
-  RunResult in_between;
-  const RunResult result = worker.run("honest", c, inputs, outputs, {}, 60s,
-                                      [&] { in_between = other.run("honest", c, inputs, others, {}, 60s); });
-  EXPECT_EQ(to_string(result.status), "ok");
-  EXPECT_EQ(to_string(in_between.status), "ok");
+  worker.begin("honest", c, inputs, outputs, {}, 60s);
+  other.begin("honest", c, inputs, others, {}, 60s);
+  EXPECT_EQ(to_string(other.finish().status), "ok");
+  EXPECT_EQ(to_string(worker.finish().status), "ok");
   EXPECT_EQ(outputs[0].at(5), product(inputs, 1, 1));
   EXPECT_EQ(others[0].at(5), product(inputs, 1, 1));
 }
 
-// Not a crash of the candidate, which has nothing to do with it.
-TEST(Worker, WhatIsThrownMeanwhileIsThrownOn) {
+// As when judging the check before ends in an exception.
+TEST(Worker, RunThatNobodyFinishedIsNotTakenForTheNextOne) {
   Worker worker = make_worker("honest");
   const Case c = matmul_case();
   const auto inputs = counting_inputs(c);
   auto outputs = make_outputs(c);
-  const auto run_and_throw = [&] {
-    worker.run("honest", c, inputs, outputs, {}, 60s, [] { throw EnvironmentError("no room on the disk"); });
-  };
-  EXPECT_THROW(run_and_throw(), EnvironmentError);
+  worker.begin("honest", c, inputs, outputs, {}, 60s);
   EXPECT_EQ(to_string(run(worker, "honest").status), "ok");
 }
 
-// The answer was there in time, but nobody looked.
-TEST(Worker, WaitsForItsAnswerAfterALongMeanwhile) {
+// The answer arrived in time, but was read late.
+TEST(Worker, AnswerIsTakenWhenItIsLookedForAfterTheLimit) {
   Worker worker = make_worker("honest");
   const Case c = matmul_case();
   const auto inputs = counting_inputs(c);
   auto outputs = make_outputs(c);
-  const RunResult result =
-      worker.run("honest", c, inputs, outputs, {}, 1s, [] { std::this_thread::sleep_for(1500ms); });
+  worker.begin("honest", c, inputs, outputs, {}, 1s);
+  std::this_thread::sleep_for(1500ms);
+  const RunResult result = worker.finish();
   EXPECT_EQ(to_string(result.status), "ok") << result.message;
 }
 
@@ -150,12 +147,10 @@ TEST(Worker, SegmentationFaultIsACrashAndTheNextRunWorks) {
 
 TEST(Worker, AbortIsACrash) { expect_crash("aborts", "killed by signal 6 (Aborted)"); }
 
-TEST(Worker, ExitWithCodeZeroIsACrashAndNeverAPass) {
-  expect_crash("exits", "left with exit code 0 before it answered");
-}
+TEST(Worker, ExitWithCodeZeroIsACrashAndNeverAPass) { expect_crash("exits", "exited with code 0 before it answered"); }
 
 TEST(Worker, ExitAfterClosingEveryFileIsACrash) {
-  expect_crash("closes_everything", "left with exit code 3 before it answered");
+  expect_crash("closes_everything", "exited with code 3 before it answered");
 }
 
 TEST(Worker, CrashIsSeenAlthoughAGrandchildHoldsTheSocket) {
@@ -236,8 +231,8 @@ TEST(Worker, TextThatTheParentHasNotWrittenYetIsWrittenOnce) {
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "half a line");
 }
 
-// --- questions that can't be asked
-// -------------------------------------------------------------------------------------
+// --- invalid requests
+// ---------------------------------------------------------------------------------------------------
 
 TEST(Worker, BadPluginIsTheSameInputErrorAsInThisProcess) {
   try {

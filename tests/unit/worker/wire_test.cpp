@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between parent and worker: what arrives, and what is no message.
+// Messages between parent and worker: valid and invalid ones.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -43,7 +43,7 @@ struct WireSocket : testing::Test {
     bytes.resize(static_cast<size_t>(read(far.get(), bytes.data(), bytes.size())));
     return bytes;
   }
-  /// Writes bytes as they are, `descriptors` beside them.
+  /// Sends the bytes unchanged, together with `descriptors`.
   void send_raw(std::string bytes, const std::vector<int>& descriptors = {}) {
     iovec part{bytes.data(), bytes.size()};
     msghdr raw{};
@@ -79,7 +79,7 @@ std::string patched(std::string bytes, size_t at, T value) {
 
 bool is_open(int fd) { return fcntl(fd, F_GETFD) >= 0; }
 
-/// The text of the WireError that `body` throws.
+/// The text of the WireError thrown by `body`.
 template <class Body>
 std::string error_of(const Body& body) {
   try {
@@ -106,7 +106,7 @@ TEST_F(WireSocket, MessageLargerThanTheSocketsBufferArrives) {
   sender.join();
   ASSERT_EQ(received, Received::message);
   EXPECT_EQ(message.body, '"' + text + '"');
-  EXPECT_EQ(message.descriptors.size(), 1u);  // with the first part alone
+  EXPECT_EQ(message.descriptors.size(), 1u);  // only with the first part
 }
 
 TEST(Wire, DumpIsOneLineOfUtf8) {
@@ -114,16 +114,16 @@ TEST(Wire, DumpIsOneLineOfUtf8) {
   EXPECT_EQ(text, "{\"a\":\"x\\ny\",\"b\":\"\xef\xbf\xbd\"}");
 }
 
-// --- what is no message
+// --- invalid messages
 
 TEST_F(WireSocket, BytesOfSomebodyElseAreNoMessage) {
   send_raw(patched(frame({}), 0, uint32_t{0x12345678}));
-  EXPECT_EQ(error_of([&] { receive(); }), "the answer is no message of ours");
+  EXPECT_EQ(error_of([&] { receive(); }), "malformed message: wrong magic number or too long");
 }
 
 TEST_F(WireSocket, FrameBeyondTheLimitIsRefusedBeforeItsBodyIsRead) {
   send_raw(patched(frame({}), kBodyBytesAt, kMaxBody + 1).substr(0, kHeaderBytes));
-  EXPECT_EQ(error_of([&] { receive(); }), "the answer is no message of ours");
+  EXPECT_EQ(error_of([&] { receive(); }), "malformed message: wrong magic number or too long");
 }
 
 TEST_F(WireSocket, FrameOfTheLimitIsAwaited) {
@@ -131,13 +131,13 @@ TEST_F(WireSocket, FrameOfTheLimitIsAwaited) {
   EXPECT_EQ(receive(10ms), Received::late);
 }
 
-TEST_F(WireSocket, MalformedJsonIsHandedOnAsItCame) {  // whoever parses it knows whom to blame
+TEST_F(WireSocket, MalformedJsonIsHandedOnAsItCame) {  // the caller that parses it knows who sent it
   send_raw(patched(frame("abc"), kHeaderBytes, '{'));
   ASSERT_EQ(receive(), Received::message);
   EXPECT_FALSE(json::accept(message.body));
 }
 
-// --- the other side goes
+// --- the other side disconnects
 
 class WireCutAt : public WireSocket, public testing::WithParamInterface<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Bytes, WireCutAt, testing::Values(0, 1, kHeaderBytes - 1, kHeaderBytes, kHeaderBytes + 1));
@@ -270,7 +270,7 @@ TEST(WireDescriptor, MoveLeavesOneOwner) {
   {
     const Descriptor second(std::move(first));
     EXPECT_EQ(second.get(), fd);
-    EXPECT_EQ(first.get(), -1);  // NOLINT(bugprone-use-after-move): this is the fact
+    EXPECT_EQ(first.get(), -1);  // NOLINT(bugprone-use-after-move): this is the fact under test
   }
   EXPECT_FALSE(is_open(fd));
 }
@@ -310,7 +310,7 @@ TEST(Wire, CaseOfAnUnknownOperatorOrPassIsAnError) {
   }
 }
 
-/// The keys of `whole` without which `decode` does not throw.
+/// The keys of `whole` that `decode` does not need: without them it does not throw.
 template <class Decode>
 std::string needless_keys(const json& whole, const Decode& decode) {
   std::string needless;
@@ -339,7 +339,7 @@ TEST(Wire, DeviceSurvivesTheWayThereAndBack) {
   EXPECT_EQ(back.memory_bytes, uint64_t{1} << 40);
 }
 
-/// An absent tensor, and `x` of int32 that holds 7, 8.
+/// An absent tensor, and `x` of int32 with the values 7, 8.
 std::vector<Tensor> two_tensors() {
   std::vector<Tensor> tensors(1);
   tensors.emplace_back("x", DType::i32, Shape{2});
@@ -348,7 +348,7 @@ std::vector<Tensor> two_tensors() {
   return tensors;
 }
 
-/// What arrives of `tensors` in this process, where the descriptors are duplicated instead of sent.
+/// `tensors` as they arrive in this process, where the descriptors are duplicated instead of sent.
 std::vector<Tensor> arrived(const std::vector<Tensor>& tensors, bool writable, size_t lost = 0) {
   std::vector<int> fds;
   const json sent = encode(tensors, fds);

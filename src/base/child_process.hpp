@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// A child process: forked without exec, killed and reaped by its owner.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace checkop {
+
+/// How a process ended, from waitpid's status: "killed by signal 9 (Killed)", "exited with code 1".
+std::string describe_end(int status);
+
+/// A child that runs one function. The destructor kills and reaps it.
+class ChildProcess {
+ public:
+  enum class Group : uint8_t {
+    shared,  ///< the child stays in the process group of its parent
+    own      ///< the child leads a group of its own: kill() ends everything that it started, too
+  };
+
+  ChildProcess() = default;
+  /// Forks. The child calls `body` and leaves with _exit(): with the value that `body` returns, or with 1 if it throws.
+  /// No destructor, no atexit handler and no buffered output of the parent runs in the child, whatever `body` does.
+  /// The child dies with the parent. Throws EnvironmentError when there can't be another process.
+  explicit ChildProcess(const std::function<int()>& body, Group group = Group::shared);
+  ChildProcess(ChildProcess&& other) noexcept;
+  ChildProcess& operator=(ChildProcess&& other) noexcept;
+  ~ChildProcess();
+
+  /// Whether it was started and not yet waited for.
+  bool is_started() const { return pid_ > 0; }
+  /// Whether it runs. Leaves it waitable, so that its number stays its own.
+  bool is_alive() const;
+  /// Ends the child, and its group if it has one, at once.
+  void kill() const;
+
+  struct End {
+    int status = 0;           ///< as waitpid() gives it
+    uint64_t peak_bytes = 0;  ///< the most memory that it had resident
+  };
+  /// Waits for the end and reaps the child.
+  End wait();
+
+ private:
+  pid_t pid_ = -1;
+  Group group_ = Group::shared;
+};
+
+}  // namespace checkop

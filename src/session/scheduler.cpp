@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks run one after the other; what needs no candidate is done while the candidate works.
+#include "session/scheduler.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "case/inputs.hpp"
+#include "run/invariance/invariance.hpp"
+#include "run/memory_need.hpp"
+#include "run/rank_group.hpp"
+#include "tensor/digest.hpp"
+#include "worker/isolate.hpp"
+
+namespace checkop {
+namespace {
+
+/// The key whose overlays apply. Throws InputError when the user's key is not the device's.
+std::string resolve_arch_key(const CandidateChoice& options, const DeviceInfo& device) {
+  // A device newer than this program has no overlays, and is judged all the same.
+  if (options.arch_key == "auto") return is_known_arch(device.arch_key) ? device.arch_key : "";
+  if (options.arch_key == "none") return "";
+  if (options.arch_key != device.arch_key && !options.force_arch_key) {
+    throw InputError("--arch-key",
+                     fmt::format("'{}' is not the architecture of {} ({})", options.arch_key, device.name,
+                                 device.arch_key.empty() ? "none" : device.arch_key),
+                     "leave it out, or add --force-arch-key");
+  }
+  return options.arch_key;
+}
+
+/// Appends the contexts of `other`, a run of the case `c`, to `run`; a failure of `other` is one of the whole check.
+void append_contexts(RunResult other, const Case& c, RunResult& run) {
+  const auto append = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+  if (other.status != RunStatus::ok) {
+    other.message += fmt::format(" ({})", case_name(c));
+    run = std::move(other);
+    return;
+  }
+  run.rows_case = c;
+  append(run.guard_violations, other.guard_violations);
+  append(run.modified_inputs, other.modified_inputs);
+  append(run.rank_differences, other.rank_differences);
+  append(run.contexts, other.contexts);
+  for (size_t i = 0; i < run.outputs.size(); ++i) {
+    append(run.outputs[i].contexts, other.outputs[i].contexts);
+    run.outputs[i].smallest_rows = other.outputs[i].smallest_rows;
+  }
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerInputs& run, SchedulerCalls calls) : run_(run), calls_(std::move(calls)) {}
+
+void Scheduler::run() {
+  for (size_t index = 0; index < run_.selection.checks.size(); ++index) {
+    const Check& check = run_.selection.checks[index];
+    if (!check.here || (calls_.begins && !calls_.begins(check))) continue;
+    open_processes(check);
+    Attempt done = attempt(index);
+    judge_previous();  // where the processes had nothing to do
+    if (run_.options.total_shards) done.record.whole_index = static_cast<int64_t>(index);
+    gone_ = done.record.run.rank_gone;
+    previous_ = std::move(done);
+    // The end of a rank is told to the other ranks at once.
+    if (!fits_side_by_side(check.c) || !gone_.empty()) judge_previous();
+  }
+  judge_previous();
+}
+
+void Scheduler::open_processes(const Check& check) {
+  const std::string wanted = check.candidate.name + "@" + check.candidate.device;
+  if (worker_ && running_ == wanted) return;
+  judge_previous();
+  const bool is_first = !worker_;
+  worker_.reset();
+  second_.reset();
+  const auto external = run_.selection.external.find(check.candidate.name);
+  if (external != run_.selection.external.end()) {
+    worker_ = external->second;
+  } else {
+    WorkerConfig config{run_.selection.plugins_of(check.candidate), check.candidate.device};
+    config.memory_limit = run_.options.memory_limit;
+    config.ranks = run_.ranks;
+    worker_ = std::make_shared<Worker>(config);
+    if (Isolation::is_on()) second_.emplace(std::move(config));
+  }
+  running_ = wanted;
+  const DeviceInfo& device = worker_->info().device.value();
+  arch_key_ = resolve_arch_key(run_.options, device);
+  require_devices(check.candidate.name, device);
+  if (is_first && calls_.on_first_device) calls_.on_first_device(device);
+}
+
+void Scheduler::require_devices(const std::string& candidate, const DeviceInfo& device) const {
+  if (!run_.options.cases.empty() || !run_.options.suite.empty()) return;
+  for (const Check& check : run_.selection.checks) {
+    if (check.candidate.name != candidate) continue;
+    if (const std::string why = why_too_many_ranks(check.c, device); !why.empty()) throw EnvironmentError(why);
+  }
+}
+
+Attempt Scheduler::attempt(size_t index) {
+  const auto start = Clock::now();
+  const Check& check = run_.selection.checks[index];
+  Attempt attempt;
+  attempt.check = &check;
+  attempt.arch_key = arch_key_;
+  CaseRecord& record = attempt.record;
+  record.c = check.c;
+  record.candidate = check.candidate.name;
+  record.plugin_path = check.candidate.plugin_path;
+  record.plugin_digest = check.candidate.plugin_digest;
+  record.checks = {run_.options.wants("determinism"), run_.options.wants("invariance"), run_.options.wants("memory"),
+                   run_.plan, rank_limit(run_.options)};
+  record.device = worker_->info().device.value();
+  record.given_inputs = run_.given.origins(check.c);
+  record.gold_file = run_.gold_file;
+  if (is_refused(check, record)) return attempt;
+
+  provide_inputs(attempt);
+  attempt.outputs = make_outputs(check.c);
+  const Proofs::Entry* const proof = run_.proofs.find(check.c);
+  const bool has_proof_case = proof != nullptr && case_name(proof->c) != case_name(record.c);
+  RunChecks own = record.checks;
+  own.invariance &= !has_proof_case;
+  run_in_processes(index, own, attempt);
+  if (proof != nullptr) record.sensitivity = proof->sensitivity;
+  if (has_proof_case && record.run.status == RunStatus::ok) {
+    run_proof_case(*proof, record);
+  } else if (proof != nullptr && !has_proof_case) {
+    count_compared(proof->c, contexts_of(proof->c, record.device, own), record.run, record.sensitivity);
+  }
+  record.times.run_ms = record.run.run_ms;
+  record.times.transfer_ms = record.run.transfer_ms;
+  record.times.total_ms = ms_since(start);
+  return attempt;
+}
+
+bool Scheduler::is_refused(const Check& check, CaseRecord& record) const {
+  if (!check.candidate.has_kernel) {
+    record.run.status = RunStatus::unsupported;
+    record.run.message = check.candidate.no_kernel;
+    return true;
+  }
+  if (!gone_.empty()) {  // each further check would wait for the rank again
+    record.run.status = RunStatus::crashed;
+    record.run.message = record.run.rank_gone = gone_;
+    return true;
+  }
+  record.run.message = why_no_room(check.c, record.device, run_.threads, run_.options.memory_limit);
+  if (record.run.message.empty()) return false;
+  record.run.status = RunStatus::skipped;
+  return true;
+}
+
+void Scheduler::provide_inputs(Attempt& attempt) {
+  const auto start = Clock::now();
+  PreparedInputs prepared = std::exchange(prepared_, {});
+  const bool is_prepared = prepared.check == attempt.check;
+  attempt.inputs = is_prepared ? std::move(prepared.inputs) : run_.given.make(attempt.record.c, run_.threads);
+  attempt.record.times.generate_ms = is_prepared ? prepared.ms : ms_since(start);
+  attempt.record.data_hash = tensor_digest(attempt.inputs, run_.threads);
+}
+
+void Scheduler::run_in_processes(size_t index, const RunChecks& checks, Attempt& attempt) {
+  CaseRecord& record = attempt.record;
+  const std::chrono::seconds limit(run_.options.timeout_s);
+  SecondProcess* const second = checks.determinism && second_ ? &*second_ : nullptr;
+  const bool side_by_side = second != nullptr && second->may_run_beside(record.c);
+  const auto begin_second = [&] { second->begin(record.candidate, record.c, attempt.inputs, limit, run_.threads); };
+
+  worker_->begin(record.candidate, record.c, attempt.inputs, attempt.outputs, checks, limit);
+  if (side_by_side) begin_second();
+  work_on_neighbours(index);
+  record.run = worker_->finish();
+  const bool is_ok = record.run.status == RunStatus::ok;
+  if (second != nullptr && !side_by_side && is_ok) begin_second();
+  if (side_by_side || (second != nullptr && is_ok)) second->finish();
+  if (second != nullptr && is_ok) second->compare(attempt.outputs, run_.threads, record.run);
+}
+
+void Scheduler::run_proof_case(const Proofs::Entry& proof, CaseRecord& record) {
+  RunChecks checks = record.checks;
+  checks.determinism = false;
+  const std::vector<Tensor> inputs = make_inputs(proof.c, run_.threads);
+  std::vector<Tensor> outputs = make_outputs(proof.c);
+  RunResult run =
+      worker_->run(record.candidate, proof.c, inputs, outputs, checks, std::chrono::seconds(run_.options.timeout_s));
+  count_compared(proof.c, contexts_of(proof.c, record.device, checks), run, record.sensitivity);
+  append_contexts(std::move(run), proof.c, record.run);
+}
+
+void Scheduler::work_on_neighbours(size_t index) {
+  judge_previous();
+  prepared_ = prepare(index + 1);
+}
+
+void Scheduler::judge_previous() {
+  if (!previous_) return;
+  Attempt done = std::move(*previous_);
+  previous_.reset();
+  calls_.judge(done);
+}
+
+Scheduler::PreparedInputs Scheduler::prepare(size_t index) const {
+  const std::vector<Check>& checks = run_.selection.checks;
+  const auto begin = checks.begin() + static_cast<std::ptrdiff_t>(index);
+  const auto next = std::find_if(begin, checks.end(), [](const Check& check) { return check.here; });
+  if (next == checks.end() || !next->candidate.has_kernel || !fits_side_by_side(next->c)) return {};
+  const auto start = Clock::now();
+  try {
+    PreparedInputs prepared{&*next, run_.given.make(next->c, run_.threads)};
+    prepared.ms = ms_since(start);
+    return prepared;
+  } catch (const std::exception&) {  // the same comes out when it is the turn of that check, and is told then
+    return {};
+  }
+}
+
+}  // namespace checkop
