@@ -242,7 +242,7 @@ void read_contract(const JsonValue& root, RuleTable& table) {
     format->one_of("format", {std::string(kFormat)});
     read_contract_2(root, table);
   } else if (root.has("accuracy") || root.has("batch_invariance")) {
-    read_seed(root, table);
+    read_rl_kernel(root, table);
   } else {
     throw InputError(
         root.where(), root.members().empty() ? "the contract is empty" : "not a contract: no key 'format'",

@@ -18,7 +18,7 @@ void read_contract(const JsonValue& root, RuleTable& table);
 // --- Parts of a contract; each reader throws the errors of its part ---
 
 /// Reads a file of the RL-Kernel format.
-void read_seed(const JsonValue& root, RuleTable& table);
+void read_rl_kernel(const JsonValue& root, RuleTable& table);
 
 /// Reads "overlays" of contract-2, which apply on top of table.rules. Refuses ties, silent loosening and overlays
 /// without effect.

@@ -8,7 +8,7 @@
 #include <map>
 #include <tuple>
 
-#include "report/report_markup.hpp"
+#include "report/report_forms.hpp"
 
 namespace checkop {
 namespace {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "report/report_reader.hpp"
@@ -33,5 +34,11 @@ struct ReportForms {
 
 /// Writes the forms of the report with the JSON text `json`. Throws like write_file().
 void write_forms(const ReportForms& forms, const JsonValue& json);
+
+/// `text` for a table cell, with everything escaped that Markdown or HTML would interpret.
+std::string escape_markdown(std::string_view text);
+
+/// "2.5x"; "exact" without errors.
+std::string format_headroom(double headroom);
 
 }  // namespace checkop

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "report/report_forms.hpp"
-#include "report/report_markup.hpp"
 
 namespace checkop {
 

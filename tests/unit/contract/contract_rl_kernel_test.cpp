@@ -5,7 +5,7 @@
 
 #include "support/contract_helper.hpp"
 
-namespace checkop::contract_seed_test {
+namespace checkop::contract_rl_kernel_test {
 namespace {
 
 using contract_test::error_of;
@@ -45,7 +45,7 @@ Gates gates_of_class(const Contract& contract, std::string_view op_class, DType 
   return gates(contract, j);
 }
 
-TEST(SeedContract, EveryNumberIsThePublishedOne) {
+TEST(RlKernelContract, EveryNumberIsThePublishedOne) {
   struct Row {
     std::string_view op_class;
     DType dtype;
@@ -69,7 +69,7 @@ TEST(SeedContract, EveryNumberIsThePublishedOne) {
   }
 }
 
-TEST(SeedContract, TheCellIsChosenByTheDtypeOfTheCase) {
+TEST(RlKernelContract, TheCellIsChosenByTheDtypeOfTheCase) {
   const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json");
   const Judged j = judged("logp", "forward", DType::bf16);
   ASSERT_EQ(dtype_of(j.c, j.output->tensor), DType::f32);
@@ -77,7 +77,7 @@ TEST(SeedContract, TheCellIsChosenByTheDtypeOfTheCase) {
 }
 
 // With bf16's tolerance an offset of 1000 could be off by 16.
-TEST(SeedContract, IntegersAreJudgedByTheirBits) {
+TEST(RlKernelContract, IntegersAreJudgedByTheirBits) {
   const Contract contract = Contract::parse(document(R"({"logprob": {"bf16": {"atol": 5e-2, "rtol": 1.6e-2}}})",
                                                      R"({"sm90": {"logprob": {"bf16": {"atol": 1}}}})"),
                                             "c.json");
@@ -95,19 +95,19 @@ TEST(SeedContract, IntegersAreJudgedByTheirBits) {
   }
 }
 
-TEST(SeedContract, GradientsHaveTheRowOfTheForwardPass) {
+TEST(RlKernelContract, GradientsHaveTheRowOfTheForwardPass) {
   const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json");
   EXPECT_EQ(gates(contract, judged("matmul", "backward", DType::bf16)).source,
             gates(contract, judged("matmul", "forward", DType::bf16)).source);
 }
 
-TEST(SeedContract, SourcesNameTheCell) {
+TEST(RlKernelContract, SourcesNameTheCell) {
   const Gates got = gates(parse(kDefault), judged("logp", "forward", DType::f32));
   EXPECT_EQ(got.all[0].source, "c.json: accuracy.default.logprob.fp32");
   EXPECT_EQ(got.source, "c.json: accuracy.default.logprob.fp32");
 }
 
-TEST(SeedContract, BothSpellingsOfADtypeAreRead) {
+TEST(RlKernelContract, BothSpellingsOfADtypeAreRead) {
   for (const char* name : {"fp32", "float32"})
     EXPECT_EQ(gates(parse(fmt::format(R"({{"logprob": {{"{}": {{"atol": 0.5}}}}}})", name)),
                     judged("logp", "forward", DType::f32))
@@ -118,20 +118,20 @@ TEST(SeedContract, BothSpellingsOfADtypeAreRead) {
             std::string::npos);
 }
 
-TEST(SeedContract, ADtypeWithoutACellIsAnErrorOnceItIsAsked) {
+TEST(RlKernelContract, ADtypeWithoutACellIsAnErrorOnceItIsAsked) {
   const Contract contract = Contract::load(CHECKOP_SOURCE_DIR "/contracts/rl_kernel.json");
   const std::string error = error_of([&] { gates(contract, judged("logp", "forward", DType::f64)); });
   EXPECT_NE(error.find("no rule matches logp/forward logp fp32 (case fp64)"), std::string::npos) << error;
 }
 
-TEST(SeedContract, ZeroToleranceDemandsBatchInvariance) {
+TEST(RlKernelContract, ZeroToleranceDemandsBatchInvariance) {
   const Judged j = judged("logp", "forward", DType::f32);
   for (const char* form : {R"({"atol": 0, "rtol": 0.0})", R"({"default": {"fp32": {"atol": 0, "rtol": 0}}})",
                            R"({"all": {"float32": {"atol": 0, "rtol": 0}}})"})
     EXPECT_TRUE(parse(kDefault, "{}", form).demands_for(j.c, *j.output).batch_invariance) << form;
 }
 
-TEST(SeedContract, AToleranceForBatchInvarianceIsAnError) {
+TEST(RlKernelContract, AToleranceForBatchInvarianceIsAnError) {
   EXPECT_EQ(parse_error(kDefault, "{}", R"({"atol": 1e-6, "rtol": 0})"),
             "c.json: batch_invariance.atol: expected 0, got 1e-06; batch invariance is judged bit by bit, there is no "
             "tolerance");
@@ -140,14 +140,14 @@ TEST(SeedContract, AToleranceForBatchInvarianceIsAnError) {
             std::string::npos);
 }
 
-TEST(SeedContract, BatchInvarianceMustCoverEveryDtype) {
+TEST(RlKernelContract, BatchInvarianceMustCoverEveryDtype) {
   EXPECT_EQ(parse_error(kDefault, "{}", R"({"default": {"bf16": {"atol": 0, "rtol": 0}}})"),
             R"(c.json: batch_invariance: no cell for fp32, which 'accuracy' has; add {"atol": 0, "rtol": 0})");
   EXPECT_EQ(parse_error(kDefault, "{}", "{}"),
             R"(c.json: batch_invariance: no cell for fp32, which 'accuracy' has; add {"atol": 0, "rtol": 0})");
 }
 
-TEST(SeedContract, AnOverrideInheritsTheNumberItLacks) {
+TEST(RlKernelContract, AnOverrideInheritsTheNumberItLacks) {
   const Contract contract = parse(kDefault, R"({"sm90": {"logprob": {"fp32": {"atol": 2e-5}}}, "sm80": {}})");
   const Judged j = judged("logp", "forward", DType::f32);
   const Gate changed = gates(contract, j, "sm90").all[0];
@@ -158,14 +158,14 @@ TEST(SeedContract, AnOverrideInheritsTheNumberItLacks) {
   EXPECT_EQ(gates(contract, j).all[0].source, "c.json: accuracy.default.logprob.fp32");
 }
 
-TEST(SeedContract, AMissingRtolIsZeroAndAMissingAtolAnError) {
+TEST(RlKernelContract, AMissingRtolIsZeroAndAMissingAtolAnError) {
   EXPECT_EQ(gates(parse(R"({"logprob": {"fp32": {"atol": 1}}})"), judged("logp", "forward", DType::f32)).all[0].rtol,
             0.0);
   EXPECT_EQ(parse_error(R"({"logprob": {"fp32": {"rtol": 1}}})"),
             "c.json: accuracy.default.logprob.fp32: key 'atol' is missing; add it");
 }
 
-TEST(SeedContract, BadNumbersAreErrors) {
+TEST(RlKernelContract, BadNumbersAreErrors) {
   EXPECT_EQ(parse_error(R"({"logprob": {"fp32": {"atol": "NaN", "rtol": 0}}})"),
             "c.json: accuracy.default.logprob.fp32.atol: expected a finite number >= 0, got \"NaN\"; write a number "
             "without quotes");
@@ -178,7 +178,7 @@ TEST(SeedContract, BadNumbersAreErrors) {
       std::string::npos);
 }
 
-TEST(SeedContract, UnknownNamesAreErrors) {
+TEST(RlKernelContract, UnknownNamesAreErrors) {
   EXPECT_EQ(parse_error(R"({"logprobs": {"fp32": {"atol": 1}}})"),
             "c.json: accuracy.default: unknown key 'logprobs'; did you mean 'logprob'?");
   EXPECT_EQ(parse_error(R"({"logprob": {"fp23": {"atol": 1}}})"),
@@ -192,7 +192,7 @@ TEST(SeedContract, UnknownNamesAreErrors) {
             "cell there first");
 }
 
-TEST(SeedContract, EmptyAndMissingPartsAreErrors) {
+TEST(RlKernelContract, EmptyAndMissingPartsAreErrors) {
   EXPECT_EQ(parse_error("{}"),
             "c.json: accuracy.default: expected at least one op_class with a dtype, got an empty object");
   EXPECT_EQ(error_of([] { Contract::parse(R"({"accuracy": {"default": {}}})", "c.json"); }),
@@ -209,4 +209,4 @@ TEST(SeedContract, EmptyAndMissingPartsAreErrors) {
 }
 
 }  // namespace
-}  // namespace checkop::contract_seed_test
+}  // namespace checkop::contract_rl_kernel_test

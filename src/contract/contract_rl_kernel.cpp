@@ -8,7 +8,7 @@
 namespace checkop {
 namespace {
 
-const std::vector<std::string> kSeedClasses{"elementwise", "reduction", "logprob", "attention"};
+const std::vector<std::string> kRlKernelClasses{"elementwise", "reduction", "logprob", "attention"};
 
 /// Accepts both spellings in use: "fp32" and "float32".
 DType parse_seed_dtype(const JsonValue& json, const std::string& name) {
@@ -23,9 +23,9 @@ DType parse_seed_dtype(const JsonValue& json, const std::string& name) {
 
 /// Calls body(match, cell) for every op_class -> dtype -> cell.
 template <class Body>
-void for_each_seed_cell(const JsonValue& json, const Body& body) {
+void for_each_rl_kernel_cell(const JsonValue& json, const Body& body) {
   for (const auto& [op_class, row] : json.members()) {
-    json.allow_keys(kSeedClasses);
+    json.allow_keys(kRlKernelClasses);
     for (const auto& [dtype, cell] : row.members()) {
       RuleMatch match;
       match.op_class = op_class;
@@ -50,7 +50,7 @@ void require_bitwise(const JsonValue& cell) {
 
 /// Reads "batch_invariance": either one cell for everything, or {"default": dtype -> cell}; "all" is a synonym of
 /// "default".
-void read_seed_invariance(const JsonValue& json, const std::vector<Rule>& rules) {
+void read_rl_kernel_invariance(const JsonValue& json, const std::vector<Rule>& rules) {
   if (json.has("atol") || json.has("rtol")) return require_bitwise(json);
   json.allow_keys({"default", "all"});
   std::vector<DType> covered;
@@ -81,11 +81,11 @@ Rule integers_by_bits(const JsonValue& root) {
 
 }  // namespace
 
-void read_seed(const JsonValue& root, RuleTable& table) {
+void read_rl_kernel(const JsonValue& root, RuleTable& table) {
   root.allow_keys({"batch_invariance", "accuracy"});
   const JsonValue accuracy = root.at("accuracy");
   accuracy.allow_keys({"default", "arch_overrides"});
-  for_each_seed_cell(accuracy.at("default"), [&table](const RuleMatch& match, const JsonValue& cell) {
+  for_each_rl_kernel_cell(accuracy.at("default"), [&table](const RuleMatch& match, const JsonValue& cell) {
     if (std::any_of(table.rules.begin(), table.rules.end(), same_cell(match)))
       throw InputError(cell.where(), "the same dtype appears twice under two spellings", "keep one of the two");
     const GateNumbers numbers = read_numbers(cell, Metric::atol_rtol);
@@ -94,14 +94,14 @@ void read_seed(const JsonValue& root, RuleTable& table) {
         {{{make_gate(numbers, cell.where())}, {numbers}, {cell.path()}}, match, false, cell.path(), ""});
   });
   if (table.rules.empty()) accuracy.at("default").fail("at least one op_class with a dtype");
-  read_seed_invariance(root.at("batch_invariance"), table.rules);
+  read_rl_kernel_invariance(root.at("batch_invariance"), table.rules);
   table.rules.push_back(integers_by_bits(root));
   table.demands.batch_invariance = true;
   const auto overrides = accuracy.find("arch_overrides");
   if (!overrides) return;
   for (const auto& [arch, classes] : overrides->members()) {
     require_known_arch(overrides->where(), arch);
-    for_each_seed_cell(classes, [&, &arch_key = arch](const RuleMatch& match, const JsonValue& cell) {
+    for_each_rl_kernel_cell(classes, [&, &arch_key = arch](const RuleMatch& match, const JsonValue& cell) {
       const auto same = [&](const Overlay& other) { return other.match.arch == arch_key && same_cell(match)(other); };
       if (std::any_of(table.overlays.begin(), table.overlays.end(), same))
         throw InputError(cell.where(), "the same dtype appears twice under two spellings", "keep one of the two");
