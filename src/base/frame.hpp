@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages over a socket: framed JSON, with file descriptors beside it where both ends are on one machine, or bytes.
+// Messages over a socket: framed JSON, with file descriptors or bytes beside it.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -52,17 +51,13 @@ void send_message(int socket, const nlohmann::json& body, const std::vector<int>
 
 enum class Received : uint8_t { message, end, late };
 
-/// Of a process on another machine, or one whose end the socket tells.
+/// Of a process whose end the socket tells.
 inline constexpr auto kAlwaysAlive = [] { return true; };
 
 /// Reads one message. `end`: the other side closed its end, or `is_alive` (asked a few times a second) denies that it
-/// lives. `late`: `deadline` has passed. Throws WireError for what is no message, or one of more than `most` bytes.
+/// lives. `late`: `deadline` has passed. Throws WireError for what is no message.
 Received receive_message(int socket, Message& message, std::chrono::steady_clock::time_point deadline,
-                         const std::function<bool()>& is_alive, size_t most = kMaxBody);
-
-/// Cuts a message that stands at the beginning of `received` off it, and gives its body; nothing while some of it is
-/// missing. Throws WireError for what can't become a message.
-std::optional<std::string> take_message(std::string& received, size_t most);
+                         const std::function<bool()>& is_alive);
 
 /// Bytes of which both ends know how many there are. Errors as with messages.
 void send_bytes(int socket, const void* data, size_t bytes, std::chrono::steady_clock::time_point deadline);

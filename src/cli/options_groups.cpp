@@ -91,16 +91,6 @@ void add_external_options(CLI::App& app, RunOptions& run) {
   app.get_option("--exec-name")->type_name("NAME")->group("Candidates");
 }
 
-void add_rank_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--rank", run.rank,
-                 "of --world-size processes, this one's number; otherwise as torchrun, mpirun or srun say")
-      ->group("Ranks");
-  app.add_option("--master", run.master,
-                 "where rank 0 listens; otherwise MASTER_ADDR and MASTER_PORT, or 127.0.0.1:29500")
-      ->type_name("HOST:PORT")
-      ->group("Ranks");
-}
-
 void add_case_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Checks");
   add_names(app, "--op", run.ops, "operators, or all");

@@ -21,8 +21,6 @@ struct RunOptions {
   std::map<std::string, std::string, std::less<>> dims;  ///< dimension -> "7", "1,7,64", "1:4096:x2"
   std::map<std::string, double, std::less<>> attrs;
   std::vector<int64_t> shard_bounds;  ///< of ranks' parts; empty: as even as can be
-  int64_t rank = 0;                   ///< of this process, where several share cases; see rank_place()
-  std::string master;                 ///< HOST:PORT where they meet
   std::vector<std::string> presets;   ///< of models; sizes and attributes that are given win
   std::vector<std::string> with{"none"};
   std::vector<std::string> cases;                    ///< files or folders; empty: the flags make the cases

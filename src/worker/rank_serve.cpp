@@ -1,25 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank in a process of its own: rank 0's worker says what to do, and its exchanges go through there.
+// A rank in a process of its own for each request: rank 0's worker says what to do, and its exchanges go through there.
 #include "worker/rank_serve.hpp"
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/external_process.hpp"
 #include "base/frame.hpp"
 #include "base/host_memory.hpp"
 #include "run/rank.hpp"
 #include "worker/isolate_child.hpp"
+#include "worker/rank_job.hpp"
 #include "worker/rank_wire.hpp"
 #include "worker/wire.hpp"
 
@@ -30,6 +40,8 @@ using nlohmann::json;
 constexpr int kSocket = 3;
 /// For rank 0 to take or send what it is about to.
 constexpr std::chrono::seconds kAnswerLimit{120};
+/// For the process to end once its connection did; a CUDA driver may take some time to clean up after it.
+constexpr std::chrono::seconds kBuryLimit{5};
 
 /// The rank's end of the host's communicator.
 struct Exchanges {
@@ -68,6 +80,7 @@ class Serving {
 
   void serve() {
     const auto never = Clock::now() + std::chrono::hours(24 * 365);
+    send_message(kSocket, "here", {}, Clock::now() + kAnswerLimit);
     Message message;
     while (receive_message(kSocket, message, never, kAlwaysAlive) == Received::message) {
       const json request = json::parse(message.body);
@@ -185,12 +198,11 @@ class Serving {
   std::map<int, std::shared_ptr<LocalRank>> ranks_;
 };
 
-}  // namespace
-
-void serve_rank(int socket, pid_t parent, const RankServer& server) {
+/// What a process that holds the rank does from the fork to its end.
+[[noreturn]] void hold_rank(int socket, pid_t parent, const RankServer& server) {
   int code = 0;
   try {
-    detach_from_parent(socket, parent, kNoListener);
+    detach_from_parent(socket, parent, kNoChannel);
     Serving(server).serve();
   } catch (const std::exception& e) {
     fmt::print(stderr, "check_operator, rank {}: {}\n", server.rank, e.what());
@@ -198,6 +210,50 @@ void serve_rank(int socket, pid_t parent, const RankServer& server) {
   }
   fflush(stdout);
   _exit(code);
+}
+
+/// Waits for the end of such a process and of all it started; how it ended. Once `connection` has ended, it has a few
+/// seconds to do so too.
+std::string bury(pid_t process, int connection) {
+  constexpr int kSliceMs = 5;
+  std::optional<Clock::time_point> until;
+  siginfo_t info{};
+  for (;;) {
+    if (waitid(P_PID, static_cast<id_t>(process), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == process)
+      break;
+    pollfd entry{until ? -1 : connection, POLLRDHUP, 0};
+    if (poll(&entry, 1, kSliceMs) > 0) until = Clock::now() + kBuryLimit;
+    if (until && Clock::now() > *until) break;
+  }
+  kill(-process, SIGKILL);
+  int status = 0;
+  while (waitpid(process, &status, 0) < 0 && errno == EINTR) {
+  }
+  return describe_end(status);
+}
+
+}  // namespace
+
+void serve_rank(int channel, const RankServer& server) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // there is nothing here to be ended in good order
+  const auto never = Clock::now() + std::chrono::hours(24 * 365);
+  Message message;
+  while (receive_message(channel, message, never, kAlwaysAlive) == Received::message) {
+    RankStreams streams{std::move(message.descriptors.at(0)), std::move(message.descriptors.at(1))};
+    std::cout.flush();
+    fflush(stdout);
+    fflush(stderr);
+    const pid_t parent = getpid(), process = fork();
+    if (process < 0) throw EnvironmentError(fmt::format("rank {}: fork: {}", server.rank, std::strerror(errno)));
+    if (process == 0) hold_rank(streams.talk.get(), parent, server);
+    setpgid(process, process);    // in both processes: whoever comes first
+    streams.talk = Descriptor();  // so that its end is seen
+    const std::string end = bury(process, streams.end.get());
+    try {
+      send_message(streams.end.get(), end, {}, Clock::now() + kBuryLimit);
+    } catch (const WireError&) {  // nobody asks
+    }
+  }
 }
 
 }  // namespace checkop
