@@ -6,7 +6,8 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libopenblas-dev)
 # The formatter's version is pinned, for each version formats differently.
-test_packages=(ccache clang-format-14 clang-tidy python3-jsonschema python3-mpmath python3-numpy dpkg-dev file)
+test_packages=(ccache clang-format-14 clang-tidy libopenmpi-dev openmpi-bin python3-jsonschema python3-mpmath python3-numpy
+  dpkg-dev file)
 
 case "${1:-}" in
   "") ;;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_operator run: cases x candidates -> runs -> comparisons -> verdicts -> report.
 #include <fmt/format.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <system_error>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -71,14 +71,6 @@ void require_processes(const Selection& selection, const OtherRanks& others) {
 /// What --for allows is over: no further check begins.
 struct TimeIsUp {};
 
-/// What the launcher of a job reads may have nobody to read it any more, and a report in a file is to be finished all
-/// the same.
-void drop_output_that_nobody_reads() {
-  pollfd entry{STDOUT_FILENO, POLLOUT, 0};
-  if (poll(&entry, 1, 0) > 0 && (entry.revents & (POLLERR | POLLHUP)) != 0)
-    if (std::freopen("/dev/null", "w", stdout) == nullptr) return;  // then the error of writing is told
-}
-
 /// The check that was under way when the job of ranks ended.
 Attempt cut_off(const Session& session, const Contract& contract, const Check& check, const DeviceInfo& device) {
   Attempt attempt;
@@ -122,7 +114,14 @@ int run_checks(const Options& options, const OtherRanks* others) {
   report.max_skip = options.run.max_skip;
   RunOutputs outputs(options.run, report);
   std::optional<DeviceInfo> begun_on;
-  note_interruptions();
+  const auto add_newest = [&] {
+    try {
+      outputs.add(report, report.records.back());
+    } catch (const std::system_error&) {  // the launcher, which reads what is printed, ended before this
+      if (others == nullptr || std::freopen("/dev/null", "w", stdout) == nullptr) throw;
+    }
+  };
+  note_interruptions(/*all=*/others != nullptr);  // a launcher sends more than one
   try {
     for (const std::string& device : session.controlled_devices()) {
       report.controls.push_back(run_control(device, session.plan()));
@@ -137,9 +136,8 @@ int run_checks(const Options& options, const OtherRanks* others) {
           save(options.run, attempt, session.threads());
           report.records.push_back(std::move(attempt.record));
           report.wall_ms = ms_since(start);
-          outputs.add(report, report.records.back());
+          add_newest();
           stop_if_interrupted();
-          if (others != nullptr && others->job.is_over()) throw Interrupted{};
           if (options.run.for_s && ms_since(begun) > 1000.0 * static_cast<double>(*options.run.for_s)) throw TimeIsUp{};
         },
         [&](const DeviceInfo& device) {
@@ -147,14 +145,11 @@ int run_checks(const Options& options, const OtherRanks* others) {
           outputs.begin(report, device, selection.candidate_count(), steps_of(here));
         });
   } catch (const Interrupted&) {
-    const bool by_signal = *interruption() != '\0';
-    report.stopped = by_signal ? interruption() : "the end of the job";
-    if (others != nullptr) {
-      drop_output_that_nobody_reads();
-      if (by_signal && begun_on && report.records.size() < here.size()) {
-        report.records.push_back(cut_off(session, contract, *here[report.records.size()], *begun_on).record);
-        outputs.add(report, report.records.back());
-      }
+    report.stopped = interruption();
+    const bool is_told = !report.records.empty() && !report.records.back().run.rank_gone.empty();
+    if (others != nullptr && begun_on && !is_told && report.records.size() < here.size()) {
+      report.records.push_back(cut_off(session, contract, *here[report.records.size()], *begun_on).record);
+      add_newest();
     }
   } catch (const TimeIsUp&) {
     report.planned = std::ssize(report.records);

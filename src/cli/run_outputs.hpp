@@ -16,6 +16,7 @@
 
 namespace checkop {
 
+/// Files come before what is printed, whose reader may be gone.
 class RunOutputs {
  public:
   /// Writes to every file that was asked for that nothing was checked yet, so that a path that can't be written is

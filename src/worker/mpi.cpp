@@ -56,16 +56,14 @@ constexpr std::chrono::seconds kSayLimit{5}, kByeLimit{10};
 constexpr std::chrono::microseconds kBusy{3000};
 constexpr int kIdleMs = 1;
 
-// --- the limit of the start, which MPI itself has none for
-// --------------------------------------------------------------
+// --- the limit of the start, which MPI itself has none for ---
 pid_t late_child = 0;
 
 void end_late(int) {
   kill(late_child, SIGKILL);
   constexpr char kText[] =
-      "check_operator: the processes of this job did not all start MPI in time; start check_operator alone and the "
-      "same "
-      "way in each process, or give more than a quarter of a larger --timeout-s\n";
+      "check_operator: the processes of this job did not all start MPI in time, which is a quarter of --timeout-s; "
+      "start check_operator in each of them, and nothing else\n";
   (void)!write(STDERR_FILENO, kText, sizeof(kText) - 1);
   _exit(5);
 }
@@ -99,7 +97,7 @@ class Relay {
     MPI_Comm_size(MPI_COMM_WORLD, &processes_);
   }
 
-  /// Tells all what the child says of itself, and the child what all say. Nothing when the child has ended.
+  /// Tells all what the child says of itself, and the child what all say. False when a child has ended before.
   bool introduce() {
     Message own;
     if (receive_message(channel_.get(), own, Clock::now() + std::chrono::hours(1), kAlwaysAlive) != Received::message)
@@ -313,7 +311,7 @@ class Relay {
     }
     if (*interruption() != '\0') {
       if (rank_ > 0) return true;
-      if (!std::exchange(is_stopped_, true)) kill(child_, SIGTERM);  // once: a second one would end it at once
+      if (!std::exchange(is_stopped_, true)) kill(child_, SIGTERM);
     }
     if (rank_ == 0) return child_status_.has_value();
     // One that ended by itself has found what rank 0 has found too, and says.
@@ -387,7 +385,7 @@ bool built_with_mpi() { return true; }
 int relay(Descriptor channel, pid_t child, std::chrono::milliseconds limit) {
   std::optional<StartLimit> start(std::in_place, child, limit);
   MPI_Init(nullptr, nullptr);
-  note_interruptions();
+  note_interruptions(/*all=*/true);
   Relay of_job(std::move(channel), child);
   const bool all_met = of_job.introduce();
   start.reset();

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -102,22 +102,19 @@ RankPlace RankJob::meet(const Introduction& own) {
   }
 }
 
-bool RankJob::is_over() const {
-  pollfd entry{channel_.get(), POLLRDHUP, 0};
-  return poll(&entry, 1, 0) > 0;
-}
-
 SplitJob split_job() {
   auto [parents, childs] = make_pair_of_ends();
   std::cout.flush();
   fflush(stdout);
   fflush(stderr);
-  const pid_t child = fork();
+  const pid_t parent = getpid(), child = fork();
   if (child < 0) throw EnvironmentError(fmt::format("ranks: fork: {}", std::strerror(errno)));
   if (child > 0) {
     setpgid(child, child);  // in both processes: whoever comes first
     return {child, std::move(parents)};
   }
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(4);  // it died before the line above
   setpgid(0, 0);
   signal(SIGPIPE, SIG_IGN);  // the launcher, which reads what this prints, may end before it
   return {0, std::move(childs)};

@@ -58,8 +58,6 @@ class RankJob {
 
   /// Waits until all have introduced themselves. Throws EnvironmentError when the parent gave up on that.
   RankPlace meet(const Introduction& own);
-  /// Whether the parent is gone, and with it the launcher's interest in this process.
-  bool is_over() const;
   int channel() const { return channel_.get(); }
 
  private:
@@ -73,7 +71,7 @@ struct SplitJob {
 };
 
 /// Forks. The child has a process group of its own, so that a launcher's SIGKILL to that of the parent leaves it the
-/// time to finish a report.
+/// time to finish a report; it gets SIGTERM then, perhaps not for the first time.
 SplitJob split_job();
 
 }  // namespace checkop

@@ -242,13 +242,19 @@ TEST(RankProcesses, ACandidateThatStallsEndsTheRun) {
   for (const json& candidate : report.at("candidates")) EXPECT_EQ(candidate.at("cases").at(0).at("verdict"), "timeout");
 }
 
-/// The report names the check that was under way, and is complete up to it.
-void expect_cut_off(const std::string& reason) {
-  EXPECT_EQ(Job::report().at("complete"), false);
+/// The report names the check that was under way, and is complete up to it. Its process learns of the end from SIGTERM,
+/// or from its worker, whose connections to other ranks end: then it may get as far as the next check.
+void expect_cut_off() {
+  EXPECT_EQ(Job::report().at("exit_code"), 4);
   const json cases = Job::cases();
-  ASSERT_EQ(cases.size(), 1u);
-  EXPECT_EQ(cases.at(0).at("verdict"), "error");
-  EXPECT_NE(cases.at(0).at("reason").get<std::string>().find(reason), std::string::npos) << cases.at(0).at("reason");
+  ASSERT_GE(cases.size(), 1u);
+  EXPECT_EQ(Job::report().at("complete"), cases.size() == 2);
+  for (const json& one : cases) {
+    EXPECT_EQ(one.at("verdict"), "error");
+    const auto reason = one.at("reason").get<std::string>();
+    EXPECT_TRUE(reason.starts_with("the launcher ended the job with SIGTERM") || reason.find("is gone") != reason.npos)
+        << reason;
+  }
 }
 
 TEST(RankProcesses, AKilledProcessEndsTheJob) {
@@ -258,7 +264,7 @@ TEST(RankProcesses, AKilledProcessEndsTheJob) {
   const ProcessResult end = job.end();
   EXPECT_EQ(end.code, 128 + SIGKILL) << end.text;  // as mpirun counts it, whatever rank 0 says
   job.expect_nobody_left();
-  expect_cut_off("the launcher ended the job with SIGTERM");
+  expect_cut_off();
 }
 
 TEST(RankProcesses, AKilledWorkingHalfEndsTheJob) {
@@ -266,7 +272,7 @@ TEST(RankProcesses, AKilledWorkingHalfEndsTheJob) {
   job.wait_for_launch(2);
   kill(job.working_of(2), SIGKILL);
   job.expect_end(4, "rank 2: its process was killed by signal 9");
-  expect_cut_off("the launcher ended the job with SIGTERM");
+  expect_cut_off();
 }
 
 TEST(RankProcesses, ReportIsFinishedWithoutTheProcessThatRelays) {
@@ -276,7 +282,7 @@ TEST(RankProcesses, ReportIsFinishedWithoutTheProcessThatRelays) {
   const ProcessResult end = job.end();
   EXPECT_EQ(end.code, 128 + SIGKILL) << end.text;
   job.expect_nobody_left();
-  expect_cut_off("is gone");
+  expect_cut_off();
 }
 
 TEST(RankProcesses, AKilledReporterEndsTheJob) {
@@ -287,21 +293,28 @@ TEST(RankProcesses, AKilledReporterEndsTheJob) {
 }
 
 TEST(RankProcesses, ASignalToTheLauncherEndsTheJob) {
-  Job job(4, kBad + "--candidate stalls --check-grad");
-  job.wait_for_launch(2);
-  job.signal_mpirun(SIGTERM);
-  EXPECT_NE(job.end().code, 0);
-  job.expect_nobody_left();
-  expect_cut_off("the launcher ended the job with SIGTERM");
+  for (const int number : {SIGTERM, SIGINT}) {
+    Job job(4, kBad + "--candidate stalls --check-grad");
+    job.wait_for_launch(2);
+    job.signal_mpirun(number);
+    EXPECT_NE(job.end().code, 0);
+    job.expect_nobody_left();
+    expect_cut_off();
+  }
 }
 
 TEST(RankProcesses, AStoppedProcessIsNotWaitedFor) {
   for (const bool relays : {false, true}) {
-    Job job(4, kBad + "--candidate stalls --check-grad --timeout-s 8");
+    Job job(4, kBad + "--candidate stalls --check-grad --timeout-s 16");
     job.wait_for_launch(2);
     kill(relays ? job.relay_of(2) : job.working_of(2), SIGSTOP);  // nothing comes of it for what follows
-    job.expect_end(4, "rank 2 did not come within 10 s");
+    const ProcessResult end = job.end();
+    EXPECT_NE(end.text.find("rank 2 did not come within 10 s"), std::string::npos) << end.text;
+    // The mpirun of Open MPI 4.1 now and then crashes as it ends a job that MPI_Abort() ended.
+    EXPECT_TRUE(end.code == 4 || (relays && end.code == -SIGSEGV)) << end.code << ": " << end.text;
+    job.expect_nobody_left();
     EXPECT_EQ(Job::report().at("complete"), true);
+    EXPECT_EQ(Job::report().at("exit_code"), 4);
     EXPECT_EQ(Job::cases().at(0).at("verdict"), "timeout");
     EXPECT_EQ(Job::cases().at(1).at("reason"), "rank 2 did not come within 10 s");
   }
