@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <random>
 #include <utility>
 
@@ -88,11 +87,6 @@ Received fill(int socket, char* to, size_t bytes, std::vector<Descriptor>& descr
   return Received::message;
 }
 
-void require_ours(const Header& header, size_t most) {
-  if (header.magic != kMagic || header.body_bytes > most)
-    throw WireError("malformed message: wrong magic number or too long");
-}
-
 /// Sends all bytes; descriptors travel with the first one.
 void send_all(int socket, const char* data, size_t bytes, const std::vector<int>& descriptors,
               Clock::time_point deadline) {
@@ -161,26 +155,14 @@ Received receive_bytes(int socket, void* data, size_t bytes, Clock::time_point d
   return fill(socket, static_cast<char*>(data), bytes, none, deadline, is_alive);
 }
 
-std::optional<std::string> take_message(std::string& received, size_t most) {
-  Header header{};
-  if (received.size() < sizeof(header)) return {};
-  std::memcpy(&header, received.data(), sizeof(header));
-  require_ours(header, most);
-  if (header.descriptors != 0) throw WireError("a message with descriptors, which can't be taken here");
-  if (received.size() - sizeof(header) < header.body_bytes) return {};
-  std::string body = received.substr(sizeof(header), header.body_bytes);
-  received.erase(0, sizeof(header) + header.body_bytes);
-  return body;
-}
-
 Received receive_message(int socket, Message& message, Clock::time_point deadline,
-                         const std::function<bool()>& is_alive, size_t most) {
+                         const std::function<bool()>& is_alive) {
   message = {};
   Header header{};
   auto received =
       fill(socket, reinterpret_cast<char*>(&header), sizeof(header), message.descriptors, deadline, is_alive);
   if (received != Received::message) return received;
-  require_ours(header, most);
+  if (header.magic != kMagic || header.body_bytes > kMaxBody) throw WireError("the answer is no message of ours");
   message.body.resize(header.body_bytes);
   received = fill(socket, message.body.data(), message.body.size(), message.descriptors, deadline, is_alive);
   if (received == Received::message && message.descriptors.size() != header.descriptors) {

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages over a socket: framed JSON or raw bytes. On one machine, file descriptors can travel with the JSON.
+// Messages over a socket: framed JSON or raw bytes. File descriptors can travel with the JSON.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -52,17 +51,13 @@ void send_message(int socket, const nlohmann::json& body, const std::vector<int>
 
 enum class Received : uint8_t { message, end, late };
 
-/// For peers whose end is only visible on the socket, such as processes on other machines.
+/// For peers whose end is visible on the socket.
 inline constexpr auto kAlwaysAlive = [] { return true; };
 
 /// Reads one message. `end`: the peer closed the socket, or `is_alive` (called a few times a second) returned false.
-/// `late`: `deadline` has passed. Throws WireError for a malformed message and for a body of more than `most` bytes.
+/// `late`: `deadline` has passed. Throws WireError for a malformed message.
 Received receive_message(int socket, Message& message, std::chrono::steady_clock::time_point deadline,
-                         const std::function<bool()>& is_alive, size_t most = kMaxBody);
-
-/// Removes one complete message from the beginning of `received` and returns its body; nullopt while bytes are missing.
-/// Throws WireError when `received` does not begin with a valid header.
-std::optional<std::string> take_message(std::string& received, size_t most);
+                         const std::function<bool()>& is_alive);
 
 /// Raw bytes of a length that both ends know. Errors as with messages.
 void send_bytes(int socket, const void* data, size_t bytes, std::chrono::steady_clock::time_point deadline);

@@ -17,13 +17,13 @@ void note(int signal) { noted.store(signal, std::memory_order_relaxed); }
 
 }  // namespace
 
-void note_interruptions() {
+void note_interruptions(bool all) {
   for (const int number : {SIGINT, SIGTERM}) {
     struct sigaction action {};
     if (sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
     action = {};
     action.sa_handler = note;
-    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+    action.sa_flags = static_cast<int>(all ? SA_RESTART : SA_RESETHAND | SA_RESTART);
     sigemptyset(&action.sa_mask);
     sigaction(number, &action, nullptr);
   }

@@ -7,9 +7,9 @@ namespace checkop {
 /// Thrown to abandon work after a signal.
 struct Interrupted {};
 
-/// Installs the handlers. The first SIGINT or SIGTERM is recorded; the second one ends the process by default action.
-/// Signals that the process was started to ignore stay ignored.
-void note_interruptions();
+/// Installs the handlers. The first SIGINT or SIGTERM is recorded; the second one ends the process by default action,
+/// unless `all` are to be recorded. Signals that the process was started to ignore stay ignored.
+void note_interruptions(bool all = false);
 
 /// The recorded signal, "SIGINT" or "SIGTERM"; "" before one arrived.
 const char* interruption();

@@ -58,7 +58,6 @@ void note_given(const CLI::App& app, RunOptions& run) {
     if ((group == "Sizes" || group == "Attributes" || group == "Data") && !is_seed)
       run.given_case_flags.push_back(name);
   }
-  if (run.has("--rank")) std::erase(run.given_case_flags, "--world-size");  // the number of processes
 }
 
 /// A case of files has the sizes and values of its files.
@@ -318,7 +317,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   note_given(innermost(app), options.run);
   options.run.check_flags = flags_besides(innermost(app), {"--sanitize", "--max-skip"});
-  options.run.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads", "--master"});
+  options.run.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads"});
   refuse_idle_flags(options.run);
   if (!compare->parsed()) refuse_idle_flags_of_files(options.run);
   if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);

@@ -11,7 +11,6 @@ namespace checkop {
 void add_run_options(CLI::App& app, RunOptions& run) {
   add_candidate_options(app, run);
   add_external_options(app, run);
-  add_rank_options(app, run);
   add_case_options(app, run);
   add_selection_options(app, run);
   add_contract_options(app, run);

@@ -95,16 +95,6 @@ void add_external_options(CLI::App& app, RunOptions& run) {
   app.get_option("--exec-name")->type_name("NAME")->group("Candidates");
 }
 
-void add_rank_options(CLI::App& app, RunOptions& run) {
-  app.add_option("--rank", run.rank,
-                 "rank of this process among --world-size processes; default: as torchrun, mpirun or srun say")
-      ->group("Ranks");
-  app.add_option("--master", run.master,
-                 "address at which rank 0 listens; default: MASTER_ADDR and MASTER_PORT, or 127.0.0.1:29500")
-      ->type_name("HOST:PORT")
-      ->group("Ranks");
-}
-
 void add_case_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Checks");
   add_names(app, "--op", run.ops, "operators to check, or all");

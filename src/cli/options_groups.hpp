@@ -15,8 +15,6 @@ void add_names(CLI::App& app, const std::string& flag, std::vector<std::string>&
 void add_candidate_options(CLI::App& app, RunOptions& run);
 /// Candidates that are processes; not for timing, since their tensors travel through files.
 void add_external_options(CLI::App& app, RunOptions& run);
-/// Of several processes that share cases.
-void add_rank_options(CLI::App& app, RunOptions& run);
 /// What chooses cases.
 void add_case_options(CLI::App& app, RunOptions& run);
 void add_json_option(CLI::App& app, RunOptions& run, const std::string& help);

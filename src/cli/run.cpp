@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_operator run: cases x candidates -> runs -> comparisons -> verdicts -> report.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <map>
 #include <optional>
+#include <system_error>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/interruption.hpp"
+#include "base/paths.hpp"
 #include "base/text.hpp"
+#include "base/version.hpp"
 #include "case/shards.hpp"
 #include "cli/commands.hpp"
 #include "cli/run_outputs.hpp"
@@ -22,7 +28,9 @@
 #include "session/selection.hpp"
 #include "session/session.hpp"
 #include "tensor/digest.hpp"
-#include "worker/rank_lead.hpp"
+#include "worker/mpi.hpp"
+#include "worker/rank_job.hpp"
+#include "worker/rank_serve.hpp"
 
 namespace checkop {
 namespace {
@@ -43,13 +51,19 @@ std::vector<Progress::Step> steps_of(const std::vector<const Check*>& checks) {
   return steps;
 }
 
+/// The other processes of the job, for rank 0.
+struct OtherRanks {
+  const RankJob& job;
+  int32_t processes;
+};
+
 /// All ranks must have a process.
-void require_processes(const Selection& selection, const RankLeader& leader) {
+void require_processes(const Selection& selection, const OtherRanks& others) {
   for (const Check& check : selection.checks) {
-    if (world_size(check.c) <= leader.processes()) continue;
+    if (world_size(check.c) <= others.processes) continue;
     throw InputError("ranks",
                      fmt::format("{} has {} ranks, and {} processes run it", case_name(check.c), world_size(check.c),
-                                 leader.processes()),
+                                 others.processes),
                      "start as many processes, or give --world-size or --filter");
   }
 }
@@ -83,12 +97,29 @@ class SharedTime {
   const Check* last_ = nullptr;
 };
 
-/// `leader`: of the other processes that share cases; nullptr for none.
-int run_checks(const Options& options, RankLeader* leader) {
+/// The check that was under way when the job of ranks ended.
+Attempt cut_off(const Session& session, const Contract& contract, const Check& check, const DeviceInfo& device) {
+  Attempt attempt;
+  attempt.check = &check;
+  CaseRecord& record = attempt.record;
+  record.c = check.c;
+  record.candidate = check.candidate.name;
+  record.plugin_path = check.candidate.plugin_path;
+  record.plugin_digest = check.candidate.plugin_digest;
+  record.device = device;
+  record.run.status = RunStatus::crashed;
+  record.run.message = fmt::format(
+      "the launcher ended the job with {}: the process of a rank ended, or somebody stopped the run", interruption());
+  session.judge_by(contract, attempt);
+  return attempt;
+}
+
+/// `others`: nullptr where this process is alone.
+int run_checks(const Options& options, const OtherRanks* others) {
   const auto start = Clock::now();
   const Contract contract = load_contract(options.run);
   std::optional<RankService> ranks;
-  if (leader != nullptr) ranks = leader->service();
+  if (others != nullptr) ranks = RankService{others->job.channel(), others->processes};
   Session session(options.run, select_checks(options.run), std::move(ranks));
   const Selection& selection = session.selection();
   const std::vector<const Check*> here = selection.checks_here();
@@ -98,10 +129,7 @@ int run_checks(const Options& options, RankLeader* leader) {
     return selection.checks.empty() ? 3 : 0;
   }
   session.check_questions(contract);
-  if (leader != nullptr) {
-    require_processes(selection, *leader);
-    leader->meet();
-  }
+  if (others != nullptr) require_processes(selection, *others);
   session.plan_for(contract);
   session.find_proofs();
   if (!options.run.save_folder.empty()) make_folder(options.run.save_folder);
@@ -111,7 +139,15 @@ int run_checks(const Options& options, RankLeader* leader) {
   if (options.run.total_shards) report.shard = shard_of(options.run, selection);
   report.max_skip = options.run.max_skip;
   RunOutputs outputs(options.run, report);
-  note_interruptions();
+  std::optional<DeviceInfo> begun_on;
+  const auto add_newest = [&] {
+    try {
+      outputs.add(report, report.records.back());
+    } catch (const std::system_error&) {  // the launcher, which reads what is printed, ended before this
+      if (others == nullptr || std::freopen("/dev/null", "w", stdout) == nullptr) throw;
+    }
+  };
+  note_interruptions(/*all=*/others != nullptr);  // a launcher sends more than one
   try {
     for (const std::string& device : session.controlled_devices()) {
       report.controls.push_back(run_control(device, session.plan()));
@@ -124,14 +160,16 @@ int run_checks(const Options& options, RankLeader* leader) {
         [&](Attempt& attempt) {
           session.judge_by(contract, attempt);
           sanitized.enter(*attempt.check, attempt.record.judgment);
-          if (leader != nullptr && !attempt.record.run.rank_gone.empty()) leader->give_up();
           save(options.run, attempt, session.threads());
           report.records.push_back(std::move(attempt.record));
           report.wall_ms = ms_since(start);
-          outputs.add(report, report.records.back());
+          add_newest();
           stop_if_interrupted();
         },
-        [&](const DeviceInfo& device) { outputs.begin(report, device, selection.candidate_count(), steps_of(here)); },
+        [&](const DeviceInfo& device) {
+          begun_on = device;
+          outputs.begin(report, device, selection.candidate_count(), steps_of(here));
+        },
         [&](const Check& check) {
           const bool begins = !time || time->allows(check);
           if (!begins) outputs.leave_out();
@@ -140,6 +178,11 @@ int run_checks(const Options& options, RankLeader* leader) {
     if (time) report.planned = std::ssize(report.records);
   } catch (const Interrupted&) {
     report.stopped = interruption();
+    const bool is_told = !report.records.empty() && !report.records.back().run.rank_gone.empty();
+    if (others != nullptr && begun_on && !is_told && report.records.size() < here.size()) {
+      report.records.push_back(cut_off(session, contract, *here[report.records.size()], *begun_on).record);
+      add_newest();
+    }
   }
   return finish(report, outputs, start);
 }
@@ -156,51 +199,57 @@ std::map<std::string, std::string> plugins_of_ranks(const RunOptions& run) {
   return plugins;
 }
 
-int hold_rank(const RunOptions& run, const RankPlace& place, std::chrono::milliseconds limit) {
-  RankServer server{place.rank, plugins_of_ranks(run), "", place.local_rank.value_or(place.rank)};
-  if (run.device.starts_with("cuda:")) server.cuda_device = run.device;
-  const Followed ended = follow(place, server, limit);
-  if (!ended.text.empty()) fmt::print(stderr, "check_operator, rank {}: {}\n", place.rank, ended.text);
-  return ended.code;
+/// What this process says of itself to the others; what it can't say, it says too.
+Introduction introduction_of(const Options& options, const std::map<std::string, std::string>& plugins,
+                             std::string error) {
+  Introduction own{fmt::to_string(kVersion), options.command_line, {}, host_name(), getpid(), std::move(error)};
+  for (const auto& [digest, path] : plugins) own.plugins.push_back(digest);
+  return own;
 }
 
-/// Runs the checks, and ends all other processes as this one ends.
-int lead(const Options& options, const RankPlace& place, std::chrono::milliseconds limit) {
-  std::vector<std::string> digests;
-  for (const auto& [digest, path] : plugins_of_ranks(options.run)) digests.push_back(digest);
-  RankLeader leader(place, std::move(digests), limit);
+/// A process of several: rank 0 runs the checks, the others hold their ranks for it.
+int run_rank(Options options, RankJob job, const Launch& launch) {
+  std::map<std::string, std::string> plugins;
+  std::string error;
   try {
-    const int code = run_checks(options, &leader);
-    leader.dismiss(code, "");
-    return code;
+    plugins = plugins_of_ranks(options.run);
   } catch (const InputError& e) {
-    leader.dismiss(2, e.what());
-    throw;
-  } catch (const EnvironmentError& e) {
-    leader.dismiss(5, e.what());
-    throw;
-  } catch (const Interrupted&) {
-    leader.dismiss(4, fmt::format("rank 0 was stopped by {}", interruption()));
-    throw;
-  } catch (const std::exception& e) {
-    leader.dismiss(4, e.what());
-    throw;
+    error = e.what();
   }
+  const RankPlace place = job.meet(introduction_of(options, plugins, std::move(error)));
+  if (launch.processes > 0 && launch.processes != place.processes) {
+    throw EnvironmentError(
+        fmt::format("ranks: {} says that there are {} processes, and MPI connects {}; start them with the launcher of "
+                    "the MPI that this program was built with, or srun --mpi=pmix",
+                    launch.variable, launch.processes, place.processes));
+  }
+  try {
+    require_same(place.members);
+  } catch (const InputError&) {
+    if (place.rank == 0) throw;
+    return 2;  // it says so
+  }
+  if (place.rank > 0) {
+    const bool is_chosen = options.run.device.starts_with("cuda:");
+    serve_rank(job.channel(), {place.rank, plugins, is_chosen ? options.run.device : "", place.local_rank});
+    return 0;
+  }
+  const bool files = !options.run.cases.empty() || !options.run.suite.empty();
+  const bool says_ranks = options.run.dims.contains(kWorldSize) || options.run.has("--shard-bounds");
+  if (!files && !says_ranks) options.run.dims[std::string(kWorldSize)] = fmt::to_string(place.processes);
+  if (options.run.device == "cuda") options.run.device = fmt::format("cuda:{}", place.local_rank);
+  const OtherRanks others{job, place.processes};
+  return run_checks(options, &others);
 }
 
 }  // namespace
 
 int run_command(const Options& options) {
-  const std::optional<RankPlace> place = rank_place(options.run);
-  if (!place) return run_checks(options, nullptr);
-  const std::chrono::milliseconds limit = rank_limit(options.run);
-  if (place->rank > 0) return hold_rank(options.run, *place, limit);
-  Options own = options;
-  const bool files = !own.run.cases.empty() || !own.run.suite.empty();
-  const bool says_ranks = own.run.dims.contains(kWorldSize) || own.run.has("--shard-bounds");
-  if (!files && !says_ranks) own.run.dims[std::string(kWorldSize)] = fmt::to_string(place->processes);
-  if (own.run.device == "cuda") own.run.device = fmt::format("cuda:{}", place->local_rank.value_or(0));
-  return lead(own, *place, limit);
+  const std::optional<Launch> launch = launch_of_ranks(options.run, environment_variable, built_with_mpi());
+  if (!launch) return run_checks(options, nullptr);
+  SplitJob split = split_job();
+  if (split.child == 0) return run_rank(options, RankJob(std::move(split.channel)), *launch);
+  return relay(std::move(split.channel), split.child, rank_limit(options.run));
 }
 
 int replay_command(const Options& options) {

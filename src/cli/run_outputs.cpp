@@ -50,23 +50,23 @@ void RunOutputs::begin(const Report& report, const DeviceInfo& device, size_t n_
 }
 
 void RunOutputs::add(const Report& report, const CaseRecord& record) {
-  progress_->clear();
-  if (text_ != nullptr) print_record(text_, record, color_);
   if (json_) json_->add(report, record);
   if (lines_) lines_->add(report, record);
+  progress_->clear();
+  if (text_ != nullptr) print_record(text_, record, color_);
   progress_->show(report.records.size() + left_out_);
 }
 
 void RunOutputs::finish(const Report& report) {
   const std::string json = to_json(report);
+  if (json_) json_->finish(json);
+  if (lines_) lines_->finish(report);
   if (progress_) progress_->clear();
   if (text_ != nullptr) {
     print_summary(text_, report, color_);
   } else {
     fmt::print("{}", json);
   }
-  if (json_) json_->finish(json);
-  if (lines_) lines_->finish(report);
   if (github_ || destinations_.forms.any()) {
     const JsonValue document = JsonValue::parse(json, "report");
     write_forms(destinations_.forms, document);

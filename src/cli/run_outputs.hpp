@@ -16,6 +16,7 @@
 
 namespace checkop {
 
+/// Files come before what is printed, whose reader may be gone.
 class RunOutputs {
  public:
   /// Writes a report without checks to every requested file. So an unwritable path is found before the work, and no

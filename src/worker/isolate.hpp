@@ -21,10 +21,9 @@ namespace checkop {
 /// sixty-fourth of the memory that the host had free when this was first asked.
 bool fits_side_by_side(const Case& c);
 
-/// Where a worker takes the processes of other ranks; see RankLeader.
+/// Where a worker connects to the processes of other ranks; see RankJob.
 struct RankService {
-  int listener = -1;
-  std::string token;
+  int channel = -1;
   int32_t processes = 0;
 };
 

@@ -27,13 +27,13 @@ namespace checkop {
 namespace {
 
 using nlohmann::json;
-constexpr int kChildSocket = 3, kChildListener = 4;
+constexpr int kChildSocket = 3, kChildChannel = 4;
 /// For the parent to take an answer; meanwhile it may wait for another process.
 constexpr std::chrono::seconds kSayLimit{600};
 
 }  // namespace
 
-void detach_from_parent(int socket, int listener) {
+void detach_from_parent(int socket, int channel) {
   for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
@@ -43,15 +43,15 @@ void detach_from_parent(int socket, int listener) {
   // Where memory ends all the same, the system is to end this process and not the one that reports.
   std::ofstream("/proc/self/oom_score_adj") << 1000;
 
-  if (listener != kNoListener) listener = fcntl(listener, F_DUPFD, kChildListener + 1);  // out of the way
+  if (channel != kNoChannel) channel = fcntl(channel, F_DUPFD, kChildChannel + 1);  // out of the way
   if (socket != kChildSocket) dup2(socket, kChildSocket);  // first: it may be 0 to 2 when the parent had closed those
-  if (listener != kNoListener) dup2(listener, kChildListener);
+  if (channel != kNoChannel) dup2(channel, kChildChannel);
   if (const int null = open("/dev/null", O_RDONLY); null >= 0) dup2(null, STDIN_FILENO);
   dup2(STDERR_FILENO, STDOUT_FILENO);  // what a plugin prints must not end up in a report on stdout
   fcntl(kChildSocket, F_SETFD, FD_CLOEXEC);
-  fcntl(kChildListener, F_SETFD, FD_CLOEXEC);
+  fcntl(kChildChannel, F_SETFD, FD_CLOEXEC);
   // The parent's tensors and files; on kernels without the call they stay open, which does no harm.
-  close_range(listener != kNoListener ? kChildListener + 1 : kChildSocket + 1, ~0u, 0);
+  close_range(channel != kNoChannel ? kChildChannel + 1 : kChildSocket + 1, ~0u, 0);
 }
 
 namespace {
@@ -137,7 +137,7 @@ std::unique_ptr<Device> open_device(const std::string& name) {
 int run_child(int socket, const WorkerConfig& config) {
   int code = 0;
   try {
-    detach_from_parent(socket, config.ranks ? config.ranks->listener : kNoListener);
+    detach_from_parent(socket, config.ranks ? config.ranks->channel : kNoChannel);
     try {
       std::optional<External> external;
       if (config.external) {
@@ -149,7 +149,7 @@ int run_child(int socket, const WorkerConfig& config) {
       const std::vector<Candidate> candidates = external ? external->candidates() : load_plugins(config.plugins);
       std::optional<RankLink> ranks;
       if (config.ranks) {
-        ranks.emplace(kChildListener, config.ranks->token, candidates);
+        ranks.emplace(kChildChannel, candidates);
         device->share(*ranks, config.ranks->processes);
       }
       say(hello(candidates, *device, config.count_cuda_devices));

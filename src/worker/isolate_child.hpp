@@ -10,9 +10,9 @@ namespace checkop {
 std::unique_ptr<Device> open_device(const std::string& name);
 
 /// Cuts the process loose from what it shares with its parent: signals, terminal, files. The socket becomes descriptor
-/// 3, the listener 4 unless there is none; all others are closed.
-void detach_from_parent(int socket, int listener);
-inline constexpr int kNoListener = -1;
+/// 3, the channel to other ranks 4 unless there is none; all others are closed.
+void detach_from_parent(int socket, int channel);
+inline constexpr int kNoChannel = -1;
 
 /// Serves requests that come over `socket` until the parent closes its end. The exit code of the process.
 int run_child(int socket, const WorkerConfig& config);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "worker/rank_job.hpp"
 #include "worker/rank_wire.hpp"
 #include "worker/wire.hpp"
 
@@ -17,7 +18,7 @@ namespace checkop {
 using nlohmann::json;
 namespace {
 
-/// For a process whose connection ended to call again, through its parent.
+/// For a process to come, or for its parent to say how it ended.
 constexpr std::chrono::seconds kReturnLimit{10};
 
 std::string late_text(std::chrono::milliseconds limit) {
@@ -29,8 +30,27 @@ std::string late_text(std::chrono::milliseconds limit) {
 /// Throws Stopped when the process has gone away or does not answer, and what it reports of its device.
 class RankConnection {
  public:
-  RankConnection(int32_t rank, Descriptor socket, std::chrono::milliseconds limit)
-      : rank_(rank), socket_(std::move(socket)), limit_(limit) {}
+  RankConnection(int32_t rank, RankStreams streams, std::chrono::milliseconds limit)
+      : rank_(rank), streams_(std::move(streams)), limit_(limit) {}
+
+  /// Waits for the first thing that the process says. False when that does not come in time.
+  bool await_process() {
+    Message message;
+    const auto deadline = Clock::now() + kReturnLimit;
+    return receive_message(streams_.talk.get(), message, deadline, kAlwaysAlive) != Received::late;
+  }
+  /// What the parent of the process says; nothing when it is gone, or does not say it in time.
+  std::optional<std::string> how_it_ended() {
+    Message message;
+    try {
+      const auto deadline = Clock::now() + kReturnLimit;
+      if (receive_message(streams_.end.get(), message, deadline, kAlwaysAlive) == Received::message)
+        return json::parse(message.body).get<std::string>();
+    } catch (const WireError&) {
+    } catch (const json::exception&) {
+    }
+    return {};
+  }
 
   /// Has the process open its device, once.
   void require_ready(int device) {
@@ -85,7 +105,7 @@ class RankConnection {
 
   void close() {
     is_closed_ = true;
-    socket_ = Descriptor();
+    streams_ = {};
   }
 
   int32_t rank() const { return rank_; }
@@ -99,8 +119,8 @@ class RankConnection {
   void send(const json& request, const void* bytes, size_t size, Clock::time_point deadline) {
     if (is_closed_) fail(RunStatus::crashed, kLostConnection);
     try {
-      send_message(socket_.get(), request, {}, deadline);
-      if (size > 0) send_bytes(socket_.get(), bytes, size, deadline);
+      send_message(streams_.talk.get(), request, {}, deadline);
+      if (size > 0) send_bytes(streams_.talk.get(), bytes, size, deadline);
     } catch (const WireError&) {
       fail(RunStatus::crashed, kLostConnection);
     }
@@ -109,7 +129,7 @@ class RankConnection {
   json receive(Clock::time_point deadline) {
     Message message;
     try {
-      switch (receive_message(socket_.get(), message, deadline, kAlwaysAlive)) {
+      switch (receive_message(streams_.talk.get(), message, deadline, kAlwaysAlive)) {
         case Received::end:
           fail(RunStatus::crashed, kLostConnection);
         case Received::late:
@@ -129,7 +149,7 @@ class RankConnection {
 
   void receive_bytes(void* to, size_t bytes, Clock::time_point deadline) {
     try {
-      if (checkop::receive_bytes(socket_.get(), to, bytes, deadline, kAlwaysAlive) != Received::message)
+      if (checkop::receive_bytes(streams_.talk.get(), to, bytes, deadline, kAlwaysAlive) != Received::message)
         fail(RunStatus::crashed, kLostConnection);
     } catch (const WireError& e) {
       fail(RunStatus::crashed, e.what());
@@ -146,7 +166,7 @@ class RankConnection {
   }
 
   int32_t rank_;
-  Descriptor socket_;
+  RankStreams streams_;
   std::chrono::milliseconds limit_;
   RankRun process_;
   std::atomic<bool> is_closed_ = false, is_launching_ = false;
@@ -154,13 +174,13 @@ class RankConnection {
 };
 
 template <class Body>
-auto RankLink::explained(int32_t rank, const Body& body) {
-  const auto prefixed = [&](const std::string& what) { return fmt::format("rank {}: {}", rank, what); };
+auto RankLink::explained(RankConnection& connection, const Body& body) {
+  const auto prefixed = [&](const std::string& what) { return fmt::format("rank {}: {}", connection.rank(), what); };
   try {
     return body();
   } catch (const Stopped& stopped) {
     const bool died = stopped.status == RunStatus::crashed;
-    throw Stopped{stopped.status, prefixed(died ? how_it_ended(rank) : stopped.message)};
+    throw Stopped{stopped.status, prefixed(died ? how_it_ended(connection) : stopped.message)};
   } catch (const OutOfMemory& e) {
     throw OutOfMemory(prefixed(e.what()));
   } catch (const DeviceError& e) {
@@ -215,9 +235,7 @@ class RemoteRank final : public Rank {
     return result;
   }
 
-  void explain(RankLaunchStatus& answer) override {
-    answer.status.stopped->message = link_.how_it_ended(connection_->rank());
-  }
+  void explain(RankLaunchStatus& answer) override { answer.status.stopped->message = link_.how_it_ended(*connection_); }
   void give_up() noexcept override {}  // its own limits hold, and the end of this process ends it
 
   std::vector<std::byte> input(size_t i) override {
@@ -244,10 +262,10 @@ class RemoteRank final : public Rank {
  private:
   json request(const char* what) const { return {{"do", what}, {"number", number_}}; }
   json ask(const json& request, const std::vector<std::byte>& bytes = {}) {
-    return link_.explained(connection_->rank(), [&] { return connection_->ask(request, bytes); });
+    return link_.explained(*connection_, [&] { return connection_->ask(request, bytes); });
   }
   std::vector<std::byte> ask_for_bytes(const json& request, size_t bytes) {
-    return link_.explained(connection_->rank(), [&] { return connection_->ask_for_bytes(request, bytes); });
+    return link_.explained(*connection_, [&] { return connection_->ask_for_bytes(request, bytes); });
   }
   size_t bytes_of(const TensorSpec& spec) const {
     return static_cast<size_t>(buffer_elements(case_, spec, layout_)) * info(dtype_of(case_, spec)).bytes;
@@ -263,8 +281,8 @@ class RemoteRank final : public Rank {
 
 }  // namespace
 
-RankLink::RankLink(int listener, std::string token, std::vector<Candidate> candidates)
-    : token_(std::move(token)), candidates_(std::move(candidates)), callers_(listener) {}
+RankLink::RankLink(int channel, std::vector<Candidate> candidates)
+    : channel_(channel), candidates_(std::move(candidates)) {}
 
 RankLink::~RankLink() = default;
 
@@ -273,8 +291,6 @@ void RankLink::begin(std::chrono::milliseconds limit) { limit_ = limit; }
 void RankLink::end() {
   for (const auto& [rank, connection] : connections_) connection->close();
   connections_.clear();
-  const std::lock_guard lock(mutex_);
-  waiting_.clear();
 }
 
 std::string RankLink::gone() {
@@ -282,40 +298,26 @@ std::string RankLink::gone() {
   return gone_;
 }
 
-std::optional<Caller> RankLink::next_of(int32_t rank, Clock::time_point deadline) {
+std::string RankLink::note_gone(std::string why) {
   const std::lock_guard lock(mutex_);
-  for (;;) {
-    if (const auto found = waiting_.find(rank); found != waiting_.end()) {
-      Caller caller = std::move(found->second);
-      waiting_.erase(found);
-      return caller;
-    }
-    std::optional<Caller> caller = callers_.next(deadline);
-    if (!caller) {
-      gone_ = fmt::format("the process of rank {} is gone", rank);
-      return {};
-    }
-    if (caller->hello.token == token_) {
-      waiting_.insert_or_assign(caller->hello.rank, std::move(*caller));
-    } else {
-      send_reply(*caller, {Reply::Kind::bye, "", "the run has begun without this process; start each rank once", 2});
-    }
-  }
+  return gone_ = std::move(why);
 }
 
-std::string RankLink::how_it_ended(int32_t rank) {
-  const std::optional<Caller> caller = next_of(rank, Clock::now() + kReturnLimit);
-  return caller ? caller->hello.last_end
-                : fmt::format("its connection ended, and nothing came back within {} s", kReturnLimit.count());
+std::string RankLink::how_it_ended(RankConnection& connection) {
+  if (std::optional<std::string> said = connection.how_it_ended()) return *std::move(said);
+  return note_gone(fmt::format("the process of rank {} is gone", connection.rank()));
 }
 
 std::shared_ptr<RankConnection> RankLink::connect(int32_t rank) {
   if (const auto found = connections_.find(rank); found != connections_.end()) return found->second;
-  std::optional<Caller> caller = next_of(rank, Clock::now() + kReturnLimit);
-  if (!caller)
-    throw Stopped{RunStatus::crashed, fmt::format("rank {} did not come within {} s", rank, kReturnLimit.count())};
-  send_reply(*caller, {Reply::Kind::serve, "", "", 0});
-  return connections_[rank] = std::make_shared<RankConnection>(rank, std::move(caller->socket), limit_);
+  try {
+    const auto connection = std::make_shared<RankConnection>(rank, connect_to_rank(channel_, rank), limit_);
+    if (connection->await_process()) return connections_[rank] = connection;
+  } catch (const WireError&) {
+    throw Stopped{RunStatus::crashed, note_gone("the job of this rank and the others is over")};
+  }
+  throw Stopped{RunStatus::crashed,
+                note_gone(fmt::format("rank {} did not come within {} s", rank, kReturnLimit.count()))};
 }
 
 std::unique_ptr<Rank> RankLink::make_rank(const checkop_kernel& kernel, const Case& c, const std::string& suffix,
@@ -324,7 +326,7 @@ std::unique_ptr<Rank> RankLink::make_rank(const checkop_kernel& kernel, const Ca
                                       [&](const Candidate& each) { return each.kernel == &kernel; });
   const std::shared_ptr<RankConnection> connection = connect(place.rank);
   if (candidate == candidates_.end()) throw Stopped{RunStatus::failed, "the kernel is of no candidate of this worker"};
-  explained(place.rank, [&] {
+  explained(*connection, [&] {
     connection->require_ready(kernel.device);
     return 0;
   });

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank in a process of its own: rank 0's worker says what to do, and its exchanges go through there.
+// A rank in a process of its own for each request: rank 0's worker says what to do, and its exchanges go through there.
 #include "worker/rank_serve.hpp"
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,8 +14,11 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
+#include <utility>
 
+#include "base/child_process.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/external_process.hpp"
@@ -21,6 +26,7 @@
 #include "base/host_memory.hpp"
 #include "run/rank.hpp"
 #include "worker/isolate_child.hpp"
+#include "worker/rank_job.hpp"
 #include "worker/rank_wire.hpp"
 #include "worker/wire.hpp"
 
@@ -31,6 +37,8 @@ using nlohmann::json;
 constexpr int kSocket = 3;
 /// For rank 0 to take or send what it is about to.
 constexpr std::chrono::seconds kAnswerLimit{120};
+/// For the process to end once its connection did; a CUDA driver may take some time to clean up after it.
+constexpr std::chrono::seconds kBuryLimit{5};
 
 /// The rank's end of the host's communicator.
 struct Exchanges {
@@ -69,6 +77,7 @@ class Serving {
 
   void serve() {
     const auto never = Clock::now() + std::chrono::hours(24 * 365);
+    send_message(kSocket, "here", {}, Clock::now() + kAnswerLimit);
     Message message;
     while (receive_message(kSocket, message, never, kAlwaysAlive) == Received::message) {
       const json request = json::parse(message.body);
@@ -186,12 +195,11 @@ class Serving {
   std::map<int, std::shared_ptr<LocalRank>> ranks_;
 };
 
-}  // namespace
-
-int serve_rank(int socket, const RankServer& server) {
+/// What a process that holds the rank does: serves until the other end of `socket` closes. The exit code.
+int hold_rank(int socket, const RankServer& server) {
   int code = 0;
   try {
-    detach_from_parent(socket, kNoListener);
+    detach_from_parent(socket, kNoChannel);
     Serving(server).serve();
   } catch (const std::exception& e) {
     print_last_words(fmt::format("check_operator, rank {}: {}\n", server.rank, e.what()));
@@ -199,6 +207,38 @@ int serve_rank(int socket, const RankServer& server) {
   }
   fflush(stdout);
   return code;
+}
+
+/// Waits for the end of a process that held the rank, and of all that it started; how it ended. Once `connection` has
+/// ended, the process has a few seconds to end, too.
+std::string bury(ChildProcess process, int connection) {
+  constexpr int kSliceMs = 5;
+  std::optional<Clock::time_point> until;
+  while (process.is_alive()) {
+    pollfd entry{until ? -1 : connection, POLLRDHUP, 0};
+    if (poll(&entry, 1, kSliceMs) > 0) until = Clock::now() + kBuryLimit;
+    if (until && Clock::now() > *until) break;
+  }
+  process.kill();
+  return describe_end(process.wait().status);
+}
+
+}  // namespace
+
+void serve_rank(int channel, const RankServer& server) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // there is nothing here to be ended in good order
+  const auto never = Clock::now() + std::chrono::hours(24 * 365);
+  Message message;
+  while (receive_message(channel, message, never, kAlwaysAlive) == Received::message) {
+    RankStreams streams{std::move(message.descriptors.at(0)), std::move(message.descriptors.at(1))};
+    ChildProcess process([&] { return hold_rank(streams.talk.get(), server); }, ChildProcess::Group::own);
+    streams.talk = Descriptor();  // so that its end is seen
+    const std::string end = bury(std::move(process), streams.end.get());
+    try {
+      send_message(streams.end.get(), end, {}, Clock::now() + kBuryLimit);
+    } catch (const WireError&) {  // nobody asks
+    }
+  }
 }
 
 }  // namespace checkop

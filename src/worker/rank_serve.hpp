@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs in the process that holds a rank for one request of rank 0's.
+// A process that holds a rank for rank 0's workers.
 #pragma once
-
-#include <sys/types.h>
 
 #include <cstdint>
 #include <map>
@@ -17,7 +15,8 @@ struct RankServer {
   int32_t cuda_index = 0;                      ///< of the device, unless this process sees only one
 };
 
-/// Serves over `socket` until its other end closes. The exit code of the process.
-int serve_rank(int socket, const RankServer& server);
+/// Holds the rank, in a fresh process for each connection that comes over `channel`, until the parent, which relays,
+/// ends or kills this process.
+void serve_rank(int channel, const RankServer& server);
 
 }  // namespace checkop

@@ -35,7 +35,7 @@ MOST_README_LINES = 150
 SECONDS_PER_COMMAND = 60
 # Files that pages may name although a checkout lacks them, because a script creates them. None at present.
 GENERATED = ()
-LAUNCHERS = ("mpirun", "srun", "torchrun")
+LAUNCHERS = ("mpirun", "srun")
 NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
                    "compare", "show", "list", "verify", "completion")
 DROPPED_FOR_LIST = ("--candidate", "--plugin", "--exec", "--exec-name", "--contract", "--timeout-s")

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages that arrive in parts or with further bytes.
+// Messages, and bytes beside them.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -24,37 +23,12 @@ struct Ends {
   Descriptor a, b;
 };
 
-/// The bytes of a message with that body.
-std::string message_of(const std::string& text) {
+TEST(Frame, WhatIsNotOursIsNoMessage) {
   const Ends ends;
-  send_message(ends.a.get(), text, {}, Clock::now() + 10s);
-  std::string bytes(4096, '\0');
-  bytes.resize(static_cast<size_t>(read(ends.b.get(), bytes.data(), bytes.size())));
-  return bytes;
-}
-
-TEST(Frame, AMessageIsTakenOnceItIsComplete) {
-  const std::string whole = message_of("hello"), next = message_of("next");
-  std::string received;
-  for (const char byte : whole.substr(0, whole.size() - 1)) {
-    received += byte;
-    EXPECT_EQ(take_message(received, 100), std::nullopt);
-  }
-  received += whole.back() + next;
-  EXPECT_EQ(take_message(received, 100), "\"hello\"");
-  EXPECT_EQ(take_message(received, 100), "\"next\"");
-  EXPECT_EQ(received, "");
-}
-
-TEST(Frame, WhatIsTooLongOrNotOursIsNoMessage) {
-  std::string received = message_of("hello");
-  EXPECT_THROW(take_message(received, 6), WireError);
-  received = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
-  EXPECT_THROW(take_message(received, 1000), WireError);
-  const Ends ends;
-  send_message(ends.a.get(), "hello", {}, Clock::now() + 10s);
+  const std::string request = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+  send_bytes(ends.a.get(), request.data(), request.size(), Clock::now() + 10s);
   Message message;
-  EXPECT_THROW(receive_message(ends.b.get(), message, Clock::now() + 10s, kAlive, 6), WireError);
+  EXPECT_THROW(receive_message(ends.b.get(), message, Clock::now() + 10s, kAlive), WireError);
 }
 
 TEST(Frame, BytesArriveAsTheyAreAndTheirEndIsSeen) {
