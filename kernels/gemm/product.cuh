@@ -3,8 +3,8 @@
 // and the two passes that matmul and det_gemm share.
 #pragma once
 
-#include "gemm/mma.cuh"
 #include "gemm/matmul_call.cuh"
+#include "gemm/mma.cuh"
 
 namespace checkop::kernels {
 

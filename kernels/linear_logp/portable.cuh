@@ -9,8 +9,8 @@
 #pragma once
 
 #include "gemm/tile.cuh"
-#include "linear_logp/weight_gradients.cuh"
 #include "linear_logp/segments.cuh"
+#include "linear_logp/weight_gradients.cuh"
 
 namespace checkop::kernels::linear_logp {
 

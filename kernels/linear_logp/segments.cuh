@@ -3,8 +3,8 @@
 // reduced as they come and merged in a fixed order at the end.
 #pragma once
 
-#include "gemm/tile.cuh"
 #include "cuda/row_sums.cuh"
+#include "gemm/tile.cuh"
 
 namespace checkop::kernels {
 

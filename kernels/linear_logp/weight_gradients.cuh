@@ -3,8 +3,8 @@
 // may begin with, and column sums. Names as in cuda.cu.
 #pragma once
 
-#include "gemm/tile.cuh"
 #include "cpu/linear_logp_carry.hpp"
+#include "gemm/tile.cuh"
 #include "linear_logp/segments.cuh"
 
 namespace checkop::kernels::linear_logp {

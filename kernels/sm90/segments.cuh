@@ -10,8 +10,8 @@
 // (gradient.cuh).
 #pragma once
 
-#include "sm90/epilogue.cuh"
 #include "cuda/row_sums.cuh"
+#include "sm90/epilogue.cuh"
 
 namespace checkop::kernels::sm90 {
 

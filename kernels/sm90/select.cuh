@@ -3,8 +3,8 @@
 // all give the same bits. fp32, empty sums and small unaligned products are computed as in the candidates named "cuda".
 #pragma once
 
-#include "sm90/launch.cuh"
 #include "gemm/product.cuh"
+#include "sm90/launch.cuh"
 
 namespace checkop::kernels::sm90 {
 

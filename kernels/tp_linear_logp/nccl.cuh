@@ -16,8 +16,8 @@
 // anything wait for another rank.
 #pragma once
 
-#include "linear_logp/portable.cuh"
 #include "cuda/ranks.cuh"
+#include "linear_logp/portable.cuh"
 #include "tp_linear_logp/call.hpp"
 
 namespace checkop::kernels::tp_linear_logp {

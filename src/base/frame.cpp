@@ -162,7 +162,8 @@ Received receive_message(int socket, Message& message, Clock::time_point deadlin
   auto received =
       fill(socket, reinterpret_cast<char*>(&header), sizeof(header), message.descriptors, deadline, is_alive);
   if (received != Received::message) return received;
-  if (header.magic != kMagic || header.body_bytes > kMaxBody) throw WireError("the answer is no message of ours");
+  if (header.magic != kMagic || header.body_bytes > kMaxBody)
+    throw WireError("malformed message: wrong magic number or too long");
   message.body.resize(header.body_bytes);
   received = fill(socket, message.body.data(), message.body.size(), message.descriptors, deadline, is_alive);
   if (received == Received::message && message.descriptors.size() != header.descriptors) {

@@ -173,7 +173,8 @@ TEST(ContractCommand, LintExitsByWhatItFinds) {
       overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 6})", R"("expires": "2020-01-31")")})));
   const ProcessResult found = run_program("contract lint contracts/default.json " + path);
   expect_exit(found, 1, path + ": overlays[0]: expired on 2020-01-31");
-  EXPECT_NE(found.text.find(path + ": overlays[0].set.bound_ratio.lambda: has no effect"), std::string::npos) << found.text;
+  EXPECT_NE(found.text.find(path + ": overlays[0].set.bound_ratio.lambda: has no effect"), std::string::npos)
+      << found.text;
   const ProcessResult refused = run_program("contract lint missing.json " + path);
   expect_exit(refused, 2, "check_operator: missing.json: cannot be opened");
   EXPECT_NE(refused.text.find(path + ": overlays[0]: expired"), std::string::npos) << refused.text;
