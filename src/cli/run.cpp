@@ -120,7 +120,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
   const Contract contract = load_contract(options.run);
   std::optional<RankService> ranks;
   if (others != nullptr) ranks = RankService{others->job.channel(), others->processes};
-  Session session(options.run, select_checks(options.run), std::move(ranks));
+  Session session(options.run, select_checks(options.run), ranks);
   const Selection& selection = session.selection();
   const std::vector<const Check*> here = selection.checks_here();
   if (options.run.list) {

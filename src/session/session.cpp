@@ -77,7 +77,7 @@ int64_t gold_rows(const RunOptions& options, const Contract& contract, const Cas
 Session::Session(const RunOptions& options, Selection selection, std::optional<RankService> ranks)
     : options_(options),
       selection_(std::move(selection)),
-      ranks_(std::move(ranks)),
+      ranks_(ranks),
       threads_(thread_count(options)),
       given_(options.inputs, options.inputs_file) {
   if (!options.gold_file.empty()) gold_ = std::make_shared<const SafetensorsReader>(options.gold_file);
