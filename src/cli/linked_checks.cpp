@@ -12,6 +12,8 @@
 
 #include "base/error.hpp"
 #include "base/paths.hpp"
+#include "base/text.hpp"
+#include "cli/options.hpp"
 #include "device/device.hpp"
 #include "device/plugin.hpp"
 #include "report/report.hpp"

@@ -7,6 +7,7 @@
 
 #include "case/case.hpp"
 #include "case/preset.hpp"
+#include "case/sweep.hpp"
 #include "cli/options_flags.hpp"
 
 namespace checkop {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/frame.hpp"
+#include "worker/wire.hpp"
 
 namespace checkop {
 namespace {
