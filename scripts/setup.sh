@@ -8,7 +8,7 @@ set -euo pipefail
 packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libopenblas-dev)
 test_packages=(libopenmpi-dev openmpi-bin python3-jsonschema python3-mpmath python3-numpy dpkg-dev file)
 # The formatter's version is pinned, because versions format differently.
-ci_packages=(ccache clang-19 clang-format-14 clang-tidy)
+ci_packages=(clang-19 libclang-rt-19-dev clang-format-14 clang-tidy)
 
 case "${1:-}" in
   "") ;;

@@ -7,6 +7,7 @@ namespace checkop::emulation {
 Matrix product(const EmulationArgs& args, Operand x, Operand y) {
   const int64_t rows = x.rows(), columns = y.columns(), terms = x.columns();
   Matrix out = Matrix::zeros(rows, columns);
+  if (terms == 0) return out;
   const int64_t x_step = x.transposed ? x.m.columns : 1, y_step = y.transposed ? 1 : y.m.columns;
   const int64_t y_next = y.transposed ? y.m.columns : 1;
   // Tasks are parts of rows, because a sample may have one row only.

@@ -10,7 +10,7 @@ function(add_kernel path)
   target_compile_features(${target} PRIVATE cxx_std_20)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src/abi ${PROJECT_SOURCE_DIR}/kernels)
   string(REPLACE "_" "-" name ${candidate})
-  set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden
+  set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden DEFINE_SYMBOL ""
                         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/kernels/${op})
   if(path MATCHES "\\.cu$")
     # Not target_compile_features: CMake 3.25 knows no C++20 feature of nvcc.
@@ -28,6 +28,9 @@ function(add_kernel path)
     if(candidate MATCHES "^nccl")
       target_link_libraries(${target} PRIVATE checkop::nccl)
     endif()
+  endif()
+  if(NOT path MATCHES "\\.cu$")
+    share_precompiled_headers(${target} cpu_kernels ${PROJECT_SOURCE_DIR}/kernels/cpu/native.hpp)
   endif()
   install(TARGETS ${target} LIBRARY DESTINATION ${CHECK_OPERATOR_KERNELS}/${op})
   add_dependencies(kernels ${target})

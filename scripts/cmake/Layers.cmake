@@ -5,7 +5,7 @@
 # not found.
 set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device run judge worker mutate report session cli)
 # They read and write text: more optimization would cost a fifth of the build time and save no check a millisecond.
-set(CHECK_OPERATOR_TEXT_LAYERS contract worker report session cli)
+set(CHECK_OPERATOR_TEXT_LAYERS base case contract device run worker mutate report session cli)
 
 foreach(layer IN LISTS CHECK_OPERATOR_LAYERS)
   list(APPEND visible ${layer})
@@ -16,6 +16,18 @@ foreach(layer IN LISTS CHECK_OPERATOR_LAYERS)
   endforeach()
 endforeach()
 
+# share_precompiled_headers(TARGET GROUP HEADERS...): the first target of a group compiles the headers, the others use
+# what it made. Targets of a group have the same compiler flags and definitions.
+function(share_precompiled_headers target group)
+  get_property(first GLOBAL PROPERTY CHECK_OPERATOR_PRECOMPILED_${group})
+  if(first)
+    target_precompile_headers(${target} REUSE_FROM ${first})
+  else()
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+    set_property(GLOBAL PROPERTY CHECK_OPERATOR_PRECOMPILED_${group} ${target})
+  endif()
+endfunction()
+
 # add_layer(NAME SEES SOURCES...): an object library checkop_NAME whose sources may include the folders up to SEES.
 function(add_layer name sees)
   add_library(checkop_${name} OBJECT ${ARGN})
@@ -23,8 +35,12 @@ function(add_layer name sees)
   target_include_directories(checkop_${name} PRIVATE ${CMAKE_BINARY_DIR}/layers/${sees} ${CMAKE_BINARY_DIR}/generated)
   # Fused multiply-adds would make the gold's bits depend on the compiler.
   target_compile_options(checkop_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+  set(headers <algorithm> <array> <chrono> <filesystem> <functional> <map> <optional> <string> <vector> <fmt/format.h>)
   if(name IN_LIST CHECK_OPERATOR_TEXT_LAYERS)
     target_compile_options(checkop_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+    share_precompiled_headers(checkop_${name} text ${headers} <nlohmann/json.hpp>)
+  elseif(NOT name STREQUAL "reference")
+    share_precompiled_headers(checkop_${name} numeric ${headers})
   endif()
   set_target_properties(checkop_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON UNITY_BUILD_BATCH_SIZE 10)
   target_link_libraries(checkop_${name} PRIVATE fmt::fmt nlohmann_json::nlohmann_json Threads::Threads)

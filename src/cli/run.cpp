@@ -27,6 +27,7 @@
 #include "session/saved_case.hpp"
 #include "session/selection.hpp"
 #include "session/session.hpp"
+#include "session/shared_time.hpp"
 #include "tensor/digest.hpp"
 #include "worker/mpi.hpp"
 #include "worker/rank_job.hpp"
@@ -67,35 +68,6 @@ void require_processes(const Selection& selection, const OtherRanks& others) {
                      "start as many processes, or give --world-size or --filter");
   }
 }
-
-/// The time of --for: each candidate has the same share of what those before it left.
-class SharedTime {
- public:
-  SharedTime(int64_t seconds, const std::vector<const Check*>& checks)
-      : end_(Clock::now() + std::chrono::seconds(seconds)) {
-    for (size_t i = 0; i < checks.size(); ++i)
-      if (i == 0 || is_of_another(*checks[i], *checks[i - 1])) ++candidates_;
-  }
-
-  /// Whether `check` may begin: the first of its candidate always does, so that none goes unchecked.
-  bool allows(const Check& check) {
-    const auto now = Clock::now();
-    if (last_ != nullptr && !is_of_another(check, *last_)) return now < end_of_share_;
-    last_ = &check;
-    end_of_share_ = now + (end_ - now) / candidates_--;
-    return true;
-  }
-
- private:
-  /// The checks of a candidate on a device lie together.
-  static bool is_of_another(const Check& a, const Check& b) {
-    return a.candidate.name != b.candidate.name || a.candidate.device != b.candidate.device;
-  }
-
-  Clock::time_point end_, end_of_share_;
-  int64_t candidates_ = 0;  ///< that did not begin yet
-  const Check* last_ = nullptr;
-};
 
 /// The check that was under way when the job of ranks ended.
 Attempt cut_off(const Session& session, const Contract& contract, const Check& check, const DeviceInfo& device) {
@@ -155,7 +127,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
     const Sanitized sanitized(options.run, selection);
     report.sanitizers = sanitized.runs();
     std::optional<SharedTime> time;
-    if (options.run.for_s) time.emplace(*options.run.for_s, here);
+    if (options.run.for_s) time.emplace(std::chrono::seconds(*options.run.for_s), here);
     session.run_all(
         [&](Attempt& attempt) {
           session.judge_by(contract, attempt);

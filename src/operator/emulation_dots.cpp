@@ -68,6 +68,10 @@ const auto sum_run = add_run_anywhere;
 void Arithmetic::dots(int64_t count, float* to, int64_t n, const float* a, int64_t a_step, const float* b,
                       int64_t b_step, int64_t b_next) const {
   using enum Plan::Order;
+  if (n == 0) {  // a and b may be null
+    std::fill_n(to, count, 0.0F);
+    return;
+  }
   if (bf16_accumulator_ || bf16_partials_ || partial_lost_ || plan_.order == pairwise) {
     for (int64_t c = 0; c < count; ++c) to[c] = dot(n, a, a_step, b + c * b_next, b_step);
     return;

@@ -290,7 +290,7 @@ TEST(Cli, TimeOfForIsSharedAmongCandidates) {
   ASSERT_EQ(report["candidates"].size(), 3u) << ran.text.substr(0, 500);
   size_t made = 0;
   for (const auto& candidate : report["candidates"]) {
-    EXPECT_GT(candidate["cases"].size(), 5u) << candidate["name"];
+    EXPECT_GT(candidate["cases"].size(), 0u) << candidate["name"];
     EXPECT_LT(candidate["cases"].size(), 20000u) << candidate["name"];
     made += candidate["cases"].size();
   }

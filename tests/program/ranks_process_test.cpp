@@ -243,12 +243,12 @@ TEST(RankProcesses, ACandidateThatStallsEndsTheRun) {
 }
 
 /// The report names the check that was under way, and is complete up to it. Its process learns of the end from SIGTERM,
-/// or from its worker, whose connections to other ranks end: then it may get as far as the next check.
+/// or from its worker, whose connections to other ranks end: then it may get as far as the next check, and to its end.
 void expect_cut_off() {
   EXPECT_EQ(Job::report().at("exit_code"), 4);
   const json cases = Job::cases();
   ASSERT_GE(cases.size(), 1u);
-  EXPECT_EQ(Job::report().at("complete"), cases.size() == 2);
+  EXPECT_TRUE(cases.size() == 2 || Job::report().at("complete") == false) << cases.size();
   for (const json& one : cases) {
     EXPECT_EQ(one.at("verdict"), "error");
     const auto reason = one.at("reason").get<std::string>();
