@@ -31,6 +31,13 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::padding, "padding", "a row's bits depend on rows behind the last one"},
 }};
 
+constexpr bool names_are_in_order() {
+  for (size_t i = 0; i < kNames.size(); ++i)
+    if (kNames[i].axis != static_cast<Axis>(i) || kNames[i].name.empty() || kNames[i].violation.empty()) return false;
+  return true;
+}
+static_assert(names_are_in_order(), "every Axis has its names in kNames, in the order of the enum");
+
 constexpr std::array<Axis, kAxes> kAll = [] {
   std::array<Axis, kAxes> all{};
   for (size_t i = 0; i < all.size(); ++i) all[i] = kNames[i].axis;

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 
 namespace checkop {
 namespace {

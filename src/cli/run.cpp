@@ -16,7 +16,7 @@
 #include "base/paths.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "cli/commands.hpp"
 #include "cli/run_outputs.hpp"
 #include "judge/gold.hpp"

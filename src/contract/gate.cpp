@@ -70,6 +70,13 @@ constexpr std::array kTable{
     Entry{Metric::clip_flips, "clip_flips", kClipKeys},
 };
 
+constexpr bool table_is_in_order() {
+  for (size_t i = 0; i < kTable.size(); ++i)
+    if (kTable[i].metric != static_cast<Metric>(i)) return false;
+  return true;
+}
+static_assert(table_is_in_order(), "kTable has every Metric, in the order of the enum");
+
 const Entry& entry(Metric metric) { return kTable.at(static_cast<size_t>(metric)); }
 
 }  // namespace

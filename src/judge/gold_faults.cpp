@@ -9,8 +9,8 @@
 #include <cmath>
 #include <optional>
 
+#include "case/rank_parts.hpp"
 #include "case/sampling.hpp"
-#include "case/shards.hpp"
 #include "operator/emulation.hpp"
 
 namespace checkop {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "mutate/gold_call.hpp"
 #include "run/runner.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "base/parallel.hpp"
 #include "case/inputs.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "judge/stored_gold.hpp"
 #include "mutate/behaviour_faults.hpp"
 #include "mutate/result_faults.hpp"

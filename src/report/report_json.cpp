@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "base/version.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "report/report_bits.hpp"
 #include "report/report_shard.hpp"
 

@@ -11,7 +11,7 @@ namespace checkop {
 namespace {
 
 /// Counts over the cases of a run for one output of one candidate.
-struct Told {
+struct OutputCounts {
   int64_t cases = 0, zero = 0, with_rows = 0, equal = 0;
 
   void add(const OutputFacts& output) {
@@ -79,16 +79,16 @@ CheckFacts facts_of(const CaseRecord& record) {
 }
 
 RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
-  std::map<OutputKey, Told> told;
+  std::map<OutputKey, OutputCounts> counts;
   for (const CheckFacts& check : checks) {
-    for (const OutputFacts& output : check.outputs) told[key_of(check, output)].add(output);
+    for (const OutputFacts& output : check.outputs) counts[key_of(check, output)].add(output);
   }
   RunJudgments judgments(checks.size());
   for (size_t k = 0; k < checks.size(); ++k) {
     if (!checks[k].passes || !checks[k].has_rows) continue;
     for (const OutputFacts& output : checks[k].outputs) {
       if (output.count == 0) continue;
-      const Told& together = told[key_of(checks[k], output)];
+      const OutputCounts& together = counts[key_of(checks[k], output)];
       if (together.all_zero()) {
         judgments[k] = {Verdict::vacuous, "zeros",
                         fmt::format("{}: the gold is zero in every case of this run, so an output of zeros would pass",

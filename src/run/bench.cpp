@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "base/clock.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "run/stage.hpp"
 
 namespace checkop {

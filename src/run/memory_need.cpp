@@ -8,7 +8,7 @@
 
 #include "base/host_memory.hpp"
 #include "base/text.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "device/buffers.hpp"
 
 namespace checkop {

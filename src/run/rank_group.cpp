@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "device/host_comm.hpp"
 
 namespace checkop {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "run/invariance/invariance_run.hpp"
 #include "run/stage.hpp"
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "run/rank_group.hpp"
 
 namespace checkop {

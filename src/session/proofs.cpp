@@ -19,7 +19,7 @@
 #include "base/error.hpp"
 #include "base/interruption.hpp"
 #include "base/parallel.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "worker/isolate.hpp"
 #include "worker/wire.hpp"
 

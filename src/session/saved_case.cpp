@@ -13,7 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/json.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "case/sweep.hpp"
 #include "judge/gold.hpp"
 #include "tensor/safetensors.hpp"

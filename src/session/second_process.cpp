@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "case/inputs.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "tensor/bits.hpp"
 
 namespace checkop {

@@ -11,8 +11,8 @@
 #include <tuple>
 
 #include "base/random.hpp"
+#include "case/rank_parts.hpp"
 #include "case/sampling.hpp"
-#include "case/shards.hpp"
 #include "run/invariance/invariance_pieces.hpp"
 
 namespace checkop {

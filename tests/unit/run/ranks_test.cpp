@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 #include "case/inputs.hpp"
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 #include "device/host_comm.hpp"
 #include "judge/verdict.hpp"
 #include "run/invariance/invariance.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Computes and validates the bounds of the ranks' tensor-parallel parts.
-#include "case/shards.hpp"
+#include "case/rank_parts.hpp"
 
 #include <fmt/format.h>
 
