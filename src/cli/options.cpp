@@ -131,7 +131,6 @@ void refuse_idle_flags(const RunOptions& run) {
   }
   std::set<std::string> files_written;
   for (const auto& [flag, file] : {std::pair<std::string, const std::string&>{"--json", run.json_file},
-                                   {"--jsonl", run.jsonl_file},
                                    {"--junit", run.forms.junit},
                                    {"--markdown", run.forms.markdown},
                                    {"--html", run.forms.html}}) {
@@ -149,9 +148,9 @@ void refuse_idle_flags(const RunOptions& run) {
   if (run.no_isolate && run.has("--timeout-s"))
     refuse("--timeout-s", "has no effect with --no-isolate: this process cannot stop itself", "leave one of them out");
   if (!run.has("--replay")) return;
-  const std::set<std::string> useful{"--replay",    "--contract", "--arch-key", "--force-arch-key", "--json",
-                                     "--jsonl",     "--junit",    "--markdown", "--html",           "--github",
-                                     "--no-github", "--color",    "--threads"};
+  const std::set<std::string> useful{"--replay", "--contract",  "--arch-key", "--force-arch-key",
+                                     "--json",   "--junit",     "--markdown", "--html",
+                                     "--github", "--no-github", "--color",    "--threads"};
   for (const std::string& flag : run.given) {
     if (!useful.contains(flag)) refuse(flag, "has no effect with --replay, which runs nothing", "leave it out");
   }

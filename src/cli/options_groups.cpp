@@ -181,9 +181,6 @@ void add_form_options(CLI::App& app, ReportForms& forms) {
 
 void add_output_options(CLI::App& app, RunOptions& run) {
   add_json_option(app, run, "write the report as JSON to FILE, or to stdout in place of the text");
-  app.add_option("--jsonl", run.jsonl_file, "write JSON lines, one for each check as soon as it is done")
-      ->type_name("FILE")
-      ->group("Reports");
   add_form_options(app, run.forms);
   app.add_option("--color", run.color, "colour the text: auto (on a terminal, unless NO_COLOR is set), always or never")
       ->capture_default_str()

@@ -38,7 +38,6 @@ RunOutputs::RunOutputs(const ReportDestinations& destinations, const Report& rep
       color_(wants_color(destinations.color)),
       github_(destinations.github.value_or(environment_variable("GITHUB_ACTIONS") == "true")) {
   if (!destinations.json_file.empty()) json_ = std::make_unique<ReportStream>(destinations.json_file, report);
-  if (!destinations.jsonl_file.empty()) lines_ = std::make_unique<ReportLines>(destinations.jsonl_file, report);
   if (destinations.forms.any()) write_forms(destinations.forms, JsonValue::parse(to_json(report), "report"));
 }
 
@@ -51,7 +50,6 @@ void RunOutputs::begin(const Report& report, const DeviceInfo& device, size_t n_
 
 void RunOutputs::add(const Report& report, const CaseRecord& record) {
   if (json_) json_->add(report, record);
-  if (lines_) lines_->add(report, record);
   progress_->clear();
   if (text_ != nullptr) print_record(text_, record, color_);
   progress_->show(report.records.size() + left_out_);
@@ -60,7 +58,6 @@ void RunOutputs::add(const Report& report, const CaseRecord& record) {
 void RunOutputs::finish(const Report& report) {
   const std::string json = to_json(report);
   if (json_) json_->finish(json);
-  if (lines_) lines_->finish(report);
   if (progress_) progress_->clear();
   if (text_ != nullptr) {
     print_summary(text_, report, color_);

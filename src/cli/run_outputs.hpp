@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outputs of a run: text, JSON, JSON lines, and the forms for CI.
+// The outputs of a run: text, JSON, and the forms for CI.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,6 @@
 #include "cli/options.hpp"
 #include "contract/contract.hpp"
 #include "report/report.hpp"
-#include "report/report_lines.hpp"
 #include "report/report_progress.hpp"
 #include "report/report_stream.hpp"
 
@@ -38,7 +37,6 @@ class RunOutputs {
   std::optional<Progress> progress_;
   size_t left_out_ = 0;
   std::unique_ptr<ReportStream> json_;
-  std::unique_ptr<ReportLines> lines_;
 };
 
 /// A report without checks.

@@ -56,7 +56,7 @@ struct CandidateChoice {
 /// Where reports go.
 struct ReportDestinations {
   bool json_to_stdout = false;
-  std::string json_file, jsonl_file;
+  std::string json_file;
   ReportForms forms;           ///< other forms of the same report
   std::optional<bool> github;  ///< annotations and the step's summary; unset: as GITHUB_ACTIONS says
   std::string color = "auto";  ///< of the text: auto, always or never

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formats generated from a JSON report: JUnit XML, Markdown, annotations; and the stream of JSON lines.
+// Formats generated from a JSON report: JUnit XML, Markdown, annotations.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -168,20 +168,10 @@ TEST(Github, IsOnWhereTheVariableSaysSo) {
 TEST(Forms, ARunWritesThem) {
   const std::string folder = testing::TempDir();
   const ProcessResult result = run_program(kTiny + kMutants + "--candidate native,mutant-zeros --junit " + folder +
-                                           "run.xml --markdown " + folder + "run.md --jsonl " + folder + "run.jsonl");
+                                           "run.xml --markdown " + folder + "run.md");
   EXPECT_EQ(result.code, 1) << result.text;
   EXPECT_EQ(count(content(folder + "run.xml"), "<failure "), 2u);
   EXPECT_NE(content(folder + "run.md").find("2 of 4 checks did not pass: 2 fail"), std::string::npos);
-  std::ifstream lines(folder + "run.jsonl");
-  std::vector<nlohmann::json> read;
-  for (std::string line; std::getline(lines, line);) read.push_back(nlohmann::json::parse(line));
-  ASSERT_EQ(read.size(), 6u);
-  EXPECT_EQ(read[0]["type"], "run");
-  EXPECT_EQ(read[2]["index"], 1);
-  EXPECT_EQ(read[1]["case"]["verdict"], "pass");
-  EXPECT_EQ(read[5]["type"], "end");
-  EXPECT_EQ(read[5]["exit_code"], 1);
-  EXPECT_EQ(read[5]["verdicts"], (nlohmann::json{{"fail", 2}, {"pass", 2}}));
 }
 
 TEST(Html, HoldsTheReportAndNeedsNothingElse) {
@@ -216,23 +206,6 @@ TEST(Html, WhatACandidateSaysCannotEndTheScript) {
   EXPECT_EQ(count(page, "</script>"), 2u);
   EXPECT_EQ(count(page, "<!--"), 1u) << "the page's own comment";
   EXPECT_EQ(count(page, "@REPORT@"), 1u) << "text of a report is no mark";
-}
-
-TEST(Forms, AVerdictThatTheWholeRunChangesIsRevisedInTheStream) {
-  // All rows are equal, which is vacuous only for the run as a whole.
-  const std::string path = testing::TempDir() + "revised.jsonl";
-  run_program(
-      "--op embedding --device cpu --candidate native --input-mode constant --constant-value 0.5 --batch 2 "
-      "--seq 2 --hidden 4 --vocab 4 --jsonl " +
-      path);
-  std::ifstream lines(path);
-  std::vector<nlohmann::json> read;
-  for (std::string line; std::getline(lines, line);) read.push_back(nlohmann::json::parse(line));
-  ASSERT_EQ(read.size(), 4u) << content(path);
-  EXPECT_EQ(read[1]["case"]["verdict"], "pass");
-  EXPECT_EQ(read[2]["type"], "revised");
-  EXPECT_EQ(read[2]["verdict"], "vacuous");
-  EXPECT_EQ(read[3]["exit_code"], 1);
 }
 
 TEST(Forms, NoFileOfAnEarlierRunPassesForThisOnes) {
