@@ -16,7 +16,8 @@ case, such as an optional one, the case is unsupported. It returns the output, a
 name. Each output has the shape and dtype that the operator declares (`show` says fp32 if that is not the case's dtype).
 
 Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, which include
-upstream gradients named grad_NAME, and returns the gradients dNAME. If only "OP" is given, torch and JAX differentiate it.
+upstream gradients named grad_NAME, and returns the gradients dNAME. If only "OP" is given, torch and JAX differentiate it;
+an input that the backward pass lacks, since no gradient depends on its values (the weight of embedding), is then zeros.
 
 Frameworks: torch (also for Triton), JAX, NumPy. serve() uses framework=, or the first of them that has been imported.
   torch   computes on device=, or else on the device that --device names; tensors are on that device. The helper
@@ -170,9 +171,12 @@ class Torch:
                 return name, tuple(tensor.shape), ctypes.string_at(tensor.data_ptr(), size) if size else b""
         raise TypeError(f"output '{want['name']}' has dtype {tensor.dtype}")
 
+    def zeros(self, dtype, shape):
+        return self.torch.zeros(shape, dtype=self.types[dtype], device=self.device)
+
     def gradients(self, forward, tensors, attrs, request):
         """Gradients of the function's outputs, weighted by grad_NAME, for the inputs whose dNAME is wanted."""
-        inputs, upstream, wanted = split(tensors, request)
+        inputs, upstream, wanted = split(tensors, request, self.zeros)
         leaves = {name: inputs[name].detach().requires_grad_() for name in wanted}
         with self.torch.enable_grad():
             outputs = by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"])
@@ -229,8 +233,11 @@ class Jax:
                 return name, array.shape, array.tobytes()
         raise TypeError(f"output '{want['name']}' has dtype {array.dtype}")
 
+    def zeros(self, dtype, shape):
+        return self.jax.device_put(self.numpy.zeros(shape, self.types[dtype]), self.device)
+
     def gradients(self, forward, tensors, attrs, request):
-        inputs, upstream, wanted = split(tensors, request)
+        inputs, upstream, wanted = split(tensors, request, self.zeros)
 
         def weighed(*leaves):
             outputs = by_name(call(forward, {**inputs, **dict(zip(wanted, leaves))}, attrs), request["forward_outputs"])
@@ -250,13 +257,18 @@ class NoDevice(Exception):
     pass
 
 
-def split(tensors, request):
-    """Returns the inputs of the forward pass, upstream gradients by output, and names of inputs that need gradients."""
+def split(tensors, request, zeros):
+    """Returns the inputs of the forward pass, upstream gradients by output, and names of inputs that need gradients.
+    An input that is missing, since no gradient depends on its values, is zeros(dtype, shape)."""
     upstream = {name[len("grad_"):]: tensor for name, tensor in tensors.items()
                 if name.startswith("grad_") and name[len("grad_"):] in request["forward_outputs"]}
     inputs = {name: tensor for name, tensor in tensors.items() if name[len("grad_"):] not in upstream
               or not name.startswith("grad_")}
-    return inputs, upstream, [want["name"][1:] for want in request["want"]]
+    wanted = [want["name"][1:] for want in request["want"]]
+    for name, want in zip(wanted, request["want"]):
+        if name not in inputs:
+            inputs[name] = zeros(want["dtype"], want["shape"])
+    return inputs, upstream, wanted
 
 
 def call(function, tensors, attrs):

@@ -87,8 +87,14 @@ class Calls(unittest.TestCase):
 
     def test_inputs_upstream_gradients_and_wanted_ones_are_told_apart(self):
         request = {"forward_outputs": ["y"], "want": [{"name": "dx"}, {"name": "dgrad_x"}]}
-        inputs, upstream, wanted = helper.split({"x": 1, "grad_x": 2, "grad_y": 3}, request)
+        inputs, upstream, wanted = helper.split({"x": 1, "grad_x": 2, "grad_y": 3}, request, None)
         self.assertEqual((inputs, upstream, wanted), ({"x": 1, "grad_x": 2}, {"y": 3}, ["x", "grad_x"]))
+
+    def test_an_input_that_the_backward_pass_lacks_is_zeros(self):
+        request = {"forward_outputs": ["y"], "want": [{"name": "dweight", "dtype": "BF16", "shape": [5, 2]}]}
+        inputs, upstream, wanted = helper.split({"token_ids": 1, "grad_y": 2}, request, lambda *made: made)
+        self.assertEqual(inputs, {"token_ids": 1, "weight": ("BF16", [5, 2])})
+        self.assertEqual((upstream, wanted), ({"y": 2}, ["weight"]))
 
     def test_whole_attributes_are_integers(self):
         self.assertIs(type(helper.number(-100.0)), int)
