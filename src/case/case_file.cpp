@@ -88,6 +88,11 @@ void append_entry(const CaseFile& file, const JsonValue& entry, std::string_view
     if (const auto v = entry.find("input_mode")) sweep.data.input_mode = parse_input_mode(v->where(), v->sentence());
     if (const auto v = entry.find("constant_value")) sweep.data.constant_value = v->number();
     if (const auto v = entry.find("token_value")) sweep.data.token_value = v->integer();
+    for (const char* value : {"constant_value", "token_value"}) {
+      if (entry.has(value) && sweep.data.input_mode != InputMode::constant)
+        throw InputError(where(value), "has no effect without \"input_mode\": \"constant\"",
+                         "add it, or leave the value out");
+    }
     if (const auto v = entry.find("ignored_every")) sweep.data.ignored_every = v->integer(0);
     if (const auto v = entry.find("ignored_run")) sweep.data.ignored_run = v->integer(1);
     if (const auto v = entry.find("seed")) sweep.data.seed = static_cast<uint64_t>(v->integer(0));

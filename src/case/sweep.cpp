@@ -257,8 +257,10 @@ void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sw
   const std::vector<int64_t> ranks{std::ssize(bounds) - 1};
   const auto given = sweep.dims.find(kWorldSize);
   if (given != sweep.dims.end() && given->second != ranks) {
-    throw InputError(where, fmt::format("{} bounds are those of {} ranks", bounds.size(), ranks.front()),
-                     fmt::format("leave out {}, or give that", kWorldSize));
+    throw InputError(where,
+                     fmt::format("{} bounds are those of {} rank{}, and {} is {}", bounds.size(), ranks.front(),
+                                 ranks.front() == 1 ? "" : "s", kWorldSize, fmt::join(given->second, ",")),
+                     fmt::format("give one bound more than ranks, or leave out {}", kWorldSize));
   }
   sweep.data.shard_bounds = bounds;
   sweep.dims[std::string(kWorldSize)] = ranks;

@@ -171,6 +171,28 @@ const CLI::App& innermost(const CLI::App& app) {
   return *reached;
 }
 
+/// Where the subcommand that was given is explained.
+std::string see_help(const CLI::App& app) {
+  std::string command = app.get_name();
+  for (const CLI::App* reached = &app; !reached->get_subcommands().empty();) {
+    reached = reached->get_subcommands().front();
+    command += " " + reached->get_name();
+  }
+  return fmt::format("see '{} --help'", command);
+}
+
+/// What CLI11 found wrong, with the first argument that is missing by its name.
+std::string describe(const CLI::ParseError& error, const CLI::App& app) {
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    for (const CLI::Option* option : innermost(app).get_options()) {
+      if (!option->get_required() || option->count() > 0) continue;
+      return option->get_positional() ? fmt::format("argument '{}' is missing", option->get_name(true))
+                                      : fmt::format("{} is missing", option->get_name());
+    }
+  }
+  return error.what();
+}
+
 /// For the first argument that nothing takes.
 [[noreturn]] void refuse_extra(const CLI::App& app) {
   const std::vector<std::string> extras = app.remaining(true);
@@ -188,7 +210,7 @@ const CLI::App& innermost(const CLI::App& app) {
   }
   const std::string nearest = did_you_mean(name, known);
   throw InputError("command line", fmt::format("unknown {} '{}'", is_flag ? "flag" : "argument", name),
-                   nearest.empty() ? "see 'check_operator --help'" : nearest);
+                   nearest.empty() ? see_help(app) : nearest);
 }
 
 }  // namespace
@@ -291,7 +313,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     return {};
   } catch (const CLI::ParseError& e) {
     if (!app.remaining(true).empty()) refuse_extra(app);
-    throw InputError("command line", e.what(), "see 'check_operator --help'");
+    throw InputError("command line", describe(e, app), see_help(app));
   }
   if (bench->parsed()) options.command = Command::bench;
   if (mutate->parsed()) options.command = Command::mutate;

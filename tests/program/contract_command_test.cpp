@@ -178,7 +178,7 @@ TEST(ContractCommand, LintExitsByWhatItFinds) {
   const ProcessResult refused = run_program("contract lint missing.json " + path);
   expect_exit(refused, 2, "check_operator: missing.json: cannot be opened");
   EXPECT_NE(refused.text.find(path + ": overlays[0]: expired"), std::string::npos) << refused.text;
-  expect_exit(run_program("contract lint"), 2, "file is required");
+  expect_exit(run_program("contract lint"), 2, "argument 'file' is missing");
 }
 
 // --- diff ------------------------------------------------------------------------------------------------------------

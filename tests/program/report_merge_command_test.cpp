@@ -118,7 +118,7 @@ TEST_F(MergeCommand, WhatIsNoShardIsRefused) {
   expect_refusal(whole, sentence);
   expect_refusal("contracts/default.json", "contracts/default.json: format");
   expect_refusal("missing.json", "missing.json: cannot be opened");
-  expect_exit(run_program("report merge"), 2, "reports is required");
+  expect_exit(run_program("report merge"), 2, "argument 'reports' is missing");
   expect_refusal(fmt::format("{} {} --json {} --html {}", a, b, report_path("x"), report_path("x")),
                  "another report goes to");
 }

@@ -175,7 +175,7 @@ TEST_F(ReportCommand, WhatIsNoReportIsTheUsersMistake) {
   expect_exit(run_program("report contracts/default.json"), 2, "contracts/default.json: format");
   expect_exit(run_program("report " + path("text.json")), 2, "check_operator/report-1");
   expect_exit(run_program("report " + path("wrong.json")), 2, "did you mean 'pass'?");
-  expect_exit(run_program("report diff " + path("good.json")), 2, "after is required");
+  expect_exit(run_program("report diff " + path("good.json")), 2, "argument 'after' is missing");
   expect_exit(run_program(fmt::format("report diff --factor 0.5 {0} {0}", path("good.json"))), 2, "--factor");
 }
 
