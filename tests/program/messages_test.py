@@ -6,7 +6,8 @@
 
 A file there is a list of blocks. Lines between `<<< NAME` and `>>>` are a file that the commands after them may name.
 `$ ARGUMENTS` is a command line of check_operator, the lines up to `[CODE]` are what it prints on both outputs. Files of
-plugins are named `{plugins}/NAME.so`. Every command runs in one folder, which starts with contracts/ and cases/.
+plugins are named `{plugins}/NAME.so`; `{folder}`, `{build}` and `{source}` stand for paths in what is printed. The commands
+of a file run in one folder, which starts with contracts/ and cases/.
 `--write` puts what is printed into the files, to be read before it is committed.
 """
 
