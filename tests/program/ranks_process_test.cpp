@@ -303,18 +303,20 @@ TEST(RankProcesses, ASignalToTheLauncherEndsTheJob) {
   }
 }
 
-TEST(RankProcesses, AStoppedProcessIsNotWaitedFor) {
-  for (const bool relays : {false, true}) {
-    Job job(4, kBad + "--candidate stalls --check-grad --timeout-s 16");
-    job.wait_for_launch(2);
-    kill(relays ? job.relay_of(2) : job.working_of(2), SIGSTOP);  // nothing comes of it for what follows
-    job.expect_end(4, "rank 2 did not come within 10 s");
-    EXPECT_EQ(Job::report().at("complete"), true);
-    EXPECT_EQ(Job::report().at("exit_code"), 4);
-    EXPECT_EQ(Job::cases().at(0).at("verdict"), "timeout");
-    EXPECT_EQ(Job::cases().at(1).at("reason"), "rank 2 did not come within 10 s");
-  }
+/// Whether the process of a rank that relays, or that works, is stopped.
+void expect_that_a_stopped_process_is_not_waited_for(bool relays) {
+  Job job(4, kBad + "--candidate stalls --check-grad --timeout-s 16");
+  job.wait_for_launch(2);
+  kill(relays ? job.relay_of(2) : job.working_of(2), SIGSTOP);  // nothing comes of it for what follows
+  job.expect_end(4, "rank 2 did not come within 10 s");
+  EXPECT_EQ(Job::report().at("complete"), true);
+  EXPECT_EQ(Job::report().at("exit_code"), 4);
+  EXPECT_EQ(Job::cases().at(0).at("verdict"), "timeout");
+  EXPECT_EQ(Job::cases().at(1).at("reason"), "rank 2 did not come within 10 s");
 }
+
+TEST(RankProcesses, AStoppedRelayIsNotWaitedFor) { expect_that_a_stopped_process_is_not_waited_for(true); }
+TEST(RankProcesses, AStoppedWorkingHalfIsNotWaitedFor) { expect_that_a_stopped_process_is_not_waited_for(false); }
 
 TEST(RankProcesses, AProcessThatDoesNotStartMpiIsNotWaitedFor) {
   Job job(fmt::format("-np 1 {} : -np 1 sleep 100", Job::program(kNative + "--timeout-s 8")), Job::Raw{});
