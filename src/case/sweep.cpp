@@ -254,6 +254,8 @@ std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::strin
 void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sweep& sweep) {
   if (sweep.op->sharded_dim.empty())
     throw InputError(where, fmt::format("{} is not tensor-parallel", sweep.op->name), "leave it out");
+  if (bounds.size() < 2)
+    throw InputError(where, "expected 2 bounds or more, got 1", "begin with 0 and end with the size of the vocabulary");
   const std::vector<int64_t> ranks{std::ssize(bounds) - 1};
   const auto given = sweep.dims.find(kWorldSize);
   if (given != sweep.dims.end() && given->second != ranks) {

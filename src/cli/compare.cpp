@@ -41,8 +41,10 @@ class Comparer {
         threads_(thread_count(options.run)) {
     for (const SafetensorsEntry& entry : gold_.entries()) add(entry);
     if (pairs_.empty()) {
-      throw InputError(gold_.path(), options.run.filter.empty() ? "holds no tensors" : "holds no tensor of --filter",
-                       "give the file of the gold as the second one");
+      if (!options.run.filter.empty())
+        throw InputError(gold_.path(), fmt::format("holds no tensor of --filter '{}'", options.run.filter),
+                         "give a glob that matches the name of a gold in it");
+      throw InputError(gold_.path(), "holds no tensors", "give the file of the gold as the second one");
     }
   }
 

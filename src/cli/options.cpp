@@ -190,7 +190,11 @@ std::string describe(const CLI::ParseError& error, const CLI::App& app) {
                                       : fmt::format("{} is missing", option->get_name());
     }
   }
-  return error.what();
+  const std::string what = error.what(), begin = "Could not convert: ";
+  const size_t equals = what.find(" = ");
+  if (!what.starts_with(begin) || equals == std::string::npos) return what;
+  return fmt::format("{}: '{}' is not a number that it takes", what.substr(begin.size(), equals - begin.size()),
+                     what.substr(equals + 3));
 }
 
 /// For the first argument that nothing takes.

@@ -24,7 +24,7 @@ void add_run_options(CLI::App& app, RunOptions& run) {
       ->group("Judging");
   add_memory_option(app, run);
   app.add_option("--max-skip", run.max_skip, "fail if more checks than this are skipped")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group("Judging");
   add_names(app, "--sanitize", run.sanitizers,
             "also run the checks under these tools of compute-sanitizer: memcheck, racecheck, initcheck, synccheck");

@@ -70,6 +70,13 @@ void add_attributes(CLI::App& app, RunOptions& run) {
 
 }  // namespace
 
+CLI::Validator not_negative() {
+  return {[](const std::string& text) {
+            return text.starts_with("-") ? fmt::format("expected 0 or more, got {}", text) : std::string();
+          },
+          "NONNEGATIVE"};
+}
+
 void add_names(CLI::App& app, const std::string& flag, std::vector<std::string>& names, const std::string& help) {
   app.add_option(flag, names, help)->delimiter(',')->capture_default_str();
 }
@@ -135,7 +142,7 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       ->capture_default_str()
       ->group("Data");
   app.add_option("--seed", run.seed, "seed of all inputs; with --suite or --cases it reseeds every case")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str()
       ->group("Data");
   app.add_option("--grad-mode", run.grad_mode, "kind of upstream gradients: random or ones")
@@ -143,7 +150,7 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       ->group("Data");
   app.add_option("--grad-seed", run.grad_seed,
                  "seed of the upstream gradients; with --suite or --cases it reseeds every case")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str()
       ->group("Data");
 

@@ -9,6 +9,8 @@
 
 namespace checkop {
 
+/// Refuses what begins with a minus sign; whether the rest is a number is seen when it is converted.
+CLI::Validator not_negative();
 /// A flag that takes names: a comma list, may be repeated.
 void add_names(CLI::App& app, const std::string& flag, std::vector<std::string>& names, const std::string& help);
 /// What chooses candidates, and where they run.

@@ -91,7 +91,8 @@ RunJudgments find_vacuous(const std::vector<CheckFacts>& checks) {
       const OutputCounts& together = counts[key_of(checks[k], output)];
       if (together.all_zero()) {
         judgments[k] = {Verdict::vacuous, "zeros",
-                        fmt::format("{}: the gold is zero in every case of this run, so an output of zeros would pass",
+                        fmt::format("{}: the gold is zero in every case of this run, so an output of zeros would pass; "
+                                    "use inputs that give other results",
                                     output.name)};
       } else if (together.all_equal()) {
         judgments[k] = {Verdict::vacuous, "next_row",

@@ -110,10 +110,11 @@ void GivenInputs::require_fit(const Case& c) const {
     }
     const SafetensorsEntry& entry = source.file->at(source.tensor);
     if (entry.dtype != dtype_of(c, *spec)) {
-      throw InputError(where,
-                       fmt::format("is {}, '{}' of {} is {}", info(entry.dtype).name, name, case_name(c),
-                                   info(dtype_of(c, *spec)).name),
-                       "give a tensor of that dtype, or another --dtype");
+      throw InputError(
+          where,
+          fmt::format("is {}, '{}' of {} is {}", info(entry.dtype).name, name, case_name(c),
+                      info(dtype_of(c, *spec)).name),
+          source.by_name ? "give all such inputs in one dtype" : "give a tensor of that dtype, or another --dtype");
     }
     if (const Shape shape = shape_of(c, *spec); entry.shape != shape) {
       throw InputError(

@@ -106,7 +106,12 @@ void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, c
                        "give tensors of one case");
     }
   }
-  if (!spec.dtype && !is_carried(c, spec)) c.dtype = dtype;
+  if (spec.dtype || is_carried(c, spec)) return;
+  if (!info(dtype).is_float) {
+    throw InputError(where, fmt::format("is {}, expected floating-point numbers", info(dtype).name),
+                     "give fp64, fp32, fp16 or bf16");
+  }
+  c.dtype = dtype;
 }
 
 void make_folder(const std::string& folder) {

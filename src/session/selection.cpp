@@ -229,6 +229,9 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
     if (runs && std::find(usable.begin(), usable.end(), candidate.name) == usable.end())
       usable.push_back(candidate.name);
   }
+  if (available.empty() && !ops.empty())
+    throw InputError("--candidate", fmt::format("there is none for {}", fmt::join(ops, ", ")),
+                     "add --plugin FILE or --exec COMMAND with one");
   if (takes_all(options)) return usable;
   const auto is_available = [&](const std::string& name) {
     return std::find(available.begin(), available.end(), name) != available.end();

@@ -113,8 +113,9 @@ void Session::check_questions(const Contract& contract) const {
   std::vector<const Case*> cases;
   for (const Check& check : selection_.checks) cases.push_back(&check.c);
   given_.require_fit(cases);
+  const bool is_number = options_.gold_rows.find_first_not_of("0123456789") == std::string::npos;
   if (!options_.gold_rows.empty() && options_.gold_rows != "all" &&
-      parse_sizes("--gold-rows", options_.gold_rows).size() != 1) {
+      (!is_number || parse_sizes("--gold-rows", options_.gold_rows).size() != 1)) {
     throw InputError("--gold-rows", fmt::format("expected one number, got '{}'", options_.gold_rows),
                      "give all, or one number");
   }

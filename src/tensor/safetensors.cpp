@@ -63,7 +63,8 @@ SafetensorsEntry parse_entry(const std::string& name, const JsonValue& value, ui
   const JsonValue dtype = value.at("dtype");
   const auto known = parse_name(dtype.string());
   if (!known)
-    throw InputError(value.where(), fmt::format("has dtype '{}', which is not known here", dtype.string()), kHint);
+    throw InputError(value.where(), fmt::format("has dtype '{}', which is not known here", dtype.string()),
+                     "convert it to F64, F32, F16, BF16, I64, I32, U8 or BOOL");
   entry.dtype = *known;
   for (const JsonValue& extent : value.at("shape").items()) entry.shape.push_back(extent.integer(0));
   const JsonValue range = value.at("data_offsets");
@@ -177,7 +178,8 @@ void SafetensorsReader::read_header(const std::string& hint) {
   const auto size = static_cast<uint64_t>(status.st_size);
   uint64_t length = 0;
   if (size >= 8) read_at(file_, path_, 0, &length, 8);
-  if (size < 8) throw InputError(path_, fmt::format("is no safetensors file: it has {} bytes", size), hint);
+  if (size < 8)
+    throw InputError(path_, fmt::format("is no safetensors file: it has {} byte{}", size, size == 1 ? "" : "s"), hint);
   if (length > kMaxHeader || length > size - 8) {
     throw InputError(
         path_, fmt::format("is no safetensors file, or truncated: its header would be {} bytes long", length), hint);
