@@ -198,6 +198,7 @@ int64_t JsonValue::integer(int64_t least, int64_t most) const {
   std::string expected = "an integer";
   if (least > Limits::min()) expected += fmt::format(" >= {}", least);
   if (most < Limits::max()) expected += fmt::format("{} <= {}", least > Limits::min() ? " and" : "", most);
+  if (least == most) expected = fmt::to_string(most);
   fail(expected, value_->is_string() ? "write a number without quotes" : "");
 }
 

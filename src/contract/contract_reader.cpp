@@ -43,6 +43,8 @@ RuleMatch read_match(const JsonValue& json, const std::vector<std::string>& more
   for (const Operator* op : operators())
     for (const Pass& pass : op->passes)
       for (const OutputSpec& output : pass.outputs) outputs.emplace_back(output.tensor.name);
+  std::sort(outputs.begin(), outputs.end());
+  outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
   if (const auto key = json.find("output")) match.output = key->one_of("output", outputs);
   if (const auto key = json.find("op")) match.op = key->one_of("operator", operator_names());
   if (const auto key = json.find("pass")) match.pass = key->one_of("pass", {"forward", "backward"});
