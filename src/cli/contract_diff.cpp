@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "case/sampling.hpp"
 #include "cli/commands.hpp"
-#include "contract/contract_diff.hpp"
+#include "contract/diff.hpp"
 #include "mutate/mutation.hpp"
 #include "session/session.hpp"
 

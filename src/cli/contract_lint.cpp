@@ -8,8 +8,8 @@
 
 #include "base/error.hpp"
 #include "cli/commands.hpp"
-#include "contract/contract_diff.hpp"
-#include "contract/contract_lint.hpp"
+#include "contract/diff.hpp"
+#include "contract/lint.hpp"
 #include "mutate/mutation.hpp"
 #include "session/selection.hpp"
 

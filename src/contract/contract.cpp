@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "contract/contract_reader.hpp"
+#include "contract/reader.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares two contracts.
-#include "contract/contract_diff.hpp"
+#include "contract/diff.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads contract-2 files into a RuleTable and validates them, before anything runs.
-#include "contract/contract_reader.hpp"
+#include "contract/reader.hpp"
 
 #include <array>
 #include <utility>

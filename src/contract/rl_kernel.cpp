@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-#include "contract/contract_reader.hpp"
+#include "contract/reader.hpp"
 
 namespace checkop {
 namespace {

@@ -2,7 +2,7 @@
 // Findings in contracts that load.
 #include <gtest/gtest.h>
 
-#include "contract/contract_lint.hpp"
+#include "contract/lint.hpp"
 #include "support/contract_helper.hpp"
 
 namespace checkop::contract_lint_test {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks of lint(), one function each.
-#include "contract/contract_lint.hpp"
+#include "contract/lint.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the failures that a contract expects.
-#include "contract/contract_reader.hpp"
+#include "contract/reader.hpp"
 
 namespace checkop {
 namespace {

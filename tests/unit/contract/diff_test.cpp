@@ -2,7 +2,7 @@
 // Differences between two contracts.
 #include <gtest/gtest.h>
 
-#include "contract/contract_diff.hpp"
+#include "contract/diff.hpp"
 #include "support/contract_helper.hpp"
 #include "support/gold_helper.hpp"
 

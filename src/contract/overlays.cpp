@@ -2,7 +2,7 @@
 // Reads overlays, and refuses overlays that tie, loosen without saying so, or have no effect.
 #include <utility>
 
-#include "contract/contract_reader.hpp"
+#include "contract/reader.hpp"
 
 namespace checkop {
 namespace {
