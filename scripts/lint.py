@@ -252,7 +252,7 @@ CLEAN = {
     "src/base/error.hpp": HEAD,
     "src/judge/compare.cpp": HEAD + '#include "contract/contract.hpp"\nif (!(error <= bound)) ++bad;  // not error > bound\n'
                               "std::vector<double> bound;\nif (n > 0) f(a->limit);\n",
-    "src/report/report_text.cpp": HEAD + '#include "report/report.hpp"\nfmt::print("x");\n',
+    "src/report/text.cpp": HEAD + '#include "report/report.hpp"\nfmt::print("x");\n',
     "src/run/runner.cpp": HEAD + "std::snprintf(text, 3, text);\n",
     "reference/operators.cpp": HEAD + "extern const Operator kLogp;  // logp.cpp\n",
     "reference/logp.cpp": HEAD + '#include <cmath>\n\n#include "operator/operator.hpp"\n#include "softmax.hpp"\n',

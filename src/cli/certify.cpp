@@ -11,7 +11,7 @@
 #include "base/version.hpp"
 #include "cli/commands.hpp"
 #include "report/certificate.hpp"
-#include "report/report_json.hpp"
+#include "report/json.hpp"
 #include "session/control.hpp"
 #include "session/session.hpp"
 

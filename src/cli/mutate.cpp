@@ -15,8 +15,8 @@
 #include "base/output_file.hpp"
 #include "cli/commands.hpp"
 #include "mutate/mutation.hpp"
+#include "report/progress.hpp"
 #include "report/report.hpp"
-#include "report/report_progress.hpp"
 #include "session/check_order.hpp"
 #include "session/selection.hpp"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 #include "session/run_options.hpp"
 
 namespace checkop {

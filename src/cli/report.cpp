@@ -4,9 +4,9 @@
 
 #include "base/output_file.hpp"
 #include "cli/commands.hpp"
-#include "report/report_diff.hpp"
-#include "report/report_forms.hpp"
-#include "report/report_merge.hpp"
+#include "report/diff.hpp"
+#include "report/forms.hpp"
+#include "report/merge.hpp"
 
 namespace checkop {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/paths.hpp"
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 #include "session/control.hpp"
 
 namespace checkop {

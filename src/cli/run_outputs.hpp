@@ -9,9 +9,9 @@
 
 #include "cli/options.hpp"
 #include "contract/contract.hpp"
+#include "report/progress.hpp"
 #include "report/report.hpp"
-#include "report/report_progress.hpp"
-#include "report/report_stream.hpp"
+#include "report/stream.hpp"
 
 namespace checkop {
 

@@ -11,8 +11,8 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
-#include "report/report_bits.hpp"
-#include "report/report_json.hpp"
+#include "report/bit_checks.hpp"
+#include "report/json.hpp"
 #include "tensor/digest.hpp"
 
 namespace checkop {

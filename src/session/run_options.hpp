@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 
 namespace checkop {
 

@@ -20,7 +20,7 @@
 #include "base/error.hpp"
 #include "base/external_process.hpp"
 #include "base/interruption.hpp"
-#include "report/report_reader.hpp"
+#include "report/reader.hpp"
 #include "session/sanitizer_log.hpp"
 
 namespace checkop {

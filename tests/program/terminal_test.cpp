@@ -8,7 +8,7 @@
 
 #include <cstdlib>
 
-#include "report/report_progress.hpp"
+#include "report/progress.hpp"
 #include "support/built.hpp"
 #include "support/process.hpp"
 

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "base/error.hpp"
+#include "report/bit_checks.hpp"
 #include "report/certificate.hpp"
-#include "report/report_bits.hpp"
 #include "support/built.hpp"
 #include "support/process.hpp"
 

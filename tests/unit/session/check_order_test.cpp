@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which checks of a run belong to a shard. report_merge_test.cpp tests that the shards' reports add up to the run's.
+// Which checks of a run belong to a shard. report/merge_test.cpp tests that the shards' reports add up to the run's.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds outputs about which no case of a run proves anything.
-#include "report/report_vacuity.hpp"
+#include "report/vacuity.hpp"
 
 #include <fmt/format.h>
 

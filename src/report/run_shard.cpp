@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes and reads the members of a run shard.
-#include "report/report_shard.hpp"
+#include "report/run_shard.hpp"
 
 #include <nlohmann/json.hpp>
 
-#include "report/report_vacuity.hpp"
+#include "report/vacuity.hpp"
 
 namespace checkop {
 

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "base/error.hpp"
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 #include "support/built.hpp"
 #include "support/process.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JSON -> ReadReport.
-#include "report/report_reader.hpp"
+#include "report/reader.hpp"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "judge/bound.hpp"
-#include "report/report_shard.hpp"
+#include "report/run_shard.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of the JSON report on bit comparisons.
-#include "report/report_bits.hpp"
+#include "report/bit_checks.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the members that all shards of a run must share.
-#include "report/report_same_run.hpp"
+#include "report/same_run.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "report/report_reader.hpp"
+#include "report/reader.hpp"
 
 namespace checkop {
 namespace {

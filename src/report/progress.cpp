@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The progress line: current step, speed, remaining time.
-#include "report/report_progress.hpp"
+#include "report/progress.hpp"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/text.hpp"
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 
 namespace checkop {
 namespace {

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "report/report_diff.hpp"
+#include "report/diff.hpp"
 #include "support/built.hpp"
 #include "support/process.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares two reports check by check and gate by gate, so that results can't silently get worse.
-#include "report/report_diff.hpp"
+#include "report/diff.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <tuple>
 
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JSON report: the field names of RL-Kernel's report at every level, plus what makes a verdict repeatable.
-#include "report/report_json.hpp"
+#include "report/json.hpp"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 
 #include "base/version.hpp"
 #include "case/rank_parts.hpp"
-#include "report/report_bits.hpp"
-#include "report/report_shard.hpp"
+#include "report/bit_checks.hpp"
+#include "report/run_shard.hpp"
 
 namespace checkop {
 namespace {

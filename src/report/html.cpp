@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report as one HTML page: src/report/report.html with the JSON report in it.
+// The report as one HTML page: src/report/page.html with the JSON report in it.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/text.hpp"
-#include "report/report_forms.hpp"
-#include "report/report_page.hpp"
+#include "report/forms.hpp"
+#include "report/page.hpp"
 
 namespace checkop {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the JSON report, used by report_json.cpp at the end of a run and by report_stream.cpp during it.
+// Parts of the JSON report, used by json.cpp at the end of a run and by stream.cpp during it.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 
 namespace checkop {
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "report/report_merge.hpp"
+#include "report/merge.hpp"
 #include "support/built.hpp"
 #include "support/process.hpp"
 #include "support/report_merge_helper.hpp"

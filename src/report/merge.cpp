@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts the checks of run shards in order and makes one report of them.
-#include "report/report_merge.hpp"
+#include "report/merge.hpp"
 
 #include <fmt/format.h>
 
@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
-#include "report/report_json.hpp"
-#include "report/report_reader.hpp"
-#include "report/report_same_run.hpp"
-#include "report/report_vacuity.hpp"
+#include "report/json.hpp"
+#include "report/reader.hpp"
+#include "report/same_run.hpp"
+#include "report/vacuity.hpp"
 
 namespace checkop {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "report/report_reader.hpp"
+#include "report/reader.hpp"
 
 namespace checkop {
 

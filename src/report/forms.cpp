@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes each requested form to its file.
-#include "report/report_forms.hpp"
+#include "report/forms.hpp"
 
 #include "base/output_file.hpp"
 

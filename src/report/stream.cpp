@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes the report of a run under way by appending to a file.
-#include "report/report_stream.hpp"
+#include "report/stream.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/output_file.hpp"
-#include "report/report_json.hpp"
+#include "report/json.hpp"
 
 namespace checkop {
 
