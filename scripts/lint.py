@@ -37,8 +37,8 @@ NAN_UNSAFE = (
     re.compile(rf"(?<![\w.>]){ACCESS}\w*(?:err|error)\w*(?:\(\))?\s>=?\s+(?!0\b)", re.I),
 )
 PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts\s*\(|\bputchar\s*\(|\bfmt::print\b")
-# isolate_child.cpp, rank_serve.cpp: separate processes, which report fatal errors on stderr.
-MAY_PRINT = re.compile(r"^src/(cli/.*|session/.*|report/.*|worker/(isolate_child|rank_serve)\.cpp)$")
+# child.cpp, rank_server.cpp: separate processes, which report fatal errors on stderr.
+MAY_PRINT = re.compile(r"^src/(cli/.*|session/.*|report/.*|worker/(child|rank_server)\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
 TABLE_LINE = re.compile(r"^extern const Operator k\w+;\s*//\s*(\w+)\.cpp")

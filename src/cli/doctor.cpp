@@ -24,7 +24,7 @@
 #include "device/plugin.hpp"
 #include "session/sanitizer_log.hpp"
 #include "session/selection.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 namespace {

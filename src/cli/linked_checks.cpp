@@ -20,7 +20,7 @@
 #include "session/control.hpp"
 #include "session/selection.hpp"
 #include "session/session.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "cli/commands.hpp"
 #include "cli/options.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 int main(int argc, char** argv) {
   using namespace checkop;

@@ -31,7 +31,7 @@
 #include "tensor/digest.hpp"
 #include "worker/mpi.hpp"
 #include "worker/rank_job.hpp"
-#include "worker/rank_serve.hpp"
+#include "worker/rank_server.hpp"
 
 namespace checkop {
 namespace {

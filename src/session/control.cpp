@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/paths.hpp"
 #include "case/inputs.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 namespace {

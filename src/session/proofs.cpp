@@ -20,8 +20,8 @@
 #include "base/interruption.hpp"
 #include "base/parallel.hpp"
 #include "case/rank_parts.hpp"
-#include "worker/isolate.hpp"
 #include "worker/wire.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 

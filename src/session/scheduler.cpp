@@ -15,7 +15,7 @@
 #include "run/memory_need.hpp"
 #include "run/rank_group.hpp"
 #include "tensor/digest.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 

@@ -11,7 +11,7 @@
 #include "case/case.hpp"
 #include "contract/contract.hpp"
 #include "session/run_options.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 

@@ -16,7 +16,7 @@
 #include "support/judge_helper.hpp"
 #include "support/rows_helper.hpp"
 #include "support/run_helper.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop::carry_test {
 namespace {

@@ -12,7 +12,7 @@
 #include "run/runner.hpp"
 #include "support/built.hpp"
 #include "support/gold_helper.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop::no_rows_test {
 namespace {

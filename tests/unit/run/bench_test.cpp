@@ -12,8 +12,8 @@
 #include "run/bench.hpp"
 #include "support/device_helper.hpp"
 #include "support/run_helper.hpp"
-#include "worker/isolate.hpp"
 #include "worker/wire.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop::bench_test {
 namespace {

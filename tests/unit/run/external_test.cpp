@@ -11,7 +11,7 @@
 #include "support/contract_helper.hpp"
 #include "support/process.hpp"
 #include "support/run_helper.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop::external_test {
 namespace {

@@ -17,7 +17,7 @@
 #include "support/device_helper.hpp"
 #include "support/gold_helper.hpp"
 #include "support/run_helper.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop::invariance_test {
 namespace {

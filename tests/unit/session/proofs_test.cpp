@@ -9,7 +9,7 @@
 
 #include "session/proofs.hpp"
 #include "support/gold_helper.hpp"
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop::proofs_test {
 namespace {

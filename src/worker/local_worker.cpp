@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker without a process of its own.
-#include "worker/isolate_local.hpp"
+#include "worker/local_worker.hpp"
 
 #include "base/error.hpp"
 #include "run/runner.hpp"
-#include "worker/isolate_child.hpp"
+#include "worker/child.hpp"
 
 namespace checkop {
 

@@ -59,7 +59,7 @@ class Isolation {
   bool before_;
 };
 
-class LocalWorker;  // in isolate_local.hpp
+class LocalWorker;  // in local_worker.hpp
 
 /// A child process that loads plugins and runs cases. Killed when destroyed.
 class Worker {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker process as its parent sees it: fork without exec, one socket, death of the child as a result and not as an
 // accident.
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -26,8 +26,8 @@
 #include "base/text.hpp"
 #include "run/invariance/invariance.hpp"
 #include "run/memory_need.hpp"
-#include "worker/isolate_child.hpp"
-#include "worker/isolate_local.hpp"
+#include "worker/child.hpp"
+#include "worker/local_worker.hpp"
 #include "worker/wire.hpp"
 
 namespace checkop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank in a process of its own for each request: rank 0's worker says what to do, and its exchanges go through there.
-#include "worker/rank_serve.hpp"
+#include "worker/rank_server.hpp"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -25,7 +25,7 @@
 #include "base/frame.hpp"
 #include "base/host_memory.hpp"
 #include "run/rank.hpp"
-#include "worker/isolate_child.hpp"
+#include "worker/child.hpp"
 #include "worker/rank_job.hpp"
 #include "worker/rank_wire.hpp"
 #include "worker/wire.hpp"

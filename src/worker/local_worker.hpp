@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 

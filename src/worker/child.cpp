@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker process: cut loose from its parent, it loads the plugins and answers requests.
-#include "worker/isolate_child.hpp"
+#include "worker/child.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -14,8 +14,8 @@
 #include "base/error.hpp"
 #include "case/inputs.hpp"
 #include "support/run_helper.hpp"
-#include "worker/isolate.hpp"
 #include "worker/wire.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop::isolate_test {
 namespace {

@@ -2,7 +2,7 @@
 // What runs in a worker process from the fork to its end.
 #pragma once
 
-#include "worker/isolate.hpp"
+#include "worker/worker.hpp"
 
 namespace checkop {
 
