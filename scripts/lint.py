@@ -132,12 +132,12 @@ def check_foreign_includes(path, text, files):
 
 
 def check_cuda_headers(path, text):
-    if path.startswith(("kernels/", "src/sdk/init/", "tests/gpu/", "src/device/device_cuda", "src/device/nccl_comm.")):
+    if path.startswith(("kernels/", "src/sdk/init/", "tests/gpu/", "src/device/cuda_", "src/device/nccl_comm.")):
         return
     for number, _, header in includes(text):
         if CUDA_HEADER.match(header):
             yield Finding(path, number, "cuda-header",
-                          f"'{header}' belongs in kernels/, src/sdk/init/, src/device/device_cuda*, src/device/nccl_comm.* or tests/gpu/ alone")
+                          f"'{header}' belongs in kernels/, src/sdk/init/, src/device/cuda_*, src/device/nccl_comm.* or tests/gpu/ alone")
 
 
 def check_cuda_condition(files):
@@ -248,7 +248,7 @@ CLEAN = {
     LAYERS_FILE: "# SPDX-License-Identifier: Apache-2.0\n# The folders of src/.\n"
                  "set(CHECK_OPERATOR_LAYERS base abi operator contract device run judge report session cli)\n",
     "src/device/device.cpp": HEAD + '#include "base/error.hpp"\n#ifdef CHECK_OPERATOR_CUDA\n#endif\n',
-    "src/device/device_cuda.cpp": HEAD + "#include <cuda_runtime_api.h>\n",
+    "src/device/cuda_device.cpp": HEAD + "#include <cuda_runtime_api.h>\n",
     "src/base/error.hpp": HEAD,
     "src/judge/compare.cpp": HEAD + '#include "contract/contract.hpp"\nif (!(error <= bound)) ++bad;  // not error > bound\n'
                               "std::vector<double> bound;\nif (n > 0) f(a->limit);\n",

@@ -12,7 +12,7 @@
 
 namespace checkop {
 
-/// "upload (16.0 MiB): cudaErrorMemoryAllocation: out of memory [device_cuda.cpp:41]"
+/// "upload (16.0 MiB): cudaErrorMemoryAllocation: out of memory [cuda_device.cpp:41]"
 inline std::string describe(cudaError_t status, std::string_view doing, const std::source_location& at) {
   const std::string_view path = at.file_name();
   std::string text(doing);

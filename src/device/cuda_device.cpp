@@ -18,11 +18,11 @@
 #include "base/error.hpp"
 #include "base/mix.hpp"
 #include "base/text.hpp"
+#include "device/cuda_error.hpp"
+#include "device/cuda_kernels.cuh"
+#include "device/cuda_memory.hpp"
+#include "device/cuda_ranks.hpp"
 #include "device/device.hpp"
-#include "device/device_cuda.cuh"
-#include "device/device_cuda_error.hpp"
-#include "device/device_cuda_memory.hpp"
-#include "device/device_cuda_ranks.hpp"
 
 namespace checkop {
 namespace {
