@@ -268,7 +268,7 @@ CLEAN = {
 VIOLATIONS = (
     ("layer", "src/judge/compare.cpp", HEAD + '#include "session/session.hpp"\n'),
     ("layer", "src/judge/compare.hpp", HEAD + '#include "report/report.hpp"\n'),
-    ("layer", "src/run/invariance/invariance.cpp", HEAD + '#include "judge/compare.hpp"\n'),
+    ("layer", "src/run/invariance/contexts.cpp", HEAD + '#include "judge/compare.hpp"\n'),
     ("layer", "src/judge/compare.cpp", HEAD + '#include "bound.hpp"\n'),
     ("layer", "src/judge/compare.cpp", HEAD + '#include "../run/runner.hpp"\n'),
     ("layer", "src/operator/operator.cpp", HEAD + '#include "../../reference/softmax.hpp"\n'),

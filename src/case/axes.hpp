@@ -65,7 +65,7 @@ class AxisSet {
 
 /// Which axes to check, and how thoroughly.
 struct AxisPlan {
-  bool all = false;  ///< false: cheap contexts only; see plan_contexts() in invariance.hpp
+  bool all = false;  ///< false: cheap contexts only; see plan_contexts() in run/invariance/contexts.hpp
   int runs = 20;     ///< number of launches for `repetition`
   AxisSet axes = AxisSet::all();
 };

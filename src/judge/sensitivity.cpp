@@ -14,8 +14,8 @@
 #include "case/sampling.hpp"
 #include "judge/gold.hpp"
 #include "operator/emulation.hpp"
-#include "run/invariance/invariance.hpp"
-#include "run/invariance/invariance_rows.hpp"
+#include "run/invariance/contexts.hpp"
+#include "run/invariance/rows.hpp"
 #include "tensor/bits.hpp"
 
 namespace checkop {

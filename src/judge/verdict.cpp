@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "judge/model_bits.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 
 namespace checkop {
 namespace {

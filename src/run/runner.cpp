@@ -13,7 +13,7 @@
 
 #include "base/clock.hpp"
 #include "case/rank_parts.hpp"
-#include "run/invariance/invariance_run.hpp"
+#include "run/invariance/run_contexts.hpp"
 #include "run/stage.hpp"
 
 namespace checkop {

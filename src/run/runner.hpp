@@ -9,7 +9,7 @@
 #include "case/case.hpp"
 #include "device/device.hpp"
 #include "device/plugin.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 #include "run/run_result.hpp"
 
 namespace checkop {

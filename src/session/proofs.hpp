@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "judge/sensitivity.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 #include "session/given_inputs.hpp"
 #include "session/selection.hpp"
 

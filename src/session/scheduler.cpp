@@ -11,7 +11,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "case/inputs.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 #include "run/memory_need.hpp"
 #include "run/rank_group.hpp"
 #include "tensor/digest.hpp"

@@ -24,7 +24,7 @@
 #include "base/host_memory.hpp"
 #include "base/interruption.hpp"
 #include "base/text.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 #include "run/memory_need.hpp"
 #include "worker/child.hpp"
 #include "worker/local_worker.hpp"

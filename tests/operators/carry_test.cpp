@@ -11,7 +11,7 @@
 #include "case/sweep.hpp"
 #include "judge/bound.hpp"
 #include "judge/verdict.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 #include "session/saved_case.hpp"
 #include "support/judge_helper.hpp"
 #include "support/rows_helper.hpp"

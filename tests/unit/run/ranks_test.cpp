@@ -14,7 +14,7 @@
 #include "case/rank_parts.hpp"
 #include "device/host_comm.hpp"
 #include "judge/verdict.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 #include "run/runner.hpp"
 #include "support/gold_helper.hpp"
 #include "support/process.hpp"

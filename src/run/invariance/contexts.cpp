@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans the contexts of a case, axis by axis.
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 #include "base/random.hpp"
 #include "case/rank_parts.hpp"
 #include "case/sampling.hpp"
-#include "run/invariance/invariance_pieces.hpp"
+#include "run/invariance/pieces.hpp"
 
 namespace checkop {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs contexts on a device: gathers input rows, launches, and compares output rows.
-#include "run/invariance/invariance_run.hpp"
+#include "run/invariance/run_contexts.hpp"
 
 #include <fmt/format.h>
 
@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "case/inputs.hpp"
-#include "run/invariance/invariance_bisect.hpp"
-#include "run/invariance/invariance_pieces.hpp"
-#include "run/invariance/invariance_rows.hpp"
+#include "run/invariance/bisect.hpp"
+#include "run/invariance/pieces.hpp"
+#include "run/invariance/rows.hpp"
 
 namespace checkop {
 namespace {

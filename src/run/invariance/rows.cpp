@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gathers the rows of a context's inputs, and compares its output rows with those of the case.
-#include "run/invariance/invariance_rows.hpp"
+#include "run/invariance/rows.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -6,7 +6,7 @@
 #include <array>
 
 #include "case/sampling.hpp"
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 
 namespace checkop {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds batch sizes at which something changes, by bisection.
-#include "run/invariance/invariance_bisect.hpp"
+#include "run/invariance/bisect.hpp"
 
 #include <algorithm>
 #include <iterator>

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "run/invariance/invariance.hpp"
+#include "run/invariance/contexts.hpp"
 
 namespace checkop {
 

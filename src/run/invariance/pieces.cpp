@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans launches of a batch in pieces with carried sums.
-#include "run/invariance/invariance_pieces.hpp"
+#include "run/invariance/pieces.hpp"
 
 #include <fmt/format.h>
 
