@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
-#include "cli/options_flags.hpp"
+#include "cli/flags.hpp"
 #include "run/bench.hpp"
 
 namespace checkop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flags of every subcommand.
-#include "cli/options_flags.hpp"
+#include "cli/flags.hpp"
 
 #include <CLI/CLI.hpp>
 

@@ -8,7 +8,7 @@
 #include "case/case.hpp"
 #include "case/preset.hpp"
 #include "case/sweep.hpp"
-#include "cli/options_flags.hpp"
+#include "cli/flags.hpp"
 
 namespace checkop {
 namespace {
