@@ -12,7 +12,7 @@
 #include "base/text.hpp"
 #include "cli/commands.hpp"
 #include "cli/run_outputs.hpp"
-#include "session/given.hpp"
+#include "session/own_data.hpp"
 #include "session/selection.hpp"
 #include "tensor/digest.hpp"
 

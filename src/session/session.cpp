@@ -17,7 +17,7 @@
 #include "case/sampling.hpp"
 #include "case/sweep.hpp"
 #include "judge/gold.hpp"
-#include "session/given.hpp"
+#include "session/own_data.hpp"
 #include "session/scheduler.hpp"
 #include "tensor/digest.hpp"
 

@@ -7,8 +7,8 @@
 
 #include "case/inputs.hpp"
 #include "judge/verdict.hpp"
-#include "support/given_helper.hpp"
 #include "support/judge_helper.hpp"
+#include "support/own_data_helper.hpp"
 #include "support/process.hpp"
 #include "support/rows_helper.hpp"
 

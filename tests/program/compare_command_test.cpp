@@ -4,7 +4,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "support/given_helper.hpp"
+#include "support/own_data_helper.hpp"
 #include "support/process.hpp"
 
 namespace checkop::compare_command_test {

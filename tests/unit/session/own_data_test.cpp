@@ -10,10 +10,10 @@
 
 #include "base/error.hpp"
 #include "case/inputs.hpp"
-#include "session/given.hpp"
-#include "session/given_inputs.hpp"
+#include "session/own_data.hpp"
+#include "session/own_inputs.hpp"
 #include "support/contract_helper.hpp"
-#include "support/given_helper.hpp"
+#include "support/own_data_helper.hpp"
 #include "support/process.hpp"
 #include "support/run_helper.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators and golds from files.
-#include "session/given.hpp"
+#include "session/own_data.hpp"
 
 #include <fmt/format.h>
 

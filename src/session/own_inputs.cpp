@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks captured tensors against the case that uses them.
-#include "session/given_inputs.hpp"
+#include "session/own_inputs.hpp"
 
 #include <fmt/format.h>
 

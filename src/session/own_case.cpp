@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes a case from files and flags, for a known operator or one that only its tensors describe.
-#include "session/given_case.hpp"
+#include "session/own_case.hpp"
 
 #include <fmt/format.h>
 
@@ -12,8 +12,8 @@
 #include "case/sweep.hpp"
 #include "device/plugin.hpp"
 #include "operator/operator_added.hpp"
-#include "session/given.hpp"
-#include "session/given_inputs.hpp"
+#include "session/own_data.hpp"
+#include "session/own_inputs.hpp"
 
 namespace checkop {
 
