@@ -1,37 +1,158 @@
 // SPDX-License-Identifier: Apache-2.0
-// A comparison from its gates to its result, independent of the order of rows and threads.
+// Compares an output with its gold, row by row and element by element; the order of rows and threads has no effect.
+// In this order: tallies of rows; the state of a comparison; one element; blocks of a row; a row; gates; the result.
 #include "judge/compare.hpp"
 
-#include "judge/compare_state.hpp"
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "judge/summary.hpp"
+#include "judge/trivial.hpp"
 
 namespace checkop {
-namespace {
 
-constexpr double kRelFloor = 1e-3;  // times the gold's root mean square; relative errors below it mean nothing
+struct GateTally {
+  double worst = 0;  ///< largest error over allowed error, infinite for different bits; for ulp: the largest distance
+  int64_t out_of_bound = 0;
+};
 
-}  // namespace
+/// Results of one or more rows. Merging two tallies is commutative.
+struct Tally {
+  int64_t count = 0, out_of_bound = 0, nonfinite = 0;
+  std::optional<ElementReport> first, worst, first_nonfinite;
+  double max_abs = 0;
+  uint64_t max_ulp = 0;
+  std::vector<GateTally> gates;
+  RowFailures failures;                 ///< of one row; not merged
+  std::optional<ErrorMapper::Row> map;  ///< of one row; not merged
 
-double round_up(double x, int digits) {
-  if (x == 0 || !std::isfinite(x)) return x;
-  const double scale = std::pow(10.0, digits - 1 - std::floor(std::log10(x)));
-  // 1e-15 allows for the rounding of the product, so that whole numbers stay.
-  const double rounded = std::ceil(x * scale * (1 - 1e-15)) / scale;
-  return rounded < x ? std::nextafter(x, kInfinity) : rounded;
-}
+  void take_first(const ElementReport& e) { take_lower(e, first); }
+  void take_nonfinite(const ElementReport& e) { take_lower(e, first_nonfinite); }
+  void take_worst(const ElementReport& e) {
+    if (!worst || e.ratio > worst->ratio || (e.ratio == worst->ratio && e.index < worst->index)) worst = e;
+  }
+  void merge(const Tally& other) {
+    count += other.count;
+    out_of_bound += other.out_of_bound;
+    nonfinite += other.nonfinite;
+    max_abs = std::max(max_abs, other.max_abs);
+    max_ulp = std::max(max_ulp, other.max_ulp);
+    if (other.first) take_first(*other.first);
+    if (other.first_nonfinite) take_nonfinite(*other.first_nonfinite);
+    if (other.worst) take_worst(*other.worst);
+    for (size_t k = 0; k < gates.size(); ++k) {
+      gates[k].worst = std::max(gates[k].worst, other.gates[k].worst);
+      gates[k].out_of_bound += other.gates[k].out_of_bound;
+    }
+  }
 
-GateResult gate_result(const Gate& gate, double achieved) {
-  GateResult result;
-  result.metric = gate.metric;
-  result.source = gate.source;
-  result.atol = gate.atol;
-  result.rtol = gate.rtol;
-  result.limit = gate.metric == Metric::atol_rtol ? 1 : (is_of_bits(gate.metric) ? 0 : gate.limit);
-  result.achieved = achieved;
-  result.headroom = achieved > 0 ? result.limit / achieved : kInfinity;
-  result.passing = round_up(achieved, 4);
-  result.holds = achieved <= result.limit;
-  return result;
-}
+ private:
+  static void take_lower(const ElementReport& e, std::optional<ElementReport>& place) {
+    if (!place || e.index < place->index) place = e;
+  }
+};
+
+inline constexpr int kBinades = 2048;  // exponents of a double
+inline int binade(double x) { return static_cast<int>((std::bit_cast<uint64_t>(x) >> 52) & 0x7ff); }
+
+/// The largest relative error of each binade of the gold.
+struct RelativeErrors {
+  std::array<double, kBinades> largest{};
+  int low = kBinades, high = -1;
+
+  /// `error` is the relative error.
+  void add(double gold, double error) {
+    if (!(error > 0) || gold == 0) return;
+    const int b = binade(gold);
+    double& place = largest[static_cast<size_t>(b)];
+    place = std::max(place, error);
+    low = std::min(low, b);
+    high = std::max(high, b);
+  }
+  void merge(const RelativeErrors& other) {
+    for (int b = other.low; b <= other.high; ++b) {
+      double& place = largest[static_cast<size_t>(b)];
+      place = std::max(place, other.largest[static_cast<size_t>(b)]);
+    }
+    low = std::min(low, other.low), high = std::max(high, other.high);
+  }
+  void clear() {
+    if (low <= high) std::fill(largest.begin() + low, largest.begin() + high + 1, 0.0);
+    low = kBinades, high = -1;
+  }
+};
+
+/// Results of some of the rows.
+struct Stripe {
+  Stripe(MatrixView view, size_t gates) : map(view.rows, view.columns) { total.gates.resize(gates); }
+
+  std::mutex mutex;  ///< guards all members, and State::rows of the rows in this stripe
+  Tally total;
+  ErrorMapper map;
+  RelativeErrors relative;
+
+  void merge(const Stripe& other) {
+    total.merge(other.total);
+    map.merge(other.map);
+    relative.merge(other.relative);
+  }
+};
+
+/// Some consecutive elements of one row, in the forms that the loops below need.
+struct Block {
+  int64_t row, first_column;
+  size_t count;
+  const double *got, *value, *magnitude, *rounding;
+  const std::byte *stored, *expected;  ///< as the candidate wrote it; the gold rounded once
+  uint64_t max_ulp;                    ///< the largest distance between `stored` and `expected`
+};
+
+struct OutputComparison::State {
+  State(DType dtype, const std::byte* got, MatrixView view, Gates all_gates, int64_t terms, RowSet set,
+        TokenQuantity tokens);
+
+  DType dtype;
+  const std::byte* got;
+  MatrixView view;
+  RowSet wanted;
+  Gates gates;
+  std::vector<PreparedGate> prepared;  ///< of the element-wise gates
+  std::optional<PreparedGate> bound;   ///< the bound_ratio gate, needed by bias_t
+  const Gate *baseline = nullptr, *bias = nullptr,
+             *clip = nullptr;  ///< gates of the output that need extra sums
+  std::unique_ptr<BlockSums> blocks;
+  TokenQuantity quantity;
+  std::vector<Token> tokens;
+  std::vector<RowSums> rows;
+  FailureRecorder failures;
+  TrivialAnswers trivial;
+  /// Row r uses stripe r modulo their number. With one stripe, threads with short rows would mostly wait for its mutex.
+  std::deque<Stripe> stripes;
+
+  struct Element;
+  Element element_at(const Block& block, size_t i) const;
+  template <typename AtGate>
+  ElementReport report_of(const Element& e, const Block& block, size_t i, const AtGate& at_gate) const;
+  Stripe& stripe_of(int64_t row) { return stripes[static_cast<size_t>(row) % stripes.size()]; }
+  void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
+  bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
+  void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
+  void add_leaning(const Block& block, RowSums& sums) const;
+  void add_baseline(const Block& block, RowSums& sums) const;
+  void add_blocks(int64_t row, const double* decoded, const double* value);
+  double allowed(double value, double magnitude, double rounding) const;
+  Achieved achieved(const Gate& gate, const RowSums& sum, const std::optional<PolicyMetrics>& policy) const;
+  std::optional<PolicyMetrics> policy() const;
+};
 
 OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView view, Gates all_gates, int64_t terms,
                                RowSet set, TokenQuantity tokens)
@@ -58,6 +179,335 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
   constexpr size_t kStripes = 64;
   while (stripes.size() < (view.rows < kManyRows ? 1 : kStripes)) stripes.emplace_back(view, prepared.size());
   if (quantity != TokenQuantity::none) this->tokens.resize(static_cast<size_t>(view.rows * view.columns));
+}
+namespace {
+
+constexpr size_t kBlock = 256;  // elements per vectorised step: their arrays stay in the L1 cache
+constexpr size_t kMaxFastGates = 4;
+
+bool same_class(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
+
+constexpr size_t kLanes = 4;  // partial sums of a reduction, so that compilers vectorise it
+using Lanes = std::array<double, kLanes>;
+
+struct Sums {
+  double sum, squares;
+};
+Sums sums_of(const double* x, size_t n) {
+  Lanes sum{}, squares{};
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (size_t l = 0; l < kLanes; ++l) sum[l] += x[i + l];
+    for (size_t l = 0; l < kLanes; ++l) squares[l] += x[i + l] * x[i + l];
+  }
+  for (; i < n; ++i) sum[0] += x[i], squares[0] += x[i] * x[i];
+  return {(sum[0] + sum[1]) + (sum[2] + sum[3]), (squares[0] + squares[1]) + (squares[2] + squares[3])};
+}
+
+void add_to(RowSums& sums, const Sums& errors, const Sums& golds) {
+  sums.abs_error += errors.sum;
+  sums.squared_error += errors.squares;
+  sums.squared_gold += golds.squares;
+}
+
+/// ratios[i] = distance of a[i] and b[i] in numbers of the dtype, over `limit`.
+void ulp_ratios(DType dtype, const std::byte* a, const std::byte* b, size_t n, uint64_t largest, double limit,
+                double* ratios) {
+  for (size_t i = 0; i < n; ++i) {
+    const auto at = static_cast<int64_t>(i);
+    const auto distance = largest == 0 ? 0 : *ulp_distance(dtype, load_bits(dtype, a, at), load_bits(dtype, b, at));
+    ratios[i] = distance == 0 ? 0 : static_cast<double>(distance) / limit;
+  }
+}
+
+}  // namespace
+
+/// One element as seen by the element-wise gates.
+struct OutputComparison::State::Element {
+  double gold, got, error;
+  bool finite, equal_bits;
+  bool match;  ///< finite, or non-finite where that is right
+
+  /// Whether the element passes `gate`. `allowed` is the error that the gate allows, `distance` is in numbers of the
+  /// output's dtype. Sets `over` to the error over the allowed error.
+  bool passes(const PreparedGate& gate, double allowed, double distance, double& over) const {
+    const Metric metric = gate.gate.metric;
+    if (metric == Metric::bits) {
+      const bool within = match && (equal_bits || !finite);
+      over = within ? 0 : kInfinity;
+      return within;
+    }
+    const bool by_ulp = metric == Metric::ulp;
+    const double off = by_ulp ? distance : error, limit = by_ulp ? gate.gate.limit : allowed;
+    over = off / limit;
+    if (!(over >= 0)) over = off == 0 ? 0 : kInfinity;  // 0/0, or a NaN bound
+    return match && (!finite || off <= limit);
+  }
+};
+
+OutputComparison::State::Element OutputComparison::State::element_at(const Block& block, size_t i) const {
+  const double g = block.value[i], c = block.got[i];
+  const size_t width = info(dtype).bytes;
+  const bool equal_bits = std::memcmp(block.stored + i * width, block.expected + i * width, width) == 0;
+  const bool finite = std::isfinite(g) && std::isfinite(c);
+  // A finite gold beyond the output's range rounds to infinity, so infinity is right.
+  const bool match = finite || (equal_bits && std::isfinite(g)) || (gates.nonfinite_may_match && same_class(g, c));
+  return {g, c, finite ? std::abs(c - g) : (match ? 0 : kInfinity), finite, equal_bits, match};
+}
+
+/// Calls at_gate(k, passes, error over allowed error, distance in numbers of the dtype) for every gate. The report
+/// names the gate with the largest ratio of error to allowed error.
+template <typename AtGate>
+ElementReport OutputComparison::State::report_of(const Element& e, const Block& block, size_t i,
+                                                 const AtGate& at_gate) const {
+  const auto at = static_cast<int64_t>(i);
+  ElementReport report{block.row * view.columns + block.first_column + at, e.got, e.gold, e.error, 0, -1, ""};
+  for (size_t k = 0; k < prepared.size(); ++k) {
+    const PreparedGate& gate = prepared[k];
+    const double allowed = gate.allowed(e.gold, block.magnitude[i], block.rounding[i]);
+    double distance = e.error;  // 0 or infinite if not finite
+    if (gate.gate.metric == Metric::ulp && e.finite)
+      distance = static_cast<double>(
+          *ulp_distance(dtype, load_bits(dtype, block.stored, at), load_bits(dtype, block.expected, at)));
+    double over = 0;
+    const bool passes = e.passes(gate, allowed, distance, over);
+    at_gate(k, passes, over, distance);
+    if (over > report.ratio) {
+      report.ratio = over;
+      report.bound = std::max(allowed, 0.0);
+      report.gate = to_string(gate.gate.metric);
+    }
+  }
+  return report;
+}
+
+/// Fast path: all elements are finite and within every gate. The loops have no branches, so that compilers vectorise
+/// them. Returns false, with nothing changed, if the block is not such a case.
+bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
+                                               RelativeErrors& relative) const {
+  std::array<double, kBlock> size, error, allowed, other, most;
+  std::array<double, kMaxFastGates> worst{};
+  double most_of_all = 0;
+  bool may_lean = false;
+  double squared_ratio = 0;
+  if (prepared.size() > kMaxFastGates) return false;
+  const size_t n = block.count;
+  for (size_t i = 0; i < n; ++i) {
+    size[i] = std::abs(block.value[i]);
+    error[i] = std::abs(block.got[i] - block.value[i]);
+  }
+  const Sums errors = sums_of(error.data(), n), golds = sums_of(size.data(), n);
+  if (!std::isfinite(errors.sum)) return false;
+  for (size_t k = 0; k < prepared.size(); ++k) {
+    const PreparedGate& gate = prepared[k];
+    if (gate.gate.metric == Metric::bits) return false;
+    double largest = 0;
+    if (gate.gate.metric == Metric::ulp) {
+      worst[k] = static_cast<double>(block.max_ulp);
+      largest = block.max_ulp == 0 ? 0 : worst[k] / gate.gate.limit;
+      ulp_ratios(dtype, block.stored, block.expected, n, block.max_ulp, gate.gate.limit, other.data());
+    } else {
+      if (gate.gate.metric == Metric::bound_ratio) {
+        gate.bounds(size.data(), block.magnitude, block.rounding, n, allowed.data(), other.data());
+        may_lean = gate.gate.limit > 1 || !(largest_of(other.data(), n) < 0);
+      } else {
+        for (size_t i = 0; i < n; ++i) allowed[i] = gate.tolerance(size[i]);
+      }
+      // Error 0 gives ratio 0, or NaN if the allowed error is not finite.
+      for (size_t i = 0; i < n; ++i) other[i] = error[i] == 0 ? 0 * allowed[i] : error[i] / allowed[i];
+      const Sums ratios = sums_of(other.data(), n);
+      if (!std::isfinite(ratios.sum)) return false;
+      if (gate.gate.metric == Metric::bound_ratio) squared_ratio = ratios.squares * gate.gate.limit * gate.gate.limit;
+      largest = worst[k] = largest_of(other.data(), n);
+    }
+    // Less than 1: a ratio of 1 may have been rounded down to it.
+    if (!(largest < 1)) return false;
+    most_of_all = std::max(most_of_all, largest);
+    if (prepared.size() == 1) continue;
+    for (size_t i = 0; i < n; ++i) most[i] = k == 0 || most[i] < other[i] ? other[i] : most[i];
+  }
+  const double* const ratios = prepared.size() == 1 ? other.data() : most.data();
+  if (!tally.worst || most_of_all > tally.worst->ratio) {
+    const size_t at = prepared.empty() ? 0 : static_cast<size_t>(std::find(ratios, ratios + n, most_of_all) - ratios);
+    tally.take_worst(report_of(element_at(block, at), block, at, [](size_t, bool, double, double) {}));
+  }
+  if (!prepared.empty()) tally.map->add(block.first_column, ratios, n, most_of_all);
+  for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
+  tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
+  add_to(sums, errors, golds);
+  sums.squared_ratio += squared_ratio;
+  sums.finite += static_cast<int64_t>(n);
+  for (size_t i = 0; i < n; ++i) other[i] = error[i] / size[i];
+  for (size_t i = 0; i < n; ++i) relative.add(size[i], other[i]);
+  if (bias != nullptr && may_lean) add_leaning(block, sums);
+  return true;
+}
+
+/// Slow path: any elements, one by one.
+void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
+                                          RelativeErrors& relative) const {
+  std::array<double, kBlock> error{}, size{};  // zeros where not finite
+  for (size_t i = 0; i < block.count; ++i) {
+    const Element e = element_at(block, i);
+    bool passes = true;
+    const ElementReport report = report_of(e, block, i, [&](size_t k, bool within, double over, double distance) {
+      const Gate& gate = prepared[k].gate;
+      if (!within) ++tally.gates[k].out_of_bound;
+      passes &= within;
+      if (e.finite && gate.metric == Metric::bound_ratio) sums.squared_ratio += over * over * gate.limit * gate.limit;
+      tally.gates[k].worst = std::max(tally.gates[k].worst, gate.metric == Metric::ulp ? distance : over);
+    });
+    const auto column = block.first_column + static_cast<int64_t>(i);
+    if (!passes) {
+      ++tally.out_of_bound;
+      tally.take_first(report);
+      failures.note({block.row, column, e.got, e.gold, report.bound}, tally.failures);
+    }
+    if (!e.match) {
+      ++tally.nonfinite;
+      tally.take_nonfinite(report);
+    }
+    tally.take_worst(report);
+    if (!prepared.empty()) {
+      // An error above the bound may have been rounded to a ratio of 1.
+      const double ratio = passes ? report.ratio : std::max(report.ratio, std::nextafter(1.0, 2.0));
+      tally.map->add(column, &ratio, 1, ratio);
+    }
+    if (!e.finite) continue;
+    tally.max_abs = std::max(tally.max_abs, e.error);
+    ++sums.finite;
+    error[i] = e.error, size[i] = e.gold;
+    relative.add(e.gold, e.error / std::abs(e.gold));
+  }
+  add_to(sums, sums_of(error.data(), block.count), sums_of(size.data(), block.count));
+  if (bias != nullptr) add_leaning(block, sums);
+}
+
+void OutputComparison::State::add_leaning(const Block& block, RowSums& sums) const {
+  std::array<double, kBlock> stored_gold;
+  info(dtype).decode(block.expected, stored_gold.data(), block.count);
+  for (size_t i = 0; i < block.count; ++i) {
+    const Leaning e = leaning_of(*bound, bias->one_sided, block.value[i], stored_gold[i], block.got[i],
+                                 block.magnitude[i], block.rounding[i]);
+    sums.leaning += e.leaning;
+    sums.may_lean += e.may_lean;
+  }
+}
+
+void OutputComparison::State::add_baseline(const Block& block, RowSums& sums) const {
+  constexpr double kShift = 0.3;
+  std::array<double, kBlock> stored_gold, shifted;
+  std::array<std::byte, kBlock * 8> stored;
+  const DTypeInfo& type = info(dtype);
+  const auto store = [&](std::array<double, kBlock>& values) {
+    type.encode(values.data(), stored.data(), block.count);
+    type.decode(stored.data(), values.data(), block.count);
+  };
+  type.decode(block.expected, stored_gold.data(), block.count);
+  for (size_t i = 0; i < block.count; ++i) shifted[i] = block.value[i] + kShift;
+  store(shifted);
+  for (size_t i = 0; i < block.count; ++i) shifted[i] -= kShift;
+  store(shifted);
+  std::array<double, kBlock> roundings{};
+  for (size_t i = 0; i < block.count; ++i) {
+    const double y = block.value[i], rounding = stored_gold[i] - y, error = std::abs(block.got[i] - y);
+    if (!std::isfinite(rounding) || !std::isfinite(error)) continue;
+    roundings[i] = rounding;
+    sums.squared_got += block.got[i] * block.got[i];
+    sums.largest_error = std::max(sums.largest_error, error);
+    sums.largest_of_baseline = std::max(sums.largest_of_baseline, std::abs(rounding) + std::abs(shifted[i] - y));
+  }
+  sums.squared_rounding += sums_of(roundings.data(), block.count).squares;  // added in the order of squared_error
+}
+
+void OutputComparison::State::add_blocks(int64_t row, const double* decoded, const double* value) {
+  static thread_local std::vector<RowSums> sums;
+  sums.assign(blocks->blocks_per_row(), {});
+  for (int64_t c = 0; c < view.columns; ++c) {
+    const double error = std::abs(decoded[c] - value[c]);
+    if (std::isfinite(error)) sums[static_cast<size_t>(c / blocks->width())].add(value[c], error);
+  }
+  blocks->add(row, sums);
+}
+
+void OutputComparison::State::compare_row(int64_t row, const double* value, const double* magnitude,
+                                          const double* rounding) {
+  static thread_local std::vector<double> decoded;
+  static thread_local std::vector<std::byte> expected;
+  const auto n = static_cast<size_t>(view.columns);
+  const DTypeInfo& type = info(dtype);
+  const std::byte* stored = got + static_cast<size_t>(row) * n * type.bytes;
+  decoded.resize(n);
+  expected.resize(n * type.bytes);
+  type.decode(stored, decoded.data(), n);
+  type.encode(value, expected.data(), n);
+
+  Tally tally;
+  tally.gates.resize(prepared.size());
+  tally.map.emplace(stripes.front().map);
+  RowSums sums;
+  static thread_local RelativeErrors relative;  // 16 KiB: more than most rows
+  relative.clear();
+  for (size_t at = 0; at < n; at += kBlock) {
+    const size_t count = std::min(kBlock, n - at);
+    const std::byte *a = stored + at * type.bytes, *b = &expected[at * type.bytes];
+    const Block block{row,
+                      static_cast<int64_t>(at),
+                      count,
+                      &decoded[at],
+                      value + at,
+                      magnitude + at,
+                      rounding + at,
+                      a,
+                      b,
+                      max_ulp_distance(dtype, a, b, count)};
+    tally.max_ulp = std::max(tally.max_ulp, block.max_ulp);
+    if (!compare_ordinary(block, tally, sums, relative)) compare_any(block, tally, sums, relative);
+    if (baseline) add_baseline(block, sums);
+  }
+  if (blocks) add_blocks(row, decoded.data(), value);
+  trivial.look(row, value, magnitude, rounding);
+  for (size_t i = 0; i < n && quantity != TokenQuantity::none; ++i) {
+    tokens[static_cast<size_t>(row) * n + i] = {decoded[i], value[i], allowed(value[i], magnitude[i], rounding[i])};
+  }
+
+  Stripe& stripe = stripe_of(row);
+  const std::lock_guard lock(stripe.mutex);
+  RowSums& place = rows[static_cast<size_t>(row)];
+  tally.count = place.seen ? 0 : view.columns;  // a row that comes twice counts once, so the missing row is noticed
+  sums.seen = true;
+  place = sums;
+  stripe.total.merge(tally);
+  stripe.map.add(row, *tally.map);
+  stripe.relative.merge(relative);
+  failures.add(tally.failures, row);
+}
+namespace {
+
+constexpr double kRelFloor = 1e-3;  // times the gold's root mean square; relative errors below it mean nothing
+
+}  // namespace
+
+double round_up(double x, int digits) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const double scale = std::pow(10.0, digits - 1 - std::floor(std::log10(x)));
+  // 1e-15 allows for the rounding of the product, so that whole numbers stay.
+  const double rounded = std::ceil(x * scale * (1 - 1e-15)) / scale;
+  return rounded < x ? std::nextafter(x, kInfinity) : rounded;
+}
+
+GateResult gate_result(const Gate& gate, double achieved) {
+  GateResult result;
+  result.metric = gate.metric;
+  result.source = gate.source;
+  result.atol = gate.atol;
+  result.rtol = gate.rtol;
+  result.limit = gate.metric == Metric::atol_rtol ? 1 : (is_of_bits(gate.metric) ? 0 : gate.limit);
+  result.achieved = achieved;
+  result.headroom = achieved > 0 ? result.limit / achieved : kInfinity;
+  result.passing = round_up(achieved, 4);
+  result.holds = achieved <= result.limit;
+  return result;
 }
 
 OutputComparison::OutputComparison(DType dtype, const std::byte* got, MatrixView view, Gates gates, int64_t terms,
