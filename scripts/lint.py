@@ -37,7 +37,7 @@ NAN_UNSAFE = (
     re.compile(rf"(?<![\w.>]){ACCESS}\w*(?:err|error)\w*(?:\(\))?\s>=?\s+(?!0\b)", re.I),
 )
 PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts\s*\(|\bputchar\s*\(|\bfmt::print\b")
-# child.cpp, rank_server.cpp: separate processes, which report fatal errors on stderr.
+# worker/child.cpp, worker/rank_server.cpp: separate processes, which report fatal errors on stderr.
 MAY_PRINT = re.compile(r"^src/(cli/.*|session/.*|report/.*|worker/(child|rank_server)\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")

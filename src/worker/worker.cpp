@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker process as its parent sees it: fork without exec, one socket, death of the child as a result and not as an
-// accident.
+// accident. child.cpp is what runs in it.
 #include "worker/worker.hpp"
 
 #include <fmt/format.h>
@@ -26,8 +26,8 @@
 #include "base/text.hpp"
 #include "run/invariance/contexts.hpp"
 #include "run/memory_need.hpp"
+#include "run/runner.hpp"
 #include "worker/child.hpp"
-#include "worker/local_worker.hpp"
 #include "worker/wire.hpp"
 
 namespace checkop {
@@ -93,6 +93,55 @@ struct Worker::Pending {
   RunChecks checks;
   std::optional<Failure> failure = {};  ///< already known when the request was sent
 };
+
+/// A worker without a process of its own: loads plugins into this process and runs them here. Throws as Worker does.
+class LocalWorker {
+ public:
+  explicit LocalWorker(const WorkerConfig& config);
+
+  WorkerInfo info() const;
+  RunResult run(size_t candidate, const Case& c, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs,
+                const RunChecks& checks);
+  BenchResult bench(const std::vector<size_t>& candidates, const Case& c, const std::vector<Tensor>& inputs,
+                    const BenchPlan& plan);
+
+ private:
+  bool count_cuda_devices_;
+  std::vector<Candidate> candidates_;
+  std::unique_ptr<Device> device_;
+};
+
+LocalWorker::LocalWorker(const WorkerConfig& config)
+    : count_cuda_devices_(config.count_cuda_devices), candidates_(load_plugins(config.plugins)) {
+  try {
+    device_ = open_device(config.device);
+  } catch (const DeviceError& e) {
+    throw EnvironmentError(e.what());
+  }
+}
+
+WorkerInfo LocalWorker::info() const {
+  WorkerInfo info;
+  for (const Candidate& candidate : candidates_) {
+    info.candidates.push_back(candidate);
+    info.candidate_device.push_back(candidate.kernel->device);
+  }
+  info.cuda_devices = count_cuda_devices_ ? cuda_device_count() : 0;
+  info.device = device_->info();
+  return info;
+}
+
+RunResult LocalWorker::run(size_t candidate, const Case& c, const std::vector<Tensor>& inputs,
+                           std::vector<Tensor>& outputs, const RunChecks& checks) {
+  return run_candidate(*device_, candidates_.at(candidate), c, inputs, outputs, checks);
+}
+
+BenchResult LocalWorker::bench(const std::vector<size_t>& candidates, const Case& c, const std::vector<Tensor>& inputs,
+                               const BenchPlan& plan) {
+  std::vector<const Candidate*> chosen;
+  for (const size_t candidate : candidates) chosen.push_back(&candidates_.at(candidate));
+  return bench_candidates(*device_, chosen, c, inputs, plan);
+}
 
 bool fits_side_by_side(const Case& c) {
   static const auto most = static_cast<int64_t>(std::max(uint64_t{256} << 20, available_memory().value_or(0) / 64));

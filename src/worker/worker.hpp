@@ -59,7 +59,7 @@ class Isolation {
   bool before_;
 };
 
-class LocalWorker;  // in local_worker.hpp
+class LocalWorker;  // in worker.cpp
 
 /// A child process that loads plugins and runs cases. Killed when destroyed.
 class Worker {
