@@ -3,6 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -138,5 +140,20 @@ class Stage {
   std::unique_ptr<RankGroup> ranks_;  ///< nullptr unless ranks share the case
   std::vector<std::string> rank_differences_;
 };
+
+// --- Forbidden effects of launches, as sentences ---
+
+/// The original content of buffer i on the host. Called only if the buffer has changed.
+using ContentOf = std::function<const std::byte*(size_t i)>;
+
+/// Adds a sentence for every changed input, unless `modified` has one for it. Skips buffers that are nullptr.
+void note_modified_inputs(const std::vector<BufferPtr>& buffers, const ContentOf& content,
+                          const std::vector<Tensor>& host, std::vector<std::string>& modified);
+
+/// The same for all inputs of a stage, whose original content is `host`, and for the inputs of its ranks.
+void note_modified_inputs(const Stage& stage, const std::vector<Tensor>& host, std::vector<std::string>& modified);
+
+/// Adds the stage's rank differences, except for outputs that have a sentence already.
+void note_rank_differences(const Stage& stage, RunResult& result);
 
 }  // namespace checkop

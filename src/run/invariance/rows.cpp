@@ -8,8 +8,6 @@
 #include <numeric>
 #include <utility>
 
-#include "run/stage_notes.hpp"
-
 namespace checkop {
 namespace {
 

@@ -11,11 +11,17 @@
 
 #include "case/inputs.hpp"
 #include "run/invariance/bisect.hpp"
-#include "run/invariance/pieces.hpp"
 #include "run/invariance/rows.hpp"
 
 namespace checkop {
 namespace {
+
+/// The index of the input whose sums output `output` carries on.
+size_t carry_of(const Case& c, size_t output) {
+  const auto inputs = c.pass->inputs;
+  const auto is_it = [&](const TensorSpec& spec) { return spec.name == c.pass->outputs[output].tensor.carry; };
+  return static_cast<size_t>(std::find_if(inputs.begin(), inputs.end(), is_it) - inputs.begin());
+}
 
 class Contexts {
  public:

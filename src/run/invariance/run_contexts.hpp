@@ -6,7 +6,6 @@
 
 #include "run/run_result.hpp"
 #include "run/stage.hpp"
-#include "run/stage_notes.hpp"
 
 namespace checkop {
 
