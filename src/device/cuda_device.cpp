@@ -27,6 +27,38 @@
 namespace checkop {
 namespace {
 
+// --- Owners of objects of the CUDA runtime ---
+
+struct StreamDelete {
+  using pointer = cudaStream_t;
+  void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
+};
+using Stream = std::unique_ptr<cudaStream_t, StreamDelete>;
+
+struct EventDelete {
+  using pointer = cudaEvent_t;
+  void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
+
+struct HostDelete {
+  void operator()(Held* held) const noexcept { (void)cudaFreeHost(held); }
+};
+
+struct GraphDelete {
+  using pointer = cudaGraph_t;
+  void operator()(cudaGraph_t graph) const noexcept { (void)cudaGraphDestroy(graph); }
+};
+using Graph = std::unique_ptr<cudaGraph_t, GraphDelete>;
+
+struct GraphExecDelete {
+  using pointer = cudaGraphExec_t;
+  void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
+};
+using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
+
+// --- The device ---
+
 /// "13.0" for 13000.
 std::string format_version(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the CUDA device itself, and owners of CUDA runtime objects.
+// Kernels of the CUDA device itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "base/mix.hpp"
 
@@ -127,33 +126,5 @@ static __global__ void hold_multiprocessor(volatile Held* held, uint64_t most_ns
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   } while (held->stop == 0 && now - start < most_ns);
 }
-
-struct StreamDelete {
-  using pointer = cudaStream_t;
-  void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
-};
-using Stream = std::unique_ptr<cudaStream_t, StreamDelete>;
-
-struct EventDelete {
-  using pointer = cudaEvent_t;
-  void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
-};
-using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
-
-struct HostDelete {
-  void operator()(Held* held) const noexcept { (void)cudaFreeHost(held); }
-};
-
-struct GraphDelete {
-  using pointer = cudaGraph_t;
-  void operator()(cudaGraph_t graph) const noexcept { (void)cudaGraphDestroy(graph); }
-};
-using Graph = std::unique_ptr<cudaGraph_t, GraphDelete>;
-
-struct GraphExecDelete {
-  using pointer = cudaGraphExec_t;
-  void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
-};
-using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
 
 }  // namespace checkop
