@@ -2,7 +2,7 @@
 // tp_linear_logp: linear_logp with the vocabulary divided over ranks.
 #include "left_out.hpp"
 #include "linear_logp.hpp"
-#include "sharded.hpp"
+#include "tensor_parallel.hpp"
 
 namespace checkop {
 namespace {
@@ -21,6 +21,6 @@ constexpr Operator kTpLinearLogp{
     kTpLinearLogpPasses,
     validate_linear_logp,
     plant_in_linear_logp,
-    /*sharded_dim=*/"vocab"};
+    /*parallel_dim=*/"vocab"};
 
 }  // namespace checkop

@@ -2,7 +2,7 @@
 // tp_logp: logp with the vocabulary divided over ranks.
 #include "left_out.hpp"
 #include "logp.hpp"
-#include "sharded.hpp"
+#include "tensor_parallel.hpp"
 
 namespace checkop {
 namespace {
@@ -20,6 +20,6 @@ constexpr Operator kTpLogp{"tp_logp",
                            kTpLogpPasses,
                            validate_ignore_index,
                            plant_in_logp,
-                           /*sharded_dim=*/"vocab"};
+                           /*parallel_dim=*/"vocab"};
 
 }  // namespace checkop

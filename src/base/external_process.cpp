@@ -181,7 +181,7 @@ std::string LineProcess::read_line() {
   }
 }
 
-std::string LineProcess::ask(const std::string& line) {
+std::string LineProcess::request(const std::string& line) {
   if (!child_.is_started()) throw ProcessEnded("has ended already");
   write_all(to_, line + "\n");  // a failed write needs no handling: read_line() reports the end of the process
   std::string answer = read_line();

@@ -50,7 +50,7 @@ class LineProcess {
 
   /// Sends one line and waits, without a time limit, for one line of answer. Copies the text that the process wrote to
   /// its standard error to ours. Throws ProcessEnded, with how the process ended and its last stderr lines.
-  std::string ask(const std::string& line);
+  std::string request(const std::string& line);
 
   /// Kills the process and throws ProcessEnded with `why` and its last stderr lines.
   [[noreturn]] void give_up(const std::string& why);

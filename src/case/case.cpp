@@ -51,7 +51,7 @@ std::vector<std::string_view> dims_of(const Operator& op) {
     for (const TensorSpec& spec : pass.inputs) append_new(names, spec.dims);
     for (const OutputSpec& spec : pass.outputs) append_new(names, spec.tensor.dims);
   }
-  if (!op.sharded_dim.empty()) names.push_back(kWorldSize);
+  if (!op.parallel_dim.empty()) names.push_back(kWorldSize);
   return names;
 }
 
@@ -62,8 +62,8 @@ std::string case_name(const Case& c) {
   const char* separator = "";
   for (const std::string_view dim : dims_of(*c.op)) {
     if (dim == kWorldSize) separator = "@";
-    if (dim == kWorldSize && !c.shard_bounds.empty()) {
-      name += fmt::format("@{}", fmt::join(c.shard_bounds, "-"));
+    if (dim == kWorldSize && !c.part_bounds.empty()) {
+      name += fmt::format("@{}", fmt::join(c.part_bounds, "-"));
       continue;
     }
     name += fmt::format("{}{}", separator, c.dims.find(dim)->second);
@@ -91,7 +91,7 @@ std::string case_flags(const Case& c) {
   for (const std::string_view dim : dims_of(*c.op)) {
     flags += fmt::format(" --{} {}", flag_name(dim), c.dims.find(dim)->second);
   }
-  if (!c.shard_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.shard_bounds, ","));
+  if (!c.part_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.part_bounds, ","));
   for (size_t i = 0; i < c.attrs.size(); ++i) {
     if (c.attrs[i] != c.op->attrs[i].fallback) {
       flags += fmt::format(" --{} {}", flag_name(c.op->attrs[i].name), c.attrs[i]);
@@ -201,7 +201,7 @@ void validate(const Case& c) {
     throw InputError("--ignored-run", fmt::format("expected an integer >= 1, got {}", c.ignored_run),
                      "1 ignores single rows");
   }
-  validate_shards(c);
+  validate_parts(c);
   if (c.op->validate != nullptr) {
     c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs,
                     [&](std::string_view input) { return c.optionals.contains(input); }});

@@ -26,17 +26,18 @@ struct Case {
   InputMode input_mode = InputMode::random;
   double constant_value = 0.25;
   int64_t token_value = 0;
-  int64_t ignored_every = 8;  ///< one run of rows in this many has ignore_index, if the operator has it; 0: none
-  int64_t ignored_run = 1;    ///< rows per ignored run; a prompt is such a run
-  std::vector<int64_t> shard_bounds;  ///< bounds of the ranks' parts; empty: shard_bounds() decides
+  int64_t ignored_every = 8;         ///< one run of rows in this many has ignore_index, if the operator has it; 0: none
+  int64_t ignored_run = 1;           ///< rows per ignored run; a prompt is such a run
+  std::vector<int64_t> part_bounds;  ///< bounds of the ranks' parts; empty: part_bounds() decides
   GradMode grad_mode = GradMode::random;
   uint64_t seed = 123;
   uint64_t grad_seed = 123;
 };
 
-/// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use; for a sharded
-/// operator "@4" for the number of ranks, or "@0-3-7-12-16" for given bounds of their parts; then everything that
-/// differs from the default ("+bias", "~peaked", "#7" for another seed). The name and the pass identify the data.
+/// "logp-bf16-8x512x151936": operator, dtype, the extents in the order of the operator's first use; for a
+/// tensor-parallel operator "@4" for the number of ranks, or "@0-3-7-12-16" for given bounds of their parts; then
+/// everything that differs from the default ("+bias", "~peaked", "#7" for another seed). The name and the pass identify
+/// the data.
 std::string case_name(const Case& c);
 
 /// Whether rows are ignored in runs of more than one.
@@ -45,7 +46,8 @@ bool has_ignored_runs(const Case& c);
 /// The command-line flags for this case: the `repeat:` line without the candidate.
 std::string case_flags(const Case& c);
 
-/// Every dimension of the operator's passes, in order of first use; for a sharded operator, kWorldSize comes last.
+/// Every dimension of the operator's passes, in order of first use; for a tensor-parallel operator, kWorldSize comes
+/// last.
 std::vector<std::string_view> dims_of(const Operator& op);
 
 /// The value of an extent of a dimension list. Throws InputError when a name has no size.

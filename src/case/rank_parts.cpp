@@ -12,7 +12,7 @@
 namespace checkop {
 namespace {
 
-int64_t total_of(const Case& c) { return extent_of(c, c.op->sharded_dim); }
+int64_t total_of(const Case& c) { return extent_of(c, c.op->parallel_dim); }
 
 /// Throws InputError unless canonical_segments is 0 or leaves at least one segment to every rank.
 void validate_segments(const Case& c) {
@@ -23,14 +23,14 @@ void validate_segments(const Case& c) {
     if (!(segments >= least && segments <= most) || segments != std::floor(segments)) {
       throw InputError("--canonical-segments",
                        fmt::format("expected 0 or an integer from {} to {}, got {}", least, most, segments),
-                       fmt::format("at least one segment a rank, at most one a column of {}", c.op->sharded_dim));
+                       fmt::format("at least one segment a rank, at most one a column of {}", c.op->parallel_dim));
     }
   }
 }
 
 void validate_bounds(const Case& c) {
   const int64_t total = total_of(c), ranks = world_size(c);
-  const std::vector<int64_t>& bounds = c.shard_bounds;
+  const std::vector<int64_t>& bounds = c.part_bounds;
   const std::string given = fmt::to_string(fmt::join(bounds, ","));
   const auto refuse = [](const std::string& what, const std::string& hint) {
     throw InputError("--shard-bounds", what, hint);
@@ -41,7 +41,7 @@ void validate_bounds(const Case& c) {
   }
   if (bounds.front() != 0 || bounds.back() != total) {
     refuse(fmt::format("{} goes from {} to {}, {} from 0 to {}", given, bounds.front(), bounds.back(),
-                       c.op->sharded_dim, total),
+                       c.op->parallel_dim, total),
            fmt::format("begin with 0 and end with {}", total));
   }
   for (size_t r = 0; r + 1 < bounds.size(); ++r) {
@@ -59,14 +59,14 @@ void validate_bounds(const Case& c) {
 
 }  // namespace
 
-bool is_sharded(const Case& c) { return !c.op->sharded_dim.empty(); }
+bool is_tensor_parallel(const Case& c) { return !c.op->parallel_dim.empty(); }
 
-bool is_sharded(const Case& c, const TensorSpec& spec) {
+bool is_divided(const Case& c, const TensorSpec& spec) {
   const auto dims = split_dims(spec.dims);
-  return is_sharded(c) && std::find(dims.begin(), dims.end(), c.op->sharded_dim) != dims.end();
+  return is_tensor_parallel(c) && std::find(dims.begin(), dims.end(), c.op->parallel_dim) != dims.end();
 }
 
-int64_t world_size(const Case& c) { return is_sharded(c) ? extent_of(c, kWorldSize) : 1; }
+int64_t world_size(const Case& c) { return is_tensor_parallel(c) ? extent_of(c, kWorldSize) : 1; }
 
 std::vector<int64_t> even_bounds(int64_t total, int64_t parts) {
   std::vector<int64_t> bounds{0};
@@ -86,8 +86,8 @@ bool compares_ranks(const Case& c) {
   return canonical_segments(c) > 0 && world_size(c) >= kEnough;
 }
 
-std::vector<int64_t> shard_bounds(const Case& c) {
-  if (!is_sharded(c) || !c.shard_bounds.empty()) return c.shard_bounds;
+std::vector<int64_t> part_bounds(const Case& c) {
+  if (!is_tensor_parallel(c) || !c.part_bounds.empty()) return c.part_bounds;
   const int64_t ranks = world_size(c), segments = canonical_segments(c);
   if (segments == 0) return even_bounds(total_of(c), ranks);
   const std::vector<int64_t> canonical = even_bounds(total_of(c), segments);
@@ -97,36 +97,36 @@ std::vector<int64_t> shard_bounds(const Case& c) {
 }
 
 Case rank_case(const Case& c, int64_t rank) {
-  const std::vector<int64_t> bounds = shard_bounds(c);
+  const std::vector<int64_t> bounds = part_bounds(c);
   const auto r = static_cast<size_t>(rank);
   Case part = c;
-  part.dims.find(c.op->sharded_dim)->second = bounds[r + 1] - bounds[r];
+  part.dims.find(c.op->parallel_dim)->second = bounds[r + 1] - bounds[r];
   return part;
 }
 
-ShardView shard_view(const Case& c, const TensorSpec& spec) {
-  ShardView view{1, 1, 1};
+PartView part_view(const Case& c, const TensorSpec& spec) {
+  PartView view{1, 1, 1};
   bool behind = false;
   for (const std::string_view dim : split_dims(spec.dims)) {
-    const bool is_it = is_sharded(c) && dim == c.op->sharded_dim;
-    (is_it ? view.extent : behind || !is_sharded(c, spec) ? view.inner : view.outer) *= extent_of(c, dim);
+    const bool is_it = is_tensor_parallel(c) && dim == c.op->parallel_dim;
+    (is_it ? view.extent : behind || !is_divided(c, spec) ? view.inner : view.outer) *= extent_of(c, dim);
     behind |= is_it;
   }
   return view;
 }
 
-void validate_shards(const Case& c) {
-  if (!is_sharded(c)) return;
+void validate_parts(const Case& c) {
+  if (!is_tensor_parallel(c)) return;
   const int64_t ranks = world_size(c), total = total_of(c);
   if (ranks > kMostRanks)
     throw InputError("--world-size", fmt::format("{} ranks", ranks), fmt::format("at most {} are run", kMostRanks));
   if (ranks > total) {
     throw InputError("--world-size",
-                     fmt::format("{} ranks for a {} of {}: one would be empty", ranks, c.op->sharded_dim, total),
+                     fmt::format("{} ranks for a {} of {}: one would be empty", ranks, c.op->parallel_dim, total),
                      "give no more ranks than that");
   }
   validate_segments(c);
-  if (!c.shard_bounds.empty()) validate_bounds(c);
+  if (!c.part_bounds.empty()) validate_bounds(c);
 }
 
 }  // namespace checkop

@@ -12,15 +12,16 @@ namespace checkop {
 /// Most ranks of a case; no single machine has more devices.
 inline constexpr int64_t kMostRanks = 64;
 
-/// The attribute of sharded operators that cuts the sharded dimension into segments independent of the number of ranks.
+/// The attribute of tensor-parallel operators that cuts the parallel dimension into segments independent of the number
+/// of ranks.
 inline constexpr std::string_view kCanonicalSegments = "canonical_segments";
 
 /// Whether the case's operator is tensor-parallel.
-bool is_sharded(const Case& c);
+bool is_tensor_parallel(const Case& c);
 /// Whether each rank holds only a part of this tensor.
-bool is_sharded(const Case& c, const TensorSpec& spec);
+bool is_divided(const Case& c, const TensorSpec& spec);
 
-int64_t world_size(const Case& c);  ///< 1 unless is_sharded()
+int64_t world_size(const Case& c);  ///< 1 unless is_tensor_parallel()
 
 /// Bounds 0 = bounds[0] < ... < bounds[parts] = total of parts of nearly equal length, longer ones first.
 std::vector<int64_t> even_bounds(int64_t total, int64_t parts);
@@ -32,21 +33,21 @@ int64_t canonical_segments(const Case& c);
 /// so fewer than four ranks can add in few orders.
 bool compares_ranks(const Case& c);
 
-/// Rank r holds [bounds[r], bounds[r + 1]) of the sharded dimension. If the case gives no bounds: even_bounds(); with
+/// Rank r holds [bounds[r], bounds[r + 1]) of the parallel dimension. If the case gives no bounds: even_bounds(); with
 /// canonical segments, rank r gets segments [r*segments/ranks, (r+1)*segments/ranks) of even_bounds(total, segments).
-/// Empty unless is_sharded().
-std::vector<int64_t> shard_bounds(const Case& c);
+/// Empty unless is_tensor_parallel().
+std::vector<int64_t> part_bounds(const Case& c);
 
 /// The case with the extents of rank `rank`.
 Case rank_case(const Case& c, int64_t rank);
 
-/// A sharded tensor as [outer, extent, inner], with `extent` divided over the ranks; [1, 1, all] for any other tensor.
-struct ShardView {
+/// A divided tensor as [outer, extent, inner], with `extent` divided over the ranks; [1, 1, all] for any other tensor.
+struct PartView {
   int64_t outer, extent, inner;
 };
-ShardView shard_view(const Case& c, const TensorSpec& spec);
+PartView part_view(const Case& c, const TensorSpec& spec);
 
-/// Throws InputError for a rank that would be empty, and for bounds that do not tile the sharded dimension.
-void validate_shards(const Case& c);
+/// Throws InputError for a rank that would be empty, and for bounds that do not tile the parallel dimension.
+void validate_parts(const Case& c);
 
 }  // namespace checkop

@@ -252,7 +252,7 @@ std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::strin
 }
 
 void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sweep& sweep) {
-  if (sweep.op->sharded_dim.empty())
+  if (sweep.op->parallel_dim.empty())
     throw InputError(where, fmt::format("{} is not tensor-parallel", sweep.op->name), "leave it out");
   if (bounds.size() < 2)
     throw InputError(where, "expected 2 bounds or more, got 1", "begin with 0 and end with the size of the vocabulary");
@@ -264,7 +264,7 @@ void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sw
                                  ranks.front() == 1 ? "" : "s", kWorldSize, fmt::join(given->second, ",")),
                      fmt::format("give one bound more than ranks, or leave out {}", kWorldSize));
   }
-  sweep.data.shard_bounds = bounds;
+  sweep.data.part_bounds = bounds;
   sweep.dims[std::string(kWorldSize)] = ranks;
 }
 

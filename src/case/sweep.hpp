@@ -26,7 +26,7 @@ struct Sweep {
 };
 
 /// Sets given bounds of the ranks' parts, and the number of ranks that they imply. Throws InputError at `where` for an
-/// operator that is not sharded, and when the sweep has another number of ranks.
+/// operator that is not tensor-parallel, and when the sweep has another number of ranks.
 void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sweep& sweep);
 
 /// Appends the sweep's cases in a fixed order; sizes vary fastest. Equal sizes from two presets appear once. Throws

@@ -32,7 +32,7 @@ bool shares_cases(const RunOptions& run) {
   if (!run.inputs_file.empty() || !run.replay.empty()) return false;
   const bool files = !run.cases.empty() || !run.suite.empty();
   const auto ops = parse_operators("--op", files && !run.has("--op") ? std::vector<std::string>{"all"} : run.ops);
-  return std::any_of(ops.begin(), ops.end(), [](const Operator* op) { return !op->sharded_dim.empty(); });
+  return std::any_of(ops.begin(), ops.end(), [](const Operator* op) { return !op->parallel_dim.empty(); });
 }
 
 }  // namespace

@@ -59,9 +59,9 @@ int show_command(const Options& options) {
   const Operator& op = *parse_operators("show", {options.show_op}).front();
   const WorkerInfo known = probe_candidates({std::string(op.name)}, options.run.plugins);
   fmt::print("{}: {}\n  class: {}; rows: {}\n", op.name, op.formula, op.op_class, op.row_dims);
-  if (!op.sharded_dim.empty()) {
+  if (!op.parallel_dim.empty()) {
     fmt::print("  ranks share: {} (--world-size, --shard-bounds); tensors are shown whole, a rank gets its part\n",
-               op.sharded_dim);
+               op.parallel_dim);
   }
   for (const AttrSpec& attr : op.attrs)
     fmt::print("  attribute {} (default {}): {}\n", attr.name, attr.fallback, attr.meaning);

@@ -32,7 +32,7 @@ struct Tried {
 /// One fault of a pass in one dtype, over cases and seeds. A seed finds the fault if any case with that seed does.
 struct FaultRow {
   std::string meaning;
-  std::map<int64_t, Loudest> by_seed;  ///< by seed: the most violated gate over its cases
+  std::map<int64_t, WorstGate> by_seed;  ///< by seed: the most violated gate over its cases
   std::map<int64_t, bool> killed;
   int64_t cases = 0;  ///< number of cases in which the fault changes anything
 
@@ -40,7 +40,7 @@ struct FaultRow {
     return std::all_of(killed.begin(), killed.end(), [](const auto& seed) { return seed.second; });
   }
   /// The result of the seed that finds the fault least clearly.
-  Loudest weakest() const {
+  WorstGate weakest() const {
     return std::min_element(by_seed.begin(), by_seed.end(),
                             [](const auto& a, const auto& b) { return a.second.ratio < b.second.ratio; })
         ->second;
@@ -52,7 +52,7 @@ struct PassTable {
   using Key = std::tuple<std::string, std::string>;  ///< (fault, output)
   std::vector<Key> order;
   std::map<Key, std::map<DType, FaultRow>> faults;
-  std::map<DType, Loudest> controls;  ///< the most violated gate over all controls
+  std::map<DType, WorstGate> controls;  ///< the most violated gate over all controls
   int64_t accepted = 0, excluded = 0;
   std::vector<std::string> rejected;  ///< rejected controls, with the reason
   std::set<std::string> vacuous;      ///< vacuous cases, with the reason
@@ -65,8 +65,8 @@ void add(const Tried& tried, PassTable& table) {
   for (const Trial& trial : tried.trials) {
     if (trial.kind == Trial::Kind::excluded) ++table.excluded;
     if (trial.kind == Trial::Kind::control) {
-      Loudest& loudest = table.controls[tried.c.dtype];
-      if (trial.loudest.ratio > loudest.ratio) loudest = trial.loudest;
+      WorstGate& worst = table.controls[tried.c.dtype];
+      if (trial.worst_gate.ratio > worst.ratio) worst = trial.worst_gate;
       const std::string line = fmt::format("{}: {}", case_name(tried.c), trial.judgment.reason);
       if (trial.rejected()) table.rejected.push_back(fmt::format("{}, {}", trial.name, line));
       if (!trial.rejected()) ++table.accepted;
@@ -81,17 +81,17 @@ void add(const Tried& tried, PassTable& table) {
     if (trial.kind == Trial::Kind::unchanged) continue;
     ++row.cases;
     row.killed[tried.seed] |= trial.rejected();
-    Loudest& loudest = row.by_seed[tried.seed];
-    if (loudest.gate.empty() || trial.loudest.ratio > loudest.ratio) loudest = trial.loudest;
+    WorstGate& worst = row.by_seed[tried.seed];
+    if (worst.gate.empty() || trial.worst_gate.ratio > worst.ratio) worst = trial.worst_gate;
   }
 }
 
 /// "57x bound_ratio"; without a figure if no limit would accept the fault.
 std::string describe(const FaultRow& row) {
   if (row.cases == 0) return "-";
-  const Loudest loudest = row.weakest();
-  const std::string figure = std::isfinite(loudest.ratio) ? fmt::format("{:.3g}x ", loudest.ratio) : "";
-  return (row.dead() ? "" : "SURVIVED ") + figure + (loudest.gate.empty() ? "no gate" : loudest.gate);
+  const WorstGate worst = row.weakest();
+  const std::string figure = std::isfinite(worst.ratio) ? fmt::format("{:.3g}x ", worst.ratio) : "";
+  return (row.dead() ? "" : "SURVIVED ") + figure + (worst.gate.empty() ? "no gate" : worst.gate);
 }
 
 struct Score {
@@ -147,15 +147,15 @@ void print_survivors(const Tables& tables) {
     for (const PassTable::Key& key : table.order) {
       for (const auto& [dtype, row] : table.faults.at(key)) {
         if (row.cases == 0 || row.dead()) continue;
-        const Loudest loudest = row.weakest();
+        const WorstGate worst = row.weakest();
         const auto control = table.controls.find(dtype);
-        fmt::print("SURVIVED {}/{} {} {}{}{}: {}; {}\n", pass.first, pass.second, info(dtype).name, std::get<0>(key),
-                   std::get<1>(key).empty() ? "" : " of ", std::get<1>(key), row.meaning,
-                   loudest.gate.empty() || loudest.ratio == 0
-                       ? "no gate says anything against it"
-                       : fmt::format("'{}' of {} below {:.3g} of its limit would reject it, controls reach {:.3g}",
-                                     loudest.gate, loudest.output, loudest.ratio,
-                                     control == table.controls.end() ? 0 : control->second.ratio));
+        fmt::print(
+            "SURVIVED {}/{} {} {}{}{}: {}; {}\n", pass.first, pass.second, info(dtype).name, std::get<0>(key),
+            std::get<1>(key).empty() ? "" : " of ", std::get<1>(key), row.meaning,
+            worst.gate.empty() || worst.ratio == 0
+                ? "no gate says anything against it"
+                : fmt::format("'{}' of {} below {:.3g} of its limit would reject it, controls reach {:.3g}", worst.gate,
+                              worst.output, worst.ratio, control == table.controls.end() ? 0 : control->second.ratio));
       }
     }
   }
@@ -178,15 +178,15 @@ std::string to_json(const Tables& tables, const Score& score, const Contract& co
                              {"meaning", row.meaning},
                              {"cases", row.cases}};
         if (row.cases > 0) {
-          const Loudest loudest = row.weakest();
+          const WorstGate worst = row.weakest();
           fault["killed"] = row.dead();
-          fault["gate"] = loudest.gate, fault["gate_output"] = loudest.output, fault["ratio"] = number(loudest.ratio);
+          fault["gate"] = worst.gate, fault["gate_output"] = worst.output, fault["ratio"] = number(worst.ratio);
         }
         faults.push_back(std::move(fault));
       }
     }
-    for (const auto& [dtype, loudest] : table.controls)
-      controls[std::string(info(dtype).name)] = {{"gate", loudest.gate}, {"ratio", number(loudest.ratio)}};
+    for (const auto& [dtype, worst] : table.controls)
+      controls[std::string(info(dtype).name)] = {{"gate", worst.gate}, {"ratio", number(worst.ratio)}};
     passes.push_back({{"op", pass.first},
                       {"pass", pass.second},
                       {"faults", std::move(faults)},

@@ -163,7 +163,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
 std::map<std::string, std::string> plugins_of_ranks(const RunOptions& run) {
   std::vector<std::string> ops;
   for (const Operator* op : operators())
-    if (!op->sharded_dim.empty()) ops.emplace_back(op->name);
+    if (!op->parallel_dim.empty()) ops.emplace_back(op->name);
   std::vector<std::string> paths = shipped_plugins(ops);
   paths.insert(paths.end(), run.plugins.begin(), run.plugins.end());
   std::map<std::string, std::string> plugins;
@@ -188,7 +188,7 @@ int run_rank(Options options, RankJob job, const Launch& launch) {
   } catch (const InputError& e) {
     error = e.what();
   }
-  const RankPlace place = job.meet(introduction_of(options, plugins, std::move(error)));
+  const RankPlace place = job.introduce(introduction_of(options, plugins, std::move(error)));
   if (launch.processes > 0 && launch.processes != place.processes) {
     throw EnvironmentError(
         fmt::format("ranks: {} says that there are {} processes, and MPI connects {}; start them with the launcher of "

@@ -110,16 +110,17 @@ class CudaDevice final : public Device {
   void make_current() override { check(cudaSetDevice(index_), "select device cuda:" + std::to_string(index_)); }
 
   Device& of_rank(int32_t rank) override { return rank == 0 || processes_ != nullptr ? *this : ranks_.device_of(rank); }
-  std::string name_meeting(int32_t world_size) override { return ranks_.name_meeting(world_size); }
-  void* join(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) override {
+  std::string comm_id(int32_t world_size) override { return ranks_.comm_id(world_size); }
+  void* join_comm(const std::string& comm_id, int32_t rank, int32_t world_size,
+                  std::chrono::milliseconds limit) override {
     make_current();
-    return ranks_.join(meeting, rank, world_size, limit);
+    return ranks_.join_comm(comm_id, rank, world_size, limit);
   }
   std::optional<Unfinished> finish(std::chrono::milliseconds limit, const std::atomic<bool>& is_broken) override {
     make_current();
     return ranks_.finish(stream_.get(), limit, is_broken);
   }
-  void leave_meetings() noexcept override { ranks_.leave(); }
+  void abort_comms() noexcept override { ranks_.abort_comms(); }
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
     make_current();

@@ -45,21 +45,21 @@ class CudaRanks {
     return *device;
   }
 
-  std::string name_meeting(int32_t world_size) {
+  std::string comm_id(int32_t world_size) {
     const std::lock_guard lock(mutex_);
-    std::string& meeting = meetings_[world_size];
-    if (meeting.empty()) meeting = NcclComm::name_meeting();
-    return meeting;
+    std::string& id = comm_ids_[world_size];
+    if (id.empty()) id = NcclComm::make_id();
+    return id;
   }
 
-  void* join(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) {
+  void* join_comm(const std::string& comm_id, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) {
     {
       const std::lock_guard lock(mutex_);
-      if (const auto found = comms_.find(meeting); found != comms_.end()) return found->second->get();
+      if (const auto found = comms_.find(comm_id); found != comms_.end()) return found->second->get();
     }
-    auto comm = std::make_shared<NcclComm>(meeting, rank, world_size, limit);
+    auto comm = std::make_shared<NcclComm>(comm_id, rank, world_size, limit);
     const std::lock_guard lock(mutex_);
-    return (comms_[meeting] = std::move(comm))->get();
+    return (comms_[comm_id] = std::move(comm))->get();
   }
 
   /// Waits for the work on `stream` by polling, so that the wait can be aborted.
@@ -81,26 +81,26 @@ class CudaRanks {
         found = Unfinished{true, "its work did not end within " + std::to_string(limit.count()) + " ms"};
       }
       if (!found) continue;
-      leave();
+      abort_comms();
       return found;
     }
     return {};  // the device's next call reports errors of the work itself
   }
 
-  void leave() noexcept {
+  void abort_comms() noexcept {
     std::map<std::string, std::shared_ptr<NcclComm>> left;
     {
       const std::lock_guard lock(mutex_);
       left.swap(comms_);
-      meetings_.clear();
-      for (const auto& [meeting, comm] : left) comm->abort();
+      comm_ids_.clear();
+      for (const auto& [id, comm] : left) comm->abort();
     }
   }
 
  private:
   std::string error_of_comms() {
     const std::lock_guard lock(mutex_);
-    for (const auto& [meeting, comm] : comms_)
+    for (const auto& [id, comm] : comms_)
       if (std::string error = comm->error(); !error.empty()) return error;
     return "";
   }
@@ -108,7 +108,7 @@ class CudaRanks {
   int index_;
   std::mutex mutex_;
   std::map<int32_t, std::unique_ptr<Device>> devices_;
-  std::map<int32_t, std::string> meetings_;  ///< by number of ranks
+  std::map<int32_t, std::string> comm_ids_;  ///< by number of ranks
   std::map<std::string, std::shared_ptr<NcclComm>> comms_;
 };
 

@@ -165,8 +165,8 @@ void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
 }
 
 Device& Device::of_rank(int32_t) { return *this; }
-std::string Device::name_meeting(int32_t) { return ""; }
-void* Device::join(const std::string&, int32_t, int32_t, std::chrono::milliseconds) { return nullptr; }
+std::string Device::comm_id(int32_t) { return ""; }
+void* Device::join_comm(const std::string&, int32_t, int32_t, std::chrono::milliseconds) { return nullptr; }
 std::optional<Unfinished> Device::finish(std::chrono::milliseconds, const std::atomic<bool>&) { return {}; }
 
 void Device::tell_ranks(DeviceInfo& info) const {

@@ -113,8 +113,8 @@ class DeviceTimer {
   virtual double time_ms(const std::function<void()>& enqueue, double cover_us) = 0;
 };
 
-/// A device: its memory, its stream, its timer, and how ranks that share a case meet on it. CUDA errors are cleared
-/// before a DeviceError is thrown.
+/// A device: its memory, its stream, its timer, and how ranks that share a case communicate on it. CUDA errors are
+/// cleared before a DeviceError is thrown.
 class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
  public:
   virtual DeviceInfo info() const = 0;
@@ -124,16 +124,17 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
   /// The device of rank `rank` of this process: on the CPU this one, with CUDA the one with the index of this one plus
   /// `rank`. Throws EnvironmentError if there are too few.
   virtual Device& of_rank(int32_t rank);
-  /// Identifies a meeting of `world_size` ranks; "" if they communicate through the host. Throws EnvironmentError
-  /// without NCCL.
-  virtual std::string name_meeting(int32_t world_size);
-  /// The communicator of a rank, after all ranks have joined the meeting; nullptr if ranks need none.
-  virtual void* join(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit);
+  /// The id of the communicator of `world_size` ranks, the same until abort_comms(); "" if they communicate through the
+  /// host. Throws EnvironmentError without NCCL.
+  virtual std::string comm_id(int32_t world_size);
+  /// The communicator of a rank, after all ranks have joined it; nullptr if ranks need none.
+  virtual void* join_comm(const std::string& comm_id, int32_t rank, int32_t world_size,
+                          std::chrono::milliseconds limit);
   /// Waits for the work on stream(). Gives up and returns why if `limit` has passed, the communicator reports an error,
   /// or `is_broken` becomes true.
   virtual std::optional<Unfinished> finish(std::chrono::milliseconds limit, const std::atomic<bool>& is_broken);
-  /// Aborts all waiting for other ranks; thread-safe. Later meetings get a new name.
-  virtual void leave_meetings() noexcept {}
+  /// Aborts all communicators, and so all waiting for other ranks; thread-safe. Later ones get a new id.
+  virtual void abort_comms() noexcept {}
 
   /// Declares that ranks 1 and up are in other processes, and that at most `most` ranks share a case.
   void share(RankProcesses& processes, int64_t most) { processes_ = &processes, most_ranks_ = most; }

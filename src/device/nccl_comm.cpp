@@ -66,7 +66,7 @@ std::string words_of(ncclResult_t result, ncclComm_t comm) {
 
 std::string NcclComm::why_none() { return nccl().why_none; }
 
-std::string NcclComm::name_meeting() {
+std::string NcclComm::make_id() {
   if (!why_none().empty()) throw EnvironmentError("ranks on CUDA devices talk through NCCL: " + why_none());
   ncclUniqueId id;
   if (const ncclResult_t result = nccl().get_unique_id(&id); result != ncclSuccess)
@@ -74,11 +74,11 @@ std::string NcclComm::name_meeting() {
   return {id.internal, sizeof(id.internal)};
 }
 
-NcclComm::NcclComm(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) {
+NcclComm::NcclComm(const std::string& comm_id, int32_t rank, int32_t world_size, std::chrono::milliseconds limit) {
   ncclUniqueId id;
-  if (!why_none().empty() || meeting.size() != sizeof(id.internal))
+  if (!why_none().empty() || comm_id.size() != sizeof(id.internal))
     throw DeviceError(why_none().empty() ? "invalid NCCL unique id" : why_none(), /*sticky=*/false);
-  std::memcpy(id.internal, meeting.data(), sizeof(id.internal));
+  std::memcpy(id.internal, comm_id.data(), sizeof(id.internal));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclComm_t comm = nullptr;
@@ -125,10 +125,8 @@ void NcclComm::abort() noexcept {
 namespace checkop {
 
 std::string NcclComm::why_none() { return "this program was built without NCCL"; }
-std::string NcclComm::name_meeting() {
-  throw EnvironmentError("ranks on CUDA devices talk through NCCL: " + why_none());
-}
-NcclComm::NcclComm(const std::string&, int32_t, int32_t, std::chrono::milliseconds) { name_meeting(); }
+std::string NcclComm::make_id() { throw EnvironmentError("ranks on CUDA devices talk through NCCL: " + why_none()); }
+NcclComm::NcclComm(const std::string&, int32_t, int32_t, std::chrono::milliseconds) { make_id(); }
 NcclComm::~NcclComm() { abort(); }
 std::string NcclComm::error() { return why_none(); }
 void NcclComm::abort() noexcept { is_aborted_ = true; }

@@ -16,10 +16,10 @@ class NcclComm {
   /// Why NCCL is unavailable: missing on this machine, or when this was built; "" if it is available.
   static std::string why_none();
   /// Creates the id with which ranks join a communicator; called by one rank. Throws EnvironmentError without NCCL.
-  static std::string name_meeting();
+  static std::string make_id();
 
   /// Waits for the other ranks, at most for `limit`. Uses the current device.
-  NcclComm(const std::string& meeting, int32_t rank, int32_t world_size, std::chrono::milliseconds limit);
+  NcclComm(const std::string& comm_id, int32_t rank, int32_t world_size, std::chrono::milliseconds limit);
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;

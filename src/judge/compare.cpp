@@ -146,7 +146,7 @@ struct OutputComparison::State {
   void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
   bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
   void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
-  void add_leaning(const Block& block, RowSums& sums) const;
+  void add_bias(const Block& block, RowSums& sums) const;
   void add_baseline(const Block& block, RowSums& sums) const;
   void add_blocks(int64_t row, const double* decoded, const double* value);
   double allowed(double value, double magnitude, double rounding) const;
@@ -288,7 +288,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   std::array<double, kBlock> size, error, allowed, other, most;
   std::array<double, kMaxFastGates> worst{};
   double most_of_all = 0;
-  bool may_lean = false;
+  bool may_be_biased = false;
   double squared_ratio = 0;
   if (prepared.size() > kMaxFastGates) return false;
   const size_t n = block.count;
@@ -309,7 +309,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
     } else {
       if (gate.gate.metric == Metric::bound_ratio) {
         gate.bounds(size.data(), block.magnitude, block.rounding, n, allowed.data(), other.data());
-        may_lean = gate.gate.limit > 1 || !(largest_of(other.data(), n) < 0);
+        may_be_biased = gate.gate.limit > 1 || !(largest_of(other.data(), n) < 0);
       } else {
         for (size_t i = 0; i < n; ++i) allowed[i] = gate.tolerance(size[i]);
       }
@@ -339,7 +339,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   sums.finite += static_cast<int64_t>(n);
   for (size_t i = 0; i < n; ++i) other[i] = error[i] / size[i];
   for (size_t i = 0; i < n; ++i) relative.add(size[i], other[i]);
-  if (bias != nullptr && may_lean) add_leaning(block, sums);
+  if (bias != nullptr && may_be_biased) add_bias(block, sums);
   return true;
 }
 
@@ -380,17 +380,17 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
     relative.add(e.gold, e.error / std::abs(e.gold));
   }
   add_to(sums, sums_of(error.data(), block.count), sums_of(size.data(), block.count));
-  if (bias != nullptr) add_leaning(block, sums);
+  if (bias != nullptr) add_bias(block, sums);
 }
 
-void OutputComparison::State::add_leaning(const Block& block, RowSums& sums) const {
+void OutputComparison::State::add_bias(const Block& block, RowSums& sums) const {
   std::array<double, kBlock> stored_gold;
   info(dtype).decode(block.expected, stored_gold.data(), block.count);
   for (size_t i = 0; i < block.count; ++i) {
-    const Leaning e = leaning_of(*bound, bias->one_sided, block.value[i], stored_gold[i], block.got[i],
-                                 block.magnitude[i], block.rounding[i]);
-    sums.leaning += e.leaning;
-    sums.may_lean += e.may_lean;
+    const ElementBias e = bias_of(*bound, bias->one_sided, block.value[i], stored_gold[i], block.got[i],
+                                  block.magnitude[i], block.rounding[i]);
+    sums.bias += e.bias;
+    sums.allowed_bias += e.allowed;
   }
 }
 

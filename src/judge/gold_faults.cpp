@@ -76,7 +76,7 @@ std::vector<double> emulated(const Part& part, size_t index, const Plan& plan, s
     values.emplace_back(present ? static_cast<size_t>(element_count(shape_of(part.c, output.tensor))) : 0);
   }
   const Arithmetic arithmetic(plan, fault);
-  const std::vector<int64_t> bounds = shard_bounds(part.c);
+  const std::vector<int64_t> bounds = part_bounds(part.c);
   part.c.pass->emulation->run({part.inputs, part.c.attrs, arithmetic, values, threads, bounds});
   return std::move(values[index]);
 }

@@ -51,31 +51,31 @@ Achieved bound_rms(const RowSums& total) {
   return {root_ratio(total.squared_ratio, static_cast<double>(total.finite))};
 }
 
-Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
-                   double rounding) {
+ElementBias bias_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
+                    double rounding) {
   const double size = std::abs(y), computed = gate.computed(size, magnitude, rounding);
   const double half = gate.half_ulp(size + computed), bound = computed + half, off = c - stored;
   const bool tells = computed >= half || !(std::abs(c - y) <= bound);
   if (y == 0 || !tells || !std::isfinite(off)) return {};
   const double even = (1 - one_sided) * gate.growth * magnitude + gate.terms(size, magnitude);
-  const double may_lean = computed < half ? 0 : computed - even;
-  return {(y < 0 ? -off : off) / bound, may_lean / bound};
+  const double allowed = computed < half ? 0 : computed - even;
+  return {(y < 0 ? -off : off) / bound, allowed / bound};
 }
 
 Achieved bias_statistic(std::span<const RowSums> rows) {
   using Key = std::tuple<double, double, double>;
   std::vector<Key> different;
   for (const RowSums& row : rows) {
-    if (row.leaning != 0 || row.may_lean != 0) different.emplace_back(row.squared_gold, row.leaning, row.may_lean);
+    if (row.bias != 0 || row.allowed_bias != 0) different.emplace_back(row.squared_gold, row.bias, row.allowed_bias);
   }
   std::sort(different.begin(), different.end());  // also makes the sums below independent of the order of rows
   different.erase(std::unique(different.begin(), different.end()), different.end());
-  double leaning = 0, may_lean = 0, squares = 0;
+  double bias = 0, allowed = 0, squares = 0;
   for (const auto& [gold, s, a] : different) {
-    leaning += s, may_lean += a;
+    bias += s, allowed += a;
     squares += (std::abs(s) + a) * (std::abs(s) + a);
   }
-  const double excess = std::abs(leaning) - may_lean;
+  const double excess = std::abs(bias) - allowed;
   if (excess <= 0 || squares == 0) return {};
   return {excess / std::sqrt(squares)};
 }

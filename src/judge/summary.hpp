@@ -20,7 +20,7 @@ struct RowSums {
   double squared_got = 0;                             ///< of the candidate's elements; only for cosine
   double largest_error = 0, largest_of_baseline = 0;  ///< only for max_vs_baseline
   double squared_rounding = 0;                        ///< of the error of storing the gold; only for vs_baseline
-  double leaning = 0, may_lean = 0;                   ///< S and A of bias_statistic(); only for bias_t
+  double bias = 0, allowed_bias = 0;                  ///< S and A of bias_statistic(); only for bias_t
   int64_t finite = 0;
   bool seen = false;
 
@@ -65,14 +65,14 @@ Achieved vs_baseline(const RowSums& total);
 /// 16-bit outputs the final rounding fills the bound evenly, with an rms of 0.58.
 Achieved bound_rms(const RowSums& total);
 
-/// How far a candidate's errors lean to one side, as truncation or a factor slightly off 1 makes them.
+/// How far a candidate's errors are biased to one side, as truncation or a factor slightly off 1 makes them.
 /// For an element with value y, computation error bound E, half an ulp h of the output and bound B = E + h:
 ///   z = sign(y)*(c - r(y))/B      if E >= h or |c - y| > B; else 0
 ///   a = (bias + one_sided*growth)*magnitude/B + u*rounding/B      if E >= h; else 0
 /// z uses r(y), not y, because the gold's own rounding error is known and says nothing about the candidate.
 /// If E < h, an element within its bound is one of the two right numbers and says nothing. So equal inputs, which
 /// repeat one error many times, can't add up.
-/// `a` is the part that may lean: library functions, tensor cores that truncate, and the share of a sum's roundings
+/// `a` is the bias that is allowed: library functions, tensor cores that truncate, and the share of a sum's roundings
 /// that the contract grants (equal terms round to the same side).
 /// With S and A the sums of z and a over a row:
 ///   t = max(0, |sum S| - sum A) / sqrt(sum (|S| + A)^2)
@@ -83,12 +83,12 @@ Achieved bound_rms(const RowSums& total);
 /// Source: Efron, "Student's t-test under symmetry conditions", JASA 64 (1969).
 Achieved bias_statistic(std::span<const RowSums> rows);
 
-struct Leaning {
-  double leaning, may_lean;  ///< z and a of bias_statistic()
+struct ElementBias {
+  double bias, allowed;  ///< z and a of bias_statistic()
 };
 /// For one finite element: `y` is the gold, `stored` the gold rounded once, `c` the candidate's value.
-Leaning leaning_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
-                   double rounding);
+ElementBias bias_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
+                    double rounding);
 
 /// Squared errors and golds by block of rows x columns. Rows may come in any order: the sums of a block are kept until
 /// all its rows are there, then added in row order.

@@ -56,7 +56,7 @@ class Parts {
     if (call.shard_total == 0) return;
     for (const Operator* op : operators()) {
       for (const Pass& each : op->passes)
-        if (&each == &pass) dim_ = op->sharded_dim;
+        if (&each == &pass) dim_ = op->parallel_dim;
     }
     const auto n = static_cast<size_t>(call.world_size);
     std::vector<int64_t> ends(n, call.shard_end);

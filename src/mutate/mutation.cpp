@@ -40,17 +40,17 @@ double ratio_of(const GateResult& gate) {
   return std::isnan(gate.achieved) ? kInfinity : gate.achieved / gate.limit;
 }
 
-Loudest loudest_of(const Case& c, const std::vector<Comparison>& comparisons) {
-  Loudest loudest;
+WorstGate worst_gate_of(const Case& c, const std::vector<Comparison>& comparisons) {
+  WorstGate worst;
   const auto take = [&](size_t output, std::string_view gate, double ratio) {
-    if (ratio > loudest.ratio) loudest = {std::string(c.pass->outputs[output].tensor.name), std::string(gate), ratio};
+    if (ratio > worst.ratio) worst = {std::string(c.pass->outputs[output].tensor.name), std::string(gate), ratio};
   };
   for (size_t i = 0; i < comparisons.size(); ++i) {
     if (comparisons[i].nonfinite > 0) take(i, "nonfinite", kInfinity);
     for (const GateResult& gate : comparisons[i].gates) take(i, to_string(gate.metric), ratio_of(gate));
     for (const IdentityResult& identity : comparisons[i].identities) take(i, identity.identity, identity.achieved);
   }
-  return loudest;
+  return worst;
 }
 
 std::vector<Tensor> stored(const Case& c, const Values& values) {
@@ -132,8 +132,8 @@ class Trials {
       if (run.status == RunStatus::ok) comparisons = compared(outputs);
       Trial trial;
       trial.judgment = judge(c_, run, comparisons, demands_, checks, /*accuracy=*/true);
-      trial.loudest = {std::string(c_.pass->outputs[0].tensor.name), trial.judgment.kind,
-                       trial.rejected() ? kInfinity : 0};
+      trial.worst_gate = {std::string(c_.pass->outputs[0].tensor.name), trial.judgment.kind,
+                          trial.rejected() ? kInfinity : 0};
       if (fault.spec.name == "unwritten_zeros" && !has_row_of_zeros()) trial.kind = Trial::Kind::unchanged;
       add(fault.spec, "", std::move(trial));
     }
@@ -148,7 +148,7 @@ class Trials {
     Values values;
     for (const auto& gold : gold_.values()) values.emplace_back(gold.size());
     const Arithmetic arithmetic(plan, fault);
-    const std::vector<int64_t> bounds = shard_bounds(c_);
+    const std::vector<int64_t> bounds = part_bounds(c_);
     c_.pass->emulation->run({present, c_.attrs, arithmetic, values, threads_, bounds});
     return values;
   }
@@ -164,7 +164,7 @@ class Trials {
     const std::vector<Comparison> comparisons = compared(outputs);
     Trial trial;
     trial.judgment = judge(c_, run, comparisons, demands_, {false, false, false}, /*accuracy=*/true);
-    trial.loudest = loudest_of(c_, comparisons);
+    trial.worst_gate = worst_gate_of(c_, comparisons);
     return trial;
   }
 

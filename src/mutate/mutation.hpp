@@ -13,7 +13,7 @@
 namespace checkop {
 
 /// The gate that an answer violates most: the one with the highest ratio of achieved to limit.
-struct Loudest {
+struct WorstGate {
   std::string output, gate;  ///< "dlogits", "bound_ratio"; gate may be "nonfinite" or the name of an identity
   double ratio = 0;          ///< above 1: rejected; infinite if no limit would accept the answer
 };
@@ -30,7 +30,7 @@ struct Trial {
   std::string name, meaning, expected;  ///< `expected`: for a fault, the kind of failure to find
   std::string output;                   ///< the only output with the fault; "" for all
   Judgment judgment;
-  Loudest loudest;
+  WorstGate worst_gate;
 
   bool rejected() const { return judgment.verdict == Verdict::fail; }
 };

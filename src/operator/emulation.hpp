@@ -170,7 +170,7 @@ struct EmulationArgs {
   const Arithmetic& arithmetic;
   Values& outputs;                       ///< sized as the outputs, filled with 0
   unsigned threads = 1;                  ///< results do not depend on it
-  std::span<const int64_t> bounds = {};  ///< bounds of the ranks' parts of the sharded dimension; empty: no ranks
+  std::span<const int64_t> bounds = {};  ///< bounds of the ranks' parts of the parallel dimension; empty: no ranks
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }

@@ -189,10 +189,10 @@ struct Operator {
   void (*refine)(const FillArgs&) = nullptr;     ///< called after the inputs were filled by their specs, in every mode
   /// The dimension that is divided over tensor-parallel ranks: each rank holds a contiguous part of every tensor with
   /// this dimension, and all other tensors whole. "" for operators of one rank.
-  std::string_view sharded_dim = "";
+  std::string_view parallel_dim = "";
 };
 
-/// The number of ranks: a dimension of a sharded operator's cases that no tensor has.
+/// The number of ranks: a dimension of a tensor-parallel operator's cases that no tensor has.
 inline constexpr std::string_view kWorldSize = "world_size";
 
 std::span<const Operator* const> operators();

@@ -197,7 +197,7 @@ Json case_json(const CaseRecord& record) {
   Json memory = Json::array();
   for (const std::string& line : record.run.guard_violations) memory.push_back(line);
   for (const std::string& line : record.run.modified_inputs) memory.push_back(line);
-  const std::vector<int64_t> bounds = is_sharded(record.c) ? shard_bounds(record.c) : std::vector<int64_t>();
+  const std::vector<int64_t> bounds = is_tensor_parallel(record.c) ? part_bounds(record.c) : std::vector<int64_t>();
   Json json = {{"case_name", case_name(record.c)},
                {"op", record.c.op->name},
                {"pass", record.c.pass->name},

@@ -155,7 +155,7 @@ void bench_all(Device& device, std::vector<Contender>& contenders, const Case& c
   double case_bytes = 0;
   for (const Tensor& tensor : inputs) case_bytes += static_cast<double>(tensor.bytes.size());
   // Sharded cases use one set: their tensors are larger than a cache.
-  const size_t n_sets = plan.sustained && !is_sharded(c) ? sets_for(case_bytes, device.cache_bytes()) : 1;
+  const size_t n_sets = plan.sustained && !is_tensor_parallel(c) ? sets_for(case_bytes, device.cache_bytes()) : 1;
   for (size_t set = 0; set < n_sets; ++set) {
     std::vector<BufferPtr> shared;
     for (Contender& contender : contenders) {

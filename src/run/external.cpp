@@ -181,7 +181,7 @@ External::External(const ExternalCommand& command)
   const std::string where = fmt::format("--exec '{}'", command.command);
   std::string line;
   try {
-    line = process_.ask(one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}}}}));
+    line = process_.request(one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}}}}));
   } catch (const ProcessEnded& e) {
     throw InputError(where, e.what(), "it should answer the first line with what it can do");
   }
@@ -260,7 +260,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
                      {"want", describe_outputs(*kernel.pass, call)},
                      {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
   try {
-    const std::string line = process_.ask(one_line({{"run", request}}));
+    const std::string line = process_.request(one_line({{"run", request}}));
     std::string status, message;
     try {
       const JsonValue answer = JsonValue::parse(line, "its answer");

@@ -47,7 +47,7 @@ Sizes sizes_of(const Case& c) {
 MemoryNeed memory_need(const Case& c, bool on_cuda, unsigned threads) {
   const Sizes sizes = sizes_of(c);
   uint64_t copies = sizes.inputs + sizes.outputs + sizes.guards;
-  for (int64_t rank = 0; is_sharded(c) && rank < world_size(c); ++rank) {  // in addition to the whole tensors
+  for (int64_t rank = 0; is_tensor_parallel(c) && rank < world_size(c); ++rank) {  // in addition to the whole tensors
     const Sizes part = sizes_of(rank_case(c, rank));
     copies += part.inputs + part.outputs + part.guards;
   }

@@ -24,7 +24,7 @@ void LocalRank::poison(const InitialState& initial) {
   stage_.poison(initial);
   device_.synchronize(fmt::format("poison outputs of rank {}", place().rank));  // also before work on other streams
 }
-void LocalRank::give_up() noexcept { device_.leave_meetings(); }
+void LocalRank::give_up() noexcept { device_.abort_comms(); }
 std::vector<std::byte> LocalRank::input(size_t i) { return stage_.inputs[i]->content(); }
 std::vector<std::byte> LocalRank::output(size_t i) { return stage_.outputs[i]->content(); }
 bool LocalRank::input_as_uploaded(size_t i) { return stage_.inputs[i]->is_as_given(); }
@@ -50,7 +50,7 @@ void LocalRank::run(const RankLaunch& launch, checkop_host_comm* host_comm, Rank
   const RankPart& place = *stage_.place();
   device_.make_current();
   void* comm = device_.info().kind == "cpu" ? host_comm : nullptr;
-  if (!launch.meeting.empty()) comm = device_.join(launch.meeting, place.rank, place.world_size, launch.limit);
+  if (!launch.comm_id.empty()) comm = device_.join_comm(launch.comm_id, place.rank, place.world_size, launch.limit);
   if (launch.timing.count > 0) return time(launch.timing, host_comm, comm, result);
   const auto start = Clock::now();
   device_.run(launch.mode, [&] {

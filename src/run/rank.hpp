@@ -23,8 +23,8 @@ struct RankTiming {
 struct RankLaunch {
   LaunchMode mode = {};
   RankTiming timing = {};
-  std::string meeting;  ///< identifies the meeting of ranks, for devices that need one; see Device::name_meeting()
-  std::chrono::milliseconds limit{};    ///< how long a rank may wait
+  std::string comm_id;                ///< of the ranks' communicator, for devices that need one; see Device::comm_id()
+  std::chrono::milliseconds limit{};  ///< how long a rank may wait
   std::atomic<bool> is_broken = false;  ///< a rank failed, so the others must stop waiting
 };
 

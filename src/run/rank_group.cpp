@@ -121,13 +121,13 @@ Runs runs_of(const Stage& stage, const TensorSpec& spec) {
   return {count / shape.back(), shape.back(), padding};
 }
 
-/// For each piece of a sharded tensor that a rank holds, calls body(offset in the whole's buffer, offset in the rank's
+/// For each piece of a divided tensor that a rank holds, calls body(offset in the whole's buffer, offset in the rank's
 /// buffer, length), in elements; then pad() with the same arguments for the padding behind it. In the order of the
 /// rank's buffer.
 template <class Body, class Pad>
 void for_each_piece(const Stage& whole, const RankPart& place, const TensorSpec& spec, const Body& body,
                     const Pad& pad) {
-  const ShardView view = shard_view(whole.stage_case(), spec);
+  const PartView view = part_view(whole.stage_case(), spec);
   const int64_t padding = runs_of(whole, spec).padding, own = (place.end - place.begin) * view.inner;
   for (int64_t o = 0; o < view.outer; ++o) {
     const int64_t there = o * (view.extent * view.inner + padding), here = o * (own + padding);
@@ -140,7 +140,7 @@ void for_each_piece(const Stage& whole, const RankPart& place, const TensorSpec&
 
 RankGroup::RankGroup(Device& device, const checkop_kernel& kernel, const Stage& whole) : device_(device) {
   const Case& c = whole.stage_case();
-  const std::vector<int64_t> bounds = shard_bounds(c);
+  const std::vector<int64_t> bounds = part_bounds(c);
   const int64_t n = world_size(c);
   if (std::string why = why_too_many_ranks(c, device.info()); !why.empty())
     throw Stopped{RunStatus::unsupported, std::move(why)};
@@ -173,7 +173,7 @@ Device& RankGroup::device_of(int32_t rank) {
 std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const RankPart& place) {
   const TensorSpec& spec = whole.stage_case().pass->inputs[i];
   std::vector<std::byte> all = whole.inputs[i]->content();
-  if (!is_sharded(whole.stage_case(), spec)) return all;
+  if (!is_divided(whole.stage_case(), spec)) return all;
   const size_t width = info(whole.inputs[i]->dtype()).bytes;
   std::vector<std::byte> part;
   const auto append = [&](int64_t from, int64_t, int64_t n) {
@@ -199,7 +199,7 @@ LaunchStatus RankGroup::launch(std::chrono::milliseconds limit, const LaunchMode
   launched->launch.timing = timing;
   launched->launch.limit = limit;
   try {
-    if (n > 1) launched->launch.meeting = device_.name_meeting(static_cast<int32_t>(n));
+    if (n > 1) launched->launch.comm_id = device_.comm_id(static_cast<int32_t>(n));
   } catch (const EnvironmentError& e) {
     return {Stopped{RunStatus::no_device, e.what()}, ""};
   }
@@ -215,11 +215,11 @@ LaunchStatus RankGroup::launch(std::chrono::milliseconds limit, const LaunchMode
   if (launched->launch.is_broken) {
     // A candidate that polls its communicator must not find it destroyed.
     launched->comm.break_off("a rank did not return");
-    if (!launched->launch.meeting.empty()) all = launched->changed.wait_for(lock, kSeeLimit, all_returned);
+    if (!launched->launch.comm_id.empty()) all = launched->changed.wait_for(lock, kSeeLimit, all_returned);
     lock.unlock();
     for (const auto& rank : ranks_) rank->give_up();
     lock.lock();
-    if (!all && !launched->launch.meeting.empty()) all = launched->changed.wait_for(lock, kGiveUpLimit, all_returned);
+    if (!all && !launched->launch.comm_id.empty()) all = launched->changed.wait_for(lock, kGiveUpLimit, all_returned);
   }
   lock.unlock();
   for (std::thread& thread : threads) all ? thread.join() : thread.detach();
@@ -240,7 +240,7 @@ void RankGroup::note_runs(const std::vector<std::optional<RankLaunchStatus>>& an
 void RankGroup::gather(Stage& whole, std::vector<std::string>& differences) {
   for (size_t i = 0; i < whole.outputs.size(); ++i) {
     if (!whole.outputs[i]) continue;
-    if (is_sharded(whole.stage_case(), whole.stage_case().pass->outputs[i].tensor)) {
+    if (is_divided(whole.stage_case(), whole.stage_case().pass->outputs[i].tensor)) {
       gather_parts(whole, i);
     } else {
       gather_copies(whole, i, differences);

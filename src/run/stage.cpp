@@ -167,7 +167,7 @@ int64_t Stage::padding_of(const TensorSpec& spec) const { return padding_in(case
 
 void Stage::make_outputs_and_workspace() {
   for (const OutputSpec& spec : case_.pass->outputs) outputs.push_back(make_buffer("output", spec.tensor));
-  if (is_sharded(case_) && !place_) {
+  if (is_tensor_parallel(case_) && !place_) {
     ranks_ = std::make_unique<RankGroup>(device_, kernel_, *this);
   } else {
     make_workspace(0);

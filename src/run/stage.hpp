@@ -38,7 +38,7 @@ struct LaunchStatus {
   std::string message;
 };
 
-/// A rank and its tensor-parallel part: [begin, end) of the sharded dimension, which has extent `total`.
+/// A rank and its tensor-parallel part: [begin, end) of the parallel dimension, which has extent `total`.
 struct RankPart {
   int32_t rank = 0, world_size = 1;
   int64_t begin = 0, end = 0, total = 0;

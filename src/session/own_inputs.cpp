@@ -158,10 +158,10 @@ Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pas
   Case c;
   c.op = &op;
   c.pass = &pass;
-  if (!op.sharded_dim.empty()) c.dims[std::string(kWorldSize)] = bounds.empty() ? 1 : std::ssize(bounds) - 1;
-  if (op.sharded_dim.empty() && !bounds.empty())
+  if (!op.parallel_dim.empty()) c.dims[std::string(kWorldSize)] = bounds.empty() ? 1 : std::ssize(bounds) - 1;
+  if (op.parallel_dim.empty() && !bounds.empty())
     throw InputError("--shard-bounds", fmt::format("{} is not tensor-parallel", op.name), "leave it out");
-  c.shard_bounds = bounds;
+  c.part_bounds = bounds;
   for (const auto& [name, value] : attrs) {
     if (!has_attr(op, name))
       throw InputError(fmt::format("attribute '{}'", name), fmt::format("{} has no such attribute", op.name),

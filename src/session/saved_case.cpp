@@ -82,12 +82,12 @@ std::vector<RowSet> read_rows(const std::string& path, const std::string& text, 
 void read_bounds(const std::string& path, const std::string& text, Case& c) {
   c.dims[std::string(kWorldSize)] = 1;
   for (const JsonValue& bound : JsonValue::parse(text, path + ": shard_bounds").items())
-    c.shard_bounds.push_back(bound.integer(0));
-  if (c.shard_bounds.empty()) return;
-  c.dims[std::string(kWorldSize)] = std::ssize(c.shard_bounds) - 1;
+    c.part_bounds.push_back(bound.integer(0));
+  if (c.part_bounds.empty()) return;
+  c.dims[std::string(kWorldSize)] = std::ssize(c.part_bounds) - 1;
   Case usual = c;
-  usual.shard_bounds.clear();
-  if (shard_bounds(usual) == c.shard_bounds) c = usual;
+  usual.part_bounds.clear();
+  if (part_bounds(usual) == c.part_bounds) c = usual;
 }
 
 }  // namespace
@@ -157,7 +157,7 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"seed", std::to_string(c.seed)},
                           {"grad_seed", std::to_string(c.grad_seed)},
                           {"arch_key", arch_key},
-                          {"shard_bounds", nlohmann::json(shard_bounds(c)).dump()},
+                          {"shard_bounds", nlohmann::json(part_bounds(c)).dump()},
                           {"rows", sampled.dump()}});
   for (const Tensor& tensor : inputs) {
     if (!tensor.name.empty()) file.write("input/" + tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
@@ -217,7 +217,7 @@ SavedCase load_case(const std::string& path) {
   for (size_t i = 0; i < saved.outputs.size(); ++i) {
     require_type_and_shape(path, c, c.pass->outputs[i].tensor, saved.outputs[i]);
   }
-  if (is_sharded(c)) read_bounds(path, optional_meta("shard_bounds", "[]"), c);
+  if (is_tensor_parallel(c)) read_bounds(path, optional_meta("shard_bounds", "[]"), c);
   validate(c);
   saved.rows = read_rows(path, optional_meta("rows", "{}"), c);
   return saved;

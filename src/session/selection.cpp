@@ -76,7 +76,7 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       throw InputError(flag, "no selected operator has an attribute ignore_index", "leave it out");
   }
   if (options.has("--shard-bounds") &&
-      std::all_of(ops.begin(), ops.end(), [](const Operator* op) { return op->sharded_dim.empty(); })) {
+      std::all_of(ops.begin(), ops.end(), [](const Operator* op) { return op->parallel_dim.empty(); })) {
     throw InputError("--shard-bounds", "no selected operator is tensor-parallel", "leave it out");
   }
   const std::vector<Preset> presets =
@@ -108,7 +108,7 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       sweep.dims[std::string(dim)] = parse_sizes(flag, given->second, 0);
       used.insert(dim);
     }
-    if (!options.shard_bounds.empty() && !op->sharded_dim.empty())
+    if (!options.shard_bounds.empty() && !op->parallel_dim.empty())
       set_bounds("--shard-bounds", options.shard_bounds, sweep);
     for (const AttrSpec& attr : op->attrs) {
       const auto given = options.attrs.find(attr.name);

@@ -38,7 +38,7 @@ std::string flags_of_case(const RunOptions& options, const CaseRecord& record) {
   if (!options.gold_file.empty()) flags += " --gold " + quote_command({options.gold_file});
   if (!options.numerics.empty()) flags += " --class " + options.numerics;
   if (options.has("--dtype")) flags += fmt::format(" --dtype {}", options.dtypes.front());
-  if (!c.shard_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.shard_bounds, ","));
+  if (!c.part_bounds.empty()) flags += fmt::format(" --shard-bounds {}", fmt::join(c.part_bounds, ","));
   if (options.terms != 1) flags += fmt::format(" --terms {}", options.terms);
   for (const auto& [name, value] : options.attrs) {
     std::string flag = name;

@@ -97,7 +97,7 @@ Bytes::Bytes(size_t size) {
   fd_ = file.release();
 }
 
-void Bytes::keep_from_others() const {
+void Bytes::forbid_writes_by_others() const {
   if (fd_ >= 0) fcntl(fd_, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW);
 }
 

@@ -31,7 +31,7 @@ class Bytes {
   ~Bytes();
 
   /// Forbids all later writes by other processes, if the system supports that; this process can still write.
-  void keep_from_others() const;
+  void forbid_writes_by_others() const;
 
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }

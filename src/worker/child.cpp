@@ -91,7 +91,7 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
       run_candidate(device, candidates.at(request.at("candidate").get<size_t>()), c, inputs, outputs, checks);
   if (ranks != nullptr) {
     ranks->end();
-    device.leave_meetings();  // whom it met there are gone: the next request's ranks meet anew
+    device.abort_comms();  // the other ranks' processes are gone: the next request makes new communicators
     result.rank_gone = ranks->gone();
   }
   return encode(result);

@@ -84,7 +84,7 @@ RankStreams connect_to_rank(int channel, int32_t rank) {
   return std::move(streams.own);
 }
 
-RankPlace RankJob::meet(const Introduction& own) {
+RankPlace RankJob::introduce(const Introduction& own) {
   const std::string gone = "ranks: MPI did not connect the processes of the job";
   try {
     send_message(channel_.get(), encode(own), {}, Clock::now() + kAsLongAsItTakes);

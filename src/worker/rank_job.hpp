@@ -57,7 +57,7 @@ class RankJob {
   explicit RankJob(Descriptor channel) : channel_(std::move(channel)) {}
 
   /// Waits until all have introduced themselves. Throws EnvironmentError when the parent gave up on that.
-  RankPlace meet(const Introduction& own);
+  RankPlace introduce(const Introduction& own);
   int channel() const { return channel_.get(); }
 
  private:

@@ -54,21 +54,21 @@ class RankConnection {
 
   /// Has the process open its device, once.
   void require_ready(int device) {
-    if (process_.device.empty()) process_ = decode_rank(ask({{"do", "open"}, {"device", device}}).at("process"));
+    if (process_.device.empty()) process_ = decode_rank(call({{"do", "open"}, {"device", device}}).at("process"));
   }
   /// What it says of itself.
   const RankRun& process() const { return process_; }
 
   int make_number() { return numbers_++; }
 
-  json ask(const json& request, const std::vector<std::byte>& bytes = {}) {
+  json call(const json& request, const std::vector<std::byte>& bytes = {}) {
     const auto deadline = Clock::now() + limit_;
     send(request, bytes.data(), bytes.size(), deadline);
     return receive(deadline);
   }
 
   /// Likewise, where the answer is `bytes` bytes.
-  std::vector<std::byte> ask_for_bytes(const json& request, size_t bytes) {
+  std::vector<std::byte> fetch_bytes(const json& request, size_t bytes) {
     const auto deadline = Clock::now() + limit_;
     send(request, nullptr, 0, deadline);
     if (receive(deadline).at("bytes").get<size_t>() != bytes)
@@ -196,34 +196,34 @@ class RemoteRank final : public Rank {
              json request)
       : link_(link), connection_(std::move(connection)), case_(c), layout_(layout) {
     request["number"] = number_ = connection_->make_number();
-    ask(request);
+    call(request);
   }
   ~RemoteRank() override { connection_->tell(request("drop")); }
 
   void upload(size_t i, const std::vector<std::byte>& bytes) override {
-    json asked = request("upload");
-    asked["input"] = i;
-    ask(asked, bytes);
+    json message = request("upload");
+    message["input"] = i;
+    call(message, bytes);
   }
-  void prepare() override { workspace_bytes_ = ask(request("prepare")).at("workspace").get<size_t>(); }
+  void prepare() override { workspace_bytes_ = call(request("prepare")).at("workspace").get<size_t>(); }
   void make_workspace(size_t extra) override {
-    json asked = request("workspace");
-    asked["extra"] = extra;
-    workspace_bytes_ = ask(asked).at("workspace").get<size_t>();
+    json message = request("workspace");
+    message["extra"] = extra;
+    workspace_bytes_ = call(message).at("workspace").get<size_t>();
   }
   size_t workspace_bytes() const override { return workspace_bytes_; }
   void poison(const InitialState& initial) override {
-    json asked = request("poison");
-    asked["outputs"] = initial.outputs, asked["workspace"] = initial.workspace;
-    ask(asked);
+    json message = request("poison");
+    message["outputs"] = initial.outputs, message["workspace"] = initial.workspace;
+    call(message);
   }
 
   RankLaunchStatus launch(const RankLaunch& launch, checkop_host_comm* host_comm) override {
     RankLaunchStatus result;
-    json asked = request("launch");
-    asked["launch"] = encode(launch);
+    json message = request("launch");
+    message["launch"] = encode(launch);
     try {
-      result = decode_answer(connection_->launch(asked, host_comm));
+      result = decode_answer(connection_->launch(message, host_comm));
     } catch (const Stopped& stopped) {
       result.status.stopped = stopped;
       result.has_died = stopped.status == RunStatus::crashed;
@@ -239,33 +239,33 @@ class RemoteRank final : public Rank {
   void give_up() noexcept override {}  // its own limits hold, and the end of this process ends it
 
   std::vector<std::byte> input(size_t i) override {
-    json asked = request("input");
-    asked["tensor"] = i;
-    return ask_for_bytes(asked, bytes_of(case_.pass->inputs[i]));
+    json message = request("input");
+    message["tensor"] = i;
+    return fetch_bytes(message, bytes_of(case_.pass->inputs[i]));
   }
   std::vector<std::byte> output(size_t i) override {
-    json asked = request("output");
-    asked["tensor"] = i;
-    return ask_for_bytes(asked, bytes_of(case_.pass->outputs[i].tensor));
+    json message = request("output");
+    message["tensor"] = i;
+    return fetch_bytes(message, bytes_of(case_.pass->outputs[i].tensor));
   }
   bool input_as_uploaded(size_t i) override {
-    json asked = request("as_uploaded");
-    asked["tensor"] = i;
-    return ask(asked).at("is").get<bool>();
+    json message = request("as_uploaded");
+    message["tensor"] = i;
+    return call(message).at("is").get<bool>();
   }
   void check_guards(std::vector<std::string>& violations) override {
-    const json answer = ask(request("guards"));
+    const json answer = call(request("guards"));
     for (const json& sentence : answer.at("sentences")) violations.push_back(sentence.get<std::string>());
   }
   RankRun describe() const override { return connection_->process(); }
 
  private:
   json request(const char* what) const { return {{"do", what}, {"number", number_}}; }
-  json ask(const json& request, const std::vector<std::byte>& bytes = {}) {
-    return link_.explained(*connection_, [&] { return connection_->ask(request, bytes); });
+  json call(const json& request, const std::vector<std::byte>& bytes = {}) {
+    return link_.explained(*connection_, [&] { return connection_->call(request, bytes); });
   }
-  std::vector<std::byte> ask_for_bytes(const json& request, size_t bytes) {
-    return link_.explained(*connection_, [&] { return connection_->ask_for_bytes(request, bytes); });
+  std::vector<std::byte> fetch_bytes(const json& request, size_t bytes) {
+    return link_.explained(*connection_, [&] { return connection_->fetch_bytes(request, bytes); });
   }
   size_t bytes_of(const TensorSpec& spec) const {
     return static_cast<size_t>(buffer_elements(case_, spec, layout_)) * info(dtype_of(case_, spec)).bytes;

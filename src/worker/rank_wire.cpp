@@ -23,14 +23,14 @@ RankPart decode_place(const json& json) {
 }
 
 json encode(const RankLaunch& launch) {
-  const std::vector<uint8_t> meeting(launch.meeting.begin(), launch.meeting.end());  // any bytes
-  return {static_cast<int>(launch.mode.kind), launch.mode.percent, meeting, launch.limit.count()};
+  const std::vector<uint8_t> comm_id(launch.comm_id.begin(), launch.comm_id.end());  // any bytes
+  return {static_cast<int>(launch.mode.kind), launch.mode.percent, comm_id, launch.limit.count()};
 }
 
 void decode_launch(const json& json, RankLaunch& launch) {
   launch.mode = {static_cast<LaunchMode::Kind>(json.at(0).get<int>()), json.at(1).get<int>()};
-  const auto meeting = json.at(2).get<std::vector<uint8_t>>();
-  launch.meeting.assign(meeting.begin(), meeting.end());
+  const auto comm_id = json.at(2).get<std::vector<uint8_t>>();
+  launch.comm_id.assign(comm_id.begin(), comm_id.end());
   launch.limit = std::chrono::milliseconds(json.at(3).get<int64_t>());
 }
 

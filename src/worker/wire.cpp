@@ -45,7 +45,7 @@ json encode(const Case& c) {
           {"token_value", c.token_value},
           {"ignored_every", c.ignored_every},
           {"ignored_run", c.ignored_run},
-          {"shard_bounds", c.shard_bounds},
+          {"shard_bounds", c.part_bounds},
           {"grad_mode", static_cast<int>(c.grad_mode)},
           {"seed", c.seed},
           {"grad_seed", c.grad_seed}};
@@ -65,7 +65,7 @@ Case decode_case(const json& json) {
   c.token_value = json.at("token_value").get<int64_t>();
   c.ignored_every = json.at("ignored_every").get<int64_t>();
   c.ignored_run = json.at("ignored_run").get<int64_t>();
-  c.shard_bounds = json.at("shard_bounds").get<std::vector<int64_t>>();
+  c.part_bounds = json.at("shard_bounds").get<std::vector<int64_t>>();
   c.grad_mode = static_cast<GradMode>(json.at("grad_mode").get<int>());
   c.seed = json.at("seed").get<uint64_t>();
   c.grad_seed = json.at("grad_seed").get<uint64_t>();

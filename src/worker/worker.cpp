@@ -362,7 +362,7 @@ void Worker::begin(const std::string& candidate, const Case& c, const std::vecto
   if (pending_) process_.reset();  // nobody finished that run: its answer must not be taken for this one's
   pending_ = std::make_unique<Pending>(Pending{index_of(candidate, c), &c, &inputs, &outputs, checks});
   if (local_) return;
-  for (const Tensor& input : inputs) input.bytes.keep_from_others();
+  for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
   pending_->failure = guarded([&] {
     std::vector<int> descriptors;
     json request{
@@ -407,7 +407,7 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   std::vector<size_t> indices;
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
   if (local_) return local_->bench(indices, c, inputs, plan);
-  for (const Tensor& input : inputs) input.bytes.keep_from_others();
+  for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
   BenchResult result;
   std::optional<Failure> failure = guarded([&] {
     std::vector<int> descriptors;

@@ -38,7 +38,7 @@ Case context_case(const Case& c, const Context& context) {
   Case arranged = c;
   if (context.ranks > 0) {
     arranged.dims.find(kWorldSize)->second = context.ranks;
-    arranged.shard_bounds.clear();
+    arranged.part_bounds.clear();
   }
   if (names.empty()) return arranged;
   for (const std::string_view name : names) arranged.dims.find(name)->second = 1;

@@ -256,15 +256,15 @@ TEST(Bias, WhatMayLeanIsGranted) {
   std::vector<RowSums> rows(100);
   for (size_t r = 0; r < rows.size(); ++r) {
     rows[r].squared_gold = static_cast<double>(r);
-    rows[r].leaning = r % 2 == 0 ? 5 : -5;
-    rows[r].may_lean = 4;
+    rows[r].bias = r % 2 == 0 ? 5 : -5;
+    rows[r].allowed_bias = 4;
   }
   EXPECT_EQ(bias_statistic(rows).value, 0);
-  for (RowSums& row : rows) row.leaning = -5;
+  for (RowSums& row : rows) row.bias = -5;
   EXPECT_DOUBLE_EQ(bias_statistic(rows).value, 100.0 / 90);
-  for (RowSums& row : rows) row.may_lean = 0;
+  for (RowSums& row : rows) row.allowed_bias = 0;
   EXPECT_DOUBLE_EQ(bias_statistic(rows).value, 10);
-  for (RowSums& row : rows) row.may_lean = 6;
+  for (RowSums& row : rows) row.allowed_bias = 6;
   EXPECT_EQ(bias_statistic(rows).value, 0);
 }
 

@@ -30,7 +30,7 @@ using Bounds = std::vector<int64_t>;
 Case uneven(std::string_view pass = "forward") {
   Case c = gold_case("tp_linear_logp", pass, DType::f32,
                      {{"batch", 1}, {"seq", 8}, {"hidden", 5}, {"vocab", 16}, {"world_size", 4}}, {"bias"});
-  c.shard_bounds = {0, 3, 7, 12, 16};
+  c.part_bounds = {0, 3, 7, 12, 16};
   return c;
 }
 
@@ -51,16 +51,16 @@ std::string refusal_of(const Case& c) {
 }
 
 TEST(Shards, PartsAreAsEvenAsTheyCanBeLongerOnesFirst) {
-  EXPECT_EQ(shard_bounds(shared(10, 4)), (Bounds{0, 3, 6, 8, 10}));
-  EXPECT_EQ(shard_bounds(shared(16, 4)), (Bounds{0, 4, 8, 12, 16}));
-  EXPECT_EQ(shard_bounds(uneven()), (Bounds{0, 3, 7, 12, 16}));
-  EXPECT_TRUE(shard_bounds(linear_logp_case("forward", false)).empty());
+  EXPECT_EQ(part_bounds(shared(10, 4)), (Bounds{0, 3, 6, 8, 10}));
+  EXPECT_EQ(part_bounds(shared(16, 4)), (Bounds{0, 4, 8, 12, 16}));
+  EXPECT_EQ(part_bounds(uneven()), (Bounds{0, 3, 7, 12, 16}));
+  EXPECT_TRUE(part_bounds(linear_logp_case("forward", false)).empty());
 }
 
 TEST(Shards, EveryNumberOfRanksCutsAtCanonicalSegments) {
   const Bounds segments = even_bounds(1031, 8);
   for (int64_t ranks = 1; ranks <= 8; ++ranks) {
-    for (const int64_t bound : shard_bounds(shared(1031, ranks, 8)))
+    for (const int64_t bound : part_bounds(shared(1031, ranks, 8)))
       EXPECT_TRUE(std::binary_search(segments.begin(), segments.end(), bound)) << ranks << " " << bound;
   }
 }
@@ -69,7 +69,7 @@ TEST(Shards, WhatDoesNotTileIsRefused) {
   EXPECT_EQ(refusal_of(uneven()), "");
   const auto with = [](Bounds bounds) {
     Case c = uneven();
-    c.shard_bounds = std::move(bounds);
+    c.part_bounds = std::move(bounds);
     return refusal_of(c);
   };
   EXPECT_NE(with({0, 3, 7, 12}).find("4 bounds, 4 ranks have 5"), std::string::npos);
