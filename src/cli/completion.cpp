@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shell completion, made of the flags as they are defined.
+#include "cli/completion.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,7 @@
 #include "case/case.hpp"
 #include "case/preset.hpp"
 #include "case/sweep.hpp"
-#include "cli/flags.hpp"
+#include "cli/options.hpp"
 
 namespace checkop {
 namespace {

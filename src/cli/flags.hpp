@@ -17,6 +17,8 @@ void add_verify_options(CLI::App& app, RunOptions& run, CertificateOptions& cert
 void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
 
 void add_compare_options(CLI::App& app, RunOptions& run, CompareOptions& compare);
+void add_list_options(CLI::App& app, RunOptions& run);
+void add_show_options(CLI::App& app, RunOptions& run, std::string& op);
 void add_doctor_options(CLI::App& app, RunOptions& run);
 
 void add_report_options(CLI::App& app, ReportOptions& report);
@@ -30,8 +32,5 @@ void add_explain_options(CLI::App& app, RunOptions& run);
 void add_lint_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts);
 void add_diff_options(CLI::App& app, Options& options);
 void add_calibrate_options(CLI::App& app, RunOptions& run);
-
-/// For bash or zsh, of the program whose flags and subcommands `app` has.
-std::string completion_script(const CLI::App& app, const std::string& shell);
 
 }  // namespace checkop

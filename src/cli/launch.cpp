@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether a launcher started this process as one of several: what it left in the environment tells.
+#include "cli/launch.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 
 #include "base/error.hpp"
 #include "case/sweep.hpp"
-#include "cli/options.hpp"
 
 namespace checkop {
 namespace {

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
+#include "cli/completion.hpp"
 #include "cli/flags.hpp"
 #include "run/bench.hpp"
 
@@ -250,10 +251,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* doctor = app.add_subcommand("doctor", "show what this machine and this build have, and what is missing");
   add_doctor_options(*doctor, options.run);
   CLI::App* list = app.add_subcommand("list", "list operators, their passes and candidates, and presets");
-  list->add_option("--plugin", options.run.plugins, "shared library with additional candidates")->type_name("FILE.so");
+  add_list_options(*list, options.run);
   CLI::App* show = app.add_subcommand("show", "show an operator: formula, tensors, attributes, candidates");
-  show->add_option("op", options.show_op, "operator to show")->required();
-  show->add_option("--plugin", options.run.plugins, "shared library with additional candidates")->type_name("FILE.so");
+  add_show_options(*show, options.run, options.show_op);
   CLI::App* contract = app.add_subcommand("contract", "explain, check, compare and calibrate contracts");
   contract->require_subcommand(1);
   CLI::App* explain =

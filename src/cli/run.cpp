@@ -18,6 +18,7 @@
 #include "base/version.hpp"
 #include "case/rank_parts.hpp"
 #include "cli/commands.hpp"
+#include "cli/launch.hpp"
 #include "cli/run_outputs.hpp"
 #include "judge/gold.hpp"
 #include "report/report.hpp"

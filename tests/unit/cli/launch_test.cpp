@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.hpp"
+#include "cli/launch.hpp"
 #include "cli/options.hpp"
 
 namespace checkop::launch_test {
