@@ -82,9 +82,6 @@ struct RunOptions : CaseChoice, CandidateChoice, ReportDestinations {
   uint64_t memory_limit = 0;  ///< bytes of host memory that a check may use; 0: the free memory
   unsigned threads = 0;       ///< 0: one per core
 
-  int64_t rank = 0;    ///< of this process, if several share cases; see rank_place()
-  std::string master;  ///< HOST:PORT where they meet
-
   std::string save_folder, save_which = "incorrect";
   std::string replay;
 
