@@ -2,6 +2,7 @@
 // One case: an operator's pass with sizes, dtype, attributes and data.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -13,6 +14,8 @@
 namespace checkop {
 
 enum class InputMode : uint8_t { random, constant, integer, peaked, extreme, wide };
+inline constexpr std::array kInputModes{InputMode::random, InputMode::constant, InputMode::integer,
+                                        InputMode::peaked, InputMode::extreme,  InputMode::wide};
 enum class GradMode : uint8_t { random, ones };
 std::string_view to_string(InputMode mode);
 

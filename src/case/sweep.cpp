@@ -204,8 +204,7 @@ std::vector<DType> parse_dtypes(const std::string& where, const std::vector<std:
 
 InputMode parse_input_mode(const std::string& where, const std::string& name) {
   std::vector<std::string> known;
-  for (const InputMode mode : {InputMode::random, InputMode::constant, InputMode::integer, InputMode::peaked,
-                               InputMode::extreme, InputMode::wide}) {
+  for (const InputMode mode : kInputModes) {
     if (name == to_string(mode)) return mode;
     known.emplace_back(to_string(mode));
   }

@@ -22,6 +22,12 @@ std::string names_of(const Range& range) {
   return names;
 }
 
+std::string input_modes() {
+  std::string names;
+  for (const InputMode mode : kInputModes) names += fmt::format("{}{}", names.empty() ? "" : " ", to_string(mode));
+  return names;
+}
+
 /// Values of flags that take names. In a comma list each part is completed.
 std::map<std::string, std::string> values_of_flags() {
   std::string presets;
@@ -32,7 +38,7 @@ std::map<std::string, std::string> values_of_flags() {
           {"--device", "auto cpu cuda"},
           {"--preset", "all" + presets},
           {"--suite", fmt::format("{}", fmt::join(shipped_suites(), " "))},
-          {"--input-mode", "random constant integer peaked extreme wide"},
+          {"--input-mode", input_modes()},
           {"--grad-mode", "random ones"},
           {"--check", "accuracy invariance determinism memory"},
           {"--class", fmt::format("{}", fmt::join(class_names(), " "))},

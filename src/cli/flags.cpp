@@ -22,6 +22,16 @@ CLI::Validator not_negative() {
           "NONNEGATIVE"};
 }
 
+/// "random, constant or wide", of all of them.
+std::string list_of_input_modes() {
+  std::string names;
+  for (const InputMode mode : kInputModes) {
+    const bool is_last = mode == kInputModes.back();
+    names += fmt::format("{}{}", names.empty() ? "" : is_last ? " or " : ", ", to_string(mode));
+  }
+  return names;
+}
+
 // --- Groups of flags ---
 
 std::string flag_of(std::string_view name) {
@@ -142,8 +152,7 @@ void add_case_options(CLI::App& app, RunOptions& run) {
             "optional inputs: none, or names joined by +; each entry of a list makes cases of its own");
   app.get_option("--with")->group("Data");
 
-  app.add_option("--input-mode", run.input_mode,
-                 "kind of input data: random, constant, integer, peaked, extreme or wide")
+  app.add_option("--input-mode", run.input_mode, "kind of input data: " + list_of_input_modes())
       ->capture_default_str()
       ->group("Data");
   app.add_option("--constant-value", run.constant_value, "value of the inputs with --input-mode constant")
