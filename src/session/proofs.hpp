@@ -8,7 +8,7 @@
 
 #include "judge/sensitivity.hpp"
 #include "run/invariance/contexts.hpp"
-#include "session/own_inputs.hpp"
+#include "session/own_data.hpp"
 #include "session/selection.hpp"
 
 namespace checkop {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "session/attempt.hpp"
-#include "session/own_inputs.hpp"
+#include "session/own_data.hpp"
 #include "session/proofs.hpp"
 #include "session/run_options.hpp"
 #include "session/second_process.hpp"

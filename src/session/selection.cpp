@@ -18,7 +18,7 @@
 #include "case/sweep.hpp"
 #include "contract/rule_table.hpp"
 #include "session/check_order.hpp"
-#include "session/own_case.hpp"
+#include "session/own_data.hpp"
 
 namespace checkop {
 namespace {

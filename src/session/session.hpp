@@ -12,7 +12,7 @@
 #include "contract/contract.hpp"
 #include "report/report.hpp"
 #include "session/attempt.hpp"
-#include "session/own_inputs.hpp"
+#include "session/own_data.hpp"
 #include "session/proofs.hpp"
 #include "session/run_options.hpp"
 #include "session/selection.hpp"

@@ -11,7 +11,6 @@
 #include "base/error.hpp"
 #include "case/inputs.hpp"
 #include "session/own_data.hpp"
-#include "session/own_inputs.hpp"
 #include "support/contract_helper.hpp"
 #include "support/own_data_helper.hpp"
 #include "support/process.hpp"
