@@ -21,7 +21,7 @@ namespace {
 
 /// One tensor of the gold file and its counterpart.
 struct Pair {
-  std::unique_ptr<GivenOperator> op;      ///< an operator whose only output is this tensor
+  std::unique_ptr<OwnOperator> op;        ///< an operator whose only output is this tensor
   const SafetensorsEntry* got = nullptr;  ///< nullptr: missing
   std::string mismatch;                   ///< why the tensors can't be compared; "" if they can
 };
@@ -80,7 +80,7 @@ class Comparer {
       std::vector<Tensor> outputs;
       outputs.push_back(got_.read(*pair.got));
       record.plugin_digest = tensor_digest(outputs, threads_);
-      const GivenGold gold(gold_, record.c);
+      const OwnGold gold(gold_, record.c);
       record.gold_dtypes = gold.dtypes();
       record.comparisons =
           judge_outputs(record.c, {}, outputs, contract_, subject(), threads_, {}, nullptr, gold.replay());
@@ -101,10 +101,10 @@ class Comparer {
   }
 
   void add(const SafetensorsEntry& gold) {
-    if (!wanted(gold.name) || GivenGold::is_companion(gold_, gold.name)) return;
+    if (!wanted(gold.name) || OwnGold::is_companion(gold_, gold.name)) return;
     Pair pair;
     pair.got = got_.find(gold.name);
-    pair.op = std::make_unique<GivenOperator>(
+    pair.op = std::make_unique<OwnOperator>(
         gold.name, options_.run.passes.front(), parse_numerics(options_.run.numerics).value(), options_.run.terms,
         std::vector<SafetensorsEntry>{}, std::vector{pair.got == nullptr ? gold : *pair.got});
     if (pair.got == nullptr) {
@@ -116,7 +116,7 @@ class Comparer {
       pair.mismatch =
           fmt::format("'{}' is {}, its gold {}", gold.name, info(pair.got->dtype).name, info(gold.dtype).name);
     } else {
-      GivenGold::require_sound(gold_, pair.op->as_case(), contract_, subject());
+      OwnGold::require_sound(gold_, pair.op->as_case(), contract_, subject());
     }
     pairs_.push_back(std::move(pair));
   }

@@ -231,7 +231,7 @@ void add_output_options(CLI::App& app, RunOptions& run) {
 }
 
 /// Tensors out of files in place of what the program makes.
-void add_given_options(CLI::App& app, RunOptions& run) {
+void add_own_data_options(CLI::App& app, RunOptions& run) {
   app.add_option("--input", run.inputs, "use a captured tensor in place of the generated input NAME")
       ->type_name("NAME=FILE:TENSOR")
       ->group("Cases of files");
@@ -356,7 +356,7 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   app.add_option("--total-shards", run.total_shards, "number of run shards to divide the cases among")
       ->type_name("N")
       ->group("Checks");
-  add_given_options(app, run);
+  add_own_data_options(app, run);
   add_class_options(app, run);
   add_output_options(app, run);
   app.add_option("--save-tensors", run.save_folder, "save cases as safetensors files in this folder")

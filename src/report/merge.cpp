@@ -52,7 +52,7 @@ CheckFacts facts_of(const JsonValue& c, const std::string& candidate, Verdict ve
   // A control that was not caught turns a pass into an error. The control is judged last, so the check had passed.
   check.passes = verdict == Verdict::pass || (verdict == Verdict::error && c.at("kind").string() == "control");
   check.has_rows = c.at("whole").at("has_rows").boolean();
-  check.has_given_inputs = !c.at("given_inputs").members().empty();
+  check.has_own_inputs = !c.at("given_inputs").members().empty();
   for (const JsonValue& json : c.at("outputs").items()) {
     OutputFacts& output = check.outputs.emplace_back();
     output.name = json.at("name").string();

@@ -35,7 +35,7 @@ struct CaseRecord {
   RunChecks checks;
   std::string data_hash;
   std::map<std::string, std::string> given_inputs;  ///< input -> FILE:TENSOR, for inputs that were not generated
-  std::string gold_file;                            ///< "": the operator's own gold
+  std::string gold_file;                            ///< "": the operator's gold of reference/
   std::vector<DType> gold_dtypes;                   ///< of gold_file's tensors, in the order of the pass
   std::string repeat;                               ///< the command that repeats this case alone
   Timings times;

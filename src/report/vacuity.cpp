@@ -56,7 +56,7 @@ CheckFacts facts_of(const CaseRecord& record) {
   check.dtype = info(record.c.dtype).name;
   check.passes = record.judgment.verdict == Verdict::pass;
   check.has_rows = row_count(record.c) > 0;
-  check.has_given_inputs = !record.given_inputs.empty();
+  check.has_own_inputs = !record.given_inputs.empty();
   for (size_t i = 0; i < record.c.pass->outputs.size(); ++i) {
     OutputFacts& output = check.outputs.emplace_back();
     output.name = record.c.pass->outputs[i].tensor.name;
@@ -131,8 +131,8 @@ RunJudgments find_insensitive(const std::vector<CheckFacts>& checks) {
                     "{}: another order of summation changes at best {:.2g} of the elements in this run, so that all {} "
                     "compared elements stay the same with probability {:.2g} and a changed order is missed; {}",
                     output.name, found.share, found.compared, found.unseen,
-                    !checks[k].has_given_inputs ? "use more rows or longer sums"
-                                                : "capture more rows, or leave --input out, so that rows can be added")
+                    !checks[k].has_own_inputs ? "use more rows or longer sums"
+                                              : "capture more rows, or leave --input out, so that rows can be added")
               : fmt::format("{}: whether the data would show another order of summation was not measured: {}",
                             output.name, found.why)};
       break;

@@ -30,7 +30,7 @@ struct OutputFacts {
 struct CheckFacts {
   std::string candidate, op, pass, dtype;
   bool passes = false;  ///< by the check's own results
-  bool has_rows = true, has_given_inputs = false;
+  bool has_rows = true, has_own_inputs = false;
   std::vector<OutputFacts> outputs;
 };
 

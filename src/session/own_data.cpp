@@ -76,7 +76,7 @@ void require_ids(const Case& c, const TensorSpec& spec, const Tensor& ids, const
 
 }  // namespace
 
-GivenInputs::GivenInputs(const std::vector<std::string>& settings, const std::string& file) {
+OwnInputs::OwnInputs(const std::vector<std::string>& settings, const std::string& file) {
   if (!file.empty()) {
     const auto all = std::make_shared<const SafetensorsReader>(file);
     for (const SafetensorsEntry& entry : all->entries()) sources_[entry.name] = {all, entry.name, true};
@@ -97,7 +97,7 @@ GivenInputs::GivenInputs(const std::vector<std::string>& settings, const std::st
   }
 }
 
-void GivenInputs::require_fit(const std::vector<const Case*>& cases) const {
+void OwnInputs::require_fit(const std::vector<const Case*>& cases) const {
   for (const Case* c : cases) require_fit(*c);
   for (const auto& entry : sources_) {
     const auto has = [&](const Case* c) { return find_input(*c->pass, entry.first) != nullptr; };
@@ -106,7 +106,7 @@ void GivenInputs::require_fit(const std::vector<const Case*>& cases) const {
   }
 }
 
-void GivenInputs::require_fit(const Case& c) const {
+void OwnInputs::require_fit(const Case& c) const {
   for (const auto& [name, source] : sources_) {
     const TensorSpec* spec = find_input(*c.pass, name);
     if (spec == nullptr) continue;  // belongs to another pass or operator
@@ -132,7 +132,7 @@ void GivenInputs::require_fit(const Case& c) const {
   }
 }
 
-std::map<std::string, std::string> GivenInputs::origins(const Case& c) const {
+std::map<std::string, std::string> OwnInputs::origins(const Case& c) const {
   std::map<std::string, std::string> found;
   for (const auto& [name, source] : sources_) {
     if (find_input(*c.pass, name) != nullptr) found[name] = fmt::format("{}:{}", source.file->path(), source.tensor);
@@ -140,7 +140,7 @@ std::map<std::string, std::string> GivenInputs::origins(const Case& c) const {
   return found;
 }
 
-std::vector<std::string> GivenInputs::left_over(const Case& c) const {
+std::vector<std::string> OwnInputs::left_over(const Case& c) const {
   std::vector<std::string> names;
   for (const auto& [name, source] : sources_) {
     if (source.by_name && find_input(*c.pass, name) == nullptr) names.push_back(name);
@@ -148,7 +148,7 @@ std::vector<std::string> GivenInputs::left_over(const Case& c) const {
   return names;
 }
 
-std::vector<Tensor> GivenInputs::make(const Case& c, unsigned threads) const {
+std::vector<Tensor> OwnInputs::make(const Case& c, unsigned threads) const {
   std::vector<Tensor> inputs = make_inputs(c, threads);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto found = sources_.find(c.pass->inputs[i].name);
@@ -262,9 +262,8 @@ constexpr const char* kSoundGates =
 
 }  // namespace
 
-GivenOperator::GivenOperator(const std::string& name, const std::string& pass, Numerics numerics, int64_t terms,
-                             const std::vector<SafetensorsEntry>& inputs,
-                             const std::vector<SafetensorsEntry>& outputs) {
+OwnOperator::OwnOperator(const std::string& name, const std::string& pass, Numerics numerics, int64_t terms,
+                         const std::vector<SafetensorsEntry>& inputs, const std::vector<SafetensorsEntry>& outputs) {
   for (const SafetensorsEntry& entry : inputs) inputs_.push_back(spec_of(entry));
   case_.dims["terms"] = terms;
   for (const SafetensorsEntry& entry : outputs) {
@@ -286,9 +285,9 @@ GivenOperator::GivenOperator(const std::string& name, const std::string& pass, N
   }
 }
 
-std::string_view GivenOperator::keep(std::string text) { return texts_.emplace_back(std::move(text)); }
+std::string_view OwnOperator::keep(std::string text) { return texts_.emplace_back(std::move(text)); }
 
-TensorSpec GivenOperator::spec_of(const SafetensorsEntry& entry) {
+TensorSpec OwnOperator::spec_of(const SafetensorsEntry& entry) {
   std::string dims;
   for (const int64_t extent : entry.shape) {
     const auto [named, is_new] = names_.emplace(extent, fmt::format("n{}", names_.size()));
@@ -300,7 +299,7 @@ TensorSpec GivenOperator::spec_of(const SafetensorsEntry& entry) {
   return spec;
 }
 
-GivenGold::GivenGold(const SafetensorsReader& file, const Case& c) {
+OwnGold::OwnGold(const SafetensorsReader& file, const Case& c) {
   for (const OutputSpec& spec : c.pass->outputs) {
     Output& output = outputs_.emplace_back();
     if (!is_present(c, spec.tensor)) continue;
@@ -322,7 +321,7 @@ GivenGold::GivenGold(const SafetensorsReader& file, const Case& c) {
   }
 }
 
-GoldReplay GivenGold::replay() const {
+GoldReplay OwnGold::replay() const {
   return [this](unsigned threads, const GoldSink& sink) {
     constexpr int64_t kElements = 1 << 14;  // per block: enough work for a task
     for (size_t i = 0; i < outputs_.size(); ++i) {
@@ -347,21 +346,21 @@ GoldReplay GivenGold::replay() const {
   };
 }
 
-std::vector<DType> GivenGold::dtypes() const {
+std::vector<DType> OwnGold::dtypes() const {
   std::vector<DType> all;
   for (const Output& output : outputs_) all.push_back(output.value.dtype);
   return all;
 }
 
-bool GivenGold::is_companion(const SafetensorsReader& file, const std::string& name) {
+bool OwnGold::is_companion(const SafetensorsReader& file, const std::string& name) {
   for (const std::string_view group : {"magnitude/", "rounding/"}) {
     if (name.starts_with(group) && file.find(name.substr(group.size())) != nullptr) return true;
   }
   return false;
 }
 
-void GivenGold::require_sound(const SafetensorsReader& file, const Case& c, const Contract& contract,
-                              const Subject& subject) {
+void OwnGold::require_sound(const SafetensorsReader& file, const Case& c, const Contract& contract,
+                            const Subject& subject) {
   for (const OutputSpec& spec : c.pass->outputs) {
     if (!is_present(c, spec.tensor)) continue;
     const std::string name(spec.tensor.name);
@@ -387,7 +386,7 @@ void GivenGold::require_sound(const SafetensorsReader& file, const Case& c, cons
   }
 }
 
-Case case_of_given_files(const RunOptions& options) {
+Case case_of_own_data(const RunOptions& options) {
   if (!options.has("--op") || options.ops.size() != 1)
     throw InputError("--op", "does not name one operator", "say whose inputs these are; any name will do with --gold");
   const std::string name = options.ops.front();
@@ -425,7 +424,7 @@ Case case_of_given_files(const RunOptions& options) {
   const SafetensorsReader gold(options.gold_file);
   std::vector<SafetensorsEntry> outputs;
   for (const SafetensorsEntry& entry : gold.entries()) {
-    if (!GivenGold::is_companion(gold, entry.name)) outputs.push_back(entry);
+    if (!OwnGold::is_companion(gold, entry.name)) outputs.push_back(entry);
   }
   if (outputs.empty()) throw InputError(gold.path(), "holds no tensors", "give the gold of every output");
   // An fp64 gold may belong to narrower outputs, of --dtype, or of the dtype of the first floating-point input.
@@ -438,9 +437,9 @@ Case case_of_given_files(const RunOptions& options) {
     if (output.dtype == DType::f64) output.dtype = narrower;
   }
   // Static, because forked processes and the report refer to it until the end.
-  static std::unique_ptr<const GivenOperator> own;
-  own = std::make_unique<const GivenOperator>(name, options.passes.front(), parse_numerics(options.numerics).value(),
-                                              options.terms, inputs.entries(), outputs);
+  static std::unique_ptr<const OwnOperator> own;
+  own = std::make_unique<const OwnOperator>(name, options.passes.front(), parse_numerics(options.numerics).value(),
+                                            options.terms, inputs.entries(), outputs);
   add_operator(own->op());
   validate(own->as_case());
   return own->as_case();

@@ -16,12 +16,12 @@
 
 namespace checkop {
 
-class GivenInputs {
+class OwnInputs {
  public:
-  GivenInputs() = default;
+  OwnInputs() = default;
   /// `settings` are NAME=FILE:TENSOR. `file` holds inputs by name; "" for none. Throws InputError if a setting is
   /// malformed, or a file or tensor is missing.
-  GivenInputs(const std::vector<std::string>& settings, const std::string& file);
+  OwnInputs(const std::vector<std::string>& settings, const std::string& file);
 
   /// Throws InputError if a tensor has the wrong dtype or shape for a case, or if a setting names no input of any case.
   /// Reads only headers.
@@ -56,13 +56,13 @@ Case case_of_inputs(const SafetensorsReader& file, const Operator& op, const Pas
 
 /// One pass of an operator without gold here: tensors of given dtypes and shapes, no attributes, no independent rows.
 /// Every distinct extent becomes a dimension: n0, n1, ... The case refers to this object.
-class GivenOperator {
+class OwnOperator {
  public:
   /// `numerics` applies to floating-point outputs; integers are exact. `terms`: the longest sum behind an element.
-  GivenOperator(const std::string& name, const std::string& pass, Numerics numerics, int64_t terms,
-                const std::vector<SafetensorsEntry>& inputs, const std::vector<SafetensorsEntry>& outputs);
-  GivenOperator(const GivenOperator&) = delete;
-  GivenOperator& operator=(const GivenOperator&) = delete;
+  OwnOperator(const std::string& name, const std::string& pass, Numerics numerics, int64_t terms,
+              const std::vector<SafetensorsEntry>& inputs, const std::vector<SafetensorsEntry>& outputs);
+  OwnOperator(const OwnOperator&) = delete;
+  OwnOperator& operator=(const OwnOperator&) = delete;
 
   const Operator& op() const { return op_; }
   const Case& as_case() const { return case_; }
@@ -84,10 +84,10 @@ class GivenOperator {
 /// Bounds that depend on each element's conditioning need more tensors:
 ///   magnitude/NAME   coefficient of the growth of accumulated sums, see GoldRows
 ///   rounding/NAME    coefficient of one unit roundoff; default |gold|, the smallest possible value
-class GivenGold {
+class OwnGold {
  public:
   /// Throws InputError if a tensor is missing or does not fit its output.
-  GivenGold(const SafetensorsReader& file, const Case& c);
+  OwnGold(const SafetensorsReader& file, const Case& c);
 
   GoldReplay replay() const;  ///< refers to this object
 
@@ -113,6 +113,6 @@ class GivenGold {
 
 /// Makes the case. Adds an unknown operator, described by its tensors; call once per process. Throws InputError if
 /// tensors do not fit the operator or each other, or if anything needed to judge them is missing.
-Case case_of_given_files(const RunOptions& options);
+Case case_of_own_data(const RunOptions& options);
 
 }  // namespace checkop

@@ -163,7 +163,7 @@ Proofs::Proofs(Proofs&&) noexcept = default;
 Proofs& Proofs::operator=(Proofs&&) noexcept = default;
 Proofs::~Proofs() = default;
 
-Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads)
+Proofs::Proofs(const std::vector<Check>& checks, const OwnInputs& own_inputs, unsigned threads)
     : source_(std::make_unique<Source>()) {
   source_->threads = threads;
   // Other numbers of ranks are launched for some cases only: those have a proof of their own.
@@ -178,8 +178,9 @@ Proofs::Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsig
     source_->on_gpu &= check.candidate.device != "cpu";
     if (!check.candidate.has_kernel || !known.insert(key_of(c)).second) continue;
     const bool is_here = here.contains(key_of(c));
-    if (!given.origins(c).empty()) {
-      if (is_here) source_->entries[key_of(c)] = {c, sensitivity_of(c, given.make(c, threads), threads, kThoroughWork)};
+    if (!own_inputs.origins(c).empty()) {
+      if (is_here)
+        source_->entries[key_of(c)] = {c, sensitivity_of(c, own_inputs.make(c, threads), threads, kThoroughWork)};
       continue;
     }
     const size_t batch = batches.try_emplace(c.op, source_->batches.size()).first->second;

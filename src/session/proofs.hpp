@@ -16,10 +16,10 @@ namespace checkop {
 class Proofs {
  public:
   Proofs();
-  /// Where inputs are `given`, a case is measured by them alone: no rows are added, nothing is generated in their
+  /// Where inputs are own data, a case is measured by them alone: no rows are added, nothing is generated in their
   /// place. A process of their own works the others out, one operator after the other in the order of `checks`, which
   /// stay where they are; this one goes on.
-  Proofs(const std::vector<Check>& checks, const GivenInputs& given, unsigned threads);
+  Proofs(const std::vector<Check>& checks, const OwnInputs& own_inputs, unsigned threads);
 
   struct Entry {
     Case c;  ///< whose launches are compared in place of the case's own

@@ -119,7 +119,7 @@ Attempt Scheduler::attempt(size_t index) {
   record.checks = {run_.options.wants("determinism"), run_.options.wants("invariance"), run_.options.wants("memory"),
                    run_.plan, rank_limit(run_.options)};
   record.device = worker_->info().device.value();
-  record.given_inputs = run_.given.origins(check.c);
+  record.given_inputs = run_.own_inputs.origins(check.c);
   record.gold_file = run_.gold_file;
   if (is_refused(check, record)) return attempt;
 
@@ -163,7 +163,7 @@ void Scheduler::provide_inputs(Attempt& attempt) {
   const auto start = Clock::now();
   PreparedInputs prepared = std::exchange(prepared_, {});
   const bool is_prepared = prepared.check == attempt.check;
-  attempt.inputs = is_prepared ? std::move(prepared.inputs) : run_.given.make(attempt.record.c, run_.threads);
+  attempt.inputs = is_prepared ? std::move(prepared.inputs) : run_.own_inputs.make(attempt.record.c, run_.threads);
   attempt.record.times.generate_ms = is_prepared ? prepared.ms : ms_since(start);
   attempt.record.data_hash = tensor_digest(attempt.inputs, run_.threads);
 }
@@ -215,7 +215,7 @@ Scheduler::PreparedInputs Scheduler::prepare(size_t index) const {
   if (next == checks.end() || !next->candidate.has_kernel || !fits_side_by_side(next->c)) return {};
   const auto start = Clock::now();
   try {
-    PreparedInputs prepared{&*next, run_.given.make(next->c, run_.threads)};
+    PreparedInputs prepared{&*next, run_.own_inputs.make(next->c, run_.threads)};
     prepared.ms = ms_since(start);
     return prepared;
   } catch (const std::exception&) {  // the same comes out when it is the turn of that check, and is told then

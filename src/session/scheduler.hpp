@@ -21,7 +21,7 @@ namespace checkop {
 struct SchedulerInputs {
   const RunOptions& options;
   const Selection& selection;
-  const GivenInputs& given;
+  const OwnInputs& own_inputs;
   const Proofs& proofs;
   const AxisPlan& plan;
   std::optional<RankService> ranks;  ///< processes of the other ranks, if the run has any

@@ -424,7 +424,7 @@ WorkerInfo probe_candidates(const std::vector<std::string>& ops, const std::vect
 }
 
 std::vector<Case> select_cases(const RunOptions& options) {
-  if (!options.inputs_file.empty()) return {case_of_given_files(options)};
+  if (!options.inputs_file.empty()) return {case_of_own_data(options)};
   return options.cases.empty() && options.suite.empty() ? cases_of_flags(options) : cases_of_files(options);
 }
 

@@ -79,7 +79,7 @@ Session::Session(const RunOptions& options, Selection selection, std::optional<R
       selection_(std::move(selection)),
       ranks_(ranks),
       threads_(thread_count(options)),
-      given_(options.inputs, options.inputs_file) {
+      own_inputs_(options.inputs, options.inputs_file) {
   if (!options.gold_file.empty()) gold_ = std::make_shared<const SafetensorsReader>(options.gold_file);
   plan_.all = options.has("--check");
 }
@@ -112,7 +112,7 @@ std::vector<Demands> Session::demands_for(const Contract& contract, const Case& 
 void Session::check_questions(const Contract& contract) const {
   std::vector<const Case*> cases;
   for (const Check& check : selection_.checks) cases.push_back(&check.c);
-  given_.require_fit(cases);
+  own_inputs_.require_fit(cases);
   const bool is_number = options_.gold_rows.find_first_not_of("0123456789") == std::string::npos;
   if (!options_.gold_rows.empty() && options_.gold_rows != "all" &&
       (!is_number || options_.gold_rows.find_first_not_of('0') == std::string::npos)) {
@@ -123,7 +123,7 @@ void Session::check_questions(const Contract& contract) const {
     for (const OutputSpec& spec : check.c.pass->outputs) {
       if (is_present(check.c, spec.tensor)) contract.gates_for(check.c, spec, {});
     }
-    if (gold_) GivenGold::require_sound(*gold_, check.c, contract, {});
+    if (gold_) OwnGold::require_sound(*gold_, check.c, contract, {});
   }
 }
 
@@ -131,7 +131,7 @@ std::vector<std::string> Session::left_over() const {
   std::vector<std::string> sentences;
   if (options_.inputs_file.empty() || selection_.checks.empty()) return sentences;
   const Case& c = selection_.checks.front().c;  // the only one
-  for (const std::string& name : given_.left_over(c)) {
+  for (const std::string& name : own_inputs_.left_over(c)) {
     sentences.push_back(fmt::format("{}: '{}' is no input of {}/{} and was not used", options_.inputs_file, name,
                                     c.op->name, c.pass->name));
   }
@@ -141,12 +141,13 @@ std::vector<std::string> Session::left_over() const {
 void Session::run_all(const std::function<void(Attempt&)>& judge,
                       const std::function<void(const DeviceInfo&)>& on_first_device,
                       const std::function<bool(const Check&)>& begins) const {
-  const SchedulerInputs run{options_, selection_, given_, proofs_, plan_, ranks_, gold_ ? gold_->path() : "", threads_};
+  const SchedulerInputs run{options_, selection_, own_inputs_, proofs_, plan_, ranks_, gold_ ? gold_->path() : "",
+                            threads_};
   Scheduler(run, {judge, on_first_device, begins}).run();
 }
 
 void Session::find_proofs() {
-  if (plan_.all && options_.wants("invariance")) proofs_ = Proofs(selection_.checks, given_, threads_);
+  if (plan_.all && options_.wants("invariance")) proofs_ = Proofs(selection_.checks, own_inputs_, threads_);
 }
 
 std::vector<std::string> Session::controlled_devices() const {
@@ -169,9 +170,9 @@ void Session::judge_by(const Contract& contract, Attempt& attempt) const {
   if (ran && !gold_) attempt.rows = sample_rows(record.c, attempt.inputs, gold_rows(options_, contract, record.c));
   if (accuracy) {
     GoldTimes times;
-    std::optional<GivenGold> gold;
+    std::optional<OwnGold> gold;
     if (gold_) {
-      GivenGold::require_sound(*gold_, record.c, contract, attempt.subject());  // overlays may ask for more
+      OwnGold::require_sound(*gold_, record.c, contract, attempt.subject());  // overlays may ask for more
       gold.emplace(*gold_, record.c);
       record.gold_dtypes = gold->dtypes();
     }

@@ -65,7 +65,7 @@ class Session {
   unsigned threads_;
   Proofs proofs_;
   AxisPlan plan_{false, 2};  ///< all axes where checks were asked for by name
-  GivenInputs given_;
+  OwnInputs own_inputs_;
   std::shared_ptr<const SafetensorsReader> gold_;  ///< of --gold; nullptr for none
 };
 

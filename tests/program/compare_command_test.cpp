@@ -24,7 +24,7 @@ std::string pair_of_files(const std::string& name, const std::function<void(Tens
 
 TEST(CompareCommand, EqualTensorsPass) {
   const ProcessResult result = run_program(pair_of_files("equal") + kClass);
-  expect_exit(result, 0, "y/forward  given_equal_got.safetensors  fp32");
+  expect_exit(result, 0, "y/forward  own_data_equal_got.safetensors  fp32");
   expect_exit(result, 0, "2 pass");
 }
 

@@ -14,7 +14,7 @@
 
 namespace checkop {
 
-inline std::string path_of(const std::string& name) { return testing::TempDir() + "given_" + name + ".safetensors"; }
+inline std::string path_of(const std::string& name) { return testing::TempDir() + "own_data_" + name + ".safetensors"; }
 
 inline Tensor tensor(const std::string& name, DType dtype, const Shape& shape,
                      const std::function<double(int64_t)>& value) {

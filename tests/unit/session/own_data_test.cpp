@@ -16,17 +16,17 @@
 #include "support/process.hpp"
 #include "support/run_helper.hpp"
 
-namespace checkop::given_test {
+namespace checkop::own_data_test {
 namespace {
 
 using contract_test::error_of;
 
 // --- gold and operator
 
-TEST(GivenOperator, HasTheTensorsOfItsFiles) {
-  const GivenOperator own("mine", "backward", Numerics::reduction, 64,
-                          {{"x", DType::bf16, {2, 3}}, {"ids", DType::i64, {}}},
-                          {{"dx", DType::f32, {2, 3}}, {"n", DType::i32, {5}}});
+TEST(OwnOperator, HasTheTensorsOfItsFiles) {
+  const OwnOperator own("mine", "backward", Numerics::reduction, 64,
+                        {{"x", DType::bf16, {2, 3}}, {"ids", DType::i64, {}}},
+                        {{"dx", DType::f32, {2, 3}}, {"n", DType::i32, {5}}});
   const Case& c = own.as_case();
   ASSERT_EQ(c.pass->inputs.size(), 2u);
   EXPECT_EQ(shape_of(c, c.pass->inputs[0]), (Shape{2, 3}));
@@ -38,17 +38,17 @@ TEST(GivenOperator, HasTheTensorsOfItsFiles) {
   EXPECT_EQ(row_count(c), 1);
 }
 
-TEST(GivenGold, GivesEveryElementOnceWithItsCompanions) {
+TEST(OwnGold, GivesEveryElementOnceWithItsCompanions) {
   const int64_t rows = 300, columns = 177;
   const auto value = [](int64_t i) { return i % 2 == 0 ? wave(i) : -wave(i); };
   const std::string file = write("gold", list(tensor("y", DType::f64, {rows, columns}, value),
                                               tensor("magnitude/y", DType::f32, {rows, columns},
                                                      [](int64_t i) { return static_cast<double>(i % 7); })));
   const SafetensorsReader reader(file);
-  const GivenOperator own("mine", "forward", Numerics::reduction, 1, {}, {{"y", DType::f32, {rows, columns}}});
+  const OwnOperator own("mine", "forward", Numerics::reduction, 1, {}, {{"y", DType::f32, {rows, columns}}});
   std::vector<int> seen(static_cast<size_t>(rows * columns));
   std::mutex mutex;
-  const GivenGold gold(reader, own.as_case());
+  const OwnGold gold(reader, own.as_case());
   gold.replay()(3, [&](const GoldRows& block) {
     const std::lock_guard lock(mutex);
     for (int64_t i = 0; i < block.n_rows * block.columns; ++i) {
@@ -62,17 +62,17 @@ TEST(GivenGold, GivesEveryElementOnceWithItsCompanions) {
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
 }
 
-TEST(GivenGold, CompanionsAreKnownByTheTensorTheyBelongTo) {
+TEST(OwnGold, CompanionsAreKnownByTheTensorTheyBelongTo) {
   const std::string file =
       write("companions", list(tensor("y", DType::f64, {2}, wave), tensor("magnitude/y", DType::f64, {2}, wave),
                                tensor("rounding/z", DType::f64, {2}, wave)));
   const SafetensorsReader reader(file);
-  EXPECT_TRUE(GivenGold::is_companion(reader, "magnitude/y"));
-  EXPECT_FALSE(GivenGold::is_companion(reader, "rounding/z"));
-  EXPECT_FALSE(GivenGold::is_companion(reader, "y"));
+  EXPECT_TRUE(OwnGold::is_companion(reader, "magnitude/y"));
+  EXPECT_FALSE(OwnGold::is_companion(reader, "rounding/z"));
+  EXPECT_FALSE(OwnGold::is_companion(reader, "y"));
 }
 
-TEST(GivenGold, TensorsThatDoNotFitAreRefused) {
+TEST(OwnGold, TensorsThatDoNotFitAreRefused) {
   const std::string file = write(
       "unfit", list(tensor("y", DType::f64, {2, 3}, wave), tensor("n", DType::i32, {2}, [](int64_t) { return 1; }),
                     tensor("big", DType::i64, {1}, [](int64_t) { return 0x1p53; }), tensor("m", DType::f32, {4}, wave),
@@ -80,8 +80,8 @@ TEST(GivenGold, TensorsThatDoNotFitAreRefused) {
                     tensor("magnitude/free", DType::f32, {2}, [](int64_t i) { return i == 1 ? INFINITY : 1; })));
   const SafetensorsReader reader(file);
   const auto error = [&](const SafetensorsEntry& output) {
-    const GivenOperator own("mine", "forward", Numerics::reduction, 1, {}, {output});
-    return error_of([&] { GivenGold(reader, own.as_case()); });
+    const OwnOperator own("mine", "forward", Numerics::reduction, 1, {}, {output});
+    return error_of([&] { OwnGold(reader, own.as_case()); });
   };
   EXPECT_NE(error({"x", DType::f32, {2}}).find("holds no tensor 'x'"), std::string::npos);
   EXPECT_NE(error({"y", DType::f32, {3, 2}}).find("has shape [2, 3], expected [3, 2]"), std::string::npos);
@@ -97,10 +97,10 @@ TEST(GivenGold, TensorsThatDoNotFitAreRefused) {
 constexpr char kMatmul[] =
     "--op matmul --dtype fp32 --device cpu --batch 1 --seq 2 --k-dim 3 --n-dim 4 --candidate native ";
 
-TEST(GivenInputs, ReplaceGeneratedOnes) {
+TEST(OwnInputs, ReplaceGeneratedOnes) {
   const std::string file = write("captured", list(tensor("layer.7.a", DType::f32, {2, 3, 2}, wave)));
   const Case c = matmul_case();
-  const GivenInputs given({"a=" + file + ":layer.7.a"}, "");
+  const OwnInputs given({"a=" + file + ":layer.7.a"}, "");
   given.require_fit({&c});
   const std::vector<Tensor> inputs = given.make(c, 1);
   for (int64_t i = 0; i < 12; ++i) EXPECT_EQ(inputs[0].at(i), static_cast<float>(wave(i)));
@@ -108,12 +108,12 @@ TEST(GivenInputs, ReplaceGeneratedOnes) {
   EXPECT_EQ(given.origins(c), (std::map<std::string, std::string>{{"a", file + ":layer.7.a"}}));
 }
 
-TEST(GivenInputs, TensorsThatDoNotFitTheCaseAreRefused) {
+TEST(OwnInputs, TensorsThatDoNotFitTheCaseAreRefused) {
   const std::string file =
       write("misfit", list(tensor("a", DType::f32, {2, 3}, wave), tensor("h", DType::f16, {2, 3, 2}, wave)));
   const Case c = matmul_case();
   const auto error = [&](const std::string& setting) {
-    return error_of([&] { GivenInputs({setting}, "").require_fit({&c}); });
+    return error_of([&] { OwnInputs({setting}, "").require_fit({&c}); });
   };
   EXPECT_NE(error("a=" + file + ":a").find("has shape [2, 3], 'a' of matmul-fp32-2x3x2x4 has [2, 3, 2]"),
             std::string::npos);
@@ -127,12 +127,12 @@ TEST(GivenInputs, TensorsThatDoNotFitTheCaseAreRefused) {
     EXPECT_NE(error(form).find("expected NAME=FILE:TENSOR"), std::string::npos) << form;
 }
 
-TEST(GivenInputs, IdsMustSelectSomething) {
+TEST(OwnInputs, IdsMustSelectSomething) {
   const Case c = linear_logp_case("forward", false);
   const auto replaced = [&](double id) {
     const std::string file =
         write("ids", list(tensor("t", DType::i64, {1, 6}, [&](int64_t i) { return i == 4 ? id : 0; })));
-    return error_of([&] { GivenInputs({"target_ids=" + file + ":t"}, "").make(c, 1); });
+    return error_of([&] { OwnInputs({"target_ids=" + file + ":t"}, "").make(c, 1); });
   };
   EXPECT_EQ(replaced(4), "no error");
   EXPECT_EQ(replaced(-100), "no error");  // ignore_index
@@ -140,7 +140,7 @@ TEST(GivenInputs, IdsMustSelectSomething) {
   EXPECT_NE(replaced(-1).find("holds id -1"), std::string::npos);
 }
 
-TEST(GivenInputs, ProofsLookAtThem) {
+TEST(OwnInputs, ProofsLookAtThem) {
   const std::string flags =
       "--op matmul --dtype fp32 --device cpu --batch 1 --seq 40 --k-dim 64 --n-dim 16 --candidate native "
       "--check invariance ";
@@ -157,7 +157,7 @@ TEST(GivenInputs, ProofsLookAtThem) {
   expect_exit(run_program(flags), 0, "1 pass");
 }
 
-TEST(GivenInputs, ReportSaysWhereTheyComeFrom) {
+TEST(OwnInputs, ReportSaysWhereTheyComeFrom) {
   const std::string file =
       write("origin", list(tensor("t", DType::f32, {1, 2, 3}, wave), tensor("g", DType::f32, {1, 2, 4}, wave)));
   const std::string flags = kMatmul + ("--pass all --input a=" + file + ":t --input grad_c=" + file + ":g ");
@@ -178,7 +178,7 @@ TEST(GivenInputs, ReportSaysWhereTheyComeFrom) {
   }
 }
 
-TEST(GivenInputs, RunJudgesByThem) {
+TEST(OwnInputs, RunJudgesByThem) {
   const std::string file = write("run", list(tensor("a", DType::f32, {1, 2, 3}, wave)));
   const std::string flag = "--input a=" + file + ":a ";
   const ProcessResult plain = run_program(kMatmul + std::string("--json")),
@@ -278,4 +278,4 @@ TEST(OwnGold, JudgesAnOperatorThatIsKnown) {
 }
 
 }  // namespace
-}  // namespace checkop::given_test
+}  // namespace checkop::own_data_test
