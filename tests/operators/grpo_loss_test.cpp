@@ -35,22 +35,6 @@ bool all_zero(const std::vector<double>& values) {
   return true;
 }
 
-std::vector<double> values_of(const Tensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.count()));
-  info(tensor.dtype).decode(tensor.bytes.data(), values.data(), values.size());
-  return values;
-}
-
-/// All outputs of the gold and of the native candidate, in this order.
-std::vector<std::vector<double>> both(const Case& c, const std::vector<Tensor>& inputs) {
-  std::vector<std::vector<double>> all;
-  for (const GoldOutput& output : collect_gold(c, inputs, 1)) all.push_back(output.value);
-  const NativeAnswer native = run_native(c, inputs);
-  EXPECT_EQ(native.result.status, RunStatus::ok) << native.result.message;
-  for (const Tensor& output : native.outputs) all.push_back(values_of(output));
-  return all;
-}
-
 // In fp32 the mean of seven equal numbers may differ from that number, and eps magnifies the difference a million
 // times.
 TEST(GrpoLoss, AGroupOfEqualRewardsCountsForExactlyNothing) {
@@ -60,7 +44,7 @@ TEST(GrpoLoss, AGroupOfEqualRewardsCountsForExactlyNothing) {
     auto inputs = make_inputs(c, 1);
     for (int i = 1; i < 20; ++i) {
       set_rewards(c, inputs, std::vector<double>(7, i * 0.1));
-      const auto values = both(c, inputs);
+      const auto values = gold_and_native(c, inputs);
       EXPECT_TRUE(all_zero(values.front())) << pass << " gold, reward " << i * 0.1;
       EXPECT_TRUE(all_zero(values[values.size() / 2])) << pass << " native, reward " << i * 0.1;
     }
@@ -72,7 +56,7 @@ TEST(GrpoLoss, LargeRewardsKeepTheirSpread) {
   auto small = active_policy_inputs(c), large = active_policy_inputs(c);
   set_rewards(c, small, {0, 1, 1, 0, 1, 0});
   set_rewards(c, large, {1e6, 1e6 + 1, 1e6 + 1, 1e6, 1e6 + 1, 1e6});
-  const auto expected = both(c, small), got = both(c, large);
+  const auto expected = gold_and_native(c, small), got = gold_and_native(c, large);
   EXPECT_EQ(got[0], expected[0]);
   EXPECT_EQ(got[3], expected[3]);
   EXPECT_NE(expected[0][0], 0.0);
@@ -84,7 +68,7 @@ TEST(GrpoLoss, WithoutActiveTokensEverythingIsZero) {
       const Case c = grpo_case(pass, 3, 0.04);
       auto inputs = active_policy_inputs(c);
       for (int64_t row = 0; row < kRows; ++row) input(c, inputs, mask).set(row, 0);
-      for (const auto& values : both(c, inputs)) EXPECT_TRUE(all_zero(values)) << mask << " " << pass;
+      for (const auto& values : gold_and_native(c, inputs)) EXPECT_TRUE(all_zero(values)) << mask << " " << pass;
     }
   }
 }
@@ -97,7 +81,7 @@ TEST(GrpoLoss, TokensThatAreNotActiveMayHoldAnything) {
       for (auto* inputs : {&clean, &spoilt}) input(c, *inputs, mask).set(4, 0);
       for (const char* name : {"policy_logits", "ref_logits", "old_logps"}) set_row(input(c, spoilt, name), 4, kNan);
       input(c, spoilt, "action_ids").set(4, -100);
-      EXPECT_EQ(both(c, spoilt), both(c, clean)) << mask << " " << pass;
+      EXPECT_EQ(gold_and_native(c, spoilt), gold_and_native(c, clean)) << mask << " " << pass;
     }
   }
 }
@@ -126,7 +110,7 @@ TEST(GrpoLoss, BoundariesOfEqualGroupsAreSamplesPerPrompt) {
   const Case with = grpo_case("forward", 2, 0, true), without = grpo_case("forward", 3);
   auto inputs = active_policy_inputs(with);
   for (int64_t i = 0; i < 3; ++i) input(with, inputs, "group_boundaries").set(i, static_cast<double>(3 * i));
-  EXPECT_EQ(both(with, inputs), both(without, active_policy_inputs(without)));
+  EXPECT_EQ(gold_and_native(with, inputs), gold_and_native(without, active_policy_inputs(without)));
 }
 
 TEST(GrpoLoss, SizesThatDoNotGoTogetherAreRefused) {
@@ -159,7 +143,7 @@ TEST(GrpoLoss, ClippedTokensHaveNoGradient) {
     auto inputs = active_policy_inputs(c);
     set_rewards(c, inputs, {0, 1, 0, 1, 0, 1});
     for (const int64_t row : {1, 4}) set_ratio(c, inputs, row, log_ratio);
-    const auto values = both(c, inputs);
+    const auto values = gold_and_native(c, inputs);
     for (const auto& gradient : values) {
       const double first = gradient[1 * kVocab], second = gradient[4 * kVocab];
       EXPECT_EQ(first == 0, log_ratio < 0) << log_ratio;

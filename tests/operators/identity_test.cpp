@@ -23,12 +23,6 @@ void fill(Tensor& tensor, const std::vector<double>& values) {
   for (size_t i = 0; i < values.size(); ++i) tensor.set(static_cast<int64_t>(i), values[i]);
 }
 
-std::vector<double> values_of(const Tensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = tensor.at(static_cast<int64_t>(i));
-  return values;
-}
-
 /// [rows, columns] -> [columns, rows]
 std::vector<double> transposed(const std::vector<double>& matrix, size_t columns) {
   const size_t rows = matrix.size() / columns;

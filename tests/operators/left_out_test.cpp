@@ -57,31 +57,16 @@ std::vector<Tensor> inputs_with(const Case& c, const Question& question, double 
   return inputs;
 }
 
-std::vector<double> values_of(const Tensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.count()));
-  info(tensor.dtype).decode(tensor.bytes.data(), values.data(), values.size());
-  return values;
-}
-
-/// Values of all outputs of the gold, then of the native candidate.
-std::vector<std::vector<double>> both(const Case& c, const std::vector<Tensor>& inputs) {
-  std::vector<std::vector<double>> all;
-  for (const GoldOutput& output : collect_gold(c, inputs, 1)) all.push_back(output.value);
-  const NativeAnswer native = run_native(c, inputs);
-  EXPECT_EQ(native.result.status, RunStatus::ok) << native.result.message;
-  for (const Tensor& output : native.outputs) all.push_back(values_of(output));
-  return all;
-}
-
 // Ignored ids inside and outside the vocabulary: 0 is what tokenizers pad with, 20 the last id.
 TEST(LeftOut, RowsAreZeroAndNothingOfThemReachesTheRest) {
   for (const Question& question : kQuestions) {
     for (const char* pass : {"forward", "backward"}) {
       for (const double index : {-100.0, -1.0, 0.0, 20.0, 21.0, 1e15}) {
         const Case c = case_of(question, pass, index);
-        const auto expected = both(c, inputs_with(c, question, 0.5));
+        const auto expected = gold_and_native(c, inputs_with(c, question, 0.5));
         for (const double content : {kNan, kInf, -kInf, 1e30}) {
-          EXPECT_EQ(both(c, inputs_with(c, question, content)), expected) << question.op << " " << pass << " " << index;
+          EXPECT_EQ(gold_and_native(c, inputs_with(c, question, content)), expected)
+              << question.op << " " << pass << " " << index;
         }
         // The output with one value per row
         for (const auto& values : {expected.front(), expected[expected.size() / 2]}) {
@@ -128,7 +113,8 @@ TEST(LeftOut, EveryRowMayBe) {
     for (const char* pass : {"forward", "backward"}) {
       Case c = case_of(question, pass, -100);
       c.ignored_every = 1;
-      for (const auto& values : both(c, make_inputs(c, 1))) EXPECT_EQ(values, std::vector<double>(values.size(), 0.0));
+      for (const auto& values : gold_and_native(c, make_inputs(c, 1)))
+        EXPECT_EQ(values, std::vector<double>(values.size(), 0.0));
     }
   }
 }

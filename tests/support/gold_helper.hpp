@@ -178,6 +178,12 @@ inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
   return inputs;
 }
 
+inline std::vector<double> values_of(const Tensor& tensor) {
+  std::vector<double> values(static_cast<size_t>(tensor.count()));
+  info(tensor.dtype).decode(tensor.bytes.data(), values.data(), values.size());
+  return values;
+}
+
 /// Index of `name` among the pass's inputs or outputs.
 inline size_t input_index(const Pass& pass, std::string_view name) {
   for (size_t i = 0; i < pass.inputs.size(); ++i) {

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "case/inputs.hpp"
+#include "support/gold_helper.hpp"
 
 namespace checkop::inputs_test {
 namespace {
@@ -66,12 +67,6 @@ uint64_t hash_of(const Tensor& tensor) {  // FNV-1a
     hash = (hash ^ static_cast<uint64_t>(tensor.bytes.data()[i])) * 0x100000001b3u;
   }
   return hash;
-}
-
-std::vector<double> values_of(const Tensor& tensor) {
-  std::vector<double> values(static_cast<size_t>(tensor.count()));
-  info(tensor.dtype).decode(tensor.bytes.data(), values.data(), values.size());
-  return values;
 }
 
 bool share_a_value(const Tensor& a, const Tensor& b) {
