@@ -8,7 +8,7 @@
 #include "support/contract_helper.hpp"
 #include "support/gold_helper.hpp"
 
-namespace checkop::known_failure_test {
+namespace checkop::known_failures_test {
 namespace {
 
 using namespace contract_test;
@@ -236,4 +236,4 @@ TEST(KnownFailure, ErrorsNameFileAndPath) {
 }
 
 }  // namespace
-}  // namespace checkop::known_failure_test
+}  // namespace checkop::known_failures_test

@@ -4,7 +4,7 @@
 
 #include "support/contract_helper.hpp"
 
-namespace checkop::contract_overlay_test {
+namespace checkop::contract_overlays_test {
 namespace {
 
 using namespace contract_test;
@@ -301,4 +301,4 @@ TEST(Overlay, OfTheDefaultContractHalveTheStepOfTheFirstTensorCores) {
 }
 
 }  // namespace
-}  // namespace checkop::contract_overlay_test
+}  // namespace checkop::contract_overlays_test

@@ -5,7 +5,7 @@
 
 #include "support/contract_helper.hpp"
 
-namespace checkop::contract_error_test {
+namespace checkop::contract_reader_test {
 namespace {
 
 using namespace contract_test;
@@ -243,4 +243,4 @@ TEST(Contract, GatesOfTokensAreForOutputsOfTokens) {
 }
 
 }  // namespace
-}  // namespace checkop::contract_error_test
+}  // namespace checkop::contract_reader_test

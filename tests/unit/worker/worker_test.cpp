@@ -17,7 +17,7 @@
 #include "worker/wire.hpp"
 #include "worker/worker.hpp"
 
-namespace checkop::isolate_test {
+namespace checkop::worker_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -324,4 +324,4 @@ TEST(Wire, ResultSurvivesTheWayThereAndBack) {
 }
 
 }  // namespace
-}  // namespace checkop::isolate_test
+}  // namespace checkop::worker_test
