@@ -17,7 +17,7 @@
 //   element when rows are gathered, for as many rows at a time as fit 24 MiB. Backward: at most 300 MB at 4096 rows x
 //   4096: 2 + 4 bytes per row and hidden element, 4 per row and 256 columns, 2 + 1/4 per row and column, for as many
 //   columns at a time as fit 132 MiB or what is left of 300 MB.
-//   Expected error: a logit is one chain of hidden / 16 additions that truncate (sm90/plan.cuh); exponentials are
+//   Expected error: a logit is one chain of hidden / 16 additions that truncate (sm90/config.cuh); exponentials are
 //   within 2 ulp; sums are chains of 16 + 4 additions in a segment of 256 columns, then chains of vocab / 8192 over
 //   segments. dz is rounded once to the dtype of hidden, except in dbias. Without a bias, its exponential is first
 //   rounded to 10 bits, except in the target's column. Then one chain of vocab / 16 or rows / 16.

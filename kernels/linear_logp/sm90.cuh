@@ -8,21 +8,21 @@
 
 namespace checkop::kernels::linear_logp::hopper {
 
-constexpr auto kEngine = sm90::Loads::copy_engine;
+constexpr auto kTma = sm90::Loads::tma;
 constexpr auto kDirect = sm90::Stores::direct;
-struct ManyRows : sm90::Plan<2, 256, 64, 4, 2, 1, kEngine, kDirect> {
-  static constexpr const char* kWords = "wgmma 128x256, pairs";
+struct ManyRows : sm90::KernelConfig<2, 256, 64, 4, 2, 1, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 128x256, cluster of 2";
 };
 // For at most 128 and at most 64 rows, where reading the weights dominates.
-struct Rows128 : sm90::Plan<2, 256, 64, 4, 1, 1, kEngine, kDirect> {
-  static constexpr const char* kWords = "wgmma 128x256";
+struct Rows128 : sm90::KernelConfig<2, 256, 64, 4, 1, 1, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 128x256";
 };
-struct Rows64 : sm90::Plan<1, 256, 64, 0, 1, 1, kEngine, kDirect> {
-  static constexpr const char* kWords = "wgmma 64x256";
+struct Rows64 : sm90::KernelConfig<1, 256, 64, 0, 1, 1, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 64x256";
 };
 // For matrices that TMA can't read.
-struct Unaligned : sm90::Plan<1, 256, 64, 4, 1, 1, sm90::Loads::plain, kDirect> {
-  static constexpr const char* kWords = "wgmma 64x256, element loads";
+struct Unaligned : sm90::KernelConfig<1, 256, 64, 4, 1, 1, sm90::Loads::elementwise, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 64x256, unaligned: element-wise loads";
 };
 
 struct Workspace {
@@ -201,11 +201,13 @@ cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t fir
     auto of_block = segments;
     of_block.bias = p.bias_from(column), of_block.first_id += column;
     of_block.sums += segment * rows, of_block.exponents += segment * segments.ld_exponents;
-    const T* place = dweight + kept.start(block) + first * kept.ld(block);
-    if (!sm90::stage_tiles<sm90::Large>(of_block, place, kept.columns(block), rows, kept.ld(block)) || !of_block.staged)
+    const T* destination = dweight + kept.start(block) + first * kept.ld(block);
+    if (!sm90::stage_tiles<sm90::Large>(of_block, destination, kept.columns(block), rows, kept.ld(block)) ||
+        !of_block.staged)
       return cudaErrorInvalidValue;
     const auto columns = make_factor<true>(p.weight + column * hidden, hidden, kept.columns(block));
-    if (const auto error = sm90::launch_into<sm90::Large>(of_block, of_rows, columns, hidden, p.stream)) return error;
+    if (const auto error = sm90::launch_with_epilogue<sm90::Large>(of_block, of_rows, columns, hidden, p.stream))
+      return error;
   }
   return cudaSuccess;
 }
@@ -225,7 +227,7 @@ Kept kept_in(const Problem<T>& p, const WeightGradients<O>& to) {
 
 /// finish_at(first row) returns the functor that merge_power_sums() calls with every row's sum of exponentials. Leaves
 /// the exponents of segments in the workspace for gradients, and the exponentials of `kept` rows in dweight. `words`
-/// becomes the description of the plan.
+/// becomes the name of the configuration.
 template <typename T, typename FinishAt>
 cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at, const char*& words) {
   int64_t rows = 0;
@@ -235,12 +237,12 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
     const auto segments = segments_of(p, first);
     const auto hidden = make_factor<true>(p.hidden + first * p.sizes.hidden, p.sizes.hidden, rows);
     const auto weight = make_factor<true>(p.weight, p.sizes.hidden, p.sizes.vocab);
-    const auto run = [&]<typename P>(P) {
-      words = P::kWords;
-      return sm90::launch_into<P>(segments, hidden, weight, p.sizes.hidden, p.stream);
+    const auto run = [&]<typename Config>(Config) {
+      words = Config::kVariant;
+      return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.sizes.hidden, p.stream);
     };
     const auto keep = [&] {
-      words = sm90::Large::kWords;
+      words = sm90::Large::kVariant;
       if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials(p, kept, first, rows, dweight);
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
@@ -255,13 +257,13 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
   return cudaGetLastError();
 }
 
-/// Computes the tiles of a * b into `out`, an epilogue that must give the same bits with every plan.
+/// Computes the tiles of a * b into `out`, an epilogue that must give the same bits with every configuration.
 template <typename T, typename Epilogue, bool a_along_k, bool b_along_k, typename Stage>
 cudaError_t multiply(Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t inner,
                      cudaStream_t stream, Stage&& stage) {
-  const auto run = [&]<typename P>(P) {
-    if (!stage(P{}, out)) return cudaErrorInvalidValue;
-    return sm90::launch_into<P>(out, a, b, inner, stream);
+  const auto run = [&]<typename Config>(Config) {
+    if (!stage(Config{}, out)) return cudaErrorInvalidValue;
+    return sm90::launch_with_epilogue<Config>(out, a, b, inner, stream);
   };
   if (!are_reachable(a, b, inner)) return run(sm90::Unaligned{});
   return sm90::with_fastest(a.extent, b.extent, run, sm90::Large{}, sm90::Square{}, sm90::Low{}, sm90::Small{});
@@ -299,8 +301,8 @@ cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const 
   const int64_t rows = p.sizes.rows - kept.rows;
   if (rows == 0) return cudaGetLastError();
   gradient.row_of += kept.rows, gradient.exponents += kept.rows, gradient.dz += kept.rows * ld;
-  const auto stage = [&]<typename P>(P, sm90::StoreGradient<T, biased>& out) {
-    return sm90::stage_tiles<P>(out, gradient.dz, columns, rows, ld);
+  const auto stage = [&]<typename Config>(Config, sm90::StoreGradient<T, biased>& out) {
+    return sm90::stage_tiles<Config>(out, gradient.dz, columns, rows, ld);
   };
   return multiply(gradient, make_factor<true>(p.hidden + kept.rows * hidden, hidden, rows),
                   make_factor<true>(p.weight + column * hidden, hidden, columns), hidden, p.stream, stage);
@@ -316,8 +318,8 @@ cudaError_t launch_weight_gradient(const Problem<T>& p, const Factor<T, false>& 
   if constexpr (std::is_same_v<T, O>) {
     sm90::StoreTiles<T, T> tiles{};
     tiles.c = to.dweight;
-    const auto stage = [&]<typename P>(P, sm90::StoreTiles<T, T>& out) {
-      return sm90::stage_tiles<P>(out, to.dweight, hidden, dz.extent, hidden);
+    const auto stage = [&]<typename Config>(Config, sm90::StoreTiles<T, T>& out) {
+      return sm90::stage_tiles<Config>(out, to.dweight, hidden, dz.extent, hidden);
     };
     return multiply(tiles, dz, of_rows, rows, p.stream, stage);
   } else {

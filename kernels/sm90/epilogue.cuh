@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gemm/mma.cuh"
-#include "sm90/plan.cuh"
+#include "sm90/config.cuh"
 
 namespace checkop::kernels::sm90 {
 
@@ -15,7 +15,7 @@ __device__ uint32_t pack_pair(float first, float second) {
 
 /// Stores four 8x8 matrices of 16-bit elements (stmatrix). Lane l supplies elements (l / 4, l % 4 * 2) and
 /// (l / 4, l % 4 * 2 + 1) of each matrix, and the address of row l % 8 of matrix l / 8.
-__device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+__device__ inline void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
                : "r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
@@ -44,37 +44,37 @@ __device__ __forceinline__ void pack_sums(const float (&sum)[count], uint32_t (&
 }
 
 /// Stores a box of c, 64 columns by this warp's 16 rows, that begins at (m, n). The box goes through `buffer` in shared
-/// memory; the warp's P::kStoreBuffers buffers take turns, so stores of earlier boxes may still be in flight.
-template <typename P>
+/// memory; the warp cycles through Config::kStoreBuffers buffers, so stores of earlier boxes may still be in flight.
+template <typename Config>
 __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer, int m,
                                              int n, int m_extent, int n_extent) {
   // Lane l addresses row l % 16, and the left or right 8 of 16 columns.
   const int lane = threadIdx.x % kWarp, row = lane % 16, right = lane / 16;
-  if (lane == 0) wait_for_stores<P::kStoreBuffers - 1>();  // the store that last used this buffer has read it
+  if (lane == 0) tma_store_wait<Config::kStoreBuffers - 1>();  // the store that last used this buffer has read it
   __syncwarp();
 #pragma unroll
   for (int chunk = 0; chunk < 8; chunk += 2) {
     const uint32_t* at = packed + chunk * 2;
-    store_matrices(buffer + row * 128 + ((chunk + right) ^ row % 8) * 16, at[0], at[1], at[2], at[3]);
+    stmatrix_x4(buffer + row * 128 + ((chunk + right) ^ row % 8) * 16, at[0], at[1], at[2], at[3]);
   }
-  fence_async();
+  fence_proxy_async();
   __syncwarp();
   if (lane == 0) {
-    if (m < m_extent && n < n_extent) store_box(map, buffer, n, m);
-    commit_stores();
+    if (m < m_extent && n < n_extent) tma_store(map, buffer, n, m);
+    tma_store_commit();
   }
 }
 
 /// A warpgroup stores rows m .. m + 63 and columns n .. n + kN - 1 from its registers. c may have any alignment and
 /// size; its lines are `ld` elements apart.
-template <typename P, typename Out>
-__device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out* __restrict__ c, int64_t ld, int64_t m,
-                                             int64_t n, int64_t m_extent, int64_t n_extent) {
-  const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
+template <typename Config, typename Out>
+__device__ __forceinline__ void store_direct(const float (&sum)[Config::kN / 2], Out* __restrict__ c, int64_t ld,
+                                             int64_t m, int64_t n, int64_t m_extent, int64_t n_extent) {
+  const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
   const bool pairs = ld % 2 == 0 && reinterpret_cast<uintptr_t>(c) % sizeof(mma::Pair<Out>) == 0;
   m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < P::kN / 2; i += 2) {
+  for (int i = 0; i < Config::kN / 2; i += 2) {
     const int64_t row = m + i / 2 % 2 * 8, column = n + i / 4 * 8;
     if (row >= m_extent || column >= n_extent) continue;
     Out* at = c + row * ld + column;
@@ -88,13 +88,13 @@ __device__ __forceinline__ void store_direct(const float (&sum)[P::kN / 2], Out*
 }
 
 // Interface of an epilogue:
-//   kMayStage<P>  when `staged`, its tiles are stored through shared memory by c_map. It then needs
-//                   changes_sums(), change<P>(sum, rows, m, n, m_extent, n_extent): modifies the sums before the store
-//                   pack(sum, packed): packs the 16 bits of each sum to store, in the layout of pack_sums()
-//   kReadsRows    read_rows(m, n, m_extent) -> Rows, called before a tile's sums are computed
-//   kCarries      load<P>(sum, m, n, m_extent, n_extent): initializes the sums before the first product
-//   take<P>(sum, rows, m, n, m_extent, n_extent): handles sums that are not staged
-// m and n are the first row and column of a warpgroup's part, which has 64 rows and kN columns.
+//   kMayStage<Config>  when `staged`, its tiles are stored through shared memory by c_map. It then needs
+//                      changes_sums(), change<Config>(sum, rows, m, n, m_extent, n_extent): modifies the sums first
+//                      pack(sum, packed): packs the 16 bits of each sum to store, in the layout of pack_sums()
+//   kReadsRows         read_rows(m, n, m_extent) -> Rows, called before a tile's sums are computed
+//   kCarries           load<Config>(sum, m, n, m_extent, n_extent): initializes the sums before the first product
+//   consume<Config>(sum, rows, m, n, m_extent, n_extent): handles sums that are not staged
+// m and n are the first row and column of a warpgroup's tile, which has 64 rows and kN columns.
 
 /// c[m, n] = sum + bias[n], rounded once: the epilogue of plain products.
 template <typename T, typename Out>
@@ -104,8 +104,8 @@ struct StoreTiles {
   Out* __restrict__ c;         ///< [a.extent, b.extent], contiguous
   bool staged;                 ///< stores through shared memory and TMA
 
-  template <typename P>
-  static constexpr bool kMayStage = P::kStores == Stores::staged&& std::is_same_v<T, Out>;
+  template <typename Config>
+  static constexpr bool kMayStage = Config::kStores == Stores::staged&& std::is_same_v<T, Out>;
   static constexpr bool kReadsRows = false, kCarries = false;
   struct Rows {};
 
@@ -114,16 +114,16 @@ struct StoreTiles {
     pack_sums<T>(sum, packed);
   }
   __device__ bool changes_sums() const { return bias != nullptr; }
-  template <typename P>
-  __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows&, int64_t, int64_t n, int64_t,
+  template <typename Config>
+  __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows&, int64_t, int64_t n, int64_t,
                                          int64_t n_extent) const {
     if (bias != nullptr) add_bias(sum, bias, n, n_extent);
   }
-  template <typename P>
-  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
-                                       int64_t m_extent, int64_t n_extent) const {
-    change<P>(sum, rows, m, n, m_extent, n_extent);
-    store_direct<P>(sum, c, n_extent, m, n, m_extent, n_extent);
+  template <typename Config>
+  __device__ __forceinline__ void consume(float (&sum)[Config::kN / 2], const Rows& rows, int64_t m, int64_t n,
+                                          int64_t m_extent, int64_t n_extent) const {
+    change<Config>(sum, rows, m, n, m_extent, n_extent);
+    store_direct<Config>(sum, c, n_extent, m, n, m_extent, n_extent);
   }
 };
 

@@ -39,7 +39,7 @@ struct WriteRowGradients {
   }
 };
 
-constexpr int kBlockRows = 16;  // rows per block of k (plan.cuh); for the bias, they are summed in registers
+constexpr int kBlockRows = 16;  // rows per block of k (config.cuh); for the bias, they are summed in registers
 
 /// Stores dz[m, n] for a block of columns, rounded once. With a bias, also stores the unrounded sums of dz over 16
 /// rows.
@@ -55,8 +55,8 @@ struct StoreGradient {
   float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld]
   bool staged;
 
-  template <typename P>
-  static constexpr bool kMayStage = P::kStores == Stores::staged;
+  template <typename Config>
+  static constexpr bool kMayStage = Config::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
   /// Of this thread's two rows.
   struct Rows {
@@ -67,7 +67,7 @@ struct StoreGradient {
   };
 
   __device__ Rows read_rows(int64_t m, int64_t n, int64_t m_extent) const {
-    m += threadIdx.x % kGroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+    m += threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
     Rows rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half, m += 8) {
@@ -86,11 +86,11 @@ struct StoreGradient {
     pack_sums<T>(sum, packed);
   }
 
-  template <typename P>
-  __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
+  template <typename Config>
+  __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows& rows, int64_t m, int64_t n,
                                          int64_t m_extent, int64_t n_extent) const {
-    static_assert(kSegmentColumns % P::kN == 0);  // so a tile has one exponent per row
-    constexpr int kPerRow = P::kN / 4;
+    static_assert(kSegmentColumns % Config::kN == 0);  // so a tile has one exponent per row
+    constexpr int kPerRow = Config::kN / 4;
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
     // Tested at run time: otherwise the compiler would load the whole bias at once, and registers are scarce.
     if (biased && bias != nullptr) add_bias(sum, bias, n, n_extent);
@@ -105,17 +105,17 @@ struct StoreGradient {
         z = row.target < 0 ? 0.0f : dz;
       }
       const int64_t target = row.target - first_column - n;
-      if (target >= 0 && target < P::kN && target % 8 / 2 == quad_lane) {
-        const int place = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
+      if (target >= 0 && target < Config::kN && target % 8 / 2 == quad_lane) {
+        const int index = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
 #pragma unroll
         for (int i = 0; i < kPerRow; ++i) {
           float& z = sum[i / 2 * 4 + i % 2 + half * 2];
-          z = i == place ? row.at_target : z;
+          z = i == index ? row.at_target : z;
         }
       }
     }
     if constexpr (!biased) return;
-    m += threadIdx.x % kGroup / kWarp * kBlockRows;
+    m += threadIdx.x % kWarpgroup / kWarp * kBlockRows;
     if (m >= m_extent) return;  // the whole warp
     float* __restrict__ to = block_sums + m / kBlockRows * ld + n + quad_lane * 2;
 #pragma unroll
@@ -130,11 +130,11 @@ struct StoreGradient {
     }
   }
 
-  template <typename P>
-  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
-                                       int64_t m_extent, int64_t n_extent) const {
-    change<P>(sum, rows, m, n, m_extent, n_extent);
-    store_direct<P>(sum, dz, ld, m, n, m_extent, n_extent);
+  template <typename Config>
+  __device__ __forceinline__ void consume(float (&sum)[Config::kN / 2], const Rows& rows, int64_t m, int64_t n,
+                                          int64_t m_extent, int64_t n_extent) const {
+    change<Config>(sum, rows, m, n, m_extent, n_extent);
+    store_direct<Config>(sum, dz, ld, m, n, m_extent, n_extent);
   }
 };
 
@@ -189,19 +189,19 @@ struct ContinueSums {
   T* __restrict__ c;               ///< [a.extent, b.extent], written by the last part
   bool last;
 
-  template <typename P>
+  template <typename Config>
   static constexpr bool kMayStage = false;
   static constexpr bool kReadsRows = false, kCarries = true;
   struct Rows {};
 
-  template <typename P>
-  __device__ __forceinline__ void load(float (&sum)[P::kN / 2], int64_t m, int64_t n, int64_t m_extent,
+  template <typename Config>
+  __device__ __forceinline__ void load(float (&sum)[Config::kN / 2], int64_t m, int64_t n, int64_t m_extent,
                                        int64_t n_extent) const {
-    const int thread = threadIdx.x % kGroup, lane = thread % kWarp;
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp;
     const bool pairs = n_extent % 2 == 0 && reinterpret_cast<uintptr_t>(from) % sizeof(float2) == 0;
     m += thread / kWarp * 16 + lane / 4, n += lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < P::kN / 2; i += 2) {
+    for (int i = 0; i < Config::kN / 2; i += 2) {
       const int64_t row = m + i / 2 % 2 * 8, column = n + i / 4 * 8;
       float2 both{0.0f, 0.0f};
       if (from != nullptr && row < m_extent && column < n_extent) {
@@ -217,13 +217,13 @@ struct ContinueSums {
     }
   }
 
-  template <typename P>
-  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows&, int64_t m, int64_t n, int64_t m_extent,
-                                       int64_t n_extent) const {
+  template <typename Config>
+  __device__ __forceinline__ void consume(float (&sum)[Config::kN / 2], const Rows&, int64_t m, int64_t n,
+                                          int64_t m_extent, int64_t n_extent) const {
     if (last) {
-      store_direct<P>(sum, c, n_extent, m, n, m_extent, n_extent);
+      store_direct<Config>(sum, c, n_extent, m, n, m_extent, n_extent);
     } else {
-      store_direct<P>(sum, sums, n_extent, m, n, m_extent, n_extent);
+      store_direct<Config>(sum, sums, n_extent, m, n, m_extent, n_extent);
     }
   }
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prepares and enqueues one plan of gemm.cuh. Needs no -lcuda: see tensor_map.cuh.
+// Prepares and enqueues the kernel of gemm.cuh in one configuration. Needs no -lcuda: see tensor_map.cuh.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ Matrix matrix_of(const Factor<T, along_k>& f, int64_t k_extent) {
   return {f.data, along_k ? k_extent : f.extent, along_k ? f.extent : k_extent, f.ld};
 }
 
-/// Number of clusters of `kernel` that the current device runs at once; 0 on an error, which the launch will report.
-template <typename P>
+/// Number of clusters of `function` that the current device runs at once; 0 on an error, which the launch will report.
+template <typename Config>
 int resident_clusters(const void* function) {
   constexpr int kMaxDevices = 64;                   // more than one host has
   static std::atomic<int> known[kMaxDevices] = {};  // order-free: on the host, each slot only ever gets one value
@@ -24,9 +24,10 @@ int resident_clusters(const void* function) {
   if (const int clusters = known[device].load(std::memory_order_relaxed); clusters > 0) return clusters;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {P::kCluster, 1, 1};
+  attribute.val.clusterDim = {Config::kCluster, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = P::kCluster, config.blockDim = P::kThreads, config.dynamicSmemBytes = P::kDynamicBytes;
+  config.gridDim = Config::kCluster, config.blockDim = Config::kThreads,
+  config.dynamicSmemBytes = Config::kDynamicSmemBytes;
   config.attrs = &attribute, config.numAttrs = 1;
   int clusters = 0;
   if (cudaOccupancyMaxActiveClusters(&clusters, function, &config) != cudaSuccess) return 0;
@@ -34,74 +35,75 @@ int resident_clusters(const void* function) {
   return clusters;
 }
 
-/// Enqueues. With Loads::copy_engine both operands must have tensor maps. k_extent, a.extent and b.extent are positive.
-template <typename P, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
-cudaError_t launch_into(const Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
-                        int64_t k_extent, cudaStream_t stream) {
-  using SlotsA = Layout<a_along_k, P::kM, P::kBlockK>;
-  using SlotsB = Layout<b_along_k, P::kN, P::kBlockK>;
-  constexpr auto function = kernel<P, T, Epilogue, a_along_k, b_along_k>;
+/// Enqueues. With Loads::tma both operands must have tensor maps. k_extent, a.extent and b.extent are positive.
+template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
+cudaError_t launch_with_epilogue(const Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
+                                 int64_t k_extent, cudaStream_t stream) {
+  using LayoutA = SmemLayout<a_along_k, Config::kM, Config::kBlockK>;
+  using LayoutB = SmemLayout<b_along_k, Config::kN, Config::kBlockK>;
+  constexpr auto function = wgmma_kernel<Config, T, Epilogue, a_along_k, b_along_k>;
   // Rows of a band of tiles. With it, a wave of blocks covers about a square.
   constexpr int kBandRows = 2048;
 
   Problem<T, Epilogue, a_along_k, b_along_k> p{};
   p.out = out, p.a = a, p.b = b, p.k = k_extent;
-  p.tiles_m = static_cast<uint32_t>(ceil_div(a.extent, P::kM * P::kClusterM));
-  p.tiles_n = static_cast<uint32_t>(ceil_div(b.extent, P::kN * P::kClusterN));
-  p.band = kBandRows / (P::kM * P::kClusterM);
-  if constexpr (P::kLoads == Loads::copy_engine) {
-    using BoxA = Box<SlotsA, a_along_k, P::kClusterN>;
-    using BoxB = Box<SlotsB, b_along_k, P::kClusterM>;
+  p.tiles_m = static_cast<uint32_t>(ceil_div(a.extent, Config::kM * Config::kClusterM));
+  p.tiles_n = static_cast<uint32_t>(ceil_div(b.extent, Config::kN * Config::kClusterN));
+  p.band = kBandRows / (Config::kM * Config::kClusterM);
+  if constexpr (Config::kLoads == Loads::tma) {
+    using BoxA = Box<LayoutA, a_along_k, Config::kClusterN>;
+    using BoxB = Box<LayoutB, b_along_k, Config::kClusterM>;
     // A product of few rows is bound by memory. Its neighbouring blocks request the rest of a line soon enough anyway:
     // prefetching it was up to a third slower. Rows that don't exist are not loaded: filling in zeros takes time, too.
     const bool few_rows = a_along_k && p.tiles_m == 1;
-    const auto ahead = few_rows ? Ahead::nothing : Ahead::line;
+    const auto promotion = few_rows ? L2Promotion::none : L2Promotion::bytes_256;
     p.a_lines = BoxA::kLines;
-    if (few_rows && P::kClusterM == 1) {
-      p.a_lines = static_cast<int>(std::min<int64_t>(p.a_lines, round_up(ceil_div(a.extent, P::kClusterN), 8)));
+    if (few_rows && Config::kClusterM == 1) {
+      p.a_lines = static_cast<int>(std::min<int64_t>(p.a_lines, round_up(ceil_div(a.extent, Config::kClusterN), 8)));
     }
-    if (!make_tensor_map<T>(p.a_map, matrix_of(a, k_extent), BoxA::kLength, p.a_lines, ahead) ||
-        !make_tensor_map<T>(p.b_map, matrix_of(b, k_extent), BoxB::kLength, BoxB::kLines, ahead)) {
+    if (!make_tensor_map<T>(p.a_map, matrix_of(a, k_extent), BoxA::kLength, p.a_lines, promotion) ||
+        !make_tensor_map<T>(p.b_map, matrix_of(b, k_extent), BoxB::kLength, BoxB::kLines, promotion)) {
       return cudaErrorInvalidValue;
     }
   }
-  if (const auto error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kDynamicBytes))
+  if (const auto error =
+          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes))
     return error;
   const int64_t tiles = int64_t{p.tiles_m} * p.tiles_n;
-  const int resident = resident_clusters<P>(reinterpret_cast<const void*>(function));
+  const int resident = resident_clusters<Config>(reinterpret_cast<const void*>(function));
   if (resident == 0) return cudaErrorInvalidConfiguration;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {P::kCluster, 1, 1};
+  attribute.val.clusterDim = {Config::kCluster, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(P::kCluster * (tiles < resident ? tiles : resident));
-  config.blockDim = P::kThreads, config.dynamicSmemBytes = P::kDynamicBytes, config.stream = stream;
+  config.gridDim = static_cast<unsigned>(Config::kCluster * (tiles < resident ? tiles : resident));
+  config.blockDim = Config::kThreads, config.dynamicSmemBytes = Config::kDynamicSmemBytes, config.stream = stream;
   config.attrs = &attribute, config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, function, p);
 }
 
-/// Lets `out` store c, [lines, length] with lines `ld` elements apart, through shared memory if plan and matrix allow
-/// it.
+/// Lets `out` store c, [lines, length] with lines `ld` elements apart, through shared memory if configuration and
+/// matrix allow it.
 /// Returns false when the driver refuses the tensor map.
-template <typename P, typename Epilogue, typename Out>
+template <typename Config, typename Epilogue, typename Out>
 bool stage_tiles(Epilogue& out, const Out* c, int64_t length, int64_t lines, int64_t ld) {
   out.staged = false;
-  if constexpr (Epilogue::template kMayStage<P>) {
+  if constexpr (Epilogue::template kMayStage<Config>) {
     const Matrix matrix{c, length, lines, ld};
     out.staged = has_tensor_map<Out>(matrix);
-    return !out.staged || make_tensor_map<Out>(out.c_map, matrix, 64, 16, Ahead::nothing);
+    return !out.staged || make_tensor_map<Out>(out.c_map, matrix, 64, 16, L2Promotion::none);
   }
   return true;
 }
 
-/// c = a * b + bias; requirements as for launch_into().
-template <typename P, typename T, typename Out, bool a_along_k, bool b_along_k>
+/// c = a * b + bias; requirements as for launch_with_epilogue().
+template <typename Config, typename T, typename Out, bool a_along_k, bool b_along_k>
 cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
                    Out* c, cudaStream_t stream) {
   StoreTiles<T, Out> out{};
   out.bias = bias, out.c = c;
-  if (!stage_tiles<P>(out, c, b.extent, a.extent, b.extent)) return cudaErrorInvalidValue;
-  return launch_into<P>(out, a, b, k_extent, stream);
+  if (!stage_tiles<Config>(out, c, b.extent, a.extent, b.extent)) return cudaErrorInvalidValue;
+  return launch_with_epilogue<Config>(out, a, b, k_extent, stream);
 }
 
 }  // namespace checkop::kernels::sm90

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Epilogue of products whose rows are logits: computes the inputs of their log-sum-exp by segments of 256 columns,
-// without storing a logit. One tile is one segment in every plan, and a warpgroup sums it in one fixed order, so the
-// bits of a row depend on nothing but the row.
+// without storing a logit. One tile is one segment in every configuration, and a warpgroup sums it in one fixed order,
+// so the bits of a row depend on nothing but the row.
 //
 // Exponentials are powers of 2, taken relative to an integer exponent k: z * log2(e) - k rounds once, and segments are
 // brought to a common k without any rounding.
 //
-// A plan with staged stores also keeps the exponentials, in 16 bits each, so that the gradient needs no second product
-// (gradient.cuh).
+// A configuration with staged stores also keeps the exponentials, in 16 bits each, so that the gradient needs no second
+// product (gradient.cuh).
 #pragma once
 
 #include "cuda/row_sums.cuh"
@@ -50,8 +50,8 @@ struct SumSegments {
   CUtensorMap c_map;  ///< of the kept exponentials [rows, vocab]; set only when staged
   bool staged;
 
-  template <typename P>
-  static constexpr bool kMayStage = P::kStores == Stores::staged;
+  template <typename Config>
+  static constexpr bool kMayStage = Config::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
   /// Target columns of this thread's two rows; -1 for rows outside the matrix.
   struct Rows {
@@ -59,7 +59,7 @@ struct SumSegments {
   };
 
   __device__ Rows read_rows(int64_t m, int64_t, int64_t m_extent) const {
-    m += threadIdx.x % kGroup / kWarp * 16 + threadIdx.x % kWarp / 4;
+    m += threadIdx.x % kWarpgroup / kWarp * 16 + threadIdx.x % kWarp / 4;
     return {{m < m_extent ? target_ids[m] - first_id : -1, m + 8 < m_extent ? target_ids[m + 8] - first_id : -1}};
   }
 
@@ -72,18 +72,18 @@ struct SumSegments {
 
   /// A warpgroup turns the logits of rows m .. m + 63, columns n .. n + 255 into exponentials. Fragment of `sum`:
   /// wgmma.cuh.
-  template <typename P>
-  __device__ __forceinline__ void change(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
+  template <typename Config>
+  __device__ __forceinline__ void change(float (&sum)[Config::kN / 2], const Rows& rows, int64_t m, int64_t n,
                                          int64_t m_extent, int64_t n_extent) const {
-    static_assert(P::kN == kSegmentColumns);
-    constexpr int kPerRow = P::kN / 4;  // columns of a row per thread; the four lanes of a quad hold all of it
+    static_assert(Config::kN == kSegmentColumns);
+    constexpr int kPerRow = Config::kN / 4;  // columns of a row per thread; the four lanes of a quad hold all of it
     const int lane = threadIdx.x % kWarp, quad_lane = lane % 4;
-    m += threadIdx.x % kGroup / kWarp * 16 + lane / 4;
+    m += threadIdx.x % kWarpgroup / kWarp * 16 + lane / 4;
     if (bias != nullptr) add_bias(sum, bias, n, n_extent);
-    if (n + P::kN > n_extent) {
+    if (n + Config::kN > n_extent) {
       const int left = static_cast<int>(n_extent - n) - quad_lane * 2;
 #pragma unroll
-      for (int i = 0; i < P::kN / 2; ++i) {
+      for (int i = 0; i < Config::kN / 2; ++i) {
         if (i / 4 * 8 + i % 2 >= left) sum[i] = -INFINITY;
       }
     }
@@ -92,11 +92,11 @@ struct SumSegments {
       // Value i of the row is column i / 2 * 8 + quad_lane * 2 + i % 2 of the segment.
       const auto at = [](int i) { return i / 2 * 4 + i % 2; };
       const int64_t row = m + half * 8, target = rows.target[half] - n;
-      if (target >= 0 && target < P::kN && target % 8 / 2 == quad_lane) {
-        const int place = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
+      if (target >= 0 && target < Config::kN && target % 8 / 2 == quad_lane) {
+        const int index = static_cast<int>(target) / 8 * 2 + static_cast<int>(target) % 2;
         float logit = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kPerRow; ++i) logit = i == place ? sum[at(i) + half * 2] : logit;
+        for (int i = 0; i < kPerRow; ++i) logit = i == index ? sum[at(i) + half * 2] : logit;
         target_logit[row] = logit;
       }
       float most = sum[half * 2];
@@ -117,16 +117,16 @@ struct SumSegments {
       total += __shfl_xor_sync(kAllLanes, total, 1);
       total += __shfl_xor_sync(kAllLanes, total, 2);
       if (quad_lane == 0 && row < m_extent) {
-        sums[n / P::kN * m_extent + row] = {most == -INFINITY ? most : exponent, total};
-        if (exponents != nullptr) exponents[n / P::kN * ld_exponents + row] = exponent;
+        sums[n / Config::kN * m_extent + row] = {most == -INFINITY ? most : exponent, total};
+        if (exponents != nullptr) exponents[n / Config::kN * ld_exponents + row] = exponent;
       }
     }
   }
 
-  template <typename P>
-  __device__ __forceinline__ void take(float (&sum)[P::kN / 2], const Rows& rows, int64_t m, int64_t n,
-                                       int64_t m_extent, int64_t n_extent) const {
-    change<P>(sum, rows, m, n, m_extent, n_extent);
+  template <typename Config>
+  __device__ __forceinline__ void consume(float (&sum)[Config::kN / 2], const Rows& rows, int64_t m, int64_t n,
+                                          int64_t m_extent, int64_t n_extent) const {
+    change<Config>(sum, rows, m, n, m_extent, n_extent);
   }
 };
 

@@ -45,13 +45,13 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return encoder;
 }
 
-/// How much a cache miss fetches into L2 beside the requested bytes.
-enum class Ahead { nothing = CU_TENSOR_MAP_L2_PROMOTION_NONE, line = CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
+/// How much a cache miss of TMA fetches into L2.
+enum class L2Promotion { none = CU_TENSOR_MAP_L2_PROMOTION_NONE, bytes_256 = CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 
 /// Makes a map for boxes of `box_lines` lines by `box_length` elements. A line has 64 or 128 bytes and is swizzled at
 /// that width. Elements outside the matrix read as zeros. Returns false when the driver refuses.
 template <typename T>
-bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int box_lines, Ahead ahead) {
+bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int box_lines, L2Promotion promotion) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return false;
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(matrix.length), static_cast<cuuint64_t>(matrix.lines)};
@@ -60,16 +60,16 @@ bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int
   const cuuint32_t steps[] = {1, 1};
   const auto swizzle = box_length * sizeof(T) == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   return encode(&map, tensor_map_type<T>(), 2, const_cast<void*>(matrix.data), extents, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, static_cast<CUtensorMapL2promotion>(ahead),
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, static_cast<CUtensorMapL2promotion>(promotion),
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-__device__ inline void prefetch_map(const CUtensorMap& map) {
+__device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 /// Loads the box that begins at (line, along) to `to`; its bytes are counted at `barrier`.
-__device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line) {
+__device__ inline void tma_load(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                :
                : "r"(to), "l"(&map), "r"(along), "r"(line), "r"(barrier)
@@ -77,7 +77,7 @@ __device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t ba
 }
 /// The same, to the same addresses in every block of the cluster whose bit is set in `blocks`; each block's own barrier
 /// counts its bytes.
-__device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line,
+__device__ inline void tma_load(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line,
                                 uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -87,18 +87,18 @@ __device__ inline void load_box(const CUtensorMap& map, uint32_t to, uint32_t ba
       : "memory");
 }
 
-/// Stores a box, clipped to the matrix. Call commit_stores() afterwards, and wait_for_stores() before writing `from`
+/// Stores a box, clipped to the matrix. Call tma_store_commit() afterwards, and tma_store_wait() before writing `from`
 /// again.
-__device__ inline void store_box(const CUtensorMap& map, uint32_t from, int along, int line) {
+__device__ inline void tma_store(const CUtensorMap& map, uint32_t from, int along, int line) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
                :
                : "l"(&map), "r"(along), "r"(line), "r"(from)
                : "memory");
 }
-__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Waits until all but this thread's latest `pending` groups of stores have read their shared memory.
 template <int pending>
-__device__ void wait_for_stores() {
+__device__ void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 

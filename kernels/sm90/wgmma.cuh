@@ -10,13 +10,13 @@
 
 namespace checkop::kernels::sm90 {
 
-/// Layout of an operand [row, k] in shared memory, with `rows` rows and block_k along k. Lines have kLine bytes and are
-/// swizzled at that width: 16-byte chunk c of line l is stored at chunk c ^ (l % 8), or c ^ (l / 2 % 4) for 64-byte
-/// lines.
+/// Layout of an operand tile [row, k] in shared memory, with `rows` rows and block_k along k. Lines have kLine bytes
+/// and are swizzled at that width: 16-byte chunk c of line l is stored at chunk c ^ (l % 8), or c ^ (l / 2 % 4) for
+/// 64-byte lines.
 ///   along k:    a line is 64 k of a row; the lines of all rows, then those of the next 64 k
 ///   along rows: a line is kWide rows at one k; the lines of all k, then those of the next kWide rows
 template <bool along_k, int rows, int block_k>
-struct Layout {
+struct SmemLayout {
   static constexpr int kWide = along_k || rows % 64 == 0 ? 64 : 32;  // elements of a line
   static constexpr int kLine = kWide * 2, kLines = along_k ? rows : block_k;
   static constexpr int kSlab = kLine * kLines;  // bytes until the next 64 k, or the next kWide rows
@@ -25,7 +25,7 @@ struct Layout {
 
   /// Bytes from one block of 16 k to the q-th after it. Within a line along k, adding the offset does not disturb the
   /// swizzle, which the hardware applies to the address bits after the addition.
-  static __device__ constexpr int step(int q) { return along_k ? q / 4 * kSlab + q % 4 * 32 : q * 16 * kLine; }
+  static __device__ constexpr int k_offset(int q) { return along_k ? q / 4 * kSlab + q % 4 * 32 : q * 16 * kLine; }
 
   /// Descriptor of the part that begins at `address`, a multiple of 8 lines.
   static __device__ uint64_t descriptor(uint32_t address) {
@@ -37,12 +37,12 @@ struct Layout {
   }
 };
 
-/// Call before the first multiply() of a group: orders earlier accesses to the accumulators.
-__device__ inline void begin_multiply() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_multiply() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Call before the first wgmma() of a group: orders earlier accesses to the accumulators.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 /// Waits until all but the latest `pending` groups are done; their operands may then be overwritten.
 template <int pending>
-__device__ void wait_for_multiply() {
+__device__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
@@ -63,7 +63,7 @@ __device__ void wait_for_multiply() {
                "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, " a ", " b \
                ", p, 1, 1, " ta ", " tb ";\n}"                                                          \
                : __VA_ARGS__                                                                            \
-               : "l"(a_place), "l"(b_place), "r"(add_to), "n"(a_along_k ? 0 : 1), "n"(b_along_k ? 0 : 1))
+               : "l"(a_descriptor), "l"(b_descriptor), "r"(add_to), "n"(a_along_k ? 0 : 1), "n"(b_along_k ? 0 : 1))
 #define CHECKOP_WGMMA(...)                   \
   do {                                       \
     if constexpr (std::is_same_v<T, __half>) \
@@ -72,11 +72,11 @@ __device__ void wait_for_multiply() {
       CHECKOP_WGMMA_OF("bf16", __VA_ARGS__); \
   } while (false)
 
-/// d = a * b, plus d when add_to is not 0; asynchronous. Operands are given by Layout::descriptor(). Thread 32w + l of
-/// the warpgroup holds in d[4j .. 4j + 3] columns 8j + l % 4 * 2 and the next, of row 16w + l / 4 and of the row 8
+/// d = a * b, plus d when add_to is not 0; asynchronous. Operands are given by SmemLayout::descriptor(). Thread 32w + l
+/// of the warpgroup holds in d[4j .. 4j + 3] columns 8j + l % 4 * 2 and the next, of row 16w + l / 4 and of the row 8
 /// below.
 template <typename T, bool a_along_k, bool b_along_k, int n>
-__device__ __forceinline__ void multiply(float (&d)[n / 2], uint64_t a_place, uint64_t b_place, int add_to) {
+__device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a_descriptor, uint64_t b_descriptor, int add_to) {
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
   if constexpr (n == 32) {
     CHECKOP_WGMMA(32, CHECKOP_P0, "%16", "%17", "%18", "%19", "%20", CHECKOP_D(0));

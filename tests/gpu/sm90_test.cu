@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the products of the candidates "cuda-sm90" with those of the candidates "cuda", bit by bit: every plan,
-// every layout, sizes that no tile divides, values at the limits of the formats. Needs a Hopper GPU.
+// Compares the products of the candidates "cuda-sm90" with those of the candidates "cuda", bit by bit: every
+// configuration, every layout, sizes that no tile divides, values at the limits of the formats. Needs a Hopper GPU.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -93,12 +93,12 @@ struct Portable {
     return cudaGetLastError();
   }
 };
-template <typename P>
+template <typename Config>
 struct With {
   template <typename T, bool a_along_k, bool b_along_k>
   cudaError_t operator()(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k, const T* bias,
                          T* c) const {
-    return sm90::launch<P>(a, b, k, bias, c, nullptr);
+    return sm90::launch<Config>(a, b, k, bias, c, nullptr);
   }
 };
 struct Chosen {
@@ -132,8 +132,9 @@ class Sm90 : public testing::Test {
   }
 };
 
-/// Expects plan P, for products of at most `max_rows` rows, to have the bits of mma.sync and to write nothing else.
-template <typename P, typename T>
+/// Expects this configuration, for products of at most `max_rows` rows, to have the bits of mma.sync and to write
+/// nothing else.
+template <typename Config, typename T>
 void expect_same_bits(int64_t max_rows) {
   const Shape shapes[] = {{8, 8, 8},
                           {1, 4096, 520, 0, true},
@@ -154,19 +155,19 @@ void expect_same_bits(int64_t max_rows) {
     for (const Along along : kAlongs) {
       if (along == Along::rows_rows && at.m % 8 != 0) continue;
       for (const Values values : kAllValues) {
-        EXPECT_TRUE((multiply<T>(at, along, values, With<P>{}) == multiply<T>(at, along, values, Portable{})))
-            << P::kWords << ": " << text(at, along, values);
+        EXPECT_TRUE((multiply<T>(at, along, values, With<Config>{}) == multiply<T>(at, along, values, Portable{})))
+            << Config::kVariant << ": " << text(at, along, values);
       }
     }
   }
 }
-template <typename P>
+template <typename Config>
 void expect_same_bits(int64_t max_rows = 1 << 30) {
-  expect_same_bits<P, __nv_bfloat16>(max_rows);
-  expect_same_bits<P, __half>(max_rows);
+  expect_same_bits<Config, __nv_bfloat16>(max_rows);
+  expect_same_bits<Config, __half>(max_rows);
 }
 
-TEST_F(Sm90, LargePlansHaveTheBitsOfMmaSync) {
+TEST_F(Sm90, LargeTilesHaveTheBitsOfMmaSync) {
   expect_same_bits<sm90::Large>();
   expect_same_bits<sm90::Wide>();
   expect_same_bits<sm90::Square>();
@@ -176,18 +177,18 @@ TEST_F(Sm90, LargePlansHaveTheBitsOfMmaSync) {
   expect_same_bits<sm90::Small>();
 }
 
-TEST_F(Sm90, PlansForFewRowsHaveTheBitsOfMmaSync) {
+TEST_F(Sm90, TilesForFewRowsHaveTheBitsOfMmaSync) {
   expect_same_bits<sm90::Rows128Large>(128);
   expect_same_bits<sm90::Rows128>(128);
   expect_same_bits<sm90::Rows128Narrow>(128);
   expect_same_bits<sm90::Rows64Large>(64);
   expect_same_bits<sm90::Rows64>(64);
-  expect_same_bits<sm90::Rows64Fours>(64);
+  expect_same_bits<sm90::Rows64Cluster4>(64);
   expect_same_bits<sm90::Rows64Small>(64);
   expect_same_bits<sm90::Rows64Narrow>(64);
 }
 
-/// Odd sizes at odd addresses: plain loads, and stores of single elements.
+/// Odd sizes at odd addresses: element-wise loads, and stores of single elements.
 template <typename T, typename Multiply>
 void expect_same_bits_anywhere(Multiply&& with) {
   for (int64_t i = 0; i < 60; ++i) {
@@ -199,14 +200,14 @@ void expect_same_bits_anywhere(Multiply&& with) {
   }
 }
 
-TEST_F(Sm90, AnySizeAtAnyPlaceHasTheBitsOfMmaSync) {
+TEST_F(Sm90, AnySizeAtAnyAddressHasTheBitsOfMmaSync) {
   expect_same_bits_anywhere<__nv_bfloat16>(With<sm90::Unaligned>{});
   expect_same_bits_anywhere<__half>(With<sm90::Unaligned>{});
   expect_same_bits_anywhere<__nv_bfloat16>(Chosen{});
   expect_same_bits_anywhere<__half>(Chosen{});
 }
 
-// Numbers of rows on both sides of every change of plan.
+// Numbers of rows on both sides of every change of configuration.
 TEST_F(Sm90, BitsOfARowDoNotDependOnTheNumberOfRows) {
   for (const int64_t n : {1024, 4096, 6144, 12288, 24576}) {
     const auto all = multiply<__nv_bfloat16>({513, n, 520}, Along::k_rows, Values::normal, Chosen{});

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel configuration: tile, consumer warpgroups, pipeline stages, cluster, loads and stores. It may depend on the
+// sizes, because it changes no bit:
+//
+//   what fixes the bits of an element                        what may depend on the sizes
+//   one fp32 accumulator, +0 before the first block          tile, warpgroups, width of wgmma, mma.sync in its place
+//   blocks of 16 along k, at multiples of 16, upward,        stages, block_k (a multiple of 16), zeros beyond the end
+//     the last one filled up with zeros                      of k, clusters and multicast, order of tiles, grid
+//   then the bias added in fp32, one rounding                TMA or element-wise loads; staged or direct stores
+//
+// Never allowed: k split between blocks, warpgroups or accumulators, a tail on CUDA cores, an order that depends on
+// timing. Hopper sums a block of 16 products and the accumulator as one operation, whose result does not depend on the
+// shape of the instruction. Tests compare the configurations with mma.sync (gemm/mma.cuh), bit for bit.
+#pragma once
+
+#include "sm90/tensor_map.cuh"
+#include "sm90/wgmma.cuh"
+
+namespace checkop::kernels::sm90 {
+
+constexpr int kWarpgroup = 128;  // threads of a warpgroup
+constexpr int kMaxSmemBytes = 227 * 1024, kSmemAlign = 1024;
+
+/// How the operands are loaded: by one thread through TMA, or element by element by a warpgroup where TMA can't.
+enum class Loads { tma, elementwise };
+/// How c is stored: through shared memory and TMA, or directly from the registers.
+enum class Stores { staged, direct };
+
+/// consumers: warpgroups that issue wgmma, 64 rows each; n: columns; stages: 0 for as many as fit. Blocks of a cluster
+/// share columns (cluster_m blocks) or rows (cluster_n blocks): each loads its slice of the shared operand and
+/// multicasts it.
+template <int consumers, int n, int block_k, int stages, int cluster_m, int cluster_n, Loads loads, Stores stores>
+struct KernelConfig {
+  static constexpr int kConsumers = consumers, kM = 64 * consumers, kN = n, kBlockK = block_k;
+  static constexpr int kClusterM = cluster_m, kClusterN = cluster_n, kCluster = cluster_m * cluster_n;
+  static constexpr Loads kLoads = loads;
+  static constexpr Stores kStores = stores;
+  // 384 threads get 168 registers each, and 128 accumulators leave only 40 of them; so the producer warpgroup gives up
+  // registers.
+  static constexpr bool kUsesSetmaxnreg = consumers == 2 && n == 256 && loads == Loads::tma;
+  static constexpr int kProducerThreads = loads == Loads::elementwise || kUsesSetmaxnreg ? kWarpgroup : kWarp;
+  static constexpr int kThreads = consumers * kWarpgroup + kProducerThreads;
+
+  static constexpr int kStageBytes = (kM + kN) * kBlockK * 2;
+  // Staged stores: boxes of 16 rows by 64 columns of 16 bits, each warp with buffers of its own.
+  static constexpr int kBoxes = stores == Stores::staged ? n / 64 : 0, kBoxBytes = 16 * 64 * 2, kStoreBuffers = 2;
+  static constexpr int kStagingBytes = stores == Stores::staged ? consumers * 4 * kStoreBuffers * kBoxBytes : 0;
+  static constexpr int kFreeBytes = kMaxSmemBytes - kSmemAlign - kStagingBytes - 1024;
+  static constexpr int kStages = stages > 0 ? stages : kFreeBytes / kStageBytes;
+  static constexpr int kBarrierOffset = kStages * kStageBytes + kStagingBytes;
+  static constexpr int kDynamicSmemBytes = kBarrierOffset + 2 * kStages * kBarrierBytes + kSmemAlign;
+  static_assert(kDynamicSmemBytes <= kMaxSmemBytes && kStageBytes % 1024 == 0 && kStages > 1);
+  static_assert(stores == Stores::direct || n % 64 == 0);
+  static_assert(loads == Loads::tma || kCluster == 1);
+  static_assert(kCluster <= 8);  // supported by every device
+};
+
+/// Tile number -> tile coordinates, rasterized in bands of tiles along m, with n as the outer index within a band, so
+/// that blocks that run together share rows and columns in L2.
+struct TileIndex {
+  uint32_t m, n;
+};
+__device__ inline TileIndex tile_index(uint32_t tile, uint32_t tiles_m, uint32_t tiles_n, uint32_t band) {
+  if (tiles_m == 1) return {0, tile};  // small products: a division takes a noticeable part of their time
+  const uint32_t first = tile / (band * tiles_n) * band, within = tile % (band * tiles_n);
+  const uint32_t height = min(tiles_m - first, band);
+  return {first + within % height, within / height};
+}
+
+/// Pipeline state of a thread: its current stage, and the parity of the phase that it waits for.
+template <int stages>
+struct PipelineState {
+  uint32_t stage = 0, parity = 0;
+  __device__ void advance() {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace checkop::kernels::sm90
