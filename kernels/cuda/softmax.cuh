@@ -17,7 +17,7 @@ constexpr int kGroups = 4;
 // 512 threads keep a thread's chain of additions short at 150k columns. Two such blocks on an SM overlap one row's
 // final reduction with the next row's loads. With short rows most of these threads would idle.
 constexpr int kMaxThreads = 512;
-constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kBlocksPerSM = 2;
 inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : vocab <= 8192 ? 256 : kMaxThreads; }
 
 // The backward pass reads a row twice. One big block per SM keeps few rows in progress, so that the second pass, which

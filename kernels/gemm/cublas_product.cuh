@@ -65,17 +65,17 @@ inline Math math_for(int32_t dtype) {
   }
 }
 
-/// A row-major matrix as an operand; if `transposed`, the product uses its transpose.
-struct Operand {
+/// A row-major matrix; if `transposed`, the product uses its transpose.
+struct CublasOperand {
   const void* data;
   int64_t columns;
   bool transposed;
 };
 
 /// out[rows, columns] = left * right, summed over `inner`. cuBLAS is column-major and sees every matrix transposed, so
-/// it computes out^T = right^T * left^T: the operands swap places and need no copy.
+/// it computes out^T = right^T * left^T: the operands are swapped and need no copy.
 struct Multiplication {
-  Operand left, right;
+  CublasOperand left, right;
   int64_t rows, inner, columns;
   void* out;
   bool adds;           ///< adds to the contents of out, before the one rounding

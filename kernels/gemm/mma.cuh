@@ -32,11 +32,11 @@ using LargeTile = Tile<128, 128, 2, 4>;
 using SmallTile = Tile<64, 64, 2, 2>;
 
 /// A tile of `rows` rows by kTileK in shared memory, in the order of global memory. A line is contiguous there: kTileK
-/// elements of one row, or `rows` elements at one k. Chunks of a line are permuted by the number of the line, so that
+/// elements of one row, or `rows` elements at one k. Chunks of a line are swizzled by the number of the line, so that
 /// the 8 chunks that ldmatrix reads together, one column of 8 lines, lie in different banks: 8 chunks fill all 32
 /// banks. Along k a line has 4 chunks, so a pair of lines fills the banks once and 4 pairs must differ.
 template <bool along_k, int rows>
-struct Layout {
+struct SmemLayout {
   static constexpr int kPerLine = (along_k ? kTileK : rows) / kChunk, kLines = along_k ? rows : kTileK;
   static constexpr int kChunks = kPerLine * kLines;
   static __device__ int slot(int line, int chunk) {
@@ -44,16 +44,16 @@ struct Layout {
   }
 };
 
-/// Copies 16 bytes without passing through registers. Reads the first `bytes` of the source and fills the rest with
-/// zeros.
-__device__ inline void copy_async(uint4* shared, const void* global, int bytes) {
+/// Copies 16 bytes to shared memory without passing through registers. Reads the first `bytes` of the source and fills
+/// the rest with zeros.
+__device__ inline void cp_async(uint4* shared, const void* global, int bytes) {
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Waits until all but the latest `pending` groups of this thread's copies are done.
 template <int pending>
-__device__ void wait_for_copies() {
+__device__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
@@ -63,27 +63,27 @@ __device__ void wait_for_copies() {
 template <typename T, bool along_k, int rows, int threads, bool aligned>
 class Loader {
  public:
-  using Slots = Layout<along_k, rows>;
+  using Layout = SmemLayout<along_k, rows>;
 
-  __device__ Loader(const Factor<T, along_k>& f, int64_t first_row)
-      : line_(threadIdx.x / Slots::kPerLine), at_(threadIdx.x % Slots::kPerLine * kChunk) {
-    slot_ = Slots::slot(static_cast<int>(line_), static_cast<int>(at_) / kChunk);
+  __device__ Loader(const Operand<T, along_k>& operand, int64_t first_row)
+      : line_(threadIdx.x / Layout::kPerLine), at_(threadIdx.x % Layout::kPerLine * kChunk) {
+    slot_ = Layout::slot(static_cast<int>(line_), static_cast<int>(at_) / kChunk);
     (along_k ? line_ : at_) += first_row;
-    from_ = f.data + line_ * f.ld + at_;
+    from_ = operand.data + line_ * operand.ld + at_;
   }
 
   /// Loads the next step's tile; reads nothing past the end.
-  __device__ void load(const Factor<T, along_k>& f, int64_t k_extent, uint4* __restrict__ tile) {
-    const int64_t line_end = along_k ? f.extent : k_extent;
-    const int64_t left = (along_k ? k_extent : f.extent) - at_;  // in the line, from this chunk on
+  __device__ void load(const Operand<T, along_k>& operand, int64_t k_extent, uint4* __restrict__ tile) {
+    const int64_t line_end = along_k ? operand.extent : k_extent;
+    const int64_t left = (along_k ? k_extent : operand.extent) - at_;  // in the line, from this chunk on
     const int inside = left >= kChunk ? kChunk : left > 0 ? static_cast<int>(left) : 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int valid = line_ + i * kLinesAtOnce < line_end ? inside : 0;
-      const T* from = from_ + i * kLinesAtOnce * f.ld;
-      uint4* to = tile + slot_ + i * kLinesAtOnce * Slots::kPerLine;
+      const T* from = from_ + i * kLinesAtOnce * operand.ld;
+      uint4* to = tile + slot_ + i * kLinesAtOnce * Layout::kPerLine;
       if constexpr (aligned) {
-        copy_async(to, from, valid * static_cast<int>(sizeof(T)));
+        cp_async(to, from, valid * static_cast<int>(sizeof(T)));
       } else {
         Pack<T, kChunk> pack;
 #pragma unroll
@@ -92,13 +92,13 @@ class Loader {
       }
     }
     (along_k ? at_ : line_) += kTileK;
-    from_ += along_k ? kTileK : kTileK * f.ld;
+    from_ += along_k ? kTileK : kTileK * operand.ld;
   }
 
  private:
-  static constexpr int kLinesAtOnce = threads / Slots::kPerLine, kEach = Slots::kLines / kLinesAtOnce;
-  // A multiple of 8, so that all of a thread's lines have the same permutation.
-  static_assert(kLinesAtOnce % 8 == 0 && kEach * kLinesAtOnce == Slots::kLines);
+  static constexpr int kLinesAtOnce = threads / Layout::kPerLine, kEach = Layout::kLines / kLinesAtOnce;
+  // A multiple of 8, so that all of a thread's lines are swizzled alike.
+  static_assert(kLinesAtOnce % 8 == 0 && kEach * kLinesAtOnce == Layout::kLines);
   int64_t line_, at_;  ///< in the matrix
   const T* from_;      ///< may point outside the matrix, where nothing is read
   int slot_;
@@ -109,11 +109,11 @@ class Loader {
 /// second operands: matrices 0 and 2 for rows 0 .. 7, 1 and 3 for rows 8 .. 15. Lanes 8i .. 8i + 7 give the addresses
 /// of matrix i, one line each. Tiles along rows hold it transposed; ldmatrix transposes it back.
 template <bool along_k, int rows>
-__device__ void load_block(const uint4* __restrict__ tile, int row, int k, unsigned (&x)[4]) {
+__device__ void load_fragments(const uint4* __restrict__ tile, int row, int k, unsigned (&x)[4]) {
   const int lane = threadIdx.x % kWarp, matrix = lane / 8;
   row += matrix % 2 * 8 + (along_k ? lane % 8 : 0);
   k += matrix / 2 * 8 + (along_k ? 0 : lane % 8);
-  const int slot = Layout<along_k, rows>::slot(along_k ? row : k, (along_k ? k : row) / kChunk);
+  const int slot = SmemLayout<along_k, rows>::slot(along_k ? row : k, (along_k ? k : row) / kChunk);
   const auto from = static_cast<unsigned>(__cvta_generic_to_shared(tile + slot));
   if constexpr (along_k) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -130,7 +130,7 @@ __device__ void load_block(const uint4* __restrict__ tile, int row, int k, unsig
 
 /// sum += a * b over one block of 16 along k.
 template <typename T>
-__device__ void multiply_block(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+__device__ void mma_m16n8k16(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   if constexpr (std::is_same_v<T, __half>) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -162,18 +162,18 @@ __device__ void store_pair(T* __restrict__ c, int64_t m, int64_t n, int64_t m_ex
     first += to_float(bias[n]);
     if (both) second += to_float(bias[n + 1]);
   }
-  T* place = c + m * n_extent + n;
+  T* out = c + m * n_extent + n;
   if (pairs) {
-    *reinterpret_cast<Pair<T>*>(place) = {from_float<T>(first), from_float<T>(second)};
+    *reinterpret_cast<Pair<T>*>(out) = {from_float<T>(first), from_float<T>(second)};
     return;
   }
-  place[0] = from_float<T>(first);
-  if (both) place[1] = from_float<T>(second);
+  out[0] = from_float<T>(first);
+  if (both) out[1] = from_float<T>(second);
 }
 
-/// Tile number -> (m, n) in tiles: bands of 16 tiles along m, n as the outer index within a band, so that blocks that
-/// run together share rows and columns in L2.
-__device__ inline void place_of(int64_t tile, int64_t tiles_m, int64_t tiles_n, int64_t& m, int64_t& n) {
+/// Tile number -> (m, n) in tiles, rasterized in bands of 16 tiles along m, with n as the outer index within a band, so
+/// that blocks that run together share rows and columns in L2.
+__device__ inline void tile_index(int64_t tile, int64_t tiles_m, int64_t tiles_n, int64_t& m, int64_t& n) {
   constexpr int64_t kBand = 16;
   const int64_t first = tile / (kBand * tiles_n) * kBand, within = tile % (kBand * tiles_n);
   const int64_t height = tiles_m - first < kBand ? tiles_m - first : kBand;
@@ -183,15 +183,16 @@ __device__ inline void place_of(int64_t tile, int64_t tiles_m, int64_t tiles_n, 
 
 /// c: [a.extent, b.extent], contiguous. bias: [b.extent] or null. Launch with launch_mma().
 template <typename T, bool a_along_k, bool b_along_k, typename Tile, bool aligned>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void kernel(Factor<T, a_along_k> a, Factor<T, b_along_k> b,
-                                                                        int64_t k_extent, const T* __restrict__ bias,
-                                                                        T* __restrict__ c) {
+__global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void mma_kernel(Operand<T, a_along_k> a,
+                                                                            Operand<T, b_along_k> b, int64_t k_extent,
+                                                                            const T* __restrict__ bias,
+                                                                            T* __restrict__ c) {
   using LoaderA = Loader<T, a_along_k, Tile::kM, Tile::kThreads, aligned>;
   using LoaderB = Loader<T, b_along_k, Tile::kN, Tile::kThreads, aligned>;
-  __shared__ __align__(128) uint4 a_tile[kStages][LoaderA::Slots::kChunks];
-  __shared__ __align__(128) uint4 b_tile[kStages][LoaderB::Slots::kChunks];
+  __shared__ __align__(128) uint4 a_tile[kStages][LoaderA::Layout::kChunks];
+  __shared__ __align__(128) uint4 b_tile[kStages][LoaderB::Layout::kChunks];
   int64_t first_m, first_n;
-  place_of(blockIdx.x, ceil_div(a.extent, Tile::kM), ceil_div(b.extent, Tile::kN), first_m, first_n);
+  tile_index(blockIdx.x, ceil_div(a.extent, Tile::kM), ceil_div(b.extent, Tile::kN), first_m, first_n);
   first_m *= Tile::kM, first_n *= Tile::kN;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int warp_m = warp / Tile::kWarpsN * Tile::kWarpM, warp_n = warp % Tile::kWarpsN * Tile::kWarpN;
@@ -208,28 +209,28 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void kernel(Factor<T
       load_a.load(a, k_extent, a_tile[stage]);
       load_b.load(b, k_extent, b_tile[stage]);
     }
-    commit_copies();
+    cp_async_commit_group();
   }
   int now = 0, free = kStages - 1;  // stages: `now` is computed, `free` is filled for the step kStages - 1 ahead
   for (int64_t step = 0; step < steps; ++step) {
-    wait_for_copies<kStages - 2>();  // this thread's part of the step has arrived
+    cp_async_wait_group<kStages - 2>();  // this thread's part of the step has arrived
     __syncthreads();  // all threads' parts have; and `free`, read in the previous step, is not read any more
     if (step + kStages - 1 < steps) {
       load_a.load(a, k_extent, a_tile[free]);
       load_b.load(b, k_extent, b_tile[free]);
     }
-    commit_copies();
+    cp_async_commit_group();
 #pragma unroll
     for (int k = 0; k < kTileK; k += kBlockK) {
       unsigned x[kBlocksM][4], y[kBlocksN / 2][4];
 #pragma unroll
-      for (int i = 0; i < kBlocksM; ++i) load_block<a_along_k, Tile::kM>(a_tile[now], warp_m + i * 16, k, x[i]);
+      for (int i = 0; i < kBlocksM; ++i) load_fragments<a_along_k, Tile::kM>(a_tile[now], warp_m + i * 16, k, x[i]);
 #pragma unroll
-      for (int j = 0; j < kBlocksN / 2; ++j) load_block<b_along_k, Tile::kN>(b_tile[now], warp_n + j * 16, k, y[j]);
+      for (int j = 0; j < kBlocksN / 2; ++j) load_fragments<b_along_k, Tile::kN>(b_tile[now], warp_n + j * 16, k, y[j]);
 #pragma unroll
       for (int i = 0; i < kBlocksM; ++i) {
 #pragma unroll
-        for (int j = 0; j < kBlocksN; ++j) multiply_block<T>(sum[i][j], x[i], y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
+        for (int j = 0; j < kBlocksN; ++j) mma_m16n8k16<T>(sum[i][j], x[i], y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
       }
     }
     now = now + 1 == kStages ? 0 : now + 1;
@@ -260,7 +261,7 @@ int64_t count_tiles(int64_t m, int64_t n) {
 /// Enqueues and returns the name of the variant. The caller checks for launch errors once, after its last kernel. A
 /// grid can hold 2^31 tiles, more than fit in any memory.
 template <bool a_along_k, bool b_along_k, typename T>
-const char* launch_mma(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
+const char* launch_mma(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k_extent, const T* bias,
                        T* c, cudaStream_t stream) {
   using namespace mma;
   if (a.extent == 0 || b.extent == 0) return "nothing to do";
@@ -269,7 +270,7 @@ const char* launch_mma(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>
   constexpr int64_t kFewTiles = 128;
   const auto launch = [&]<typename Tile, bool aligned>(std::type_identity<Tile>, std::bool_constant<aligned>) {
     const auto blocks = static_cast<unsigned>(count_tiles<Tile>(a.extent, b.extent));
-    kernel<T, a_along_k, b_along_k, Tile, aligned><<<blocks, Tile::kThreads, 0, stream>>>(a, b, k_extent, bias, c);
+    mma_kernel<T, a_along_k, b_along_k, Tile, aligned><<<blocks, Tile::kThreads, 0, stream>>>(a, b, k_extent, bias, c);
   };
   if (!a.aligned || !b.aligned) {
     launch(std::type_identity<SmallTile>{}, std::false_type{});

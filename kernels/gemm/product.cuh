@@ -48,8 +48,8 @@ struct PortableProduct {
   template <bool a_along_k, bool b_along_k, typename T>
   static cudaError_t launch(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
                             void* workspace, cudaStream_t stream, const char*& words) {
-    const auto left = make_factor<a_along_k>(a, a_along_k ? inner : rows, rows);
-    const auto right = make_factor<b_along_k>(b, b_along_k ? inner : columns, columns);
+    const auto left = make_operand<a_along_k>(a, a_along_k ? inner : rows, rows);
+    const auto right = make_operand<b_along_k>(b, b_along_k ? inner : columns, columns);
     if constexpr (!std::is_same_v<T, float>) {
       words = launch_mma(left, right, inner, bias, out, stream);
     } else if (rows == 0 || columns == 0) {

@@ -15,17 +15,17 @@ namespace checkop::kernels {
 
 constexpr int kSumUnit = 512;
 
-/// One operand: element (row, k) for row < extent. "Row" is the index that the product keeps, m or n.
+/// An operand of a product: element (row, k) for row < extent. "Row" is the index that the product keeps, m or n.
 /// Contiguous along k: data[row*ld + k]. Contiguous along rows: data[k*ld + row].
 template <typename T, bool along_k>
-struct Factor {
+struct Operand {
   const T* __restrict__ data;
   int64_t ld, extent;
   bool aligned;  ///< every row starts at a 16-byte boundary, so that 8 elements move as whole words
 };
 
 template <bool along_k, typename T>
-Factor<T, along_k> make_factor(const T* data, int64_t ld, int64_t extent) {
+Operand<T, along_k> make_operand(const T* data, int64_t ld, int64_t extent) {
   const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0 && ld * static_cast<int64_t>(sizeof(T)) % 16 == 0;
   return {data, ld, extent, aligned};
 }
@@ -35,61 +35,61 @@ namespace gemm {
 // A thread's 8x8 block of c takes 64 multiply-adds per 16 floats read from shared memory: enough to be bound by
 // arithmetic. 256 threads make a 128x128 tile. Double buffers 16 deep take 32 KiB, and two blocks share an SM, so that
 // one computes while the other waits at a barrier.
-constexpr int kTile = 128, kTileK = 16, kThreads = 256, kBlocksPerMultiprocessor = 2;
+constexpr int kTile = 128, kTileK = 16, kThreads = 256, kBlocksPerSM = 2;
 constexpr int kEach = 8;  // elements of each operand that a thread loads per step: 128 * 16 / 256
 static_assert(kTile * kTileK == kThreads * kEach && kSumUnit % kTileK == 0);
 
-using Slab = float[kTileK][kTile];  // [k][row]
+using SmemTile = float[kTileK][kTile];  // [k][row]
 
-/// Where this thread's 8 elements of a tile lie. Along k: 32 lanes take 32 rows, so that their transposing stores to
-/// shared memory have no bank conflicts. Along rows: 16 lanes cover a line of 128.
+/// The first row and k of this thread's 8 elements of a tile. Along k: 32 lanes take 32 rows, so that their transposing
+/// stores to shared memory have no bank conflicts. Along rows: 16 lanes cover a line of 128.
 template <bool along_k>
-__device__ int part_row() {
+__device__ int fragment_row() {
   return along_k ? threadIdx.x % kTile : threadIdx.x % (kTile / kEach) * kEach;
 }
 template <bool along_k>
-__device__ int part_k() {
+__device__ int fragment_k() {
   return along_k ? threadIdx.x / kTile * kEach : threadIdx.x / (kTile / kEach);
 }
 
 /// This thread's elements of a tile on their way to shared memory. Kept packed: unpacked here, each would occupy a
 /// register while the previous step computes.
 template <typename T>
-struct Part {
+struct Fragment {
   uint4 words[kEach * sizeof(T) / sizeof(uint4)];
 };
 
 /// Zero outside the matrix, in both operands: 0 * 0 adds nothing, where 0 * NaN would.
 template <typename T, bool along_k>
-__device__ Part<T> fetch(const Factor<T, along_k>& f, int64_t first_row, int64_t first_k, int64_t k_extent) {
-  const int64_t row = first_row + part_row<along_k>(), k = first_k + part_k<along_k>();
-  const int64_t valid = along_k ? (row < f.extent ? k_extent - k : 0) : (k < k_extent ? f.extent - row : 0);
-  const T* __restrict__ from = f.data + (along_k ? row * f.ld + k : k * f.ld + row);
-  if (valid >= kEach && f.aligned) {
-    Part<T> part;
+__device__ Fragment<T> fetch(const Operand<T, along_k>& operand, int64_t first_row, int64_t first_k, int64_t k_extent) {
+  const int64_t row = first_row + fragment_row<along_k>(), k = first_k + fragment_k<along_k>();
+  const int64_t valid = along_k ? (row < operand.extent ? k_extent - k : 0) : (k < k_extent ? operand.extent - row : 0);
+  const T* __restrict__ from = operand.data + (along_k ? row * operand.ld + k : k * operand.ld + row);
+  if (valid >= kEach && operand.aligned) {
+    Fragment<T> fragment;
 #pragma unroll
-    for (size_t i = 0; i < sizeof(part) / sizeof(uint4); ++i) {
-      part.words[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
+    for (size_t i = 0; i < sizeof(fragment) / sizeof(uint4); ++i) {
+      fragment.words[i] = __ldg(reinterpret_cast<const uint4*>(from) + i);
     }
-    return part;
+    return fragment;
   }
   Pack<T, kEach> pack;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) pack.at[i] = i < valid ? from[i] : from_float<T>(0.0f);
-  return bit_cast<Part<T>>(pack);
+  return bit_cast<Fragment<T>>(pack);
 }
 
 template <typename T, bool along_k>
-__device__ void store(const Part<T>& part, Slab& slab) {
-  const auto pack = bit_cast<Pack<T, kEach>>(part);
-  const int row = part_row<along_k>(), k = part_k<along_k>();
+__device__ void store(const Fragment<T>& fragment, SmemTile& tile) {
+  const auto pack = bit_cast<Pack<T, kEach>>(fragment);
+  const int row = fragment_row<along_k>(), k = fragment_k<along_k>();
   if constexpr (along_k) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) slab[k + i][row] = to_float(pack.at[i]);
+    for (int i = 0; i < kEach; ++i) tile[k + i][row] = to_float(pack.at[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < kEach; i += 4) {
-      *reinterpret_cast<float4*>(&slab[k][row + i]) = {to_float(pack.at[i]), to_float(pack.at[i + 1]),
+      *reinterpret_cast<float4*>(&tile[k][row + i]) = {to_float(pack.at[i]), to_float(pack.at[i + 1]),
                                                        to_float(pack.at[i + 2]), to_float(pack.at[i + 3])};
     }
   }
@@ -107,7 +107,7 @@ __device__ inline int tile_n(int j) {
   return warp % (kTile / kWarpN) * kWarpN + lane % kLanesN * 4 + j / 4 * (kWarpN / 2) + j % 4;
 }
 
-__device__ inline void multiply(const Slab& a, const Slab& b, float (&sum)[8][8]) {
+__device__ inline void multiply(const SmemTile& a, const SmemTile& b, float (&sum)[8][8]) {
 #pragma unroll
   for (int k = 0; k < kTileK; ++k) {
     float x[8], y[8];
@@ -125,8 +125,8 @@ __device__ inline void multiply(const Slab& a, const Slab& b, float (&sum)[8][8]
 }
 
 /// Loads c into the accumulators.
-__device__ inline void begin_with(float (&sum)[8][8], const float* __restrict__ c, int64_t ldc, int64_t first_m,
-                                  int64_t first_n, int64_t m_extent) {
+__device__ inline void load_accumulators(float (&sum)[8][8], const float* __restrict__ c, int64_t ldc, int64_t first_m,
+                                         int64_t first_n, int64_t m_extent) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int64_t m = first_m + tile_m(i);
@@ -142,8 +142,8 @@ __device__ inline void begin_with(float (&sum)[8][8], const float* __restrict__ 
 }
 
 /// Adds the unit's sums to c (or stores them) and clears them. Only this thread ever touches these elements of c.
-__device__ inline void flush(float (&sum)[8][8], float* __restrict__ c, int64_t ldc, int64_t first_m, int64_t first_n,
-                             int64_t m_extent, bool add) {
+__device__ inline void store_accumulators(float (&sum)[8][8], float* __restrict__ c, int64_t ldc, int64_t first_m,
+                                          int64_t first_n, int64_t m_extent, bool add) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int64_t m = first_m + tile_m(i);
@@ -151,13 +151,13 @@ __device__ inline void flush(float (&sum)[8][8], float* __restrict__ c, int64_t 
     for (int half = 0; half < 2; ++half) {
       const int64_t n = first_n + tile_n(half * 4);
       if (m < m_extent && n < ldc) {
-        auto* place = reinterpret_cast<float4*>(c + m * ldc + n);
+        auto* out = reinterpret_cast<float4*>(c + m * ldc + n);
         float4 value = {sum[i][half * 4], sum[i][half * 4 + 1], sum[i][half * 4 + 2], sum[i][half * 4 + 3]};
         if (add) {
-          const float4 old = *place;
+          const float4 old = *out;
           value = {old.x + value.x, old.y + value.y, old.z + value.z, old.w + value.w};
         }
-        *place = value;
+        *out = value;
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) sum[i][half * 4 + j] = 0.0f;
@@ -175,36 +175,35 @@ constexpr int64_t kMaxGemmColumns = int64_t{65535} * gemm::kTile;
 /// launch_gemm() or launch_gemm_chain().
 template <bool chain, typename TA, bool a_along_k, typename TB, bool b_along_k>
 __global__ __launch_bounds__(gemm::kThreads,
-                             gemm::kBlocksPerMultiprocessor) void gemm_kernel(Factor<TA, a_along_k> a,
-                                                                              Factor<TB, b_along_k> b, int64_t k_extent,
-                                                                              float* __restrict__ c, int64_t ldc,
-                                                                              bool accumulate) {
+                             gemm::kBlocksPerSM) void gemm_kernel(Operand<TA, a_along_k> a, Operand<TB, b_along_k> b,
+                                                                  int64_t k_extent, float* __restrict__ c, int64_t ldc,
+                                                                  bool accumulate) {
   using namespace gemm;
-  __shared__ __align__(16) Slab a_slab[2], b_slab[2];
+  __shared__ __align__(16) SmemTile a_tile[2], b_tile[2];
   const int64_t first_m = int64_t{blockIdx.x} * kTile, first_n = int64_t{blockIdx.y} * kTile;
   float sum[8][8] = {};
-  if constexpr (chain) begin_with(sum, c, ldc, first_m, first_n, a.extent);
-  store<TA, a_along_k>(fetch(a, first_m, 0, k_extent), a_slab[0]);
-  store<TB, b_along_k>(fetch(b, first_n, 0, k_extent), b_slab[0]);
+  if constexpr (chain) load_accumulators(sum, c, ldc, first_m, first_n, a.extent);
+  store<TA, a_along_k>(fetch(a, first_m, 0, k_extent), a_tile[0]);
+  store<TB, b_along_k>(fetch(b, first_n, 0, k_extent), b_tile[0]);
   __syncthreads();
   int now = 0;
   // At least one step, so that an empty sum stores zeros. All conditions on k are uniform across the block.
   for (int64_t k = 0; k == 0 || k < k_extent; k += kTileK) {
     const int64_t next = k + kTileK;
     const bool more = next < k_extent;
-    Part<TA> a_part;
-    Part<TB> b_part;
+    Fragment<TA> a_next;
+    Fragment<TB> b_next;
     if (more) {  // loads are in flight while this step computes
-      a_part = fetch(a, first_m, next, k_extent);
-      b_part = fetch(b, first_n, next, k_extent);
+      a_next = fetch(a, first_m, next, k_extent);
+      b_next = fetch(b, first_n, next, k_extent);
     }
-    multiply(a_slab[now], b_slab[now], sum);
+    multiply(a_tile[now], b_tile[now], sum);
     if (more) {  // the other buffer: its last readers have passed the barrier of the previous step
-      store<TA, a_along_k>(a_part, a_slab[1 - now]);
-      store<TB, b_along_k>(b_part, b_slab[1 - now]);
+      store<TA, a_along_k>(a_next, a_tile[1 - now]);
+      store<TB, b_along_k>(b_next, b_tile[1 - now]);
     }
     if (!more || (!chain && next % kSumUnit == 0)) {
-      flush(sum, c, ldc, first_m, first_n, a.extent, !chain && accumulate);
+      store_accumulators(sum, c, ldc, first_m, first_n, a.extent, !chain && accumulate);
       accumulate = true;
     }
     __syncthreads();
@@ -215,7 +214,7 @@ __global__ __launch_bounds__(gemm::kThreads,
 /// Enqueues. The caller checks for launch errors once, after its last kernel. Blocks of the same column of tiles are
 /// neighbours, so that they share b's tile in L2.
 template <bool chain = false, typename TA, bool a_along_k, typename TB, bool b_along_k>
-void launch_gemm(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b, int64_t k_extent, float* c,
+void launch_gemm(const Operand<TA, a_along_k>& a, const Operand<TB, b_along_k>& b, int64_t k_extent, float* c,
                  int64_t ldc, bool accumulate, cudaStream_t stream) {
   if (a.extent == 0 || b.extent == 0) return;
   const dim3 grid(static_cast<unsigned>(ceil_div(a.extent, gemm::kTile)),
@@ -226,7 +225,7 @@ void launch_gemm(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b,
 
 /// c += the product, in one chain of multiply-adds per element that begins with c.
 template <typename TA, bool a_along_k, typename TB, bool b_along_k>
-void launch_gemm_chain(const Factor<TA, a_along_k>& a, const Factor<TB, b_along_k>& b, int64_t k_extent, float* c,
+void launch_gemm_chain(const Operand<TA, a_along_k>& a, const Operand<TB, b_along_k>& b, int64_t k_extent, float* c,
                        int64_t ldc, cudaStream_t stream) {
   launch_gemm<true>(a, b, k_extent, c, ldc, true, stream);
 }

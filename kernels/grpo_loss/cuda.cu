@@ -94,11 +94,10 @@ __global__ __launch_bounds__(kSumThreads) void count_active(const uint8_t* __res
 
 /// L and kl of one token per block; 0 if the token is not active.
 template <typename T>
-__global__ __launch_bounds__(kMaxThreads,
-                             kBlocksPerMultiprocessor) void token_losses(PolicyInputs<T> in, Params params,
-                                                                         const float* __restrict__ advantages,
-                                                                         float* __restrict__ losses,
-                                                                         float* __restrict__ kls) {
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void token_losses(PolicyInputs<T> in, Params params,
+                                                                          const float* __restrict__ advantages,
+                                                                          float* __restrict__ losses,
+                                                                          float* __restrict__ kls) {
   const int64_t row = blockIdx.x;
   if (in.active[row] == 0) {  // the same for the whole block
     if (threadIdx.x == 0) losses[row] = 0.0f, kls[row] = 0.0f;

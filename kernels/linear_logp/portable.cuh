@@ -142,8 +142,8 @@ struct Problem {
 template <typename T>
 void launch_logits(const Problem<T>& p, int64_t first_row, int64_t first_column) {
   const int64_t hidden = p.sizes.hidden;
-  launch_gemm(make_factor<true>(p.hidden + first_row * hidden, hidden, p.rows_from(first_row)),
-              make_factor<true>(p.weight + first_column * hidden, hidden, p.columns_from(first_column)), hidden,
+  launch_gemm(make_operand<true>(p.hidden + first_row * hidden, hidden, p.rows_from(first_row)),
+              make_operand<true>(p.weight + first_column * hidden, hidden, p.columns_from(first_column)), hidden,
               p.template in_workspace<float>(p.at.z), p.at.block_columns, false, p.stream);
 }
 
@@ -200,10 +200,10 @@ void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden
       logits_to_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
           z, ldz, p.bias_from(column), p.target_ids + row, p.ignored, grad_logp + row, totals + row,
           p.first_id + column, columns);
-      launch_gemm(make_factor<true>(z, ldz, rows), make_factor<false>(p.weight + column * hidden, hidden, hidden),
+      launch_gemm(make_operand<true>(z, ldz, rows), make_operand<false>(p.weight + column * hidden, hidden, hidden),
                   columns, hidden_sums + row * ld, ld, column > 0, p.stream);
-      const auto dz = make_factor<false>(z, ldz, columns);
-      const auto of_rows = make_factor<false>(p.hidden + row * hidden, hidden, hidden);
+      const auto dz = make_operand<false>(z, ldz, columns);
+      const auto of_rows = make_operand<false>(p.hidden + row * hidden, hidden, hidden);
       if (carried) {
         launch_gemm_chain(dz, of_rows, rows, weight_sums, ld, p.stream);
       } else {

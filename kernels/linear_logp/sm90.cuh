@@ -174,7 +174,7 @@ Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Worksp
 
 /// Whether TMA can read both operands.
 template <typename T, bool a_along_k, bool b_along_k>
-bool are_reachable(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t inner) {
+bool are_reachable(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t inner) {
   return sm90::has_tensor_map<T>(sm90::matrix_of(a, inner)) && sm90::has_tensor_map<T>(sm90::matrix_of(b, inner));
 }
 
@@ -194,7 +194,7 @@ sm90::SumSegments<T> segments_of(const Problem<T>& p, int64_t first_row) {
 template <typename T>
 cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
   const int64_t hidden = p.sizes.hidden;
-  const auto of_rows = make_factor<true>(p.hidden + first * hidden, hidden, rows);
+  const auto of_rows = make_operand<true>(p.hidden + first * hidden, hidden, rows);
   const auto segments = segments_of(p, first);
   for (int64_t block = 0; block < kept.blocks; ++block) {
     const int64_t column = block * kept.block_columns, segment = column / sm90::kSegmentColumns;
@@ -205,7 +205,7 @@ cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t fir
     if (!sm90::stage_tiles<sm90::Large>(of_block, destination, kept.columns(block), rows, kept.ld(block)) ||
         !of_block.staged)
       return cudaErrorInvalidValue;
-    const auto columns = make_factor<true>(p.weight + column * hidden, hidden, kept.columns(block));
+    const auto columns = make_operand<true>(p.weight + column * hidden, hidden, kept.columns(block));
     if (const auto error = sm90::launch_with_epilogue<sm90::Large>(of_block, of_rows, columns, hidden, p.stream))
       return error;
   }
@@ -235,8 +235,8 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
     const bool keeps = first < kept.rows;
     rows = std::min((keeps ? kept.rows : p.sizes.rows) - first, p.at.rows);
     const auto segments = segments_of(p, first);
-    const auto hidden = make_factor<true>(p.hidden + first * p.sizes.hidden, p.sizes.hidden, rows);
-    const auto weight = make_factor<true>(p.weight, p.sizes.hidden, p.sizes.vocab);
+    const auto hidden = make_operand<true>(p.hidden + first * p.sizes.hidden, p.sizes.hidden, rows);
+    const auto weight = make_operand<true>(p.weight, p.sizes.hidden, p.sizes.vocab);
     const auto run = [&]<typename Config>(Config) {
       words = Config::kVariant;
       return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.sizes.hidden, p.stream);
@@ -259,7 +259,7 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
 
 /// Computes the tiles of a * b into `out`, an epilogue that must give the same bits with every configuration.
 template <typename T, typename Epilogue, bool a_along_k, bool b_along_k, typename Stage>
-cudaError_t multiply(Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t inner,
+cudaError_t multiply(Epilogue& out, const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t inner,
                      cudaStream_t stream, Stage&& stage) {
   const auto run = [&]<typename Config>(Config) {
     if (!stage(Config{}, out)) return cudaErrorInvalidValue;
@@ -304,17 +304,17 @@ cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const 
   const auto stage = [&]<typename Config>(Config, sm90::StoreGradient<T, biased>& out) {
     return sm90::stage_tiles<Config>(out, gradient.dz, columns, rows, ld);
   };
-  return multiply(gradient, make_factor<true>(p.hidden + kept.rows * hidden, hidden, rows),
-                  make_factor<true>(p.weight + column * hidden, hidden, columns), hidden, p.stream, stage);
+  return multiply(gradient, make_operand<true>(p.hidden + kept.rows * hidden, hidden, rows),
+                  make_operand<true>(p.weight + column * hidden, hidden, columns), hidden, p.stream, stage);
 }
 
 constexpr auto kNeverStaged = [](auto, auto&) { return true; };
 
 /// dz^T * hidden for a block of columns; the accumulators begin with the carry, if there is one.
 template <typename T, typename O>
-cudaError_t launch_weight_gradient(const Problem<T>& p, const Factor<T, false>& dz, const WeightGradients<O>& to) {
+cudaError_t launch_weight_gradient(const Problem<T>& p, const Operand<T, false>& dz, const WeightGradients<O>& to) {
   const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden;
-  const auto of_rows = make_factor<false>(p.hidden, hidden, hidden);
+  const auto of_rows = make_operand<false>(p.hidden, hidden, hidden);
   if constexpr (std::is_same_v<T, O>) {
     sm90::StoreTiles<T, T> tiles{};
     tiles.c = to.dweight;
@@ -360,13 +360,13 @@ cudaError_t launch_gradients(const Problem<T>& p, const Kept& kept, int64_t offs
     if (error != cudaSuccess) return error;
 
     const WeightGradients<O> of_block = to.from(column, hidden);
-    if (const auto error = launch_weight_gradient(p, make_factor<false>(dz, ld, columns), of_block)) return error;
+    if (const auto error = launch_weight_gradient(p, make_operand<false>(dz, ld, columns), of_block)) return error;
 
     sm90::ContinueSums<T> hidden_part{column == 0 ? nullptr : hidden_sums, hidden_sums, dhidden,
                                       dhidden != nullptr && column + columns == vocab};
     if (const auto error =
-            multiply(hidden_part, make_factor<true>(dz, ld, rows),
-                     make_factor<false>(p.weight + column * hidden, hidden, hidden), columns, p.stream, kNeverStaged))
+            multiply(hidden_part, make_operand<true>(dz, ld, rows),
+                     make_operand<false>(p.weight + column * hidden, hidden, hidden), columns, p.stream, kNeverStaged))
       return error;
 
     if (to.dbias != nullptr) launch_bias_gradient(p, columns, of_block);

@@ -14,11 +14,10 @@ namespace {
 
 /// logp of one row per block. Error: see the head of the file.
 template <typename T>
-__global__ __launch_bounds__(kMaxThreads,
-                             kBlocksPerMultiprocessor) void logp_forward(const T* __restrict__ logits,
-                                                                         const int64_t* __restrict__ token_ids,
-                                                                         int64_t ignored, int64_t vocab,
-                                                                         float* __restrict__ logp) {
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void logp_forward(const T* __restrict__ logits,
+                                                                          const int64_t* __restrict__ token_ids,
+                                                                          int64_t ignored, int64_t vocab,
+                                                                          float* __restrict__ logp) {
   const int64_t row = blockIdx.x, target = token_ids[row];
   if (target == ignored) {  // the same for the whole block
     if (threadIdx.x == 0) logp[row] = 0.0f;

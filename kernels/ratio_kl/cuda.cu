@@ -15,9 +15,9 @@ namespace {
 
 /// ratio and kl of one row per block.
 template <typename T>
-__global__ __launch_bounds__(kMaxThreads, kBlocksPerMultiprocessor) void ratio_kl_forward(PolicyInputs<T> in,
-                                                                                          float* __restrict__ ratio,
-                                                                                          float* __restrict__ kl) {
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void ratio_kl_forward(PolicyInputs<T> in,
+                                                                              float* __restrict__ ratio,
+                                                                              float* __restrict__ kl) {
   const int64_t row = blockIdx.x;
   if (in.active[row] == 0) {  // the same for the whole block
     if (threadIdx.x == 0) ratio[row] = 1.0f, kl[row] = 0.0f;

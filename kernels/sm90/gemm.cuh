@@ -14,8 +14,8 @@ template <typename T, typename Epilogue, bool a_along_k, bool b_along_k>
 struct Problem {
   CUtensorMap a_map, b_map;  ///< set only with Loads::tma
   Epilogue out;
-  Factor<T, a_along_k> a;
-  Factor<T, b_along_k> b;
+  Operand<T, a_along_k> a;
+  Operand<T, b_along_k> b;
   int64_t k;
   uint32_t tiles_m, tiles_n, band;  ///< in tiles of a whole cluster
   int a_lines;  ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows

@@ -10,8 +10,8 @@
 namespace checkop::kernels::sm90 {
 
 template <typename T, bool along_k>
-Matrix matrix_of(const Factor<T, along_k>& f, int64_t k_extent) {
-  return {f.data, along_k ? k_extent : f.extent, along_k ? f.extent : k_extent, f.ld};
+Matrix matrix_of(const Operand<T, along_k>& operand, int64_t k_extent) {
+  return {operand.data, along_k ? k_extent : operand.extent, along_k ? operand.extent : k_extent, operand.ld};
 }
 
 /// Number of clusters of `function` that the current device runs at once; 0 on an error, which the launch will report.
@@ -37,7 +37,7 @@ int resident_clusters(const void* function) {
 
 /// Enqueues. With Loads::tma both operands must have tensor maps. k_extent, a.extent and b.extent are positive.
 template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
-cudaError_t launch_with_epilogue(const Epilogue& out, const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b,
+cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b,
                                  int64_t k_extent, cudaStream_t stream) {
   using LayoutA = SmemLayout<a_along_k, Config::kM, Config::kBlockK>;
   using LayoutB = SmemLayout<b_along_k, Config::kN, Config::kBlockK>;
@@ -98,7 +98,7 @@ bool stage_tiles(Epilogue& out, const Out* c, int64_t length, int64_t lines, int
 
 /// c = a * b + bias; requirements as for launch_with_epilogue().
 template <typename Config, typename T, typename Out, bool a_along_k, bool b_along_k>
-cudaError_t launch(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k_extent, const T* bias,
+cudaError_t launch(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k_extent, const T* bias,
                    Out* c, cudaStream_t stream) {
   StoreTiles<T, Out> out{};
   out.bias = bias, out.c = c;

@@ -44,8 +44,8 @@ __device__ void load_slice(const CUtensorMap& map, uint32_t to, uint32_t barrier
 /// TMA: 0 * 0 adds nothing, where 0 * NaN would. `thread`: 0 .. kWarpgroup - 1. Each thread must then call
 /// fence_proxy_async().
 template <typename Layout, typename T, bool along_k>
-__device__ void load_elementwise(const Factor<T, along_k>& f, int64_t row, int64_t k, int64_t k_extent, uint8_t* to,
-                                 int thread) {
+__device__ void load_elementwise(const Operand<T, along_k>& operand, int64_t row, int64_t k, int64_t k_extent,
+                                 uint8_t* to, int thread) {
   constexpr int kChunk = 8, kPerLine = Layout::kLine / 16, kChunks = Layout::kBytes / 16;
   static_assert(kChunks % kWarpgroup == 0);
 #pragma unroll 4
@@ -53,9 +53,9 @@ __device__ void load_elementwise(const Factor<T, along_k>& f, int64_t row, int64
     const int chunk = i % kPerLine, line = i / kPerLine % Layout::kLines, slab = i / (kPerLine * Layout::kLines);
     const int64_t along = (along_k ? k : row) + slab * Layout::kWide + chunk * kChunk;
     const int64_t across = (along_k ? row : k) + line;
-    const int64_t left = (along_k ? k_extent : f.extent) - along;
-    const bool inside = across < (along_k ? f.extent : k_extent);
-    const T* from = f.data + across * f.ld + along;
+    const int64_t left = (along_k ? k_extent : operand.extent) - along;
+    const bool inside = across < (along_k ? operand.extent : k_extent);
+    const T* from = operand.data + across * operand.ld + along;
     Pack<T, kChunk> pack;
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) pack.at[j] = inside && j < left ? from[j] : from_float<T>(0.0f);

@@ -137,8 +137,8 @@ struct Product {
       return portable();
     } else {
       if (rows == 0 || columns == 0 || inner == 0) return portable();
-      const auto left = make_factor<a_along_k>(a, a_along_k ? inner : rows, rows);
-      const auto right = make_factor<b_along_k>(b, b_along_k ? inner : columns, columns);
+      const auto left = make_operand<a_along_k>(a, a_along_k ? inner : rows, rows);
+      const auto right = make_operand<b_along_k>(b, b_along_k ? inner : columns, columns);
       const auto run = [&]<typename Config>(Config) {
         words = Config::kVariant;
         return sm90::launch<Config>(left, right, inner, bias, out, stream);

@@ -18,9 +18,11 @@ namespace {
 
 /// Computes one row's parts per block, one for each of the rank's segments.
 template <typename T>
-__global__ __launch_bounds__(kMaxThreads, kBlocksPerMultiprocessor) void reduce_rows(
-    const T* __restrict__ logits, const int64_t* __restrict__ token_ids, int64_t ignored, int64_t ld, int64_t first,
-    int64_t columns, int64_t first_id, ranks::Part* __restrict__ parts) {
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void reduce_rows(const T* __restrict__ logits,
+                                                                         const int64_t* __restrict__ token_ids,
+                                                                         int64_t ignored, int64_t ld, int64_t first,
+                                                                         int64_t columns, int64_t first_id,
+                                                                         ranks::Part* __restrict__ parts) {
   const int64_t row = blockIdx.x, target = token_ids[row] - first_id;
   if (token_ids[row] == ignored) {  // the same for the whole block
     if (threadIdx.x == 0) parts[row] = {-INFINITY, 0.0f, 0.0f, 0};

@@ -77,9 +77,9 @@ std::vector<uint16_t> multiply(const Shape& at, Along along, Values values, Mult
   const T *left = a.data() + at.offset, *right = b.data() + at.offset, *add = at.with_bias ? bias.data() : nullptr;
   const auto run = [&](auto x, auto y) { return with(x, y, at.k, add, c.data() + at.offset); };
   const auto error =
-      along == Along::k_rows ? run(make_factor<true>(left, at.k, at.m), make_factor<false>(right, at.n, at.n))
-      : along == Along::k_k  ? run(make_factor<true>(left, at.k, at.m), make_factor<true>(right, at.k, at.n))
-                             : run(make_factor<false>(left, at.m, at.m), make_factor<false>(right, at.n, at.n));
+      along == Along::k_rows ? run(make_operand<true>(left, at.k, at.m), make_operand<false>(right, at.n, at.n))
+      : along == Along::k_k  ? run(make_operand<true>(left, at.k, at.m), make_operand<true>(right, at.k, at.n))
+                             : run(make_operand<false>(left, at.m, at.m), make_operand<false>(right, at.n, at.n));
   EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   return c.read();
@@ -87,7 +87,7 @@ std::vector<uint16_t> multiply(const Shape& at, Along along, Values values, Mult
 
 struct Portable {
   template <typename T, bool a_along_k, bool b_along_k>
-  cudaError_t operator()(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k, const T* bias,
+  cudaError_t operator()(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k, const T* bias,
                          T* c) const {
     (void)launch_mma(a, b, k, bias, c, nullptr);
     return cudaGetLastError();
@@ -96,14 +96,14 @@ struct Portable {
 template <typename Config>
 struct With {
   template <typename T, bool a_along_k, bool b_along_k>
-  cudaError_t operator()(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k, const T* bias,
+  cudaError_t operator()(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k, const T* bias,
                          T* c) const {
     return sm90::launch<Config>(a, b, k, bias, c, nullptr);
   }
 };
 struct Chosen {
   template <typename T, bool a_along_k, bool b_along_k>
-  cudaError_t operator()(const Factor<T, a_along_k>& a, const Factor<T, b_along_k>& b, int64_t k, const T* bias,
+  cudaError_t operator()(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k, const T* bias,
                          T* c) const {
     const char* words = "";
     return sm90::Product::launch<a_along_k, b_along_k, T>(a.data, b.data, a.extent, k, b.extent, bias, c, nullptr,
