@@ -16,14 +16,14 @@ namespace native::attention {
 inline size_t size(int64_t n) { return static_cast<size_t>(n); }
 
 /// Keys and values that continue the sequence where the previous part ends.
-struct Part {
+struct KvPart {
   const checkop_tensor *k, *v;
   int64_t first, seq;  // position among all keys: [first, first + seq)
 };
 
-struct Problem {
+struct AttentionParams {
   const checkop_tensor& q;
-  std::vector<Part> parts;
+  std::vector<KvPart> parts;
   const uint8_t* keep;  // nullptr when absent
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq, width;
   bool causal;
@@ -43,23 +43,23 @@ inline void check_heads(const checkop_tensor& t, const char* name, int32_t dtype
 }
 
 /// Inputs are q, k and v of each part, then the mask.
-inline Problem problem_of(const checkop_call& c, int parts) {
+inline AttentionParams params_of(const checkop_call& c, int parts) {
   const checkop_tensor &q = c.inputs[0], &mask = c.inputs[1 + 2 * parts];
   if (c.n_attrs != 2) throw Refusal(CHECKOP_FAILED, "expected two attributes, causal and scale");
   if (q.rank != 4 || c.inputs[1].rank != 4) throw Refusal(CHECKOP_FAILED, "q or keys: rank is not 4");
   check_computed_dtype(q.dtype);
   const double scale = c.attrs[1].value;
-  Problem p{q,
-            {},
-            static_cast<const uint8_t*>(mask.data),
-            q.shape[0],
-            q.shape[1],
-            c.inputs[1].shape[1],
-            q.shape[2],
-            0,
-            q.shape[3],
-            c.attrs[0].value != 0,
-            scale < 0 ? 1.0f / std::sqrt(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
+  AttentionParams p{q,
+                    {},
+                    static_cast<const uint8_t*>(mask.data),
+                    q.shape[0],
+                    q.shape[1],
+                    c.inputs[1].shape[1],
+                    q.shape[2],
+                    0,
+                    q.shape[3],
+                    c.attrs[0].value != 0,
+                    scale < 0 ? 1.0f / std::sqrt(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
   if (p.kv_heads == 0 || p.q_heads % p.kv_heads != 0)
     throw Refusal(CHECKOP_FAILED, std::to_string(p.q_heads) + " query heads on " + std::to_string(p.kv_heads) +
                                       " key heads leave a group uneven");
@@ -85,7 +85,7 @@ struct Keys {
   std::vector<int64_t> index;
   std::vector<float> k, v;
 
-  Keys(const Problem& p, int64_t b, int64_t kv_head) {
+  Keys(const AttentionParams& p, int64_t b, int64_t kv_head) {
     for (int64_t j = 0; j < p.kv_seq; ++j)
       if (p.keep == nullptr || p.keep[b * p.kv_seq + j] != 0) index.push_back(j);
     k.resize(index.size() * size(p.width));
@@ -98,7 +98,7 @@ struct Keys {
       load(*part->v, from, p.width, &v[i * size(p.width)]);
     }
   }
-  int64_t seen_by(const Problem& p, int64_t i) const {
+  int64_t seen_by(const AttentionParams& p, int64_t i) const {
     const int64_t end = p.causal ? i + (p.kv_seq - p.q_seq) + 1 : p.kv_seq;
     return std::lower_bound(index.begin(), index.end(), end) - index.begin();
   }
@@ -119,7 +119,7 @@ inline void weighted_sum(const float* weight, int64_t step, const float* rows, i
 }
 
 /// p[0, n) of one query. A row whose scores are all -inf is NaN, as the formula gives; a row without keys is empty.
-inline void probabilities(const Problem& p, const float* q, const Keys& keys, int64_t n, float* to) {
+inline void probabilities(const AttentionParams& p, const float* q, const Keys& keys, int64_t n, float* to) {
   float max = -std::numeric_limits<float>::infinity();
   for (int64_t j = 0; j < n; ++j) {
     to[j] = p.scale * dot(q, &keys.k[size(j * p.width)], p.width);
@@ -133,7 +133,7 @@ inline void probabilities(const Problem& p, const float* q, const Keys& keys, in
 inline checkop_status forward(const checkop_call* call, int parts) {
   return run(call, [parts](const checkop_call& c) {
     check_counts(c, 2 + 2 * parts, 1);
-    const Problem p = problem_of(c, parts);
+    const AttentionParams p = params_of(c, parts);
     const checkop_tensor& o = c.outputs[0];
     check_heads(o, "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
     parallel_for(p.batch * p.q_heads, 2 * p.work(), [&](int64_t begin, int64_t end) {
@@ -154,8 +154,8 @@ inline checkop_status forward(const checkop_call* call, int parts) {
 }
 
 /// Computes the gradients of one query head: stores its dq, adds to dk and dv of the kept keys.
-inline void head_gradients(const Problem& p, const checkop_tensor& grad_o, const checkop_tensor& dq, int64_t head,
-                           const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
+inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_o, const checkop_tensor& dq,
+                           int64_t head, const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
   const auto n_keys = static_cast<int64_t>(keys.index.size());
   const int64_t first = head * p.q_seq * p.width;
   std::vector<float> q(size(p.q_seq * p.width)), grad(q.size());
@@ -186,7 +186,7 @@ inline void head_gradients(const Problem& p, const checkop_tensor& grad_o, const
 inline checkop_status backward(const checkop_call* call, int parts) {
   return run(call, [parts](const checkop_call& c) {
     check_counts(c, 3 + 2 * parts, 1 + 2 * parts);
-    const Problem p = problem_of(c, parts);
+    const AttentionParams p = params_of(c, parts);
     const checkop_tensor &grad_o = c.inputs[2 + 2 * parts], &dq = c.outputs[0];
     check_heads(grad_o, "grad_o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
     check_heads(dq, "dq", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);

@@ -15,7 +15,7 @@ constexpr int64_t kTile = 128;      // hidden columns in a tile of W: 256 KiB of
 inline size_t size(int64_t n) { return static_cast<size_t>(n); }
 
 /// The inputs of both passes: columns [begin, begin + vocab) of the vocabulary.
-struct Problem {
+struct LinearLogpParams {
   const checkop_tensor& weight;
   const int64_t* targets;
   const float* bias;  // nullptr when absent
@@ -28,7 +28,7 @@ struct Problem {
 };
 
 /// z[r * stride + v - first] for the `columns` vocabulary entries from `first` on.
-inline void chunk_logits(const Problem& p, int64_t first, int64_t columns, float* z) {
+inline void chunk_logits(const LinearLogpParams& p, int64_t first, int64_t columns, float* z) {
   parallel_for(columns, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
     std::vector<float> w(size(p.hidden));
     for (int64_t v = begin; v < end; ++v) {
@@ -46,8 +46,9 @@ struct RowStates {
   std::vector<float> target_logits;
 };
 
-/// Row states over columns [from, to) of the problem. A target logit is 0 where the target is not among the columns.
-inline RowStates row_states(const Problem& p, int64_t from, int64_t to, float* z) {
+/// Row states over columns [from, to) of this part of the vocabulary. A target logit is 0 where the target is not among
+/// the columns.
+inline RowStates row_states(const LinearLogpParams& p, int64_t from, int64_t to, float* z) {
   RowStates states{{}, std::vector<float>(size(p.rows))};
   std::vector<Tree<SumExp, MergeSumExp>> trees(size(p.rows));
   for (int64_t first = from; first < to; first += kChunk) {
@@ -66,7 +67,7 @@ inline RowStates row_states(const Problem& p, int64_t from, int64_t to, float* z
 }
 
 /// Replaces a chunk of logits by their gradient.
-inline void chunk_gradient(const Problem& p, const std::vector<SumExp>& sums, const float* g, int64_t first,
+inline void chunk_gradient(const LinearLogpParams& p, const std::vector<SumExp>& sums, const float* g, int64_t first,
                            int64_t columns, float* z) {
   parallel_for(p.rows, 16 * p.rows * columns, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
@@ -82,7 +83,7 @@ inline void chunk_gradient(const Problem& p, const std::vector<SumExp>& sums, co
 }
 
 /// This chunk's contribution to dhidden, [rows, hidden].
-inline std::vector<float> chunk_dhidden(const Problem& p, int64_t first, int64_t columns, const float* dz) {
+inline std::vector<float> chunk_dhidden(const LinearLogpParams& p, int64_t first, int64_t columns, const float* dz) {
   std::vector<float> partial(size(p.rows * p.hidden));
   const int64_t tiles = (p.hidden + kTile - 1) / kTile, block_stride = std::min(kTile, p.hidden);
   parallel_for(tiles, p.rows * columns * p.hidden, [&](int64_t begin, int64_t end) {
@@ -102,7 +103,7 @@ inline std::vector<float> chunk_dhidden(const Problem& p, int64_t first, int64_t
 constexpr int64_t kCarryRows = 16;
 
 /// store_chunk_weight_gradient() for a call with carries: the carry, then the sums of kCarryRows rows each, in order.
-inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
+inline void carry_chunk_weight_gradient(const LinearLogpParams& p, int64_t first, int64_t columns, const float* dz,
                                         const checkop_call& c) {
   parallel_for(columns, p.rows * columns * p.hidden, [&, stride = p.stride()](int64_t begin, int64_t end) {
     std::vector<float> sum(size(p.hidden)), partial(size(p.hidden));
@@ -124,7 +125,7 @@ inline void carry_chunk_weight_gradient(const Problem& p, int64_t first, int64_t
 }
 
 /// Stores the chunk's rows of dW and, if there is a bias, its elements of dbias.
-inline void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t columns, const float* dz,
+inline void store_chunk_weight_gradient(const LinearLogpParams& p, int64_t first, int64_t columns, const float* dz,
                                         const checkop_call& c) {
   if (is_carried(c)) return carry_chunk_weight_gradient(p, first, columns, dz, c);
   parallel_for(columns, p.rows * columns * p.hidden, [&, stride = p.stride()](int64_t begin, int64_t end) {
@@ -146,10 +147,10 @@ inline void store_chunk_weight_gradient(const Problem& p, int64_t first, int64_t
 }
 
 /// Loads what both passes read more than once. Shapes and ids must have been checked.
-inline Problem load_problem(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab, int64_t ignored,
-                            int64_t begin = 0) {
-  Problem p{c.inputs[1], static_cast<const int64_t*>(c.inputs[2].data), nullptr, {}, {}, rows, hidden, vocab, ignored,
-            begin};
+inline LinearLogpParams load_params(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab, int64_t ignored,
+                                    int64_t begin = 0) {
+  LinearLogpParams p{
+      c.inputs[1], static_cast<const int64_t*>(c.inputs[2].data), nullptr, {}, {}, rows, hidden, vocab, ignored, begin};
   p.hidden32 = load_all(c.inputs[0], rows * hidden);
   for (int64_t r = 0; r < rows; ++r)  // zeros instead: 0 * NaN would reach the weight's gradient
     if (p.left_out(r)) std::fill_n(&p.hidden32[size(r * hidden)], hidden, 0.0f);

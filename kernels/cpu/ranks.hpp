@@ -9,8 +9,8 @@
 
 namespace native {
 
-/// What a rank first tells the others. No padding: it is sent as bytes.
-struct Statement {
+/// What ranks compare before they exchange anything else. No padding: it is sent as bytes.
+struct RankInfo {
   int64_t status = CHECKOP_OK;
   int64_t begin = 0, end = 0, total = 0;
   int64_t rows = -1, hidden = -1, dtype = -1, bias = 0, ignored = 0, segments = 0;
@@ -58,12 +58,12 @@ class Ranks {
       throw Refusal(CHECKOP_FAILED, "no communicator of that rank");
   }
 
-  /// Calls check(statement), which refuses local errors and fills in what all ranks must have in common. Returns once
+  /// Calls check(RankInfo&), which refuses local errors and fills in what all ranks must have in common. Returns once
   /// all ranks are known to fit together; otherwise refuses with the same message on every rank. Nobody waits for a
   /// rank that has refused.
   template <class Check>
   void agree(Check check) {
-    Statement own;
+    RankInfo own;
     own.begin = call_.shard_begin, own.end = call_.shard_end, own.total = call_.shard_total;
     try {
       own.segments = static_cast<int64_t>(attribute(call_, "canonical_segments"));
@@ -73,7 +73,7 @@ class Ranks {
       own.status = refusal.status;
       std::snprintf(own.message, sizeof(own.message), "%s", refusal.what());
     }
-    std::vector<Statement> all(static_cast<size_t>(size_));
+    std::vector<RankInfo> all(static_cast<size_t>(size_));
     all_gather(&own, all.data(), sizeof(own));
     require_fit(all);
     cut(all);
@@ -128,8 +128,8 @@ class Ranks {
     throw Refusal(static_cast<checkop_status>(status), sentence);
   }
 
-  /// Refuses unless all ranks work on the same problem, each can do its part, and the parts tile the vocabulary.
-  void require_fit(const std::vector<Statement>& all) const {
+  /// Refuses unless all ranks got the same call, none has refused it, and their parts tile the vocabulary.
+  void require_fit(const std::vector<RankInfo>& all) const {
     for (size_t r = 0; r < all.size(); ++r) {
       if (all[r].status == CHECKOP_OK) continue;
       const std::string words(all[r].message, strnlen(all[r].message, sizeof(all[r].message)));
@@ -147,12 +147,12 @@ class Ranks {
       refuse("rank " + std::to_string(r) + " has dtype " + dtype_name(static_cast<int32_t>(all[r].dtype)) +
              ", rank 0 has " + dtype_name(static_cast<int32_t>(all[0].dtype)));
     }
-    same("a vocabulary of", &Statement::total);
-    same("a number of rows of", &Statement::rows);
-    same("a hidden size of", &Statement::hidden);
-    same("a number of biases of", &Statement::bias);
-    same("an ignore_index of", &Statement::ignored);
-    same("canonical segments in a number of", &Statement::segments);
+    same("a vocabulary of", &RankInfo::total);
+    same("a number of rows of", &RankInfo::rows);
+    same("a hidden size of", &RankInfo::hidden);
+    same("a number of biases of", &RankInfo::bias);
+    same("an ignore_index of", &RankInfo::ignored);
+    same("canonical segments in a number of", &RankInfo::segments);
     int64_t expected = 0;
     for (size_t r = 0; r < all.size(); ++r) {
       const std::string part = "rank " + std::to_string(r) + " holds [" + std::to_string(all[r].begin) + ", " +
@@ -165,11 +165,11 @@ class Ranks {
     }
     if (expected != all[0].total)
       refuse("the ranks hold [0, " + std::to_string(expected) + ") of a vocabulary of " + std::to_string(all[0].total));
-    same("target ids with hash", &Statement::ids);  // last: a rank that holds nothing has not looked at its ids
+    same("target ids with hash", &RankInfo::ids);  // last: a rank that holds nothing has not looked at its ids
   }
 
   /// Sets the segments, from parts that tile the vocabulary.
-  void cut(const std::vector<Statement>& all) {
+  void cut(const std::vector<RankInfo>& all) {
     const int64_t n = all[0].segments;
     ignored_ = all[0].ignored;
     segments_ = canonical_bounds(all[0].total, n);
@@ -195,7 +195,7 @@ class Ranks {
 };
 
 /// A row's softmax over one segment, and the target's logit if the segment holds it.
-struct Part {
+struct SegmentStats {
   float max = -std::numeric_limits<float>::infinity(), sum = 0.0f, target = 0.0f;
 };
 
@@ -205,11 +205,12 @@ struct Combined {
   std::vector<float> targets;
 };
 
-/// Combines the segments' parts in the order of the vocabulary; `own`: this rank's parts [segment][row].
-inline Combined combine_parts(const Ranks& ranks, const std::vector<Part>& own, const int64_t* ids, int64_t rows) {
+/// Combines the segments' statistics in the order of the vocabulary; `own`: those of this rank, [segment][row].
+inline Combined combine_stats(const Ranks& ranks, const std::vector<SegmentStats>& own, const int64_t* ids,
+                              int64_t rows) {
   Combined all{std::vector<SumExp>(static_cast<size_t>(rows)), std::vector<float>(static_cast<size_t>(rows))};
   const std::vector<int64_t>& bounds = ranks.segments();
-  ranks.for_each_segment(own, static_cast<size_t>(rows), [&](size_t s, const Part* parts) {
+  ranks.for_each_segment(own, static_cast<size_t>(rows), [&](size_t s, const SegmentStats* parts) {
     for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
       const SumExp part{parts[r].max, parts[r].sum};
       all.sums[r] = s == 0 ? part : MergeSumExp{}(all.sums[r], part);

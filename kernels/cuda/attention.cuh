@@ -53,7 +53,7 @@ struct Online {
 
 /// A block computes queries [32 * blockIdx.x, + 32) of head blockIdx.y. Error: see the head of the file.
 template <typename T, int kChunks, int kParts>
-__global__ __launch_bounds__(kThreads) void attention_forward(Problem p, const T* __restrict__ q,
+__global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p, const T* __restrict__ q,
                                                               const T* __restrict__ k, const T* __restrict__ v,
                                                               const T* __restrict__ k2, const T* __restrict__ v2,
                                                               const uint8_t* __restrict__ keep, T* __restrict__ o) {
@@ -95,11 +95,11 @@ __global__ __launch_bounds__(kThreads) void attention_forward(Problem p, const T
 
 /// dq of 32 queries, and their max, 1/sum and D for the keys' gradients.
 template <typename T, int kChunks, int kParts>
-__global__ __launch_bounds__(kThreads) void attention_dq(Problem p, const T* __restrict__ q, const T* __restrict__ k,
-                                                         const T* __restrict__ v, const T* __restrict__ k2,
-                                                         const T* __restrict__ v2, const uint8_t* __restrict__ keep,
-                                                         const T* __restrict__ grad, Stats* __restrict__ stats,
-                                                         T* __restrict__ dq) {
+__global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, const T* __restrict__ q,
+                                                         const T* __restrict__ k, const T* __restrict__ v,
+                                                         const T* __restrict__ k2, const T* __restrict__ v2,
+                                                         const uint8_t* __restrict__ keep, const T* __restrict__ grad,
+                                                         Stats* __restrict__ stats, T* __restrict__ dq) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
@@ -160,12 +160,10 @@ __global__ __launch_bounds__(kThreads) void attention_dq(Problem p, const T* __r
 
 /// dk and dv of 32 keys of one key head, over the heads of the group and all queries in ascending order.
 template <typename T, int kChunks, int kParts>
-__global__ __launch_bounds__(kThreads) void attention_dkdv(Problem p, const T* __restrict__ q, const T* __restrict__ k,
-                                                           const T* __restrict__ v, const T* __restrict__ k2,
-                                                           const T* __restrict__ v2, const uint8_t* __restrict__ keep,
-                                                           const T* __restrict__ grad, const Stats* __restrict__ stats,
-                                                           T* __restrict__ dk, T* __restrict__ dv, T* __restrict__ dk2,
-                                                           T* __restrict__ dv2) {
+__global__ __launch_bounds__(kThreads) void attention_dkdv(
+    AttentionParams p, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+    const T* __restrict__ k2, const T* __restrict__ v2, const uint8_t* __restrict__ keep, const T* __restrict__ grad,
+    const Stats* __restrict__ stats, T* __restrict__ dk, T* __restrict__ dv, T* __restrict__ dk2, T* __restrict__ dv2) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *keys = tiles.tile(0), *values = tiles.tile(1), *qs = tiles.tile(2), *grads = tiles.tile(3);
@@ -222,7 +220,8 @@ struct PartNames {
 /// Inputs are q, k and v of each part, key_padding_mask; backward then grad_o. Outputs are o; backward dq, then dk and
 /// dv of each part.
 template <int kParts>
-checkop_status check_call(const checkop_call* call, bool backward, const PartNames (&names)[kParts], Problem& p) {
+checkop_status check_call(const checkop_call* call, bool backward, const PartNames (&names)[kParts],
+                          AttentionParams& p) {
   CallCheck check(call);
   if (check.counts(2 + 2 * kParts + backward, backward ? 1 + 2 * kParts : 1).failed()) return check.status();
   const checkop_tensor &q = call->inputs[0], &mask = call->inputs[1 + 2 * kParts];
@@ -300,7 +299,7 @@ checkop_status allow_shared(const checkop_call* call, Kernel kernel, int bytes) 
 }
 
 template <typename T, int kChunks, int kParts>
-checkop_status launch_width(const checkop_call* call, bool backward, const Problem& p) {
+checkop_status launch_width(const checkop_call* call, bool backward, const AttentionParams& p) {
   auto* stream = static_cast<cudaStream_t>(call->stream);
   // Distance from a tensor of the first part to that of the second, if there is one
   constexpr int kSecond = 2 * (kParts - 1);
@@ -330,7 +329,7 @@ checkop_status launch_width(const checkop_call* call, bool backward, const Probl
 
 template <int kParts>
 checkop_status launch_attention(const checkop_call* call, bool backward, const PartNames (&names)[kParts]) {
-  Problem p;
+  AttentionParams p;
   if (auto status = check_call(call, backward, names, p)) return status;
   if (p.batch == 0) return CHECKOP_OK;
   if (p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention, kv_cache_attention: the sizes, the location of rows, and the operations of a block of 256 threads on tiles
-// of 32 rows in shared memory.
+// attention, kv_cache_attention: the parameters, the addresses of rows, and the operations of a block of 256 threads on
+// tiles of 32 rows in shared memory.
 //
 // Thread t always belongs to row t / 8 of its block's tile. It has columns t % 8 + 8 c of a 32 x 32 square, and columns
 // 4 (t % 8) + 32 chunk + {0, 1, 2, 3} of a row of head_dim.
@@ -32,7 +32,7 @@ struct Rows {
   }
 };
 
-struct Problem {
+struct AttentionParams {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq;
   int64_t first_seq;  // keys in the first of two parts; kv_seq if there is one part
   int width;          // head_dim

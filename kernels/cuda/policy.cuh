@@ -58,13 +58,13 @@ __device__ Token read_token(const PolicyInputs<T>& in, int64_t row) {
   return {lp - in.old_logps[row], lr - lp, of_policy, target};
 }
 
-struct PolicySizes {
+struct PolicyShape {
   int64_t rows, vocab;
 };
 
 /// Checks the first inputs of both operators: policy_logits, ref_logits, action_ids, attention_mask, old_logps. A case
 /// has at least one row of one logit; rows = 0 only when an extent is 0.
-inline PolicySizes check_policy_inputs(CallCheck& check, const checkop_call* call) {
+inline PolicyShape check_policy_inputs(CallCheck& check, const checkop_call* call) {
   const checkop_tensor &policy = call->inputs[0], &ref = call->inputs[1], &ids = call->inputs[2];
   const checkop_tensor &mask = call->inputs[3], &old = call->inputs[4];
   if (check.rank_at_least(policy, "policy_logits", 1).failed()) return {};

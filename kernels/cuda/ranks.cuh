@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the tensor-parallel CUDA candidates, in addition to cpu/ranks.hpp: the softmax of rows in one part per
-// vocabulary segment, gathered by NCCL and combined in the order of the vocabulary.
+// Shared by the tensor-parallel CUDA candidates, in addition to cpu/ranks.hpp: the softmax statistics of every row
+// and vocabulary segment, all-gathered by NCCL and combined in the order of the vocabulary.
 #pragma once
 
 #include <nccl.h>
@@ -63,11 +63,11 @@ static __global__ void sum_hashes(const int64_t* __restrict__ ids, int64_t rows,
 }
 
 /// Checks and hashes target ids while other work proceeds: call begin() before enqueueing that work, hash() after.
-class IdLook {
+class TargetIdCheck {
  public:
   /// `flag` (kIdCheckBytes) and `sum` (8 bytes) are workspace that hash() reads.
-  IdLook(const checkop_call& c, const checkop_tensor& ids, const char* name, int64_t rows, int64_t ignored, void* flag,
-         void* sum)
+  TargetIdCheck(const checkop_call& c, const checkop_tensor& ids, const char* name, int64_t rows, int64_t ignored,
+                void* flag, void* sum)
       : call_(c),
         ids_(static_cast<const int64_t*>(ids.data)),
         rows_(rows),
@@ -82,7 +82,7 @@ class IdLook {
     require(cudaMemsetAsync(sum_, 0, sizeof(*sum_), stream), "look at ids");
     const auto blocks = static_cast<unsigned>(ceil_div(rows_, kThreads) < 64 ? ceil_div(rows_, kThreads) : 64);
     sum_hashes<<<blocks, kThreads, 0, stream>>>(ids_, rows_, sum_);
-    if (const auto status = check_.begin(nullptr, ignored_)) throw native::Refusal(status, said());
+    if (const auto status = check_.begin(nullptr, ignored_)) throw native::Refusal(status, message_text());
   }
 
   /// Waits for begin()'s work and returns the hash. Bad ids are reported by refuse_bad_ids().
@@ -90,7 +90,7 @@ class IdLook {
     unsigned long long sum = 0;
     if (rows_ == 0) return sum;
     status_ = check_.finish();
-    if (status_ != CHECKOP_OK) message_ = said();
+    if (status_ != CHECKOP_OK) message_ = message_text();
     require(cudaMemcpyAsync(&sum, sum_, sizeof(sum), cudaMemcpyDeviceToHost, cudaStreamPerThread), "look at ids");
     require(cudaStreamSynchronize(cudaStreamPerThread), "look at ids");
     return sum;
@@ -102,7 +102,7 @@ class IdLook {
   }
 
  private:
-  std::string said() const { return call_.message == nullptr ? "" : call_.message; }
+  std::string message_text() const { return call_.message == nullptr ? "" : call_.message; }
 
   const checkop_call& call_;
   const int64_t* ids_;
@@ -113,42 +113,42 @@ class IdLook {
   std::string message_;
 };
 
-// --- parts of a softmax
+// --- softmax statistics of segments
 // ------------------------------------------------------------------------------------------------
 
 /// A row's softmax over a segment: the candidate's two numbers for a sum of exponentials, and the target's logit if the
 /// segment holds the target.
-struct alignas(16) Part {
+struct alignas(16) SegmentStats {
   float max, sum, target_logit;
   uint32_t holds_target;
 };
 
 constexpr int kMostRanks = 64, kMostSegments = 64;
 
-/// Layout of all ranks' parts: [rank][segment of the rank, up to `most`][row].
-struct PartsOfRanks {
+/// Index of the gathered statistics: [rank][segment of the rank, up to `most`][row].
+struct GatheredStats {
   int32_t ranks, most;
   int32_t first[kMostRanks + 1];  ///< first segment of every rank, then the number of segments
 
-  explicit PartsOfRanks(const native::Ranks& of) : ranks(of.size()), most(0), first{} {
+  explicit GatheredStats(const native::Ranks& of) : ranks(of.size()), most(0), first{} {
     for (int32_t r = 0; r <= ranks; ++r) first[r] = static_cast<int32_t>(of.first_segment(r));
     for (int32_t r = 0; r < ranks; ++r) most = std::max(most, first[r + 1] - first[r]);
   }
 };
 
-/// The most segments that a rank can have, as far as it can tell alone, and the space for the parts of all ranks.
-struct PartsSize {
+/// The most segments that a rank can have, as far as it can tell alone, and the bytes for the statistics of all ranks.
+struct StatsSize {
   int64_t own_segments, other_segments, most_segments, rows;
   int32_t ranks;
 
-  PartsSize(const checkop_call& c, int64_t rows_of) : rows(rows_of), ranks(c.world_size) {
+  StatsSize(const checkop_call& c, int64_t rows_of) : rows(rows_of), ranks(c.world_size) {
     const auto canonical = static_cast<int64_t>(native::attribute(c, "canonical_segments"));
     own_segments = std::ssize(native::own_bounds(c)) - 1;
     other_segments = (canonical > 0 ? canonical : ranks) - own_segments;
     // Each other rank has at least one.
     most_segments = std::max(own_segments, other_segments + own_segments - (ranks - 1));
   }
-  int64_t own_bytes() const { return most_segments * rows * static_cast<int64_t>(sizeof(Part)); }
+  int64_t own_bytes() const { return most_segments * rows * static_cast<int64_t>(sizeof(SegmentStats)); }
   int64_t all_bytes() const { return ranks == 1 ? 0 : ranks * own_bytes(); }
 };
 
@@ -169,12 +169,12 @@ inline void require_workspace(const checkop_call& c, size_t bytes) {
                                               std::to_string(bytes) + " are needed");
 }
 
-/// Gathers every rank's parts; returns `own` if there are no other ranks.
-inline const Part* gather_parts(const checkop_call& c, const PartsOfRanks& of, const Part* own, Part* all,
-                                int64_t rows) {
+/// All-gathers the statistics; returns `own` if there are no other ranks.
+inline const SegmentStats* all_gather_stats(const checkop_call& c, const GatheredStats& of, const SegmentStats* own,
+                                            SegmentStats* all, int64_t rows) {
   if (of.ranks == 1) return own;
-  const auto bytes = static_cast<size_t>(of.most * rows) * sizeof(Part);
-  exchange(c, "gather the parts of rows", [&](ncclComm_t comm) {
+  const auto bytes = static_cast<size_t>(of.most * rows) * sizeof(SegmentStats);
+  exchange(c, "gather the stats of rows", [&](ncclComm_t comm) {
     return ncclAllGather(own, all, bytes, ncclUint8, comm, static_cast<cudaStream_t>(c.stream));
   });
   return all;
@@ -182,15 +182,15 @@ inline const Part* gather_parts(const checkop_call& c, const PartsOfRanks& of, c
 
 /// Calls finish(row, sum over all segments, target's logit) for every row. Sum: two numbers with merged(Sum, Sum).
 template <typename Sum, typename Finish>
-__global__ __launch_bounds__(256) void combine_parts(const Part* __restrict__ parts, PartsOfRanks of, int64_t rows,
-                                                     Finish finish) {
+__global__ __launch_bounds__(256) void combine_stats(const SegmentStats* __restrict__ stats, GatheredStats of,
+                                                     int64_t rows, Finish finish) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= rows) return;
   Sum all{-INFINITY, 0.0f};
   float target_logit = 0.0f;
   for (int r = 0; r < of.ranks; ++r) {
     for (int s = 0; s < of.first[r + 1] - of.first[r]; ++s) {
-      const Part part = parts[(int64_t{r} * of.most + s) * rows + row];
+      const SegmentStats part = stats[(int64_t{r} * of.most + s) * rows + row];
       all = merged(all, Sum{part.max, part.sum});
       if (part.holds_target != 0) target_logit = part.target_logit;
     }
@@ -199,24 +199,24 @@ __global__ __launch_bounds__(256) void combine_parts(const Part* __restrict__ pa
 }
 
 template <typename Sum, typename Finish>
-void launch_combine(const Part* parts, const PartsOfRanks& of, int64_t rows, const Finish& finish,
+void launch_combine(const SegmentStats* stats, const GatheredStats& of, int64_t rows, const Finish& finish,
                     cudaStream_t stream) {
-  combine_parts<Sum><<<static_cast<unsigned>(ceil_div(rows, 256)), 256, 0, stream>>>(parts, of, rows, finish);
+  combine_stats<Sum><<<static_cast<unsigned>(ceil_div(rows, 256)), 256, 0, stream>>>(stats, of, rows, finish);
 }
 
-/// A Finish that writes the Part of a row's segment, for reductions that end in finish(row, Sum).
-struct WritePart {
+/// A Finish that writes the SegmentStats of a row, for reductions that end in finish(row, Sum).
+struct WriteSegmentStats {
   const float* __restrict__ target_logit;  ///< set for rows whose target is in the segment
   const int64_t* __restrict__ target_ids;
   int64_t begin, end;  ///< of the segment in the vocabulary
-  Part* __restrict__ parts;
+  SegmentStats* __restrict__ stats;
 
   template <typename Sum>
   __device__ void operator()(int64_t row, const Sum& total) const {
     const int64_t target = target_ids[row];
     const bool holds = target >= begin && target < end;
     const auto [max, sum] = total;
-    parts[row] = {max, sum, holds ? target_logit[row] : 0.0f, holds ? 1u : 0u};
+    stats[row] = {max, sum, holds ? target_logit[row] : 0.0f, holds ? 1u : 0u};
   }
 };
 
@@ -251,8 +251,8 @@ struct RowsOfRanks {
   int64_t most() const { return ceil_div(rows, ranks); }
 };
 
-/// Adds up all segments' contributions and gives every rank all rows: each rank receives the contributions to its rows,
-/// adds them, and sends the sums to the others.
+/// Adds up all segments' contributions and gives every rank all rows, in a fixed order: a reduce-scatter, in which each
+/// rank receives the contributions to its rows and adds them, then an all-gather of the sums.
 ///   own: [segments of this rank][rows, ld]   received: [all other segments][most rows of a rank, ld]
 ///   to: [rows, columns]
 template <typename T>
@@ -269,7 +269,7 @@ void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const floa
   if (ranks.size() > 1) {
     exchange(c, "exchange the shares of dhidden", [&](ncclComm_t comm) {
       ncclResult_t result = ncclSuccess;
-      int64_t place = 0;
+      int64_t slot = 0;
       for (int32_t peer = 0; peer < ranks.size(); ++peer) {
         if (peer == self) continue;
         for (size_t i = 0; i < ranks.last_segment() - ranks.first_segment(); ++i) {
@@ -277,8 +277,8 @@ void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const floa
           result = result_of(result,
                              ncclSend(from, static_cast<size_t>(of.count(peer) * ld), ncclFloat, peer, comm, stream));
         }
-        for (size_t s = ranks.first_segment(peer); s < ranks.first_segment(peer + 1); ++s, ++place) {
-          float* into = received + place * of.most() * ld;
+        for (size_t s = ranks.first_segment(peer); s < ranks.first_segment(peer + 1); ++s, ++slot) {
+          float* into = received + slot * of.most() * ld;
           shares.of[s] = into;
           result = result_of(result, ncclRecv(into, static_cast<size_t>(count * ld), ncclFloat, peer, comm, stream));
         }

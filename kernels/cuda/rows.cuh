@@ -17,13 +17,13 @@ __global__ __launch_bounds__(kCopyThreads) void copy_rows(const Word* __restrict
   constexpr int kRows = kCopyThreads / kWarp;
   const int lane = threadIdx.x % kWarp;
   for (int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp; row < rows; row += int64_t{gridDim.x} * kRows) {
-    const int64_t place = from[row];
+    const int64_t source_row = from[row];
     Word* __restrict__ out = to + row * words;
-    if (place < 0 || place >= n_source) {
+    if (source_row < 0 || source_row >= n_source) {
       for (int64_t i = lane; i < words; i += kWarp) out[i] = Word{};
       continue;
     }
-    const Word* __restrict__ in = source + place * words;
+    const Word* __restrict__ in = source + source_row * words;
 #pragma unroll 4
     for (int64_t i = lane; i < words; i += kWarp) out[i] = in[i];
   }

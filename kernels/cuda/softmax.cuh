@@ -133,11 +133,11 @@ __device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Par
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) value[i] = expf(value[i] - shift) * scale;
       // Computed once per group: a comparison per column would cost as much as the exp
-      const int64_t place = target - first;
-      if (place >= 0 && place < kColumns) {
+      const int64_t target_in_group = target - first;
+      if (target_in_group >= 0 && target_in_group < kColumns) {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
-          if (i == place) value[i] -= 1.0f;
+          if (i == target_in_group) value[i] -= 1.0f;
         }
       }
 #pragma unroll

@@ -149,26 +149,27 @@ __global__ __launch_bounds__(kSumThreads) void sum_gradients(const unsigned* __r
   }
 }
 
-struct Sizes {
+struct EmbeddingShape {
   int64_t tokens, vocab, hidden;
 };
 
 /// `table` is the weight or its gradient, `rows` is y or its gradient.
 checkop_status check_call(const checkop_call* call, const checkop_tensor& table, const char* table_name,
-                          const checkop_tensor& rows, const char* rows_name, size_t workspace_bytes, Sizes& sizes) {
+                          const checkop_tensor& rows, const char* rows_name, size_t workspace_bytes,
+                          EmbeddingShape& shape) {
   CallCheck check(call);
   const checkop_tensor& ids = call->inputs[0];
   check.rank_at_least(rows, rows_name, 1).float_dtype(rows, rows_name).contiguous(rows, rows_name);
   check.rank_at_least(table, table_name, 2).dtype(table, table_name, rows.dtype).contiguous(table, table_name);
   if (check.failed()) return check.status();
-  sizes = {leading_count(rows), table.shape[0], last_extent(rows)};
-  check.shape(table, table_name, table, 1, {sizes.hidden});
+  shape = {leading_count(rows), table.shape[0], last_extent(rows)};
+  check.shape(table, table_name, table, 1, {shape.hidden});
   check.dtype(ids, "token_ids", CHECKOP_I64).shape(ids, "token_ids", rows, rows.rank - 1, {});
   check.contiguous(ids, "token_ids").workspace(workspace_bytes);
   if (check.failed()) return check.status();
-  if (sizes.tokens > std::numeric_limits<int32_t>::max() || sizes.vocab > std::numeric_limits<int32_t>::max()) {
+  if (shape.tokens > std::numeric_limits<int32_t>::max() || shape.vocab > std::numeric_limits<int32_t>::max()) {
     return say(call, CHECKOP_UNSUPPORTED, "%lld tokens and %lld ids, at most 2147483647 of each are supported",
-               static_cast<long long>(sizes.tokens), static_cast<long long>(sizes.vocab));
+               static_cast<long long>(shape.tokens), static_cast<long long>(shape.vocab));
   }
   return CHECKOP_OK;
 }
@@ -176,35 +177,35 @@ checkop_status check_call(const checkop_call* call, const checkop_tensor& table,
 size_t forward_bytes(const checkop_call*) { return kIdCheckBytes; }
 
 /// Layout of the backward pass's workspace, in bytes from its start; IdCheck uses the first bytes.
-struct Layout {
+struct WorkspaceLayout {
   size_t ranges, unsorted, sorted, partials, scratch, scratch_bytes, bytes;
 
-  explicit Layout(const Sizes& sizes) {
-    const auto tokens = static_cast<size_t>(sizes.tokens), list = place(tokens * sizeof(unsigned));
-    const auto windows = static_cast<size_t>(ceil_div(sizes.tokens, kWindow));
+  explicit WorkspaceLayout(const EmbeddingShape& shape) {
+    const auto tokens = static_cast<size_t>(shape.tokens), list = padded(tokens * sizeof(unsigned));
+    const auto windows = static_cast<size_t>(ceil_div(shape.tokens, kWindow));
     scratch_bytes = 0;
-    if (tokens > 0) (void)sort(nullptr, scratch_bytes, {}, {}, sizes, nullptr);
+    if (tokens > 0) (void)sort(nullptr, scratch_bytes, {}, {}, shape, nullptr);
     ranges = kIdCheckBytes;
-    unsorted = ranges + place(static_cast<size_t>(sizes.vocab) * sizeof(uint2));
+    unsorted = ranges + padded(static_cast<size_t>(shape.vocab) * sizeof(uint2));
     sorted = unsorted + 2 * list;
     partials = sorted + 2 * list;
-    scratch = partials + place(windows * 2 * static_cast<size_t>(sizes.hidden) * sizeof(float));
-    bytes = scratch + place(scratch_bytes);
+    scratch = partials + padded(windows * 2 * static_cast<size_t>(shape.hidden) * sizeof(float));
+    bytes = scratch + padded(scratch_bytes);
   }
 
   /// Stable radix sort by as many bits as the largest key, vocab, has. Without scratch it only returns the bytes it
   /// needs.
-  static cudaError_t sort(void* scratch, size_t& scratch_bytes, Sorted from, Sorted to, const Sizes& sizes,
+  static cudaError_t sort(void* scratch, size_t& scratch_bytes, Sorted from, Sorted to, const EmbeddingShape& shape,
                           cudaStream_t stream) {
     int bits = 1;
-    while (sizes.vocab >> bits != 0) ++bits;
+    while (shape.vocab >> bits != 0) ++bits;
     return cub::DeviceRadixSort::SortPairs(scratch, scratch_bytes, from.ids, to.ids, from.tokens, to.tokens,
-                                           static_cast<int>(sizes.tokens), 0, bits, stream);
+                                           static_cast<int>(shape.tokens), 0, bits, stream);
   }
 
-  static size_t place(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-  static Sorted lists(char* at, const Sizes& sizes) {
-    const size_t list = place(static_cast<size_t>(sizes.tokens) * sizeof(unsigned));
+  static size_t padded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+  static Sorted lists(char* at, const EmbeddingShape& shape) {
+    const size_t list = padded(static_cast<size_t>(shape.tokens) * sizeof(unsigned));
     return {reinterpret_cast<unsigned*>(at), reinterpret_cast<unsigned*>(at + list)};
   }
 };
@@ -213,20 +214,20 @@ size_t backward_bytes(const checkop_call* call) {
   if (call->n_inputs < 2 || call->n_outputs < 1 || call->outputs[0].rank < 2)
     return kIdCheckBytes;  // launch refuses it
   const checkop_tensor &grad_y = call->inputs[1], &dweight = call->outputs[0];
-  return Layout({leading_count(grad_y), dweight.shape[0], last_extent(dweight)}).bytes;
+  return WorkspaceLayout({leading_count(grad_y), dweight.shape[0], last_extent(dweight)}).bytes;
 }
 
 checkop_status launch_forward(const checkop_call* call) {
   if (auto status = CallCheck(call).counts(2, 1).status()) return status;
   const checkop_tensor &weight = call->inputs[1], &y = call->outputs[0];
-  Sizes sizes;
-  if (auto status = check_call(call, weight, "weight", y, "y", forward_bytes(call), sizes)) return status;
-  if (sizes.tokens == 0 || sizes.hidden == 0) return CHECKOP_OK;
+  EmbeddingShape shape;
+  if (auto status = check_call(call, weight, "weight", y, "y", forward_bytes(call), shape)) return status;
+  if (shape.tokens == 0 || shape.hidden == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[0].data);
-  IdCheck id_check(call, ids, sizes.tokens, sizes.vocab, "token_ids", call->workspace, stream);
+  IdCheck id_check(call, ids, shape.tokens, shape.vocab, "token_ids", call->workspace, stream);
   if (auto status = id_check.begin()) return status;
-  launch_copy_rows(y.dtype, weight.data, sizes.vocab, ids, sizes.tokens, sizes.hidden, y.data, stream);
+  launch_copy_rows(y.dtype, weight.data, shape.vocab, ids, shape.tokens, shape.hidden, y.data, stream);
   if (auto status = launch_status(call, "launch embedding forward")) return status;
   return id_check.finish();
 }
@@ -234,58 +235,59 @@ checkop_status launch_forward(const checkop_call* call) {
 checkop_status launch_backward(const checkop_call* call) {
   if (auto status = CallCheck(call).counts(2, 1).status()) return status;
   const checkop_tensor &grad_y = call->inputs[1], &dweight = call->outputs[0];
-  Sizes sizes;
-  if (auto status = check_call(call, dweight, "dweight", grad_y, "grad_y", backward_bytes(call), sizes)) return status;
-  if (sizes.vocab == 0 || sizes.hidden == 0) return CHECKOP_OK;
-  if (sizes.hidden >= kHiddenLimit) {
+  EmbeddingShape shape;
+  if (auto status = check_call(call, dweight, "dweight", grad_y, "grad_y", backward_bytes(call), shape)) return status;
+  if (shape.vocab == 0 || shape.hidden == 0) return CHECKOP_OK;
+  if (shape.hidden >= kHiddenLimit) {
     return say(call, CHECKOP_UNSUPPORTED, "tensor 'grad_y': %lld columns, fewer than %lld are supported",
-               static_cast<long long>(sizes.hidden), static_cast<long long>(kHiddenLimit));
+               static_cast<long long>(shape.hidden), static_cast<long long>(kHiddenLimit));
   }
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[0].data);
-  const Layout layout(sizes);
+  const WorkspaceLayout layout(shape);
   auto* workspace = static_cast<char*>(call->workspace);
   auto* ranges = reinterpret_cast<uint2*>(workspace + layout.ranges);
   auto* partials = reinterpret_cast<float*>(workspace + layout.partials);
-  const Sorted unsorted = Layout::lists(workspace + layout.unsorted, sizes);
-  const Sorted sorted = Layout::lists(workspace + layout.sorted, sizes);
-  IdCheck id_check(call, ids, sizes.tokens, sizes.vocab, "token_ids", call->workspace, stream);
-  const auto range_bytes = static_cast<size_t>(sizes.vocab) * sizeof(uint2);
+  const Sorted unsorted = WorkspaceLayout::lists(workspace + layout.unsorted, shape);
+  const Sorted sorted = WorkspaceLayout::lists(workspace + layout.sorted, shape);
+  IdCheck id_check(call, ids, shape.tokens, shape.vocab, "token_ids", call->workspace, stream);
+  const auto range_bytes = static_cast<size_t>(shape.vocab) * sizeof(uint2);
   if (auto s = cuda_status(call, cudaMemsetAsync(ranges, 0, range_bytes, stream), "clear embedding's ranges")) return s;
-  if (sizes.tokens > 0) {
+  if (shape.tokens > 0) {
     if (auto status = id_check.begin()) return status;
-    const auto blocks = static_cast<unsigned>(ceil_div(sizes.tokens, kThreads));
-    number_tokens<<<blocks, kThreads, 0, stream>>>(ids, sizes.tokens, sizes.vocab, unsorted);
+    const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kThreads));
+    number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted);
     if (auto status = launch_status(call, "number embedding's tokens")) return status;
     size_t scratch_bytes = layout.scratch_bytes;
-    const auto error = Layout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, sizes, stream);
+    const auto error =
+        WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, stream);
     if (auto status = cuda_status(call, error, "sort embedding's tokens")) return status;
-    find_ranges<<<blocks, kThreads, 0, stream>>>(sorted.ids, sizes.tokens, sizes.vocab, ranges);
+    find_ranges<<<blocks, kThreads, 0, stream>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
   }
   return with_float_type(grad_y.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* grad = static_cast<const T*>(grad_y.data);
     auto* out = static_cast<T*>(dweight.data);
-    const bool aligned = rows_are_aligned<T>({grad, out}, sizes.hidden);
-    const auto columns = static_cast<unsigned>(ceil_div(ceil_div(sizes.hidden, kGroupColumns<T>), kSumThreads));
-    if (sizes.tokens > 0) {
-      const dim3 windows(static_cast<unsigned>(ceil_div(sizes.tokens, kWindow)), columns, 2);
-      sum_windows<T><<<windows, kSumThreads, 0, stream>>>(sorted, ranges, grad, sizes.tokens, sizes.vocab, sizes.hidden,
+    const bool aligned = rows_are_aligned<T>({grad, out}, shape.hidden);
+    const auto columns = static_cast<unsigned>(ceil_div(ceil_div(shape.hidden, kGroupColumns<T>), kSumThreads));
+    if (shape.tokens > 0) {
+      const dim3 windows(static_cast<unsigned>(ceil_div(shape.tokens, kWindow)), columns, 2);
+      sum_windows<T><<<windows, kSumThreads, 0, stream>>>(sorted, ranges, grad, shape.tokens, shape.vocab, shape.hidden,
                                                           aligned, partials);
     }
     const auto sum = [&]<int rows>(std::integral_constant<int, rows>) {
-      const auto blocks = static_cast<unsigned>(ceil_div(sizes.vocab, rows) * columns);
-      sum_gradients<T, rows><<<blocks, kSumThreads, 0, stream>>>(sorted.tokens, ranges, grad, partials, sizes.vocab,
-                                                                 sizes.hidden, columns, aligned, out);
+      const auto blocks = static_cast<unsigned>(ceil_div(shape.vocab, rows) * columns);
+      sum_gradients<T, rows><<<blocks, kSumThreads, 0, stream>>>(sorted.tokens, ranges, grad, partials, shape.vocab,
+                                                                 shape.hidden, columns, aligned, out);
     };
     // In a large table most rows are zeros: start fewer blocks.
-    if (sizes.vocab >= 16384) {
+    if (shape.vocab >= 16384) {
       sum(std::integral_constant<int, 8>{});
     } else {
       sum(std::integral_constant<int, 1>{});
     }
     if (auto status = launch_status(call, "launch embedding backward")) return status;
-    return sizes.tokens > 0 ? id_check.finish() : CHECKOP_OK;
+    return shape.tokens > 0 ? id_check.finish() : CHECKOP_OK;
   });
 }
 

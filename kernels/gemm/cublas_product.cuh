@@ -265,7 +265,7 @@ struct InvariantCublas {
 template <typename Cublas>
 checkop_status launch_cublas_matmul(const checkop_call* call, bool backward) {
   if (auto status = check_matmul(call, backward, kCublasWorkspaceBytes)) return status;
-  const auto [rows, k_dim, n_dim] = matmul_sizes(call);
+  const auto [rows, k_dim, n_dim] = matmul_shape(call);
   const Math math = math_for(call->inputs[0].dtype);
   const void *a = call->inputs[0].data, *b = call->inputs[1].data;
   char words[2][kCublasWordsBytes] = {};
@@ -309,7 +309,7 @@ template <typename Cublas>
 checkop_status launch_cublas_lm_head(const checkop_call* call, bool backward) {
   if (auto status = lm_head::check_tensors(call, backward)) return status;
   if (auto status = CallCheck(call).workspace(kCublasWorkspaceBytes).status()) return status;
-  const auto [rows, hidden, vocab] = lm_head::sizes_of(call);
+  const auto [rows, hidden, vocab] = lm_head::shape_of(call);
   const Math math = math_for(call->inputs[0].dtype);
   const void *x = call->inputs[0].data, *weight = call->inputs[1].data, *bias = call->inputs[2].data;
   const auto stream = static_cast<cudaStream_t>(call->stream);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a call of matmul or det_gemm: sizes, and what all their CUDA candidates refuse.
+// Checks of a call of matmul or det_gemm: its shape, and what all their CUDA candidates refuse.
 #pragma once
 
 #include "cuda/common.cuh"
 
 namespace checkop::kernels {
 
-struct MatmulSizes {
+struct MatmulShape {
   int64_t rows = 0, k_dim = 0, n_dim = 0;
 };
 
-/// Sizes as far as the shapes give them; zeros for shapes that check_matmul() will refuse.
-inline MatmulSizes matmul_sizes(const checkop_call* call) {
+/// The shape as far as the tensors give it; zeros for tensors that check_matmul() will refuse.
+inline MatmulShape matmul_shape(const checkop_call* call) {
   if (call->n_inputs < 2 || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
   return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), last_extent(call->inputs[1])};
 }

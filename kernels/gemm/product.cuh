@@ -74,11 +74,12 @@ struct PortableProduct {
 
 /// The products run one after the other, so they share a workspace.
 inline size_t matmul_workspace(const checkop_call* call, bool backward) {
-  const MatmulSizes at = matmul_sizes(call);
+  const MatmulShape shape = matmul_shape(call);
   if (call->n_inputs < 1) return 0;
   const int32_t dtype = call->inputs[0].dtype;
-  if (!backward) return product_workspace(dtype, at.rows, at.n_dim);
-  const size_t da = product_workspace(dtype, at.rows, at.k_dim), db = product_workspace(dtype, at.k_dim, at.n_dim);
+  if (!backward) return product_workspace(dtype, shape.rows, shape.n_dim);
+  const size_t da = product_workspace(dtype, shape.rows, shape.k_dim),
+               db = product_workspace(dtype, shape.k_dim, shape.n_dim);
   return da > db ? da : db;
 }
 
@@ -87,13 +88,13 @@ template <typename Product>
 checkop_status launch_matmul_forward(const checkop_call* call) {
   if (auto status = check_matmul(call, false, matmul_workspace(call, false))) return status;
   if (auto status = check_product(call, call->outputs[0], "c")) return status;
-  const MatmulSizes at = matmul_sizes(call);
+  const MatmulShape shape = matmul_shape(call);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const char* words = "";
     const cudaError_t error = Product::template launch<true, false, T>(
-        static_cast<const T*>(call->inputs[0].data), static_cast<const T*>(call->inputs[1].data), at.rows, at.k_dim,
-        at.n_dim, nullptr, static_cast<T*>(call->outputs[0].data), call->workspace,
+        static_cast<const T*>(call->inputs[0].data), static_cast<const T*>(call->inputs[1].data), shape.rows,
+        shape.k_dim, shape.n_dim, nullptr, static_cast<T*>(call->outputs[0].data), call->workspace,
         static_cast<cudaStream_t>(call->stream), words);
     say(call, CHECKOP_OK, "%s", words);
     return cuda_status(call, error, "launch c = a b");
@@ -106,7 +107,7 @@ checkop_status launch_matmul_backward(const checkop_call* call) {
   if (auto status = check_matmul(call, true, matmul_workspace(call, true))) return status;
   if (auto status = check_product(call, call->outputs[0], "da")) return status;
   if (auto status = check_product(call, call->outputs[1], "db")) return status;
-  const MatmulSizes at = matmul_sizes(call);
+  const MatmulShape shape = matmul_shape(call);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto *a = static_cast<const T*>(call->inputs[0].data), *b = static_cast<const T*>(call->inputs[1].data);
@@ -114,11 +115,11 @@ checkop_status launch_matmul_backward(const checkop_call* call) {
     const auto stream = static_cast<cudaStream_t>(call->stream);
     const char *da = "", *db = "";
     cudaError_t error =
-        Product::template launch<true, true, T>(grad, b, at.rows, at.n_dim, at.k_dim, nullptr,
+        Product::template launch<true, true, T>(grad, b, shape.rows, shape.n_dim, shape.k_dim, nullptr,
                                                 static_cast<T*>(call->outputs[0].data), call->workspace, stream, da);
     if (auto status = cuda_status(call, error, "launch da = grad_c b^T")) return status;
     error =
-        Product::template launch<false, false, T>(a, grad, at.k_dim, at.rows, at.n_dim, nullptr,
+        Product::template launch<false, false, T>(a, grad, shape.k_dim, shape.rows, shape.n_dim, nullptr,
                                                   static_cast<T*>(call->outputs[1].data), call->workspace, stream, db);
     say(call, CHECKOP_OK, "da: %s, db: %s", da, db);
     return cuda_status(call, error, "launch db = a^T grad_c");

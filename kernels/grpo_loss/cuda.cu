@@ -23,16 +23,16 @@ constexpr int kSumThreads = 1024;  // one block sums all tokens: no second stage
 enum Attr : int { kSamplesPerPrompt, kClipEps, kBeta, kEps, kAttrs };
 enum Input : int { kRewards = 5, kCompletionMask, kGroupBoundaries, kGradLoss };
 
-struct Params {
+struct GrpoParams {
   float clip, beta;
   int64_t seq;
 };
 
 /// Layout of the workspace; the checks use the first 256 bytes.
-struct Layout {
+struct WorkspaceLayout {
   int64_t active, advantages, losses, kls, divisor, bytes;
 
-  Layout(int64_t rows, int64_t batch) {
+  WorkspaceLayout(int64_t rows, int64_t batch) {
     active = static_cast<int64_t>(kIdCheckBytes);
     advantages = active + round_up(rows, kAlign);
     losses = advantages + round_up(4 * batch, kAlign);
@@ -94,7 +94,7 @@ __global__ __launch_bounds__(kSumThreads) void count_active(const uint8_t* __res
 
 /// L and kl of one token per block; 0 if the token is not active.
 template <typename T>
-__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void token_losses(PolicyInputs<T> in, Params params,
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void token_losses(PolicyInputs<T> in, GrpoParams params,
                                                                           const float* __restrict__ advantages,
                                                                           float* __restrict__ losses,
                                                                           float* __restrict__ kls) {
@@ -132,7 +132,7 @@ __global__ __launch_bounds__(kSumThreads) void average(const float* __restrict__
 
 /// dpolicy_logits of one token per block.
 template <typename T>
-__global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInputs<T> in, Params params,
+__global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInputs<T> in, GrpoParams params,
                                                                      const float* __restrict__ advantages,
                                                                      const float* __restrict__ divisor,
                                                                      const float* __restrict__ grad_loss,
@@ -153,13 +153,13 @@ bool has_boundaries(const checkop_call* call) {
   return call->inputs[kGroupBoundaries].data != nullptr || call->inputs[kGroupBoundaries].rank != 0;
 }
 
-checkop_status check_call(const checkop_call* call, bool backward, PolicySizes& sizes) {
+checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& shape) {
   CallCheck check(call);
   if (check.counts(backward ? 9 : 8, backward ? 1 : 3).failed()) return check.status();
   if (call->n_attrs != kAttrs) {
     return say(call, CHECKOP_FAILED, "got %d attributes, expected %d", call->n_attrs, static_cast<int>(kAttrs));
   }
-  sizes = check_policy_inputs(check, call);
+  shape = check_policy_inputs(check, call);
   const checkop_tensor &policy = call->inputs[0], &bounds = call->inputs[kGroupBoundaries];
   if (check.rank_at_least(policy, "policy_logits", 2).failed()) return check.status();
   const int32_t n_leading = policy.rank - 1;
@@ -187,8 +187,8 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicySizes& 
                "samples_per_prompt is %g, expected a divisor of the batch %lld that is at least 2", samples,
                static_cast<long long>(policy.shape[0]));
   }
-  if (auto status = check_grid(call, sizes.rows)) return status;
-  return check.workspace(static_cast<size_t>(Layout(sizes.rows, policy.shape[0]).bytes)).status();
+  if (auto status = check_grid(call, shape.rows)) return status;
+  return check.workspace(static_cast<size_t>(WorkspaceLayout(shape.rows, policy.shape[0]).bytes)).status();
 }
 
 /// CHECKOP_FAILED when the boundaries do not start at 0, increase, and end at the batch. Waits for the stream, because
@@ -214,18 +214,18 @@ checkop_status check_boundaries(const checkop_call* call, const int64_t* bounds,
 
 size_t workspace_bytes(const checkop_call* call) {
   if (call->n_inputs < 1 || call->inputs[0].rank < 2) return kIdCheckBytes;  // launch() refuses such a call
-  return static_cast<size_t>(Layout(leading_count(call->inputs[0]), call->inputs[0].shape[0]).bytes);
+  return static_cast<size_t>(WorkspaceLayout(leading_count(call->inputs[0]), call->inputs[0].shape[0]).bytes);
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {
   constexpr int kThreads = 256;         // any size: these kernels are small
   constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
-  PolicySizes sizes;
-  if (auto status = check_call(call, backward, sizes)) return status;
-  if (sizes.rows == 0) return CHECKOP_OK;
+  PolicyShape shape;
+  if (auto status = check_call(call, backward, shape)) return status;
+  if (shape.rows == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const int64_t batch = call->inputs[0].shape[0];
-  const Layout layout(sizes.rows, batch);
+  const WorkspaceLayout layout(shape.rows, batch);
   auto* workspace = static_cast<char*>(call->workspace);
   auto* active = reinterpret_cast<uint8_t*>(workspace + layout.active);
   auto* advantages = reinterpret_cast<float*>(workspace + layout.advantages);
@@ -240,34 +240,34 @@ checkop_status launch(const checkop_call* call, bool backward) {
     bounds = static_cast<const int64_t*>(call->inputs[kGroupBoundaries].data);
     if (auto status = check_boundaries(call, bounds, groups + 1, batch, stream)) return status;
   }
-  const int64_t blocks = ceil_div(sizes.rows, kThreads);
+  const int64_t blocks = ceil_div(shape.rows, kThreads);
   mark_active<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(
       static_cast<const uint8_t*>(call->inputs[3].data),
-      static_cast<const uint8_t*>(call->inputs[kCompletionMask].data), sizes.rows, active);
+      static_cast<const uint8_t*>(call->inputs[kCompletionMask].data), shape.rows, active);
   if (auto status = launch_status(call, "mark active tokens")) return status;
   const auto* ids = static_cast<const int64_t*>(call->inputs[2].data);
-  IdCheck id_check(call, ids, sizes.rows, sizes.vocab, "action_ids", call->workspace, stream);
+  IdCheck id_check(call, ids, shape.rows, shape.vocab, "action_ids", call->workspace, stream);
   if (auto status = id_check.begin(active)) return status;
   group_advantages<<<static_cast<unsigned>(ceil_div(groups * kWarp, kThreads)), kThreads, 0, stream>>>(
       static_cast<const float*>(call->inputs[kRewards].data), bounds, samples, groups,
       static_cast<float>(call->attrs[kEps].value), advantages);
-  count_active<<<1, kSumThreads, 0, stream>>>(active, sizes.rows, divisor);
+  count_active<<<1, kSumThreads, 0, stream>>>(active, shape.rows, divisor);
   if (auto status = launch_status(call, "launch grpo_loss group statistics")) return status;
 
-  const Params params{static_cast<float>(call->attrs[kClipEps].value), static_cast<float>(call->attrs[kBeta].value),
-                      sizes.rows / batch};
-  const auto rows = static_cast<unsigned>(sizes.rows);
+  const GrpoParams params{static_cast<float>(call->attrs[kClipEps].value), static_cast<float>(call->attrs[kBeta].value),
+                          shape.rows / batch};
+  const auto rows = static_cast<unsigned>(shape.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const PolicyInputs<T> in = policy_inputs<T>(call, active, sizes.vocab);
+    const PolicyInputs<T> in = policy_inputs<T>(call, active, shape.vocab);
     if (backward) {
-      grpo_backward<T><<<rows, backward_threads_for(sizes.vocab), 0, stream>>>(
+      grpo_backward<T><<<rows, backward_threads_for(shape.vocab), 0, stream>>>(
           in, params, advantages, divisor, static_cast<const float*>(call->inputs[kGradLoss].data),
           static_cast<T*>(call->outputs[0].data));
     } else {
-      token_losses<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(in, params, advantages, losses, kls);
+      token_losses<T><<<rows, threads_for(shape.vocab), 0, stream>>>(in, params, advantages, losses, kls);
       average<<<1, kSumThreads, 0, stream>>>(
-          losses, kls, sizes.rows, divisor, params.beta, static_cast<float*>(call->outputs[0].data),
+          losses, kls, shape.rows, divisor, params.beta, static_cast<float*>(call->outputs[0].data),
           static_cast<float*>(call->outputs[1].data), static_cast<float*>(call->outputs[2].data));
     }
     if (auto s = launch_status(call, backward ? "launch grpo_loss backward" : "launch grpo_loss forward")) return s;

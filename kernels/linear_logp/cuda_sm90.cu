@@ -36,47 +36,49 @@ namespace {
 namespace hopper = linear_logp::hopper;
 using linear_logp::AtListed;
 using linear_logp::check_call;
+using linear_logp::LinearLogpShape;
 using linear_logp::RowList;
-using linear_logp::Sizes;
-using linear_logp::sizes_of;
+using linear_logp::shape_of;
 using linear_logp::WeightGradients;
 
 bool is_16_bit(const checkop_call* call) { return call->n_inputs > 0 && call->inputs[0].dtype != CHECKOP_F32; }
 /// fp32 and empty sums.
 bool is_portable(const checkop_call* call) {
-  const Sizes sizes = sizes_of(call);
-  return !is_16_bit(call) || sizes.rows == 0 || sizes.hidden == 0;
+  const LinearLogpShape shape = shape_of(call);
+  return !is_16_bit(call) || shape.rows == 0 || shape.hidden == 0;
 }
 
 size_t forward_workspace(const checkop_call* call) {
-  return is_portable(call) ? linear_logp::forward_workspace(call) : hopper::workspace_of(sizes_of(call), false).bytes;
+  return is_portable(call) ? linear_logp::forward_workspace(call)
+                           : hopper::workspace_layout(shape_of(call), false).bytes;
 }
 size_t backward_workspace(const checkop_call* call) {
-  return is_portable(call) ? linear_logp::backward_workspace(call) : hopper::workspace_of(sizes_of(call), true).bytes;
+  return is_portable(call) ? linear_logp::backward_workspace(call)
+                           : hopper::workspace_layout(shape_of(call), true).bytes;
 }
 
 /// Of the `count` rows in the list. p.ignored: rows of this id have logp 0.
 template <typename T>
-cudaError_t launch_logp(const hopper::Problem<T>& p, const RowList& list, int64_t count, float* logp,
+cudaError_t launch_logp(const hopper::HopperParams<T>& p, const RowList& list, int64_t count, float* logp,
                         const char*& words) {
-  const auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
-  if (count == p.sizes.rows) {
+  const auto* target_logit = p.template in_workspace<float>(p.layout.target_logit);
+  if (count == p.shape.rows) {
     const auto finish_at = [&](int64_t first) {
       return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, p.ignored, logp + first}};
     };
     return hopper::reduce_logits<T>(p, {}, nullptr, finish_at, words);
   }
-  const auto bytes = static_cast<size_t>(p.sizes.rows) * sizeof(float);
+  const auto bytes = static_cast<size_t>(p.shape.rows) * sizeof(float);
   if (const auto error = cudaMemsetAsync(logp, 0, bytes, p.stream)) return error;
-  auto* gathered = p.template in_workspace<T>(p.at.gathered);
-  for (int64_t first = 0; first < count; first += p.at.gathered_rows) {
-    hopper::Problem<T> part = p;
-    part.sizes.rows = std::min(count - first, p.at.gathered_rows);
+  auto* gathered = p.template in_workspace<T>(p.layout.gathered);
+  for (int64_t first = 0; first < count; first += p.layout.gathered_rows) {
+    hopper::HopperParams<T> part = p;
+    part.shape.rows = std::min(count - first, p.layout.gathered_rows);
     part.hidden = gathered, part.target_ids = list.ids + first;
-    linear_logp::launch_gather_rows(p.hidden, list, first, part.sizes.rows, p.sizes.hidden, p.ignored, gathered,
+    linear_logp::launch_gather_rows(p.hidden, list, first, part.shape.rows, p.shape.hidden, p.ignored, gathered,
                                     p.stream);
     const auto finish_at = [&](int64_t) {
-      return WithTarget<AtListed<WriteLogp>>{target_logit, {list.at + first, {p.target_ids, p.ignored, logp}}};
+      return WithTarget<AtListed<WriteLogp>>{target_logit, {list.index + first, {p.target_ids, p.ignored, logp}}};
     };
     if (const auto error = hopper::reduce_logits<T>(part, {}, nullptr, finish_at, words)) return error;
   }
@@ -85,31 +87,31 @@ cudaError_t launch_logp(const hopper::Problem<T>& p, const RowList& list, int64_
 
 /// Of the `count` rows in the list. Listed rows that are ignored add zeros.
 template <typename T, typename O>
-cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t count, T* dhidden,
+cudaError_t launch_gradients(hopper::HopperParams<T> p, const RowList& list, int64_t count, T* dhidden,
                              const WeightGradients<O>& to, const char*& words) {
-  const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden;
+  const int64_t rows = p.shape.rows, hidden = p.shape.hidden;
   const bool is_all = count == rows;
   if (!is_all) {
     const auto bytes = static_cast<size_t>(rows * hidden) * sizeof(T);
     if (const auto error = cudaMemsetAsync(dhidden, 0, bytes, p.stream)) return error;
   }
-  auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
+  auto* kept = p.template in_workspace<T>(p.layout.kept_hidden);
   linear_logp::launch_gather_rows(p.hidden, list, 0, count, hidden, p.ignored, kept, p.stream);
-  p.hidden = kept, p.target_ids = list.ids, p.sizes.rows = count;
-  const auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
+  p.hidden = kept, p.target_ids = list.ids, p.shape.rows = count;
+  const auto* target_logit = p.template in_workspace<float>(p.layout.target_logit);
   const auto finish_at = [&](int64_t first) {
     const sm90::WriteRowGradients finish{list.grad_logp + first,
                                          list.ids + first,
                                          p.ignored,
                                          0,
-                                         p.sizes.vocab,
-                                         p.template in_workspace<sm90::RowGradient>(p.at.row_gradients) + first};
+                                         p.shape.vocab,
+                                         p.template in_workspace<sm90::RowGradient>(p.layout.row_gradients) + first};
     return WithTarget<sm90::WriteRowGradients>{target_logit, finish};
   };
   const hopper::Kept exponentials = hopper::kept_in(p, to);
   T* room = hopper::room_in<T>(to);
   if (const auto error = hopper::reduce_logits(p, exponentials, room, finish_at, words)) return error;
-  auto* sums = p.template in_workspace<float>(p.at.hidden_sums);
+  auto* sums = p.template in_workspace<float>(p.layout.hidden_sums);
   if (const auto error = hopper::launch_gradients(p, exponentials, 0, sums, is_all ? dhidden : nullptr, to))
     return error;
   if (!is_all) linear_logp::launch_scatter_rows(sums, list, count, hidden, dhidden, p.stream);
@@ -117,10 +119,11 @@ cudaError_t launch_gradients(hopper::Problem<T> p, const RowList& list, int64_t 
 }
 
 template <typename T>
-checkop_status run(const checkop_call* call, bool backward, const hopper::Workspace& at, int64_t ignored) {
+checkop_status run(const checkop_call* call, bool backward, const hopper::HopperWorkspaceLayout& layout,
+                   int64_t ignored) {
   constexpr int64_t kFewRows = 128;  // forward: up to here reading the weights dominates, so rows are not listed
-  const hopper::Problem<T> p = hopper::problem_of<T>(call, sizes_of(call), at, ignored);
-  const int64_t rows = p.sizes.rows;
+  const hopper::HopperParams<T> p = hopper::params_of<T>(call, shape_of(call), layout, ignored);
+  const int64_t rows = p.shape.rows;
   auto count = static_cast<unsigned long long>(rows);
   const bool lists = backward || rows > kFewRows;
   const RowList list = hopper::row_list_in(p, IdCheck::beside_of(call->workspace));
@@ -129,7 +132,7 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
     linear_logp::launch_list_rows(p.target_ids, grad_logp, ignored, rows, backward ? sm90::kBlockRows : 1, list,
                                   p.stream);
   }
-  IdCheck id_check(call, p.target_ids, rows, p.sizes.vocab, "target_ids", call->workspace, p.stream);
+  IdCheck id_check(call, p.target_ids, rows, p.shape.vocab, "target_ids", call->workspace, p.stream);
   if (auto status = id_check.begin(nullptr, ignored)) return status;
   if (lists) {
     if (auto status = id_check.finish(&count)) return status;
@@ -138,7 +141,7 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
   const char* words = "no row that counts";
   cudaError_t error = cudaSuccess;
   if (backward && n == 0) {
-    const auto bytes = static_cast<size_t>(rows * p.sizes.hidden) * sizeof(T);
+    const auto bytes = static_cast<size_t>(rows * p.shape.hidden) * sizeof(T);
     error = cudaMemsetAsync(call->outputs[0].data, 0, bytes, p.stream);
     if (auto status = linear_logp::clear_weight_gradients(call)) return status;
   } else if (!backward) {
@@ -156,17 +159,17 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Worksp
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {
-  const Sizes sizes = sizes_of(call);
+  const LinearLogpShape shape = shape_of(call);
   if (is_portable(call)) return linear_logp::launch(call, backward);
   if (backward && call->inputs[0].dtype == CHECKOP_F16) {
     return say(call, CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
   }
-  const hopper::Workspace at = hopper::workspace_of(sizes, backward);
-  if (auto status = check_call(call, backward, at.bytes)) return status;
+  const hopper::HopperWorkspaceLayout layout = hopper::workspace_layout(shape, backward);
+  if (auto status = check_call(call, backward, layout.bytes)) return status;
   int64_t ignored = 0;
   if (auto status = read_ignore_index(call, ignored)) return status;
-  return call->inputs[0].dtype == CHECKOP_F16 ? run<__half>(call, backward, at, ignored)
-                                              : run<__nv_bfloat16>(call, backward, at, ignored);
+  return call->inputs[0].dtype == CHECKOP_F16 ? run<__half>(call, backward, layout, ignored)
+                                              : run<__nv_bfloat16>(call, backward, layout, ignored);
 }
 
 checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }

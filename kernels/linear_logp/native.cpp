@@ -27,11 +27,11 @@ void check_inputs(const checkop_call& c, Extent& rows, Extent& hidden, Extent& v
   if (c.inputs[3].data != nullptr) native::check_list(c.inputs[3], "bias", dtype, vocab);
 }
 
-/// Checks the ids and loads the problem. Only valid once the shapes have been checked.
-Problem load_checked(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab) {
+/// Checks the ids and loads the inputs. Only valid once the shapes have been checked.
+LinearLogpParams load_checked(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab) {
   const int64_t ignored = native::ignore_index(c);
   native::check_ids(c.inputs[2], "target_ids", rows, vocab, ignored);
-  return load_problem(c, rows, hidden, vocab, ignored);
+  return load_params(c, rows, hidden, vocab, ignored);
 }
 
 checkop_status forward(const checkop_call* call) {
@@ -41,7 +41,7 @@ checkop_status forward(const checkop_call* call) {
     check_inputs(c, rows, hidden, vocab);
     native::check_list(c.outputs[0], "logp", CHECKOP_F32, rows);
 
-    const Problem p = load_checked(c, rows.value, hidden.value, vocab.value);
+    const LinearLogpParams p = load_checked(c, rows.value, hidden.value, vocab.value);
     std::vector<float> z(size(p.rows * p.stride()));
     const RowStates states = row_states(p, 0, p.vocab, z.data());
     auto* logp = static_cast<float*>(c.outputs[0].data);
@@ -62,7 +62,7 @@ checkop_status backward(const checkop_call* call) {
     native::check_matrix(c.outputs[0], "dhidden", dtype, rows, hidden);
     check_weight_gradients(c, vocab, hidden);
 
-    const Problem p = load_checked(c, rows.value, hidden.value, vocab.value);
+    const LinearLogpParams p = load_checked(c, rows.value, hidden.value, vocab.value);
     const auto* g = static_cast<const float*>(c.inputs[4].data);
     std::vector<float> z(size(p.rows * p.stride()));
     const RowStates states = row_states(p, 0, p.vocab, z.data());

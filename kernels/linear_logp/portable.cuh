@@ -33,13 +33,13 @@ __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict
   if (column >= n_columns) return;
   const Partial total = totals[row];
   const int64_t target = target_ids[row];
-  float* __restrict__ place = z + row * ldz + column;
+  float* __restrict__ element = z + row * ldz + column;
   if (target == ignored) {
-    *place = 0.0f;
+    *element = 0.0f;
     return;
   }
-  const float p = expf(biased(*place, bias, column) - exp_shift(total.max)) * (1.0f / total.sum);
-  *place = grad_logp[row] * ((first_id + column == target ? 1.0f : 0.0f) - p);
+  const float p = expf(biased(*element, bias, column) - exp_shift(total.max)) * (1.0f / total.sum);
+  *element = grad_logp[row] * ((first_id + column == target ? 1.0f : 0.0f) - p);
 }
 
 /// Copies hidden with ignored rows replaced by zeros: otherwise 0 * NaN would reach dlm_head_weight.
@@ -59,55 +59,55 @@ void launch_keep_rows(const T* hidden, const int64_t* target_ids, int64_t ignore
   keep_rows<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(hidden, target_ids, ignored, rows, columns, kept);
 }
 
-struct Sizes {
+struct LinearLogpShape {
   int64_t rows = 0, hidden = 0, vocab = 0;
   size_t element_bytes = 0;
 };
 
 /// Byte offsets into the workspace, each a multiple of 256.
-struct Layout {
+struct WorkspaceLayout {
   int64_t block_rows, block_columns, n_segments;
   int64_t ld_sums;  ///< leading dimension of hidden_sums and weight_sums: a multiple of 4, as the products need
   size_t target_logit, partials, totals, z, kept_hidden, hidden_sums, weight_sums, bias_sums, bytes;
 };
 
-inline Layout layout_of(const Sizes& sizes, bool backward) {
-  Layout at{};
-  at.block_rows = sizes.rows < kBlockRows ? sizes.rows : kBlockRows;
-  at.block_columns = round_up(sizes.vocab, kSumUnit);
-  if (at.block_columns > kBlockColumns) at.block_columns = kBlockColumns;
-  at.ld_sums = round_up(sizes.hidden, 4);
-  if (backward && at.ld_sums > 0) {
-    int64_t fit = kWeightSums / at.ld_sums / kSumUnit * kSumUnit;
+inline WorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward) {
+  WorkspaceLayout layout{};
+  layout.block_rows = shape.rows < kBlockRows ? shape.rows : kBlockRows;
+  layout.block_columns = round_up(shape.vocab, kSumUnit);
+  if (layout.block_columns > kBlockColumns) layout.block_columns = kBlockColumns;
+  layout.ld_sums = round_up(shape.hidden, 4);
+  if (backward && layout.ld_sums > 0) {
+    int64_t fit = kWeightSums / layout.ld_sums / kSumUnit * kSumUnit;
     if (fit < kSumUnit) fit = kSumUnit;
-    if (at.block_columns > fit) at.block_columns = fit;
+    if (layout.block_columns > fit) layout.block_columns = fit;
   }
-  at.n_segments = ceil_div(sizes.vocab, kSegment);
+  layout.n_segments = ceil_div(shape.vocab, kSegment);
   size_t end = kIdCheckBytes;
-  const auto place = [&end](int64_t count, size_t element_bytes) {
+  const auto reserve = [&end](int64_t count, size_t element_bytes) {
     const size_t start = end;
     end += static_cast<size_t>(round_up(count * static_cast<int64_t>(element_bytes), 256));
     return start;
   };
-  at.target_logit = place(at.block_rows, sizeof(float));
-  at.partials = place(at.block_rows * at.n_segments, sizeof(Partial));
-  at.z = place(at.block_rows * at.block_columns, sizeof(float));
+  layout.target_logit = reserve(layout.block_rows, sizeof(float));
+  layout.partials = reserve(layout.block_rows * layout.n_segments, sizeof(Partial));
+  layout.z = reserve(layout.block_rows * layout.block_columns, sizeof(float));
   if (backward) {
-    at.totals = place(sizes.rows, sizeof(Partial));
-    at.kept_hidden = place(sizes.rows * sizes.hidden, sizes.element_bytes);
-    at.hidden_sums = place(sizes.rows * at.ld_sums, sizeof(float));
-    at.weight_sums = place(at.block_columns * at.ld_sums, sizeof(float));
-    at.bias_sums = place(at.block_columns, sizeof(float));
+    layout.totals = reserve(shape.rows, sizeof(Partial));
+    layout.kept_hidden = reserve(shape.rows * shape.hidden, shape.element_bytes);
+    layout.hidden_sums = reserve(shape.rows * layout.ld_sums, sizeof(float));
+    layout.weight_sums = reserve(layout.block_columns * layout.ld_sums, sizeof(float));
+    layout.bias_sums = reserve(layout.block_columns, sizeof(float));
   }
-  at.bytes = end;
-  return at;
+  layout.bytes = end;
+  return layout;
 }
 
 /// Arguments common to both passes.
 template <typename T>
-struct Problem {
-  Sizes sizes;
-  Layout at;
+struct LinearLogpParams {
+  LinearLogpShape shape;
+  WorkspaceLayout layout;
   const T *hidden, *weight, *bias;  ///< bias is null when absent
   const int64_t* target_ids;
   int64_t ignored;
@@ -120,59 +120,59 @@ struct Problem {
     return reinterpret_cast<U*>(workspace + offset);
   }
   const T* bias_from(int64_t column) const { return bias == nullptr ? nullptr : bias + column; }
-  /// The problem of `columns` columns of the weight, from `first` on.
-  Problem part(int64_t first, int64_t columns) const {
-    Problem p = *this;
-    p.weight += first * sizes.hidden;
+  /// The same for `columns` columns of the weight, from `first` on.
+  LinearLogpParams part(int64_t first, int64_t columns) const {
+    LinearLogpParams p = *this;
+    p.weight += first * shape.hidden;
     p.bias = bias_from(first);
     p.first_id += first;
-    p.sizes.vocab = columns;
-    p.at.n_segments = ceil_div(columns, kSegment);
+    p.shape.vocab = columns;
+    p.layout.n_segments = ceil_div(columns, kSegment);
     return p;
   }
   int64_t rows_from(int64_t first) const {
-    return sizes.rows - first < at.block_rows ? sizes.rows - first : at.block_rows;
+    return shape.rows - first < layout.block_rows ? shape.rows - first : layout.block_rows;
   }
   int64_t columns_from(int64_t first) const {
-    return sizes.vocab - first < at.block_columns ? sizes.vocab - first : at.block_columns;
+    return shape.vocab - first < layout.block_columns ? shape.vocab - first : layout.block_columns;
   }
 };
 
 /// Computes a block of logits, without bias, into the workspace.
 template <typename T>
-void launch_logits(const Problem<T>& p, int64_t first_row, int64_t first_column) {
-  const int64_t hidden = p.sizes.hidden;
+void launch_logits(const LinearLogpParams<T>& p, int64_t first_row, int64_t first_column) {
+  const int64_t hidden = p.shape.hidden;
   launch_gemm(make_operand<true>(p.hidden + first_row * hidden, hidden, p.rows_from(first_row)),
               make_operand<true>(p.weight + first_column * hidden, hidden, p.columns_from(first_column)), hidden,
-              p.template in_workspace<float>(p.at.z), p.at.block_columns, false, p.stream);
+              p.template in_workspace<float>(p.layout.z), p.layout.block_columns, false, p.stream);
 }
 
 /// finish_at(first row) returns the functor that merge_segments() calls with every row's Partial.
 template <typename T, typename FinishAt>
-void launch_softmax(const Problem<T>& p, FinishAt&& finish_at) {
-  auto* z = p.template in_workspace<float>(p.at.z);
-  auto* partials = p.template in_workspace<Partial>(p.at.partials);
-  auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
-  for (int64_t row = 0; row < p.sizes.rows; row += p.at.block_rows) {
+void launch_softmax(const LinearLogpParams<T>& p, FinishAt&& finish_at) {
+  auto* z = p.template in_workspace<float>(p.layout.z);
+  auto* partials = p.template in_workspace<Partial>(p.layout.partials);
+  auto* target_logit = p.template in_workspace<float>(p.layout.target_logit);
+  for (int64_t row = 0; row < p.shape.rows; row += p.layout.block_rows) {
     const int64_t rows = p.rows_from(row);
-    for (int64_t column = 0; column < p.sizes.vocab; column += p.at.block_columns) {
+    for (int64_t column = 0; column < p.shape.vocab; column += p.layout.block_columns) {
       const int64_t columns = p.columns_from(column);
       launch_logits(p, row, column);
       const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSegment * kWarpsPerBlock)), static_cast<unsigned>(rows));
-      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.at.block_columns, p.bias_from(column),
+      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.layout.block_columns, p.bias_from(column),
                                                           p.target_ids + row, p.first_id + column, column, columns,
-                                                          p.at.n_segments, partials, target_logit);
+                                                          p.layout.n_segments, partials, target_logit);
     }
     merge_segments<<<static_cast<unsigned>(ceil_div(rows, kWarpsPerBlock)), kThreads, 0, p.stream>>>(
-        partials, rows, p.at.n_segments, finish_at(row));
+        partials, rows, p.layout.n_segments, finish_at(row));
   }
 }
 
 /// Replaces the ignored rows of hidden by zeros, in a copy that p.hidden then points to.
 template <typename T>
-void keep_hidden(Problem<T>& p) {
-  auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
-  launch_keep_rows(p.hidden, p.target_ids, p.ignored, p.sizes.rows, p.sizes.hidden, kept, p.stream);
+void keep_hidden(LinearLogpParams<T>& p) {
+  auto* kept = p.template in_workspace<T>(p.layout.kept_hidden);
+  launch_keep_rows(p.hidden, p.target_ids, p.ignored, p.shape.rows, p.shape.hidden, kept, p.stream);
   p.hidden = kept;
 }
 
@@ -181,20 +181,21 @@ void keep_hidden(Problem<T>& p) {
 /// [rows, vocab]. The rows' totals are in the workspace.
 ///   hidden_sums: [rows, ld_sums], dhidden not yet rounded
 template <typename T, typename O>
-void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden_sums, const WeightGradients<O>& all) {
-  const int64_t hidden = p.sizes.hidden, ld = p.at.ld_sums, ldz = p.at.block_columns;
-  auto* z = p.template in_workspace<float>(p.at.z);
-  const auto* totals = p.template in_workspace<Partial>(p.at.totals);
-  auto* weight_sums = p.template in_workspace<float>(p.at.weight_sums);
-  auto* bias_sums = p.template in_workspace<float>(p.at.bias_sums);
-  for (int64_t column = 0; column < p.sizes.vocab; column += p.at.block_columns) {
+void launch_gradients(const LinearLogpParams<T>& p, const float* grad_logp, float* hidden_sums,
+                      const WeightGradients<O>& all) {
+  const int64_t hidden = p.shape.hidden, ld = p.layout.ld_sums, ldz = p.layout.block_columns;
+  auto* z = p.template in_workspace<float>(p.layout.z);
+  const auto* totals = p.template in_workspace<Partial>(p.layout.totals);
+  auto* weight_sums = p.template in_workspace<float>(p.layout.weight_sums);
+  auto* bias_sums = p.template in_workspace<float>(p.layout.bias_sums);
+  for (int64_t column = 0; column < p.shape.vocab; column += p.layout.block_columns) {
     const int64_t columns = p.columns_from(column);
     const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kThreads));
     const WeightGradients<O> to = all.from(column, hidden);
     const bool carried = to.weight_carry != nullptr;
     if (carried) launch_spread(to.weight_carry, columns, hidden, weight_sums, ld, p.stream);
     if (to.bias_carry != nullptr) launch_spread(to.bias_carry, 1, columns, bias_sums, columns, p.stream);
-    for (int64_t row = 0; row < p.sizes.rows; row += p.at.block_rows) {
+    for (int64_t row = 0; row < p.shape.rows; row += p.layout.block_rows) {
       const int64_t rows = p.rows_from(row);
       launch_logits(p, row, column);
       logits_to_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
@@ -220,8 +221,8 @@ void launch_gradients(const Problem<T>& p, const float* grad_logp, float* hidden
   }
 }
 
-/// Sizes as far as the shapes give them; zeros for shapes that check_call() will refuse.
-inline Sizes sizes_of(const checkop_call* call) {
+/// The shape as far as the tensors give it; zeros for tensors that check_call() will refuse.
+inline LinearLogpShape shape_of(const checkop_call* call) {
   if (call->n_inputs < kForwardInputs || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
   const size_t element_bytes = call->inputs[0].dtype == CHECKOP_F32 ? 4 : 2;
   return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), call->inputs[1].shape[0], element_bytes};
@@ -285,25 +286,25 @@ inline checkop_status check_call(const checkop_call* call, bool backward, size_t
 }
 
 template <typename T>
-checkop_status run(const checkop_call* call, Problem<T> p, bool backward) {
-  if (p.sizes.rows == 0) return clear_weight_gradients(call);
+checkop_status run(const checkop_call* call, LinearLogpParams<T> p, bool backward) {
+  if (p.shape.rows == 0) return clear_weight_gradients(call);
   if (auto status =
-          check_ids(call, p.target_ids, p.sizes.rows, p.sizes.vocab, "target_ids", p.workspace, p.stream, p.ignored)) {
+          check_ids(call, p.target_ids, p.shape.rows, p.shape.vocab, "target_ids", p.workspace, p.stream, p.ignored)) {
     return status;
   }
   if (backward) {
-    auto* totals = p.template in_workspace<Partial>(p.at.totals);
-    auto* hidden_sums = p.template in_workspace<float>(p.at.hidden_sums);
+    auto* totals = p.template in_workspace<Partial>(p.layout.totals);
+    auto* hidden_sums = p.template in_workspace<float>(p.layout.hidden_sums);
     keep_hidden(p);
     launch_softmax(p, [&](int64_t first) { return WriteSums<Partial>{totals + first}; });
     with_weight_gradients<T>(*call, [&](const auto& to) {
       launch_gradients(p, static_cast<const float*>(call->inputs[4].data), hidden_sums, to);
     });
-    launch_round_to<T>(hidden_sums, p.at.ld_sums, p.sizes.rows, p.sizes.hidden, static_cast<T*>(call->outputs[0].data),
-                       p.stream);
+    launch_round_to<T>(hidden_sums, p.layout.ld_sums, p.shape.rows, p.shape.hidden,
+                       static_cast<T*>(call->outputs[0].data), p.stream);
   } else {
     auto* logp = static_cast<float*>(call->outputs[0].data);
-    const auto* target_logit = p.template in_workspace<float>(p.at.target_logit);
+    const auto* target_logit = p.template in_workspace<float>(p.layout.target_logit);
     launch_softmax(p, [&](int64_t first) {
       return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, p.ignored, logp + first}};
     });
@@ -313,9 +314,10 @@ checkop_status run(const checkop_call* call, Problem<T> p, bool backward) {
 
 /// From a call whose shapes have been checked.
 template <typename T>
-Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Layout& at, int64_t ignored) {
-  return {sizes,
-          at,
+LinearLogpParams<T> params_of(const checkop_call* call, const LinearLogpShape& shape, const WorkspaceLayout& layout,
+                              int64_t ignored) {
+  return {shape,
+          layout,
           static_cast<const T*>(call->inputs[0].data),
           static_cast<const T*>(call->inputs[1].data),
           static_cast<const T*>(call->inputs[3].data),
@@ -326,20 +328,20 @@ Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Layout
 }
 
 inline checkop_status launch(const checkop_call* call, bool backward) {
-  const Sizes sizes = sizes_of(call);
-  const Layout at = layout_of(sizes, backward);
-  if (auto status = check_call(call, backward, at.bytes)) return status;
+  const LinearLogpShape shape = shape_of(call);
+  const WorkspaceLayout layout = workspace_layout(shape, backward);
+  if (auto status = check_call(call, backward, layout.bytes)) return status;
   int64_t ignored = 0;
   if (auto status = read_ignore_index(call, ignored)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    return run<T>(call, problem_of<T>(call, sizes, at, ignored), backward);
+    return run<T>(call, params_of<T>(call, shape, layout, ignored), backward);
   });
 }
 
 inline checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }
 inline checkop_status launch_backward(const checkop_call* call) { return launch(call, true); }
-inline size_t forward_workspace(const checkop_call* call) { return layout_of(sizes_of(call), false).bytes; }
-inline size_t backward_workspace(const checkop_call* call) { return layout_of(sizes_of(call), true).bytes; }
+inline size_t forward_workspace(const checkop_call* call) { return workspace_layout(shape_of(call), false).bytes; }
+inline size_t backward_workspace(const checkop_call* call) { return workspace_layout(shape_of(call), true).bytes; }
 
 }  // namespace checkop::kernels::linear_logp

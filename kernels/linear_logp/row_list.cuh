@@ -13,9 +13,9 @@
 
 namespace checkop::kernels::linear_logp {
 
-/// `count` listed rows out of `rows`, in the workspace: their numbers, ascending, and their data.
+/// `count` listed rows out of `rows`, in the workspace: their row indices, ascending, and their data.
 struct RowList {
-  int64_t* __restrict__ at;       ///< [rows]
+  int64_t* __restrict__ index;    ///< [rows]
   int64_t* __restrict__ ids;      ///< [rows], the target ids of the listed rows
   float* __restrict__ grad_logp;  ///< [rows], only for gradients
   unsigned long long* __restrict__ count;
@@ -40,14 +40,14 @@ static __global__ __launch_bounds__(kListThreads) void list_rows(const int64_t* 
     const unsigned of_lanes = __ballot_sync(kAllLanes, counts);
     if (lane == 0) of_warp[warp] = __popc(of_lanes);
     __syncthreads();
-    int64_t place = total + __popc(of_lanes & ((1u << lane) - 1));
+    int64_t position = total + __popc(of_lanes & ((1u << lane) - 1));
     for (int i = 0; i < kListThreads / kWarp; ++i) {
-      if (i < warp) place += of_warp[i];
+      if (i < warp) position += of_warp[i];
       total += of_warp[i];
     }
     if (counts) {
-      to.at[place] = row, to.ids[place] = id;
-      if (grad_logp != nullptr) to.grad_logp[place] = grad_logp[row];
+      to.index[position] = row, to.ids[position] = id;
+      if (grad_logp != nullptr) to.grad_logp[position] = grad_logp[row];
     }
     __syncthreads();  // before of_warp is written again
   }
@@ -60,9 +60,9 @@ inline void launch_list_rows(const int64_t* ids, const float* grad_logp, int64_t
   list_rows<<<1, kListThreads, 0, stream>>>(ids, grad_logp, ignored, rows, unit, to);
 }
 
-/// to[i, :] = hidden[at[i], :], zeros where ids[i] is `ignored`; moves `wide` elements at a time.
+/// to[i, :] = hidden[index[i], :], zeros where ids[i] is `ignored`; moves `wide` elements at a time.
 template <int wide, typename T>
-__global__ __launch_bounds__(kThreads) void gather_rows(const T* __restrict__ hidden, const int64_t* __restrict__ at,
+__global__ __launch_bounds__(kThreads) void gather_rows(const T* __restrict__ hidden, const int64_t* __restrict__ index,
                                                         const int64_t* __restrict__ ids, int64_t ignored, int64_t rows,
                                                         int64_t columns, T* __restrict__ to) {
   using Piece = std::conditional_t<wide == 1, T, Pack<T, wide>>;
@@ -70,7 +70,7 @@ __global__ __launch_bounds__(kThreads) void gather_rows(const T* __restrict__ hi
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
     const int64_t row = i / pieces;
     Piece piece{};
-    if (ids[row] != ignored) piece = reinterpret_cast<const Piece*>(hidden + at[row] * columns)[i % pieces];
+    if (ids[row] != ignored) piece = reinterpret_cast<const Piece*>(hidden + index[row] * columns)[i % pieces];
     reinterpret_cast<Piece*>(to)[i] = piece;
   }
 }
@@ -83,34 +83,35 @@ void launch_gather_rows(const T* hidden, const RowList& list, int64_t first, int
   const bool is_wide = columns % kWide == 0 && reinterpret_cast<uintptr_t>(hidden) % 16 == 0;
   const auto gather = is_wide ? gather_rows<kWide, T> : gather_rows<1, T>;
   gather<<<blocks_for(rows * columns / (is_wide ? kWide : 1)), kThreads, 0, stream>>>(
-      hidden, list.at + first, list.ids + first, ignored, rows, columns, to);
+      hidden, list.index + first, list.ids + first, ignored, rows, columns, to);
 }
 
-/// to[at[i], :] = from[i, :], rounded once; both contiguous.
+/// to[index[i], :] = from[i, :], rounded once; both contiguous.
 template <typename T>
-__global__ __launch_bounds__(kThreads) void scatter_rows(const float* __restrict__ from, const int64_t* __restrict__ at,
-                                                         int64_t rows, int64_t columns, T* __restrict__ to) {
+__global__ __launch_bounds__(kThreads) void scatter_rows(const float* __restrict__ from,
+                                                         const int64_t* __restrict__ index, int64_t rows,
+                                                         int64_t columns, T* __restrict__ to) {
   const int64_t count = rows * columns;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
-    to[at[i / columns] * columns + i % columns] = from_float<T>(from[i]);
+    to[index[i / columns] * columns + i % columns] = from_float<T>(from[i]);
   }
 }
 
 template <typename T>
 void launch_scatter_rows(const float* from, const RowList& list, int64_t rows, int64_t columns, T* to,
                          cudaStream_t stream) {
-  scatter_rows<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(from, list.at, rows, columns, to);
+  scatter_rows<T><<<blocks_for(rows * columns), kThreads, 0, stream>>>(from, list.index, rows, columns, to);
 }
 
-/// Calls finish(row, ...) with the original number of the row at index `row` of the list.
+/// Calls finish(row, ...) with the original index of row `row` of the list.
 template <typename Finish>
 struct AtListed {
-  const int64_t* __restrict__ at;
+  const int64_t* __restrict__ index;
   Finish finish;
 
   template <typename Sum>
   __device__ void operator()(int64_t row, const Sum& total, float target_logit) const {
-    finish(at[row], total, target_logit);
+    finish(index[row], total, target_logit);
   }
 };
 

@@ -25,7 +25,7 @@ struct Unaligned : sm90::KernelConfig<1, 256, 64, 4, 1, 1, sm90::Loads::elementw
   static constexpr const char* kVariant = "wgmma, tile 64x256, unaligned: element-wise loads";
 };
 
-struct Workspace {
+struct HopperWorkspaceLayout {
   int64_t rows;           ///< rows per pass over the logits
   int64_t gathered_rows;  ///< rows per pass of the forward when they are gathered first
   int64_t columns;        ///< vocabulary columns at a time when gradients are computed; 0 in the forward pass
@@ -38,47 +38,49 @@ struct Workspace {
 };
 
 /// parts: of the vocabulary, computed one after another. keeps_sums: the sums of dhidden are kept in the workspace.
-inline Workspace workspace_of(const Sizes& sizes, bool backward, int64_t parts = 1, bool keeps_sums = true) {
+inline HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward, int64_t parts = 1,
+                                              bool keeps_sums = true) {
   constexpr int64_t kSumBytes = int64_t{24} << 20, kRowUnit = 256;  // rows of a cluster of 2 blocks
   // 66 tiles of columns at 4096 rows: two waves of blocks each on 132 SMs, with little left over. Fewer where the total
   // would exceed 300 MB; but blocks of columns must not become too narrow.
   constexpr int64_t kMostGradientBytes = int64_t{132} << 20, kLeastGradientBytes = int64_t{48} << 20;
   constexpr int64_t kAllBytes = 300'000'000, kColumnUnit = 256;
-  Workspace at{};
-  at.n_segments = ceil_div(sizes.vocab, sm90::kSegmentColumns);
-  const int64_t of_row = at.n_segments * static_cast<int64_t>(sizeof(sm90::PowerSum));
+  HopperWorkspaceLayout layout{};
+  layout.n_segments = ceil_div(shape.vocab, sm90::kSegmentColumns);
+  const int64_t of_row = layout.n_segments * static_cast<int64_t>(sizeof(sm90::PowerSum));
   const auto fitting = [](int64_t bytes, int64_t each, int64_t unit, int64_t all) {
     const int64_t fit = each == 0 ? all : bytes / each / unit * unit;
     return all < fit ? all : fit < unit ? unit : fit;
   };
-  at.rows = fitting(kSumBytes, of_row, kRowUnit, sizes.rows);
-  at.gathered_rows = fitting(kSumBytes, of_row + sizes.hidden * 2, kRowUnit, sizes.rows);
+  layout.rows = fitting(kSumBytes, of_row, kRowUnit, shape.rows);
+  layout.gathered_rows = fitting(kSumBytes, of_row + shape.hidden * 2, kRowUnit, shape.rows);
   size_t end = kIdCheckBytes;
-  const auto place = [&end](int64_t bytes) {
+  const auto reserve = [&end](int64_t bytes) {
     const size_t start = end;
     end += static_cast<size_t>(round_up(bytes, 256));
     return start;
   };
-  at.target_logit = place(at.rows * 4);
-  at.row_list = place(sizes.rows * RowList::kRowBytes);
+  layout.target_logit = reserve(layout.rows * 4);
+  layout.row_list = reserve(shape.rows * RowList::kRowBytes);
   if (backward) {
-    at.row_gradients = place(sizes.rows * static_cast<int64_t>(sizeof(sm90::RowGradient)));
-    at.exponents = place((at.n_segments + parts) * sizes.rows * 4);
-    at.kept_hidden = place(sizes.rows * sizes.hidden * 2);
-    at.hidden_sums = place(keeps_sums ? sizes.rows * sizes.hidden * 4 : 0);
+    layout.row_gradients = reserve(shape.rows * static_cast<int64_t>(sizeof(sm90::RowGradient)));
+    layout.exponents = reserve((layout.n_segments + parts) * shape.rows * 4);
+    layout.kept_hidden = reserve(shape.rows * shape.hidden * 2);
+    layout.hidden_sums = reserve(keeps_sums ? shape.rows * shape.hidden * 4 : 0);
     // The bias needs fp32 sums beside dz, one per 16 elements of dz: so dz gets 8/9 of the rest.
     const int64_t left = (kAllBytes - static_cast<int64_t>(end)) / 9 * 8;
     const int64_t bytes = std::clamp(left, kLeastGradientBytes, kMostGradientBytes);
-    at.columns = fitting(bytes, sizes.rows * 2, kColumnUnit, round_up(sizes.vocab, 8));
-    at.block_sums = place(ceil_div(sizes.rows, sm90::kBlockRows) * at.columns * 4);
-    at.bias_sums = place(at.columns * 4);
+    layout.columns = fitting(bytes, shape.rows * 2, kColumnUnit, round_up(shape.vocab, 8));
+    layout.block_sums = reserve(ceil_div(shape.rows, sm90::kBlockRows) * layout.columns * 4);
+    layout.bias_sums = reserve(layout.columns * 4);
   }
-  const int64_t gathered_sums = round_up(at.gathered_rows * of_row, 256);
-  const int64_t others = backward ? sizes.rows * at.columns * 2 : gathered_sums + at.gathered_rows * sizes.hidden * 2;
-  at.sums = at.dz = place(std::max(at.rows * of_row, others));
-  at.gathered = at.sums + static_cast<size_t>(gathered_sums);
-  at.bytes = end;
-  return at;
+  const int64_t gathered_sums = round_up(layout.gathered_rows * of_row, 256);
+  const int64_t others =
+      backward ? shape.rows * layout.columns * 2 : gathered_sums + layout.gathered_rows * shape.hidden * 2;
+  layout.sums = layout.dz = reserve(std::max(layout.rows * of_row, others));
+  layout.gathered = layout.sums + static_cast<size_t>(gathered_sums);
+  layout.bytes = end;
+  return layout;
 }
 
 /// The memory of dweight, for use as scratch until dweight is written; null when it holds the carry.
@@ -120,9 +122,9 @@ inline Kept kept_of(int64_t rows, int64_t width, int64_t vocab, int64_t block_co
 
 /// Arguments common to both passes.
 template <typename T>
-struct Problem {
-  Sizes sizes;
-  Workspace at;
+struct HopperParams {
+  LinearLogpShape shape;
+  HopperWorkspaceLayout layout;
   const T *hidden, *weight, *bias;  ///< bias is null when absent
   const int64_t* target_ids;
   int64_t ignored;
@@ -136,31 +138,32 @@ struct Problem {
     return reinterpret_cast<U*>(workspace + offset);
   }
   const T* bias_from(int64_t column) const { return bias == nullptr ? nullptr : bias + column; }
-  /// The problem of part `index`: `columns` columns of the weight, from `first` on.
-  Problem part(int64_t index, int64_t first, int64_t columns) const {
-    Problem p = *this;
-    p.first_exponents += static_cast<size_t>((first / sm90::kSegmentColumns + index) * sizes.rows) * sizeof(float);
-    p.weight += first * sizes.hidden;
+  /// The same for part `index`: `columns` columns of the weight, from `first` on.
+  HopperParams part(int64_t index, int64_t first, int64_t columns) const {
+    HopperParams p = *this;
+    p.first_exponents += static_cast<size_t>((first / sm90::kSegmentColumns + index) * shape.rows) * sizeof(float);
+    p.weight += first * shape.hidden;
     p.bias = bias_from(first);
     p.first_id += first;
-    p.sizes.vocab = columns;
-    p.at.n_segments = ceil_div(columns, sm90::kSegmentColumns);
+    p.shape.vocab = columns;
+    p.layout.n_segments = ceil_div(columns, sm90::kSegmentColumns);
     return p;
   }
 };
 
 /// `count` is passed separately because it is copied to the host.
 template <typename T>
-RowList row_list_in(const Problem<T>& p, unsigned long long* count) {
-  auto* at = p.template in_workspace<int64_t>(p.at.row_list);
-  return {at, at + p.sizes.rows, reinterpret_cast<float*>(at + 2 * p.sizes.rows), count};
+RowList row_list_in(const HopperParams<T>& p, unsigned long long* count) {
+  auto* list = p.template in_workspace<int64_t>(p.layout.row_list);
+  return {list, list + p.shape.rows, reinterpret_cast<float*>(list + 2 * p.shape.rows), count};
 }
 
 /// From a call whose shapes have been checked.
 template <typename T>
-Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Workspace& at, int64_t ignored) {
-  return {sizes,
-          at,
+HopperParams<T> params_of(const checkop_call* call, const LinearLogpShape& shape, const HopperWorkspaceLayout& layout,
+                          int64_t ignored) {
+  return {shape,
+          layout,
           static_cast<const T*>(call->inputs[0].data),
           static_cast<const T*>(call->inputs[1].data),
           static_cast<const T*>(call->inputs[3].data),
@@ -169,7 +172,7 @@ Problem<T> problem_of(const checkop_call* call, const Sizes& sizes, const Worksp
           static_cast<std::byte*>(call->workspace),
           static_cast<cudaStream_t>(call->stream),
           0,
-          at.exponents};
+          layout.exponents};
 }
 
 /// Whether TMA can read both operands.
@@ -179,21 +182,21 @@ bool are_reachable(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
 }
 
 template <typename T>
-sm90::SumSegments<T> segments_of(const Problem<T>& p, int64_t first_row) {
+sm90::SumSegments<T> segments_of(const HopperParams<T>& p, int64_t first_row) {
   sm90::SumSegments<T> segments{};
   segments.bias = p.bias, segments.target_ids = p.target_ids + first_row, segments.first_id = p.first_id;
-  segments.sums = p.template in_workspace<sm90::PowerSum>(p.at.sums);
-  segments.target_logit = p.template in_workspace<float>(p.at.target_logit);
-  segments.exponents = p.at.columns > 0 ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
-  segments.ld_exponents = p.sizes.rows;
+  segments.sums = p.template in_workspace<sm90::PowerSum>(p.layout.sums);
+  segments.target_logit = p.template in_workspace<float>(p.layout.target_logit);
+  segments.exponents = p.layout.columns > 0 ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
+  segments.ld_exponents = p.shape.rows;
   return segments;
 }
 
 /// Computes the sums of rows [first, first + rows) and keeps their exponentials, by blocks of columns, in the memory of
 /// dweight.
 template <typename T>
-cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
-  const int64_t hidden = p.sizes.hidden;
+cudaError_t keep_exponentials(const HopperParams<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
+  const int64_t hidden = p.shape.hidden;
   const auto of_rows = make_operand<true>(p.hidden + first * hidden, hidden, rows);
   const auto segments = segments_of(p, first);
   for (int64_t block = 0; block < kept.blocks; ++block) {
@@ -212,34 +215,35 @@ cudaError_t keep_exponentials(const Problem<T>& p, const Kept& kept, int64_t fir
   return cudaSuccess;
 }
 
-/// How many of a problem's exponentials fit into the memory of dweight. None where TMA can't read an operand; none with
+/// How many of the call's exponentials fit into the memory of dweight. None where TMA can't read an operand; none with
 /// a bias, because the bias's gradient sums values that are not rounded.
 template <typename T, typename O>
-Kept kept_in(const Problem<T>& p, const WeightGradients<O>& to) {
-  const auto is_aligned = [](const T* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
+Kept kept_in(const HopperParams<T>& p, const WeightGradients<O>& to) {
+  const auto is_aligned = [](const T* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
   const T* room = room_in<T>(to);
-  if (room == nullptr || p.bias != nullptr || p.sizes.hidden % 8 != 0 || !is_aligned(p.hidden) ||
+  if (room == nullptr || p.bias != nullptr || p.shape.hidden % 8 != 0 || !is_aligned(p.hidden) ||
       !is_aligned(p.weight) || !is_aligned(room))
     return {};
   constexpr int64_t kWide = sizeof(O) / sizeof(T);
-  return kept_of(p.sizes.rows, p.sizes.hidden * kWide, p.sizes.vocab, p.at.columns);
+  return kept_of(p.shape.rows, p.shape.hidden * kWide, p.shape.vocab, p.layout.columns);
 }
 
 /// finish_at(first row) returns the functor that merge_power_sums() calls with every row's sum of exponentials. Leaves
 /// the exponents of segments in the workspace for gradients, and the exponentials of `kept` rows in dweight. `words`
 /// becomes the name of the configuration.
 template <typename T, typename FinishAt>
-cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at, const char*& words) {
+cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at,
+                          const char*& words) {
   int64_t rows = 0;
-  for (int64_t first = 0; first < p.sizes.rows; first += rows) {
+  for (int64_t first = 0; first < p.shape.rows; first += rows) {
     const bool keeps = first < kept.rows;
-    rows = std::min((keeps ? kept.rows : p.sizes.rows) - first, p.at.rows);
+    rows = std::min((keeps ? kept.rows : p.shape.rows) - first, p.layout.rows);
     const auto segments = segments_of(p, first);
-    const auto hidden = make_operand<true>(p.hidden + first * p.sizes.hidden, p.sizes.hidden, rows);
-    const auto weight = make_operand<true>(p.weight, p.sizes.hidden, p.sizes.vocab);
+    const auto hidden = make_operand<true>(p.hidden + first * p.shape.hidden, p.shape.hidden, rows);
+    const auto weight = make_operand<true>(p.weight, p.shape.hidden, p.shape.vocab);
     const auto run = [&]<typename Config>(Config) {
       words = Config::kVariant;
-      return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.sizes.hidden, p.stream);
+      return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.shape.hidden, p.stream);
     };
     const auto keep = [&] {
       words = sm90::Large::kVariant;
@@ -247,12 +251,12 @@ cudaError_t reduce_logits(const Problem<T>& p, const Kept& kept, T* dweight, Fin
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
     const auto error = keeps                                            ? keep()
-                       : !are_reachable(hidden, weight, p.sizes.hidden) ? run(Unaligned{})
+                       : !are_reachable(hidden, weight, p.shape.hidden) ? run(Unaligned{})
                        : rows <= 64                                     ? run(Rows64{})
                        : rows <= 128                                    ? run(Rows128{})
                                                                         : run(ManyRows{});
     if (error != cudaSuccess) return error;
-    sm90::launch_merge(segments.sums, rows, p.at.n_segments, finish_at(first), p.stream);
+    sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream);
   }
   return cudaGetLastError();
 }
@@ -271,26 +275,26 @@ cudaError_t multiply(Epilogue& out, const Operand<T, a_along_k>& a, const Operan
 
 /// Replaces the ignored rows of hidden by zeros, in a copy that p.hidden then points to.
 template <typename T>
-void keep_hidden(Problem<T>& p) {
-  auto* kept = p.template in_workspace<T>(p.at.kept_hidden);
-  launch_keep_rows(p.hidden, p.target_ids, p.ignored, p.sizes.rows, p.sizes.hidden, kept, p.stream);
+void keep_hidden(HopperParams<T>& p) {
+  auto* kept = p.template in_workspace<T>(p.layout.kept_hidden);
+  launch_keep_rows(p.hidden, p.target_ids, p.ignored, p.shape.rows, p.shape.hidden, kept, p.stream);
   p.hidden = kept;
 }
 
 /// Computes dz of a block of columns into the workspace: from kept exponentials, then for the remaining rows from
 /// logits that are computed again.
 template <bool biased, typename T>
-cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const T* dweight, int64_t column,
+cudaError_t launch_logit_gradients(const HopperParams<T>& p, const Kept& kept, const T* dweight, int64_t column,
                                    int64_t columns, int64_t offset) {
-  const int64_t hidden = p.sizes.hidden, ld = p.at.columns;
+  const int64_t hidden = p.shape.hidden, ld = p.layout.columns;
   sm90::StoreGradient<T, biased> gradient{};
   gradient.bias = p.bias_from(column);
-  gradient.row_of = p.template in_workspace<sm90::RowGradient>(p.at.row_gradients);
+  gradient.row_of = p.template in_workspace<sm90::RowGradient>(p.layout.row_gradients);
   gradient.exponents =
-      p.template in_workspace<float>(p.first_exponents) + column / sm90::kSegmentColumns * p.sizes.rows;
-  gradient.dz = p.template in_workspace<T>(p.at.dz);
-  gradient.ld = ld, gradient.ld_exponents = p.sizes.rows, gradient.first_column = offset + column;
-  gradient.block_sums = p.template in_workspace<float>(p.at.block_sums);
+      p.template in_workspace<float>(p.first_exponents) + column / sm90::kSegmentColumns * p.shape.rows;
+  gradient.dz = p.template in_workspace<T>(p.layout.dz);
+  gradient.ld = ld, gradient.ld_exponents = p.shape.rows, gradient.first_column = offset + column;
+  gradient.block_sums = p.template in_workspace<float>(p.layout.block_sums);
   if constexpr (!biased) {
     if (kept.rows > 0) {
       const int64_t block = column / kept.block_columns;
@@ -298,7 +302,7 @@ cudaError_t launch_logit_gradients(const Problem<T>& p, const Kept& kept, const 
       sm90::launch_kept_to_gradient(exponentials, kept.ld(block), kept.rows, columns, gradient, p.stream);
     }
   }
-  const int64_t rows = p.sizes.rows - kept.rows;
+  const int64_t rows = p.shape.rows - kept.rows;
   if (rows == 0) return cudaGetLastError();
   gradient.row_of += kept.rows, gradient.exponents += kept.rows, gradient.dz += kept.rows * ld;
   const auto stage = [&]<typename Config>(Config, sm90::StoreGradient<T, biased>& out) {
@@ -312,8 +316,9 @@ constexpr auto kNeverStaged = [](auto, auto&) { return true; };
 
 /// dz^T * hidden for a block of columns; the accumulators begin with the carry, if there is one.
 template <typename T, typename O>
-cudaError_t launch_weight_gradient(const Problem<T>& p, const Operand<T, false>& dz, const WeightGradients<O>& to) {
-  const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden;
+cudaError_t launch_weight_gradient(const HopperParams<T>& p, const Operand<T, false>& dz,
+                                   const WeightGradients<O>& to) {
+  const int64_t rows = p.shape.rows, hidden = p.shape.hidden;
   const auto of_rows = make_operand<false>(p.hidden, hidden, hidden);
   if constexpr (std::is_same_v<T, O>) {
     sm90::StoreTiles<T, T> tiles{};
@@ -330,10 +335,10 @@ cudaError_t launch_weight_gradient(const Problem<T>& p, const Operand<T, false>&
 
 /// Sums the workspace's block sums over rows, for each column; one block sum stands for 16 rows.
 template <typename T, typename O>
-void launch_bias_gradient(const Problem<T>& p, int64_t columns, const WeightGradients<O>& to) {
-  const auto* block_sums = p.template in_workspace<float>(p.at.block_sums);
-  const int64_t ld = p.at.columns, blocks = ceil_div(p.sizes.rows, sm90::kBlockRows);
-  auto* sums = p.template in_workspace<float>(p.at.bias_sums);
+void launch_bias_gradient(const HopperParams<T>& p, int64_t columns, const WeightGradients<O>& to) {
+  const auto* block_sums = p.template in_workspace<float>(p.layout.block_sums);
+  const int64_t ld = p.layout.columns, blocks = ceil_div(p.shape.rows, sm90::kBlockRows);
+  auto* sums = p.template in_workspace<float>(p.layout.bias_sums);
   if (to.bias_carry == nullptr) {
     launch_sum_columns(block_sums, ld, blocks, columns, sums, false, p.stream);
   } else {
@@ -348,10 +353,10 @@ void launch_bias_gradient(const Problem<T>& p, int64_t columns, const WeightGrad
 /// this part only; `kept` is what reduce_logits() left in its memory.
 ///   hidden_sums: [rows, hidden], holds the sums between blocks; with dhidden null, they are the result
 template <typename T, typename O>
-cudaError_t launch_gradients(const Problem<T>& p, const Kept& kept, int64_t offset, float* hidden_sums, T* dhidden,
+cudaError_t launch_gradients(const HopperParams<T>& p, const Kept& kept, int64_t offset, float* hidden_sums, T* dhidden,
                              const WeightGradients<O>& to) {
-  const int64_t rows = p.sizes.rows, hidden = p.sizes.hidden, vocab = p.sizes.vocab, ld = p.at.columns;
-  auto* dz = p.template in_workspace<T>(p.at.dz);
+  const int64_t rows = p.shape.rows, hidden = p.shape.hidden, vocab = p.shape.vocab, ld = p.layout.columns;
+  auto* dz = p.template in_workspace<T>(p.layout.dz);
   const T* room = room_in<T>(to);
   for (int64_t column = 0; column < vocab; column += ld) {
     const int64_t columns = vocab - column < ld ? vocab - column : ld;

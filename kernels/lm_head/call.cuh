@@ -27,12 +27,12 @@ static __global__ __launch_bounds__(kThreads) void sum_rows(const T* __restrict_
 
 constexpr int kForwardInputs = 3, kBackwardInputs = 4, kForwardOutputs = 1, kBackwardOutputs = 3;
 
-struct Sizes {
+struct LmHeadShape {
   int64_t rows = 0, hidden = 0, vocab = 0;
 };
 
-/// Sizes as far as the shapes give them; zeros for shapes that check_call() will refuse.
-inline Sizes sizes_of(const checkop_call* call) {
+/// The shape as far as the tensors give it; zeros for tensors that check_call() will refuse.
+inline LmHeadShape shape_of(const checkop_call* call) {
   if (call->n_inputs < kForwardInputs || call->inputs[0].rank < 1 || call->inputs[1].rank != 2) return {};
   return {leading_count(call->inputs[0]), last_extent(call->inputs[0]), call->inputs[1].shape[0]};
 }
@@ -40,10 +40,10 @@ inline Sizes sizes_of(const checkop_call* call) {
 /// The products run one after the other, so they share a workspace.
 inline size_t workspace_for(const checkop_call* call, bool backward) {
   if (call->n_inputs < 1) return 0;
-  const Sizes at = sizes_of(call);
+  const LmHeadShape shape = shape_of(call);
   const int32_t dtype = call->inputs[0].dtype;
-  if (!backward) return product_workspace(dtype, at.rows, at.vocab);
-  return product_workspace(dtype, at.rows > at.vocab ? at.rows : at.vocab, at.hidden);
+  if (!backward) return product_workspace(dtype, shape.rows, shape.vocab);
+  return product_workspace(dtype, shape.rows > shape.vocab ? shape.rows : shape.vocab, shape.hidden);
 }
 
 /// Checks dtypes, shapes and strides.
@@ -92,14 +92,14 @@ inline checkop_status check_call(const checkop_call* call, bool backward) {
 template <typename Product>
 checkop_status launch_forward(const checkop_call* call) {
   if (auto status = check_call(call, false)) return status;
-  const Sizes at = sizes_of(call);
+  const LmHeadShape shape = shape_of(call);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto in = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
     const char* words = "";
     const cudaError_t error = Product::template launch<true, true, T>(
-        in(0), in(1), at.rows, at.hidden, at.vocab, in(2), static_cast<T*>(call->outputs[0].data), call->workspace,
-        static_cast<cudaStream_t>(call->stream), words);
+        in(0), in(1), shape.rows, shape.hidden, shape.vocab, in(2), static_cast<T*>(call->outputs[0].data),
+        call->workspace, static_cast<cudaStream_t>(call->stream), words);
     say(call, CHECKOP_OK, "%s", words);
     return cuda_status(call, error, "launch logits = hidden weight^T");
   });
@@ -108,22 +108,22 @@ checkop_status launch_forward(const checkop_call* call) {
 template <typename Product>
 checkop_status launch_backward(const checkop_call* call) {
   if (auto status = check_call(call, true)) return status;
-  const Sizes at = sizes_of(call);
+  const LmHeadShape shape = shape_of(call);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto in = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
     const auto out = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
     const auto stream = static_cast<cudaStream_t>(call->stream);
     const char *dhidden = "", *dweight = "";
-    cudaError_t error = Product::template launch<true, false, T>(in(3), in(1), at.rows, at.vocab, at.hidden, nullptr,
-                                                                 out(0), call->workspace, stream, dhidden);
+    cudaError_t error = Product::template launch<true, false, T>(in(3), in(1), shape.rows, shape.vocab, shape.hidden,
+                                                                 nullptr, out(0), call->workspace, stream, dhidden);
     if (auto status = cuda_status(call, error, "launch dhidden = grad_logits weight")) return status;
-    error = Product::template launch<false, false, T>(in(3), in(0), at.vocab, at.rows, at.hidden, nullptr, out(1),
-                                                      call->workspace, stream, dweight);
+    error = Product::template launch<false, false, T>(in(3), in(0), shape.vocab, shape.rows, shape.hidden, nullptr,
+                                                      out(1), call->workspace, stream, dweight);
     if (auto status = cuda_status(call, error, "launch dweight = grad_logits^T hidden")) return status;
-    if (out(2) != nullptr && at.vocab > 0) {
-      sum_rows<T><<<static_cast<unsigned>(ceil_div(at.vocab, kThreads)), kThreads, 0, stream>>>(in(3), at.rows,
-                                                                                                at.vocab, out(2));
+    if (out(2) != nullptr && shape.vocab > 0) {
+      sum_rows<T><<<static_cast<unsigned>(ceil_div(shape.vocab, kThreads)), kThreads, 0, stream>>>(in(3), shape.rows,
+                                                                                                   shape.vocab, out(2));
     }
     say(call, CHECKOP_OK, "dhidden: %s, dweight: %s", dhidden, dweight);
     return launch_status(call, "launch dbias");

@@ -45,17 +45,17 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(const T* __
   write_gradient<T>(z, vocab, total, grad_logp[row], token_ids[row], dlogits + row * vocab);
 }
 
-struct Sizes {
+struct LogpParams {
   int64_t rows, vocab, ignored;
 };
 
-checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes) {
+checkop_status check_call(const checkop_call* call, bool backward, LogpParams& params) {
   CallCheck check(call);
   if (check.counts(backward ? 3 : 2, 1).failed()) return check.status();
   const checkop_tensor &logits = call->inputs[0], &ids = call->inputs[1];
   if (check.rank_at_least(logits, "logits", 1).failed()) return check.status();
-  sizes = {leading_count(logits), last_extent(logits), 0};
-  if (auto status = read_ignore_index(call, sizes.ignored)) return status;
+  params = {leading_count(logits), last_extent(logits), 0};
+  if (auto status = read_ignore_index(call, params.ignored)) return status;
   const int32_t n_leading = logits.rank - 1;
   check.float_dtype(logits, "logits").contiguous(logits, "logits");
   check.dtype(ids, "token_ids", CHECKOP_I64)
@@ -71,9 +71,9 @@ checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes)
     check.dtype(logp, "logp", CHECKOP_F32).shape(logp, "logp", logits, n_leading, {}).contiguous(logp, "logp");
   }
   if (check.failed()) return check.status();
-  if (sizes.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many blocks
+  if (params.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many blocks
     return say(call, CHECKOP_UNSUPPORTED, "tensor 'logits': %lld rows, at most 2147483647 are supported",
-               static_cast<long long>(sizes.rows));
+               static_cast<long long>(params.rows));
   }
   return check.workspace(kIdCheckBytes).status();
 }
@@ -81,24 +81,24 @@ checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes)
 size_t workspace_bytes(const checkop_call*) { return kIdCheckBytes; }
 
 checkop_status launch(const checkop_call* call, bool backward) {
-  Sizes sizes;
-  if (auto status = check_call(call, backward, sizes)) return status;
-  if (sizes.rows == 0) return CHECKOP_OK;
+  LogpParams params;
+  if (auto status = check_call(call, backward, params)) return status;
+  if (params.rows == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
-  IdCheck id_check(call, ids, sizes.rows, sizes.vocab, "token_ids", call->workspace, stream);
-  if (auto status = id_check.begin(nullptr, sizes.ignored)) return status;
-  const auto rows = static_cast<unsigned>(sizes.rows);
+  IdCheck id_check(call, ids, params.rows, params.vocab, "token_ids", call->workspace, stream);
+  if (auto status = id_check.begin(nullptr, params.ignored)) return status;
+  const auto rows = static_cast<unsigned>(params.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* logits = static_cast<const T*>(call->inputs[0].data);
     if (backward) {
-      logp_backward<T><<<rows, backward_threads_for(sizes.vocab), 0, stream>>>(
-          logits, ids, static_cast<const float*>(call->inputs[2].data), sizes.ignored, sizes.vocab,
+      logp_backward<T><<<rows, backward_threads_for(params.vocab), 0, stream>>>(
+          logits, ids, static_cast<const float*>(call->inputs[2].data), params.ignored, params.vocab,
           static_cast<T*>(call->outputs[0].data));
     } else {
-      logp_forward<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(logits, ids, sizes.ignored, sizes.vocab,
-                                                                     static_cast<float*>(call->outputs[0].data));
+      logp_forward<T><<<rows, threads_for(params.vocab), 0, stream>>>(logits, ids, params.ignored, params.vocab,
+                                                                      static_cast<float*>(call->outputs[0].data));
     }
     if (auto status = launch_status(call, backward ? "launch logp backward" : "launch logp forward")) return status;
     return id_check.finish();

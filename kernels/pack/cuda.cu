@@ -59,16 +59,16 @@ __global__ __launch_bounds__(kThreads) void index_rows(const uint8_t* __restrict
     const int total = __shfl_sync(kAllLanes, up_to, kWarp - 1);
     const int up_to_own = __shfl_sync(kAllLanes, up_to, warp);
     __syncthreads();  // all warps have read the counts before the next step overwrites them
-    int64_t place = before + up_to_own - count;
+    int64_t kept_before = before + up_to_own - count;
 #pragma unroll
     for (int k = 0; k < kRowsPerThread; ++k) {
-      const int64_t row = first + k * kWarp, own = place + __popc(kept[k] & lanes_below);
+      const int64_t row = first + k * kWarp, own = kept_before + __popc(kept[k] & lanes_below);
       if (row < rows) {
         if (cu_seqlens != nullptr && row % seq == 0) cu_seqlens[row / seq] = own;
         if (!to_packed) from[row] = keep[k] ? own : kNone;
         if (to_packed && keep[k]) from[own] = row;
       }
-      place += __popc(kept[k]);
+      kept_before += __popc(kept[k]);
     }
     before += total;
   }
@@ -83,7 +83,7 @@ size_t index_bytes(const checkop_tensor& mask) {
   return bytes;
 }
 
-struct Sizes {
+struct PackShape {
   int64_t batch, seq, hidden;
   int64_t rows() const { return batch * seq; }
 };
@@ -91,18 +91,18 @@ struct Sizes {
 /// `x` and `packed` may be the gradients of these tensors.
 checkop_status check_call(const checkop_call* call, const checkop_tensor& x, const char* x_name,
                           const checkop_tensor& packed, const char* packed_name, const checkop_tensor& mask,
-                          Sizes& sizes) {
+                          PackShape& shape) {
   CallCheck check(call);
   check.rank_at_least(x, x_name, 3).float_dtype(x, x_name).contiguous(x, x_name);
   if (check.failed()) return check.status();
-  sizes = {x.shape[0], x.shape[1], x.shape[2]};
+  shape = {x.shape[0], x.shape[1], x.shape[2]};
   check.shape(x, x_name, x, 3, {});
-  check.dtype(packed, packed_name, x.dtype).shape(packed, packed_name, x, 0, {sizes.rows(), sizes.hidden});
+  check.dtype(packed, packed_name, x.dtype).shape(packed, packed_name, x, 0, {shape.rows(), shape.hidden});
   check.contiguous(packed, packed_name);
   check.dtype(mask, "mask", CHECKOP_U8).shape(mask, "mask", x, 2, {}).contiguous(mask, "mask");
   check.workspace(index_bytes(mask));
   if (check.failed()) return check.status();
-  if (sizes.rows() == 0 || sizes.hidden == 0) return say(call, CHECKOP_UNSUPPORTED, "an extent is 0");
+  if (shape.rows() == 0 || shape.hidden == 0) return say(call, CHECKOP_UNSUPPORTED, "an extent is 0");
   return CHECKOP_OK;
 }
 
@@ -110,31 +110,31 @@ checkop_status launch_forward(const checkop_call* call) {
   if (auto status = CallCheck(call).counts(2, 2).status()) return status;
   const checkop_tensor &x = call->inputs[0], &mask = call->inputs[1];
   const checkop_tensor &packed = call->outputs[0], &cu_seqlens = call->outputs[1];
-  Sizes sizes;
-  if (auto status = check_call(call, x, "x", packed, "packed", mask, sizes)) return status;
+  PackShape shape;
+  if (auto status = check_call(call, x, "x", packed, "packed", mask, shape)) return status;
   CallCheck check(call);
-  check.dtype(cu_seqlens, "cu_seqlens", CHECKOP_I64).shape(cu_seqlens, "cu_seqlens", x, 0, {sizes.batch + 1});
+  check.dtype(cu_seqlens, "cu_seqlens", CHECKOP_I64).shape(cu_seqlens, "cu_seqlens", x, 0, {shape.batch + 1});
   if (check.contiguous(cu_seqlens, "cu_seqlens").failed()) return check.status();
   auto* stream = static_cast<cudaStream_t>(call->stream);
   auto* from = static_cast<int64_t*>(call->workspace);
-  index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), sizes.rows(), sizes.seq,
+  index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), shape.rows(), shape.seq,
                                          /*to_packed=*/true, from, static_cast<int64_t*>(cu_seqlens.data));
   if (auto status = launch_status(call, "launch pack's index")) return status;
-  launch_copy_rows(x.dtype, x.data, sizes.rows(), from, sizes.rows(), sizes.hidden, packed.data, stream);
+  launch_copy_rows(x.dtype, x.data, shape.rows(), from, shape.rows(), shape.hidden, packed.data, stream);
   return launch_status(call, "launch pack forward");
 }
 
 checkop_status launch_backward(const checkop_call* call) {
   if (auto status = CallCheck(call).counts(2, 1).status()) return status;
   const checkop_tensor &mask = call->inputs[0], &grad = call->inputs[1], &dx = call->outputs[0];
-  Sizes sizes;
-  if (auto status = check_call(call, dx, "dx", grad, "grad_packed", mask, sizes)) return status;
+  PackShape shape;
+  if (auto status = check_call(call, dx, "dx", grad, "grad_packed", mask, shape)) return status;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   auto* from = static_cast<int64_t*>(call->workspace);
-  index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), sizes.rows(), sizes.seq,
+  index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), shape.rows(), shape.seq,
                                          /*to_packed=*/false, from, nullptr);
   if (auto status = launch_status(call, "launch pack's index")) return status;
-  launch_copy_rows(dx.dtype, grad.data, sizes.rows(), from, sizes.rows(), sizes.hidden, dx.data, stream);
+  launch_copy_rows(dx.dtype, grad.data, shape.rows(), from, shape.rows(), shape.hidden, dx.data, stream);
   return launch_status(call, "launch pack backward");
 }
 

@@ -27,11 +27,11 @@ void copy_rows(const checkop_tensor& source, const std::vector<int64_t>& from, i
   native::parallel_for(rows, rows * hidden, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       char* const row = static_cast<char*>(to.data) + static_cast<size_t>(r) * bytes;
-      const int64_t place = from[static_cast<size_t>(r)];
-      if (place == kNone)
+      const int64_t source_row = from[static_cast<size_t>(r)];
+      if (source_row == kNone)
         std::memset(row, 0, bytes);
       else
-        std::memcpy(row, static_cast<const char*>(source.data) + static_cast<size_t>(place) * bytes, bytes);
+        std::memcpy(row, static_cast<const char*>(source.data) + static_cast<size_t>(source_row) * bytes, bytes);
     }
   });
 }

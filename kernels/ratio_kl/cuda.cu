@@ -41,10 +41,10 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void ratio_kl_backward(PolicyI
   write_gradient<T>(in.policy + row * in.vocab, in.vocab, token.policy, c, token.target, dz);
 }
 
-checkop_status check_call(const checkop_call* call, bool backward, PolicySizes& sizes) {
+checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& shape) {
   CallCheck check(call);
   if (check.counts(backward ? 7 : 5, backward ? 1 : 2).failed()) return check.status();
-  sizes = check_policy_inputs(check, call);
+  shape = check_policy_inputs(check, call);
   if (check.failed()) return check.status();
   const checkop_tensor& policy = call->inputs[0];
   const int32_t n_leading = policy.rank - 1;
@@ -62,31 +62,31 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicySizes& 
     check_per_row(call->outputs[1], "kl");
   }
   if (check.failed()) return check.status();
-  if (auto status = check_grid(call, sizes.rows)) return status;
+  if (auto status = check_grid(call, shape.rows)) return status;
   return check.workspace(kIdCheckBytes).status();
 }
 
 size_t workspace_bytes(const checkop_call*) { return kIdCheckBytes; }
 
 checkop_status launch(const checkop_call* call, bool backward) {
-  PolicySizes sizes;
-  if (auto status = check_call(call, backward, sizes)) return status;
-  if (sizes.rows == 0) return CHECKOP_OK;
+  PolicyShape shape;
+  if (auto status = check_call(call, backward, shape)) return status;
+  if (shape.rows == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[2].data);
   const auto* active = static_cast<const uint8_t*>(call->inputs[3].data);
-  IdCheck id_check(call, ids, sizes.rows, sizes.vocab, "action_ids", call->workspace, stream);
+  IdCheck id_check(call, ids, shape.rows, shape.vocab, "action_ids", call->workspace, stream);
   if (auto status = id_check.begin(active)) return status;
-  const auto rows = static_cast<unsigned>(sizes.rows);
+  const auto rows = static_cast<unsigned>(shape.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const PolicyInputs<T> in = policy_inputs<T>(call, active, sizes.vocab);
+    const PolicyInputs<T> in = policy_inputs<T>(call, active, shape.vocab);
     if (backward) {
-      ratio_kl_backward<T><<<rows, backward_threads_for(sizes.vocab), 0, stream>>>(
+      ratio_kl_backward<T><<<rows, backward_threads_for(shape.vocab), 0, stream>>>(
           in, static_cast<const float*>(call->inputs[5].data), static_cast<const float*>(call->inputs[6].data),
           static_cast<T*>(call->outputs[0].data));
     } else {
-      ratio_kl_forward<T><<<rows, threads_for(sizes.vocab), 0, stream>>>(in, static_cast<float*>(call->outputs[0].data),
+      ratio_kl_forward<T><<<rows, threads_for(shape.vocab), 0, stream>>>(in, static_cast<float*>(call->outputs[0].data),
                                                                          static_cast<float*>(call->outputs[1].data));
     }
     if (auto s = launch_status(call, backward ? "launch ratio_kl backward" : "launch ratio_kl forward")) return s;

@@ -20,27 +20,27 @@ namespace {
 /// Computes y, one row per team. A row longer than team * n groups is read twice, the second time from its end.
 template <typename T, int team, int n>
 __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward(const T* __restrict__ x, const T* __restrict__ w,
-                                                                    Sizes sizes, T* __restrict__ y) {
+                                                                    RmsNormParams params, T* __restrict__ y) {
   __shared__ float2 shared[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
   const int64_t row = int64_t{blockIdx.x} * kTeamsOf<team> + threadIdx.x / team;
-  const bool exists = row < sizes.rows;  // threads without a row still take part in the shuffles
-  const int64_t offset = (exists ? row : 0) * sizes.hidden, step = int64_t{team} * n;
-  const int64_t n_groups = ceil_div(sizes.hidden, kColumns), last = (n_groups - 1) / step * step;
+  const bool exists = row < params.rows;  // threads without a row still take part in the shuffles
+  const int64_t offset = (exists ? row : 0) * params.hidden, step = int64_t{team} * n;
+  const int64_t n_groups = ceil_div(params.hidden, kColumns), last = (n_groups - 1) / step * step;
   const int64_t thread = threadIdx.x % team;
   Group<T> xs[n], ws[n];
   float squares = 0.0f;
   for (int64_t base = 0; base <= last; base += step) {
-    load_groups<T, team>(x + offset, base + thread, sizes, xs);
-    load_groups<T, team>(w, base + thread, sizes, ws);
+    load_groups<T, team>(x + offset, base + thread, params, xs);
+    load_groups<T, team>(w, base + thread, params, ws);
     add_squares<T>(xs, squares);
   }
-  const float scale = inverse_rms(team_sum<team>(squares, 0.0f, shared).x, sizes);
+  const float scale = inverse_rms(team_sum<team>(squares, 0.0f, shared).x, params);
   if (!exists) return;
   for (int64_t base = last; base >= 0; base -= step) {
     if (base != last) {
-      load_groups<T, team>(x + offset, base + thread, sizes, xs);
-      load_groups<T, team>(w, base + thread, sizes, ws);
+      load_groups<T, team>(x + offset, base + thread, params, xs);
+      load_groups<T, team>(w, base + thread, params, ws);
     }
 #pragma unroll
     for (int k = 0; k < n; ++k) {
@@ -48,7 +48,7 @@ __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward(const T* __r
       xs[k].unpack(value), ws[k].unpack(weight);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) value[i] = value[i] * scale * weight[i];
-      store_group(y + offset, (base + thread + k * team) * kColumns, sizes.hidden, sizes.aligned, value);
+      store_group(y + offset, (base + thread + k * team) * kColumns, params.hidden, params.aligned, value);
     }
   }
 }
@@ -80,20 +80,20 @@ __device__ void gradient(const Group<T>& xs, const Group<T>& gs, const Group<T>&
 /// Computes dx and one partial row of dweight per block, for rows of at most team * n groups. Block b has rows
 /// [b, b + 1) * rows_per_team * teams, which its teams take in turn. The next row is loaded while one is computed.
 template <typename T, int team, int n>
-__global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTensors<T> t, Sizes sizes,
+__global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTensors<T> t, RmsNormParams params,
                                                                      int64_t rows_per_team) {
   constexpr int kColumns = kGroupColumns<T>, kTeams = kTeamsOf<team>;
   __shared__ float2 shared[2][kWarp];
-  const int64_t thread = threadIdx.x % team, hidden = sizes.hidden;
+  const int64_t thread = threadIdx.x % team, hidden = params.hidden;
   const int64_t first_row = int64_t{blockIdx.x} * rows_per_team * kTeams + threadIdx.x / team;
   Group<T> ws[n], xs[n], gs[n], next_xs[n], next_gs[n];
   float sums[n][kColumns] = {};
   const auto load_row = [&](int64_t row, Group<T>(&to_xs)[n], Group<T>(&to_gs)[n]) {
-    const int64_t offset = (row < sizes.rows ? row : 0) * hidden;
-    load_groups<T, team>(t.x + offset, thread, sizes, to_xs);
-    load_groups<T, team>(t.g + offset, thread, sizes, to_gs);
+    const int64_t offset = (row < params.rows ? row : 0) * hidden;
+    load_groups<T, team>(t.x + offset, thread, params, to_xs);
+    load_groups<T, team>(t.g + offset, thread, params, to_gs);
   };
-  load_groups<T, team>(t.w, thread, sizes, ws);
+  load_groups<T, team>(t.w, thread, params, ws);
   load_row(first_row, next_xs, next_gs);
   for (int64_t i = 0; i < rows_per_team; ++i) {
     const int64_t row = first_row + i * kTeams;
@@ -104,14 +104,14 @@ __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTen
     add_squares<T>(xs, squares);
     add_products<T>(xs, gs, ws, products);
     const float2 total = team_sum<team>(squares, products, shared[i % 2]);
-    const float scale = inverse_rms(total.x, sizes), mean = total.y / static_cast<float>(hidden);
-    if (row >= sizes.rows) continue;
+    const float scale = inverse_rms(total.x, params), mean = total.y / static_cast<float>(hidden);
+    if (row >= params.rows) continue;
     const bool counts = t.mask == nullptr || t.mask[row] != 0;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
       float dx[kColumns], term[kColumns];
       gradient<T>(xs[k], gs[k], ws[k], scale, mean, dx, term);
-      store_group(t.dx + row * hidden, (thread + k * team) * kColumns, hidden, sizes.aligned, dx);
+      store_group(t.dx + row * hidden, (thread + k * team) * kColumns, hidden, params.aligned, dx);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) sums[k][c] += counts ? term[c] : 0.0f;  // a masked NaN adds nothing
     }
@@ -145,22 +145,23 @@ __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTen
 /// Like rms_backward, for rows of any length: a row is read twice, and the partial row of dweight is summed in the
 /// workspace, where each element belongs to one thread.
 template <typename T, int team, int n>
-__global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, Sizes sizes, int64_t rows_per_team) {
+__global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, RmsNormParams params,
+                                                          int64_t rows_per_team) {
   static_assert(kTeamsOf<team> == 1);
   constexpr int kColumns = kGroupColumns<T>;
   __shared__ float2 shared[2][kWarp];
-  const int64_t hidden = sizes.hidden, step = int64_t{team} * n, n_groups = ceil_div(hidden, kColumns);
+  const int64_t hidden = params.hidden, step = int64_t{team} * n, n_groups = ceil_div(hidden, kColumns);
   float* __restrict__ partial = t.partials + int64_t{blockIdx.x} * hidden;
   Group<T> ws[n], xs[n], gs[n];
   for (int64_t i = 0; i < rows_per_team; ++i) {
     const int64_t row = int64_t{blockIdx.x} * rows_per_team + i;
-    if (row >= sizes.rows) return;  // uniform for the block; its first row exists
+    if (row >= params.rows) return;  // uniform for the block; its first row exists
     const int64_t offset = row * hidden;
     const bool counts = t.mask == nullptr || t.mask[row] != 0;
     const auto load = [&](int64_t base) {
-      load_groups<T, team>(t.x + offset, base + threadIdx.x, sizes, xs);
-      load_groups<T, team>(t.g + offset, base + threadIdx.x, sizes, gs);
-      load_groups<T, team>(t.w, base + threadIdx.x, sizes, ws);
+      load_groups<T, team>(t.x + offset, base + threadIdx.x, params, xs);
+      load_groups<T, team>(t.g + offset, base + threadIdx.x, params, gs);
+      load_groups<T, team>(t.w, base + threadIdx.x, params, ws);
     };
     float squares = 0.0f, products = 0.0f;
     for (int64_t base = 0; base < n_groups; base += step) {
@@ -169,7 +170,7 @@ __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, 
       add_products<T>(xs, gs, ws, products);
     }
     const float2 total = team_sum<team>(squares, products, shared[i % 2]);
-    const float scale = inverse_rms(total.x, sizes), mean = total.y / static_cast<float>(hidden);
+    const float scale = inverse_rms(total.x, params), mean = total.y / static_cast<float>(hidden);
     for (int64_t base = 0; base < n_groups; base += step) {
       load(base);
 #pragma unroll
@@ -177,7 +178,7 @@ __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, 
         float dx[kColumns], term[kColumns];
         gradient<T>(xs[k], gs[k], ws[k], scale, mean, dx, term);
         const int64_t first = (base + threadIdx.x + k * team) * kColumns;
-        store_group(t.dx + offset, first, hidden, sizes.aligned, dx);
+        store_group(t.dx + offset, first, hidden, params.aligned, dx);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           const float added = counts ? term[c] : 0.0f;
@@ -223,30 +224,30 @@ Split split_rows(int64_t rows) {
 }
 
 template <typename T>
-Split split_of(const Sizes& sizes) {
-  return with_mapping<T>(sizes.hidden, [&]<typename Map>(Map) { return split_rows<Map>(sizes.rows); });
+Split split_of(const RmsNormParams& params) {
+  return with_mapping<T>(params.hidden, [&]<typename Map>(Map) { return split_rows<Map>(params.rows); });
 }
 
 size_t backward_bytes(const checkop_call* call) {
   if (call->n_inputs < 1 || call->inputs[0].rank < 1) return 0;  // launch reports the error
   const checkop_tensor& x = call->inputs[0];
-  const Sizes sizes{leading_count(x), last_extent(x), 0.0f, false};
-  const Split split = x.dtype == CHECKOP_F32 ? split_of<float>(sizes) : split_of<__half>(sizes);
-  return static_cast<size_t>(split.blocks * sizes.hidden) * sizeof(float);
+  const RmsNormParams params{leading_count(x), last_extent(x), 0.0f, false};
+  const Split split = x.dtype == CHECKOP_F32 ? split_of<float>(params) : split_of<__half>(params);
+  return static_cast<size_t>(split.blocks * params.hidden) * sizeof(float);
 }
 
-checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes) {
+checkop_status check_call(const checkop_call* call, bool backward, RmsNormParams& params) {
   CallCheck check(call);
   if (check.counts(backward ? 4 : 2, backward ? 2 : 1).failed()) return check.status();
   const checkop_tensor &x = call->inputs[0], &weight = call->inputs[1];
   if (check.rank_at_least(x, "x", 1).float_dtype(x, "x").contiguous(x, "x").failed()) return check.status();
   if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "got %d attributes, expected eps alone", call->n_attrs);
-  sizes = {leading_count(x), last_extent(x), static_cast<float>(call->attrs[0].value), false};
+  params = {leading_count(x), last_extent(x), static_cast<float>(call->attrs[0].value), false};
   const auto matrix = [&](const checkop_tensor& t, const char* name) {
     check.dtype(t, name, x.dtype).shape(t, name, x, x.rank, {}).contiguous(t, name);
   };
   const auto list = [&](const checkop_tensor& t, const char* name) {
-    check.dtype(t, name, x.dtype).shape(t, name, x, 0, {sizes.hidden}).contiguous(t, name);
+    check.dtype(t, name, x.dtype).shape(t, name, x, 0, {params.hidden}).contiguous(t, name);
   };
   list(weight, "weight");
   if (backward) {
@@ -258,35 +259,35 @@ checkop_status check_call(const checkop_call* call, bool backward, Sizes& sizes)
     matrix(call->outputs[0], "y");
   }
   // A grid can't have more blocks, and a row may be a block
-  if (!check.failed() && sizes.rows > std::numeric_limits<int32_t>::max()) {
+  if (!check.failed() && params.rows > std::numeric_limits<int32_t>::max()) {
     return say(call, CHECKOP_UNSUPPORTED, "tensor 'x': %lld rows, at most 2147483647 are supported",
-               static_cast<long long>(sizes.rows));
+               static_cast<long long>(params.rows));
   }
   return check.workspace(backward && !check.failed() ? backward_bytes(call) : 0).status();
 }
 
 checkop_status launch_forward(const checkop_call* call) {
-  Sizes sizes;
-  if (auto status = check_call(call, false, sizes)) return status;
-  if (sizes.rows == 0 || sizes.hidden == 0) return CHECKOP_OK;
+  RmsNormParams params;
+  if (auto status = check_call(call, false, params)) return status;
+  if (params.rows == 0 || params.hidden == 0) return CHECKOP_OK;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto *x = static_cast<const T*>(call->inputs[0].data), *w = static_cast<const T*>(call->inputs[1].data);
     auto* y = static_cast<T*>(call->outputs[0].data);
-    sizes.aligned = rows_are_aligned<T>({x, w, y}, sizes.hidden);
-    with_mapping<T>(sizes.hidden, [&]<typename Map>(Map) {
+    params.aligned = rows_are_aligned<T>({x, w, y}, params.hidden);
+    with_mapping<T>(params.hidden, [&]<typename Map>(Map) {
       constexpr int kTeams = kTeamsOf<Map::team>;
-      rms_forward<T, Map::team, Map::n><<<static_cast<unsigned>(ceil_div(sizes.rows, kTeams)), Map::team * kTeams, 0,
-                                          static_cast<cudaStream_t>(call->stream)>>>(x, w, sizes, y);
+      rms_forward<T, Map::team, Map::n><<<static_cast<unsigned>(ceil_div(params.rows, kTeams)), Map::team * kTeams, 0,
+                                          static_cast<cudaStream_t>(call->stream)>>>(x, w, params, y);
     });
     return launch_status(call, "launch rms_norm forward");
   });
 }
 
 checkop_status launch_backward(const checkop_call* call) {
-  Sizes sizes;
-  if (auto status = check_call(call, true, sizes)) return status;
-  if (sizes.hidden == 0) return CHECKOP_OK;
+  RmsNormParams params;
+  if (auto status = check_call(call, true, params)) return status;
+  if (params.hidden == 0) return CHECKOP_OK;
   auto* stream = static_cast<cudaStream_t>(call->stream);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
@@ -294,23 +295,23 @@ checkop_status launch_backward(const checkop_call* call) {
         static_cast<const T*>(call->inputs[0].data), static_cast<const T*>(call->inputs[1].data),
         static_cast<const T*>(call->inputs[2].data), static_cast<const uint8_t*>(call->inputs[3].data),
         static_cast<T*>(call->outputs[0].data),      static_cast<float*>(call->workspace)};
-    sizes.aligned = rows_are_aligned<T>({t.x, t.w, t.g, t.dx}, sizes.hidden);
-    const Split split = split_of<T>(sizes);
-    if (sizes.rows > 0) {
-      with_mapping<T>(sizes.hidden, [&]<typename Map>(Map) {
+    params.aligned = rows_are_aligned<T>({t.x, t.w, t.g, t.dx}, params.hidden);
+    const Split split = split_of<T>(params);
+    if (params.rows > 0) {
+      with_mapping<T>(params.hidden, [&]<typename Map>(Map) {
         constexpr int kThreads = Map::team * kTeamsOf<Map::team>;
         const auto blocks = static_cast<unsigned>(split.blocks);
         if constexpr (Map::is_long) {
-          rms_backward_long<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, sizes, split.rows_per_team);
+          rms_backward_long<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, params, split.rows_per_team);
         } else {
-          rms_backward<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, sizes, split.rows_per_team);
+          rms_backward<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, params, split.rows_per_team);
         }
       });
       if (auto status = launch_status(call, "launch rms_norm backward")) return status;
     }
     fold_partials<T>
-        <<<static_cast<unsigned>(ceil_div(sizes.hidden, kFoldColumns)), dim3(kFoldColumns, kFoldLanes), 0, stream>>>(
-            t.partials, split.blocks, sizes.hidden, static_cast<T*>(call->outputs[1].data));
+        <<<static_cast<unsigned>(ceil_div(params.hidden, kFoldColumns)), dim3(kFoldColumns, kFoldLanes), 0, stream>>>(
+            t.partials, split.blocks, params.hidden, static_cast<T*>(call->outputs[1].data));
     return launch_status(call, "launch rms_norm fold of dweight");
   });
 }

@@ -32,7 +32,7 @@ __device__ float2 team_sum(float a, float b, float2* __restrict__ shared) {
   return make_float2(a, b);
 }
 
-struct Sizes {
+struct RmsNormParams {
   int64_t rows, hidden;
   float eps;
   bool aligned;  ///< rows of all tensors start and end at 16-byte boundaries
@@ -40,10 +40,11 @@ struct Sizes {
 
 /// Loads groups `first`, `first` + team, ... of a row.
 template <typename T, int team, int n>
-__device__ void load_groups(const T* __restrict__ row, int64_t first, const Sizes& sizes, Group<T> (&groups)[n]) {
+__device__ void load_groups(const T* __restrict__ row, int64_t first, const RmsNormParams& params,
+                            Group<T> (&groups)[n]) {
 #pragma unroll
   for (int k = 0; k < n; ++k) {
-    groups[k] = load_group(row, (first + k * team) * kGroupColumns<T>, sizes.hidden, sizes.aligned);
+    groups[k] = load_group(row, (first + k * team) * kGroupColumns<T>, params.hidden, params.aligned);
   }
 }
 
@@ -72,8 +73,8 @@ __device__ void add_products(const Group<T> (&xs)[n], const Group<T> (&gs)[n], c
   }
 }
 
-__device__ float inverse_rms(float squares, const Sizes& sizes) {
-  return rsqrtf(squares / static_cast<float>(sizes.hidden) + sizes.eps);
+__device__ float inverse_rms(float squares, const RmsNormParams& params) {
+  return rsqrtf(squares / static_cast<float>(params.hidden) + params.eps);
 }
 
 /// Threads in a row's team and groups held by a thread; `is_long`: the row has more groups than the team holds.

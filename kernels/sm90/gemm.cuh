@@ -11,7 +11,7 @@
 namespace checkop::kernels::sm90 {
 
 template <typename T, typename Epilogue, bool a_along_k, bool b_along_k>
-struct Problem {
+struct GemmParams {
   CUtensorMap a_map, b_map;  ///< set only with Loads::tma
   Epilogue out;
   Operand<T, a_along_k> a;
@@ -23,7 +23,7 @@ struct Problem {
 
 template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
 __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
-    const __grid_constant__ Problem<T, Epilogue, a_along_k, b_along_k> p) {
+    const __grid_constant__ GemmParams<T, Epilogue, a_along_k, b_along_k> p) {
   using LayoutA = SmemLayout<a_along_k, Config::kM, Config::kBlockK>;
   using LayoutB = SmemLayout<b_along_k, Config::kN, Config::kBlockK>;
   using BoxA = Box<LayoutA, a_along_k, Config::kClusterN>;

@@ -45,7 +45,7 @@ cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k
   // Rows of a band of tiles. With it, a wave of blocks covers about a square.
   constexpr int kBandRows = 2048;
 
-  Problem<T, Epilogue, a_along_k, b_along_k> p{};
+  GemmParams<T, Epilogue, a_along_k, b_along_k> p{};
   p.out = out, p.a = a, p.b = b, p.k = k_extent;
   p.tiles_m = static_cast<uint32_t>(ceil_div(a.extent, Config::kM * Config::kClusterM));
   p.tiles_n = static_cast<uint32_t>(ceil_div(b.extent, Config::kN * Config::kClusterN));

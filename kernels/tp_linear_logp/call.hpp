@@ -8,12 +8,12 @@
 namespace tp_linear_logp {
 
 /// Of one rank's part: `vocab` columns of the whole vocabulary.
-struct Sizes {
+struct TpLinearLogpShape {
   int64_t rows, hidden, vocab;
 };
 
 /// Refuses a call whose own shapes do not fit together; otherwise fills in `own`, except the hash of the ids.
-inline Sizes check_own(const checkop_call& c, bool gradient, native::Statement& own) {
+inline TpLinearLogpShape check_own(const checkop_call& c, bool gradient, native::RankInfo& own) {
   native::Extent rows{"rows"}, hidden{"hidden"}, vocab{"the rank's part of vocab", c.shard_end - c.shard_begin};
   namespace linear = native::linear;
   native::check_counts(c, gradient ? linear::kBackwardInputs : linear::kForwardInputs,

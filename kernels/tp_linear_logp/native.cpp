@@ -17,30 +17,30 @@ namespace {
 using namespace native::linear;
 using native::SumExp;
 
-Problem check(const checkop_call& c, native::Ranks& ranks, bool gradient) {
-  tp_linear_logp::Sizes sizes{};
-  ranks.agree([&](native::Statement& own) {
-    sizes = tp_linear_logp::check_own(c, gradient, own);
-    own.ids = native::hash_of(static_cast<const int64_t*>(c.inputs[2].data), sizes.rows);
+LinearLogpParams check(const checkop_call& c, native::Ranks& ranks, bool gradient) {
+  tp_linear_logp::TpLinearLogpShape shape{};
+  ranks.agree([&](native::RankInfo& own) {
+    shape = tp_linear_logp::check_own(c, gradient, own);
+    own.ids = native::hash_of(static_cast<const int64_t*>(c.inputs[2].data), shape.rows);
   });
-  ranks.check_target_ids(c.inputs[2], "target_ids", sizes.rows);
-  return load_problem(c, sizes.rows, sizes.hidden, sizes.vocab, ranks.ignored(), ranks.begin());
+  ranks.check_target_ids(c.inputs[2], "target_ids", shape.rows);
+  return load_params(c, shape.rows, shape.hidden, shape.vocab, ranks.ignored(), ranks.begin());
 }
 
-native::Combined combined(const Problem& p, const native::Ranks& ranks, float* z) {
-  std::vector<native::Part> own;
+native::Combined combined(const LinearLogpParams& p, const native::Ranks& ranks, float* z) {
+  std::vector<native::SegmentStats> own;
   for (size_t s = ranks.first_segment(); s < ranks.last_segment(); ++s) {
     const RowStates states = row_states(p, ranks.segments()[s] - p.begin, ranks.segments()[s + 1] - p.begin, z);
     for (size_t r = 0; r < states.sums.size(); ++r)
       own.push_back({states.sums[r].max, states.sums[r].sum, states.target_logits[r]});
   }
-  return native::combine_parts(ranks, own, p.targets, p.rows);
+  return native::combine_stats(ranks, own, p.targets, p.rows);
 }
 
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::Ranks ranks(c);
-    const Problem p = check(c, ranks, /*gradient=*/false);
+    const LinearLogpParams p = check(c, ranks, /*gradient=*/false);
     std::vector<float> z(size(p.rows * p.stride()));
     const native::Combined all = combined(p, ranks, z.data());
     auto* logp = static_cast<float*>(c.outputs[0].data);
@@ -52,7 +52,7 @@ checkop_status forward(const checkop_call* call) {
 }
 
 /// dhidden = the sum of all segments' contributions, in order; `own` is this rank's [segment][rows * hidden].
-void reduce_dhidden(const Problem& p, const native::Ranks& ranks, const std::vector<std::vector<float>>& own,
+void reduce_dhidden(const LinearLogpParams& p, const native::Ranks& ranks, const std::vector<std::vector<float>>& own,
                     const checkop_tensor& dhidden) {
   constexpr int64_t kExchanged = int64_t{1} << 18;  // elements of a segment exchanged at a time
   const int64_t count = p.rows * p.hidden;
@@ -71,7 +71,7 @@ void reduce_dhidden(const Problem& p, const native::Ranks& ranks, const std::vec
 checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::Ranks ranks(c);
-    const Problem p = check(c, ranks, /*gradient=*/true);
+    const LinearLogpParams p = check(c, ranks, /*gradient=*/true);
     std::vector<float> z(size(p.rows * p.stride()));
     const native::Combined all = combined(p, ranks, z.data());
     const auto* g = static_cast<const float*>(c.inputs[4].data);

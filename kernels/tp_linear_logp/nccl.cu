@@ -22,7 +22,8 @@ namespace {
 
 template <bool backward>
 size_t workspace(const checkop_call* call) {
-  return workspace_bytes<Portable<float>>(call, backward);  // the same for every dtype: `sizes` has the element's bytes
+  // The same for every dtype: the shape has the element's bytes.
+  return workspace_bytes<Portable<float>>(call, backward);
 }
 
 template <bool backward>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // tp_linear_logp on GPUs, one per rank: shared by the candidates nccl and nccl-sm90. They differ in the Engine, which
 // computes one rank's parts:
-//   Engine::Sum                                      the two numbers that represent a sum of exponentials
-//   Engine::workspace(linear_logp::Sizes, backward, segments)  bytes; the first kIdCheckBytes are for ids
-//   Engine(call, sizes, backward, segments, ignored)           refuses what it does not support
+//   Engine::Sum                                          the two numbers that represent a sum of exponentials
+//   Engine::workspace(shape, backward, segments)         bytes; the first kIdCheckBytes are for ids
+//   Engine(call, shape, backward, segments, ignored)     refuses what it does not support
 //   Engine::ld(hidden)                                   leading dimension of a rank's contribution to dhidden
 //   keep_hidden()                                        replaces ignored rows of hidden by zeros from here on
-//   reduce(segment, first, columns, parts)               every row's part, for the rank's `columns` from first on
+//   reduce(segment, first, columns, stats)               every row's statistics, for the rank's `columns` from first on
 //   write_rows(grad_logp)                                finish(row, Sum, target's logit) that prepares gradients()
 //   gradients(segment, first, columns, grad_logp, share) gradients of these columns; share: [rows, ld()] fp32, their
 //                                                        contribution to dhidden
@@ -23,23 +23,24 @@
 namespace checkop::kernels::tp_linear_logp {
 
 /// Layout of the workspace after the engine's own part.
-struct Places {
-  size_t id_sum, parts, all_parts, shares, received, bytes;
+struct WorkspaceLayout {
+  size_t id_sum, stats, all_stats, shares, received, bytes;
 
-  Places(const checkop_call& c, const linear_logp::Sizes& sizes, size_t engine_bytes, int64_t ld, bool backward) {
-    const ranks::PartsSize size(c, sizes.rows);
+  WorkspaceLayout(const checkop_call& c, const linear_logp::LinearLogpShape& shape, size_t engine_bytes, int64_t ld,
+                  bool backward) {
+    const ranks::StatsSize size(c, shape.rows);
     size_t end = (engine_bytes + 255) / 256 * 256;
-    const auto place = [&end](int64_t bytes) {
+    const auto reserve = [&end](int64_t bytes) {
       const size_t start = end;
       end += static_cast<size_t>(round_up(bytes, 256));
       return start;
     };
-    id_sum = place(8);
-    parts = place(size.own_bytes());
-    all_parts = place(size.all_bytes());
+    id_sum = reserve(8);
+    stats = reserve(size.own_bytes());
+    all_stats = reserve(size.all_bytes());
     const int64_t row_bytes = backward ? ld * 4 : 0;
-    shares = place(size.own_segments * sizes.rows * row_bytes);
-    received = place(size.other_segments * ranks::RowsOfRanks{sizes.rows, c.world_size}.most() * row_bytes);
+    shares = reserve(size.own_segments * shape.rows * row_bytes);
+    received = reserve(size.other_segments * ranks::RowsOfRanks{shape.rows, c.world_size}.most() * row_bytes);
     bytes = end;
   }
 };
@@ -48,9 +49,11 @@ template <typename Engine>
 size_t workspace_bytes(const checkop_call* call, bool backward) {
   try {
     if (call->world_size < 1) return 0;
-    const linear_logp::Sizes sizes = linear_logp::sizes_of(call);
+    const linear_logp::LinearLogpShape shape = linear_logp::shape_of(call);
     const int64_t segments = std::ssize(native::own_bounds(*call)) - 1;
-    return Places(*call, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward).bytes;
+    return WorkspaceLayout(*call, shape, Engine::workspace(shape, backward, segments), Engine::ld(shape.hidden),
+                           backward)
+        .bytes;
   } catch (const std::exception&) {
     return 0;  // the launch reports the error
   }
@@ -60,59 +63,60 @@ template <typename Engine, typename T>
 void run(const checkop_call& c, bool backward) {
   native::Ranks ranks(c);
   std::optional<Engine> engine;
-  std::optional<ranks::IdLook> ids;
+  std::optional<ranks::TargetIdCheck> ids;
   std::vector<int64_t> bounds;
-  linear_logp::Sizes sizes{};
+  linear_logp::LinearLogpShape shape{};
   const auto stream = static_cast<cudaStream_t>(c.stream);
   auto* workspace = static_cast<std::byte*>(c.workspace);
-  std::optional<Places> at;
-  ranks.agree([&](native::Statement& own) {
+  std::optional<WorkspaceLayout> layout;
+  ranks.agree([&](native::RankInfo& own) {
     ranks::check_ranks(c);
-    const ::tp_linear_logp::Sizes own_sizes = ::tp_linear_logp::check_own(c, backward, own);
-    sizes = {own_sizes.rows, own_sizes.hidden, own_sizes.vocab, sizeof(T)};
+    const ::tp_linear_logp::TpLinearLogpShape own_shape = ::tp_linear_logp::check_own(c, backward, own);
+    shape = {own_shape.rows, own_shape.hidden, own_shape.vocab, sizeof(T)};
     bounds = native::own_bounds(c);
     const int64_t segments = std::ssize(bounds) - 1;
-    at.emplace(c, sizes, Engine::workspace(sizes, backward, segments), Engine::ld(sizes.hidden), backward);
-    ranks::require_workspace(c, at->bytes);
-    if (sizes.rows == 0 || sizes.vocab < 1) return;  // all ranks together refuse vocab < 1
+    layout.emplace(c, shape, Engine::workspace(shape, backward, segments), Engine::ld(shape.hidden), backward);
+    ranks::require_workspace(c, layout->bytes);
+    if (shape.rows == 0 || shape.vocab < 1) return;  // all ranks together refuse vocab < 1
     const auto ignored = static_cast<int64_t>(own.ignored);
-    engine.emplace(c, sizes, backward, segments, ignored);
-    ids.emplace(c, c.inputs[2], "target_ids", sizes.rows, ignored, workspace, workspace + at->id_sum);
+    engine.emplace(c, shape, backward, segments, ignored);
+    ids.emplace(c, c.inputs[2], "target_ids", shape.rows, ignored, workspace, workspace + layout->id_sum);
     ids->begin();
     if (backward) engine->keep_hidden();
-    auto* parts = reinterpret_cast<ranks::Part*>(workspace + at->parts);
+    auto* stats = reinterpret_cast<ranks::SegmentStats*>(workspace + layout->stats);
     for (int64_t s = 0; s < segments; ++s) {
-      const auto at_s = static_cast<size_t>(s);
-      engine->reduce(s, bounds[at_s] - c.shard_begin, bounds[at_s + 1] - bounds[at_s], parts + s * sizes.rows);
+      const auto i = static_cast<size_t>(s);
+      engine->reduce(s, bounds[i] - c.shard_begin, bounds[i + 1] - bounds[i], stats + s * shape.rows);
     }
     own.ids = ids->hash();
   });
-  if (sizes.rows == 0) {
+  if (shape.rows == 0) {
     if (linear_logp::clear_weight_gradients(&c) != CHECKOP_OK)
       throw native::Refusal(CHECKOP_FAILED, c.message == nullptr ? "" : c.message);
     return;
   }
   ids->refuse_bad_ids();
 
-  const ranks::PartsOfRanks of(ranks);
-  const auto* parts = ranks::gather_parts(c, of, reinterpret_cast<const ranks::Part*>(workspace + at->parts),
-                                          reinterpret_cast<ranks::Part*>(workspace + at->all_parts), sizes.rows);
+  const ranks::GatheredStats of(ranks);
+  const auto* stats =
+      ranks::all_gather_stats(c, of, reinterpret_cast<const ranks::SegmentStats*>(workspace + layout->stats),
+                              reinterpret_cast<ranks::SegmentStats*>(workspace + layout->all_stats), shape.rows);
   if (!backward) {
     const WriteLogp finish{static_cast<const int64_t*>(c.inputs[2].data), ranks.ignored(),
                            static_cast<float*>(c.outputs[0].data)};
-    ranks::launch_combine<typename Engine::Sum>(parts, of, sizes.rows, finish, stream);
+    ranks::launch_combine<typename Engine::Sum>(stats, of, shape.rows, finish, stream);
   } else {
     const auto* grad_logp = static_cast<const float*>(c.inputs[4].data);
-    ranks::launch_combine<typename Engine::Sum>(parts, of, sizes.rows, engine->write_rows(grad_logp), stream);
-    auto* shares = reinterpret_cast<float*>(workspace + at->shares);
-    const int64_t ld = Engine::ld(sizes.hidden);
+    ranks::launch_combine<typename Engine::Sum>(stats, of, shape.rows, engine->write_rows(grad_logp), stream);
+    auto* shares = reinterpret_cast<float*>(workspace + layout->shares);
+    const int64_t ld = Engine::ld(shape.hidden);
     for (int64_t s = 0; s + 1 < std::ssize(bounds); ++s) {
-      const auto at_s = static_cast<size_t>(s);
-      engine->gradients(s, bounds[at_s] - c.shard_begin, bounds[at_s + 1] - bounds[at_s], grad_logp,
-                        shares + s * sizes.rows * ld);
+      const auto i = static_cast<size_t>(s);
+      engine->gradients(s, bounds[i] - c.shard_begin, bounds[i + 1] - bounds[i], grad_logp,
+                        shares + s * shape.rows * ld);
     }
-    ranks::reduce_shares(c, ranks, shares, reinterpret_cast<float*>(workspace + at->received), sizes.rows, sizes.hidden,
-                         ld, static_cast<T*>(c.outputs[0].data));
+    ranks::reduce_shares(c, ranks, shares, reinterpret_cast<float*>(workspace + layout->received), shape.rows,
+                         shape.hidden, ld, static_cast<T*>(c.outputs[0].data));
   }
   ranks::require(cudaGetLastError(), backward ? "launch tp_linear_logp backward" : "launch tp_linear_logp forward");
   say(&c, CHECKOP_OK, "%s", engine->words());
@@ -124,37 +128,37 @@ class Portable {
  public:
   using Sum = Partial;
 
-  static size_t workspace(const linear_logp::Sizes& sizes, bool backward, int64_t) {
-    return linear_logp::layout_of(sizes, backward).bytes;
+  static size_t workspace(const linear_logp::LinearLogpShape& shape, bool backward, int64_t) {
+    return linear_logp::workspace_layout(shape, backward).bytes;
   }
   static int64_t ld(int64_t hidden) { return round_up(hidden, 4); }
 
-  Portable(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t, int64_t ignored)
-      : call_(c), all_(linear_logp::problem_of<T>(&c, sizes, linear_logp::layout_of(sizes, backward), ignored)) {
+  Portable(const checkop_call& c, const linear_logp::LinearLogpShape& shape, bool backward, int64_t, int64_t ignored)
+      : call_(c), all_(linear_logp::params_of<T>(&c, shape, linear_logp::workspace_layout(shape, backward), ignored)) {
     all_.first_id = c.shard_begin;
-    if (sizes.hidden > kMaxGemmColumns) {
-      throw native::Refusal(CHECKOP_UNSUPPORTED, "hidden: last extent " + std::to_string(sizes.hidden) + ", at most " +
+    if (shape.hidden > kMaxGemmColumns) {
+      throw native::Refusal(CHECKOP_UNSUPPORTED, "hidden: last extent " + std::to_string(shape.hidden) + ", at most " +
                                                      std::to_string(kMaxGemmColumns) + " is supported");
     }
   }
 
   void keep_hidden() { linear_logp::keep_hidden(all_); }
 
-  void reduce(int64_t, int64_t first, int64_t columns, ranks::Part* parts) const {
+  void reduce(int64_t, int64_t first, int64_t columns, ranks::SegmentStats* stats) const {
     const int64_t begin = all_.first_id + first;
-    const auto* target_logit = all_.template in_workspace<float>(all_.at.target_logit);
+    const auto* target_logit = all_.template in_workspace<float>(all_.layout.target_logit);
     linear_logp::launch_softmax(all_.part(first, columns), [&](int64_t row) {
-      return ranks::WritePart{target_logit, all_.target_ids + row, begin, begin + columns, parts + row};
+      return ranks::WriteSegmentStats{target_logit, all_.target_ids + row, begin, begin + columns, stats + row};
     });
   }
 
   WriteSums<Partial> write_rows(const float*) const {
-    return WriteSums<Partial>{all_.template in_workspace<Partial>(all_.at.totals)};
+    return WriteSums<Partial>{all_.template in_workspace<Partial>(all_.layout.totals)};
   }
 
   void gradients(int64_t, int64_t first, int64_t columns, const float* grad_logp, float* share) const {
     linear_logp::with_weight_gradients<T>(call_, [&](const auto& to) {
-      linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share, to.from(first, all_.sizes.hidden));
+      linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share, to.from(first, all_.shape.hidden));
     });
   }
 
@@ -162,7 +166,7 @@ class Portable {
 
  private:
   const checkop_call& call_;
-  linear_logp::Problem<T> all_;  ///< of all this rank's columns
+  linear_logp::LinearLogpParams<T> all_;  ///< of all this rank's columns
 };
 
 }  // namespace checkop::kernels::tp_linear_logp

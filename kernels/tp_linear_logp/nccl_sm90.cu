@@ -26,15 +26,16 @@ class Hopper {
  public:
   using Sum = sm90::PowerSum;
 
-  static size_t workspace(const linear_logp::Sizes& sizes, bool backward, int64_t parts) {
-    return hopper::workspace_of(sizes, backward, parts, /*keeps_sums=*/false).bytes;
+  static size_t workspace(const linear_logp::LinearLogpShape& shape, bool backward, int64_t parts) {
+    return hopper::workspace_layout(shape, backward, parts, /*keeps_sums=*/false).bytes;
   }
   static int64_t ld(int64_t hidden) { return hidden; }
 
-  Hopper(const checkop_call& c, const linear_logp::Sizes& sizes, bool backward, int64_t parts, int64_t ignored)
+  Hopper(const checkop_call& c, const linear_logp::LinearLogpShape& shape, bool backward, int64_t parts,
+         int64_t ignored)
       : call_(c),
-        all_(hopper::problem_of<T>(&c, sizes, hopper::workspace_of(sizes, backward, parts, /*keeps_sums=*/false),
-                                   ignored)),
+        all_(hopper::params_of<T>(&c, shape, hopper::workspace_layout(shape, backward, parts, /*keeps_sums=*/false),
+                                  ignored)),
         backward_(backward) {
     all_.first_id = c.shard_begin;
     if (backward && std::is_same_v<T, __half>)
@@ -43,11 +44,11 @@ class Hopper {
 
   void keep_hidden() { hopper::keep_hidden(all_); }
 
-  void reduce(int64_t index, int64_t first, int64_t columns, ranks::Part* parts) {
-    const auto* target_logit = all_.template in_workspace<float>(all_.at.target_logit);
+  void reduce(int64_t index, int64_t first, int64_t columns, ranks::SegmentStats* stats) {
+    const auto* target_logit = all_.template in_workspace<float>(all_.layout.target_logit);
     const int64_t begin = all_.first_id + first;
     const auto finish_at = [&](int64_t row) {
-      return ranks::WritePart{target_logit, all_.target_ids + row, begin, begin + columns, parts + row};
+      return ranks::WriteSegmentStats{target_logit, all_.target_ids + row, begin, begin + columns, stats + row};
     };
     const auto part = all_.part(index, first, columns);
     const auto launch = [&](const hopper::Kept& kept, T* room) {
@@ -58,14 +59,14 @@ class Hopper {
       return;
     }
     linear_logp::with_weight_gradients<T>(call_, [&](const auto& all) {
-      const auto to = all.from(first, all_.sizes.hidden);
+      const auto to = all.from(first, all_.shape.hidden);
       launch(hopper::kept_in(part, to), hopper::room_in<T>(to));
     });
   }
 
   sm90::WriteRowGradients write_rows(const float* grad_logp) const {
     return {grad_logp,     all_.target_ids,  all_.ignored,
-            all_.first_id, all_.sizes.vocab, all_.template in_workspace<sm90::RowGradient>(all_.at.row_gradients)};
+            all_.first_id, all_.shape.vocab, all_.template in_workspace<sm90::RowGradient>(all_.layout.row_gradients)};
   }
 
   void gradients(int64_t index, int64_t first, int64_t columns, const float*, float* share) const {
@@ -73,7 +74,7 @@ class Hopper {
       const auto part = all_.part(index, first, columns);
       cudaError_t error = cudaSuccess;
       linear_logp::with_weight_gradients<T>(call_, [&](const auto& all) {
-        const auto to = all.from(first, all_.sizes.hidden);
+        const auto to = all.from(first, all_.shape.hidden);
         error = hopper::launch_gradients(part, hopper::kept_in(part, to), first, share, static_cast<T*>(nullptr), to);
       });
       ranks::require(error, "launch the gradients");
@@ -84,7 +85,7 @@ class Hopper {
 
  private:
   const checkop_call& call_;
-  hopper::Problem<T> all_;  ///< of all this rank's columns
+  hopper::HopperParams<T> all_;  ///< of all this rank's columns
   bool backward_;
   const char* words_ = "";
 };

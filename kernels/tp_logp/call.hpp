@@ -7,12 +7,12 @@
 namespace tp_logp {
 
 /// Of one rank's part: `columns` of the whole vocabulary.
-struct Sizes {
+struct TpLogpShape {
   int64_t rows, columns;
 };
 
 /// Refuses a call whose own shapes do not fit together; otherwise fills in `own`, except the hash of the ids.
-inline Sizes check_own(const checkop_call& c, bool gradient, native::Statement& own) {
+inline TpLogpShape check_own(const checkop_call& c, bool gradient, native::RankInfo& own) {
   native::check_counts(c, gradient ? 3 : 2, 1);
   const checkop_tensor& logits = c.inputs[0];
   native::Extent rows{"rows"}, columns{"the rank's part of vocab", c.shard_end - c.shard_begin};

@@ -10,27 +10,27 @@
 
 namespace {
 
-struct Problem {
+struct TpLogpParams {
   const checkop_tensor& logits;
   const int64_t* ids;
   int64_t rows, columns;
 };
 
-Problem check(const checkop_call& c, native::Ranks& ranks, bool gradient) {
-  tp_logp::Sizes sizes{};
+TpLogpParams check(const checkop_call& c, native::Ranks& ranks, bool gradient) {
+  tp_logp::TpLogpShape shape{};
   const auto* ids = static_cast<const int64_t*>(c.inputs[1].data);
-  ranks.agree([&](native::Statement& own) {
-    sizes = tp_logp::check_own(c, gradient, own);
-    own.ids = native::hash_of(ids, sizes.rows);
+  ranks.agree([&](native::RankInfo& own) {
+    shape = tp_logp::check_own(c, gradient, own);
+    own.ids = native::hash_of(ids, shape.rows);
   });
-  ranks.check_target_ids(c.inputs[1], "token_ids", sizes.rows);
-  return {c.inputs[0], ids, sizes.rows, sizes.columns};
+  ranks.check_target_ids(c.inputs[1], "token_ids", shape.rows);
+  return {c.inputs[0], ids, shape.rows, shape.columns};
 }
 
-native::Combined combined(const Problem& p, const native::Ranks& ranks) {
+native::Combined combined(const TpLogpParams& p, const native::Ranks& ranks) {
   const size_t first = ranks.first_segment(), rows = static_cast<size_t>(p.rows);
   const std::vector<int64_t>& bounds = ranks.segments();
-  std::vector<native::Part> own((ranks.last_segment() - first) * rows);
+  std::vector<native::SegmentStats> own((ranks.last_segment() - first) * rows);
   native::parallel_for(p.rows, 16 * p.rows * p.columns, [&](int64_t from, int64_t to) {
     std::vector<float> z(static_cast<size_t>(p.columns));
     for (int64_t r = from; r < to; ++r) {
@@ -45,13 +45,13 @@ native::Combined combined(const Problem& p, const native::Ranks& ranks) {
       }
     }
   });
-  return native::combine_parts(ranks, own, p.ids, p.rows);
+  return native::combine_stats(ranks, own, p.ids, p.rows);
 }
 
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::Ranks ranks(c);
-    const Problem p = check(c, ranks, /*gradient=*/false);
+    const TpLogpParams p = check(c, ranks, /*gradient=*/false);
     const native::Combined all = combined(p, ranks);
     auto* logp = static_cast<float*>(c.outputs[0].data);
     for (int64_t r = 0; r < p.rows; ++r) {
@@ -65,7 +65,7 @@ checkop_status forward(const checkop_call* call) {
 checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::Ranks ranks(c);
-    const Problem p = check(c, ranks, /*gradient=*/true);
+    const TpLogpParams p = check(c, ranks, /*gradient=*/true);
     const native::Combined all = combined(p, ranks);
     const auto* g = static_cast<const float*>(c.inputs[2].data);
     native::parallel_for(p.rows, 32 * p.rows * p.columns, [&](int64_t from, int64_t to) {

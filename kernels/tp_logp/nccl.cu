@@ -22,17 +22,17 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void reduce_rows(const T
                                                                          const int64_t* __restrict__ token_ids,
                                                                          int64_t ignored, int64_t ld, int64_t first,
                                                                          int64_t columns, int64_t first_id,
-                                                                         ranks::Part* __restrict__ parts) {
+                                                                         ranks::SegmentStats* __restrict__ stats) {
   const int64_t row = blockIdx.x, target = token_ids[row] - first_id;
   if (token_ids[row] == ignored) {  // the same for the whole block
-    if (threadIdx.x == 0) parts[row] = {-INFINITY, 0.0f, 0.0f, 0};
+    if (threadIdx.x == 0) stats[row] = {-INFINITY, 0.0f, 0.0f, 0};
     return;
   }
   const T* __restrict__ z = logits + row * ld + first;
   const Partial total = reduce_row<T, Reuse::once>(z, columns);
   if (threadIdx.x != 0) return;
   const bool holds = target >= 0 && target < columns;
-  parts[row] = {total.max, total.sum, holds ? to_float(z[target]) : 0.0f, holds ? 1u : 0u};
+  stats[row] = {total.max, total.sum, holds ? to_float(z[target]) : 0.0f, holds ? 1u : 0u};
 }
 
 /// dlogits of the rank's columns of one row per block.
@@ -47,28 +47,29 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void gradient_rows(
 }
 
 /// Layout of the workspace after the kIdCheckBytes for ids.
-struct Places {
-  size_t id_sum, parts, all_parts, totals, bytes;
+struct WorkspaceLayout {
+  size_t id_sum, stats, all_stats, totals, bytes;
 
-  Places(const checkop_call& c, int64_t rows) {
-    const ranks::PartsSize size(c, rows);
+  WorkspaceLayout(const checkop_call& c, int64_t rows) {
+    const ranks::StatsSize size(c, rows);
     size_t end = kIdCheckBytes;
-    const auto place = [&end](int64_t bytes) {
+    const auto reserve = [&end](int64_t bytes) {
       const size_t start = end;
       end += static_cast<size_t>(round_up(bytes, 256));
       return start;
     };
-    id_sum = place(8);
-    parts = place(size.own_bytes());
-    all_parts = place(size.all_bytes());
-    totals = place(rows * static_cast<int64_t>(sizeof(Partial)));
+    id_sum = reserve(8);
+    stats = reserve(size.own_bytes());
+    all_stats = reserve(size.all_bytes());
+    totals = reserve(rows * static_cast<int64_t>(sizeof(Partial)));
     bytes = end;
   }
 };
 
 size_t workspace_bytes(const checkop_call* call) {
   try {
-    return call->n_inputs < 1 || call->world_size < 1 ? 0 : Places(*call, leading_count(call->inputs[0])).bytes;
+    return call->n_inputs < 1 || call->world_size < 1 ? 0
+                                                      : WorkspaceLayout(*call, leading_count(call->inputs[0])).bytes;
   } catch (const std::exception&) {
     return 0;  // the launch reports the error
   }
@@ -77,51 +78,52 @@ size_t workspace_bytes(const checkop_call* call) {
 template <typename T>
 void run(const checkop_call& c, bool backward) {
   native::Ranks ranks(c);
-  tp_logp::Sizes sizes{};
-  std::optional<Places> places;
-  std::optional<ranks::IdLook> look;
+  tp_logp::TpLogpShape shape{};
+  std::optional<WorkspaceLayout> reserved;
+  std::optional<ranks::TargetIdCheck> id_check;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   auto* workspace = static_cast<std::byte*>(c.workspace);
-  ranks.agree([&](native::Statement& own) {
+  ranks.agree([&](native::RankInfo& own) {
     ranks::check_ranks(c);
-    sizes = tp_logp::check_own(c, backward, own);
+    shape = tp_logp::check_own(c, backward, own);
     // A row is a block, and a grid has at most that many blocks
-    if (sizes.rows > std::numeric_limits<int32_t>::max()) {
+    if (shape.rows > std::numeric_limits<int32_t>::max()) {
       throw native::Refusal(CHECKOP_UNSUPPORTED,
-                            "logits: " + std::to_string(sizes.rows) + " rows, at most 2147483647 are supported");
+                            "logits: " + std::to_string(shape.rows) + " rows, at most 2147483647 are supported");
     }
-    const Places& at = places.emplace(c, sizes.rows);
-    ranks::require_workspace(c, at.bytes);
-    if (sizes.rows == 0 || sizes.columns < 1) return;  // all ranks together refuse columns < 1
-    look.emplace(c, c.inputs[1], "token_ids", sizes.rows, own.ignored, workspace, workspace + at.id_sum);
-    look->begin();
-    auto* parts = reinterpret_cast<ranks::Part*>(workspace + at.parts);
+    const WorkspaceLayout& layout = reserved.emplace(c, shape.rows);
+    ranks::require_workspace(c, layout.bytes);
+    if (shape.rows == 0 || shape.columns < 1) return;  // all ranks together refuse columns < 1
+    id_check.emplace(c, c.inputs[1], "token_ids", shape.rows, own.ignored, workspace, workspace + layout.id_sum);
+    id_check->begin();
+    auto* stats = reinterpret_cast<ranks::SegmentStats*>(workspace + layout.stats);
     const std::vector<int64_t> bounds = native::own_bounds(c);
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
       const int64_t columns = bounds[s + 1] - bounds[s];
-      reduce_rows<T><<<static_cast<unsigned>(sizes.rows), threads_for(columns), 0, stream>>>(
+      reduce_rows<T><<<static_cast<unsigned>(shape.rows), threads_for(columns), 0, stream>>>(
           static_cast<const T*>(c.inputs[0].data), static_cast<const int64_t*>(c.inputs[1].data), own.ignored,
-          sizes.columns, bounds[s] - c.shard_begin, columns, bounds[s], parts + static_cast<int64_t>(s) * sizes.rows);
+          shape.columns, bounds[s] - c.shard_begin, columns, bounds[s], stats + static_cast<int64_t>(s) * shape.rows);
     }
     ranks::require(cudaGetLastError(), "launch tp_logp");
-    own.ids = look->hash();
+    own.ids = id_check->hash();
   });
-  if (sizes.rows == 0) return;
-  look->refuse_bad_ids();
+  if (shape.rows == 0) return;
+  id_check->refuse_bad_ids();
 
-  const Places& at = *places;
+  const WorkspaceLayout& layout = *reserved;
   const auto* ids = static_cast<const int64_t*>(c.inputs[1].data);
-  const ranks::PartsOfRanks of(ranks);
-  const auto* parts = ranks::gather_parts(c, of, reinterpret_cast<const ranks::Part*>(workspace + at.parts),
-                                          reinterpret_cast<ranks::Part*>(workspace + at.all_parts), sizes.rows);
+  const ranks::GatheredStats of(ranks);
+  const auto* stats =
+      ranks::all_gather_stats(c, of, reinterpret_cast<const ranks::SegmentStats*>(workspace + layout.stats),
+                              reinterpret_cast<ranks::SegmentStats*>(workspace + layout.all_stats), shape.rows);
   if (backward) {
-    auto* totals = reinterpret_cast<Partial*>(workspace + at.totals);
-    ranks::launch_combine<Partial>(parts, of, sizes.rows, WriteSums<Partial>{totals}, stream);
-    gradient_rows<T><<<static_cast<unsigned>(sizes.rows), backward_threads_for(sizes.columns), 0, stream>>>(
+    auto* totals = reinterpret_cast<Partial*>(workspace + layout.totals);
+    ranks::launch_combine<Partial>(stats, of, shape.rows, WriteSums<Partial>{totals}, stream);
+    gradient_rows<T><<<static_cast<unsigned>(shape.rows), backward_threads_for(shape.columns), 0, stream>>>(
         static_cast<const T*>(c.inputs[0].data), ids, static_cast<const float*>(c.inputs[2].data), totals,
-        ranks.ignored(), sizes.columns, c.shard_begin, static_cast<T*>(c.outputs[0].data));
+        ranks.ignored(), shape.columns, c.shard_begin, static_cast<T*>(c.outputs[0].data));
   } else {
-    ranks::launch_combine<Partial>(parts, of, sizes.rows,
+    ranks::launch_combine<Partial>(stats, of, shape.rows,
                                    WriteLogp{ids, ranks.ignored(), static_cast<float*>(c.outputs[0].data)}, stream);
   }
   ranks::require(cudaGetLastError(), backward ? "launch tp_logp backward" : "launch tp_logp forward");
