@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positive control: a correct product of float matrices that splits its sums by the number of rows, as libraries do.
+// Positive control: a correct product of fp32 matrices that splits its sums by the number of rows, as libraries do.
 // A check of batch invariance that does not catch it proves nothing.
 #include <cstdint>
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace {
 checkop_status split_k_by_rows(const checkop_call* call) {
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &c = call->outputs[0];
   if (c.dtype != CHECKOP_F32 || a.strides[1] != a.shape[2] || c.strides[1] != c.shape[2]) {
-    std::snprintf(call->message, call->message_bytes, "contiguous floats only");
+    std::snprintf(call->message, call->message_bytes, "only contiguous fp32 tensors are supported");
     return CHECKOP_UNSUPPORTED;
   }
   const int64_t m = c.shape[0] * c.shape[1], k = b.shape[0], n = b.shape[1], parts = m <= 16 ? 4 : m <= 48 ? 2 : 1;

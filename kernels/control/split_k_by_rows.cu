@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positive control on a GPU: a correct product of float matrices that splits its sums by the number of rows, as
+// Positive control on a GPU: a correct product of fp32 matrices that splits its sums by the number of rows, as
 // libraries do. A check of batch invariance that does not catch it proves nothing.
 #include <cuda_runtime_api.h>
 
@@ -31,7 +31,7 @@ checkop_status split_k_by_rows(const checkop_call* call) {
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &c = call->outputs[0];
   const int64_t m = c.shape[0] * c.shape[1], k = b.shape[0], n = b.shape[1], blocks = (m * n + kThreads - 1) / kThreads;
   if (c.dtype != CHECKOP_F32 || a.strides[1] != a.shape[2] || c.strides[1] != c.shape[2] || blocks > INT32_MAX) {
-    std::snprintf(call->message, call->message_bytes, "contiguous floats only");
+    std::snprintf(call->message, call->message_bytes, "only contiguous fp32 tensors are supported");
     return CHECKOP_UNSUPPORTED;
   }
   if (m * n == 0) return CHECKOP_OK;

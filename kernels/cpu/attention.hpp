@@ -36,7 +36,7 @@ struct AttentionParams {
 inline void check_heads(const checkop_tensor& t, const char* name, int32_t dtype, int64_t batch, int64_t heads,
                         int64_t seq, int64_t width) {
   Extent rows{"rows", batch * heads * seq}, columns{"head_dim", width};
-  if (t.rank != 4) throw Refusal(CHECKOP_FAILED, std::string(name) + ": rank is not 4");
+  if (t.rank != 4) throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected rank 4");
   if (t.shape[0] != batch || t.shape[1] != heads || t.shape[2] != seq)
     throw Refusal(CHECKOP_FAILED, std::string(name) + ": batch, heads or sequence differ from those of q and k");
   check_matrix(t, name, dtype, rows, columns);
@@ -45,8 +45,8 @@ inline void check_heads(const checkop_tensor& t, const char* name, int32_t dtype
 /// Inputs are q, k and v of each part, then the mask.
 inline AttentionParams params_of(const checkop_call& c, int parts) {
   const checkop_tensor &q = c.inputs[0], &mask = c.inputs[1 + 2 * parts];
-  if (c.n_attrs != 2) throw Refusal(CHECKOP_FAILED, "expected two attributes, causal and scale");
-  if (q.rank != 4 || c.inputs[1].rank != 4) throw Refusal(CHECKOP_FAILED, "q or keys: rank is not 4");
+  if (c.n_attrs != 2) throw Refusal(CHECKOP_FAILED, "expected 2 attributes: causal and scale");
+  if (q.rank != 4 || c.inputs[1].rank != 4) throw Refusal(CHECKOP_FAILED, "q or keys: expected rank 4");
   check_computed_dtype(q.dtype);
   const double scale = c.attrs[1].value;
   AttentionParams p{q,
@@ -61,12 +61,12 @@ inline AttentionParams params_of(const checkop_call& c, int parts) {
                     c.attrs[0].value != 0,
                     scale < 0 ? 1.0f / std::sqrt(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
   if (p.kv_heads == 0 || p.q_heads % p.kv_heads != 0)
-    throw Refusal(CHECKOP_FAILED, std::to_string(p.q_heads) + " query heads on " + std::to_string(p.kv_heads) +
-                                      " key heads leave a group uneven");
+    throw Refusal(CHECKOP_FAILED, std::to_string(p.q_heads) + " query heads: not a multiple of " +
+                                      std::to_string(p.kv_heads) + " key heads");
   check_heads(q, "q", q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
   for (int part = 0; part < parts; ++part) {
     const checkop_tensor &k = c.inputs[1 + 2 * part], &v = c.inputs[2 + 2 * part];
-    if (k.rank != 4) throw Refusal(CHECKOP_FAILED, "keys: rank is not 4");
+    if (k.rank != 4) throw Refusal(CHECKOP_FAILED, "keys: expected rank 4");
     check_heads(k, "keys", q.dtype, p.batch, p.kv_heads, k.shape[2], p.width);
     check_heads(v, "values", q.dtype, p.batch, p.kv_heads, k.shape[2], p.width);
     p.parts.push_back({&k, &v, p.kv_seq, k.shape[2]});
@@ -74,7 +74,7 @@ inline AttentionParams params_of(const checkop_call& c, int parts) {
   }
   if (parts > 1 && p.parts.back().seq != p.q_seq)
     throw Refusal(CHECKOP_FAILED, std::to_string(p.parts.back().seq) + " new keys for " + std::to_string(p.q_seq) +
-                                      " queries put the causal mask at a wrong offset");
+                                      " queries: the causal mask needs one new key per query");
   Extent mask_length{"batch * kv_seq", p.batch * p.kv_seq};
   if (p.keep != nullptr) check_list(mask, "key_padding_mask", CHECKOP_U8, mask_length);
   return p;

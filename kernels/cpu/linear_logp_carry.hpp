@@ -20,7 +20,9 @@ inline void check_weight_gradients(const checkop_call& c, Extent& vocab, Extent&
   const bool bias = c.inputs[3].data != nullptr, carried = is_carried(c);
   const int32_t dtype = carried ? static_cast<int32_t>(CHECKOP_F32) : c.inputs[0].dtype;
   if ((c.inputs[kBiasCarry].data != nullptr) != (carried && bias))
-    throw Refusal(CHECKOP_FAILED, "all gradients of weights are carried or none");
+    throw Refusal(
+        CHECKOP_FAILED,
+        "dlm_head_weight_carry and dbias_carry: give both or neither with a bias, no dbias_carry without one");
   check_matrix(c.outputs[1], "dlm_head_weight", dtype, vocab, hidden);
   if (carried) check_matrix(c.inputs[kWeightCarry], "dlm_head_weight_carry", CHECKOP_F32, vocab, hidden);
   if (bias) check_list(c.outputs[2], "dbias", dtype, vocab);

@@ -113,11 +113,11 @@ inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype,
 
 /// The only attribute of logp and linear_logp: rows with this id are ignored.
 inline int64_t ignore_index(const checkop_call& call) {
-  if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected one attribute, ignore_index");
+  if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected 1 attribute: ignore_index");
   return static_cast<int64_t>(call.attrs[0].value);
 }
 
-/// Refuses ids outside [0, vocab) other than `except`. The default excepts nothing, since 0 is inside.
+/// Refuses ids outside [0, vocab) other than `except`. The default, 0, is inside and so changes nothing.
 inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, int64_t vocab, int64_t except = 0) {
   const auto* ids = static_cast<const int64_t*>(t.data);
   for (int64_t i = 0; i < count; ++i)

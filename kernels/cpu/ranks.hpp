@@ -22,7 +22,7 @@ struct RankInfo {
 inline double attribute(const checkop_call& c, const char* name) {
   for (int32_t i = 0; i < c.n_attrs; ++i)
     if (std::strcmp(c.attrs[i].name, name) == 0) return c.attrs[i].value;
-  throw Refusal(CHECKOP_FAILED, std::string("no attribute ") + name);
+  throw Refusal(CHECKOP_FAILED, std::string("attribute '") + name + "' is missing");
 }
 
 inline uint64_t hash_of(const int64_t* ids, int64_t n) {
@@ -33,7 +33,9 @@ inline uint64_t hash_of(const int64_t* ids, int64_t n) {
 
 /// Begins of the `n` canonical segments of a vocabulary, then the end of the last; only 0 when n is 0.
 inline std::vector<int64_t> canonical_bounds(int64_t vocab, int64_t n) {
-  if (n < 0 || n > vocab) throw Refusal(CHECKOP_FAILED, "canonical_segments is " + std::to_string(n));
+  if (n < 0 || n > vocab)
+    throw Refusal(CHECKOP_FAILED,
+                  "canonical_segments is " + std::to_string(n) + ", expected 0 to " + std::to_string(vocab));
   std::vector<int64_t> bounds{0};
   for (int64_t s = 0; s < n; ++s) bounds.push_back(bounds.back() + vocab / n + (s < vocab % n ? 1 : 0));
   return bounds;
@@ -55,7 +57,7 @@ class Ranks {
     if (size_ < 1 || c.rank < 0 || c.rank >= size_)
       throw Refusal(CHECKOP_FAILED, "rank " + std::to_string(c.rank) + " of " + std::to_string(size_));
     if (size_ > 1 && (comm_ == nullptr || comm_->rank != c.rank || comm_->world_size != size_))
-      throw Refusal(CHECKOP_FAILED, "no communicator of that rank");
+      throw Refusal(CHECKOP_FAILED, "host communicator is missing or is not of this rank and world size");
   }
 
   /// Calls check(RankInfo&), which refuses local errors and fills in what all ranks must have in common. Returns once
@@ -148,19 +150,19 @@ class Ranks {
              ", rank 0 has " + dtype_name(static_cast<int32_t>(all[0].dtype)));
     }
     same("a vocabulary of", &RankInfo::total);
-    same("a number of rows of", &RankInfo::rows);
+    same("a row count of", &RankInfo::rows);
     same("a hidden size of", &RankInfo::hidden);
-    same("a number of biases of", &RankInfo::bias);
+    same("a bias count of", &RankInfo::bias);
     same("an ignore_index of", &RankInfo::ignored);
-    same("canonical segments in a number of", &RankInfo::segments);
+    same("a canonical segment count of", &RankInfo::segments);
     int64_t expected = 0;
     for (size_t r = 0; r < all.size(); ++r) {
       const std::string part = "rank " + std::to_string(r) + " holds [" + std::to_string(all[r].begin) + ", " +
                                std::to_string(all[r].end) + ") of the vocabulary";
-      if (all[r].end <= all[r].begin) refuse(part + ", which is nothing");
+      if (all[r].end <= all[r].begin) refuse(part + ", which is empty");
       if (all[r].begin > expected)
-        refuse(part + ": nobody holds [" + std::to_string(expected) + ", " + std::to_string(all[r].begin) + ")");
-      if (all[r].begin < expected) refuse(part + ", and another rank holds what begins it");
+        refuse(part + ": no rank holds [" + std::to_string(expected) + ", " + std::to_string(all[r].begin) + ")");
+      if (all[r].begin < expected) refuse(part + ", which overlaps the part of the rank before it");
       expected = all[r].end;
     }
     if (expected != all[0].total)
@@ -179,7 +181,7 @@ class Ranks {
       const auto end = std::find(segments_.begin(), segments_.end(), all[r].end);
       if (end == segments_.end()) {
         refuse("rank " + std::to_string(r) + " ends at " + std::to_string(all[r].end) +
-                   ", which no canonical segment does",
+                   ", which is not the end of a canonical segment",
                CHECKOP_UNSUPPORTED);
       }
       first_.push_back(static_cast<size_t>(end - segments_.begin()));

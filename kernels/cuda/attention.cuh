@@ -21,7 +21,7 @@
 namespace checkop::kernels {
 
 /// Online softmax of one query; the same values in all 8 threads of a row.
-struct Online {
+struct OnlineSoftmax {
   float max = -INFINITY, sum = 0.0f;
   bool any = false;  // whether a key was kept: a row without one is 0, not the 0/0 of a row of -inf
 
@@ -63,7 +63,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
   for (int64_t head = blockIdx.y; head < p.heads(); head += gridDim.y) {
     const int64_t first = int64_t{blockIdx.x} * kTile, row = first + threadIdx.x / kLanes, kv_head = head / p.group();
     const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
-    Online online;
+    OnlineSoftmax online;
     float sum[kChunks][4] = {};
     __syncthreads();  // the previous head's readers are done
     load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
@@ -99,7 +99,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
                                                          const T* __restrict__ k, const T* __restrict__ v,
                                                          const T* __restrict__ k2, const T* __restrict__ v2,
                                                          const uint8_t* __restrict__ keep, const T* __restrict__ grad,
-                                                         Stats* __restrict__ stats, T* __restrict__ dq) {
+                                                         QueryStats* __restrict__ stats, T* __restrict__ dq) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
@@ -108,7 +108,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
     const int64_t first = int64_t{blockIdx.x} * kTile, row = first + threadIdx.x / kLanes, kv_head = head / p.group();
     const uint8_t* __restrict__ mask = keep == nullptr ? nullptr : keep + head / p.q_heads * p.kv_seq;
     const int64_t end = p.key_end(first + kTile - 1);
-    Online online;
+    OnlineSoftmax online;
     float mean = 0.0f;  // D times sum at first, then D
     float sum[kChunks][4] = {};
     __syncthreads();
@@ -160,10 +160,13 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
 
 /// dk and dv of 32 keys of one key head, over the heads of the group and all queries in ascending order.
 template <typename T, int kChunks, int kParts>
-__global__ __launch_bounds__(kThreads) void attention_dkdv(
-    AttentionParams p, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
-    const T* __restrict__ k2, const T* __restrict__ v2, const uint8_t* __restrict__ keep, const T* __restrict__ grad,
-    const Stats* __restrict__ stats, T* __restrict__ dk, T* __restrict__ dv, T* __restrict__ dk2, T* __restrict__ dv2) {
+__global__ __launch_bounds__(kThreads) void attention_dkdv(AttentionParams p, const T* __restrict__ q,
+                                                           const T* __restrict__ k, const T* __restrict__ v,
+                                                           const T* __restrict__ k2, const T* __restrict__ v2,
+                                                           const uint8_t* __restrict__ keep, const T* __restrict__ grad,
+                                                           const QueryStats* __restrict__ stats, T* __restrict__ dk,
+                                                           T* __restrict__ dv, T* __restrict__ dk2,
+                                                           T* __restrict__ dv2) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *keys = tiles.tile(0), *values = tiles.tile(1), *qs = tiles.tile(2), *grads = tiles.tile(3);
@@ -190,7 +193,7 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(
           const int at = threadIdx.x / kLanes * kSquareStride + column(c);
           float probability = kMasked, derivative = 0.0f;
           if (row < p.q_seq && p.keeps(mask, row, key)) {
-            const Stats s = stats[head * p.q_seq + row];
+            const QueryStats s = stats[head * p.q_seq + row];
             probability = expf(score[c] * p.scale - s.shift) * s.reciprocal;
             derivative = p.scale * (probability * (dp[c] - s.mean));
           }
@@ -210,7 +213,9 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(
 // --- launch
 // ----------------------------------------------------------------------------------------------------------
 
-inline size_t stats_bytes(const checkop_tensor& q) { return static_cast<size_t>(leading_count(q)) * sizeof(Stats); }
+inline size_t stats_bytes(const checkop_tensor& q) {
+  return static_cast<size_t>(leading_count(q)) * sizeof(QueryStats);
+}
 
 /// Names of one part's tensors.
 struct PartNames {
@@ -227,7 +232,7 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
   const checkop_tensor &q = call->inputs[0], &mask = call->inputs[1 + 2 * kParts];
   if (check.rank_at_least(q, "q", 4).failed()) return check.status();
   if (q.rank != 4) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 4", q.rank);
-  if (call->n_attrs != 2) return say(call, CHECKOP_FAILED, "expected two attributes, causal and scale");
+  if (call->n_attrs != 2) return say(call, CHECKOP_FAILED, "expected 2 attributes: causal and scale");
   int64_t kv_heads = 0, kv_seq = 0, first_seq = 0;
   check.float_dtype(q, "q").contiguous(q, "q");
   for (int part = 0; part < kParts; ++part) {
@@ -257,11 +262,11 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
   }
   if (check.failed()) return check.status();
   if (kv_heads == 0 || q.shape[1] % kv_heads != 0) {
-    return say(call, CHECKOP_FAILED, "%lld query heads on %lld key heads leave a group uneven",
+    return say(call, CHECKOP_FAILED, "%lld query heads: not a multiple of %lld key heads",
                static_cast<long long>(q.shape[1]), static_cast<long long>(kv_heads));
   }
   if (kParts > 1 && kv_seq - first_seq != q.shape[2]) {
-    return say(call, CHECKOP_FAILED, "%lld new keys for %lld queries put the causal mask at a wrong offset",
+    return say(call, CHECKOP_FAILED, "%lld new keys for %lld queries: the causal mask needs one new key per query",
                static_cast<long long>(kv_seq - first_seq), static_cast<long long>(q.shape[2]));
   }
   if (q.shape[3] > 256) {
@@ -316,7 +321,7 @@ checkop_status launch_width(const checkop_call* call, bool backward, const Atten
   }
   constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);
   const T* grad = input(2 + 2 * kParts);
-  auto* stats = static_cast<Stats*>(call->workspace);
+  auto* stats = static_cast<QueryStats*>(call->workspace);
   if (auto s = allow_shared(call, attention_dq<T, kChunks, kParts>, kBytes)) return s;
   if (auto s = allow_shared(call, attention_dkdv<T, kChunks, kParts>, kBytes)) return s;
   attention_dq<T, kChunks, kParts>
@@ -333,7 +338,7 @@ checkop_status launch_attention(const checkop_call* call, bool backward, const P
   if (auto status = check_call(call, backward, names, p)) return status;
   if (p.batch == 0) return CHECKOP_OK;
   if (p.heads() == 0 || p.q_seq == 0 || p.kv_seq == 0 || p.width == 0) {
-    return say(call, CHECKOP_UNSUPPORTED, "an extent is 0");
+    return say(call, CHECKOP_UNSUPPORTED, "empty tensors are not supported: a dimension is 0");
   }
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;

@@ -68,7 +68,7 @@ struct AttentionParams {
 };
 
 /// For one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp.
-struct Stats {
+struct QueryStats {
   float shift, reciprocal, mean;
 };
 

@@ -256,7 +256,7 @@ checkop_status with_float_type(int32_t dtype, F&& f) {
 
 /// The only attribute of logp and linear_logp: rows with this id are ignored.
 inline checkop_status read_ignore_index(const checkop_call* call, int64_t& index) {
-  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected one attribute, ignore_index");
+  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected 1 attribute: ignore_index");
   index = static_cast<int64_t>(call->attrs[0].value);
   return CHECKOP_OK;
 }
@@ -297,10 +297,10 @@ class IdCheck {
   IdCheck(const IdCheck&) = delete;
   IdCheck& operator=(const IdCheck&) = delete;
 
-  static unsigned long long* beside_of(void* flag) { return static_cast<unsigned long long*>(flag) + 1; }
+  static unsigned long long* extra_of(void* flag) { return static_cast<unsigned long long*>(flag) + 1; }
 
-  /// Rows where `mask` (if given) is 0 may have any id. All rows may have the id `except`; the default excepts nothing,
-  /// since 0 is inside.
+  /// Rows where `mask` (if given) is 0 may have any id. `except` is allowed in any row; the default, 0, is inside
+  /// [0, vocab) and so changes nothing.
   checkop_status begin(const uint8_t* mask = nullptr, int64_t except = 0) {
     constexpr int kThreads = 256;         // any size: each id is read once
     constexpr int64_t kMaxBlocks = 1024;  // enough to fill a GPU; the kernel strides over the rest
@@ -312,12 +312,12 @@ class IdCheck {
     return check(cudaEventRecord(searched_, stream_));
   }
 
-  /// CHECKOP_FAILED with row and id when there is a bad one. If `beside` is not null, it receives the number that work
-  /// enqueued before begin() has left at beside_of(flag).
-  checkop_status finish(unsigned long long* beside = nullptr) const {
+  /// CHECKOP_FAILED with row and id when there is a bad one. If `extra` is not null, it receives the number that work
+  /// enqueued before begin() has left at extra_of(flag).
+  checkop_status finish(unsigned long long* extra = nullptr) const {
     unsigned long long found[2] = {kNoBadRow, 0};
-    if (auto s = read(found, first_bad_row_, beside == nullptr ? sizeof(*found) : sizeof(found))) return s;
-    if (beside != nullptr) *beside = found[1];
+    if (auto s = read(found, first_bad_row_, extra == nullptr ? sizeof(*found) : sizeof(found))) return s;
+    if (extra != nullptr) *extra = found[1];
     const unsigned long long bad_row = found[0];
     if (bad_row == kNoBadRow) return CHECKOP_OK;
     int64_t id = 0;

@@ -79,7 +79,7 @@ class TargetIdCheck {
     if (rows_ == 0) return;
     constexpr int kThreads = 256;
     const auto stream = static_cast<cudaStream_t>(call_.stream);
-    require(cudaMemsetAsync(sum_, 0, sizeof(*sum_), stream), "look at ids");
+    require(cudaMemsetAsync(sum_, 0, sizeof(*sum_), stream), "check and hash target ids");
     const auto blocks = static_cast<unsigned>(ceil_div(rows_, kThreads) < 64 ? ceil_div(rows_, kThreads) : 64);
     sum_hashes<<<blocks, kThreads, 0, stream>>>(ids_, rows_, sum_);
     if (const auto status = check_.begin(nullptr, ignored_)) throw native::Refusal(status, message_text());
@@ -91,8 +91,9 @@ class TargetIdCheck {
     if (rows_ == 0) return sum;
     status_ = check_.finish();
     if (status_ != CHECKOP_OK) message_ = message_text();
-    require(cudaMemcpyAsync(&sum, sum_, sizeof(sum), cudaMemcpyDeviceToHost, cudaStreamPerThread), "look at ids");
-    require(cudaStreamSynchronize(cudaStreamPerThread), "look at ids");
+    require(cudaMemcpyAsync(&sum, sum_, sizeof(sum), cudaMemcpyDeviceToHost, cudaStreamPerThread),
+            "check and hash target ids");
+    require(cudaStreamSynchronize(cudaStreamPerThread), "check and hash target ids");
     return sum;
   }
 
@@ -154,7 +155,7 @@ struct StatsSize {
 
 /// Throws when there are more ranks or segments than the kernels support, or no communicator between the ranks.
 inline void check_ranks(const checkop_call& c) {
-  if (c.world_size > 1 && c.comm == nullptr) throw native::Refusal(CHECKOP_FAILED, "no communicator of NCCL");
+  if (c.world_size > 1 && c.comm == nullptr) throw native::Refusal(CHECKOP_FAILED, "no NCCL communicator");
   const auto canonical = static_cast<int64_t>(native::attribute(c, "canonical_segments"));
   if (c.world_size > kMostRanks || canonical > kMostSegments) {
     throw native::Refusal(CHECKOP_UNSUPPORTED, std::to_string(c.world_size) + " ranks and " +
@@ -174,7 +175,7 @@ inline const SegmentStats* all_gather_stats(const checkop_call& c, const Gathere
                                             SegmentStats* all, int64_t rows) {
   if (of.ranks == 1) return own;
   const auto bytes = static_cast<size_t>(of.most * rows) * sizeof(SegmentStats);
-  exchange(c, "gather the stats of rows", [&](ncclComm_t comm) {
+  exchange(c, "all-gather the softmax statistics", [&](ncclComm_t comm) {
     return ncclAllGather(own, all, bytes, ncclUint8, comm, static_cast<cudaStream_t>(c.stream));
   });
   return all;
@@ -267,7 +268,7 @@ void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const floa
     shares.of[s] = own + (static_cast<int64_t>(i) * rows + first) * ld;
   const auto result_of = [](ncclResult_t a, ncclResult_t b) { return a != ncclSuccess && a != ncclInProgress ? a : b; };
   if (ranks.size() > 1) {
-    exchange(c, "exchange the shares of dhidden", [&](ncclComm_t comm) {
+    exchange(c, "reduce-scatter dhidden: exchange contributions", [&](ncclComm_t comm) {
       ncclResult_t result = ncclSuccess;
       int64_t slot = 0;
       for (int32_t peer = 0; peer < ranks.size(); ++peer) {
@@ -289,11 +290,11 @@ void reduce_shares(const checkop_call& c, const native::Ranks& ranks, const floa
   if (count * columns > 0) {
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(count * columns, 256), 4096));
     add_shares<T><<<blocks, 256, 0, stream>>>(shares, ld, count, columns, to + first * columns);
-    require(cudaGetLastError(), "add the shares of dhidden");
+    require(cudaGetLastError(), "reduce-scatter dhidden: add contributions");
   }
   if (ranks.size() == 1) return;
   const auto bytes_of = [&](int64_t n_rows) { return static_cast<size_t>(n_rows * columns) * sizeof(T); };
-  exchange(c, "exchange the rows of dhidden", [&](ncclComm_t comm) {
+  exchange(c, "all-gather dhidden", [&](ncclComm_t comm) {
     ncclResult_t result = ncclSuccess;
     for (int32_t peer = 0; peer < ranks.size(); ++peer) {
       if (peer == self) continue;

@@ -21,7 +21,7 @@ __device__ float log_probability(float z, const Sum& total) {
   return (z - total.max) - logf(total.sum);
 }
 
-// A reduction ends in finish(row, Sum); a combination of parts ends in finish(row, Sum, target's logit).
+// A reduction ends in finish(row, Sum); a combination of segments ends in finish(row, Sum, target's logit).
 
 /// Adapts the second form to the first, for rows whose target's logit is in memory.
 template <typename Finish>

@@ -252,16 +252,16 @@ checkop_status launch_backward(const checkop_call* call) {
   const Sorted sorted = WorkspaceLayout::lists(workspace + layout.sorted, shape);
   IdCheck id_check(call, ids, shape.tokens, shape.vocab, "token_ids", call->workspace, stream);
   const auto range_bytes = static_cast<size_t>(shape.vocab) * sizeof(uint2);
-  if (auto s = cuda_status(call, cudaMemsetAsync(ranges, 0, range_bytes, stream), "clear embedding's ranges")) return s;
+  if (auto s = cuda_status(call, cudaMemsetAsync(ranges, 0, range_bytes, stream), "clear the token ranges")) return s;
   if (shape.tokens > 0) {
     if (auto status = id_check.begin()) return status;
     const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kThreads));
     number_tokens<<<blocks, kThreads, 0, stream>>>(ids, shape.tokens, shape.vocab, unsorted);
-    if (auto status = launch_status(call, "number embedding's tokens")) return status;
+    if (auto status = launch_status(call, "number the tokens")) return status;
     size_t scratch_bytes = layout.scratch_bytes;
     const auto error =
         WorkspaceLayout::sort(workspace + layout.scratch, scratch_bytes, unsorted, sorted, shape, stream);
-    if (auto status = cuda_status(call, error, "sort embedding's tokens")) return status;
+    if (auto status = cuda_status(call, error, "sort the tokens")) return status;
     find_ranges<<<blocks, kThreads, 0, stream>>>(sorted.ids, shape.tokens, shape.vocab, ranges);
   }
   return with_float_type(grad_y.dtype, [&]<typename Tag>(Tag) {

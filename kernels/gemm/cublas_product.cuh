@@ -17,7 +17,7 @@ namespace checkop::kernels {
 // The size that cuBLAS recommends for Hopper. It comes from the host's workspace, so that cuBLAS itself allocates
 // nothing.
 constexpr size_t kCublasWorkspaceBytes = size_t{32} << 20;
-constexpr size_t kCublasWordsBytes = 200;  // of a product's description
+constexpr size_t kVariantBytes = 200;  // of the name of a variant
 inline size_t cublas_workspace(const checkop_call*) { return kCublasWorkspaceBytes; }
 
 inline checkop_status cublas_status(const checkop_call* call, cublasStatus_t status, const char* doing) {
@@ -49,7 +49,7 @@ checkop_status handle_of_device(const checkop_call* call, cublasStatus_t (*creat
 struct Math {
   cudaDataType_t type;
   cublasComputeType_t compute;
-  const char* words;
+  const char* name;
 
   size_t element_bytes() const { return type == CUDA_R_32F ? 4 : 2; }
 };
@@ -85,8 +85,8 @@ struct Multiplication {
   bool is_empty() const { return rows == 0 || columns == 0; }
 };
 
-// Interface: multiply(call, math, m, before, words) calls before() once nothing can be refused any more, enqueues the
-// product and writes a description of the variant into words[kCublasWordsBytes].
+// Interface: multiply(call, math, m, before, variant) calls before() once nothing can be refused any more, enqueues the
+// product and writes the name of the variant into variant[kVariantBytes].
 
 /// The result of an empty sum; zero has all bits 0 in every dtype.
 inline checkop_status clear(const checkop_call* call, const Math& math, const Multiplication& m) {
@@ -99,25 +99,25 @@ inline checkop_status clear(const checkop_call* call, const Math& math, const Mu
 struct DefaultCublas {
   template <typename Before>
   static checkop_status multiply(const checkop_call* call, const Math& math, const Multiplication& m,
-                                 const Before& before, char* words) {
+                                 const Before& before, char* variant) {
     cublasHandle_t handle = nullptr;
     int device = 0, version = 0;
     if (auto status = handle_of_device(call, cublasCreate_v2, handle, device)) return status;
-    if (auto status = cublas_status(call, cublasGetVersion(handle, &version), "read the version")) return status;
-    snprintf(words, kCublasWordsBytes, "cuBLAS %d, %s", version, math.words);
+    if (auto status = cublas_status(call, cublasGetVersion(handle, &version), "read the cuBLAS version")) return status;
+    snprintf(variant, kVariantBytes, "cuBLAS %d, %s", version, math.name);
     if (m.is_empty()) return CHECKOP_OK;
     before();
     if (m.inner == 0) return clear(call, math, m);
     // Set the stream first: setting it resets the handle to its own workspace.
     auto status =
-        cublas_status(call, cublasSetStream(handle, static_cast<cudaStream_t>(call->stream)), "set the stream");
+        cublas_status(call, cublasSetStream(handle, static_cast<cudaStream_t>(call->stream)), "set the cuBLAS stream");
     if (status) return status;
-    status =
-        cublas_status(call, cublasSetWorkspace(handle, call->workspace, kCublasWorkspaceBytes), "set the workspace");
+    status = cublas_status(call, cublasSetWorkspace(handle, call->workspace, kCublasWorkspaceBytes),
+                           "set the cuBLAS workspace");
     if (status) return status;
     // Without the flag, the partial sums of a split k may be stored in the output's dtype.
     const auto mode = static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
-    status = cublas_status(call, cublasSetMathMode(handle, mode), "set the math mode");
+    status = cublas_status(call, cublasSetMathMode(handle, mode), "set the cuBLAS math mode");
     if (status) return status;
     const float one = 1.0f, beta = m.adds ? 1.0f : 0.0f;
     return cublas_status(
@@ -139,11 +139,11 @@ struct InvariantCublas {
 
   template <typename Before>
   static checkop_status multiply(const checkop_call* call, const Math& math, const Multiplication& m,
-                                 const Before& before, char* words) {
+                                 const Before& before, char* variant) {
     cublasLtHandle_t handle = nullptr;
     int device = 0;
     if (auto status = handle_of_device(call, cublasLtCreate, handle, device)) return status;
-    snprintf(words, kCublasWordsBytes, "nothing to do");
+    snprintf(variant, kVariantBytes, "empty output: nothing to compute");
     if (m.is_empty()) return CHECKOP_OK;
     if (m.inner == 0) {
       before();
@@ -151,7 +151,7 @@ struct InvariantCublas {
     }
     for (const void* data : {m.left.data, m.right.data, static_cast<const void*>(m.out)}) {
       if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
-        return say(call, CHECKOP_UNSUPPORTED, "%s: a tensor is not at a %u-byte boundary", m.doing, kAlignment);
+        return say(call, CHECKOP_UNSUPPORTED, "%s: a tensor is not aligned to %u bytes", m.doing, kAlignment);
       }
     }
     cublasLtMatmulAlgo_t algorithm;
@@ -160,11 +160,11 @@ struct InvariantCublas {
     Layouts layouts(math, m, m.rows);
     cublasLtMatmulHeuristicResult_t checked;
     if (!layouts.made || !accepts(handle, layouts, algorithm, checked)) {
-      return say(call, CHECKOP_UNSUPPORTED, "%s: the algorithm chosen for %lld rows does not take %lld", m.doing,
-                 static_cast<long long>(chosen_for), static_cast<long long>(m.rows));
+      return say(call, CHECKOP_UNSUPPORTED, "%s: the algorithm chosen for %lld rows does not support %lld rows",
+                 m.doing, static_cast<long long>(chosen_for), static_cast<long long>(m.rows));
     }
-    snprintf(words, kCublasWordsBytes, "cuBLASLt %zu, %s, algorithm %d, tile %d, stages %d, as for %lld rows",
-             cublasLtGetVersion(), math.words, attribute(algorithm, CUBLASLT_ALGO_CONFIG_ID),
+    snprintf(variant, kVariantBytes, "cuBLASLt %zu, %s, algorithm %d, tile id %d, stages id %d, chosen for %lld rows",
+             cublasLtGetVersion(), math.name, attribute(algorithm, CUBLASLT_ALGO_CONFIG_ID),
              attribute(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), attribute(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
              static_cast<long long>(chosen_for));
     before();
@@ -241,7 +241,7 @@ struct InvariantCublas {
                              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
       prefer(which, kAlignment);
     }
-    if (auto status = cublas_status(call, made, "set the preferences")) return status;
+    if (auto status = cublas_status(call, made, "set the cuBLASLt preferences")) return status;
     cublasLtMatmulHeuristicResult_t found[kAsked];
     int n = 0;
     if (layouts.made && single.made) {
@@ -257,7 +257,7 @@ struct InvariantCublas {
       known[key] = algorithm = found[i].algo;
       return CHECKOP_OK;
     }
-    return say(call, CHECKOP_UNSUPPORTED, "%s: cuBLASLt has no algorithm without split k for these sizes", m.doing);
+    return say(call, CHECKOP_UNSUPPORTED, "%s: cuBLASLt has no algorithm without split-K for this shape", m.doing);
   }
 };
 
@@ -268,14 +268,14 @@ checkop_status launch_cublas_matmul(const checkop_call* call, bool backward) {
   const auto [rows, k_dim, n_dim] = matmul_shape(call);
   const Math math = math_for(call->inputs[0].dtype);
   const void *a = call->inputs[0].data, *b = call->inputs[1].data;
-  char words[2][kCublasWordsBytes] = {};
+  char variant[2][kVariantBytes] = {};
   if (!backward) {
     const Multiplication c{{a, k_dim, false}, {b, n_dim, false}, rows, k_dim, n_dim, call->outputs[0].data, false, true,
                            "c = a b"};
     if (auto status = Cublas::multiply(
-            call, math, c, [] {}, words[0]))
+            call, math, c, [] {}, variant[0]))
       return status;
-    say(call, CHECKOP_OK, "%s", words[0]);
+    say(call, CHECKOP_OK, "%s", variant[0]);
     return launch_status(call, "launch c = a b");
   }
   const void* grad = call->inputs[2].data;
@@ -286,12 +286,12 @@ checkop_status launch_cublas_matmul(const checkop_call* call, bool backward) {
       {a, k_dim, true}, {grad, n_dim, false}, k_dim, rows, n_dim, call->outputs[1].data, false, false,
       "db = a^T grad_c"};
   if (auto status = Cublas::multiply(
-          call, math, da, [] {}, words[0]))
+          call, math, da, [] {}, variant[0]))
     return status;
   if (auto status = Cublas::multiply(
-          call, math, db, [] {}, words[1]))
+          call, math, db, [] {}, variant[1]))
     return status;
-  say(call, CHECKOP_OK, "da: %s; db: %s", words[0], words[1]);
+  say(call, CHECKOP_OK, "da: %s; db: %s", variant[0], variant[1]);
   return launch_status(call, "launch da = grad_c b^T, db = a^T grad_c");
 }
 
@@ -313,7 +313,7 @@ checkop_status launch_cublas_lm_head(const checkop_call* call, bool backward) {
   const Math math = math_for(call->inputs[0].dtype);
   const void *x = call->inputs[0].data, *weight = call->inputs[1].data, *bias = call->inputs[2].data;
   const auto stream = static_cast<cudaStream_t>(call->stream);
-  char words[2][kCublasWordsBytes] = {};
+  char variant[2][kVariantBytes] = {};
   constexpr unsigned kThreads = 256;
   if (!backward) {
     const Multiplication logits{{x, hidden, false},
@@ -336,8 +336,8 @@ checkop_status launch_cublas_lm_head(const checkop_call* call, bool backward) {
         return CHECKOP_OK;
       });
     };
-    if (auto status = Cublas::multiply(call, math, logits, copy, words[0])) return status;
-    say(call, CHECKOP_OK, "%s", words[0]);
+    if (auto status = Cublas::multiply(call, math, logits, copy, variant[0])) return status;
+    say(call, CHECKOP_OK, "%s", variant[0]);
     return launch_status(call, "launch logits = hidden weight^T");
   }
   const void* grad = call->inputs[3].data;
@@ -354,10 +354,10 @@ checkop_status launch_cublas_lm_head(const checkop_call* call, bool backward) {
                                false,
                                "dweight = grad_logits^T hidden"};
   if (auto status = Cublas::multiply(
-          call, math, dhidden, [] {}, words[0]))
+          call, math, dhidden, [] {}, variant[0]))
     return status;
   if (auto status = Cublas::multiply(
-          call, math, dweight, [] {}, words[1]))
+          call, math, dweight, [] {}, variant[1]))
     return status;
   if (call->outputs[2].data != nullptr && vocab > 0) {
     with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
@@ -368,7 +368,7 @@ checkop_status launch_cublas_lm_head(const checkop_call* call, bool backward) {
       return CHECKOP_OK;
     });
   }
-  say(call, CHECKOP_OK, "dhidden: %s; dweight: %s", words[0], words[1]);
+  say(call, CHECKOP_OK, "dhidden: %s; dweight: %s", variant[0], variant[1]);
   return launch_status(call, "launch dhidden, dweight and dbias");
 }
 

@@ -264,7 +264,7 @@ template <bool a_along_k, bool b_along_k, typename T>
 const char* launch_mma(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k_extent, const T* bias,
                        T* c, cudaStream_t stream) {
   using namespace mma;
-  if (a.extent == 0 || b.extent == 0) return "nothing to do";
+  if (a.extent == 0 || b.extent == 0) return "empty output: nothing to compute";
   // About the number of SMs of a large GPU: with fewer tiles some would idle. A constant, because a report should name
   // the same kernel on any GPU.
   constexpr int64_t kFewTiles = 128;
@@ -274,14 +274,14 @@ const char* launch_mma(const Operand<T, a_along_k>& a, const Operand<T, b_along_
   };
   if (!a.aligned || !b.aligned) {
     launch(std::type_identity<SmallTile>{}, std::false_type{});
-    return "mma 64x64, element loads";
+    return "mma.sync, tile 64x64, unaligned: element-wise loads";
   }
   if (count_tiles<LargeTile>(a.extent, b.extent) < kFewTiles) {
     launch(std::type_identity<SmallTile>{}, std::true_type{});
-    return "mma 64x64";
+    return "mma.sync, tile 64x64";
   }
   launch(std::type_identity<LargeTile>{}, std::true_type{});
-  return "mma 128x128";
+  return "mma.sync, tile 128x128";
 }
 
 }  // namespace checkop::kernels

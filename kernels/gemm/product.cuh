@@ -24,7 +24,7 @@ inline checkop_status check_product(const checkop_call* call, const checkop_tens
                static_cast<long long>(last_extent(out)), static_cast<long long>(kMaxGemmColumns));
   }
   if (reinterpret_cast<uintptr_t>(out.data) % 16 != 0) {
-    return say(call, CHECKOP_UNSUPPORTED, "tensor '%s': not at a 16-byte boundary, which fp32 needs", name);
+    return say(call, CHECKOP_UNSUPPORTED, "tensor '%s': not aligned to 16 bytes, which fp32 needs", name);
   }
   return CHECKOP_OK;
 }
@@ -40,20 +40,20 @@ static __global__ void finish_product(const float* from, int64_t ld, int64_t row
   }
 }
 
-/// out[rows, columns] = a * b + bias[columns], summed over `inner`; `words` becomes the name of the variant. The passes
-/// of a candidate are templates over such a product; sm90/select.cuh has another.
+/// out[rows, columns] = a * b + bias[columns], summed over `inner`; `variant` becomes the name of the one that ran. The
+/// passes of a candidate are templates over such a product; sm90/select.cuh has another.
 ///   a: [rows, inner], or [inner, rows] when not a_along_k     b: [columns, inner], or [inner, columns] likewise
 ///   bias may be null     workspace: product_workspace() bytes
 struct PortableProduct {
   template <bool a_along_k, bool b_along_k, typename T>
   static cudaError_t launch(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
-                            void* workspace, cudaStream_t stream, const char*& words) {
+                            void* workspace, cudaStream_t stream, const char*& variant) {
     const auto left = make_operand<a_along_k>(a, a_along_k ? inner : rows, rows);
     const auto right = make_operand<b_along_k>(b, b_along_k ? inner : columns, columns);
     if constexpr (!std::is_same_v<T, float>) {
-      words = launch_mma(left, right, inner, bias, out, stream);
+      variant = launch_mma(left, right, inner, bias, out, stream);
     } else if (rows == 0 || columns == 0) {
-      words = "nothing to do";
+      variant = "empty output: nothing to compute";
     } else {
       constexpr int kThreads = 256;         // full occupancy: a copy needs few registers
       constexpr int64_t kMaxBlocks = 4096;  // several waves; the kernel strides over the rest
@@ -64,7 +64,7 @@ struct PortableProduct {
         finish_product<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(
             sums, ld, rows, columns, bias, out);
       }
-      words = "fp32 multiply-adds";
+      variant = "fp32 FMA on CUDA cores, tile 128x128";
     }
     return cudaGetLastError();
   }
@@ -91,12 +91,12 @@ checkop_status launch_matmul_forward(const checkop_call* call) {
   const MatmulShape shape = matmul_shape(call);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const char* words = "";
+    const char* variant = "";
     const cudaError_t error = Product::template launch<true, false, T>(
         static_cast<const T*>(call->inputs[0].data), static_cast<const T*>(call->inputs[1].data), shape.rows,
         shape.k_dim, shape.n_dim, nullptr, static_cast<T*>(call->outputs[0].data), call->workspace,
-        static_cast<cudaStream_t>(call->stream), words);
-    say(call, CHECKOP_OK, "%s", words);
+        static_cast<cudaStream_t>(call->stream), variant);
+    say(call, CHECKOP_OK, "%s", variant);
     return cuda_status(call, error, "launch c = a b");
   });
 }
@@ -121,7 +121,7 @@ checkop_status launch_matmul_backward(const checkop_call* call) {
     error =
         Product::template launch<false, false, T>(a, grad, shape.k_dim, shape.rows, shape.n_dim, nullptr,
                                                   static_cast<T*>(call->outputs[1].data), call->workspace, stream, db);
-    say(call, CHECKOP_OK, "da: %s, db: %s", da, db);
+    say(call, CHECKOP_OK, "da: %s; db: %s", da, db);
     return cuda_status(call, error, "launch db = a^T grad_c");
   });
 }

@@ -179,7 +179,7 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& 
   if (has_boundaries(call)) check.dtype(bounds, "group_boundaries", CHECKOP_I64).contiguous(bounds, "group_boundaries");
   if (check.failed()) return check.status();
   if (has_boundaries(call) && (bounds.rank != 1 || bounds.shape[0] < 2)) {
-    return say(call, CHECKOP_FAILED, "tensor 'group_boundaries': expected a list of at least 2");
+    return say(call, CHECKOP_FAILED, "tensor 'group_boundaries': expected rank 1 and at least 2 elements");
   }
   const double samples = call->attrs[kSamplesPerPrompt].value;
   if (!has_boundaries(call) && (!(samples >= 2) || policy.shape[0] % static_cast<int64_t>(samples) != 0)) {
@@ -207,9 +207,10 @@ checkop_status check_boundaries(const checkop_call* call, const int64_t* bounds,
   }
   if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
   if (bad == kNoBadRow) return CHECKOP_OK;
-  return say(call, CHECKOP_FAILED,
-             "input 'group_boundaries': element %llu is wrong: they start with 0, increase and end with the batch %lld",
-             bad, static_cast<long long>(batch));
+  return say(
+      call, CHECKOP_FAILED,
+      "input 'group_boundaries': element %llu is wrong: they must start with 0, increase, and end with the batch %lld",
+      bad, static_cast<long long>(batch));
 }
 
 size_t workspace_bytes(const checkop_call* call) {

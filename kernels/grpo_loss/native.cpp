@@ -19,14 +19,14 @@ using native::Refusal;
 float attribute(const checkop_call& c, std::string_view name) {
   for (int32_t i = 0; i < c.n_attrs; ++i)
     if (name == c.attrs[i].name) return static_cast<float>(c.attrs[i].value);
-  throw Refusal(CHECKOP_FAILED, "no attribute " + std::string(name));
+  throw Refusal(CHECKOP_FAILED, "attribute '" + std::string(name) + "' is missing");
 }
 
 void check_scalar(const checkop_tensor& t, const char* name) {
   int64_t count = 1;
   for (int32_t d = 0; d < t.rank; ++d) count *= t.shape[d];
   if (t.dtype != CHECKOP_F32 || count != 1 || t.data == nullptr)
-    throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected one fp32 number");
+    throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected one fp32 element");
 }
 
 /// Group i consists of completions [bounds[i], bounds[i + 1]).

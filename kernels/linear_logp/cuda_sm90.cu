@@ -57,16 +57,16 @@ size_t backward_workspace(const checkop_call* call) {
                            : hopper::workspace_layout(shape_of(call), true).bytes;
 }
 
-/// Of the `count` rows in the list. p.ignored: rows of this id have logp 0.
+/// logp of the `count` listed rows; 0 for the others and where the target is p.ignored.
 template <typename T>
 cudaError_t launch_logp(const hopper::HopperParams<T>& p, const RowList& list, int64_t count, float* logp,
-                        const char*& words) {
+                        const char*& variant) {
   const auto* target_logit = p.template in_workspace<float>(p.layout.target_logit);
   if (count == p.shape.rows) {
     const auto finish_at = [&](int64_t first) {
       return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, p.ignored, logp + first}};
     };
-    return hopper::reduce_logits<T>(p, {}, nullptr, finish_at, words);
+    return hopper::reduce_logits<T>(p, {}, nullptr, finish_at, variant);
   }
   const auto bytes = static_cast<size_t>(p.shape.rows) * sizeof(float);
   if (const auto error = cudaMemsetAsync(logp, 0, bytes, p.stream)) return error;
@@ -80,15 +80,15 @@ cudaError_t launch_logp(const hopper::HopperParams<T>& p, const RowList& list, i
     const auto finish_at = [&](int64_t) {
       return WithTarget<AtListed<WriteLogp>>{target_logit, {list.index + first, {p.target_ids, p.ignored, logp}}};
     };
-    if (const auto error = hopper::reduce_logits<T>(part, {}, nullptr, finish_at, words)) return error;
+    if (const auto error = hopper::reduce_logits<T>(part, {}, nullptr, finish_at, variant)) return error;
   }
   return cudaGetLastError();
 }
 
-/// Of the `count` rows in the list. Listed rows that are ignored add zeros.
+/// Gradients of the `count` listed rows. Listed rows that are ignored add zeros.
 template <typename T, typename O>
 cudaError_t launch_gradients(hopper::HopperParams<T> p, const RowList& list, int64_t count, T* dhidden,
-                             const WeightGradients<O>& to, const char*& words) {
+                             const WeightGradients<O>& to, const char*& variant) {
   const int64_t rows = p.shape.rows, hidden = p.shape.hidden;
   const bool is_all = count == rows;
   if (!is_all) {
@@ -109,8 +109,8 @@ cudaError_t launch_gradients(hopper::HopperParams<T> p, const RowList& list, int
     return WithTarget<sm90::WriteRowGradients>{target_logit, finish};
   };
   const hopper::Kept exponentials = hopper::kept_in(p, to);
-  T* room = hopper::room_in<T>(to);
-  if (const auto error = hopper::reduce_logits(p, exponentials, room, finish_at, words)) return error;
+  T* scratch = hopper::scratch_in<T>(to);
+  if (const auto error = hopper::reduce_logits(p, exponentials, scratch, finish_at, variant)) return error;
   auto* sums = p.template in_workspace<float>(p.layout.hidden_sums);
   if (const auto error = hopper::launch_gradients(p, exponentials, 0, sums, is_all ? dhidden : nullptr, to))
     return error;
@@ -126,7 +126,7 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Hopper
   const int64_t rows = p.shape.rows;
   auto count = static_cast<unsigned long long>(rows);
   const bool lists = backward || rows > kFewRows;
-  const RowList list = hopper::row_list_in(p, IdCheck::beside_of(call->workspace));
+  const RowList list = hopper::row_list_in(p, IdCheck::extra_of(call->workspace));
   if (lists) {
     const auto* grad_logp = backward ? static_cast<const float*>(call->inputs[4].data) : nullptr;
     linear_logp::launch_list_rows(p.target_ids, grad_logp, ignored, rows, backward ? sm90::kBlockRows : 1, list,
@@ -138,31 +138,31 @@ checkop_status run(const checkop_call* call, bool backward, const hopper::Hopper
     if (auto status = id_check.finish(&count)) return status;
   }
   const auto n = static_cast<int64_t>(count);
-  const char* words = "no row that counts";
+  const char* variant = "every row is ignored: nothing to compute";
   cudaError_t error = cudaSuccess;
   if (backward && n == 0) {
     const auto bytes = static_cast<size_t>(rows * p.shape.hidden) * sizeof(T);
     error = cudaMemsetAsync(call->outputs[0].data, 0, bytes, p.stream);
     if (auto status = linear_logp::clear_weight_gradients(call)) return status;
   } else if (!backward) {
-    error = launch_logp(p, list, n, static_cast<float*>(call->outputs[0].data), words);
+    error = launch_logp(p, list, n, static_cast<float*>(call->outputs[0].data), variant);
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     auto* dhidden = static_cast<T*>(call->outputs[0].data);
     linear_logp::with_weight_gradients<T>(
-        *call, [&](const auto& to) { error = launch_gradients(p, list, n, dhidden, to, words); });
+        *call, [&](const auto& to) { error = launch_gradients(p, list, n, dhidden, to, variant); });
   }
   if (auto status = cuda_status(call, error, "launch linear_logp")) return status;
   if (!lists) {  // the host waits while the product runs
     if (auto status = id_check.finish()) return status;
   }
-  return say(call, CHECKOP_OK, "%s", words);
+  return say(call, CHECKOP_OK, "%s", variant);
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {
   const LinearLogpShape shape = shape_of(call);
   if (is_portable(call)) return linear_logp::launch(call, backward);
   if (backward && call->inputs[0].dtype == CHECKOP_F16) {
-    return say(call, CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
+    return say(call, CHECKOP_UNSUPPORTED, "no gradients in fp16: gradients of logits underflow; use bf16 or fp32");
   }
   const hopper::HopperWorkspaceLayout layout = hopper::workspace_layout(shape, backward);
   if (auto status = check_call(call, backward, layout.bytes)) return status;

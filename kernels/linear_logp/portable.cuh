@@ -272,7 +272,8 @@ inline checkop_status check_call(const checkop_call* call, bool backward, size_t
       check.contiguous(bias_carry, "dbias_carry");
     }
     if ((bias_carry.data != nullptr) != (carried && bias.data != nullptr))
-      return say(call, CHECKOP_FAILED, "all gradients of weights are carried or none");
+      return say(call, CHECKOP_FAILED,
+                 "dlm_head_weight_carry and dbias_carry: give both or neither with a bias, no dbias_carry without one");
   } else {
     const checkop_tensor& logp = call->outputs[0];
     check.dtype(logp, "logp", CHECKOP_F32).shape(logp, "logp", hidden, n_leading, {}).contiguous(logp, "logp");

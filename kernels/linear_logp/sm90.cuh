@@ -85,7 +85,7 @@ inline HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool
 
 /// The memory of dweight, for use as scratch until dweight is written; null when it holds the carry.
 template <typename T, typename O>
-T* room_in(const WeightGradients<O>& to) {
+T* scratch_in(const WeightGradients<O>& to) {
   const void* const dweight = to.dweight;
   return dweight == to.weight_carry ? nullptr : reinterpret_cast<T*>(to.dweight);
 }
@@ -114,8 +114,8 @@ inline Kept kept_of(int64_t rows, int64_t width, int64_t vocab, int64_t block_co
   kept.block_columns = block_columns, kept.blocks = ceil_div(vocab, block_columns);
   kept.last_columns = vocab - (kept.blocks - 1) * block_columns;
   kept.end = vocab * width / 8 * 8;
-  const int64_t room = (kept.end - (kept.blocks - 1) * block_columns * width) / round_up(kept.last_columns, 8);
-  kept.rows = std::min({rows, width, room, kMost});
+  const int64_t capacity = (kept.end - (kept.blocks - 1) * block_columns * width) / round_up(kept.last_columns, 8);
+  kept.rows = std::min({rows, width, capacity, kMost});
   if (kept.rows < rows) kept.rows = kept.rows / kUnit * kUnit;
   return kept.rows < kFewest ? Kept{} : kept;
 }
@@ -220,20 +220,20 @@ cudaError_t keep_exponentials(const HopperParams<T>& p, const Kept& kept, int64_
 template <typename T, typename O>
 Kept kept_in(const HopperParams<T>& p, const WeightGradients<O>& to) {
   const auto is_aligned = [](const T* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  const T* room = room_in<T>(to);
-  if (room == nullptr || p.bias != nullptr || p.shape.hidden % 8 != 0 || !is_aligned(p.hidden) ||
-      !is_aligned(p.weight) || !is_aligned(room))
+  const T* scratch = scratch_in<T>(to);
+  if (scratch == nullptr || p.bias != nullptr || p.shape.hidden % 8 != 0 || !is_aligned(p.hidden) ||
+      !is_aligned(p.weight) || !is_aligned(scratch))
     return {};
   constexpr int64_t kWide = sizeof(O) / sizeof(T);
   return kept_of(p.shape.rows, p.shape.hidden * kWide, p.shape.vocab, p.layout.columns);
 }
 
 /// finish_at(first row) returns the functor that merge_power_sums() calls with every row's sum of exponentials. Leaves
-/// the exponents of segments in the workspace for gradients, and the exponentials of `kept` rows in dweight. `words`
+/// the exponents of segments in the workspace for gradients, and the exponentials of `kept` rows in dweight. `variant`
 /// becomes the name of the configuration.
 template <typename T, typename FinishAt>
 cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at,
-                          const char*& words) {
+                          const char*& variant) {
   int64_t rows = 0;
   for (int64_t first = 0; first < p.shape.rows; first += rows) {
     const bool keeps = first < kept.rows;
@@ -242,11 +242,11 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
     const auto hidden = make_operand<true>(p.hidden + first * p.shape.hidden, p.shape.hidden, rows);
     const auto weight = make_operand<true>(p.weight, p.shape.hidden, p.shape.vocab);
     const auto run = [&]<typename Config>(Config) {
-      words = Config::kVariant;
+      variant = Config::kVariant;
       return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.shape.hidden, p.stream);
     };
     const auto keep = [&] {
-      words = sm90::Large::kVariant;
+      variant = sm90::Large::kVariant;
       if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials(p, kept, first, rows, dweight);
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
@@ -357,11 +357,11 @@ cudaError_t launch_gradients(const HopperParams<T>& p, const Kept& kept, int64_t
                              const WeightGradients<O>& to) {
   const int64_t rows = p.shape.rows, hidden = p.shape.hidden, vocab = p.shape.vocab, ld = p.layout.columns;
   auto* dz = p.template in_workspace<T>(p.layout.dz);
-  const T* room = room_in<T>(to);
+  const T* scratch = scratch_in<T>(to);
   for (int64_t column = 0; column < vocab; column += ld) {
     const int64_t columns = vocab - column < ld ? vocab - column : ld;
-    const auto error = p.bias == nullptr ? launch_logit_gradients<false>(p, kept, room, column, columns, offset)
-                                         : launch_logit_gradients<true>(p, kept, room, column, columns, offset);
+    const auto error = p.bias == nullptr ? launch_logit_gradients<false>(p, kept, scratch, column, columns, offset)
+                                         : launch_logit_gradients<true>(p, kept, scratch, column, columns, offset);
     if (error != cudaSuccess) return error;
 
     const WeightGradients<O> of_block = to.from(column, hidden);

@@ -128,7 +128,7 @@ inline checkop_status clear_weight_gradients(const checkop_call* call) {
                            ? cudaMemcpyAsync(gradient.data, call->inputs[kWeightCarry + i - 1].data, bytes,
                                              cudaMemcpyDeviceToDevice, stream)
                            : cudaMemsetAsync(gradient.data, 0, bytes, stream);
-    if (auto status = cuda_status(call, error, "fill a gradient")) return status;
+    if (auto status = cuda_status(call, error, "initialize a weight gradient")) return status;
   }
   return CHECKOP_OK;
 }

@@ -96,11 +96,11 @@ checkop_status launch_forward(const checkop_call* call) {
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto in = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
-    const char* words = "";
+    const char* variant = "";
     const cudaError_t error = Product::template launch<true, true, T>(
         in(0), in(1), shape.rows, shape.hidden, shape.vocab, in(2), static_cast<T*>(call->outputs[0].data),
-        call->workspace, static_cast<cudaStream_t>(call->stream), words);
-    say(call, CHECKOP_OK, "%s", words);
+        call->workspace, static_cast<cudaStream_t>(call->stream), variant);
+    say(call, CHECKOP_OK, "%s", variant);
     return cuda_status(call, error, "launch logits = hidden weight^T");
   });
 }
@@ -125,7 +125,7 @@ checkop_status launch_backward(const checkop_call* call) {
       sum_rows<T><<<static_cast<unsigned>(ceil_div(shape.vocab, kThreads)), kThreads, 0, stream>>>(in(3), shape.rows,
                                                                                                    shape.vocab, out(2));
     }
-    say(call, CHECKOP_OK, "dhidden: %s, dweight: %s", dhidden, dweight);
+    say(call, CHECKOP_OK, "dhidden: %s; dweight: %s", dhidden, dweight);
     return launch_status(call, "launch dbias");
   });
 }

@@ -102,7 +102,8 @@ checkop_status check_call(const checkop_call* call, const checkop_tensor& x, con
   check.dtype(mask, "mask", CHECKOP_U8).shape(mask, "mask", x, 2, {}).contiguous(mask, "mask");
   check.workspace(index_bytes(mask));
   if (check.failed()) return check.status();
-  if (shape.rows() == 0 || shape.hidden == 0) return say(call, CHECKOP_UNSUPPORTED, "an extent is 0");
+  if (shape.rows() == 0 || shape.hidden == 0)
+    return say(call, CHECKOP_UNSUPPORTED, "empty tensors are not supported: a dimension is 0");
   return CHECKOP_OK;
 }
 
@@ -119,7 +120,7 @@ checkop_status launch_forward(const checkop_call* call) {
   auto* from = static_cast<int64_t*>(call->workspace);
   index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), shape.rows(), shape.seq,
                                          /*to_packed=*/true, from, static_cast<int64_t*>(cu_seqlens.data));
-  if (auto status = launch_status(call, "launch pack's index")) return status;
+  if (auto status = launch_status(call, "launch the index of pack")) return status;
   launch_copy_rows(x.dtype, x.data, shape.rows(), from, shape.rows(), shape.hidden, packed.data, stream);
   return launch_status(call, "launch pack forward");
 }
@@ -133,7 +134,7 @@ checkop_status launch_backward(const checkop_call* call) {
   auto* from = static_cast<int64_t*>(call->workspace);
   index_rows<<<1, kThreads, 0, stream>>>(static_cast<const uint8_t*>(mask.data), shape.rows(), shape.seq,
                                          /*to_packed=*/false, from, nullptr);
-  if (auto status = launch_status(call, "launch pack's index")) return status;
+  if (auto status = launch_status(call, "launch the index of pack")) return status;
   launch_copy_rows(dx.dtype, grad.data, shape.rows(), from, shape.rows(), shape.hidden, dx.data, stream);
   return launch_status(call, "launch pack backward");
 }

@@ -39,7 +39,7 @@ void copy_rows(const checkop_tensor& source, const std::vector<int64_t>& from, i
 /// Checks `x`, `packed` (or their gradients) and the mask; sets the number of rows and their width.
 void check(const checkop_tensor& x, const char* x_name, const checkop_tensor& packed, const char* packed_name,
            const checkop_tensor& mask, Extent& rows, Extent& hidden) {
-  if (mask.rank != 2 || x.rank != 3) throw Refusal(CHECKOP_FAILED, "mask or x: rank is not 2 or 3");
+  if (mask.rank != 2 || x.rank != 3) throw Refusal(CHECKOP_FAILED, "expected rank 2 for mask and rank 3 for x");
   if (x.shape[0] != mask.shape[0]) throw Refusal(CHECKOP_FAILED, "mask and x: the batches differ");
   native::check_computed_dtype(x.dtype);
   native::check_matrix(x, x_name, x.dtype, rows, hidden);

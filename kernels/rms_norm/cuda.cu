@@ -241,7 +241,7 @@ checkop_status check_call(const checkop_call* call, bool backward, RmsNormParams
   if (check.counts(backward ? 4 : 2, backward ? 2 : 1).failed()) return check.status();
   const checkop_tensor &x = call->inputs[0], &weight = call->inputs[1];
   if (check.rank_at_least(x, "x", 1).float_dtype(x, "x").contiguous(x, "x").failed()) return check.status();
-  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "got %d attributes, expected eps alone", call->n_attrs);
+  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "got %d attributes, expected 1: eps", call->n_attrs);
   params = {leading_count(x), last_extent(x), static_cast<float>(call->attrs[0].value), false};
   const auto matrix = [&](const checkop_tensor& t, const char* name) {
     check.dtype(t, name, x.dtype).shape(t, name, x, x.rank, {}).contiguous(t, name);
@@ -312,7 +312,7 @@ checkop_status launch_backward(const checkop_call* call) {
     fold_partials<T>
         <<<static_cast<unsigned>(ceil_div(params.hidden, kFoldColumns)), dim3(kFoldColumns, kFoldLanes), 0, stream>>>(
             t.partials, split.blocks, params.hidden, static_cast<T*>(call->outputs[1].data));
-    return launch_status(call, "launch rms_norm fold of dweight");
+    return launch_status(call, "launch rms_norm sum of dweight");
   });
 }
 

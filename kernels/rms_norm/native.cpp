@@ -19,7 +19,7 @@ float inverse_rms(const float* x, int64_t hidden, float eps) {
 }
 
 float eps_of(const checkop_call& c) {
-  if (c.n_attrs != 1) throw native::Refusal(CHECKOP_FAILED, "expected one attribute, eps");
+  if (c.n_attrs != 1) throw native::Refusal(CHECKOP_FAILED, "expected 1 attribute: eps");
   return static_cast<float>(c.attrs[0].value);
 }
 

@@ -35,23 +35,23 @@ __global__ void rope_table(const int64_t* __restrict__ positions, int64_t seq, i
 }
 
 /// Rotates one pair. Its operations are explicit intrinsics, so that whole and partial groups round alike.
-__device__ void turn(float low, float high, float2 t, float& out_low, float& out_high) {
+__device__ void rotate(float low, float high, float2 t, float& out_low, float& out_high) {
   out_low = __fmaf_rn(low, t.x, -__fmul_rn(high, t.y));
   out_high = __fmaf_rn(high, t.x, __fmul_rn(low, t.y));
 }
 
-/// Loads entries [first, first + n) of a position's part of the table; reads nothing from `half` on.
+/// Loads entries [first, first + n) of a position's row of the table; reads nothing from `half` on.
 template <int n>
-__device__ void load_turns(const float2* __restrict__ from, int64_t first, int64_t half, bool aligned,
-                           float2 (&turns)[n]) {
+__device__ void load_rotations(const float2* __restrict__ from, int64_t first, int64_t half, bool aligned,
+                               float2 (&rotations)[n]) {
   if (aligned) {
     const auto pack = *reinterpret_cast<const Pack<float2, n>*>(from + first);
 #pragma unroll
-    for (int i = 0; i < n; ++i) turns[i] = pack.at[i];
+    for (int i = 0; i < n; ++i) rotations[i] = pack.at[i];
     return;
   }
 #pragma unroll
-  for (int i = 0; i < n; ++i) turns[i] = first + i < half ? from[first + i] : float2{0.0f, 0.0f};
+  for (int i = 0; i < n; ++i) rotations[i] = first + i < half ? from[first + i] : float2{0.0f, 0.0f};
 }
 
 // Every head of every batch entry rotates by the same angles. So a thread computes the same pairs of kRows rows, and
@@ -76,15 +76,15 @@ __global__ __launch_bounds__(kThreads) void rope_apply(const T* __restrict__ x, 
       lows[r] = load_group(from, first, half, aligned);
       highs[r] = load_group(from + half, first, half, aligned);
     }
-    float2 turns[kPairs];
-    load_turns<kPairs>(table + s * half, first, half, aligned, turns);
+    float2 rotations[kPairs];
+    load_rotations<kPairs>(table + s * half, first, half, aligned, rotations);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (row + r >= rows_of_position) break;
       float low[kPairs], high[kPairs];
       lows[r].unpack(low), highs[r].unpack(high);
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) turn(low[i], high[i], turns[i], low[i], high[i]);
+      for (int i = 0; i < kPairs; ++i) rotate(low[i], high[i], rotations[i], low[i], high[i]);
       T* __restrict__ to = y + offset(row + r);
       store_group_at_once(to, first, half, aligned, low);
       store_group_at_once(to + half, first, half, aligned, high);
@@ -104,9 +104,9 @@ checkop_status launch(const checkop_call* call, bool backward) {
   const char *x_name = backward ? "grad_y" : "x", *y_name = backward ? "dx" : "y";
   if (check.rank_at_least(x, x_name, 4).failed()) return check.status();
   if (x.rank != 4 || x.shape[3] % 2 != 0) {
-    return say(call, CHECKOP_FAILED, "tensor '%s': expected 4 dimensions, the last of them even", x_name);
+    return say(call, CHECKOP_FAILED, "tensor '%s': expected rank 4 and an even last extent", x_name);
   }
-  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected one attribute, theta");
+  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected 1 attribute: theta");
   check.float_dtype(x, x_name).contiguous(x, x_name).dtype(positions, "positions", CHECKOP_I64);
   check.shape(positions, "positions", x, 0, {x.shape[2]}).contiguous(positions, "positions");
   check.dtype(y, y_name, x.dtype).shape(y, y_name, x, 4, {}).contiguous(y, y_name);
@@ -128,7 +128,8 @@ checkop_status launch(const checkop_call* call, bool backward) {
     auto* to = static_cast<T*>(y.data);
     const int64_t blocks = ceil_div(seq * ceil_div(half, kGroupColumns<T>), kThreads);
     if (blocks > std::numeric_limits<int32_t>::max()) {
-      return say(call, CHECKOP_UNSUPPORTED, "tensor '%s': %lld positions of %lld pairs are too many for a grid", x_name,
+      return say(call, CHECKOP_UNSUPPORTED,
+                 "tensor '%s': %lld positions of %lld pairs need more blocks than a grid has", x_name,
                  static_cast<long long>(seq), static_cast<long long>(half));
     }
     const int64_t rows_of_position = rows / seq, row_blocks = ceil_div(rows_of_position, kRows);

@@ -31,10 +31,10 @@ Table make_table(const int64_t* positions, int64_t seq, int64_t half, float thet
   return table;
 }
 
-void turn(const checkop_call& call, const checkop_tensor& x, const char* x_name, const checkop_tensor& positions,
-          const checkop_tensor& y, const char* y_name, float direction) {
-  if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected one attribute, theta");
-  if (x.rank != 4) throw Refusal(CHECKOP_FAILED, std::string(x_name) + ": rank is not 4");
+void rotate(const checkop_call& call, const checkop_tensor& x, const char* x_name, const checkop_tensor& positions,
+            const checkop_tensor& y, const char* y_name, float direction) {
+  if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected 1 attribute: theta");
+  if (x.rank != 4) throw Refusal(CHECKOP_FAILED, std::string(x_name) + ": expected rank 4");
   native::check_computed_dtype(x.dtype);
   Extent rows{"rows"}, width{"head_dim"}, seq{"seq", x.shape[2]};
   native::check_matrix(x, x_name, x.dtype, rows, width);
@@ -65,14 +65,14 @@ void turn(const checkop_call& call, const checkop_tensor& x, const char* x_name,
 checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::check_counts(c, 2, 1);
-    turn(c, c.inputs[0], "x", c.inputs[1], c.outputs[0], "y", 1.0f);
+    rotate(c, c.inputs[0], "x", c.inputs[1], c.outputs[0], "y", 1.0f);
   });
 }
 
 checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::check_counts(c, 2, 1);
-    turn(c, c.inputs[1], "grad_y", c.inputs[0], c.outputs[0], "dx", -1.0f);
+    rotate(c, c.inputs[1], "grad_y", c.inputs[0], c.outputs[0], "dx", -1.0f);
   });
 }
 

@@ -58,7 +58,7 @@ struct StoreGradient {
   template <typename Config>
   static constexpr bool kMayStage = Config::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
-  /// Of this thread's two rows.
+  /// Data of this thread's two rows.
   struct Rows {
     struct {
       float exponent, factor, at_target;  ///< exponent: of the segment

@@ -128,10 +128,10 @@ auto with_config(int64_t m, int64_t n, Run&& run) {
 struct Product {
   template <bool a_along_k, bool b_along_k, typename T>
   static cudaError_t launch(const T* a, const T* b, int64_t rows, int64_t inner, int64_t columns, const T* bias, T* out,
-                            void* workspace, cudaStream_t stream, const char*& words) {
+                            void* workspace, cudaStream_t stream, const char*& variant) {
     const auto portable = [&] {
       return PortableProduct::launch<a_along_k, b_along_k, T>(a, b, rows, inner, columns, bias, out, workspace, stream,
-                                                              words);
+                                                              variant);
     };
     if constexpr (std::is_same_v<T, float>) {
       return portable();
@@ -140,7 +140,7 @@ struct Product {
       const auto left = make_operand<a_along_k>(a, a_along_k ? inner : rows, rows);
       const auto right = make_operand<b_along_k>(b, b_along_k ? inner : columns, columns);
       const auto run = [&]<typename Config>(Config) {
-        words = Config::kVariant;
+        variant = Config::kVariant;
         return sm90::launch<Config>(left, right, inner, bias, out, stream);
       };
       if (has_tensor_map<T>(matrix_of(left, inner)) && has_tensor_map<T>(matrix_of(right, inner))) {

@@ -45,7 +45,7 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return encoder;
 }
 
-/// How much a cache miss of TMA fetches into L2.
+/// The unit that a miss of TMA in L2 is widened to; none: only the requested bytes are fetched.
 enum class L2Promotion { none = CU_TENSOR_MAP_L2_PROMOTION_NONE, bytes_256 = CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 
 /// Makes a map for boxes of `box_lines` lines by `box_length` elements. A line has 64 or 128 bytes and is swizzled at

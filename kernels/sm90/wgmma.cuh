@@ -30,10 +30,10 @@ struct SmemLayout {
   /// Descriptor of the part that begins at `address`, a multiple of 8 lines.
   static __device__ uint64_t descriptor(uint32_t address) {
     constexpr uint64_t kSwizzle = kLine == 128 ? 1 : 2;  // 128 or 64 bytes
-    // Along k: stride from 8 rows to the next 8; the other stride is unused. Along rows: stride from 8 k to the next 8,
-    // and from kWide rows to the next kWide.
-    constexpr uint64_t kStride = 8 * kLine / 16, kOther = along_k ? 1 : kSlab / 16;
-    return (address & 0x3ffff) / 16 | kOther << 16 | kStride << 32 | kSwizzle << 62;
+    // Stride byte offset: from 8 lines to the next 8. Leading byte offset: along rows from kWide rows to the next
+    // kWide, along k unused.
+    constexpr uint64_t kStrideOffset = 8 * kLine / 16, kLeadingOffset = along_k ? 1 : kSlab / 16;
+    return (address & 0x3ffff) / 16 | kLeadingOffset << 16 | kStrideOffset << 32 | kSwizzle << 62;
   }
 };
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a_descriptor, 
                   "%128", "%129", "%130", "%131", "%132", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48),
                   CHECKOP_D(64), CHECKOP_D(80), CHECKOP_D(96), CHECKOP_D(112));
   } else {
-    static_assert(n == 0, "no such width");
+    static_assert(n == 0, "not a width of wgmma used here");
   }
 }
 

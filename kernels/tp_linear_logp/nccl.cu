@@ -9,10 +9,9 @@
 //   logp, grad_logp: [rows] f32
 //   If target_ids[row] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[row] holds.
 //   dlm_head_weight_carry, dbias_carry: as for linear_logp / cuda, of the rank's own part
-//   Exchanges: 16 bytes per row and rank (or canonical segment), gathered on every rank and combined in the order of
-//   the vocabulary. Backward, dhidden of every rank in fp32: each rank receives its share of the rows, adds them up in
-//   that order, rounds once and sends them to the others. With canonical segments bits do not depend on the number of
-//   ranks.
+//   Exchanges: an all-gather of 16 bytes per row and rank (or canonical segment), combined on every rank in the order
+//   of the vocabulary. Backward, dhidden: a reduce-scatter of rows in fp32, added in that order and rounded once, then
+//   an all-gather. With canonical segments bits do not depend on the number of ranks.
 //   Limits: 64 ranks, 64 canonical segments; hidden <= 65535 * 128.
 //   Expected error: as for linear_logp / cuda, plus one addition per part.
 #include "tp_linear_logp/nccl.cuh"

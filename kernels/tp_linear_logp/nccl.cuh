@@ -10,7 +10,7 @@
 //   write_rows(grad_logp)                                finish(row, Sum, target's logit) that prepares gradients()
 //   gradients(segment, first, columns, grad_logp, share) gradients of these columns; share: [rows, ld()] fp32, their
 //                                                        contribution to dhidden
-//   words()                                              describes the variant used
+//   variant()                                            names the variant used
 //
 // While the GPU computes its part of every row, the host checks whether the ranks fit together; only after that does
 // anything wait for another rank.
@@ -119,7 +119,7 @@ void run(const checkop_call& c, bool backward) {
                          shape.hidden, ld, static_cast<T*>(c.outputs[0].data));
   }
   ranks::require(cudaGetLastError(), backward ? "launch tp_linear_logp backward" : "launch tp_linear_logp forward");
-  say(&c, CHECKOP_OK, "%s", engine->words());
+  say(&c, CHECKOP_OK, "%s", engine->variant());
 }
 
 /// Engine for fp32, fp16 and bf16; sums are in fp32.
@@ -162,7 +162,7 @@ class Portable {
     });
   }
 
-  const char* words() const { return ""; }
+  const char* variant() const { return ""; }
 
  private:
   const checkop_call& call_;

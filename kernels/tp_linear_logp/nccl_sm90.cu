@@ -39,7 +39,8 @@ class Hopper {
         backward_(backward) {
     all_.first_id = c.shard_begin;
     if (backward && std::is_same_v<T, __half>)
-      throw native::Refusal(CHECKOP_UNSUPPORTED, "no gradients in fp16: those of the logits are too small for it");
+      throw native::Refusal(CHECKOP_UNSUPPORTED,
+                            "no gradients in fp16: gradients of logits underflow; use bf16 or fp32");
   }
 
   void keep_hidden() { hopper::keep_hidden(all_); }
@@ -51,8 +52,8 @@ class Hopper {
       return ranks::WriteSegmentStats{target_logit, all_.target_ids + row, begin, begin + columns, stats + row};
     };
     const auto part = all_.part(index, first, columns);
-    const auto launch = [&](const hopper::Kept& kept, T* room) {
-      ranks::require(hopper::reduce_logits(part, kept, room, finish_at, words_), "launch the logits");
+    const auto launch = [&](const hopper::Kept& kept, T* scratch) {
+      ranks::require(hopper::reduce_logits(part, kept, scratch, finish_at, variant_), "launch the logits");
     };
     if (!backward_) {
       launch({}, nullptr);
@@ -60,7 +61,7 @@ class Hopper {
     }
     linear_logp::with_weight_gradients<T>(call_, [&](const auto& all) {
       const auto to = all.from(first, all_.shape.hidden);
-      launch(hopper::kept_in(part, to), hopper::room_in<T>(to));
+      launch(hopper::kept_in(part, to), hopper::scratch_in<T>(to));
     });
   }
 
@@ -81,13 +82,13 @@ class Hopper {
     }
   }
 
-  const char* words() const { return words_; }
+  const char* variant() const { return variant_; }
 
  private:
   const checkop_call& call_;
   hopper::HopperParams<T> all_;  ///< of all this rank's columns
   bool backward_;
-  const char* words_ = "";
+  const char* variant_ = "";
 };
 
 /// Calls f(TypeTag<engine>{}, TypeTag<dtype>{}).

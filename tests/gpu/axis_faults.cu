@@ -73,15 +73,15 @@ checkop_status steady(const checkop_call* call) {
 }
 
 /// Like kernels with a grid-wide barrier, but with a limited wait.
-checkop_status needs_every_multiprocessor(const checkop_call* call) {
+checkop_status needs_every_sm(const checkop_call* call) {
   return launch(call, [](Flags* flags, cudaStream_t stream) {
-    int device = 0, multiprocessors = 0, shared = 0;
+    int device = 0, sms = 0, shared = 0;
     cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     cudaFuncSetAttribute(gather, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     set_flags<<<1, 1, 0, stream>>>(flags, 0);
-    gather<<<static_cast<unsigned>(multiprocessors), 1, static_cast<size_t>(shared), stream>>>(flags);
+    gather<<<static_cast<unsigned>(sms), 1, static_cast<size_t>(shared), stream>>>(flags);
     return CHECKOP_OK;
   });
 }
@@ -110,7 +110,7 @@ constexpr checkop_kernel kernel(const char* name, checkop_status (*launch)(const
 
 constexpr checkop_kernel kKernels[] = {
     kernel("steady", steady),
-    kernel("needs_every_multiprocessor", needs_every_multiprocessor),
+    kernel("needs_every_sm", needs_every_sm),
     kernel("differs_in_a_graph", differs_in_a_graph),
     kernel("waits_on_the_host", waits_on_the_host),
 };

@@ -110,8 +110,8 @@ TEST(GpuAxes, AllAreRunAndTheControlIsCaught) {
   }
 }
 
-TEST(GpuAxes, ContentionFindsAKernelThatNeedsEveryMultiprocessor) {
-  const nlohmann::json axes = axes_of("needs_every_multiprocessor", 1);
+TEST(GpuAxes, ContentionFindsAKernelThatNeedsEverySm) {
+  const nlohmann::json axes = axes_of("needs_every_sm", 1);
   EXPECT_GT(axes["contention"]["different"], 0);
   EXPECT_EQ(axes["repetition"]["different"], 0);
 }

@@ -105,9 +105,9 @@ struct Chosen {
   template <typename T, bool a_along_k, bool b_along_k>
   cudaError_t operator()(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k, const T* bias,
                          T* c) const {
-    const char* words = "";
+    const char* variant = "";
     return sm90::Product::launch<a_along_k, b_along_k, T>(a.data, b.data, a.extent, k, b.extent, bias, c, nullptr,
-                                                          nullptr, words);
+                                                          nullptr, variant);
   }
 };
 

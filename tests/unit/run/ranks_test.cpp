@@ -186,12 +186,13 @@ TEST_P(Metadata, OfOneRankIsOneErrorOnAll) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ranks, Metadata,
-    testing::Values(BadRank{"gap", "rank 1 holds [4, 7) of the vocabulary: nobody holds [3, 4)"},
-                    BadRank{"overlap", "rank 1 holds [2, 6) of the vocabulary, and another rank holds what begins it"},
-                    BadRank{"empty", "rank 1 holds [3, 3) of the vocabulary, which is nothing"},
+    testing::Values(BadRank{"gap", "rank 1 holds [4, 7) of the vocabulary: no rank holds [3, 4)"},
+                    BadRank{"overlap",
+                            "rank 1 holds [2, 6) of the vocabulary, which overlaps the part of the rank before it"},
+                    BadRank{"empty", "rank 1 holds [3, 3) of the vocabulary, which is empty"},
                     BadRank{"other_total", "rank 1 has a vocabulary of 17, rank 0 has 16"},
                     BadRank{"ends_early", "the ranks hold [0, 15) of a vocabulary of 16"},
-                    BadRank{"other_rows", "rank 1 has a number of rows of 7, rank 0 has 8"},
+                    BadRank{"other_rows", "rank 1 has a row count of 7, rank 0 has 8"},
                     BadRank{"other_dtype", "rank 1 has dtype fp16, rank 0 has fp32"},
                     BadRank{"id_of_nobody", "target_ids[0] = 16 is outside [0, 16)"},
                     BadRank{"exchanges_more", "rank 2 exchanges 16 bytes where rank 0 exchanges 8"}),
