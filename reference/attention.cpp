@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "left_out.hpp"
+#include "recipes.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
@@ -32,6 +33,9 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
     OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim kv_seq q_heads*q_seq"},
 };
+
+constexpr std::string_view kFlash = "FlashAttention 2 and 3, cuDNN, PyTorch's SDPA with them, xFormers, FlashInfer";
+constexpr std::string_view kEager = "eager attention of Hugging Face: matmul, softmax in fp32, matmul";
 
 constexpr int64_t kRowsOfATask = 16;
 constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
@@ -85,10 +89,18 @@ struct Dot {
   }
 };
 
-/// Values and their two error coefficients; see GoldRows.
+/// Values and their two error coefficients; see GoldRows. With recipes, also the roundings to 16 bits in the sums: the
+/// sum of their squared errors and that of the errors' sizes, in units of the unit roundoff of the dtype of the case.
 struct Block {
-  std::vector<double> value, magnitude, rounding;
-  explicit Block(int64_t n) : value(at(n)), magnitude(at(n)), rounding(at(n)) {}
+  std::vector<double> value, magnitude, rounding, squares, sizes, spread, deviation;
+  explicit Block(int64_t n, bool recipes = false)
+      : value(at(n)),
+        magnitude(at(n)),
+        rounding(at(n)),
+        squares(recipes ? at(n) : 0),
+        sizes(squares.size()),
+        spread(squares.size()),
+        deviation(squares.size()) {}
 
   /// [first, first + n) += factor*x. The errors of `factor` are `factor_magnitude` and `factor_rounding`.
   void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
@@ -99,8 +111,21 @@ struct Block {
       r[d] += factor_rounding * std::abs(x[d]);
     }
   }
+  /// Elements [first, first + n) carry x times errors whose squares and sizes have these sums.
+  void add_roundings(int64_t first, int64_t n, double of_squares, double of_sizes, const double* x) {
+    for (int64_t d = 0; d < n; ++d) add_rounding(first + d, of_squares * x[d] * x[d], of_sizes * std::abs(x[d]));
+  }
+  void add_rounding(int64_t i, double square, double size) { squares[at(i)] += square, sizes[at(i)] += size; }
+  /// Turns the roundings into their spread, once they are all there.
+  void finish(const GoldArgs& args, int output) {
+    for (size_t i = 0; i < squares.size(); ++i) {
+      const Spread all = args.recipes.of_terms(output, squares[i], sizes[i]);
+      spread[i] = all.most, deviation[i] = all.deviation;
+    }
+  }
   void sink(const GoldArgs& args, int output, int64_t row) const {
-    args.sink({output, row, 1, static_cast<int64_t>(value.size()), value.data(), magnitude.data(), rounding.data()});
+    args.sink({output, row, 1, static_cast<int64_t>(value.size()), value.data(), magnitude.data(), rounding.data(),
+               spread.empty() ? nullptr : spread.data(), deviation.empty() ? nullptr : deviation.data()});
   }
 };
 
@@ -196,13 +221,41 @@ Sizes sizes_of(const GoldArgs& args, int parts) {
   return {q[0], q[1], k[1], q[2], kv_seq, q[3]};
 }
 
+/// The errors of a query's probabilities when its scores are rounded. Two roundings of a score s, before and after the
+/// scale, multiply exp(s) by a factor of which each is off by at most exp(u|s|) - 1; `amplitude` is that over u.
+struct RoundedScores {
+  RoundedScores(const ActiveRecipes& recipes, const QueryRow& row) {
+    for (const double score : row.score)
+      amplitude.push_back(std::expm1(recipes.case_unit() * recipes.size(score)) / recipes.case_unit());
+  }
+  static constexpr double kRoundings = 2;
+  std::vector<double> amplitude;
+};
+
+/// Adds the roundings of a query's scores and probabilities to its output, o = sum_j p_j v_j at `to`:
+///   p_in_16_bit: p_j v_j each;  scores_in_16_bit: an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j.
+void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row,
+               int64_t to, Block& o) {
+  const bool of_p = recipes.has(recipe::kP), of_scores = recipes.has(recipe::kScores);
+  const RoundedScores scores(recipes, row);
+  for (size_t j = 0; j < row.keys.size(); ++j) {
+    const double* v = &entry.v[at(entry.key_at(head, row.keys[j]))];
+    const double p = recipes.size(row.p[j]), d = row.p[j] * scores.amplitude[j];
+    if (of_p) o.add_roundings(to, s.head_dim, p * p, p, v);
+    for (int64_t i = 0; of_scores && i < s.head_dim; ++i) {
+      const double error = std::abs(d * (v[i] - o.value[at(to + i)]));
+      o.add_rounding(to + i, scores.kRoundings * error * error, scores.kRoundings * error);
+    }
+  }
+}
+
 }  // namespace
 
 void attention_forward(const GoldArgs& args, int parts) {
   const Sizes s = sizes_of(args, parts);
   for (int64_t b = 0; b < s.batch; ++b) {
     const Entry entry(args, {parts}, s, b);
-    Block o(s.queries());
+    Block o(s.queries(), !args.recipes.none());
     const int64_t rows = s.q_heads * s.q_seq;
     args.parallel_for((rows + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
       QueryRow row;
@@ -214,22 +267,141 @@ void attention_forward(const GoldArgs& args, int parts) {
           o.add(to, s.head_dim, p, p * (1 + row.growth[j]), p * row.rounding[j],
                 &entry.v[at(entry.key_at(r / s.q_seq, row.keys[j]))]);
         }
+        if (!args.recipes.none()) round_row(args.recipes, entry, s, r / s.q_seq, row, to, o);
       }
     });
+    o.finish(args, 0);
     o.sink(args, 0, b);
   }
 }
 
 namespace {
 
+/// Adds the roundings of a query's row to its gradients. Errors d_j of exp(s_j) and e_j of dp_j move
+///   p_j by p_j (d_j - sum_l p_l d_l)
+///   ds_j by ds_j d_j - ds_j sum_l p_l d_l - p_j sum_l ds_l d_l  and by  scale p_j (e_j - sum_l p_l e_l)
+/// to first order; o_in_16_bit moves D = sum_d g_d o_d, and each ds_j by -scale p_j times that.
+class RoundedGradients {
+ public:
+  RoundedGradients(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row)
+      : recipes_(recipes), entry_(entry), n_(s.head_dim), head_(head), row_(row) {}
+
+  void add(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& ds, Block& dq,
+           Block& dk, Block& dv) const {
+    for (size_t j = 0; j < ds.size(); ++j) {
+      const double p = recipes_.size(row_.p[j]), size = rounded_ds(ds[j]);
+      if (recipes_.has(recipe::kP)) dv.add_roundings(key(j), n_, p * p, p, grad);
+      if (!recipes_.has(recipe::kDs)) continue;
+      dq.add_roundings(query, n_, size * size, size, &entry_.k[at(key(j))]);
+      dk.add_roundings(key(j), n_, size * size, size, &entry_.q[at(query)]);
+    }
+    if (recipes_.has(recipe::kO)) add_o(grad, query, dq, dk);
+    if (recipes_.has(recipe::kScores)) add_scores(grad, query, dp, ds, dq, dk, dv);
+  }
+
+ private:
+  int64_t key(size_t j) const { return entry_.key_at(head_, row_.keys[j]); }
+  /// ds as it is rounded before the scale: the smallest normal number counts by its share.
+  double rounded_ds(double ds) const { return std::max(std::abs(ds), std::abs(entry_.scale) * recipes_.size(0)); }
+  /// sum_j weight_j x_j over the rows of the keys in `x`, which is k or v of the entry.
+  std::vector<double> mean(const std::vector<double>& weight, const std::vector<double>& x) const {
+    std::vector<double> sum(at(n_));
+    for (size_t j = 0; j < weight.size(); ++j) {
+      for (int64_t d = 0; d < n_; ++d) sum[at(d)] += weight[j] * x[at(key(j) + d)];
+    }
+    return sum;
+  }
+
+  void add_o(const double* grad, int64_t query, Block& dq, Block& dk) const {
+    const std::vector<double> o = mean(row_.p, entry_.v), k = mean(row_.p, entry_.k);
+    double square = 0, size = 0;  // of the errors of D
+    for (int64_t d = 0; d < n_; ++d) {
+      const double term = std::abs(grad[d]) * recipes_.size(o[at(d)]);
+      square += term * term, size += term;
+    }
+    const double scale = std::abs(entry_.scale);
+    for (int64_t d = 0; d < n_; ++d) {
+      const double factor = scale * std::abs(k[at(d)]);
+      dq.add_rounding(query + d, factor * factor * square, factor * size);
+    }
+    for (size_t j = 0; j < row_.p.size(); ++j) {
+      const double factor = scale * row_.p[j];
+      dk.add_roundings(key(j), n_, factor * factor * square, factor * size, &entry_.q[at(query)]);
+    }
+  }
+
+  void add_scores(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& ds,
+                  Block& dq, Block& dk, Block& dv) const {
+    constexpr double kTwice = RoundedScores::kRoundings;
+    const std::vector<double> a = RoundedScores(recipes_, row_).amplitude, &p = row_.p;
+    std::vector<double> b(p.size());        // of scale p_j e_j
+    double pp = 0, pd = 0, dd = 0, bb = 0;  // sums of squares and products of a p, a ds and b
+    double p1 = 0, d1 = 0, b1 = 0;          // sums of their sizes
+    for (size_t j = 0; j < p.size(); ++j) {
+      const double ap = a[j] * p[j], ad = a[j] * ds[j];
+      b[j] = std::abs(entry_.scale) * p[j] * recipes_.size(dp[j].value);
+      pp += ap * ap, pd += ap * ad, dd += ad * ad, bb += b[j] * b[j];
+      p1 += ap, d1 += std::abs(ad), b1 += b[j];
+    }
+    const std::vector<double> k = mean(p, entry_.k), dq_of_row = mean(ds, entry_.k);
+    for (size_t j = 0; j < p.size(); ++j) {
+      const double ap = a[j] * p[j], ad = std::abs(a[j] * ds[j]), own = recipes_.size(ds[j]);
+      const auto square = [](double x) { return x * x; };
+      const double p_square = square(ap * (1 - p[j])) + square(p[j]) * (pp - square(ap));
+      const double p_size = ap * (1 - p[j]) + p[j] * (p1 - ap);
+      dv.add_roundings(key(j), n_, kTwice * p_square, kTwice * p_size, grad);
+      const double others = square(ds[j]) * pp + 2 * ds[j] * p[j] * pd + square(p[j]) * dd - square(2 * p[j] * ad);
+      const double of_scores = square(ad * (1 - 2 * p[j])) + std::max(0.0, others);
+      const double of_scores_size = ad * std::abs(1 - 2 * p[j]) + std::abs(ds[j]) * p1 + p[j] * d1;
+      const double of_dp = square(b[j] * (1 - p[j])) + square(p[j]) * (bb - square(b[j]));
+      const double of_dp_size = b[j] * (1 - p[j]) + p[j] * (b1 - b[j]);
+      dk.add_roundings(key(j), n_, kTwice * of_scores + of_dp + own * own, kTwice * of_scores_size + of_dp_size + own,
+                       &entry_.q[at(query)]);
+      for (int64_t d = 0; d < n_; ++d) {
+        const double of_key = entry_.k[at(key(j) + d)], off = of_key - k[at(d)];
+        const double by_score = std::abs(a[j] * (ds[j] * off - p[j] * dq_of_row[at(d)]));
+        const double by_dp = b[j] * std::abs(off), by_ds = own * std::abs(of_key);
+        dq.add_rounding(query + d, kTwice * square(by_score) + square(by_dp) + square(by_ds),
+                        kTwice * by_score + by_dp + by_ds);
+      }
+    }
+  }
+
+  const ActiveRecipes& recipes_;
+  const Entry& entry_;
+  const int64_t n_, head_;
+  const QueryRow& row_;
+};
+
+/// The gradients of one head of a group, summed over its queries, are rounded before the heads are added up.
+class RoundedHeads {
+ public:
+  /// Elements [first, first + n) of `all` are those of the group's key head. Call before the head's queries are added.
+  RoundedHeads(Block& all, int64_t first, int64_t n)
+      : all_(all), first_(first), before_(&all.value[at(first)], &all.value[at(first)] + n) {}
+  void add(const ActiveRecipes& recipes) {
+    for (size_t i = 0; i < before_.size(); ++i) {
+      const double size = recipes.size(all_.value[at(first_) + i] - before_[i]);
+      all_.add_rounding(first_ + static_cast<int64_t>(i), size * size, size);
+    }
+  }
+
+ private:
+  Block& all_;
+  int64_t first_;
+  std::vector<double> before_;
+};
+
 /// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
 ///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  ds_j = p_j (dp_j - D)
 /// Errors, with E_j = sum_d |grad v_j|:
 ///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j;
 ///   ds_j: p_j (E_j + error of D + |dp_j - D| growth_j), rounding p_j (rounding of D + |dp_j - D| (rounding_j + 2))
-void differentiate_row(const Entry& entry, const Sizes& s, const std::vector<double>& grad, int64_t head, int64_t i,
-                       QueryRow& row, Block& dq, Block& dk, Block& dv) {
+void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
+                       const std::vector<double>& grad, int64_t head, int64_t i, QueryRow& row, Block& dq, Block& dk,
+                       Block& dv) {
   entry.load(head, i, row);
+  std::vector<double> all_ds;
   const int64_t query = entry.query_at(head, i), n = s.head_dim;
   std::vector<Dot> dp;
   dp.reserve(row.keys.size());
@@ -250,18 +422,24 @@ void differentiate_row(const Entry& entry, const Sizes& s, const std::vector<dou
     dq.add(query, n, ds, ds_magnitude, ds_rounding, &entry.k[at(key)]);
     dk.add(key, n, ds, ds_magnitude, ds_rounding, &entry.q[at(query)]);
     dv.add(key, n, p, p * (1 + growth), p * rounding, &grad[at(query)]);
+    all_ds.push_back(ds);
   }
+  if (!recipes.none())
+    RoundedGradients(recipes, entry, s, head, row).add(&grad[at(query)], query, dp, all_ds, dq, dk, dv);
 }
 
 /// Emits keys [first, first + n) of every head of `all` as row `row` of an output.
 void sink_keys(const GoldArgs& args, int output, int64_t row, const Block& all, const Sizes& s, int64_t first,
                int64_t n) {
-  Block part(s.kv_heads * n * s.head_dim);
+  Block part(s.kv_heads * n * s.head_dim, !all.spread.empty());
   for (int64_t head = 0; head < s.kv_heads; ++head) {
     const int64_t from = (head * s.kv_seq + first) * s.head_dim, to = head * n * s.head_dim;
     std::copy_n(&all.value[at(from)], n * s.head_dim, &part.value[at(to)]);
     std::copy_n(&all.magnitude[at(from)], n * s.head_dim, &part.magnitude[at(to)]);
     std::copy_n(&all.rounding[at(from)], n * s.head_dim, &part.rounding[at(to)]);
+    if (all.spread.empty()) continue;
+    std::copy_n(&all.spread[at(from)], n * s.head_dim, &part.spread[at(to)]);
+    std::copy_n(&all.deviation[at(from)], n * s.head_dim, &part.deviation[at(to)]);
   }
   part.sink(args, output, row);
 }
@@ -275,13 +453,19 @@ void attention_backward(const GoldArgs& args, int parts) {
   for (int64_t b = 0; b < s.batch; ++b) {
     const Entry entry(args, inputs, s, b);
     const std::vector<double> grad = decoded(args.in(inputs.grad()), b * s.queries(), s.queries());
-    Block dq(s.queries()), dk(s.keys()), dv(s.keys());
+    const ActiveRecipes& recipes = args.recipes;
+    const bool rounds = !recipes.none(), rounds_heads = recipes.has(recipe::kGroup) && group > 1;
+    Block dq(s.queries(), rounds), dk(s.keys(), rounds), dv(s.keys(), rounds);
     args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
       QueryRow row;
+      const int64_t first = kv_head * s.kv_seq * s.head_dim, n = s.kv_seq * s.head_dim;
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        for (int64_t i = 0; i < s.q_seq; ++i) differentiate_row(entry, s, grad, head, i, row, dq, dk, dv);
+        RoundedHeads of_k(dk, first, rounds_heads ? n : 0), of_v(dv, first, rounds_heads ? n : 0);
+        for (int64_t i = 0; i < s.q_seq; ++i) differentiate_row(recipes, entry, s, grad, head, i, row, dq, dk, dv);
+        of_k.add(recipes), of_v.add(recipes);
       }
     });
+    dq.finish(args, 0), dk.finish(args, inputs.k(0)), dv.finish(args, inputs.v(0));
     dq.sink(args, 0, b);
     int64_t first = 0;
     for (int part = 0; part < parts; ++part) {  // outputs have the order of the inputs that they belong to
@@ -339,6 +523,23 @@ Work attention_work(const GoldArgs& args, int parts, int products) {
   return {2.0 * products * static_cast<double>(s.batch * s.q_heads * s.head_dim) * pairs};
 }
 
+constexpr std::array<Recipe, 2> kAttentionForwardRecipes{
+    Recipe{recipe::kP, "o", k16Bit, /*exact=*/false, "o = sum_j round(p_j) v_j", kFlash},
+    Recipe{recipe::kScores, "o", k16Bit, /*exact=*/false, "p = softmax(round(scale round(q k^T)))", kEager},
+};
+constexpr std::array<Recipe, 5> kAttentionBackwardRecipes{
+    Recipe{recipe::kP, "dv dv_cache dv_new", k16Bit, /*exact=*/false, "dv = sum_i round(p_i) grad_i", kFlash},
+    Recipe{recipe::kDs, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false,
+           "dq = scale sum_j round(ds_j) k_j, dk = scale sum_i round(ds_i) q_i", kFlash},
+    Recipe{recipe::kO, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false, "ds = p (dp - sum_d grad_d round(o_d))",
+           kFlash},
+    Recipe{recipe::kGroup, "dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
+           "dk = sum over the group's heads of round(dk of the head), dv likewise",
+           "FlashAttention 2 with grouped heads, autograd of repeat_kv"},
+    Recipe{recipe::kScores, "dq dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
+           "p = softmax(round(scale round(q k^T))), ds = round(scale p (round(dp) - D))", kEager},
+};
+
 constexpr std::array<AttrSpec, 2> kAttentionAttrs{
     AttrSpec{"causal", 1, "attention: 1 keeps key j <= i + (kv_seq - q_seq) of query i, 0 keeps all"},
     AttrSpec{"scale", -1, "attention: factor of the scores, 0 included; below 0: 1/sqrt(head_dim)"},
@@ -354,9 +555,10 @@ void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
 Work forward_work(const GoldArgs& args) { return attention_work(args, 1, kForwardProducts); }
 Work backward_work(const GoldArgs& args) { return attention_work(args, 1, kBackwardProducts); }
 
-constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work, &kAttentionForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work, &kAttentionBackward}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work,
+                                  &kAttentionForward, nullptr, kAttentionForwardRecipes},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work,
+                                  &kAttentionBackward, nullptr, kAttentionBackwardRecipes}};
 
 }  // namespace
 

@@ -13,6 +13,9 @@ namespace checkop {
 
 /// The attributes causal and scale, in this order.
 extern const std::array<AttrSpec, 2> kAttentionAttrs;
+/// The rounding points of both operators.
+extern const std::array<Recipe, 2> kAttentionForwardRecipes;
+extern const std::array<Recipe, 5> kAttentionBackwardRecipes;
 
 /// The passes over `parts` parts of keys, where kv_seq is the sum of their lengths:
 ///   in:  q[batch, q_heads, q_seq, head_dim]; for each part k, v[batch, kv_heads, its length, head_dim];

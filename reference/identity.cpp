@@ -20,8 +20,9 @@ struct Applied {
   std::vector<double> value, square;
 };
 
-/// f * x and f.^2 * y, with f transposed if f.transposed.
-Applied apply(const IdentityArgs& args, const Factor& f, const std::vector<double>& x, const std::vector<double>& y) {
+/// f * x and f.^2 * y, with f transposed if f.transposed, and rounded to TF32 if `tf32`.
+Applied apply(const IdentityArgs& args, const Factor& f, const std::vector<double>& x, const std::vector<double>& y,
+              bool tf32 = false) {
   const int64_t rows = f.transposed ? f.columns : f.rows;
   Applied result{std::vector<double>(static_cast<size_t>(rows)), std::vector<double>(static_cast<size_t>(rows))};
   if (!f.transposed) {
@@ -29,6 +30,7 @@ Applied apply(const IdentityArgs& args, const Factor& f, const std::vector<doubl
       static thread_local std::vector<double> row, square;
       row.resize(x.size()), square.resize(x.size());
       decode_block(f, r, 1, 0, f.columns, row.data(), square.data());
+      if (tf32) round_to_tf32(row, square);
       std::array<double, 2> sum{};
       for (size_t j = 0; j < x.size(); ++j) sum[0] += row[j] * x[j], sum[1] += square[j] * y[j];
       result.value[static_cast<size_t>(r)] = sum[0], result.square[static_cast<size_t>(r)] = sum[1];
@@ -40,6 +42,7 @@ Applied apply(const IdentityArgs& args, const Factor& f, const std::vector<doubl
     std::array<double, kColumnBlock> row, square;
     for (int64_t s = 0; s < f.rows; ++s) {
       decode_block(f, s, 1, first, n, row.data(), square.data());
+      if (tf32) round_to_tf32({row.data(), static_cast<size_t>(n)}, square);
       const double xs = x[static_cast<size_t>(s)], ys = y[static_cast<size_t>(s)];
       for (int64_t j = 0; j < n; ++j) {
         const auto from = static_cast<size_t>(j), to = static_cast<size_t>(first + j);
@@ -58,8 +61,9 @@ void check_product(const IdentityArgs& args, int index, const Factor& x, const F
   std::vector<double> signs(static_cast<size_t>(n));
   for (size_t j = 0; j < signs.size(); ++j) signs[j] = args.sign("freivalds" + std::to_string(index), j);
   const std::vector<double> ones(signs.size(), 1.0);
-  const Applied of_y = apply(args, y, signs, ones);
-  const Applied expected = apply(args, x, of_y.value, of_y.square);
+  const bool tf32 = args.recipes.has(kTf32Operands);
+  const Applied of_y = apply(args, y, signs, ones, tf32);
+  const Applied expected = apply(args, x, of_y.value, of_y.square, tf32);
   const Applied got = apply(args, {&out, m, n}, signs, ones);
   double bias_sum = 0, bias_square = 0;
   for (int64_t j = 0; bias != nullptr && j < n; ++j) {

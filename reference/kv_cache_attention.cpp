@@ -54,9 +54,10 @@ void refine(const FillArgs& args) { plant_masked_keys(args, {"k_cache", "k_new"}
 Work forward_work(const GoldArgs& args) { return attention_work(args, 2, kForwardProducts); }
 Work backward_work(const GoldArgs& args) { return attention_work(args, 2, kBackwardProducts); }
 
-constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work, &kKvCacheAttentionForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work, &kKvCacheAttentionBackward}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work,
+                                  &kKvCacheAttentionForward, nullptr, kAttentionForwardRecipes},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, backward_work,
+                                  &kKvCacheAttentionBackward, nullptr, kAttentionBackwardRecipes}};
 
 }  // namespace
 

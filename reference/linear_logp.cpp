@@ -12,6 +12,7 @@
 #include "left_out.hpp"
 #include "operator/operator.hpp"
 #include "product.hpp"
+#include "recipes.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
@@ -53,6 +54,23 @@ constexpr std::array kBackwardOut{
 
 constexpr std::array kAttrs{kIgnoreIndex};
 
+constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias";
+constexpr std::array kForwardRecipes{
+    Recipe{recipe::kLogits, "logp", k16Bit, /*exact=*/true, "z = round(hidden W^T + bias)",
+           "a 16-bit lm_head (F.linear) before the log-probability, as in Hugging Face models, TRL and verl"},
+    Recipe{recipe::kLogp, "logp", k16Bit, /*exact=*/true, "logp = round(z_t - lse(z))",
+           "F.log_softmax of 16-bit logits in PyTorch"}};
+constexpr std::array kBackwardRecipes{
+    Recipe{recipe::kDz, kGradients, k16Bit, /*exact=*/false,
+           "dhidden = round(dz) W, dlm_head_weight = round(dz)^T hidden",
+           "autograd of a 16-bit lm_head, Liger's fused linear cross entropy, Apple's cut cross entropy"},
+    Recipe{recipe::kLogits, kGradients, k16Bit, /*exact=*/true, "z = round(hidden W^T + bias)",
+           "a 16-bit lm_head (F.linear) before the log-probability, Liger's fused linear cross entropy"},
+    Recipe{recipe::kLogp, kGradients, k16Bit, /*exact=*/true, "dz_v = g (1[v = t] - exp(round(z_v - lse(z))))",
+           "autograd of F.log_softmax of 16-bit logits: its backward pass reads the saved 16-bit result"},
+    Recipe{recipe::kUpstream, kGradients, k16Bit, /*exact=*/true, "dz_v = round(g) (1[v = t] - softmax(z)_v)",
+           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"}};
+
 constexpr int64_t kChunk = 1024;  // vocabulary columns with logits at one time; fixed: it orders the sums
 constexpr int64_t kTileRows = 128, kTileColumns = 256;
 
@@ -76,7 +94,12 @@ class LinearLogp {
         w_(size(chunk_, hidden_)),
         w_square_(size(chunk_, hidden_)),
         logits_(size(std::max<int64_t>(rows_, 1), chunk_)),
-        magnitude_(logits_.size()) {
+        magnitude_(logits_.size()),
+        rounds_logits_(args.recipes.has(recipe::kLogits)),
+        rounds_logp_(args.recipes.has(recipe::kLogp)),
+        rounds_dz_(args.recipes.has(recipe::kDz)),
+        rounds_upstream_(args.recipes.has(recipe::kUpstream)),
+        slack_(rounds_logits_ ? logits_.size() : 0) {
     args_.parallel_for(rows_, [&](int64_t r) {
       if (left_out(r)) return;  // zeros replace the row's content, which may be NaN
       decode_block({&args_.in(0), args_.in(2).count(), hidden_}, set_.at(r), 1, 0, hidden_, &h_[size(r, hidden_)],
@@ -92,9 +115,11 @@ class LinearLogp {
       const int64_t n = load_chunk({}, begin);
       args_.parallel_for(rows_, [&](int64_t r) {
         const double *z = &logits_[size(r, chunk_)], *s = &magnitude_[size(r, chunk_)];
-        softmax_[size(r, 1)].add(z, s, n);
+        const double* slack = slack_of(r);
+        softmax_[size(r, 1)].add(z, s, n, slack);
         const int64_t column = target(r) - begin;
-        if (column >= 0 && column < n) target_[size(r, 1)] = {z[column], s[column], 0};
+        if (column < 0 || column >= n) return;
+        target_[size(r, 1)] = {z[column], s[column], slack == nullptr ? 0 : args_.recipes.in_units(slack[column])};
       });
     }
   }
@@ -103,7 +128,12 @@ class LinearLogp {
     for (int64_t r = 0; r < rows_; ++r) {
       const GoldElement selected = target_[size(r, 1)];
       GoldElement e{0, 0, 0};
-      if (!left_out(r)) e = selected_logp(softmax_[size(r, 1)], selected.value, selected.magnitude);
+      if (!left_out(r)) {
+        const SoftmaxRow& softmax = softmax_[size(r, 1)];
+        e = selected_logp(softmax, selected.value, selected.magnitude);
+        e.rounding += selected.rounding + lse_slack(args_.recipes, 0, softmax);
+        e = rounded_if(rounds_logp_, args_, 0, e);
+      }
       args_.sink({0, set_.at(r), 1, 1, &e.value, &e.magnitude, &e.rounding});
     }
   }
@@ -156,6 +186,9 @@ class LinearLogp {
 
   bool left_out(int64_t r) const { return target(r) == kLeftOut; }
 
+  /// How far the rounded logits of row r may be off; nullptr if they are not rounded.
+  const double* slack_of(int64_t r) const { return rounds_logits_ ? &slack_[size(r, chunk_)] : nullptr; }
+
   /// Computes logits_[rows, chunk] = hidden * weight^T + bias for as many columns of the set as a chunk holds, from its
   /// begin-th column on; magnitude_ is emit_product's plus |bias|. Returns the number of columns.
   int64_t load_chunk(const RowSet& columns, int64_t begin) {
@@ -179,6 +212,9 @@ class LinearLogp {
           const double b = bias_ == nullptr ? 0 : bias_->at(columns.at(begin + v + j));
           magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
           logits_[at] += b;
+          if (!rounds_logits_) continue;
+          const Rounded rounded = args_.recipes.round(0, logits_[at], magnitude_[at], 0);
+          logits_[at] = rounded.value, magnitude_[at] = 0, slack_[at] = rounded.slack;
         }
       }
     });
@@ -188,13 +224,20 @@ class LinearLogp {
   /// Turns a row of the chunk's logits into dz and its squares, and the magnitudes into the errors of dz as an operand
   /// of the following sums. All errors of a row depend on the same log-sum-exp, so their absolute values add up.
   void differentiate_row(int64_t r, const RowSet& columns, int64_t begin, int64_t n, double g) {
+    if (rounds_upstream_) g = args_.recipes.round(g);
     const LogitGradient gradient(softmax_[size(r, 1)], g);
+    const RoundedLogitGradient rounded(args_, 0, softmax_[size(r, 1)], g, rounds_logp_);
+    const bool rounds = rounds_logits_ || rounds_logp_;
+    const double* slack = slack_of(r);
     double *z = &logits_[size(r, chunk_)], *s = &magnitude_[size(r, chunk_)], *square = &dz_square_[size(r, chunk_)];
     for (int64_t v = 0; v < n; ++v) {
       GoldElement e{0, 0, 0};
-      if (!left_out(r)) e = gradient(z[v], s[v], columns.at(begin + v) == target(r));
+      const bool selected = columns.at(begin + v) == target(r);
+      if (!left_out(r))
+        e = rounds ? rounded(z[v], s[v], slack == nullptr ? 0 : slack[v], selected) : gradient(z[v], s[v], selected);
       z[v] = e.value;
-      square[v] = e.value * e.value;
+      const double size = rounds_dz_ && !left_out(r) ? args_.recipes.size(e.value) : e.value;
+      square[v] = size * size;
       s[v] = e.magnitude + e.rounding / kLeastGrowth;
     }
   }
@@ -214,26 +257,29 @@ class LinearLogp {
   /// Adds the carry and returns the element with its error coefficients. The carry is one more exact term: it has no
   /// operands with errors, so it is in neither `square` nor `error`. It makes partial sums larger by up to its own
   /// size, in at most one addition per token, at whichever end it is added. That is growth over the chain of tokens. It
-  /// must not be part of the magnitude: under a contract with term_roundings it would count as a term that was rounded
-  /// on the way.
-  GoldElement finish(double value, double square, double error, double carry) const {
+  /// is not part of the magnitude: dz_in_16_bit rounds the other terms alone, of which sum |t| <= sqrt(n sum t^2).
+  GoldElement finish(int output, double value, double square, double error, double carry) const {
     value += carry;
+    const auto terms = static_cast<double>(output == 0 ? vocab_ : rows_);
+    const Spread of_dz = rounds_dz_ ? args_.recipes.of_terms(output, square, std::sqrt(terms * square)) : Spread();
     return {value, std::abs(value) + std::sqrt(square) + error,
-            kLeastGrowth * std::sqrt(static_cast<double>(rows_)) * std::abs(carry)};
+            kLeastGrowth * std::sqrt(static_cast<double>(rows_)) * std::abs(carry), of_dz};
   }
 
   /// Emits row `row` of output `output` from row `from` of `sums`. `carry`: nullptr for none.
   void emit_row(int output, int64_t row, int64_t from, Sums& sums, const Tensor* carry) const {
-    static thread_local std::vector<double> rounding, carried;
-    rounding.resize(size(hidden_, 1));
+    static thread_local std::vector<double> rounding, spread, deviation, carried;
+    for (auto* array : {&rounding, &spread, &deviation}) array->resize(size(hidden_, 1));
     carried.assign(size(hidden_, 1), 0);
     if (carry != nullptr) decode_row(*carry, row, carried);
     const size_t at = size(from, hidden_);
     for (size_t i = 0; i < size(hidden_, 1); ++i) {
-      const GoldElement e = finish(sums.value[at + i], sums.square[at + i], sums.error[at + i], carried[i]);
+      const GoldElement e = finish(output, sums.value[at + i], sums.square[at + i], sums.error[at + i], carried[i]);
       sums.value[at + i] = e.value, sums.error[at + i] = e.magnitude, rounding[i] = e.rounding;
+      spread[i] = e.spread.most, deviation[i] = e.spread.deviation;
     }
-    args_.sink({output, row, 1, hidden_, &sums.value[at], &sums.error[at], rounding.data()});
+    args_.sink(
+        {output, row, 1, hidden_, &sums.value[at], &sums.error[at], rounding.data(), spread.data(), deviation.data()});
   }
 
   /// Emits row `row` of dbias from column v of the chunk.
@@ -246,8 +292,8 @@ class LinearLogp {
       error += magnitude_[at];
     }
     const Tensor* carry = args_.inputs[6];
-    const GoldElement e = finish(value, square, error, carry == nullptr ? 0 : carry->at(row));
-    args_.sink({2, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
+    const GoldElement e = finish(2, value, square, error, carry == nullptr ? 0 : carry->at(row));
+    args_.sink({2, row, 1, 1, &e.value, &e.magnitude, &e.rounding, &e.spread.most, &e.spread.deviation});
   }
 
   const GoldArgs& args_;
@@ -256,6 +302,8 @@ class LinearLogp {
   int64_t rows_, hidden_, vocab_, chunk_;
   std::vector<int64_t> ids_;
   std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
+  const bool rounds_logits_, rounds_logp_, rounds_dz_, rounds_upstream_;
+  std::vector<double> slack_;
   std::vector<SoftmaxRow> softmax_;
   std::vector<GoldElement> target_;
 };
@@ -308,9 +356,10 @@ Work work(const GoldArgs& args) {
   return {2.0 * products * rows * static_cast<double>(weight.count()), bytes_left_out(hidden, used)};
 }
 
-constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>, &kLinearLogpForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>, &kLinearLogpBackward}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>,
+                                  &kLinearLogpForward, nullptr, kForwardRecipes},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>,
+                                  &kLinearLogpBackward, nullptr, kBackwardRecipes}};
 }  // namespace
 
 void validate_linear_logp(const CaseSizes& sizes) {
@@ -326,9 +375,10 @@ void validate_linear_logp(const CaseSizes& sizes) {
 
 void plant_in_linear_logp(const FillArgs& args) { plant_ignored_rows(args, "target_ids", "hidden"); }
 
-constexpr std::array<Pass, 2> kTpLinearLogpPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored, work<1>, &kTpLinearLogpForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored, work<3>, &kTpLinearLogpBackward}};
+constexpr std::array<Pass, 2> kTpLinearLogpPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_ignored,
+                                                       work<1>, &kTpLinearLogpForward, nullptr, kForwardRecipes},
+                                                  Pass{"backward", kBackwardIn, kBackwardOut, backward, check_ignored,
+                                                       work<3>, &kTpLinearLogpBackward, nullptr, kBackwardRecipes}};
 
 extern const Operator kLinearLogp;
 constexpr Operator kLinearLogp{"linear_logp",

@@ -53,6 +53,9 @@ void emit_column_sums(const GoldArgs& args, int index, const Factor& matrix) {
   });
 }
 
+constexpr std::array kForwardRecipes{tf32_operands("logits")};
+constexpr std::array kBackwardRecipes{tf32_operands("dhidden dweight")};
+
 /// Gold of lm_head.
 ///   in:  hidden[batch, seq, hidden], weight[vocab, hidden], bias[vocab] optional     out: logits[batch, seq, vocab]
 ///   logits = hidden weight^T + bias
@@ -100,9 +103,10 @@ Work work(const GoldArgs& args) {
   return {2.0 * products * static_cast<double>(args.in(0).count()) * static_cast<double>(args.in(1).shape[0])};
 }
 
-constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_logits, work<1>, &kLmHeadForward, model_logits},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients, work<2>, &kLmHeadBackward, model_gradients}};
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_logits, work<1>, &kLmHeadForward,
+                                  model_logits, kForwardRecipes},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradients, work<2>,
+                                  &kLmHeadBackward, model_gradients, kBackwardRecipes}};
 
 }  // namespace
 

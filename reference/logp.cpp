@@ -8,6 +8,7 @@
 #include "identity.hpp"
 #include "left_out.hpp"
 #include "operator/operator.hpp"
+#include "recipes.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
@@ -29,6 +30,15 @@ constexpr std::array kBackwardIn{kLogits, kTokenIds, kGradLogp};
 constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::logprob, "vocab", /*sampled=*/true}};
 constexpr std::array kAttrs{kIgnoreIndex};
 
+constexpr std::array kForwardRecipes{
+    Recipe{recipe::kLogp, "logp", k16Bit, /*exact=*/true, "logp = round(z_t - lse(z))",
+           "F.log_softmax of 16-bit logits in PyTorch, and with it F.cross_entropy, TRL and verl without their casts"}};
+constexpr std::array kBackwardRecipes{
+    Recipe{recipe::kLogp, "dlogits", k16Bit, /*exact=*/true, "dlogits_v = g (1[v = t] - exp(round(z_v - lse(z))))",
+           "autograd of F.log_softmax of 16-bit logits: its backward pass reads the saved 16-bit result"},
+    Recipe{recipe::kUpstream, "dlogits", k16Bit, /*exact=*/true, "dlogits_v = round(g) (1[v = t] - softmax(z)_v)",
+           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"}};
+
 /// Gold of logp.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
 ///   logp = z_t - lse(z),  lse(z) = m + log sum_v exp(z_v - m),  m = max_v z_v
@@ -37,13 +47,14 @@ constexpr std::array kAttrs{kIgnoreIndex};
 void forward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
+  const bool rounds = args.recipes.has(recipe::kLogp);
   args.for_rows(0, rows, [&](int64_t row) {
     const int64_t id = ids[static_cast<size_t>(row)];
     GoldElement e{0, 0, 0};
     if (id != kLeftOut) {
       RowScratch& s = row_scratch(vocab);
       const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
-      e = selected_logp(softmax, s.z[static_cast<size_t>(id)], 0);
+      e = rounded_if(rounds, args, 0, selected_logp(softmax, s.z[static_cast<size_t>(id)], 0));
     }
     args.sink({0, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
   });
@@ -56,6 +67,7 @@ void forward(const GoldArgs& args) {
 void backward(const GoldArgs& args) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
+  const bool rounds = args.recipes.has(recipe::kLogp), rounds_upstream = args.recipes.has(recipe::kUpstream);
   args.for_rows(0, rows, [&](int64_t row) {
     RowScratch& s = row_scratch(vocab);
     const int64_t id = ids[static_cast<size_t>(row)];
@@ -63,9 +75,12 @@ void backward(const GoldArgs& args) {
       s.clear_results();
     } else {
       const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
-      const LogitGradient gradient(softmax, args.in(2).at(row));
+      const double upstream = args.in(2).at(row), g = rounds_upstream ? args.recipes.round(upstream) : upstream;
+      const LogitGradient gradient(softmax, g);
+      const RoundedLogitGradient rounded(args, 0, softmax, g, rounds);
       for (size_t v = 0; v < s.z.size(); ++v) {
-        const GoldElement e = gradient(s.z[v], 0, v == static_cast<size_t>(id));
+        const bool selected = v == static_cast<size_t>(id);
+        const GoldElement e = rounds ? rounded(s.z[v], 0, 0, selected) : gradient(s.z[v], 0, selected);
         s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
       }
     }
@@ -76,18 +91,20 @@ void backward(const GoldArgs& args) {
 /// Ignored rows must be 0.
 void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(1), args.attrs)); }
 
-/// The gradients of a row must sum to 0; ignored rows must be 0.
+/// The gradients of a row must sum to 0, unless its probabilities are those of rounded logarithms; ignored rows must
+/// be 0.
 void check_gradient(const IdentityArgs& args) {
   const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
-  check_row_sums(args, 0, 0, 2, used);
+  if (!args.recipes.has(recipe::kLogp)) check_row_sums(args, 0, 0, 2, used);
   check_zero_rows(args, 0, used);
 }
 
 Work work(const GoldArgs& args) { return {0, bytes_left_out(args.in(0), rows_to_use(args.in(1), args.attrs))}; }
 
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kLogpForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kLogpBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kLogpForward, nullptr, kForwardRecipes},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kLogpBackward, nullptr,
+         kBackwardRecipes}};
 }  // namespace
 
 void plant_in_logp(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }

@@ -28,6 +28,9 @@ Factor matrix(const Tensor& t, bool transposed = false) {
   return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
 }
 
+constexpr std::array kForwardRecipes{tf32_operands("c")};
+constexpr std::array kBackwardRecipes{tf32_operands("da db")};
+
 /// Gold of matmul.
 ///   in:  a[batch, seq, k_dim], b[k_dim, n_dim]     out: c[batch, seq, n_dim]
 ///   c = a b
@@ -68,9 +71,10 @@ Work work(const GoldArgs& args) {
 
 }  // namespace
 
-constexpr std::array<Pass, 2> kMatmulPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>, &kMatmulForward, model_forward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>, &kMatmulBackward, model_backward}};
+constexpr std::array<Pass, 2> kMatmulPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>,
+                                                 &kMatmulForward, model_forward, kForwardRecipes},
+                                            Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward,
+                                                 work<2>, &kMatmulBackward, model_backward, kBackwardRecipes}};
 
 extern const Operator kMatmul;
 constexpr Operator kMatmul{"matmul", "reduction", "c = a b", "batch seq", {}, kMatmulPasses};

@@ -61,6 +61,12 @@ void decode_rows(const GoldArgs& args, const Factor& f, const RowSet& rows, int6
   });
 }
 
+/// decode_rows(), then rounds to TF32 where that recipe is active.
+void decode_operand(const GoldArgs& args, const Factor& f, const RowSet& rows, int64_t begin, int64_t n, Block& block) {
+  decode_rows(args, f, rows, begin, n, block);
+  if (args.recipes.has(kTf32Operands)) round_to_tf32(block.value, block.square);
+}
+
 /// Emits empty sums: the weight's gradient of a batch without rows.
 void emit_zeros(const GoldArgs& args, int index, int64_t rows, int64_t columns) {
   const std::vector<double> zeros(static_cast<size_t>(columns), 0.0);
@@ -79,6 +85,13 @@ void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t colum
     type.decode(matrix.tensor->bytes.data() + offset, value + r * columns, static_cast<size_t>(columns));
   }
   std::transform(value, value + rows * columns, square, [](double v) { return v * v; });
+}
+
+void round_to_tf32(std::span<double> value, std::span<double> square) {
+  for (size_t i = 0; i < value.size(); ++i) {
+    value[i] = ActiveRecipes::round_to_tf32(value[i]);
+    square[i] = value[i] * value[i];
+  }
 }
 
 void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
@@ -108,12 +121,12 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
   if (bias != nullptr) info(bias->dtype).decode(bias->bytes.data(), b.data(), b.size());
   for (int64_t row = 0; row < m; row += row_block) {
     const int64_t rows = std::min(row_block, m - row);
-    decode_rows(args, x, chosen, row, rows, xs);
+    decode_operand(args, x, chosen, row, rows, xs);
     value.resize(static_cast<size_t>(rows * n));
     magnitude.resize(static_cast<size_t>(rows * n));
     for (int64_t column = 0; column < n; column += column_block) {
       const int64_t columns = std::min(column_block, n - column);
-      decode_rows(args, columns_of_y, kAll, column, columns, ys);
+      decode_operand(args, columns_of_y, kAll, column, columns, ys);
       const int64_t row_tiles = (rows + kTileRows - 1) / kTileRows;
       const int64_t column_tiles = (columns + kTileColumns - 1) / kTileColumns;
       args.parallel_for(row_tiles * column_tiles, [&](int64_t task) {

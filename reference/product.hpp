@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "operator/operator.hpp"
@@ -29,6 +31,17 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
 /// dimensions. Uses one thread. Source of the FP64 product: OpenBLAS dgemm.
 void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int64_t k, const double* x, int64_t ldx,
                    const double* y, int64_t ldy, double alpha, double* out, int64_t ldout);
+
+/// The recipe tf32_operands: values as tensor cores read them, and their squares.
+inline constexpr Recipe tf32_operands(std::string_view outputs) {
+  return {kTf32Operands,
+          outputs,
+          "fp32",
+          /*exact=*/true,
+          "x = round(x), y = round(y) to 11 bits",
+          "cuBLAS with torch.backends.cuda.matmul.allow_tf32, and what is built on it"};
+}
+void round_to_tf32(std::span<double> value, std::span<double> square);
 
 /// Decodes block [row, row + rows) x [column, column + columns) of a stored row-major matrix into `value` and its
 /// squares into `square`; both dense [rows, columns].

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "gold_element.hpp"
 #include "operator/operator.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 
@@ -30,6 +32,34 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"dx", kRowHidden}, Numerics::reduction, "hidden"},
     OutputSpec{{"dweight", "hidden"}, Numerics::reduction, "hidden batch*seq"},
 };
+constexpr Recipe kRowOfY{recipe::kNormalisedRow,
+                         "y",
+                         k16Bit,
+                         /*exact=*/true,
+                         "y = round(x r) w",
+                         "Hugging Face LlamaRMSNorm and its kin, Liger (casting_mode llama), unsloth"};
+constexpr Recipe kRowOfWeight{recipe::kNormalisedRow,
+                              "dweight",
+                              k16Bit,
+                              /*exact=*/true,
+                              "dweight = sum_rows g round(x r)",
+                              "autograd of Hugging Face's LlamaRMSNorm, Liger (casting_mode llama)"};
+constexpr Recipe kTermsOfWeight{
+    recipe::kWeightTerms,
+    "dweight",
+    k16Bit,
+    /*exact=*/true,
+    "dweight = sum_rows round(g x r)",
+    "autograd of Hugging Face's LlamaRMSNorm: the product is a 16-bit tensor before its sum"};
+constexpr Recipe kGradientOfRow{recipe::kWeightedGradient,
+                                "dx",
+                                k16Bit,
+                                /*exact=*/true,
+                                "dx = r round(g w) - x r^3 mean_h(round(g w) x)",
+                                "autograd of Hugging Face's LlamaRMSNorm, Liger, unsloth"};
+constexpr std::array kForwardRecipes{kRowOfY};
+constexpr std::array kBackwardRecipes{kGradientOfRow, kRowOfWeight, kTermsOfWeight};
+
 constexpr std::array kAttrs{AttrSpec{"eps", 1e-6, "added to the mean of squares"}};
 
 /// Columns of dweight per task: 128 bytes of 16-bit elements per row.
@@ -52,6 +82,12 @@ double reciprocal_root(const std::vector<double>& x, double eps) {
   return 1 / std::sqrt(squares / static_cast<double>(x.size()) + eps);
 }
 
+/// x r, the element of a normalised row: the error of r, half of its sum's, and one rounding.
+GoldElement normalised(double x, double r) {
+  const double size = std::abs(x * r);
+  return {x * r, 0.5 * size, (kRootUlps + 1) * size};
+}
+
 /// Arrays for one row, reused by a thread from row to row.
 struct Scratch {
   std::vector<double> x, g, value, magnitude, rounding;
@@ -71,14 +107,17 @@ Scratch& scratch(int64_t hidden) {
 void forward(const GoldArgs& args) {
   const int64_t hidden = args.in(1).count(), rows = args.in(0).count() / hidden;
   const std::vector<double> weight = read_all(args.in(1));
+  const bool rounds = args.recipes.has(recipe::kNormalisedRow);
   args.parallel_for(rows, [&](int64_t row) {
     Scratch& s = scratch(hidden);
     decode_row(args.in(0), row, s.x);
     const double r = reciprocal_root(s.x, args.attrs[0]);
     for (size_t h = 0; h < weight.size(); ++h) {
-      const double size = std::abs(s.value[h] = s.x[h] * r * weight[h]);
-      s.magnitude[h] = 0.5 * size;
-      s.rounding[h] = (kRootUlps + 2) * size;
+      const GoldElement n = rounded_if(rounds, args, 0, normalised(s.x[h], r));
+      const double size = std::abs(weight[h]);
+      s.value[h] = n.value * weight[h];
+      s.magnitude[h] = n.magnitude * size;
+      s.rounding[h] = n.rounding * size + std::abs(s.value[h]);
     }
     args.sink({0, row, 1, hidden, s.value.data(), s.magnitude.data(), s.rounding.data()});
   });
@@ -90,6 +129,7 @@ void forward(const GoldArgs& args) {
 /// the difference by r rounds twice.
 void emit_dx(const GoldArgs& args, const std::vector<double>& weight, std::vector<double>& roots) {
   const auto hidden = static_cast<int64_t>(weight.size());
+  const bool rounds = args.recipes.has(recipe::kWeightedGradient);
   args.parallel_for(static_cast<int64_t>(roots.size()), [&](int64_t row) {
     Scratch& s = scratch(hidden);
     decode_row(args.in(0), row, s.x);
@@ -97,12 +137,14 @@ void emit_dx(const GoldArgs& args, const std::vector<double>& weight, std::vecto
     const double r = roots[static_cast<size_t>(row)] = reciprocal_root(s.x, args.attrs[0]);
     double mean = 0, mean_size = 0;
     for (size_t h = 0; h < weight.size(); ++h) {
-      const double term = s.g[h] * weight[h] * s.x[h];
+      s.g[h] *= weight[h];
+      if (rounds) s.g[h] = args.recipes.round(s.g[h]);
+      const double term = s.g[h] * s.x[h];
       mean += term, mean_size += std::abs(term);
     }
     mean /= static_cast<double>(hidden), mean_size /= static_cast<double>(hidden);
     for (size_t h = 0; h < weight.size(); ++h) {
-      const double a = r * (s.g[h] * weight[h]), scale = s.x[h] * r * r * r, b = scale * mean;
+      const double a = r * s.g[h], scale = s.x[h] * r * r * r, b = scale * mean;
       s.value[h] = a - b;
       s.magnitude[h] = 0.5 * std::abs(a) + 1.5 * std::abs(b) + std::abs(scale) * mean_size;
       s.rounding[h] = (kRootUlps + 2) * std::abs(a) + (3 * kRootUlps + 4) * std::abs(b) +
@@ -119,6 +161,8 @@ void emit_dweight(const GoldArgs& args, int64_t hidden, const std::vector<double
     kept[row] = args.in(3).at(static_cast<int64_t>(row)) != 0;
   const Tensor &x = args.in(0), &g = args.in(2);
   const DTypeInfo& type = info(x.dtype);
+  const bool rounds_row = args.recipes.has(recipe::kNormalisedRow);
+  const bool rounds_terms = args.recipes.has(recipe::kWeightTerms);
   args.parallel_for((hidden + kColumnBlock - 1) / kColumnBlock, [&](int64_t block) {
     const int64_t first = block * kColumnBlock, n = std::min(kColumnBlock, hidden - first);
     std::array<double, kColumnBlock> xs, gs, value{}, magnitude{}, rounding{};
@@ -128,13 +172,14 @@ void emit_dweight(const GoldArgs& args, int64_t hidden, const std::vector<double
       type.decode(x.bytes.data() + at, xs.data(), static_cast<size_t>(n));
       type.decode(g.bytes.data() + at, gs.data(), static_cast<size_t>(n));
       for (size_t h = 0; h < static_cast<size_t>(n); ++h) {
-        const double term = gs[h] * xs[h] * roots[row];
-        value[h] += term, magnitude[h] += std::abs(term);
+        const GoldElement e = rounded_if(rounds_row, args, 1, normalised(xs[h], roots[row]));
+        const double size = std::abs(gs[h]), product = gs[h] * e.value;
+        const GoldElement term =
+            rounded_if(rounds_terms, args, 1, {product, size * e.magnitude, size * e.rounding + std::abs(product)});
+        value[h] += term.value;
+        magnitude[h] += std::abs(term.value) + term.magnitude;
+        rounding[h] += term.rounding;
       }
-    }
-    for (size_t h = 0; h < static_cast<size_t>(n); ++h) {
-      rounding[h] = (kRootUlps + 2) * magnitude[h];
-      magnitude[h] *= 1.5;  // 1 for this sum, 0.5 for the sum in r
     }
     args.sink({1, first, n, 1, value.data(), magnitude.data(), rounding.data()});
   });
@@ -160,8 +205,9 @@ void validate(const CaseSizes& sizes) {
 }
 
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kRmsNormForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kRmsNormBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kRmsNormForward, nullptr, kForwardRecipes},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kRmsNormBackward, nullptr,
+         kBackwardRecipes}};
 
 }  // namespace
 

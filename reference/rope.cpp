@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "gold_element.hpp"
 #include "operator/operator.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 
@@ -26,6 +28,17 @@ constexpr std::array kBackwardOut{OutputSpec{{"dx", kHeads}, Numerics::pointwise
 // is at most 2u of the value.
 constexpr double kPowRounding = 8, kSinCosRounding = 4;
 
+constexpr std::array kForwardRecipes{
+    Recipe{recipe::kTable, "y", k16Bit, /*exact=*/true, "y = x round(cos a) + rot(x) round(sin a)",
+           "Hugging Face's LlamaRotaryEmbedding casts cos and sin to the dtype of x; vLLM's and unsloth's caches"},
+    Recipe{recipe::kProducts, "y", k16Bit, /*exact=*/true, "y = round(x cos a) + round(rot(x) sin a)",
+           "q * cos + rotate_half(q) * sin in Hugging Face's apply_rotary_pos_emb: both products are 16-bit tensors"}};
+constexpr std::array kBackwardRecipes{
+    Recipe{recipe::kTable, "dx", k16Bit, /*exact=*/true, "dx = grad_y round(cos a) - rot(grad_y) round(sin a)",
+           "autograd of the forward pass with such a table"},
+    Recipe{recipe::kProducts, "dx", k16Bit, /*exact=*/true, "dx = round(grad_y cos a) - rot(round(grad_y sin a))",
+           "autograd of q * cos + rotate_half(q) * sin"}};
+
 /// One angle: its sine, its cosine, and the coefficient of u in the error of a computed angle. The exponent 2i/D and
 /// theta are rounded, which changes theta^(-2i/D) by the exponent times log(theta), and by the exponent. The power has
 /// its own error. The reciprocal, the conversion of the position and the product with it round once each.
@@ -38,6 +51,33 @@ Turn turn_of(int64_t position, double exponent, double theta) {
   const double steps = 2 * exponent * std::abs(std::log(theta)) + exponent + kPowRounding + 3;
   return {std::sin(angle), std::cos(angle), std::abs(angle) * steps};
 }
+
+/// Rotations with roundings to 16 bits: of the table, of the products with it, or of both. Without the rounding of the
+/// table an angle error of d moves the sine and the cosine by at most d.
+class RoundedRotation {
+ public:
+  explicit RoundedRotation(const GoldArgs& args)
+      : args_(args), table_(args.recipes.has(recipe::kTable)), products_(args.recipes.has(recipe::kProducts)) {}
+
+  bool active() const { return table_ || products_; }
+  /// x times a sine or cosine.
+  GoldElement product(double x, double of_angle, double angle_error) const {
+    const GoldElement entry =
+        rounded_if(table_, args_, 0, {of_angle, 0, kSinCosRounding * std::abs(of_angle) + angle_error});
+    const double value = x * entry.value, error = std::abs(x) * entry.rounding;
+    // fp32 holds a product of two 16-bit values.
+    return rounded_if(products_, args_, 0, {value, 0, error + (table_ ? 0 : std::abs(value))});
+  }
+  /// a + b, where each errs as product() says, and the sum rounds.
+  static GoldElement sum(const GoldElement& a, const GoldElement& b) {
+    const double value = a.value + b.value;
+    return {value, 0, a.rounding + b.rounding + std::abs(value)};
+  }
+
+ private:
+  const GoldArgs& args_;
+  const bool table_, products_;
+};
 
 std::vector<int64_t> read_positions(const Tensor& tensor) {
   std::vector<int64_t> positions(static_cast<size_t>(tensor.count()));
@@ -67,6 +107,7 @@ void rotate(const GoldArgs& args, const Tensor& x, const Tensor& positions_tenso
   const DTypeInfo& type = info(x.dtype);
   const auto columns = static_cast<size_t>(heads * seq * 2 * half);
   const std::vector<double> magnitude(columns, 0.0);  // there are no long sums
+  const RoundedRotation rounded(args);
   args.parallel_for(batch, [&](int64_t b) {
     std::vector<double> from(columns), value(columns), rounding(columns);
     type.decode(x.bytes.data() + static_cast<size_t>(b) * columns * type.bytes, from.data(), columns);
@@ -74,6 +115,13 @@ void rotate(const GoldArgs& args, const Tensor& x, const Tensor& positions_tenso
       const Turn* turn = &turns[static_cast<size_t>(row % seq * half)];
       for (int64_t i = 0; i < half; ++i, ++turn) {
         const auto low = static_cast<size_t>(row * 2 * half + i), high = low + static_cast<size_t>(half);
+        if (rounded.active()) {
+          const auto times = [&](double x, double of_angle) { return rounded.product(x, of_angle, turn->error); };
+          const GoldElement l = rounded.sum(times(from[low], turn->cos), times(-from[high], turn->sin));
+          const GoldElement h = rounded.sum(times(from[high], turn->cos), times(from[low], turn->sin));
+          value[low] = l.value, rounding[low] = l.rounding, value[high] = h.value, rounding[high] = h.rounding;
+          continue;
+        }
         const double lc = from[low] * turn->cos, ls = from[low] * turn->sin;
         const double hc = from[high] * turn->cos, hs = from[high] * turn->sin;
         value[low] = lc - hs;
@@ -111,8 +159,9 @@ void check_sizes(const CaseSizes& sizes) {
 }
 
 constexpr std::array kAttrs{AttrSpec{"theta", 1e6, "base of rope's frequencies theta^(-2i/head_dim)"}};
-constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kRopeForward},
-                             Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kRopeBackward}};
+constexpr std::array kPasses{
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kRopeForward, nullptr, kForwardRecipes},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kRopeBackward, nullptr, kBackwardRecipes}};
 
 }  // namespace
 

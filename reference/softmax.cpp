@@ -8,7 +8,7 @@
 
 namespace checkop {
 
-void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
+void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n, const double* slacks) {
   double top = max;
   for (int64_t i = 0; i < n; ++i) {
     if (z[i] != z[i]) top = z[i];  // a NaN stays, because the comparison below is false for it
@@ -19,6 +19,7 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
     spread = scale * (spread + shift * sum);
     sum *= scale;
     weighted *= scale;
+    slack *= scale, slack_square *= scale * scale;
   }
   max = top;
   if (max == -INFINITY) return;  // only -inf so far: every term is 0
@@ -28,6 +29,7 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n) {
     sum += term;
     spread += term * below;
     if (magnitude != nullptr) weighted += term * magnitude[i];
+    if (slacks != nullptr) slack += term * slacks[i], slack_square += term * slacks[i] * term * slacks[i];
   }
 }
 

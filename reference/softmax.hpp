@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "gold_element.hpp"
 #include "operator/operator.hpp"
 
 namespace checkop {
@@ -26,11 +27,12 @@ inline constexpr double kLeastGrowth = 6;
 
 /// Softmax statistics of a row of logits z[0..V), accumulated term by term in a fixed order.
 ///   max = max z;  sum = sum exp(z - max);  spread = sum exp(z - max)*|z - max|;  weighted = sum exp(z - max)*magnitude
-/// `magnitude` is the error coefficient of each logit; 0 if the logits are inputs.
+/// `magnitude` is the error coefficient of each logit; 0 if the logits are inputs. For logits that were rounded:
+///   slack = sum exp(z - max)*s,  slack_square = sum (exp(z - max)*s)^2,  where each logit may be off by s
 struct SoftmaxRow {
-  double max = -INFINITY, sum = 0, spread = 0, weighted = 0;
+  double max = -INFINITY, sum = 0, spread = 0, weighted = 0, slack = 0, slack_square = 0;
 
-  void add(const double* z, const double* magnitude, int64_t n);
+  void add(const double* z, const double* magnitude, int64_t n, const double* slacks = nullptr);
 
   double log_sum() const { return std::log(sum); }
   double lse() const { return max + log_sum(); }
@@ -42,11 +44,6 @@ struct SoftmaxRow {
   double lse_rounding() const {
     return kArgumentUnits * mean_spread() + kExpUnits + 2 * std::abs(log_sum()) + std::abs(max) + std::abs(lse());
   }
-};
-
-/// One gold element and its error coefficients; see GoldRows.
-struct GoldElement {
-  double value, magnitude, rounding;
 };
 
 /// logp = z - lse for the selected logit z, whose own error coefficient is `z_magnitude`.
@@ -79,6 +76,51 @@ class LogitGradient {
 
  private:
   double max_, sum_, log_sum_, g_, abs_g_, chain_, fixed_;
+};
+
+/// The coefficient of u in the error of a log-sum-exp of rounded logits; see Rounded::slack.
+inline double lse_slack(const ActiveRecipes& recipes, int output, const SoftmaxRow& row) {
+  return row.slack == 0 ? 0 : recipes.in_units(recipes.of_errors(output, row.slack_square, row.slack)) / row.sum;
+}
+
+/// LogitGradient in a kernel that rounds on the way:
+///   to rounded logits, each off by `slack`: dz = g*(selected - exp(z - lse)) has their errors
+///   to a rounded log-probability: dz = g*(selected - exp(round(z - lse)))
+class RoundedLogitGradient {
+ public:
+  RoundedLogitGradient(const GoldArgs& args, int output, const SoftmaxRow& row, double g, bool rounds_logp)
+      : args_(args),
+        output_(output),
+        row_(row),
+        gradient_(row, g),
+        g_(g),
+        lse_slack_(lse_slack(args.recipes, output, row)),
+        rounds_logp_(rounds_logp) {}
+
+  GoldElement operator()(double z, double z_magnitude, double slack, bool selected) const {
+    const double off = args_.recipes.in_units(slack) + lse_slack_;
+    if (!rounds_logp_) {
+      GoldElement e = gradient_(z, z_magnitude, selected);
+      e.rounding += std::abs(g_) * std::exp(z - row_.max) / row_.sum * off;
+      return e;
+    }
+    GoldElement logp = selected_logp(row_, z, z_magnitude);
+    if (logp.value == -INFINITY) return gradient_(z, z_magnitude, selected);
+    logp.rounding += off;
+    const Rounded rounded = args_.recipes.round(output_, logp.value, logp.magnitude, logp.rounding);
+    const double p = std::exp(rounded.value), value = g_ * ((selected ? 1.0 : 0.0) - p);
+    const double of_p =
+        args_.recipes.in_units(std::expm1(rounded.slack)) + kExpUnits + kArgumentUnits * std::abs(rounded.value);
+    return {value, 0, std::abs(g_) * (p * of_p + kFlushUnits) + 2 * std::abs(value)};
+  }
+
+ private:
+  const GoldArgs& args_;
+  const int output_;
+  const SoftmaxRow& row_;
+  const LogitGradient gradient_;
+  const double g_, lse_slack_;
+  const bool rounds_logp_;
 };
 
 /// Decodes row `row` of logits[rows, vocab] into `z`, which has the size of a row, and reduces it.

@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "recipes.hpp"
+
 namespace checkop {
 namespace emulation {
 namespace {
@@ -57,11 +59,12 @@ struct Group {
     const int64_t n = seen(row), counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) : n;
     std::vector<float> score(static_cast<size_t>(counted));
     const float scale = scale_of_scores();
+    const bool rounds = arithmetic.rounds(recipe::kScores);
     arithmetic.dots(counted, score.data(), problem.head_dim, query(row), 1, k.row(0), 1, problem.head_dim);
     for (int64_t j = 0; j < counted; ++j) {
       const bool masked = multiplied && kept[static_cast<size_t>(j)] == 0;
       float& of_key = score[static_cast<size_t>(j)];
-      of_key = masked ? -kInfinity : scale * of_key;
+      of_key = masked ? -kInfinity : arithmetic.rounded_if(rounds, scale * arithmetic.rounded_if(rounds, of_key));
     }
     if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return;
     const SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
@@ -84,9 +87,33 @@ struct Group {
   Matrix k, v;                ///< one row per key
 };
 
-/// Rounds to bf16 if `rounded`.
-void round_if(bool rounded, Matrix& m) {
-  if (rounded) std::transform(m.values.begin(), m.values.end(), m.values.begin(), Arithmetic::to_bf16);
+/// Rounds to bf16 with the fault, to the dtype of the case with the recipe.
+void round_if(const Arithmetic& a, const FaultSpec& fault, std::string_view recipe, Matrix& m) {
+  if (a.has(fault.name)) std::transform(m.values.begin(), m.values.end(), m.values.begin(), Arithmetic::to_bf16);
+  if (!a.rounds(recipe)) return;
+  for (float& x : m.values) x = a.rounded_if(true, x);
+}
+
+/// The row sum D of p*dp; from the rounded output o with its recipe, unless the kernel is eager.
+float row_sum(const Arithmetic& a, const Group& group, const float* w, const float* dp, const float* grad,
+              int64_t seen) {
+  if (!a.rounds(recipe::kO) || a.rounds(recipe::kScores)) return a.dot(seen, w, 1, dp, 1);
+  std::vector<float> o(static_cast<size_t>(group.v.columns));
+  a.dots(group.v.columns, o.data(), seen, w, 1, group.v.row(0), group.v.columns, 1);
+  for (float& x : o) x = a.rounded_if(true, x);
+  return a.dot(group.v.columns, grad, 1, o.data(), 1);
+}
+
+/// to = the transpose of x times y; with the recipe the rows of each head, `head` of them, are a product of their own
+/// that is rounded before the heads are added.
+void add_up_rows(const Arithmetic& a, int64_t columns, float* to, int64_t rows, int64_t head, const float* x,
+                 int64_t x_step, const float* y) {
+  if (!a.rounds(recipe::kGroup)) return a.dots(columns, to, rows, x, x_step, y, columns, 1);
+  std::vector<float> of_head(static_cast<size_t>(columns));
+  for (int64_t r = 0; r < rows; r += head) {
+    a.dots(columns, of_head.data(), head, x + r * x_step, x_step, y + r * columns, columns, 1);
+    for (size_t d = 0; d < of_head.size(); ++d) to[d] += a.rounded_if(true, of_head[d]);
+  }
 }
 
 /// Stores the gradients of one group's queries and keys.
@@ -95,24 +122,28 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
   const int64_t rows = group.rows, first = group.first_query(), n = static_cast<int64_t>(group.keys.size());
   const float term = a.has(kRowSumDropped.name) ? 0.0F : a.has(kRowSumAdded.name) ? -1.0F : 1.0F;
   const float scale = a.has(kGradientNotScaled.name) ? 1 : p.scale;
+  const bool eager = a.rounds(recipe::kScores), rounds_ds = a.rounds(recipe::kDs);
   Matrix weights = Matrix::zeros(rows, n), ds = weights;  // 0 beyond the keys that a query sees
   for (int64_t r = 0; r < rows; ++r) {
     float *w = weights.row(r), *d = ds.row(r);
     const int64_t seen = group.seen(r);
     group.probabilities(r, w);
     a.dots(seen, d, p.head_dim, grad.row(first + r), 1, group.v.row(0), 1, p.head_dim);
-    const float mean = term * a.dot(seen, w, 1, d, 1);
-    for (int64_t j = 0; j < seen; ++j) d[j] = scale * (w[j] * (d[j] - mean));
+    for (int64_t j = 0; j < seen; ++j) d[j] = a.rounded_if(eager, d[j]);
+    const float mean = term * row_sum(a, group, w, d, grad.row(first + r), seen);
+    for (int64_t j = 0; j < seen; ++j)
+      d[j] = a.rounded_if(eager, scale * a.rounded_if(rounds_ds, w[j] * (d[j] - mean)));
   }
-  round_if(a.has(kProbabilitiesRounded.name), weights);
-  round_if(a.has(kScoreGradientsRounded.name), ds);
+  round_if(a, kProbabilitiesRounded, recipe::kP, weights);
+  if (a.has(kScoreGradientsRounded.name))
+    std::transform(ds.values.begin(), ds.values.end(), ds.values.begin(), Arithmetic::to_bf16);
   for (int64_t r = 0; r < rows; ++r)
     a.dots(p.head_dim, to.dq.row(first + r), group.seen(r), ds.row(r), 1, group.k.row(0), p.head_dim, 1);
   const int64_t from = a.has(kGroupOverwritten.name) ? rows - p.q_seq : 0;
   for (int64_t j = 0; j < n; ++j) {
     const int64_t key = group.own_key_row(j);
-    a.dots(p.head_dim, to.dk.row(key), rows - from, ds.row(from) + j, n, group.query(from), p.head_dim, 1);
-    a.dots(p.head_dim, to.dv.row(key), rows - from, weights.row(from) + j, n, grad.row(first + from), p.head_dim, 1);
+    add_up_rows(a, p.head_dim, to.dk.row(key), rows - from, p.q_seq, ds.row(from) + j, n, group.query(from));
+    add_up_rows(a, p.head_dim, to.dv.row(key), rows - from, p.q_seq, weights.row(from) + j, n, grad.row(first + from));
   }
 }
 
@@ -153,7 +184,7 @@ Matrix attention_output(const EmulationArgs& args, const AttentionProblem& p) {
       const int64_t seen = group.seen(r);
       std::fill(weights.values.begin(), weights.values.end(), 0.0F);
       group.probabilities(r, weights.row(0));
-      round_if(a.has(kProbabilitiesRounded.name), weights);
+      round_if(a, kProbabilitiesRounded, recipe::kP, weights);
       a.dots(p.head_dim, o.row(group.first_query() + r), seen, weights.row(0), 1, group.v.row(0), p.head_dim, 1);
     }
   });

@@ -55,11 +55,13 @@ inline constexpr FaultSpec kOnesAloneKept{"ones_alone_kept", "a key is kept wher
 inline constexpr FaultSpec kScaleMissing{"scale_missing", "the scores are not scaled"};
 inline constexpr FaultSpec kScaleTwice{"scale_twice", "the queries are scaled, and the scores once more"};
 inline constexpr FaultSpec kProbabilitiesRounded{"probabilities_rounded",
-                                                 "probabilities are rounded to bf16 as factors"};
+                                                 "probabilities are rounded to bf16 as operands", "accuracy",
+                                                 "fp32 fp16"};  // in bf16 it is a recipe
 inline constexpr FaultSpec kRowSumDropped{"row_sum_dropped", "ds = p*dp, without the row sum of p*dp"};
 inline constexpr FaultSpec kRowSumAdded{"row_sum_added", "the row sum of p*dp has the wrong sign"};
 inline constexpr FaultSpec kGradientNotScaled{"gradient_not_scaled", "dq and dk lack the scale"};
-inline constexpr FaultSpec kScoreGradientsRounded{"score_gradients_rounded", "ds is rounded to bf16 as a factor"};
+inline constexpr FaultSpec kScoreGradientsRounded{"score_gradients_rounded", "ds is rounded to bf16 as an operand",
+                                                  "accuracy", "fp32 fp16"};
 // Not visible with one query head per group: no other head is overwritten.
 inline constexpr FaultSpec kGroupOverwritten{"group_overwritten",
                                              "dk and dv hold the last head of a group, written over the others"};

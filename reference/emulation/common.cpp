@@ -2,6 +2,8 @@
 // Emulated products and softmax rows.
 #include "emulation/common.hpp"
 
+#include "recipes.hpp"
+
 namespace checkop::emulation {
 
 Matrix product(const EmulationArgs& args, Operand x, Operand y) {
@@ -39,9 +41,13 @@ SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n) 
 
 void logp_gradient_row(const Arithmetic& arithmetic, const SoftmaxRow& row, const float* z, int64_t n, int64_t id,
                        float g, double* to) {
-  const bool dropped = arithmetic.has(kSoftmaxTermDropped.name), flipped = arithmetic.has(kSoftmaxSignFlipped.name);
+  const bool dropped = arithmetic.has(kSoftmaxTermDropped.name), flipped = arithmetic.has(kSoftmaxSignFlipped.name),
+             rounds = arithmetic.rounds(recipe::kLogp);
+  g = arithmetic.rounded_if(arithmetic.rounds(recipe::kUpstream), g);
   for (int64_t v = 0; v < n; ++v) {
-    float p = dropped ? 0 : arithmetic.exponential(z[v] - row.max) / row.sum;
+    float p = rounds ? arithmetic.exponential(arithmetic.rounded_if(true, row.logp(z[v])))
+                     : arithmetic.exponential(z[v] - row.max) / row.sum;
+    if (dropped) p = 0;
     if (flipped) p = -p;
     to[v] = g * ((v == id ? 1.0F : 0.0F) - p);
   }

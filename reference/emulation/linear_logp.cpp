@@ -4,16 +4,19 @@
 
 #include "emulation/ignored_rows.hpp"
 #include "emulation/ranks.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
 
 using namespace emulation;
 
-constexpr FaultSpec kLogitsRounded{"logits_rounded", "the logits are rounded to bf16 before the softmax"};
+constexpr FaultSpec kLogitsRounded{"logits_rounded", "the logits are rounded to bf16 before the softmax", "accuracy",
+                                   "fp32 fp16"};  // in bf16 it is a recipe
 constexpr FaultSpec kTargetWithoutBias{
     "target_without_bias", "the bias is in the softmax sum but not in the target's logit", "accuracy", "", "bias"};
-constexpr FaultSpec kDlogitsRounded{"dlogits_rounded", "the gradient of the logits is rounded to bf16"};
+constexpr FaultSpec kDlogitsRounded{"dlogits_rounded", "the gradient of the logits is rounded to bf16", "accuracy",
+                                    "fp32 fp16"};  // in bf16 it is a recipe
 constexpr FaultSpec kUpstreamShifted{"upstream_shifted", "a row is scaled by the upstream gradient of the next one"};
 constexpr FaultSpec kIgnoredRowReachesWeight{
     "ignored_row_reaches_weight", "an ignored row's gradient is 0, and multiplied with its hidden state", "nonfinite"};
@@ -42,11 +45,11 @@ Problem load(const EmulationArgs& args) {
     if (p.rows[static_cast<size_t>(r)].skipped) std::fill_n(p.hidden.row(r), p.hidden.columns, 0.0F);
   p.logits = product(args, {p.hidden}, {p.weight, true});
   if (args.has(3) && !a.has(kBiasLeftOut.name)) p.bias = args.floats(3);
-  const bool rounded = a.has(kLogitsRounded.name);
+  const bool rounded = a.has(kLogitsRounded.name), rounds = a.rounds(recipe::kLogits);
   for (size_t i = 0; i < p.logits.values.size(); ++i) {
     float& z = p.logits.values[i];
     if (!p.bias.empty()) z += p.bias[i % p.bias.size()];
-    if (rounded) z = Arithmetic::to_bf16(z);
+    z = rounded ? Arithmetic::to_bf16(z) : a.rounded_if(rounds, z);
   }
   return p;
 }
@@ -61,7 +64,8 @@ void forward(const EmulationArgs& args) {
     float target = target_of(args, z, column_of(args, taken.id));
     if (without_bias) target -= p.bias[static_cast<size_t>(taken.id)];
     const SoftmaxRow softmax = rank_softmax_row(args, z, p.logits.columns);
-    args.out(0)[static_cast<size_t>(r)] = taken.scale * softmax.logp(target);
+    const Arithmetic& a = args.arithmetic;
+    args.out(0)[static_cast<size_t>(r)] = taken.scale * a.rounded_if(a.rounds(recipe::kLogp), softmax.logp(target));
   });
 }
 
@@ -69,7 +73,7 @@ void forward(const EmulationArgs& args) {
 Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
   const std::vector<float> g = args.floats(4);
   const size_t shift = args.arithmetic.has(kUpstreamShifted.name) ? 1 : 0;
-  const bool rounded = args.arithmetic.has(kDlogitsRounded.name);
+  const bool rounded = args.arithmetic.has(kDlogitsRounded.name), rounds = args.arithmetic.rounds(recipe::kDz);
   Matrix dz = Matrix::zeros(p.logits.rows(), p.logits.columns);
   args.parallel_for(dz.rows(), [&](int64_t r) {
     const TakenRow& taken = p.rows[static_cast<size_t>(r)];
@@ -80,7 +84,7 @@ Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
                       column_of(args, taken.id), upstream, row.data());
     std::transform(row.begin(), row.end(), dz.row(r), [&](double x) {
       const auto value = static_cast<float>(x);
-      return rounded ? Arithmetic::to_bf16(value) : value;
+      return rounded ? Arithmetic::to_bf16(value) : args.arithmetic.rounded_if(rounds, value);
     });
   });
   return dz;

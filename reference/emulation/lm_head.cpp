@@ -77,6 +77,7 @@ Matrix hidden_of_rows(const EmulationArgs& args) {
 
 void backward(const EmulationArgs& args) {
   const Arithmetic& a = args.arithmetic;
+  const Matrix grad = matrix(args, 3);  // as stored: dbias is no product
   Matrix weight = factor(args, 1), g = factor(args, 3);
   if (a.has(kGradRounded.name)) std::transform(g.values.begin(), g.values.end(), g.values.begin(), Arithmetic::to_bf16);
   store(product(args, {g}, weight_operand(a, weight, false)), args.out(0));
@@ -89,7 +90,7 @@ void backward(const EmulationArgs& args) {
   if (!args.has(2)) return;
   const float scale = a.has(kBiasMean.name) ? 1 / static_cast<float>(g.rows()) : 1.0F;
   for (int64_t v = 0; v < computed(a, vocab); ++v)
-    args.out(2)[static_cast<size_t>(v)] = scale * a.sum(g.rows(), [&](int64_t r) { return g.row(r)[v]; });
+    args.out(2)[static_cast<size_t>(v)] = scale * a.sum(g.rows(), [&](int64_t r) { return grad.row(r)[v]; });
 }
 
 constexpr std::array kForwardFaults{faults::kLastKDropped,

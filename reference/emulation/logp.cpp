@@ -4,6 +4,7 @@
 
 #include "emulation/ignored_rows.hpp"
 #include "emulation/ranks.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
@@ -24,7 +25,9 @@ void for_each_row(const EmulationArgs& args, const Row& row) {
 void forward(const EmulationArgs& args) {
   for_each_row(args, [&](const Matrix& z, int64_t r, int64_t id, float scale) {
     const SoftmaxRow row = rank_softmax_row(args, z.row(r), z.columns);
-    args.out(0)[static_cast<size_t>(r)] = scale * row.logp(target_of(args, z.row(r), column_of(args, id)));
+    const float logp = row.logp(target_of(args, z.row(r), column_of(args, id)));
+    args.out(0)[static_cast<size_t>(r)] =
+        scale * args.arithmetic.rounded_if(args.arithmetic.rounds(recipe::kLogp), logp);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "emulation/common.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
@@ -16,7 +17,8 @@ constexpr FaultSpec kEpsLeftOut{"eps_left_out", "nothing is added to the mean sq
 constexpr FaultSpec kEpsOutsideRoot{"eps_outside_root", "eps is added to the root of the mean square"};
 constexpr FaultSpec kNeighboursRoot{"neighbours_root", "of every two rows each is divided by the other's root"};
 constexpr FaultSpec kWeightPlusOne{"weight_plus_one", "the weight is taken as an offset from 1"};
-constexpr FaultSpec kBf16BeforeWeight{"bf16_before_weight", "the normalised row is rounded to bf16 before the weight"};
+constexpr FaultSpec kBf16BeforeWeight{"bf16_before_weight", "the normalised row is rounded to bf16 before the weight",
+                                      "accuracy", "fp32 fp16"};  // in bf16 it is a recipe
 constexpr FaultSpec kWeightLeftOut{"weight_left_out", "dx is that of a weight of 1"};
 constexpr FaultSpec kProjectionDropped{"projection_dropped", "dx takes the root for a constant"};
 constexpr FaultSpec kProjectionScaledOnce{"projection_scaled_once", "the second term of dx has the root, not its cube"};
@@ -63,11 +65,12 @@ struct Rows {
 
 void forward(const EmulationArgs& args) {
   const Rows in(args);
-  const bool rounded = args.arithmetic.has(kBf16BeforeWeight.name);
+  const Arithmetic& a = args.arithmetic;
+  const bool rounded = a.has(kBf16BeforeWeight.name), rounds = a.rounds(recipe::kNormalisedRow);
   for (int64_t r = 0; r < in.x.rows(); ++r) {
     double* y = &args.out(0)[static_cast<size_t>(r * in.x.columns)];
     for (int64_t h = 0; h < in.x.columns; ++h) {
-      const float normalised = in.x.row(r)[h] * in.root(r);
+      const float normalised = a.rounded_if(rounds, in.x.row(r)[h] * in.root(r));
       y[h] = (rounded ? Arithmetic::to_bf16(normalised) : normalised) * in.weight[static_cast<size_t>(h)];
     }
   }
@@ -77,10 +80,10 @@ void forward(const EmulationArgs& args) {
 void store_dx(const EmulationArgs& args, const Rows& in, const Matrix& g) {
   const Arithmetic& a = args.arithmetic;
   const bool unweighted = a.has(kWeightLeftOut.name), constant = a.has(kProjectionDropped.name),
-             once = a.has(kProjectionScaledOnce.name);
+             once = a.has(kProjectionScaledOnce.name), rounds = a.rounds(recipe::kWeightedGradient);
   args.parallel_for(g.rows(), [&](int64_t r) {
     std::vector<float> gw(g.row(r), g.row(r) + g.columns);
-    for (size_t h = 0; h < gw.size() && !unweighted; ++h) gw[h] *= in.weight[h];
+    for (size_t h = 0; h < gw.size() && !unweighted; ++h) gw[h] = a.rounded_if(rounds, gw[h] * in.weight[h]);
     const float root = in.root(r);
     const float mean = constant ? 0 : a.dot(g.columns, gw.data(), 1, in.x.row(r), 1) / in.divisor(a);
     const float scale = once ? mean : mean * root * root;
@@ -97,10 +100,14 @@ void store_dweight(const EmulationArgs& args, const Rows& in, const Matrix& g, c
     if (mask.empty() || mask[static_cast<size_t>(r)] != 0 || a.has(kRowMaskIgnored.name)) kept.push_back(r);
   }
   const bool plain = a.has(kNotNormalised.name), multiplied = a.has(kMaskMultiplied.name);
+  const bool rounds_row = a.rounds(recipe::kNormalisedRow), rounds_terms = a.rounds(recipe::kWeightTerms);
   args.parallel_for(g.columns, [&](int64_t h) {
     args.out(1)[static_cast<size_t>(h)] = a.sum(std::ssize(kept), [&](int64_t i) {
       const int64_t r = kept[static_cast<size_t>(i)];
-      const float term = g.row(r)[h] * in.x.row(r)[h] * (plain ? 1 : in.root(r));
+      const float x = in.x.row(r)[h], root = plain ? 1 : in.root(r);
+      // Without roundings, from left to right: kernels take g x first.
+      const float product = rounds_row ? g.row(r)[h] * a.rounded_if(true, x * root) : g.row(r)[h] * x * root;
+      const float term = a.rounded_if(rounds_terms, product);
       return multiplied ? term * static_cast<float>(mask[static_cast<size_t>(r)]) : term;
     });
   });

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "emulation/common.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
@@ -20,7 +21,8 @@ constexpr FaultSpec kHighHalfKept{"high_half_kept", "the second half of a head i
 constexpr FaultSpec kPartlyTurned{"partly_turned", "the second half of the pairs is copied"};
 constexpr FaultSpec kFrequenciesRounded{"frequencies_rounded", "frequencies are rounded to bf16"};
 constexpr FaultSpec kAnglesRounded{"angles_rounded", "angles are rounded to bf16"};
-constexpr FaultSpec kTableRounded{"table_rounded", "sines and cosines are rounded to bf16"};
+constexpr FaultSpec kTableRounded{"table_rounded", "sines and cosines are rounded to bf16", "accuracy",
+                                  "fp32 fp16"};  // in bf16 it is a recipe
 
 float round_if(bool rounded, float x) { return rounded ? Arithmetic::to_bf16(x) : x; }
 
@@ -36,7 +38,7 @@ std::vector<Turn> make_turns(const EmulationArgs& args, const std::vector<int64_
   const float theta = a.has(kWrongBase.name) ? 10000.0F : static_cast<float>(args.attrs[0]);
   const auto halves = static_cast<float>(a.has(kExponentHalved.name) ? 2 * half : half);
   const bool frequencies = a.has(kFrequenciesRounded.name), angles = a.has(kAnglesRounded.name),
-             table = a.has(kTableRounded.name);
+             table = a.has(kTableRounded.name), rounds = a.rounds(recipe::kTable);
   if (a.has(kTurnedTheOtherWay.name)) sign = -sign;
   std::vector<float> frequency;
   for (int64_t i = 0; i < half; ++i)
@@ -46,7 +48,8 @@ std::vector<Turn> make_turns(const EmulationArgs& args, const std::vector<int64_
     const auto steps = static_cast<float>(position + (a.has(kPositionsShifted.name) ? 1 : 0));
     for (const float f : frequency) {
       const float angle = round_if(angles, steps * f);
-      const float cosine = round_if(table, std::cos(angle)), sine = sign * round_if(table, std::sin(angle));
+      const auto entry = [&](float x) { return table ? Arithmetic::to_bf16(x) : a.rounded_if(rounds, x); };
+      const float cosine = entry(std::cos(angle)), sine = sign * entry(std::sin(angle));
       turns.push_back({{cosine, -sine}, {sine, cosine}});
     }
   }
@@ -61,6 +64,11 @@ void rotate(const EmulationArgs& args, int of, int by, float sign) {
   const Matrix x = matrix(args, of);
   const std::vector<Turn> turns = make_turns(args, args.integers(by), half, sign);
   const bool by_head = a.has(kPositionOfHead.name), neighbours = a.has(kNeighboursPaired.name);
+  const bool rounds = a.rounds(recipe::kProducts);
+  const auto turned_by = [&](const float* pair, int64_t distance, const float(&row)[2]) {
+    if (!rounds) return a.dot(2, pair, distance, row, 1);
+    return a.rounded_if(true, pair[0] * row[0]) + a.rounded_if(true, pair[distance] * row[1]);
+  };
   const int64_t turned = a.has(kPartlyTurned.name) ? half / 2 : half;
   Matrix y = x;
   args.parallel_for(shape[0] * heads, [&](int64_t head) {
@@ -70,8 +78,8 @@ void rotate(const EmulationArgs& args, int of, int by, float sign) {
       const Turn* turn = &turns[static_cast<size_t>((by_head ? head % heads % seq : s) * half)];
       for (int64_t i = 0; i < turned; ++i) {
         const int64_t low = neighbours ? 2 * i : i, distance = neighbours ? 1 : half;
-        to[low] = a.dot(2, from + low, distance, turn[i].low, 1);
-        to[low + distance] = a.dot(2, from + low, distance, turn[i].high, 1);
+        to[low] = turned_by(from + low, distance, turn[i].low);
+        to[low + distance] = turned_by(from + low, distance, turn[i].high);
       }
       if (a.has(kHighHalfKept.name)) std::copy_n(from + half, half, to + half);
     }

@@ -74,9 +74,10 @@ std::span<const Plan> all_plans() {
   return kPlans;
 }
 
-Arithmetic::Arithmetic(const Plan& plan, std::string_view fault)
+Arithmetic::Arithmetic(const Plan& plan, std::string_view fault, ActiveRecipes recipes)
     : plan_(plan),
       fault_(fault),
+      recipes_(std::move(recipes)),
       skip_tile_(fault == faults::kLastTileSkipped.name),
       dropped_k_tile_(fault == faults::kLastKTileDropped.name),
       bf16_accumulator_(fault == faults::kBf16Accumulator.name),
@@ -87,7 +88,7 @@ Arithmetic::Arithmetic(const Plan& plan, std::string_view fault)
       dropped_k_(fault == faults::kLastKDropped.name ? 1 : 0) {}
 
 std::vector<float> Arithmetic::factors(std::vector<float> values) const {
-  if (tf32_factors_)
+  if (tf32_factors_ || recipes_.has(kTf32Operands))
     std::transform(values.begin(), values.end(), values.begin(), [](float x) { return rounded(x, 13); });
   return values;
 }

@@ -43,6 +43,7 @@ struct FaultSpec {
   std::string_view kind = "accuracy";  ///< kind of failure that must be reported; "nonfinite" if it reads planted NaN
   std::string_view dtypes = "";        ///< dtypes in which it is visible, "bf16 fp16"; "" for all
   std::string_view needs = "";         ///< an optional input that must be present; "-mask": one that must be absent
+  std::string_view recipes = "";       ///< granted one of these, a kernel may err so, except in fp16
 };
 
 /// Faults of sums, products and exponentials, which Arithmetic implements. An emulation lists the ones that its pass
@@ -54,19 +55,24 @@ inline constexpr FaultSpec kLastKTileDropped{"last_k_tile_dropped", "the last ti
 inline constexpr FaultSpec kBf16Accumulator{"bf16_accumulator", "sums are kept in bf16"};
 inline constexpr FaultSpec kBf16Partials{"bf16_partials", "the sums of four parts are rounded to bf16 and then added"};
 inline constexpr FaultSpec kPartialLost{"partial_lost", "of four parts of a sum, the last is lost"};
-inline constexpr FaultSpec kBf16Exponential{"bf16_exponential", "exponentials are rounded to bf16"};
-inline constexpr FaultSpec kTf32Factors{"tf32_factors", "operands of products are rounded to TF32 (11 bits)",
-                                        "accuracy", "fp32"};
+inline constexpr FaultSpec kBf16Exponential{
+    "bf16_exponential", "exponentials are rounded to bf16", "accuracy", "", "", "p_in_16_bit dz_in_16_bit"};
+inline constexpr FaultSpec kTf32Factors{
+    "tf32_factors", "operands of products are rounded to TF32 (11 bits)", "accuracy", "fp32", "", kTf32Operands};
 }  // namespace faults
 
-/// fp32 arithmetic with a plan and at most one fault.
+/// fp32 arithmetic with a plan, at most one fault, and the roundings of recipes.
 class Arithmetic {
  public:
-  explicit Arithmetic(const Plan& plan, std::string_view fault = "");
+  explicit Arithmetic(const Plan& plan, std::string_view fault = "", ActiveRecipes recipes = {});
 
   /// Whether the fault of this name is active.
   bool has(std::string_view fault) const { return fault_ == fault; }
   const Plan& plan() const { return plan_; }
+  /// Whether the kernel rounds where the recipe of this name says.
+  bool rounds(std::string_view recipe) const { return recipes_.has(recipe); }
+  /// x rounded to the dtype of the case if `rounds`, else x.
+  float rounded_if(bool rounds, float x) const { return rounds ? static_cast<float>(recipes_.round(x)) : x; }
 
   /// term(0) + ... + term(n - 1), for sums that are not dot products.
   template <class Term>
@@ -155,6 +161,7 @@ class Arithmetic {
 
   Plan plan_;
   std::string fault_;
+  ActiveRecipes recipes_;
   bool skip_tile_, dropped_k_tile_, bf16_accumulator_, bf16_partials_, partial_lost_, bf16_exponential_, tf32_factors_;
   int64_t dropped_k_;
 };

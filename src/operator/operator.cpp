@@ -3,6 +3,7 @@
 #include "operator/operator.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "operator/operator_added.hpp"
 
@@ -68,6 +69,28 @@ void add_operator(const Operator& op) { added().push_back(&op); }
 const Pass* find_pass(const Operator& op, std::string_view name) {
   const auto found = std::find_if(op.passes.begin(), op.passes.end(), [&](const Pass& p) { return p.name == name; });
   return found == op.passes.end() ? nullptr : &*found;
+}
+
+std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype) {
+  const auto lists = [](std::string_view list, std::string_view word) {
+    const std::vector<std::string_view> words = split_dims(list);
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  std::vector<const Recipe*> found;
+  for (const Recipe& recipe : pass.recipes) {
+    if (lists(recipe.outputs, output.name) && lists(recipe.dtypes, info(case_dtype).name)) found.push_back(&recipe);
+  }
+  return found;
+}
+
+std::vector<std::string> all_recipes() {
+  std::set<std::string> names;
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      for (const Recipe& recipe : pass.recipes) names.emplace(recipe.name);
+    }
+  }
+  return {names.begin(), names.end()};
 }
 
 bool has_attr(const Operator& op, std::string_view name) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "operator/recipe.hpp"
 #include "tensor/tensor.hpp"
 
 namespace checkop {
@@ -69,11 +70,13 @@ struct AttrSpec {
 ///   value      the exact result, in FP64
 ///   magnitude  coefficient of the growth of accumulated sums: size of the partial sums plus the terms' own errors
 ///   rounding   coefficient of one unit roundoff of the arithmetic: roundings that no sum amplifies
-/// A computation in precision u with sums of chain length h errs by about growth(h, u)*magnitude + u*rounding.
+///   spread, deviation   what the roundings that the active recipes allow for may add to the error, and its standard
+///              deviation; see Spread. nullptr: nothing
+/// A computation in precision u with sums of chain length h errs by about growth(h, u)*magnitude + u*rounding + spread.
 struct GoldRows {
   int output;
   int64_t first_row, n_rows, columns;
-  const double *value, *magnitude, *rounding;
+  const double *value, *magnitude, *rounding, *spread = nullptr, *deviation = nullptr;
 };
 
 /// Receives gold rows in any order, from several threads at once; each row of each output exactly once.
@@ -97,6 +100,7 @@ struct GoldArgs {
   GoldSink sink;
   std::vector<Shape> output_shapes = {};  ///< in the order of the pass; empty shape for an absent output
   std::span<const RowSet> row_sets = {};  ///< in the order of the pass; empty: every row. See rows().
+  ActiveRecipes recipes = {};             ///< roundings that the gold has to make or to allow for
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   bool has(int index) const { return inputs[static_cast<size_t>(index)] != nullptr; }
@@ -127,6 +131,7 @@ struct IdentityArgs {
   unsigned threads = 1;
   std::function<double(std::string_view, uint64_t)> sign;  ///< random 1 or -1, from the stream of this name, by index
   std::function<void(const Residual&)> sink;               ///< called from several threads at once
+  ActiveRecipes recipes = {};                              ///< those by which the outputs were judged
 
   const Tensor& in(int index) const { return *inputs[static_cast<size_t>(index)]; }
   const Tensor* out(int index) const { return outputs[static_cast<size_t>(index)]; }
@@ -156,6 +161,7 @@ struct Pass {
   const Emulation* emulation = nullptr;     ///< the pass as kernels compute it, with typical faults; nullptr: none
   /// Computes the outputs that are matrix products as tensor cores do; see has_model(). nullptr: no model.
   void (*model)(const ModelArgs&) = nullptr;
+  std::span<const Recipe> recipes = {};  ///< rounding points that kernels in use have
 };
 
 /// Sizes and attributes of a case, for the operator's own rules, such as an even head size.
@@ -199,6 +205,9 @@ std::span<const Operator* const> operators();
 const Operator* find_operator(std::string_view name);  ///< nullptr when unknown
 const Pass* find_pass(const Operator& op, std::string_view name);
 bool has_attr(const Operator& op, std::string_view name);
+/// The recipes of one output in cases of one dtype, in the order of the pass.
+std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype);
+std::vector<std::string> all_recipes();  ///< the names of all operators' recipes, each once, sorted
 
 std::vector<std::string_view> split_dims(std::string_view dims);
 std::vector<std::string_view> names_in(std::string_view dims);  ///< names in the extents; "batch*seq batch+1" has three

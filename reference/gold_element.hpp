@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// One element of a gold with its error coefficients, and its rounding by a recipe.
+#pragma once
+
+#include "operator/operator.hpp"
+
+namespace checkop {
+
+/// One gold element, or an intermediate value of one, and its error coefficients; see GoldRows.
+struct GoldElement {
+  double value, magnitude, rounding;
+  Spread spread = {};
+};
+
+/// An intermediate value `e` of output `output`, rounded to the dtype of the case if `rounds`. A rounded value has lost
+/// the error of the computation before it; what is left is that a kernel may round it to the other side of a tie.
+inline GoldElement rounded_if(bool rounds, const GoldArgs& args, int output, const GoldElement& e) {
+  if (!rounds) return e;
+  const Rounded rounded = args.recipes.round(output, e.value, e.magnitude, e.rounding);
+  return {rounded.value, 0, args.recipes.in_units(rounded.slack)};
+}
+
+}  // namespace checkop

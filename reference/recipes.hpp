@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of the recipes, which a gold and the emulation of its pass share. 16 bit: the dtype of the case, bf16 or fp16.
+#pragma once
+
+#include <string_view>
+
+namespace checkop::recipe {
+
+// rms_norm
+inline constexpr std::string_view kNormalisedRow = "normalised_row_in_16_bit",
+                                  kWeightTerms = "weight_gradient_terms_in_16_bit",
+                                  kWeightedGradient = "weighted_gradient_in_16_bit";
+// swiglu
+inline constexpr std::string_view kActivation = "activation_in_16_bit",
+                                  kActivationGradient = "activation_gradient_in_16_bit";
+// rope
+inline constexpr std::string_view kTable = "table_in_16_bit", kProducts = "products_in_16_bit";
+// attention and kv_cache_attention
+inline constexpr std::string_view kP = "p_in_16_bit", kDs = "ds_in_16_bit", kO = "o_in_16_bit",
+                                  kScores = "scores_in_16_bit", kGroup = "group_gradients_in_16_bit";
+// logp, linear_logp and tp_linear_logp
+inline constexpr std::string_view kLogits = "logits_in_16_bit", kLogp = "logp_in_16_bit", kDz = "dz_in_16_bit",
+                                  kUpstream = "upstream_gradient_in_16_bit";
+
+}  // namespace checkop::recipe
