@@ -287,6 +287,10 @@ void add_contract_options(CLI::App& app, RunOptions& run) {
   add_arch_option(app, run);
   app.add_option("--contract", run.contract, "tolerance contract; default: the shipped contracts/default.json")
       ->group("Judging");
+  app.add_option("--recipe", run.recipes,
+                 "rounding points that candidates may have beside those that the contract grants, such as p_in_16_bit")
+      ->delimiter(',')
+      ->group("Judging");
 }
 
 void add_force_option(CLI::App& app, RunOptions& run) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // check_operator list and show: the available operators, and one operator's tensors.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -33,6 +34,17 @@ void print_tensor(const char* kind, const TensorSpec& spec, const std::string& m
   fmt::print("    {:<7} {:<18} [{}]  {}{}{}{}\n", kind, spec.name, dims,
              spec.dtype ? info(*spec.dtype).name : "dtype of the case", carried, spec.optional ? "  optional" : "",
              more);
+}
+
+void print_recipe(const Pass& pass, const Recipe& recipe) {
+  std::vector<std::string_view> outputs;
+  for (const std::string_view name : split_dims(recipe.outputs)) {
+    const auto is_it = [&](const OutputSpec& spec) { return spec.tensor.name == name; };
+    if (std::any_of(pass.outputs.begin(), pass.outputs.end(), is_it)) outputs.push_back(name);
+  }
+  fmt::print("    recipe  {:<18} {}: {}\n            {}; {}; {}\n", recipe.name, fmt::join(outputs, ", "),
+             recipe.formula, fmt::join(split_dims(recipe.dtypes), ", "),
+             recipe.exact ? "the gold rounds there, too" : "the gold allows for the roundings", recipe.source);
 }
 
 }  // namespace
@@ -72,6 +84,7 @@ int show_command(const Options& options) {
       print_tensor("output", spec.tensor,
                    fmt::format("  {}{}", to_string(spec.numerics), is_per_row(op, spec.tensor) ? ", row-wise" : ""));
     }
+    for (const Recipe& recipe : pass.recipes) print_recipe(pass, recipe);
   }
   for (const PresetMapping& mapping : shipped_mappings(op)) {
     std::vector<std::string> words;

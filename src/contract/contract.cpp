@@ -51,6 +51,20 @@ void take(const GateList& list, const Subject& subject, const std::string& reaso
   }
 }
 
+bool lists(std::span<const std::string> names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// Grants the recipes of `target` that are among `names` and not yet granted.
+void grant_recipes(std::span<const std::string> names, const std::vector<const Recipe*>& known, const std::string& path,
+                   const std::string& reason, std::vector<RecipeGrant>& granted) {
+  for (const Recipe* recipe : known) {
+    const bool already = std::any_of(granted.begin(), granted.end(),
+                                     [&](const RecipeGrant& grant) { return grant.name == recipe->name; });
+    if (lists(names, recipe->name) && !already) granted.push_back({std::string(recipe->name), path, reason});
+  }
+}
+
 }  // namespace
 
 std::string describe(const JudgedOutput& t) {
@@ -121,12 +135,23 @@ Contract Contract::parse(std::string_view text, const std::string& path, Date to
   const JsonValue root = JsonValue::parse(text, path);
   Contract contract;
   contract.path_ = path;
-  contract.hash_ = fnv1a_hex(text);
   contract.today_ = today;
   RuleTable table;
   read_contract(root, table);
+  contract.hash_ = fnv1a_hex(std::string(text) + table.base_text);
   contract.table_ = std::make_shared<const RuleTable>(std::move(table));
   return contract;
+}
+
+void Contract::grant(std::vector<std::string> recipes) {
+  const std::vector<std::string> known = all_recipes();
+  for (const std::string& name : recipes) {
+    if (lists(known, name)) continue;
+    const std::string hint = did_you_mean(name, known);
+    throw InputError("--recipe", fmt::format("unknown recipe '{}'", name),
+                     hint.empty() ? "'check_operator show OP' lists those of an operator" : hint);
+  }
+  granted_ = std::move(recipes);
 }
 
 Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject& subject) const {
@@ -136,14 +161,27 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject
   if (!rule)
     throw InputError(path_, "no rule matches " + describe(target),
                      fmt::format("add one, or choose another dtype than {} or another contract", info(c.dtype).name));
-  Gates gates{{}, rule->nonfinite_may_match, path_ + ": " + rule->path, rule->why, {}, {}};
+  Gates gates{{}, rule->nonfinite_may_match, path_ + ": " + rule->path, rule->why, {}, {}, {}};
   take(*rule, subject, "", gates);
+  const std::vector<const Recipe*> recipes = recipes_of(*c.pass, output.tensor, c.dtype);
+  grant_recipes(rule->recipes, recipes, rule->path, "", gates.recipes);
   const size_t of_rule = gates.all.size();
   for (const Overlay& overlay : table_->overlays) {
     if (!overlay.match.fits(subject) || !overlay.match.fits(target)) continue;
     for (size_t i = 0; i < of_rule; ++i) lay_over(overlay, overlay.grant.expired(today_), i, gates);
     take(overlay.added, subject, overlay.grant.reason, gates);
+    if (!overlay.grant.expired(today_)) {
+      grant_recipes(overlay.recipes, recipes, overlay.path, overlay.grant.reason, gates.recipes);
+    } else if (!overlay.recipes.empty()) {
+      gates.withheld.push_back(fmt::format("{} expired on {}: it no longer grants {}", overlay.path,
+                                           to_string(*overlay.grant.expires), fmt::join(overlay.recipes, ", ")));
+    }
   }
+  for (const std::string& name : subject.declared) {
+    if (lists(table_->declared_recipes, name))
+      grant_recipes({&name, 1}, recipes, "declared_recipes", "", gates.recipes);
+  }
+  grant_recipes(granted_, recipes, "--recipe", "", gates.recipes);
   for (Gate& gate : gates.all) gate.terms_dtype = c.dtype;
   return gates;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,13 @@ struct NumberSource {
   std::string reason = {};  ///< the overlay's reason
 };
 
+/// A recipe that an output may be judged by; see Recipe.
+struct RecipeGrant {
+  std::string name;
+  std::string path;         ///< "rules[3]", "overlays[1]", "--recipe", "declared_recipes"
+  std::string reason = {};  ///< the overlay's reason
+};
+
 struct Gates {
   std::vector<Gate> all;  ///< never empty
   /// An output element may be non-finite where the gold is non-finite in the same way.
@@ -31,13 +39,15 @@ struct Gates {
   std::string source;                      ///< the selected rule
   std::string why = {};                    ///< the rule's reason; "" in the RL-Kernel format
   std::vector<NumberSource> numbers = {};  ///< the source of every number of every gate
+  std::vector<RecipeGrant> recipes = {};   ///< those that the output has in this case, in the order of the pass
   std::vector<std::string> withheld = {};  ///< one sentence for each number that an expired overlay no longer loosens
 };
 
 /// The device and candidate under test, which overlays match.
 struct Subject {
-  std::string_view arch_key = {};   ///< architecture of the device, "sm90"; "" for none
-  std::string_view candidate = {};  ///< name of the candidate; "" matches no overlay that names candidates
+  std::string_view arch_key = {};              ///< architecture of the device, "sm90"; "" for none
+  std::string_view candidate = {};             ///< name of the candidate; "" matches no overlay that names candidates
+  std::span<const std::string> declared = {};  ///< recipes that the kernel declares; the contract may grant these
 };
 
 /// A failure that the contract expects of a check. It excuses only the kinds that it names. A check that passes
@@ -105,6 +115,9 @@ class Contract {
   static Contract load(const std::string& path, Date today = kEndOfTime);
   static Contract parse(std::string_view text, const std::string& path, Date today = kEndOfTime);
 
+  /// Grants recipes to every candidate, beside those of the contract: --recipe. Throws InputError for an unknown name.
+  void grant(std::vector<std::string> recipes);
+
   /// The gates for `output` of `c`. Throws InputError when no rule matches or when two rules match equally well.
   Gates gates_for(const Case& c, const OutputSpec& output, const Subject& subject) const;
   /// The "demands" of the contract, overridden by the operator's entry in "demands.operators".
@@ -126,6 +139,7 @@ class Contract {
 
  private:
   std::string path_, hash_;
+  std::vector<std::string> granted_;  ///< by grant()
   Date today_ = kEndOfTime;
   std::shared_ptr<const RuleTable> table_;
 };

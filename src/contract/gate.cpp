@@ -60,6 +60,7 @@ constexpr std::array kTable{
     Entry{Metric::max_vs_baseline, "max_vs_baseline", kLimitOnly},
     Entry{Metric::vs_baseline, "vs_baseline", kLimitOnly},
     Entry{Metric::bound_rms, "bound_rms", kLimitOnly},
+    Entry{Metric::noise_rms, "noise_rms", kLimitOnly},
     Entry{Metric::bias_t, "bias_t", kBiasKeys},
     Entry{Metric::identities, "identities", kLimitOnly},
     Entry{Metric::bits_of_model, "bits_of_model", kModelKeys},

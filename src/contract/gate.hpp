@@ -30,6 +30,7 @@ enum class Metric : uint8_t {
   max_vs_baseline,  ///< max|c - y| / (max|r(y) - y| + max|r(r(y + 0.3) - 0.3) - y|), as in FlashAttention's tests
   vs_baseline,      ///< rms(c - y) / rms(r(y) - y): relative to an ideal candidate, which errs only by storing
   bound_rms,        ///< rms of |c - y| / B
+  noise_rms,        ///< rms of the errors over the standard deviation that independent roundings have
   bias_t,           ///< bias of the errors to one side; see bias_statistic()
   identities,       ///< the operator's identities on every row, relative to their bounds; see Residual
   bits_of_model,    ///< elements whose stored bits differ from Pass::model; on the modelled architecture only

@@ -51,20 +51,25 @@ void check_added(const std::vector<Overlay>& all, const std::string& file) {
 }
 
 Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
-  json.allow_keys({"match", "set", "add", "reason", "owner", "expires", "loosen"});
+  json.allow_keys({"match", "set", "add", "recipes", "reason", "owner", "expires", "loosen"});
   Overlay overlay;
   overlay.path = json.path();
   const JsonValue match = json.at("match");
   overlay.match = read_match(match, {"arch", "candidate"});
   read_subject(match, overlay.match);
-  if (overlay.match.arch.empty() && overlay.match.candidate.empty())
+  if (overlay.match.arch.empty() && overlay.match.candidate.empty() && !json.has("recipes"))
     match.fail("an architecture or a candidate",
                R"(add "arch" or "candidate"; what holds everywhere belongs in a rule)");
   if (const auto loosen = json.find("loosen")) overlay.loosen = loosen->boolean();
   overlay.grant = read_grant(json);
   const auto add = json.find("add");
   if (add) read_added(*add, table, overlay);
-  if (add && !json.has("set")) return overlay;
+  if (const auto recipes = json.find("recipes")) {
+    overlay.recipes = read_recipes(*recipes, overlay.match);
+    if (!overlay.loosen)
+      throw InputError(recipes->where(), "a recipe accepts what the rule rejects", R"(say "loosen": true)");
+  }
+  if ((add || !overlay.recipes.empty()) && !json.has("set")) return overlay;
   const JsonValue set = json.at("set");
   set.allow_keys(names_of(all_metrics()));
   for (const Metric metric : all_metrics()) {
@@ -144,11 +149,12 @@ Grant read_grant(const JsonValue& json) {
 
 void read_overlays(const JsonValue& list, RuleTable& table) {
   const std::vector<JsonValue> items = list.items();
-  std::vector<Overlay> all;
+  std::vector<Overlay> all = std::move(table.overlays);  // of the contract that this one extends
+  const size_t of_base = all.size();
   for (const JsonValue& item : items) all.push_back(read_overlay(item, table));
-  for (size_t i = 0; i < all.size(); ++i)
-    if (!loosens_something(all[i], all, table, list.file()) && all[i].loosen)
-      throw InputError(items[i].where(), R"("loosen" is true and no number becomes looser)", "leave it out");
+  for (size_t i = of_base; i < all.size(); ++i)
+    if (!loosens_something(all[i], all, table, list.file()) && all[i].loosen && all[i].recipes.empty())
+      throw InputError(items[i - of_base].where(), R"("loosen" is true and no number becomes looser)", "leave it out");
   std::stable_sort(all.begin(), all.end(),
                    [](const Overlay& a, const Overlay& b) { return a.match.specificity() < b.match.specificity(); });
   check_added(all, list.file());

@@ -3,6 +3,8 @@
 #include "contract/reader.hpp"
 
 #include <array>
+#include <filesystem>
+#include <set>
 #include <utility>
 
 namespace checkop {
@@ -113,8 +115,8 @@ void read_gate(const JsonValue& json, GateList& list) {
 void check_gates(const GateList& list, const Rule& rule, const std::vector<JudgedOutput>& targets,
                  const std::string& path) {
   for (const Gate& gate : list.gates) {
-    const bool needs_bound =
-        gate.metric == Metric::bound_rms || gate.metric == Metric::bias_t || gate.metric == Metric::identities;
+    const bool needs_bound = gate.metric == Metric::bound_rms || gate.metric == Metric::noise_rms ||
+                             gate.metric == Metric::bias_t || gate.metric == Metric::identities;
     if (needs_bound && rule.find(Metric::bound_ratio) == nullptr)
       throw InputError(gate.source,
                        fmt::format("'{}' needs a bound_ratio gate in the same rule", to_string(gate.metric)),
@@ -137,14 +139,31 @@ void check_gates(const GateList& list, const Rule& rule, const std::vector<Judge
   }
 }
 
+std::vector<std::string> read_recipes(const JsonValue& json, const RuleMatch& match) {
+  std::set<std::string> known;
+  for (const JudgedOutput& target : all_targets()) {
+    if (!match.fits(target)) continue;
+    for (const Recipe* recipe : recipes_of(*target.pass, target.output->tensor, target.case_dtype))
+      known.emplace(recipe->name);
+  }
+  std::vector<std::string> names;
+  for (const JsonValue& item : json.items()) {
+    if (known.empty()) item.fail("no recipe", "the outputs that this matches have none; see 'check_operator show OP'");
+    names.push_back(item.one_of("recipe", {known.begin(), known.end()}));
+  }
+  if (names.empty()) json.fail("at least one recipe", "leave the key out where none is granted");
+  return names;
+}
+
 namespace {
 
 Rule read_rule(const JsonValue& json) {
-  json.allow_keys({"match", "gates", "nonfinite", "elements", "why"});
+  json.allow_keys({"match", "gates", "recipes", "nonfinite", "elements", "why"});
   Rule rule;
   rule.path = json.path();
   rule.match = read_match(json.at("match"));
   rule.why = json.at("why").sentence();
+  if (const auto recipes = json.find("recipes")) rule.recipes = read_recipes(*recipes, rule.match);
   for (const JsonValue& item : json.at("gates").items()) read_gate(item, rule);
   std::vector<JudgedOutput> targets = all_targets();
   std::erase_if(targets, [&rule](const JudgedOutput& t) { return !rule.match.fits(t); });
@@ -216,11 +235,35 @@ void read_operator_demands(const JsonValue& json, RuleTable& table) {
   }
 }
 
+/// Reads the contract that "extends" names, relative to the file's own folder, into the empty `table`.
+void extend(const JsonValue& json, RuleTable& table) {
+  const std::string file = (std::filesystem::path(json.file()).parent_path() / json.sentence()).string();
+  const std::string text = read_text_file(file, "a contract");
+  const JsonValue base = JsonValue::parse(text, file);
+  if (!base.is_object() || !base.has("format"))
+    json.fail(fmt::format("a contract of format {}", kFormat), "other formats can't be extended");
+  if (base.has("extends")) json.fail("a contract that extends no other", "name the one that it extends");
+  read_contract(base, table);
+  table.base_text = text;
+  const std::string prefix = json.sentence() + ": ";
+  for (Rule& rule : table.rules) rule.path.insert(0, prefix);
+  for (Overlay& overlay : table.overlays) overlay.path.insert(0, prefix);
+  for (KnownEntry& known : table.known) known.failure.path.insert(0, prefix);
+}
+
 void read_contract_2(const JsonValue& root, RuleTable& table) {
-  root.allow_keys({"$schema", "format", "name", "rules", "demands", "gold", "overlays", "known"});
+  root.allow_keys(
+      {"$schema", "format", "name", "extends", "rules", "demands", "gold", "declared_recipes", "overlays", "known"});
   root.at("name").sentence();
-  for (const JsonValue& item : root.at("rules").items()) table.rules.push_back(read_rule(item));
-  if (table.rules.empty()) root.at("rules").fail("at least one rule");
+  if (const auto base = root.find("extends")) {
+    extend(*base, table);
+    if (const auto rules = root.find("rules"))
+      throw InputError(rules->where(), "the rules are those of the contract that this one extends",
+                       "remove the key; overlays change numbers");
+  } else {
+    for (const JsonValue& item : root.at("rules").items()) table.rules.push_back(read_rule(item));
+    if (table.rules.empty()) root.at("rules").fail("at least one rule");
+  }
   if (const auto json = root.find("demands")) {
     json->allow_keys({"determinism", "batch_invariance", "invariance", "operators"});
     read_demands(*json, table.demands);
@@ -231,10 +274,14 @@ void read_contract_2(const JsonValue& root, RuleTable& table) {
     table.sampling = {json->at("sample_above").number(0), json->at("rows").integer(1)};
     json->at("why").sentence();
   }
+  if (const auto declared = root.find("declared_recipes")) table.declared_recipes = read_recipes(*declared, {});
   // Detect ties now, not at the first case that meets one.
   for (const JudgedOutput& target : all_targets()) most_specific(table.rules, target, root.file());
   if (const auto overlays = root.find("overlays")) read_overlays(*overlays, table);
-  if (const auto known = root.find("known")) table.known = read_known(*known);
+  if (const auto known = root.find("known")) {
+    const std::vector<KnownEntry> own = read_known(*known);
+    table.known.insert(table.known.end(), own.begin(), own.end());
+  }
 }
 
 }  // namespace

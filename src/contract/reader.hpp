@@ -45,6 +45,9 @@ void read_gate(const JsonValue& json, GateList& list);
 void check_gates(const GateList& list, const Rule& rule, const std::vector<JudgedOutput>& targets,
                  const std::string& path);
 
+/// Reads a list of recipes. Throws InputError for a name that no output has which `match` fits.
+std::vector<std::string> read_recipes(const JsonValue& json, const RuleMatch& match);
+
 /// Throws InputError when the match fits no output of any operator.
 void require_target(const JsonValue& json, const RuleMatch& match);
 

@@ -109,6 +109,7 @@ struct GateList {
 
 struct Rule : GateList {
   RuleMatch match;
+  std::vector<std::string> recipes;  ///< granted to every candidate
   bool nonfinite_may_match = false;
   std::string path;  ///< "rules[3]"
   std::string why;
@@ -125,7 +126,8 @@ struct Grant {
 struct Overlay {
   RuleMatch match;
   std::vector<GateNumbers> set;
-  GateList added;  ///< gates of metrics that the matching rules lack
+  GateList added;                    ///< gates of metrics that the matching rules lack
+  std::vector<std::string> recipes;  ///< granted beside those of the rule; "loosen" must say so
   bool loosen = false;
   Grant grant;
   std::string path;  ///< "overlays[0]", "accuracy.arch_overrides.sm90.logprob.fp32"
@@ -155,7 +157,9 @@ struct KnownEntry {
 struct RuleTable {
   std::vector<Rule> rules;
   std::vector<KnownEntry> known;
-  std::vector<Overlay> overlays;  ///< from the least to the most specific
+  std::vector<Overlay> overlays;              ///< from the least to the most specific
+  std::string base_text;                      ///< of the file that the contract extends; "" for none
+  std::vector<std::string> declared_recipes;  ///< granted to kernels that declare them; see Subject::declared
   Sampling sampling;
   Demands demands;                                               ///< for operators without an entry in operator_demands
   std::map<std::string, Demands, std::less<>> operator_demands;  ///< complete demands, by operator

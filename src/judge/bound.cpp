@@ -17,8 +17,9 @@ PreparedGate::PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(ga
   bias = gate.bias_ulps * static_cast<double>(std::max<int64_t>(chain_length(gate, terms), 1)) * unit;
 }
 
-double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding) {
-  return PreparedGate(gate, out, terms).bound(std::abs(value), magnitude, rounding);
+double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding,
+                     double spread) {
+  return PreparedGate(gate, out, terms).bound(std::abs(value), magnitude, rounding, spread);
 }
 
 double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& r) {

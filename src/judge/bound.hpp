@@ -12,11 +12,16 @@ namespace checkop {
 /// Also the error of an element that is not finite although its gold is: no bound covers it.
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+/// One row of a gold; see GoldRows. No array is nullptr.
+struct GoldRow {
+  const double *value, *magnitude, *rounding, *spread, *deviation;
+};
+
 /// The bound of one element under a bound_ratio gate, before it is multiplied by `limit`:
-///   E = (growth + bias_ulps*h*u)*magnitude + of_terms*(magnitude - |value|) + u*rounding
+///   E = (growth + bias_ulps*h*u)*magnitude + of_terms*(magnitude - |value|) + u*rounding + spread
 ///       + the smallest normal number of the arithmetic
 ///   of_terms = lambda*sqrt(term_roundings/3)*u_case
-///   bound = E + half an ulp of `out` at |value| + E;   0 if value, magnitude and rounding are all 0
+///   bound = E + half an ulp of `out` at |value| + E;   0 if value, magnitude, rounding and spread are all 0
 /// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. u_case is that of the case's dtype,
 /// which the gate names (terms_dtype), or of `out` if the gate names none.
 ///
@@ -27,7 +32,8 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// |value|. The error exceeds lambda standard deviations with probability 2*exp(-lambda^2/2) at most.
 ///
 /// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41 (2019).
-double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding);
+double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding,
+                     double spread = 0);
 
 /// The largest residual that passes a bound_ratio gate of an output of dtype `out` with sums of `terms` terms.
 double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& residual);
@@ -37,11 +43,11 @@ struct PreparedGate {
   PreparedGate(const Gate& gate, DType out, int64_t terms);
 
   /// The largest error that passes; negative if the gate compares bits.
-  double allowed(double value, double magnitude, double rounding) const {
+  double allowed(double value, double magnitude, double rounding, double spread = 0) const {
     const double size = value < 0 ? -value : value;
     switch (gate.metric) {
       case Metric::bound_ratio:
-        return gate.limit * bound(size, magnitude, rounding);
+        return gate.limit * bound(size, magnitude, rounding, spread);
       case Metric::atol_rtol:
         return tolerance(size);
       default:
@@ -57,30 +63,39 @@ struct PreparedGate {
   }
 
   /// E: the error bound of the computation, before the result is stored.
-  double computed(double size, double magnitude, double rounding) const {
-    return (growth + bias) * magnitude + terms(size, magnitude) + unit * rounding + tiny;
+  double computed(double size, double magnitude, double rounding, double spread = 0) const {
+    return (growth + bias) * magnitude + terms(size, magnitude) + unit * rounding + spread + tiny;
+  }
+  /// The variance of an error of independent roundings, of which E allows lambda standard deviations, and of storing
+  /// the result; what may be biased counts as a whole.
+  double variance(double size, double magnitude, double rounding, double spread, double deviation) const {
+    const double even = (growth * magnitude + terms(size, magnitude)) / gate.lambda;
+    const double biased = bias * magnitude + unit * rounding + tiny;
+    const double stored = half_ulp(size + computed(size, magnitude, rounding, spread));
+    return even * even + deviation * deviation + biased * biased + stored * stored / 3;
   }
   /// The part of E from roundings of the terms before they were added.
   double terms(double size, double magnitude) const { return of_terms * (magnitude > size ? magnitude - size : 0); }
-  double bound(double size, double magnitude, double rounding) const {
+  double bound(double size, double magnitude, double rounding, double spread = 0) const {
     // Such a zero is exact, for example the gradient of a row that is left out.
-    const bool exactly_zero = size == 0 && magnitude == 0 && rounding == 0;
-    const double error = computed(size, magnitude, rounding);
+    const bool exactly_zero = size == 0 && magnitude == 0 && rounding == 0 && spread == 0;
+    const double error = computed(size, magnitude, rounding, spread);
     return exactly_zero ? 0 : error + half_ulp(size + error);
   }
 
   /// For n elements: the errors that a bound_ratio gate allows, and E minus half an ulp.
-  void bounds(const double* size, const double* magnitude, const double* rounding, size_t n, double* allowed,
-              double* over_half) const {
+  void bounds(const double* size, const double* magnitude, const double* rounding, const double* spread, size_t n,
+              double* allowed, double* over_half) const {
     // Local copies, so that the compiler knows the outputs don't alias them.
     const double per_magnitude = growth + bias, of_all_terms = of_terms, per_rounding = unit, least = tiny,
                  limit = gate.limit;
     const HalfUlp half_ulp_of = half_ulp;
     for (size_t i = 0; i < n; ++i) {
       const double others = magnitude[i] > size[i] ? magnitude[i] - size[i] : 0;
-      const double error = per_magnitude * magnitude[i] + of_all_terms * others + per_rounding * rounding[i] + least;
+      const double error =
+          per_magnitude * magnitude[i] + of_all_terms * others + per_rounding * rounding[i] + spread[i] + least;
       const double half = half_ulp_of(size[i] + error);
-      const bool exactly_zero = size[i] == 0 && magnitude[i] == 0 && rounding[i] == 0;
+      const bool exactly_zero = size[i] == 0 && magnitude[i] == 0 && rounding[i] == 0 && spread[i] == 0;
       allowed[i] = exactly_zero ? 0 : limit * (error + half);
       over_half[i] = error - half;
     }

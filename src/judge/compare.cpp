@@ -111,7 +111,7 @@ struct Stripe {
 struct Block {
   int64_t row, first_column;
   size_t count;
-  const double *got, *value, *magnitude, *rounding;
+  const double *got, *value, *magnitude, *rounding, *spread, *deviation;
   const std::byte *stored, *expected;  ///< as the candidate wrote it; the gold rounded once
   uint64_t max_ulp;                    ///< the largest distance between `stored` and `expected`
 };
@@ -127,7 +127,7 @@ struct OutputComparison::State {
   Gates gates;
   std::vector<PreparedGate> prepared;  ///< of the element-wise gates
   std::optional<PreparedGate> bound;   ///< the bound_ratio gate, needed by bias_t
-  const Gate *baseline = nullptr, *bias = nullptr,
+  const Gate *baseline = nullptr, *bias = nullptr, *noise = nullptr,
              *clip = nullptr;  ///< gates of the output that need extra sums
   std::unique_ptr<BlockSums> blocks;
   TokenQuantity quantity;
@@ -143,13 +143,14 @@ struct OutputComparison::State {
   template <typename AtGate>
   ElementReport report_of(const Element& e, const Block& block, size_t i, const AtGate& at_gate) const;
   Stripe& stripe_of(int64_t row) { return stripes[static_cast<size_t>(row) % stripes.size()]; }
-  void compare_row(int64_t row, const double* value, const double* magnitude, const double* rounding);
+  void compare_row(int64_t row, const GoldRow& gold);
   bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
   void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
   void add_bias(const Block& block, RowSums& sums) const;
   void add_baseline(const Block& block, RowSums& sums) const;
+  void add_noise(const Block& block, RowSums& sums) const;
   void add_blocks(int64_t row, const double* decoded, const double* value);
-  double allowed(double value, double magnitude, double rounding) const;
+  double allowed(double value, double magnitude, double rounding, double spread) const;
   Achieved achieved(const Gate& gate, const RowSums& sum, const std::optional<PolicyMetrics>& policy) const;
   std::optional<PolicyMetrics> policy() const;
 };
@@ -170,6 +171,7 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
     if (gate.metric == Metric::vs_baseline || gate.metric == Metric::max_vs_baseline || gate.metric == Metric::cosine)
       baseline = &gate;
     if (gate.metric == Metric::bias_t) bias = &gate;
+    if (gate.metric == Metric::noise_rms) noise = &gate;
     if (gate.metric == Metric::clip_flips) clip = &gate;
     if (gate.metric == Metric::block_rel_l2)
       blocks = std::make_unique<BlockSums>(gate.rows, gate.columns, view, wanted);
@@ -264,7 +266,7 @@ ElementReport OutputComparison::State::report_of(const Element& e, const Block& 
   ElementReport report{block.row * view.columns + block.first_column + at, e.got, e.gold, e.error, 0, -1, ""};
   for (size_t k = 0; k < prepared.size(); ++k) {
     const PreparedGate& gate = prepared[k];
-    const double allowed = gate.allowed(e.gold, block.magnitude[i], block.rounding[i]);
+    const double allowed = gate.allowed(e.gold, block.magnitude[i], block.rounding[i], block.spread[i]);
     double distance = e.error;  // 0 or infinite if not finite
     if (gate.gate.metric == Metric::ulp && e.finite)
       distance = static_cast<double>(
@@ -308,7 +310,7 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
       ulp_ratios(dtype, block.stored, block.expected, n, block.max_ulp, gate.gate.limit, other.data());
     } else {
       if (gate.gate.metric == Metric::bound_ratio) {
-        gate.bounds(size.data(), block.magnitude, block.rounding, n, allowed.data(), other.data());
+        gate.bounds(size.data(), block.magnitude, block.rounding, block.spread, n, allowed.data(), other.data());
         may_be_biased = gate.gate.limit > 1 || !(largest_of(other.data(), n) < 0);
       } else {
         for (size_t i = 0; i < n; ++i) allowed[i] = gate.tolerance(size[i]);
@@ -388,7 +390,7 @@ void OutputComparison::State::add_bias(const Block& block, RowSums& sums) const 
   info(dtype).decode(block.expected, stored_gold.data(), block.count);
   for (size_t i = 0; i < block.count; ++i) {
     const ElementBias e = bias_of(*bound, bias->one_sided, block.value[i], stored_gold[i], block.got[i],
-                                  block.magnitude[i], block.rounding[i]);
+                                  block.magnitude[i], block.rounding[i], {block.spread[i], block.deviation[i]});
     sums.bias += e.bias;
     sums.allowed_bias += e.allowed;
   }
@@ -420,6 +422,18 @@ void OutputComparison::State::add_baseline(const Block& block, RowSums& sums) co
   sums.squared_rounding += sums_of(roundings.data(), block.count).squares;  // added in the order of squared_error
 }
 
+void OutputComparison::State::add_noise(const Block& block, RowSums& sums) const {
+  for (size_t i = 0; i < block.count; ++i) {
+    const double error = block.got[i] - block.value[i], size = std::abs(block.value[i]);
+    const double variance =
+        bound->variance(size, block.magnitude[i], block.rounding[i], block.spread[i], block.deviation[i]);
+    if (!std::isfinite(error) || bound->bound(size, block.magnitude[i], block.rounding[i], block.spread[i]) == 0)
+      continue;
+    sums.squared_noise += error * error / variance;
+    ++sums.noisy;
+  }
+}
+
 void OutputComparison::State::add_blocks(int64_t row, const double* decoded, const double* value) {
   static thread_local std::vector<RowSums> sums;
   sums.assign(blocks->blocks_per_row(), {});
@@ -430,8 +444,7 @@ void OutputComparison::State::add_blocks(int64_t row, const double* decoded, con
   blocks->add(row, sums);
 }
 
-void OutputComparison::State::compare_row(int64_t row, const double* value, const double* magnitude,
-                                          const double* rounding) {
+void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
   static thread_local std::vector<double> decoded;
   static thread_local std::vector<std::byte> expected;
   const auto n = static_cast<size_t>(view.columns);
@@ -440,7 +453,7 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
   decoded.resize(n);
   expected.resize(n * type.bytes);
   type.decode(stored, decoded.data(), n);
-  type.encode(value, expected.data(), n);
+  type.encode(gold.value, expected.data(), n);
 
   Tally tally;
   tally.gates.resize(prepared.size());
@@ -455,20 +468,24 @@ void OutputComparison::State::compare_row(int64_t row, const double* value, cons
                       static_cast<int64_t>(at),
                       count,
                       &decoded[at],
-                      value + at,
-                      magnitude + at,
-                      rounding + at,
+                      gold.value + at,
+                      gold.magnitude + at,
+                      gold.rounding + at,
+                      gold.spread + at,
+                      gold.deviation + at,
                       a,
                       b,
                       max_ulp_distance(dtype, a, b, count)};
     tally.max_ulp = std::max(tally.max_ulp, block.max_ulp);
     if (!compare_ordinary(block, tally, sums, relative)) compare_any(block, tally, sums, relative);
     if (baseline) add_baseline(block, sums);
+    if (noise) add_noise(block, sums);
   }
-  if (blocks) add_blocks(row, decoded.data(), value);
-  trivial.look(row, value, magnitude, rounding);
+  if (blocks) add_blocks(row, decoded.data(), gold.value);
+  trivial.look(row, gold);
   for (size_t i = 0; i < n && quantity != TokenQuantity::none; ++i) {
-    tokens[static_cast<size_t>(row) * n + i] = {decoded[i], value[i], allowed(value[i], magnitude[i], rounding[i])};
+    tokens[static_cast<size_t>(row) * n + i] = {
+        decoded[i], gold.value[i], allowed(gold.value[i], gold.magnitude[i], gold.rounding[i], gold.spread[i])};
   }
 
   Stripe& stripe = stripe_of(row);
@@ -518,21 +535,26 @@ OutputComparison::OutputComparison(OutputComparison&&) noexcept = default;
 
 FailureSummary OutputComparison::failures() const { return state_->failures.summary(); }
 
-double OutputComparison::allowed(double value, double magnitude, double rounding) const {
-  return state_->allowed(value, magnitude, rounding);
+double OutputComparison::allowed(double value, double magnitude, double rounding, double spread) const {
+  return state_->allowed(value, magnitude, rounding, spread);
 }
 
 void OutputComparison::add(const GoldRows& block) {
   const int64_t columns = state_->view.columns, cut = columns > 0 ? block.columns / columns : 1;
   for (int64_t r = 0; r < block.n_rows * cut; ++r) {
     const int64_t at = r * columns;
-    state_->compare_row(block.first_row * cut + r, block.value + at, block.magnitude + at, block.rounding + at);
+    static thread_local std::vector<double> zeros;
+    if (block.spread == nullptr) zeros.resize(static_cast<size_t>(columns));
+    const auto row_of = [&](const double* array) { return array == nullptr ? zeros.data() : array + at; };
+    state_->compare_row(block.first_row * cut + r,
+                        {row_of(block.value), row_of(block.magnitude), row_of(block.rounding), row_of(block.spread),
+                         row_of(block.deviation)});
   }
 }
 
-double OutputComparison::State::allowed(double value, double magnitude, double rounding) const {
+double OutputComparison::State::allowed(double value, double magnitude, double rounding, double spread) const {
   double least = kInfinity;
-  for (const PreparedGate& gate : prepared) least = std::min(least, gate.allowed(value, magnitude, rounding));
+  for (const PreparedGate& gate : prepared) least = std::min(least, gate.allowed(value, magnitude, rounding, spread));
   return least;
 }
 
@@ -564,6 +586,8 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
       return checkop::bound_rms(sum);
     case Metric::bias_t:
       return bias_statistic(rows);
+    case Metric::noise_rms:
+      return checkop::noise_rms(sum);
     case Metric::max_abs_dlogp:
     case Metric::k3_mean:
     case Metric::k3_max:

@@ -92,8 +92,13 @@ struct Comparison {
   std::optional<PolicyMetrics> policy;   ///< only for outputs of log-probabilities or probability ratios of tokens
   std::optional<ModelComparison> model;  ///< only if the contract has a bits_of_model gate
   std::vector<GateResult> gates;
-  ErrorMap map;           ///< empty without element-wise gates
-  std::string diagnosis;  ///< what the failing elements look like; "" if unknown
+  ErrorMap map;                      ///< empty without element-wise gates
+  std::string diagnosis;             ///< what the failing elements look like; "" if unknown
+  std::vector<std::string> recipes;  ///< by which the output was judged, because it fails without them; see Recipe
+  /// Of an output that fails: the smallest set of recipes, granted or not, by which it would pass; empty: none.
+  std::vector<std::string> passes_under;
+  std::string granted_by;      ///< the shipped contract that grants all of passes_under; "" for none
+  bool tried_recipes = false;  ///< whether passes_under was looked for
   bool gates_hold() const {
     return std::all_of(gates.begin(), gates.end(), [](const auto& g) { return g.holds; });
   }
@@ -119,7 +124,7 @@ class OutputComparison {
   Comparison finish() const;
   FailureSummary failures() const;
   /// The largest error that passes every element-wise gate; negative if one of them compares bits.
-  double allowed(double value, double magnitude, double rounding) const;
+  double allowed(double value, double magnitude, double rounding, double spread = 0) const;
 
  private:
   struct State;

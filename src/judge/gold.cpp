@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <optional>
 
 #include "base/clock.hpp"
 #include "base/parallel.hpp"
+#include "case/sampling.hpp"
 #include "judge/model_bits.hpp"
 #include "judge/residuals.hpp"
 
@@ -34,29 +36,33 @@ void GoldArgs::for_rows(int output, int64_t total, const std::function<void(int6
 
 namespace {
 
+constexpr double kMostRecipeWork = 4e11;  // of all sets of recipes that nobody granted, in units of gold_work()
+
+constexpr double kNoiseLimit = 1;  // of noise_rms, where recipes widen the bounds of elements
+
 /// Calls body with the GoldArgs of the case.
 template <typename Body>
 auto with_gold_args(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
-                    const std::vector<RowSet>& rows, const Body& body) {
+                    const std::vector<RowSet>& rows, const ActiveRecipes& recipes, const Body& body) {
   std::vector<const Tensor*> present;
   for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
   std::vector<Shape> output_shapes;
   for (const OutputSpec& spec : c.pass->outputs) {
     output_shapes.push_back(is_present(c, spec.tensor) ? shape_of(c, spec.tensor) : Shape());
   }
-  return body(GoldArgs{present, c.attrs, threads, sink, output_shapes, rows});
+  return body(GoldArgs{present, c.attrs, threads, sink, output_shapes, rows, recipes});
 }
 
 }  // namespace
 
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
-              const std::vector<RowSet>& rows) {
-  with_gold_args(c, inputs, threads, sink, rows, c.pass->gold);
+              const std::vector<RowSet>& rows, const ActiveRecipes& recipes) {
+  with_gold_args(c, inputs, threads, sink, rows, recipes, c.pass->gold);
 }
 
 Cost cost_of(const Case& c, const std::vector<Tensor>& inputs) {
   Work work;
-  if (c.pass->work != nullptr) work = with_gold_args(c, inputs, 1, {}, {}, c.pass->work);
+  if (c.pass->work != nullptr) work = with_gold_args(c, inputs, 1, {}, {}, {}, c.pass->work);
   double bytes = -work.unread_bytes;
   for (const Tensor& tensor : inputs) bytes += static_cast<double>(tensor.bytes.size());
   for (const OutputSpec& spec : c.pass->outputs) {
@@ -75,62 +81,214 @@ int64_t sum_terms(const Case& c, const OutputSpec& output) {
 
 namespace {
 
-std::vector<Comparison> judge_once(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
-                                   const Contract& contract, const Subject& subject, unsigned threads,
-                                   const std::vector<RowSet>& rows, GoldTimes* times, const GoldReplay& stored) {
-  const std::vector<RowSet> sets = rows.empty() ? std::vector<RowSet>(outputs.size()) : rows;
-  std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
-  std::vector<Gates> gates(outputs.size());
-  std::vector<int64_t> terms(outputs.size());
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].name.empty()) continue;
-    const OutputSpec& spec = c.pass->outputs[i];
-    gates[i] = contract.gates_for(c, spec, subject);
-    // Equal inputs repeat one error many times, so its sign says nothing about bias.
-    if (c.input_mode == InputMode::constant)
-      std::erase_if(gates[i].all, [](const Gate& gate) { return gate.metric == Metric::bias_t; });
-    if (c.pass->identities == nullptr)
-      std::erase_if(gates[i].all, [](const Gate& gate) { return gate.metric == Metric::identities; });
-    terms[i] = sum_terms(c, spec);
-    comparisons[i].emplace(outputs[i].dtype, outputs[i].bytes.data(), judged_view(*c.op, spec.tensor, outputs[i].shape),
-                           gates[i], terms[i], sets[i], token_quantity(spec));
-  }
-  std::atomic<int64_t> compare_ns{0};
-  const auto start = Clock::now();
-  const auto ms = [](Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); };
-  const auto compare = [&](const GoldRows& block) {
-    const auto before = Clock::now();
-    if (auto& comparison = comparisons[static_cast<size_t>(block.output)]) comparison->add(block);
-    compare_ns += std::chrono::nanoseconds(Clock::now() - before).count();
+using Names = std::vector<std::string_view>;
+
+/// The sets of some of the recipes: the smallest first, of those of one size the ones with the fewest allowances.
+std::vector<Names> sets_of(const std::vector<const Recipe*>& recipes) {
+  struct Set {
+    Names names;
+    int64_t allowances = 0;
   };
-  if (stored) {
-    stored(threads, compare);
-  } else {
-    run_gold(c, inputs, threads, compare, rows);
+  std::vector<Set> sets;
+  for (size_t bits = 1; bits < size_t{1} << recipes.size(); ++bits) {
+    Set& set = sets.emplace_back();
+    for (size_t i = 0; i < recipes.size(); ++i) {
+      if ((bits >> i & 1) == 0) continue;
+      set.names.push_back(recipes[i]->name);
+      set.allowances += recipes[i]->exact ? 0 : 1;
+    }
   }
-  const auto identities_start = Clock::now();
-  std::vector<Comparison> results;
-  for (const auto& comparison : comparisons) results.push_back(comparison ? comparison->finish() : Comparison{});
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i].out_of_bound == 0 || stored) continue;
-    results[i].diagnosis = diagnose_output(c, inputs, i, outputs[i], *comparisons[i], sets[i], threads);
-  }
-  check_identities(c, inputs, outputs, gates, terms, sets, threads, results);
-  check_model(c, inputs, outputs, gates, terms, sets, threads, results);
-  if (times != nullptr) {
-    const auto end = Clock::now();
-    times->wall_ms = ms(end - start);
-    times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads) + ms(end - identities_start);
-  }
-  return results;
+  std::stable_sort(sets.begin(), sets.end(), [](const Set& a, const Set& b) {
+    return std::pair(a.names.size(), a.allowances) < std::pair(b.names.size(), b.allowances);
+  });
+  std::vector<Names> all;
+  for (Set& set : sets) all.push_back(std::move(set.names));
+  return all;
 }
 
-Tensor copy_of(const Tensor& tensor) {
-  if (tensor.name.empty()) return {};
-  Tensor copy(tensor.name, tensor.dtype, tensor.shape);
-  std::copy_n(tensor.bytes.data(), tensor.bytes.size(), copy.bytes.data());
-  return copy;
+bool is_part_of(const Names& part, const Names& whole) {
+  return std::all_of(part.begin(), part.end(),
+                     [&](std::string_view name) { return std::find(whole.begin(), whole.end(), name) != whole.end(); });
 }
+
+/// The outputs of a candidate, the gates that they have to pass, and the gold.
+class Judge {
+ public:
+  Judge(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs, const Contract& contract,
+        const Subject& subject, unsigned threads, const std::vector<RowSet>& rows, const GoldReplay& stored)
+      : c_(c),
+        inputs_(inputs),
+        outputs_(outputs),
+        contract_(contract),
+        threads_(threads),
+        rows_(rows),
+        stored_(stored),
+        sets_(rows.empty() ? std::vector<RowSet>(outputs.size()) : rows),
+        gates_(outputs.size()),
+        terms_(outputs.size()) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i].name.empty()) continue;
+      const OutputSpec& spec = c.pass->outputs[i];
+      gates_[i] = contract.gates_for(c, spec, subject);
+      // Equal inputs repeat one error many times, so its sign says nothing about bias.
+      if (c.input_mode == InputMode::constant)
+        std::erase_if(gates_[i].all, [](const Gate& gate) { return gate.metric == Metric::bias_t; });
+      if (c.pass->identities == nullptr)
+        std::erase_if(gates_[i].all, [](const Gate& gate) { return gate.metric == Metric::identities; });
+      terms_[i] = sum_terms(c, spec);
+    }
+  }
+
+  std::vector<Comparison> judged(GoldTimes* times) {
+    std::vector<Comparison> results = once(outputs_, {}, times, /*diagnoses=*/true);
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!outputs_[i].name.empty() && !results[i].passed()) try_recipes(i, results[i]);
+    }
+    for (size_t i = 0; i < results.size(); ++i) reject_trivial_answers(i, results[i]);
+    return results;
+  }
+
+ private:
+  /// One run of the gold with `recipes`, compared with `outputs`.
+  std::vector<Comparison> once(const std::vector<Tensor>& outputs, const Names& recipes, GoldTimes* times,
+                               bool diagnoses) const {
+    std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i].name.empty()) continue;
+      const OutputSpec& spec = c_.pass->outputs[i];
+      comparisons[i].emplace(outputs[i].dtype, outputs[i].bytes.data(),
+                             judged_view(*c_.op, spec.tensor, outputs[i].shape), gates_under(i, recipes), terms_[i],
+                             sets_[i], token_quantity(spec));
+    }
+    std::atomic<int64_t> compare_ns{0};
+    const auto start = Clock::now();
+    const auto ms = [](Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); };
+    const auto compare = [&](const GoldRows& block) {
+      const auto before = Clock::now();
+      if (auto& comparison = comparisons[static_cast<size_t>(block.output)]) comparison->add(block);
+      compare_ns += std::chrono::nanoseconds(Clock::now() - before).count();
+    };
+    const ActiveRecipes active = active_recipes(recipes);
+    if (stored_) {
+      stored_(threads_, active, compare);
+    } else {
+      run_gold(c_, inputs_, threads_, compare, rows_, active);
+    }
+    const auto identities_start = Clock::now();
+    std::vector<Comparison> results;
+    for (const auto& comparison : comparisons) results.push_back(comparison ? comparison->finish() : Comparison{});
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (results[i].out_of_bound == 0 || stored_ || !diagnoses) continue;
+      results[i].diagnosis = diagnose_output(c_, inputs_, i, outputs[i], *comparisons[i], sets_[i], threads_);
+    }
+    check_identities(c_, inputs_, outputs, gates_, terms_, sets_, threads_, active, results);
+    check_model(c_, inputs_, outputs, gates_, terms_, sets_, threads_, results);
+    if (times != nullptr) {
+      const auto end = Clock::now();
+      times->wall_ms = ms(end - start);
+      times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads_) + ms(end - identities_start);
+    }
+    return results;
+  }
+
+  /// The gates of output i. Recipes with a spread loosen the bound of each element; noise_rms then judges all together.
+  Gates gates_under(size_t i, const Names& recipes) const {
+    Gates gates = gates_[i];
+    bool spreads = false, bounded = false, judged = false;
+    for (const Recipe* recipe : recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype))
+      spreads |= !recipe->exact && is_part_of({recipe->name}, recipes);
+    for (const Gate& gate : gates.all) {
+      bounded |= gate.metric == Metric::bound_ratio;
+      judged |= gate.metric == Metric::noise_rms;
+    }
+    if (!spreads || !bounded || judged) return gates;
+    Gate noise;
+    noise.metric = Metric::noise_rms, noise.limit = kNoiseLimit, noise.source = "recipes";
+    gates.all.push_back(noise);
+    return gates;
+  }
+
+  ActiveRecipes active_recipes(const Names& names) const {
+    if (names.empty()) return {};
+    std::vector<ActiveRecipes::Numbers> numbers;
+    const double unit = unit_roundoff(DType::f32);  // of the arithmetic: no case of fp64 has recipes
+    for (size_t i = 0; i < gates_.size(); ++i) {
+      ActiveRecipes::Numbers of_output;
+      for (const Gate& gate : gates_[i].all) {
+        if (gate.metric != Metric::bound_ratio) continue;
+        const PreparedGate prepared(gate, DType::f32, terms_[i]);
+        of_output = {prepared.growth + prepared.bias, gate.lambda};
+      }
+      numbers.push_back(of_output);
+    }
+    return {names, c_.dtype, unit, std::move(numbers)};
+  }
+
+  /// Judges output i, which fails, by the smallest set of granted recipes by which it passes. If there is none, finds
+  /// out whether it would pass by others.
+  void try_recipes(size_t i, Comparison& result) {
+    const std::vector<const Recipe*> known = recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
+    // No rounding makes what is not finite finite. Without inputs there is only a stored gold.
+    if (known.empty() || result.nonfinite > 0 || inputs_.empty()) return;
+    Names granted;
+    for (const RecipeGrant& grant : gates_[i].recipes) granted.push_back(grant.name);
+    const std::vector<Names> sets = sets_of(known);
+    for (const Names& set : sets) {
+      if (!is_part_of(set, granted)) continue;
+      const Comparison& by_set = judged_by(set)[i];
+      if (!by_set.passed()) continue;
+      result = by_set;
+      result.recipes.assign(set.begin(), set.end());
+      return;
+    }
+    const double work = std::min(gold_work(c_), contract_.sampling().above);
+    if (stored_ || work * static_cast<double>(sets.size()) > kMostRecipeWork) return;
+    result.tried_recipes = true;
+    const auto found = std::find_if(sets.begin(), sets.end(), [&](const Names& set) {
+      return !is_part_of(set, granted) && judged_by(set)[i].passed();
+    });
+    if (found != sets.end()) result.passes_under.assign(found->begin(), found->end());
+  }
+
+  const std::vector<Comparison>& judged_by(const Names& set) {
+    const auto found = by_recipes_.find(set);
+    if (found != by_recipes_.end()) return found->second;
+    return by_recipes_.emplace(set, once(outputs_, set, nullptr, /*diagnoses=*/false)).first->second;
+  }
+
+  /// Takes the trivial answers that the other gates reject out of those that the gates of single elements accept.
+  void reject_trivial_answers(size_t i, Comparison& result) const {
+    const bool by_elements_alone = std::all_of(result.gates.begin(), result.gates.end(),
+                                               [](const GateResult& gate) { return is_elementwise(gate.metric); });
+    if (!result.passed() || by_elements_alone) return;
+    const Names recipes(result.recipes.begin(), result.recipes.end());
+    std::erase_if(result.would_pass, [&](Trivial answer) {
+      std::vector<Tensor> tried;
+      for (const Tensor& output : outputs_) tried.push_back(copy_of(output));
+      tried[i] =
+          trivial_tensor(answer, outputs_[i], judged_view(*c_.op, c_.pass->outputs[i].tensor, outputs_[i].shape));
+      return !once(tried, recipes, nullptr, /*diagnoses=*/false)[i].passed();
+    });
+  }
+
+  static Tensor copy_of(const Tensor& tensor) {
+    if (tensor.name.empty()) return {};
+    Tensor copy(tensor.name, tensor.dtype, tensor.shape);
+    std::copy_n(tensor.bytes.data(), tensor.bytes.size(), copy.bytes.data());
+    return copy;
+  }
+
+  const Case& c_;
+  const std::vector<Tensor>&inputs_, &outputs_;
+  const Contract& contract_;
+  const unsigned threads_;
+  const std::vector<RowSet>& rows_;
+  const GoldReplay& stored_;
+  const std::vector<RowSet> sets_;
+  std::vector<Gates> gates_;
+  std::vector<int64_t> terms_;
+  std::map<Names, std::vector<Comparison>> by_recipes_;
+};
 
 }  // namespace
 
@@ -138,20 +296,7 @@ std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& 
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows,
                                       GoldTimes* times, const GoldReplay& stored) {
-  std::vector<Comparison> results = judge_once(c, inputs, outputs, contract, subject, threads, rows, times, stored);
-  for (size_t i = 0; i < results.size(); ++i) {
-    Comparison& result = results[i];
-    const bool by_elements_alone = std::all_of(result.gates.begin(), result.gates.end(),
-                                               [](const GateResult& gate) { return is_elementwise(gate.metric); });
-    if (!result.passed() || by_elements_alone) continue;
-    std::erase_if(result.would_pass, [&](Trivial answer) {
-      std::vector<Tensor> tried;
-      for (const Tensor& output : outputs) tried.push_back(copy_of(output));
-      tried[i] = trivial_tensor(answer, outputs[i], judged_view(*c.op, c.pass->outputs[i].tensor, outputs[i].shape));
-      return !judge_once(c, inputs, tried, contract, subject, threads, rows, nullptr, stored)[i].passed();
-    });
-  }
-  return results;
+  return Judge(c, inputs, outputs, contract, subject, threads, rows, stored).judged(times);
 }
 
 }  // namespace checkop

@@ -16,7 +16,7 @@ namespace checkop {
 /// Runs the gold of c.pass on `inputs` (from make_inputs) and hands its rows to `sink`: the rows of sample_rows(), or
 /// all rows if `rows` is empty.
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
-              const std::vector<RowSet>& rows = {});
+              const std::vector<RowSet>& rows = {}, const ActiveRecipes& recipes = {});
 
 /// Floating-point operations of the case and bytes moved at least, from Pass::work; `inputs` as for run_gold.
 struct Cost {
@@ -32,8 +32,8 @@ std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, si
 /// The length of the longest sum behind one element of `output`, from OutputSpec::reduced; 1 without sums.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
 
-/// Hands all gold rows to a sink, from the given number of threads at once.
-using GoldReplay = std::function<void(unsigned, const GoldSink&)>;
+/// Hands all gold rows under some recipes to a sink, from the given number of threads at once.
+using GoldReplay = std::function<void(unsigned, const ActiveRecipes&, const GoldSink&)>;
 
 struct GoldTimes {
   double wall_ms = 0;     ///< gold and comparison together
@@ -46,7 +46,9 @@ struct GoldTimes {
 /// `rows` comes from sample_rows(). Rows without gold are checked by the operator's identities, if the pass has any.
 /// Comparison::would_pass names the trivial answers that all gates accept. If the element-wise gates accept an answer
 /// and the contract has other gates, the answer is generated and judged, which runs the gold again.
-/// If `stored` is set, all gold rows are taken from it and failures are not diagnosed.
+/// An output that fails is judged once more by the sets of granted recipes, the smallest first; Comparison::recipes
+/// names the set by which it passes. If there is none, Comparison::passes_under says which set of others would do,
+/// unless the gold takes too long. If `stored` is set, all gold rows are taken from it and failures are not diagnosed.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},

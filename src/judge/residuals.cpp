@@ -81,7 +81,8 @@ void conclude(const Gates& gates, Comparison& comparison) {
 
 void check_identities(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                       const std::vector<Gates>& gates, const std::vector<int64_t>& terms,
-                      const std::vector<RowSet>& rows, unsigned threads, std::vector<Comparison>& comparisons) {
+                      const std::vector<RowSet>& rows, unsigned threads, const ActiveRecipes& recipes,
+                      std::vector<Comparison>& comparisons) {
   std::vector<Tallies> tallies(outputs.size());
   std::vector<const Tensor*> in, out;
   for (const Tensor& tensor : inputs) in.push_back(tensor.name.empty() ? nullptr : &tensor);
@@ -99,7 +100,7 @@ void check_identities(const Case& c, const std::vector<Tensor>& inputs, const st
   }
   if (!any) return;
   if (c.pass->identities != nullptr) {
-    IdentityArgs args{in, out, c.attrs, threads, {}, {}};
+    IdentityArgs args{in, out, c.attrs, threads, {}, {}, recipes};
     args.sign = [&](std::string_view stream, uint64_t index) {
       return Stream::derive(c.seed, c.op->name, stream).below(index, 2) == 0 ? -1.0 : 1.0;
     };

@@ -8,25 +8,33 @@
 
 namespace checkop {
 
-StoredGold::StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads) {
+StoredGold::StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads,
+                       const ActiveRecipes& recipes) {
   const size_t n = c.pass->outputs.size();
-  values_.resize(n), magnitudes_.resize(n), roundings_.resize(n), columns_.resize(n);
+  for (Values* each : {&values_, &magnitudes_, &roundings_, &spreads_, &deviations_}) each->resize(n);
+  columns_.resize(n);
   for (size_t i = 0; i < n; ++i) {
     const TensorSpec& spec = c.pass->outputs[i].tensor;
     if (!is_present(c, spec)) continue;
     const Shape shape = shape_of(c, spec);
     const auto count = static_cast<size_t>(element_count(shape));
-    values_[i].resize(count), magnitudes_[i].resize(count), roundings_[i].resize(count);
     columns_[i] = judged_view(*c.op, spec, shape).columns;
+    for (Values* each : {&values_, &magnitudes_, &roundings_}) (*each)[i].resize(count);
+    if (recipes.none()) continue;
+    for (Values* each : {&spreads_, &deviations_}) (*each)[i].resize(count);
   }
-  run_gold(c, inputs, threads, [this](const GoldRows& rows) {
+  const auto store = [this](const GoldRows& rows) {
     const auto output = static_cast<size_t>(rows.output);
     if (values_[output].empty()) return;
     const int64_t at = rows.first_row * rows.columns, count = rows.n_rows * rows.columns;
     std::copy_n(rows.value, count, values_[output].begin() + at);
     std::copy_n(rows.magnitude, count, magnitudes_[output].begin() + at);
     std::copy_n(rows.rounding, count, roundings_[output].begin() + at);
-  });
+    if (rows.spread == nullptr || spreads_[output].empty()) return;
+    std::copy_n(rows.spread, count, spreads_[output].begin() + at);
+    std::copy_n(rows.deviation, count, deviations_[output].begin() + at);
+  };
+  run_gold(c, inputs, threads, store, {}, recipes);
 }
 
 void StoredGold::replay(unsigned threads, const GoldSink& sink) const {
@@ -38,9 +46,18 @@ void StoredGold::replay(unsigned threads, const GoldSink& sink) const {
     parallel_for(threads, (rows + of_block - 1) / of_block, [&](int64_t block) {
       const int64_t first = block * of_block, at = first * columns;
       sink({static_cast<int>(i), first, std::min(of_block, rows - first), columns, values_[i].data() + at,
-            magnitudes_[i].data() + at, roundings_[i].data() + at});
+            magnitudes_[i].data() + at, roundings_[i].data() + at,
+            spreads_[i].empty() ? nullptr : spreads_[i].data() + at,
+            deviations_[i].empty() ? nullptr : deviations_[i].data() + at});
     });
   }
+}
+
+GoldReplay StoredGolds::replay() {
+  return [this](unsigned threads, const ActiveRecipes& recipes, const GoldSink& sink) {
+    if (recipes.none()) return plain_.replay(threads, sink);
+    by_recipes_.try_emplace(recipes.names(), c_, inputs_, threads, recipes).first->second.replay(threads, sink);
+  };
 }
 
 }  // namespace checkop

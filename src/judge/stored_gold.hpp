@@ -2,6 +2,8 @@
 // Keeps the gold of a whole case in memory, so that many outputs can be judged against it.
 #pragma once
 
+#include <map>
+#include <string_view>
 #include <vector>
 
 #include "judge/gold.hpp"
@@ -11,8 +13,8 @@ namespace checkop {
 
 class StoredGold {
  public:
-  /// Computes the gold of every element. Takes 24 bytes per element of the outputs.
-  StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads);
+  /// Computes the gold of every element. Takes 24 bytes per element of the outputs, 40 with recipes.
+  StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const ActiveRecipes& recipes = {});
 
   /// Hands all rows to `sink`, in blocks of judged rows, from several threads at once.
   void replay(unsigned threads, const GoldSink& sink) const;
@@ -21,13 +23,25 @@ class StoredGold {
   const Values& values() const { return values_; }
 
  private:
-  Values values_, magnitudes_, roundings_;
+  Values values_, magnitudes_, roundings_, spreads_, deviations_;
   std::vector<int64_t> columns_;  ///< columns of judged_view()
 };
 
-/// A GoldReplay of `gold`, which must outlive it.
-inline GoldReplay replay_of(const StoredGold& gold) {
-  return [&gold](unsigned threads, const GoldSink& sink) { gold.replay(threads, sink); };
-}
+/// The gold of a case, and its golds under sets of recipes, each computed when it is first asked for.
+class StoredGolds {
+ public:
+  /// The case and its inputs must outlive this object.
+  StoredGolds(const Case& c, const std::vector<Tensor>& inputs, unsigned threads)
+      : c_(c), inputs_(inputs), plain_(c, inputs, threads) {}
+
+  const Values& values() const { return plain_.values(); }  ///< without recipes
+  GoldReplay replay();                                      ///< refers to this object; not for several threads at once
+
+ private:
+  const Case& c_;
+  const std::vector<Tensor>& inputs_;
+  const StoredGold plain_;
+  std::map<std::vector<std::string_view>, StoredGold> by_recipes_;
+};
 
 }  // namespace checkop

@@ -29,6 +29,8 @@ RowSums& RowSums::operator+=(const RowSums& other) {
   largest_error = std::max(largest_error, other.largest_error);
   largest_of_baseline = std::max(largest_of_baseline, other.largest_of_baseline);
   squared_rounding += other.squared_rounding;
+  squared_noise += other.squared_noise;
+  noisy += other.noisy;
   finite += other.finite;
   return *this;
 }
@@ -51,13 +53,20 @@ Achieved bound_rms(const RowSums& total) {
   return {root_ratio(total.squared_ratio, static_cast<double>(total.finite))};
 }
 
+Achieved noise_rms(const RowSums& total) {
+  if (total.noisy == 0) return {};
+  const auto n = static_cast<double>(total.noisy);
+  return {std::sqrt(total.squared_noise / n / (1 + 7 * std::sqrt(2 / n)))};
+}
+
 ElementBias bias_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
-                    double rounding) {
-  const double size = std::abs(y), computed = gate.computed(size, magnitude, rounding);
+                    double rounding, Spread spread) {
+  const double size = std::abs(y), computed = gate.computed(size, magnitude, rounding, spread.most);
   const double half = gate.half_ulp(size + computed), bound = computed + half, off = c - stored;
   const bool tells = computed >= half || !(std::abs(c - y) <= bound);
   if (y == 0 || !tells || !std::isfinite(off)) return {};
-  const double even = (1 - one_sided) * gate.growth * magnitude + gate.terms(size, magnitude);
+  const double even = (1 - one_sided) * gate.growth * magnitude + gate.terms(size, magnitude) + spread.most -
+                      one_sided * spread.deviation;
   const double allowed = computed < half ? 0 : computed - even;
   return {(y < 0 ? -off : off) / bound, allowed / bound};
 }

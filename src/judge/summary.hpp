@@ -21,7 +21,8 @@ struct RowSums {
   double largest_error = 0, largest_of_baseline = 0;  ///< only for max_vs_baseline
   double squared_rounding = 0;                        ///< of the error of storing the gold; only for vs_baseline
   double bias = 0, allowed_bias = 0;                  ///< S and A of bias_statistic(); only for bias_t
-  int64_t finite = 0;
+  double squared_noise = 0;  ///< of error over its standard deviation, over `noisy` elements; only for noise_rms
+  int64_t finite = 0, noisy = 0;
   bool seen = false;
 
   void add(double gold, double error) {
@@ -65,10 +66,18 @@ Achieved vs_baseline(const RowSums& total);
 /// 16-bit outputs the final rounding fills the bound evenly, with an rms of 0.58.
 Achieved bound_rms(const RowSums& total);
 
+/// rms of the errors over the standard deviation that independent, unbiased roundings have (PreparedGate::variance()),
+/// over that of as many normal errors with room for seven standard deviations more:
+///   sqrt(mean((c - y)^2/variance) / (1 + 7*sqrt(2/n)))
+/// A right candidate has about 1 or less, for the bounds that variances are made of are above what roundings do. A
+/// result that is truncated has up to 2. Finds what a spread hides that is wide enough for single elements: see
+/// GoldRows.
+Achieved noise_rms(const RowSums& total);
+
 /// How far a candidate's errors are biased to one side, as truncation or a factor slightly off 1 makes them.
 /// For an element with value y, computation error bound E, half an ulp h of the output and bound B = E + h:
 ///   z = sign(y)*(c - r(y))/B      if E >= h or |c - y| > B; else 0
-///   a = (bias + one_sided*growth)*magnitude/B + u*rounding/B      if E >= h; else 0
+///   a = ((bias + one_sided*growth)*magnitude + u*rounding + one_sided*deviation)/B      if E >= h; else 0
 /// z uses r(y), not y, because the gold's own rounding error is known and says nothing about the candidate.
 /// If E < h, an element within its bound is one of the two right numbers and says nothing. So equal inputs, which
 /// repeat one error many times, can't add up.
@@ -88,7 +97,7 @@ struct ElementBias {
 };
 /// For one finite element: `y` is the gold, `stored` the gold rounded once, `c` the candidate's value.
 ElementBias bias_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
-                    double rounding);
+                    double rounding, Spread spread = {});
 
 /// Squared errors and golds by block of rows x columns. Rows may come in any order: the sums of a block are kept until
 /// all its rows are there, then added in row order.

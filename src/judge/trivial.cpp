@@ -67,20 +67,21 @@ bool TrivialAnswers::rejects(double answer, const Gold& gold) const {
   return std::any_of(gates_.begin(), gates_.end(), [&](const PreparedGate& gate) {
     if (gate.gate.metric == Metric::bits) return stored_bits(dtype_, answer) != stored_bits(dtype_, gold.value);
     if (gate.gate.metric != Metric::ulp)
-      return !(std::abs(answer - gold.value) <= gate.allowed(gold.value, gold.magnitude, gold.rounding));
+      return !(std::abs(answer - gold.value) <= gate.allowed(gold.value, gold.magnitude, gold.rounding, gold.spread));
     const auto distance = ulp_distance(dtype_, stored_bits(dtype_, answer), stored_bits(dtype_, gold.value));
     return !distance || !(static_cast<double>(*distance) <= gate.gate.limit);
   });
 }
 
-void TrivialAnswers::look(int64_t row, const double* value, const double* magnitude, const double* rounding) {
+void TrivialAnswers::look(int64_t row, const GoldRow& gold) {
   const int64_t n = view_.columns;
+  const double* value = gold.value;
   State &zeros = state(Trivial::zeros), &largest_alone = state(Trivial::largest_alone);
   if (!zeros.settled() || !largest_alone.settled()) {
     const size_t largest = n > 1 ? largest_of(value, n) : 0;
     for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
       if (value[i] == 0) continue;
-      const bool is_rejected = rejects(0, {value[i], magnitude[i], rounding[i]});
+      const bool is_rejected = rejects(0, {gold, i});
       zeros.wrong = true;
       if (is_rejected) zeros.rejected = true;
       if (n > 1 && i != largest) {
@@ -90,12 +91,13 @@ void TrivialAnswers::look(int64_t row, const double* value, const double* magnit
       if (zeros.settled() && (n == 1 || largest_alone.settled())) break;
     }
   }
-  if (!state(Trivial::constant).settled()) look_for_constant(n, value, magnitude, rounding);
-  if (!state(Trivial::next_row).settled() && view_.rows > 1) look_at_next(row, value, magnitude, rounding);
+  if (!state(Trivial::constant).settled()) look_for_constant(gold);
+  if (!state(Trivial::next_row).settled() && view_.rows > 1) look_at_next(row, gold);
 }
 
-void TrivialAnswers::look_for_constant(int64_t n, const double* value, const double* magnitude,
-                                       const double* rounding) {
+void TrivialAnswers::look_for_constant(const GoldRow& gold) {
+  const int64_t n = view_.columns;
+  const double* value = gold.value;
   double least = kInfinity, most = -kInfinity, from = -kInfinity, to = kInfinity;
   bool nonfinite = false;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
@@ -105,7 +107,7 @@ void TrivialAnswers::look_for_constant(int64_t n, const double* value, const dou
     }
     least = std::min(least, value[i]), most = std::max(most, value[i]);
     for (const PreparedGate& gate : gates_) {
-      const double allowed = gate.allowed(value[i], magnitude[i], rounding[i]);
+      const double allowed = gate.allowed(value[i], gold.magnitude[i], gold.rounding[i], gold.spread[i]);
       if (allowed < 0) continue;  // bits and ulp are judged by the range of the gold
       from = std::max(from, value[i] - allowed), to = std::min(to, value[i] + allowed);
     }
@@ -128,7 +130,7 @@ void TrivialAnswers::look_for_constant(int64_t n, const double* value, const dou
   constant.rejected = is_rejected;
 }
 
-void TrivialAnswers::look_at_next(int64_t row, const double* value, const double* magnitude, const double* rounding) {
+void TrivialAnswers::look_at_next(int64_t row, const GoldRow& gold) {
   const DTypeInfo& type = info(dtype_);
   const auto n = static_cast<size_t>(view_.columns);
   static thread_local std::vector<double> own, answer;
@@ -141,7 +143,7 @@ void TrivialAnswers::look_at_next(int64_t row, const double* value, const double
   State& next_row = state(Trivial::next_row);
   next_row.wrong = true;
   for (size_t i = 0; i < n && !next_row.rejected; ++i) {
-    if (rejects(answer[i], {value[i], magnitude[i], rounding[i]})) next_row.rejected = true;
+    if (rejects(answer[i], {gold, i})) next_row.rejected = true;
   }
 }
 

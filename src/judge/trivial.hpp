@@ -31,7 +31,7 @@ class TrivialAnswers {
   TrivialAnswers(DType dtype, const std::byte* got, MatrixView view, const std::vector<PreparedGate>& gates);
 
   /// Takes a gold row. Rows may come in any order from any thread. Nearly free once every answer was rejected.
-  void look(int64_t row, const double* value, const double* magnitude, const double* rounding);
+  void look(int64_t row, const GoldRow& gold);
 
   /// Whether the answer differs from the gold. With a single row or element, next_row or constant equals the gold.
   bool is_wrong(Trivial answer) const { return state(answer).wrong; }
@@ -45,14 +45,16 @@ class TrivialAnswers {
   };
   /// One element of the gold.
   struct Gold {
-    double value, magnitude, rounding;
+    double value, magnitude, rounding, spread;
+    Gold(const GoldRow& row, size_t i)
+        : value(row.value[i]), magnitude(row.magnitude[i]), rounding(row.rounding[i]), spread(row.spread[i]) {}
   };
   const State& state(Trivial answer) const { return states_[static_cast<size_t>(answer)]; }
   State& state(Trivial answer) { return states_[static_cast<size_t>(answer)]; }
 
   bool rejects(double answer, const Gold& gold) const;
-  void look_for_constant(int64_t n, const double* value, const double* magnitude, const double* rounding);
-  void look_at_next(int64_t row, const double* value, const double* magnitude, const double* rounding);
+  void look_for_constant(const GoldRow& gold);
+  void look_at_next(int64_t row, const GoldRow& gold);
 
   DType dtype_;
   const std::byte* got_;

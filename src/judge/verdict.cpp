@@ -103,7 +103,19 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
   }
 }
 
-void judge_numbers(const Case& c, size_t index, const Comparison& comparison, Findings& found) {
+/// "; passes under p_in_16_bit + ds_in_16_bit (contracts/framework.json grants both)", "; passes under no recipe"; ""
+/// if recipes were not tried.
+std::string describe_recipes(const Comparison& comparison) {
+  if (!comparison.tried_recipes) return "";
+  const std::vector<std::string>& names = comparison.passes_under;
+  if (names.empty()) return "; passes under no recipe";
+  const char* them = names.size() == 1 ? "it" : names.size() == 2 ? "both" : "all";
+  return fmt::format("; passes under {}{}", fmt::join(names, " + "),
+                     comparison.granted_by.empty() ? "" : fmt::format(" ({} grants {})", comparison.granted_by, them));
+}
+
+/// What is wrong with the numbers of one output.
+void judge_numbers_alone(const Case& c, size_t index, const Comparison& comparison, Findings& found) {
   const TensorSpec& spec = spec_of(c, index).tensor;
   if (comparison.count != comparison.expected) {
     found.push_back(
@@ -132,6 +144,12 @@ void judge_numbers(const Case& c, size_t index, const Comparison& comparison, Fi
     found.push_back(fail("accuracy", of_model ? describe_miss(c, index, *comparison.model)
                                               : fmt::format("{}: {}", spec.name, describe_miss(gate))));
   }
+}
+
+void judge_numbers(const Case& c, size_t index, const Comparison& comparison, Findings& found) {
+  const size_t before = found.size();
+  judge_numbers_alone(c, index, comparison, found);
+  if (found.size() > before) found[before].reason += describe_recipes(comparison);
 }
 
 /// "3 of 64 elements differ, first y[2,5]: bits 0x3f80 and 0x3f81 (1 ulp)"

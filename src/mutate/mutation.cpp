@@ -2,6 +2,9 @@
 // Runs the controls and faults of one case and judges each like a candidate.
 #include "mutate/mutation.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -76,27 +79,39 @@ class Trials {
         threads_(threads),
         inputs_(make_inputs(c, threads)),
         gold_(c, inputs_, threads) {
-    for (const OutputSpec& spec : c.pass->outputs) demands_.push_back(contract.demands_for(c, spec));
+    for (const OutputSpec& spec : c.pass->outputs) {
+      demands_.push_back(contract.demands_for(c, spec));
+      if (!is_present(c, spec.tensor)) continue;
+      for (const RecipeGrant& grant : contract.gates_for(c, spec, {arch_key_, {}}).recipes) {
+        if (std::find(granted_.begin(), granted_.end(), grant.name) == granted_.end()) granted_.push_back(grant.name);
+      }
+    }
   }
 
   void controls() {
     if (c_.pass->emulation == nullptr) return;
-    for (const Plan& plan : all_plans()) {
-      Trial trial = judged(stored(c_, emulated(plan, "")));
-      if (trial.rejected() && !fits(plan)) trial.kind = Trial::Kind::excluded;
-      trial.name = to_string(plan);
-      trials_.push_back(std::move(trial));
-    }
+    for (const Plan& plan : all_plans()) add_control(plan, {});
+    // A kernel may have some of the granted recipes, or all.
+    for (const std::string& recipe : granted_) add_control(kUsual, {recipe});
+    if (granted_.size() > 1) add_control(kUsual, granted_);
   }
 
   void emulated_faults() {
     if (c_.pass->emulation == nullptr) return;
-    const std::vector<Tensor> right = stored(c_, emulated(kUsual, ""));
-    for (const FaultSpec& fault : c_.pass->emulation->faults) {
-      if (!shows_in(fault, c_, c_.dtype)) continue;
-      const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, fault.name));
-      const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_bytes);
-      add(fault, "", changed ? judged(wrong) : unchanged());
+    add_emulated_faults({});
+    if (!granted_.empty()) add_emulated_faults(granted_);
+  }
+
+  /// A rounding that the contract does not grant is a fault.
+  void recipes_without_grant() {
+    if (c_.pass->emulation == nullptr) return;
+    const std::vector<Tensor> right = stored(c_, emulated(kUsual, "", {}));
+    for (const Recipe& recipe : c_.pass->recipes) {
+      const std::string name(recipe.name);
+      if (!lists(recipe.dtypes, info(c_.dtype).name) || is_granted(name)) continue;
+      const std::vector<Tensor> rounded = stored(c_, emulated(kUsual, "", {name}));
+      const bool changed = !std::equal(right.begin(), right.end(), rounded.begin(), same_bytes);
+      add({recipe.name, recipe.formula}, "", changed ? judged(rounded) : unchanged());
     }
   }
 
@@ -142,19 +157,50 @@ class Trials {
   std::vector<Trial> take() { return std::move(trials_); }
 
  private:
-  Values emulated(const Plan& plan, std::string_view fault) const {
+  bool is_granted(const std::string& recipe) const {
+    return std::find(granted_.begin(), granted_.end(), recipe) != granted_.end();
+  }
+
+  /// Whether the fault is the rounding of a granted recipe.
+  bool is_granted_rounding(const FaultSpec& fault) const {
+    return c_.dtype != DType::f16 && std::any_of(granted_.begin(), granted_.end(), [&](const std::string& recipe) {
+             return lists(fault.recipes, recipe);
+           });
+  }
+
+  void add_control(const Plan& plan, const std::vector<std::string>& recipes) {
+    Trial trial = judged(stored(c_, emulated(plan, "", recipes)));
+    if (trial.rejected() && !fits(plan)) trial.kind = Trial::Kind::excluded;
+    trial.name = recipes.empty() ? to_string(plan) : fmt::format("{}", fmt::join(recipes, " + "));
+    trials_.push_back(std::move(trial));
+  }
+
+  /// Faults of kernels with these recipes.
+  void add_emulated_faults(const std::vector<std::string>& recipes) {
+    const std::vector<Tensor> right = stored(c_, emulated(kUsual, "", recipes));
+    for (const FaultSpec& fault : c_.pass->emulation->faults) {
+      if (!shows_in(fault, c_, c_.dtype) || is_granted_rounding(fault)) continue;
+      const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, fault.name, recipes));
+      const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_bytes);
+      add(fault, "", changed ? judged(wrong) : unchanged());
+      if (!recipes.empty()) trials_.back().name += fmt::format(", {}", fmt::join(recipes, " + "));
+    }
+  }
+
+  Values emulated(const Plan& plan, std::string_view fault, const std::vector<std::string>& recipes) const {
     std::vector<const Tensor*> present;
     for (const Tensor& tensor : inputs_) present.push_back(tensor.name.empty() ? nullptr : &tensor);
     Values values;
     for (const auto& gold : gold_.values()) values.emplace_back(gold.size());
-    const Arithmetic arithmetic(plan, fault);
+    const std::vector<std::string_view> names(recipes.begin(), recipes.end());
+    const Arithmetic arithmetic(plan, fault, ActiveRecipes(names, c_.dtype, 1, {}));
     const std::vector<int64_t> bounds = part_bounds(c_);
     c_.pass->emulation->run({present, c_.attrs, arithmetic, values, threads_, bounds});
     return values;
   }
 
   std::vector<Comparison> compared(const std::vector<Tensor>& outputs) const {
-    return judge_outputs(c_, inputs_, outputs, contract_, {arch_key_, {}}, threads_, {}, nullptr, replay_of(gold_));
+    return judge_outputs(c_, inputs_, outputs, contract_, {arch_key_, {}}, threads_, {}, nullptr, gold_.replay());
   }
 
   Trial judged(const std::vector<Tensor>& outputs) const {
@@ -211,8 +257,9 @@ class Trials {
   std::string_view arch_key_;
   unsigned threads_;
   std::vector<Tensor> inputs_;
-  StoredGold gold_;
+  mutable StoredGolds gold_;  ///< computes golds under recipes when asked
   std::vector<Demands> demands_;
+  std::vector<std::string> granted_;  ///< recipes that the contract grants to any output
   std::vector<Trial> trials_;
 };
 
@@ -223,6 +270,7 @@ std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::st
   Trials trials(c, contract, arch_key, threads);
   trials.controls();
   trials.emulated_faults();
+  trials.recipes_without_grant();
   trials.spoiled_results();
   trials.misbehaviour();
   return trials.take();
@@ -231,9 +279,9 @@ std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::st
 std::vector<Vacuity> vacuities(const Case& c, const Contract& contract, const Subject& subject, unsigned threads) {
   if (row_count(c) == 0) return {};
   const std::vector<Tensor> inputs = make_inputs(c, threads);
-  const StoredGold gold(c, inputs, threads);
+  StoredGolds gold(c, inputs, threads);
   const std::vector<Comparison> comparisons =
-      judge_outputs(c, inputs, stored(c, gold.values()), contract, subject, threads, {}, nullptr, replay_of(gold));
+      judge_outputs(c, inputs, stored(c, gold.values()), contract, subject, threads, {}, nullptr, gold.replay());
   std::vector<Vacuity> all;
   for (size_t i = 0; i < comparisons.size(); ++i) {
     const OutputSpec& spec = c.pass->outputs[i];

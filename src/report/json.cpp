@@ -140,6 +140,8 @@ Json output(const CaseRecord& record, size_t index) {
                                  : ""},
           {"gates", gates},
           {"diagnosis", comparison.diagnosis},
+          {"recipes", comparison.recipes},
+          {"passes_under", comparison.tried_recipes ? Json(comparison.passes_under) : Json(nullptr)},
           {"error_map", error_map(comparison.map)},
           {"policy", policy(comparison.policy)},
           {"model", model(comparison.model, shape)},

@@ -153,6 +153,16 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
   }
 }
 
+/// Prints the granted rounding points that outputs needed: "o judged under p_in_16_bit".
+void print_recipes(std::FILE* out, const CaseRecord& record) {
+  for (size_t i = 0; i < record.comparisons.size(); ++i) {
+    const std::vector<std::string>& recipes = record.comparisons[i].recipes;
+    if (!recipes.empty())
+      fmt::print(out, "             {} judged under {}\n", record.c.pass->outputs[i].tensor.name,
+                 fmt::join(recipes, " + "));
+  }
+}
+
 /// Prints where ranks ran and for how long: "4 ranks on cpu AMD EPYC: 0.812, 0.637, 0.433, 0.596 ms".
 void print_ranks(std::FILE* out, const CaseRecord& record) {
   const std::vector<RankRun>& ranks = record.run.ranks;
@@ -197,6 +207,7 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
     fmt::print(out, "             {}\n", record.judgment.reason);
     if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
   }
+  print_recipes(out, record);
   print_ranks(out, record);
   if (!pass) {
     print_gates(out, record);

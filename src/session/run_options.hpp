@@ -66,6 +66,7 @@ struct ReportDestinations {
 /// the parts that apply to them.
 struct RunOptions : CaseChoice, CandidateChoice, ReportDestinations {
   std::string contract;                 ///< empty: the shipped contracts/default.json
+  std::vector<std::string> recipes;     ///< granted beside those of the contract
   std::vector<std::string> checks;      ///< empty: everything that the contract asks
   std::string gold_rows;                ///< "all" or a number; empty: as the contract says
   std::vector<std::string> sanitizers;  ///< tools of compute-sanitizer

@@ -391,7 +391,9 @@ Contract load_contract(const RunOptions& options, const std::string& path) {
         "--arch-key", fmt::format("unknown architecture '{}'", options.arch_key),
         fmt::format("{}{}use auto, none or one of {}", nearest, nearest.empty() ? "" : " or ", known_archs()));
   }
-  return Contract::load(path, today());
+  Contract contract = Contract::load(path, today());
+  contract.grant(options.recipes);
+  return contract;
 }
 
 Contract load_contract(const RunOptions& options) {

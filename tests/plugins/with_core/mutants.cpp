@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The faults of `check_operator mutate` as candidates "mutant-NAME", for use from outside: one per fault and pass. A
-// fault of results corrupts every output.
+// fault of results corrupts every output. Kernels with the rounding of a recipe are candidates "recipe-NAME".
 #include <algorithm>
 #include <list>
 #include <string>
@@ -18,12 +18,16 @@ constexpr size_t kRoom = 3072;  // faults times passes
 struct Entry {
   const Operator* op;
   const Pass* pass;
-  const FaultSpec* emulated = nullptr;  // exactly one of the three is set
+  const FaultSpec* emulated = nullptr;  // exactly one of the four is set
   const ResultFault* result = nullptr;
   const BehaviourFault* behaviour = nullptr;
+  const Recipe* recipe = nullptr;
 
-  std::string_view name() const {
-    return emulated != nullptr ? emulated->name : result != nullptr ? result->spec.name : behaviour->spec.name;
+  std::string name() const {
+    if (recipe != nullptr) return "recipe-" + std::string(recipe->name);
+    return "mutant-" + std::string(emulated != nullptr ? emulated->name
+                                   : result != nullptr ? result->spec.name
+                                                       : behaviour->spec.name);
   }
 };
 
@@ -33,9 +37,10 @@ const std::vector<Entry>& entries() {
     for (const Operator* op : operators()) {
       for (const Pass& pass : op->passes) {
         if (pass.emulation != nullptr)
-          for (const FaultSpec& fault : pass.emulation->faults) list.push_back({op, &pass, &fault, nullptr, nullptr});
-        for (const ResultFault& fault : result_faults()) list.push_back({op, &pass, nullptr, &fault, nullptr});
+          for (const FaultSpec& fault : pass.emulation->faults) list.push_back({op, &pass, &fault});
+        for (const ResultFault& fault : result_faults()) list.push_back({op, &pass, nullptr, &fault});
         for (const BehaviourFault& fault : behaviour_faults()) list.push_back({op, &pass, nullptr, nullptr, &fault});
+        for (const Recipe& recipe : pass.recipes) list.push_back({op, &pass, nullptr, nullptr, nullptr, &recipe});
       }
     }
     return list;
@@ -51,7 +56,12 @@ void emulate(const Entry& entry, const checkop_call& call) {
   std::vector<double> attrs;
   for (int32_t i = 0; i < call.n_attrs; ++i) attrs.push_back(call.attrs[i].value);
   Values values = room_for(*entry.pass, call, parts);
-  const Arithmetic arithmetic(Plan{Plan::Order::blocked, 512}, entry.emulated->name);
+  ActiveRecipes recipes;
+  for (size_t i = 0; i < inputs.size() && entry.recipe != nullptr; ++i) {
+    if (!entry.pass->inputs[i].dtype) recipes = ActiveRecipes({entry.recipe->name}, inputs[i].dtype, 1, {});
+  }
+  const Arithmetic arithmetic(Plan{Plan::Order::blocked, 512}, entry.emulated != nullptr ? entry.emulated->name : "",
+                              recipes);
   entry.pass->emulation->run({present, attrs, arithmetic, values, 1, parts.bounds()});
   values = own_values(*entry.pass, call, parts, values);
   for (size_t i = 0; i < values.size(); ++i)
@@ -77,7 +87,7 @@ void spoil(const Entry& entry, const checkop_call& call) {
 checkop_status launch(size_t number, const checkop_call* call) {
   const Entry& entry = entries()[number];
   return answer(*call, [&] {
-    if (entry.emulated != nullptr) emulate(entry, *call);
+    if (entry.emulated != nullptr || entry.recipe != nullptr) emulate(entry, *call);
     if (entry.result != nullptr) spoil(entry, *call);
     if (entry.behaviour != nullptr) entry.behaviour->answer(*entry.op, *entry.pass, *call, 0);
   });
@@ -88,7 +98,7 @@ std::vector<checkop_kernel> make_kernels() {
   static std::list<std::string> names;  // the ABI keeps pointers into it
   std::vector<checkop_kernel> kernels;
   for (size_t i = 0; i < entries().size(); ++i) {
-    names.push_back("mutant-" + std::string(entries()[i].name()));
+    names.push_back(entries()[i].name());
     kernels.push_back({sizeof(checkop_kernel), names.back().c_str(), entries()[i].op->name.data(),
                        entries()[i].pass->name.data(), CHECKOP_CPU, 0, 0, nullptr, kLaunches[std::min(i, kRoom - 1)]});
   }

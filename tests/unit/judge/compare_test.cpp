@@ -143,9 +143,9 @@ TEST(Compare, RoundingsThatTermsCarryAddUpInSquares) {
       // Partial sums reach 3 and the value is 1: the root of the sum of squares is 2.
       EXPECT_DOUBLE_EQ(prepared.computed(1, 3, 0), chain + of_terms * 2 + tiny);
       EXPECT_DOUBLE_EQ(prepared.computed(4, 3, 0), chain + tiny);
-      const double value = 1, magnitude = 3, rounding = 0;
+      const double value = 1, magnitude = 3, rounding = 0, spread = 0;
       double allowed = 0, over_half = 0;
-      prepared.bounds(&value, &magnitude, &rounding, 1, &allowed, &over_half);
+      prepared.bounds(&value, &magnitude, &rounding, &spread, 1, &allowed, &over_half);
       EXPECT_DOUBLE_EQ(allowed, prepared.allowed(1, 3, 0));
       EXPECT_DOUBLE_EQ(residual_bound(gate, out, 100, {"", 0, 0, 0, 3, 0, 0}), chain + of_terms * 3 + tiny);
     }

@@ -49,7 +49,7 @@ TEST(OwnGold, GivesEveryElementOnceWithItsCompanions) {
   std::vector<int> seen(static_cast<size_t>(rows * columns));
   std::mutex mutex;
   const OwnGold gold(reader, own.as_case());
-  gold.replay()(3, [&](const GoldRows& block) {
+  gold.replay()(3, {}, [&](const GoldRows& block) {
     const std::lock_guard lock(mutex);
     for (int64_t i = 0; i < block.n_rows * block.columns; ++i) {
       const int64_t at = block.first_row * block.columns + i;

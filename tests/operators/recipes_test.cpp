@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels with the rounding of a recipe: refused without a grant, with the recipe named, accepted with it, and held to
+// it as tightly.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "case/rank_parts.hpp"
+#include "case/sweep.hpp"
+#include "judge/gold.hpp"
+#include "operator/emulation.hpp"
+#include "support/judge_helper.hpp"
+
+namespace checkop::recipes_test {
+namespace {
+
+/// One recipe of a pass, in one dtype.
+struct Subject {
+  const Operator* op;
+  const Pass* pass;
+  const Recipe* recipe;
+  DType dtype;
+};
+
+std::vector<Subject> subjects() {
+  // These share the golds of linear_logp, attention and matmul.
+  constexpr std::array<std::string_view, 3> kShared{"tp_linear_logp", "kv_cache_attention", "det_gemm"};
+  std::vector<Subject> all;
+  for (const Operator* op : operators()) {
+    if (std::find(kShared.begin(), kShared.end(), op->name) != kShared.end()) continue;
+    for (const Pass& pass : op->passes) {
+      for (const Recipe& recipe : pass.recipes) {
+        for (const std::string_view dtype : split_dims(recipe.dtypes))
+          all.push_back({op, &pass, &recipe, *parse_dtype(dtype)});
+      }
+    }
+  }
+  return all;
+}
+
+std::string name_of(const testing::TestParamInfo<Subject>& info) {
+  return fmt::format("{}_{}_{}_{}", info.param.op->name, info.param.pass->name, info.param.recipe->name,
+                     checkop::info(info.param.dtype).name);
+}
+
+class Recipes : public testing::TestWithParam<Subject> {
+ protected:
+  Recipes() {
+    const Subject& subject = GetParam();
+    const std::string file = fmt::format("{}/cases/{}.json", CHECKOP_SOURCE_DIR, subject.op->name);
+    for (const Case& each : load_cases(file, "mutation")) {
+      if (each.op == subject.op && each.pass == subject.pass && each.dtype == subject.dtype) c = each;
+    }
+    inputs = make_inputs(c, 1);
+  }
+
+  /// The outputs of an emulated kernel with the recipe, times `factor`.
+  std::vector<Tensor> rounded_outputs(double factor = 1) const {
+    std::vector<const Tensor*> present;
+    for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+    Values values;
+    std::vector<Tensor> outputs = make_outputs(c);
+    for (const Tensor& output : outputs) values.emplace_back(static_cast<size_t>(output.count()));
+    const ActiveRecipes recipes({GetParam().recipe->name}, c.dtype, 1, {});
+    const Arithmetic arithmetic(Plan{Plan::Order::blocked, 128}, "", recipes);
+    const std::vector<int64_t> bounds = is_tensor_parallel(c) ? part_bounds(c) : std::vector<int64_t>();
+    c.pass->emulation->run({present, c.attrs, arithmetic, values, 1, bounds});
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      for (size_t k = 0; k < values[i].size() && !outputs[i].name.empty(); ++k)
+        outputs[i].set(static_cast<int64_t>(k), factor * values[i][k]);
+    }
+    return outputs;
+  }
+
+  bool names(const TensorSpec& output) const {
+    const std::vector<std::string_view> all = split_dims(GetParam().recipe->outputs);
+    return std::find(all.begin(), all.end(), output.name) != all.end();
+  }
+
+  Case c;
+  std::vector<Tensor> inputs;
+};
+
+TEST_P(Recipes, AKernelFailsWithoutTheGrantAndIsToldWhichOneItNeeds) {
+  const std::string name(GetParam().recipe->name);
+  const auto comparisons = judge_outputs(c, inputs, rounded_outputs(), default_contract(), {}, 1);
+  bool fails = false;
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    const TensorSpec& output = c.pass->outputs[i].tensor;
+    if (!is_present(c, output) || comparisons[i].passed()) continue;
+    fails = true;
+    EXPECT_TRUE(names(output)) << output.name;
+    // Another recipe may allow for as much, but none that is exact does.
+    EXPECT_EQ(comparisons[i].passes_under.size(), 1u) << output.name;
+    if (!GetParam().recipe->exact) continue;
+    EXPECT_EQ(comparisons[i].passes_under, std::vector{name}) << output.name;
+  }
+  EXPECT_TRUE(fails);
+}
+
+TEST_P(Recipes, AKernelPassesWithTheGrant) {
+  const std::string name(GetParam().recipe->name);
+  Contract contract = default_contract();
+  contract.grant({name});
+  const auto comparisons = judge_outputs(c, inputs, rounded_outputs(), contract, {}, 1);
+  bool needed = false;
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    if (!is_present(c, c.pass->outputs[i].tensor)) continue;
+    EXPECT_TRUE(comparisons[i].passed()) << c.pass->outputs[i].tensor.name;
+    EXPECT_TRUE(comparisons[i].would_pass.empty()) << c.pass->outputs[i].tensor.name;
+    needed |= comparisons[i].recipes == std::vector{name};
+  }
+  EXPECT_TRUE(needed);
+}
+
+TEST_P(Recipes, AFactorOfTwoPercentFailsUnderTheGrant) {
+  Contract contract = default_contract();
+  contract.grant({std::string(GetParam().recipe->name)});
+  const auto comparisons = judge_outputs(c, inputs, rounded_outputs(1.02), contract, {}, 1);
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    EXPECT_FALSE(comparisons[i].passed() && is_present(c, c.pass->outputs[i].tensor));
+  }
+}
+
+TEST_P(Recipes, OtherOutputsHaveTheSameGold) {
+  const ActiveRecipes recipes({GetParam().recipe->name}, c.dtype, 0x1p-24,
+                              std::vector<ActiveRecipes::Numbers>(c.pass->outputs.size(), {1e-6, 6}));
+  std::vector<std::vector<double>> plain(c.pass->outputs.size()), rounded(c.pass->outputs.size());
+  const auto collect = [&](auto& to) {
+    return [&to](const GoldRows& rows) {
+      auto& values = to[static_cast<size_t>(rows.output)];
+      for (const double* array : {rows.value, rows.magnitude, rows.rounding})
+        values.insert(values.end(), array, array + rows.n_rows * rows.columns);
+    };
+  };
+  run_gold(c, inputs, 1, collect(plain));
+  run_gold(c, inputs, 1, collect(rounded), {}, recipes);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_TRUE(names(c.pass->outputs[i].tensor) || rounded[i] == plain[i]) << c.pass->outputs[i].tensor.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(OfEveryPass, Recipes, testing::ValuesIn(subjects()), name_of);
+
+// Seen on an H200: cuBLAS rounds to nearest, ties to even.
+TEST(Tf32, RoundsToElevenBitsAndTiesToEven) {
+  EXPECT_EQ(ActiveRecipes::round_to_tf32(1 + 0x1p-11), 1);
+  EXPECT_EQ(ActiveRecipes::round_to_tf32(1 + 3 * 0x1p-11), 1 + 0x1p-9);
+  EXPECT_EQ(ActiveRecipes::round_to_tf32(-(1 + 0x1p-11 + 0x1p-20)), -(1 + 0x1p-10));
+  EXPECT_EQ(ActiveRecipes::round_to_tf32(0), 0);
+}
+
+TEST(Rounded, AnElementMayTurnWhereItLiesWithinItsErrorOfATie) {
+  const ActiveRecipes recipes({"r"}, DType::bf16, 0x1p-24, {{0, 6}});
+  const double tie = 1 + 0x1p-8;                              // between 1 and 1 + 2^-7
+  EXPECT_EQ(recipes.round(0, tie + 0x1p-20, 0, 1).slack, 0);  // further from it than u
+  EXPECT_EQ(recipes.round(0, tie + 0x1p-20, 0, 32).slack, 0x1p-7);
+  EXPECT_EQ(recipes.round(0, tie + 0x1p-20, 0, 32).value, 1 + 0x1p-7);
+  EXPECT_EQ(recipes.round(0, 1.25, 0, 32).slack, 0);
+}
+
+TEST(Rounded, TermsAreAllowedLambdaDeviationsAndNoMoreThanEachAtItsWorst) {
+  const ActiveRecipes recipes({"r"}, DType::bf16, 0x1p-24, {{0, 6}});
+  const Spread one = recipes.of_terms(0, 1, 1), many = recipes.of_terms(0, 100, 100);
+  EXPECT_DOUBLE_EQ(one.deviation, 0x1p-8 / std::sqrt(3));
+  EXPECT_DOUBLE_EQ(one.most, 0x1p-8);
+  EXPECT_DOUBLE_EQ(many.most, 6 * 0x1p-8 * std::sqrt(100.0 / 3));
+}
+
+}  // namespace
+}  // namespace checkop::recipes_test
