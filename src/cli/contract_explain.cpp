@@ -74,11 +74,10 @@ std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
   switch (gate.metric) {
     case Metric::bound_ratio:
       return fmt::format(
-          "chain {}, unit roundoff {:.4g} ({} arithmetic): growth {:.4g}{}, bias {:.4g}\n"
+          "chain {}, unit roundoff {:.4g} ({} arithmetic): growth {:.4g}, bias {:.4g}\n"
           "      of value 1, magnitude 1, rounding 0: computed {:.4g}, stored {:.4g}, so up to {:.4g}",
-          chain_length(gate, output.terms), prepared.unit, arithmetic, prepared.growth,
-          gate.term_roundings > 0 ? fmt::format(", of terms {:.4g}", prepared.of_terms) : "", prepared.bias,
-          prepared.computed(1, 1, 0), prepared.bound(1, 1, 0) - prepared.computed(1, 1, 0), prepared.allowed(1, 1, 0));
+          chain_length(gate, output.terms), prepared.unit, arithmetic, prepared.growth, prepared.bias,
+          prepared.computed(1, 0), prepared.bound(1, 1, 0) - prepared.computed(1, 0), prepared.allowed(1, 1, 0));
     case Metric::atol_rtol:
       return fmt::format("of value 1: up to {:.4g}", prepared.allowed(1, 1, 0));
     case Metric::bits:
@@ -102,6 +101,7 @@ void print_output(const Contract& contract, const ExplainedOutput& output) {
       fmt::print("      {:<14} {:<10} {}\n", key.name, key.text_in(gate), source_of(gates, gate.metric, key));
     if (const std::string example = worked_example(gate, output); !example.empty()) fmt::print("      {}\n", example);
   }
+  for (const RecipeGrant& grant : gates.recipes) fmt::print("    recipe      {}  by {}\n", grant.name, grant.path);
   fmt::print("    not finite  {}\n", gates.nonfinite_may_match ? "as the gold is" : "fails");
   fmt::print("    demanded    {}\n", demands_text(output.demands));
   for (const std::string& line : gates.withheld) fmt::print("    withheld    {}: {}\n", contract.path(), line);
@@ -128,6 +128,8 @@ void print_case(const Contract& contract, const Case& c, const Asked& asked,
   for (const ExplainedOutput& output : explain(contract, c, asked.subject())) {
     print_output(contract, output);
     if (!output.gates.why.empty()) reasons[output.gates.source] = output.gates.why;
+    for (const RecipeGrant& grant : output.gates.recipes)
+      if (!grant.reason.empty()) reasons[contract.path() + ": " + grant.path] = grant.reason;
     for (const NumberSource& number : output.gates.numbers)
       if (!number.reason.empty()) reasons[contract.path() + ": " + number.path] = number.reason;
   }
@@ -156,7 +158,6 @@ OrderedJson gate_json(const Gate& gate, const ExplainedOutput& output) {
     json["chain"] = chain_length(gate, output.terms);
     json["unit_roundoff"] = prepared.unit;
     json["growth"] = prepared.growth;
-    json["of_terms"] = prepared.of_terms;
     json["bias"] = prepared.bias;
   }
   if (gate.metric == Metric::bound_ratio || gate.metric == Metric::atol_rtol)
@@ -167,8 +168,10 @@ OrderedJson gate_json(const Gate& gate, const ExplainedOutput& output) {
 OrderedJson case_json(const Contract& contract, const Case& c, const Asked& asked) {
   OrderedJson outputs = OrderedJson::array();
   for (const ExplainedOutput& output : explain(contract, c, asked.subject())) {
-    OrderedJson gates = OrderedJson::array();
+    OrderedJson gates = OrderedJson::array(), recipes = OrderedJson::array();
     for (const Gate& gate : output.gates.all) gates.push_back(gate_json(gate, output));
+    for (const RecipeGrant& grant : output.gates.recipes)
+      recipes.push_back({{"name", grant.name}, {"from", grant.path}, {"reason", grant.reason}});
     outputs.push_back(
         {{"name", output.spec->tensor.name},
          {"dtype", info(output.dtype).name},
@@ -180,6 +183,7 @@ OrderedJson case_json(const Contract& contract, const Case& c, const Asked& aske
          {"demands",
           {{"determinism", output.demands.determinism}, {"batch_invariance", output.demands.batch_invariance}}},
          {"gates", gates},
+         {"recipes", recipes},
          {"withheld", output.gates.withheld}});
   }
   OrderedJson known = OrderedJson::array();

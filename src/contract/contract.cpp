@@ -182,7 +182,6 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject
       grant_recipes({&name, 1}, recipes, "declared_recipes", "", gates.recipes);
   }
   grant_recipes(granted_, recipes, "--recipe", "", gates.recipes);
-  for (Gate& gate : gates.all) gate.terms_dtype = c.dtype;
   return gates;
 }
 

@@ -53,6 +53,13 @@ void diff_gates(const Gates& a, const Gates& b, std::vector<Change>& changes) {
     }
   }
   add_asked("finite where the gold is not finite", !a.nonfinite_may_match, !b.nonfinite_may_match, changes);
+  for (const std::string& recipe : all_recipes()) {
+    const auto grants = [&](const Gates& gates) {
+      return std::any_of(gates.recipes.begin(), gates.recipes.end(),
+                         [&](const RecipeGrant& grant) { return grant.name == recipe; });
+    };
+    add_asked(fmt::format("to do without {}", recipe), !grants(a), !grants(b), changes);
+  }
 }
 
 /// The expected failures as text, without their positions in the file.

@@ -22,14 +22,10 @@ constexpr GateKey word(std::string_view name, int64_t Gate::*place, std::span<co
 }
 
 constexpr GateKey kLimit = real("limit", &Gate::limit);
-// Step and bias describe the hardware; their defaults are one rounding per term, to nearest. Roundings of stored
-// intermediate values, which the terms then carry, are allowed only if the contract gives term_roundings.
-constexpr std::array kBoundRatioKeys{kLimit,
-                                     real("lambda", &Gate::lambda),
-                                     integer("max_chain", &Gate::max_chain, 0, Looser::larger_or_zero),
-                                     integer("step", &Gate::step, 1, Looser::smaller, false),
-                                     real("bias_ulps", &Gate::bias_ulps, false),
-                                     real("term_roundings", &Gate::term_roundings, false)};
+// Step and bias describe the hardware; their defaults are one rounding per term, to nearest.
+constexpr std::array kBoundRatioKeys{
+    kLimit, real("lambda", &Gate::lambda), integer("max_chain", &Gate::max_chain, 0, Looser::larger_or_zero),
+    integer("step", &Gate::step, 1, Looser::smaller, false), real("bias_ulps", &Gate::bias_ulps, false)};
 constexpr std::array kToleranceKeys{real("atol", &Gate::atol), real("rtol", &Gate::rtol),
                                     integer("either", &Gate::either, 0, Looser::smaller, false)};
 constexpr std::array kLimitOnly{kLimit};

@@ -60,7 +60,6 @@ struct Gate {
   int64_t step = 1;           ///< bound_ratio: terms added per rounding (16 for a tensor core block)
   int64_t max_chain = 0;      ///< bound_ratio: cap on the chain of additions, for sums of any length; 0: no cap
   double bias_ulps = 0;       ///< bound_ratio: signed error per step in units of u*magnitude (tensor cores truncate)
-  double term_roundings = 0;  ///< bound_ratio: earlier roundings to terms_dtype that each term carries
   double atol = 0, rtol = 0;  ///< atol_rtol
   int64_t either = 0;         ///< atol_rtol: 1: within atol or within rtol*|y|, in place of their sum
   int64_t rows = 0, columns = 0;  ///< block_rel_l2: size of a block
@@ -69,7 +68,6 @@ struct Gate {
   int64_t arch = 0;               ///< bits_of_model: index in kModelledArchs
   int64_t block = 0, order = 0;   ///< bits_of_model: see model_order()
   std::string source = {};        ///< "contracts/default.json: rules[3].gates[0]", then " + overlays[0]" if it applied
-  std::optional<DType> terms_dtype = {};  ///< the case's dtype, set by gates_for(); none: the output's
 };
 
 /// The direction in which a number accepts more candidates.

@@ -13,7 +13,6 @@ PreparedGate::PreparedGate(const Gate& gate, DType out, int64_t terms) : gate(ga
   // Not the smallest subnormal: GPUs may flush subnormal intermediates to zero.
   tiny = std::ldexp(1.0, info(arithmetic).min_exponent);
   growth = sum_growth(gate, terms, unit);
-  of_terms = gate.lambda * std::sqrt(gate.term_roundings / 3) * unit_roundoff(gate.terms_dtype.value_or(out));
   bias = gate.bias_ulps * static_cast<double>(std::max<int64_t>(chain_length(gate, terms), 1)) * unit;
 }
 
@@ -24,7 +23,7 @@ double element_bound(const Gate& gate, DType out, int64_t terms, double value, d
 
 double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual& r) {
   const PreparedGate prepared(gate, out, terms);
-  return gate.limit * (prepared.computed(0, r.magnitude, r.rounding) + unit_roundoff(out) * r.stored);
+  return gate.limit * (prepared.computed(r.magnitude, r.rounding) + unit_roundoff(out) * r.stored);
 }
 
 }  // namespace checkop

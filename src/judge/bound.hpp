@@ -18,18 +18,11 @@ struct GoldRow {
 };
 
 /// The bound of one element under a bound_ratio gate, before it is multiplied by `limit`:
-///   E = (growth + bias_ulps*h*u)*magnitude + of_terms*(magnitude - |value|) + u*rounding + spread
+///   E = (growth + bias_ulps*h*u)*magnitude + u*rounding + spread
 ///       + the smallest normal number of the arithmetic
-///   of_terms = lambda*sqrt(term_roundings/3)*u_case
 ///   bound = E + half an ulp of `out` at |value| + E;   0 if value, magnitude, rounding and spread are all 0
-/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. u_case is that of the case's dtype,
-/// which the gate names (terms_dtype), or of `out` if the gate names none.
-///
-/// term_roundings says how often each term t of the sum was stored in the case's dtype before it was added. Rounding
-/// to nearest errs by at most u_case*|t|. The error is spread at least as evenly as a uniform one on
-/// [-u_case*|t|, u_case*|t|], so its (sub-Gaussian) variance is at most u_case^2*t^2/3. The variance of the sum is then
-/// term_roundings*u_case^2/3 times the sum of the squared terms, whose root a product's magnitude holds in addition to
-/// |value|. The error exceeds lambda standard deviations with probability 2*exp(-lambda^2/2) at most.
+/// u is the unit roundoff of the arithmetic: fp32, or fp64 for fp64 outputs. What a sum of h roundings adds exceeds
+/// lambda standard deviations with probability 2*exp(-lambda^2/2) at most.
 ///
 /// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41 (2019).
 double element_bound(const Gate& gate, DType out, int64_t terms, double value, double magnitude, double rounding,
@@ -63,23 +56,21 @@ struct PreparedGate {
   }
 
   /// E: the error bound of the computation, before the result is stored.
-  double computed(double size, double magnitude, double rounding, double spread = 0) const {
-    return (growth + bias) * magnitude + terms(size, magnitude) + unit * rounding + spread + tiny;
+  double computed(double magnitude, double rounding, double spread = 0) const {
+    return (growth + bias) * magnitude + unit * rounding + spread + tiny;
   }
   /// The variance of an error of independent roundings, of which E allows lambda standard deviations, and of storing
   /// the result; what may be biased counts as a whole.
   double variance(double size, double magnitude, double rounding, double spread, double deviation) const {
-    const double even = (growth * magnitude + terms(size, magnitude)) / gate.lambda;
+    const double even = growth * magnitude / gate.lambda;
     const double biased = bias * magnitude + unit * rounding + tiny;
-    const double stored = half_ulp(size + computed(size, magnitude, rounding, spread));
+    const double stored = half_ulp(size + computed(magnitude, rounding, spread));
     return even * even + deviation * deviation + biased * biased + stored * stored / 3;
   }
-  /// The part of E from roundings of the terms before they were added.
-  double terms(double size, double magnitude) const { return of_terms * (magnitude > size ? magnitude - size : 0); }
   double bound(double size, double magnitude, double rounding, double spread = 0) const {
     // Such a zero is exact, for example the gradient of a row that is left out.
     const bool exactly_zero = size == 0 && magnitude == 0 && rounding == 0 && spread == 0;
-    const double error = computed(size, magnitude, rounding, spread);
+    const double error = computed(magnitude, rounding, spread);
     return exactly_zero ? 0 : error + half_ulp(size + error);
   }
 
@@ -87,13 +78,10 @@ struct PreparedGate {
   void bounds(const double* size, const double* magnitude, const double* rounding, const double* spread, size_t n,
               double* allowed, double* over_half) const {
     // Local copies, so that the compiler knows the outputs don't alias them.
-    const double per_magnitude = growth + bias, of_all_terms = of_terms, per_rounding = unit, least = tiny,
-                 limit = gate.limit;
+    const double per_magnitude = growth + bias, per_rounding = unit, least = tiny, limit = gate.limit;
     const HalfUlp half_ulp_of = half_ulp;
     for (size_t i = 0; i < n; ++i) {
-      const double others = magnitude[i] > size[i] ? magnitude[i] - size[i] : 0;
-      const double error =
-          per_magnitude * magnitude[i] + of_all_terms * others + per_rounding * rounding[i] + spread[i] + least;
+      const double error = per_magnitude * magnitude[i] + per_rounding * rounding[i] + spread[i] + least;
       const double half = half_ulp_of(size[i] + error);
       const bool exactly_zero = size[i] == 0 && magnitude[i] == 0 && rounding[i] == 0 && spread[i] == 0;
       allowed[i] = exactly_zero ? 0 : limit * (error + half);
@@ -104,7 +92,6 @@ struct PreparedGate {
   Gate gate;
   double unit, tiny;  ///< unit roundoff and smallest normal number of the arithmetic
   double growth, bias;
-  double of_terms;   ///< factor of terms()
   HalfUlp half_ulp;  ///< of the output
 };
 

@@ -61,12 +61,11 @@ Achieved noise_rms(const RowSums& total) {
 
 ElementBias bias_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
                     double rounding, Spread spread) {
-  const double size = std::abs(y), computed = gate.computed(size, magnitude, rounding, spread.most);
+  const double size = std::abs(y), computed = gate.computed(magnitude, rounding, spread.most);
   const double half = gate.half_ulp(size + computed), bound = computed + half, off = c - stored;
   const bool tells = computed >= half || !(std::abs(c - y) <= bound);
   if (y == 0 || !tells || !std::isfinite(off)) return {};
-  const double even = (1 - one_sided) * gate.growth * magnitude + gate.terms(size, magnitude) + spread.most -
-                      one_sided * spread.deviation;
+  const double even = (1 - one_sided) * gate.growth * magnitude + spread.most - one_sided * spread.deviation;
   const double allowed = computed < half ? 0 : computed - even;
   return {(y < 0 ? -off : off) / bound, allowed / bound};
 }

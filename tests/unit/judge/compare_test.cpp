@@ -131,31 +131,41 @@ TEST(Compare, BiasOfTruncationGrowsWithTheChainAndThePartialSums) {
   EXPECT_DOUBLE_EQ(element_bound(gate, DType::f32, 1024, 1.5, 3, 0), without + 2 * 1024 * std::exp2(-24) * 3);
 }
 
-TEST(Compare, RoundingsThatTermsCarryAddUpInSquares) {
-  Gate gate = bound_gate();
-  EXPECT_EQ(PreparedGate(gate, DType::bf16, 100).of_terms, 0);
-  const double chain = 60 * std::exp2(-24) * 3, tiny = std::exp2(-126);  // 100 terms
-  for (const double roundings : {1.0, 2.0}) {
-    gate.term_roundings = roundings;
-    for (const DType out : {DType::bf16, DType::f16, DType::f32}) {
-      const PreparedGate prepared(gate, out, 100);
-      const double of_terms = 6 * std::sqrt(roundings / 3) * unit_roundoff(out);
-      // Partial sums reach 3 and the value is 1: the root of the sum of squares is 2.
-      EXPECT_DOUBLE_EQ(prepared.computed(1, 3, 0), chain + of_terms * 2 + tiny);
-      EXPECT_DOUBLE_EQ(prepared.computed(4, 3, 0), chain + tiny);
-      const double value = 1, magnitude = 3, rounding = 0, spread = 0;
-      double allowed = 0, over_half = 0;
-      prepared.bounds(&value, &magnitude, &rounding, &spread, 1, &allowed, &over_half);
-      EXPECT_DOUBLE_EQ(allowed, prepared.allowed(1, 3, 0));
-      EXPECT_DOUBLE_EQ(residual_bound(gate, out, 100, {"", 0, 0, 0, 3, 0, 0}), chain + of_terms * 3 + tiny);
-    }
+TEST(Compare, ASpreadIsAddedToTheBound) {
+  const Gate gate = bound_gate();
+  const double chain = 60 * std::exp2(-24) * 3, tiny = std::exp2(-126), spread = 0.01;  // 100 terms
+  for (const DType out : {DType::bf16, DType::f16, DType::f32}) {
+    const PreparedGate prepared(gate, out, 100);
+    EXPECT_DOUBLE_EQ(prepared.computed(3, 0, spread), chain + spread + tiny);
+    const double value = 1, magnitude = 3, rounding = 0;
+    double allowed = 0, over_half = 0;
+    prepared.bounds(&value, &magnitude, &rounding, &spread, 1, &allowed, &over_half);
+    EXPECT_DOUBLE_EQ(allowed, prepared.allowed(1, 3, 0, spread));
+    EXPECT_DOUBLE_EQ(allowed, element_bound(gate, out, 100, 1, 3, 0, spread));
+    EXPECT_GT(prepared.allowed(0, 0, 0, spread), 0);  // what is allowed to err is no exact zero
   }
 }
 
-TEST(Compare, TermsAreRoundedToTheDtypeOfTheCase) {
-  Gate gate = bound_gate();
-  gate.term_roundings = 1, gate.terms_dtype = DType::bf16;
-  EXPECT_DOUBLE_EQ(PreparedGate(gate, DType::f32, 100).of_terms, 6 * std::sqrt(1.0 / 3) * std::exp2(-8));
+TEST(Compare, NoiseIsMeasuredInStandardDeviations) {
+  Gates gates = {{bound_gate()}, false, "rule", "", {}, {}, {}};
+  Gate noise;
+  noise.metric = Metric::noise_rms, noise.limit = 1;
+  gates.all.push_back(noise);
+  constexpr size_t kCount = 10000;
+  const std::vector<double> gold(kCount, 1.5), magnitude(kCount, 0.0), rounding(kCount, 0.0), spread(kCount, 0.06),
+      deviation(kCount, 0.01);
+  const auto achieved = [&](double error) {
+    std::vector<float> got(kCount);
+    for (size_t i = 0; i < kCount; ++i) got[i] = static_cast<float>(1.5 + (i % 2 == 0 ? error : -error));
+    OutputComparison comparison(DType::f32, reinterpret_cast<const std::byte*>(got.data()), {100, 100}, gates, 1);
+    comparison.add({0, 0, 100, 100, gold.data(), magnitude.data(), rounding.data(), spread.data(), deviation.data()});
+    return comparison.finish();
+  };
+  EXPECT_TRUE(achieved(0.01).passed());
+  const Comparison twice = achieved(0.02);  // a third of each element's bound
+  EXPECT_EQ(twice.out_of_bound, 0);
+  EXPECT_FALSE(twice.passed());
+  EXPECT_NEAR(twice.gates.back().achieved, 2 / std::sqrt(1 + 7 * std::sqrt(2.0 / kCount)), 1e-3);
 }
 
 TEST(Compare, Fp64OutputsAreHeldToFp64Arithmetic) {
