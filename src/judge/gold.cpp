@@ -201,7 +201,8 @@ class Judge {
       bounded |= gate.metric == Metric::bound_ratio;
       judged |= gate.metric == Metric::noise_rms;
     }
-    if (!spreads || !bounded || judged) return gates;
+    // Equal inputs repeat one error many times.
+    if (!spreads || !bounded || judged || c_.input_mode == InputMode::constant) return gates;
     Gate noise;
     noise.metric = Metric::noise_rms, noise.limit = kNoiseLimit, noise.source = "recipes";
     gates.all.push_back(noise);
@@ -230,24 +231,35 @@ class Judge {
     const std::vector<const Recipe*> known = recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
     // No rounding makes what is not finite finite. Without inputs there is only a stored gold.
     if (known.empty() || result.nonfinite > 0 || inputs_.empty()) return;
-    Names granted;
+    Names all, granted;
+    for (const Recipe* recipe : known) all.push_back(recipe->name);
     for (const RecipeGrant& grant : gates_[i].recipes) granted.push_back(grant.name);
     const std::vector<Names> sets = sets_of(known);
-    for (const Names& set : sets) {
-      if (!is_part_of(set, granted)) continue;
-      const Comparison& by_set = judged_by(set)[i];
-      if (!by_set.passed()) continue;
-      result = by_set;
-      result.recipes.assign(set.begin(), set.end());
+    if (const Names* set = first_that_passes(i, known, sets, {}, granted)) {
+      result = judged_by(*set)[i];
+      result.recipes.assign(set->begin(), set->end());
       return;
     }
     const double work = std::min(gold_work(c_), contract_.sampling().above);
     if (stored_ || work * static_cast<double>(sets.size()) > kMostRecipeWork) return;
     result.tried_recipes = true;
-    const auto found = std::find_if(sets.begin(), sets.end(), [&](const Names& set) {
-      return !is_part_of(set, granted) && judged_by(set)[i].passed();
-    });
-    if (found != sets.end()) result.passes_under.assign(found->begin(), found->end());
+    if (const Names* set = first_that_passes(i, known, sets, granted, all))
+      result.passes_under.assign(set->begin(), set->end());
+  }
+
+  /// The first of `sets` that is a part of `allowed`, not of `tried`, and by which output i passes; nullptr for none.
+  /// Allowances widen the bounds of elements; so where exact recipes fail with all of them, they need no more tries.
+  const Names* first_that_passes(size_t i, const std::vector<const Recipe*>& known, const std::vector<Names>& sets,
+                                 const Names& tried, const Names& allowed) {
+    for (const Names& set : sets) {
+      if (!is_part_of(set, allowed) || is_part_of(set, tried)) continue;
+      Names widest;
+      for (const Recipe* recipe : known) {
+        if (is_part_of({recipe->name}, recipe->exact ? set : allowed)) widest.push_back(recipe->name);
+      }
+      if (judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed()) return &set;
+    }
+    return nullptr;
   }
 
   const std::vector<Comparison>& judged_by(const Names& set) {
