@@ -191,7 +191,8 @@ std::string describe(const CLI::ParseError& error, const CLI::App& app) {
                                       : fmt::format("{} is missing", option->get_name());
     }
   }
-  const std::string what = error.what(), begin = "Could not convert: ";
+  constexpr std::string_view begin = "Could not convert: ";
+  std::string what = error.what();
   const size_t equals = what.find(" = ");
   if (!what.starts_with(begin) || equals == std::string::npos) return what;
   return fmt::format("{}: '{}' is not a number that it takes", what.substr(begin.size(), equals - begin.size()),
