@@ -163,6 +163,7 @@ void emit_dweight(const GoldArgs& args, int64_t hidden, const std::vector<double
   const DTypeInfo& type = info(x.dtype);
   const bool rounds_row = args.recipes.has(recipe::kNormalisedRow);
   const bool rounds_terms = args.recipes.has(recipe::kWeightTerms);
+  const bool exact = rounds_row && rounds_terms;  // fp32 holds a product of two 16-bit values
   args.parallel_for((hidden + kColumnBlock - 1) / kColumnBlock, [&](int64_t block) {
     const int64_t first = block * kColumnBlock, n = std::min(kColumnBlock, hidden - first);
     std::array<double, kColumnBlock> xs, gs, value{}, magnitude{}, rounding{};
@@ -174,8 +175,8 @@ void emit_dweight(const GoldArgs& args, int64_t hidden, const std::vector<double
       for (size_t h = 0; h < static_cast<size_t>(n); ++h) {
         const GoldElement e = rounded_if(rounds_row, args, 1, normalised(xs[h], roots[row]));
         const double size = std::abs(gs[h]), product = gs[h] * e.value;
-        const GoldElement term =
-            rounded_if(rounds_terms, args, 1, {product, size * e.magnitude, size * e.rounding + std::abs(product)});
+        const GoldElement term = rounded_if(
+            rounds_terms, args, 1, {product, size * e.magnitude, size * e.rounding + (exact ? 0 : std::abs(product))});
         value[h] += term.value;
         magnitude[h] += std::abs(term.value) + term.magnitude;
         rounding[h] += term.rounding;
