@@ -37,6 +37,8 @@ constexpr std::array kBackwardOut{
 constexpr std::string_view kFlash = "FlashAttention 2 and 3, cuDNN, PyTorch's SDPA with them, xFormers, FlashInfer";
 constexpr std::string_view kEager = "eager attention of Hugging Face: matmul, softmax in fp32, matmul";
 
+constexpr std::string_view kQueryDims = "batch q_heads q_seq";  // Recipe::independent
+
 constexpr int64_t kRowsOfATask = 16;
 constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
 
@@ -117,9 +119,10 @@ struct Block {
   }
   void add_rounding(int64_t i, double square, double size) { squares[at(i)] += square, sizes[at(i)] += size; }
   /// Turns the roundings into their spread, once they are all there.
-  void finish(const GoldArgs& args, int output) {
+  /// `equal`: all probabilities of a query are equal.
+  void finish(const GoldArgs& args, int output, bool equal) {
     for (size_t i = 0; i < squares.size(); ++i) {
-      const Spread all = args.recipes.of_terms(output, squares[i], sizes[i]);
+      const Spread all = args.recipes.of_terms(output, squares[i], sizes[i], equal);
       spread[i] = all.most, deviation[i] = all.deviation;
     }
   }
@@ -222,11 +225,23 @@ Sizes sizes_of(const GoldArgs& args, int parts) {
 }
 
 /// The errors of a query's probabilities when its scores are rounded. Two roundings of a score s, before and after the
-/// scale, multiply exp(s) by a factor of which each is off by at most exp(u|s|) - 1; `amplitude` is that over u.
+/// scale, multiply exp(s) by a factor of which each is off by at most exp(u|s|) - 1; `amplitude` is that over u, with
+/// room for the products of errors, which a formula of first order leaves out: (1 + e)^kOrders for e = exp(u max|s|) -
+/// 1. Where that is more than a first order can describe, the row has no amplitude. A key too far below the largest
+/// score to be seen in a sum has none either.
 struct RoundedScores {
-  RoundedScores(const ActiveRecipes& recipes, const QueryRow& row) {
-    for (const double score : row.score)
-      amplitude.push_back(std::expm1(recipes.case_unit() * recipes.size(score)) / recipes.case_unit());
+  RoundedScores(const ActiveRecipes& recipes, const QueryRow& row) : amplitude(row.score.size()) {
+    constexpr double kMost = 1.0 / 8, kUnseen = 0x1p-100, kOrders = 4;
+    const double u = recipes.case_unit();
+    double largest = 0;
+    for (size_t j = 0; j < row.score.size(); ++j) {
+      if (row.p[j] > kUnseen) largest = std::max(largest, u * recipes.size(row.score[j]));
+    }
+    if (!(largest <= kMost)) return;
+    const double orders = std::exp(kOrders * largest) / u;
+    for (size_t j = 0; j < row.score.size(); ++j) {
+      if (row.p[j] > kUnseen) amplitude[j] = std::expm1(u * recipes.size(row.score[j])) * orders;
+    }
   }
   static constexpr double kRoundings = 2;
   std::vector<double> amplitude;
@@ -236,14 +251,17 @@ struct RoundedScores {
 ///   p_in_16_bit: p_j v_j each;  scores_in_16_bit: an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j.
 void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row,
                int64_t to, Block& o) {
-  const bool of_p = recipes.has(recipe::kP), of_scores = recipes.has(recipe::kScores);
+  const auto v_of = [&](size_t j) { return &entry.v[at(entry.key_at(head, row.keys[j]))]; };
+  for (size_t j = 0; recipes.has(recipe::kP) && j < row.keys.size(); ++j) {
+    const double p = recipes.size(row.p[j]);
+    o.add_roundings(to, s.head_dim, p * p, p, v_of(j));
+  }
+  if (!recipes.has(recipe::kScores)) return;
   const RoundedScores scores(recipes, row);
   for (size_t j = 0; j < row.keys.size(); ++j) {
-    const double* v = &entry.v[at(entry.key_at(head, row.keys[j]))];
-    const double p = recipes.size(row.p[j]), d = row.p[j] * scores.amplitude[j];
-    if (of_p) o.add_roundings(to, s.head_dim, p * p, p, v);
-    for (int64_t i = 0; of_scores && i < s.head_dim; ++i) {
-      const double error = std::abs(d * (v[i] - o.value[at(to + i)]));
+    const double* v = v_of(j);
+    for (int64_t i = 0; i < s.head_dim; ++i) {
+      const double error = std::abs(row.p[j] * scores.amplitude[j] * (v[i] - o.value[at(to + i)]));
       o.add_rounding(to + i, scores.kRoundings * error * error, scores.kRoundings * error);
     }
   }
@@ -270,7 +288,7 @@ void attention_forward(const GoldArgs& args, int parts) {
         if (!args.recipes.none()) round_row(args.recipes, entry, s, r / s.q_seq, row, to, o);
       }
     });
-    o.finish(args, 0);
+    o.finish(args, 0, entry.scale == 0);
     o.sink(args, 0, b);
   }
 }
@@ -301,7 +319,8 @@ class RoundedGradients {
 
  private:
   int64_t key(size_t j) const { return entry_.key_at(head_, row_.keys[j]); }
-  /// ds as it is rounded before the scale: the smallest normal number counts by its share.
+  /// ds as it is rounded before the scale: the smallest normal number counts by its share. Also where ds is 0, as with
+  /// one key, for kernels compute some small number there.
   double rounded_ds(double ds) const { return std::max(std::abs(ds), std::abs(entry_.scale) * recipes_.size(0)); }
   /// sum_j weight_j x_j over the rows of the keys in `x`, which is k or v of the entry.
   std::vector<double> mean(const std::vector<double>& weight, const std::vector<double>& x) const {
@@ -376,20 +395,26 @@ class RoundedGradients {
 /// The gradients of one head of a group, summed over its queries, are rounded before the heads are added up.
 class RoundedHeads {
  public:
-  /// Elements [first, first + n) of `all` are those of the group's key head. Call before the head's queries are added.
+  /// Elements [first, first + n) of `all` are those of the group's key head. Make one before the head's queries are
+  /// added.
   RoundedHeads(Block& all, int64_t first, int64_t n)
-      : all_(all), first_(first), before_(&all.value[at(first)], &all.value[at(first)] + n) {}
+      : all_(all), first_(at(first)), value_(copy(all.value, n)), magnitude_(copy(all.magnitude, n)) {}
   void add(const ActiveRecipes& recipes) {
-    for (size_t i = 0; i < before_.size(); ++i) {
-      const double size = recipes.size(all_.value[at(first_) + i] - before_[i]);
-      all_.add_rounding(first_ + static_cast<int64_t>(i), size * size, size);
+    for (size_t i = 0; i < value_.size(); ++i) {
+      if (all_.magnitude[first_ + i] == magnitude_[i]) continue;  // no query reads the key: the zero is exact
+      const double size = recipes.size(all_.value[first_ + i] - value_[i]);
+      all_.add_rounding(static_cast<int64_t>(first_ + i), size * size, size);
     }
   }
 
  private:
+  std::vector<double> copy(const std::vector<double>& from, int64_t n) const {
+    return {from.begin() + static_cast<int64_t>(first_), from.begin() + static_cast<int64_t>(first_) + n};
+  }
+
   Block& all_;
-  int64_t first_;
-  std::vector<double> before_;
+  size_t first_;
+  std::vector<double> value_, magnitude_;  ///< of the heads before
 };
 
 /// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
@@ -465,7 +490,8 @@ void attention_backward(const GoldArgs& args, int parts) {
         of_k.add(recipes), of_v.add(recipes);
       }
     });
-    dq.finish(args, 0), dk.finish(args, inputs.k(0)), dv.finish(args, inputs.v(0));
+    const bool equal = entry.scale == 0;
+    dq.finish(args, 0, equal), dk.finish(args, inputs.k(0), equal), dv.finish(args, inputs.v(0), equal);
     dq.sink(args, 0, b);
     int64_t first = 0;
     for (int part = 0; part < parts; ++part) {  // outputs have the order of the inputs that they belong to
@@ -524,20 +550,24 @@ Work attention_work(const GoldArgs& args, int parts, int products) {
 }
 
 constexpr std::array<Recipe, 2> kAttentionForwardRecipes{
-    Recipe{recipe::kP, "o", k16Bit, /*exact=*/false, "o = sum_j round(p_j) v_j", kFlash},
-    Recipe{recipe::kScores, "o", k16Bit, /*exact=*/false, "p = softmax(round(scale round(q k^T)))", kEager},
+    Recipe{recipe::kP, "o", k16Bit, /*exact=*/false, "o = sum_j round(p_j) v_j", kFlash, "", kQueryDims},
+    Recipe{recipe::kScores, "o", k16Bit, /*exact=*/false, "p = softmax(round(scale round(q k^T)))", kEager, "",
+           kQueryDims},
 };
 constexpr std::array<Recipe, 5> kAttentionBackwardRecipes{
-    Recipe{recipe::kP, "dv dv_cache dv_new", k16Bit, /*exact=*/false, "dv = sum_i round(p_i) grad_i", kFlash},
+    Recipe{recipe::kP, "dv dv_cache dv_new", k16Bit, /*exact=*/false, "dv = sum_i round(p_i) grad_i", kFlash, "",
+           kQueryDims},
     Recipe{recipe::kDs, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false,
-           "dq = scale sum_j round(ds_j) k_j, dk = scale sum_i round(ds_i) q_i", kFlash},
+           "dq = scale sum_j round(ds_j) k_j, dk = scale sum_i round(ds_i) q_i", kFlash, "", kQueryDims},
     Recipe{recipe::kO, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false, "ds = p (dp - sum_d grad_d round(o_d))",
-           kFlash},
+           kFlash, "", kQueryDims},
     Recipe{recipe::kGroup, "dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
            "dk = sum over the group's heads of round(dk of the head), dv likewise",
            "FlashAttention 2 with grouped heads, autograd of repeat_kv"},
+    // A kernel that stores the scores stores P too, and takes the row sum of dP*P from it.
     Recipe{recipe::kScores, "dq dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
-           "p = softmax(round(scale round(q k^T))), ds = round(scale p (round(dp) - D))", kEager},
+           "p = softmax(round(scale round(q k^T))), ds = round(scale p (round(dp) - D))", kEager,
+           /*excludes=*/recipe::kO, kQueryDims},
 };
 
 constexpr std::array<AttrSpec, 2> kAttentionAttrs{

@@ -99,11 +99,13 @@ void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char
   });
 }
 
-void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active) {
+void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active,
+                    double unit) {
   const Tensor& out = *args.out(index);
   const int64_t vocab = out.shape.back();
   const double log_vocab = std::log(static_cast<double>(vocab));
   const double least_normal = std::ldexp(1.0, info(out.dtype).min_exponent);
+  const double of_rounded = unit == 0 ? 0 : args.recipes.in_units(std::expm1(unit * log_vocab) + unit * least_normal);
   args.parallel_for(std::ssize(active), [&](int64_t r) {
     if (active[static_cast<size_t>(r)] == 0) return;
     RowScratch& s = row_scratch(vocab);
@@ -121,8 +123,8 @@ void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, c
     // way.
     const double lse = kArgumentUnits * log_vocab + kExpUnits + 3 * log_vocab + 2 * std::abs(max);
     const double rounding = lse + kExpUnits + 2 + (kArgumentUnits + 1) * log_vocab;
-    args.sink(
-        {"row_sum", index, r, sum, g, g * (rounding + kFlushUnits * static_cast<double>(vocab)) + 2 * size, stored});
+    const double flushed = kFlushUnits * static_cast<double>(vocab);
+    args.sink({"row_sum", index, r, sum, g, g * (rounding + flushed + of_rounded) + 2 * size, stored});
   });
 }
 

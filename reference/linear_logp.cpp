@@ -62,8 +62,9 @@ constexpr std::array kForwardRecipes{
            "F.log_softmax of 16-bit logits in PyTorch"}};
 constexpr std::array kBackwardRecipes{
     Recipe{recipe::kDz, kGradients, k16Bit, /*exact=*/false,
-           "dhidden = round(dz) W, dlm_head_weight = round(dz)^T hidden",
-           "autograd of a 16-bit lm_head, Liger's fused linear cross entropy, Apple's cut cross entropy"},
+           "dhidden = round(dz) W, dlm_head_weight = round(dz)^T hidden, dbias = sum_rows round(dz)",
+           "autograd of a 16-bit lm_head, Liger's fused linear cross entropy, Apple's cut cross entropy", "",
+           /*independent=*/"batch seq vocab"},
     Recipe{recipe::kLogits, kGradients, k16Bit, /*exact=*/true, "z = round(hidden W^T + bias)",
            "a 16-bit lm_head (F.linear) before the log-probability, Liger's fused linear cross entropy"},
     Recipe{recipe::kLogp, kGradients, k16Bit, /*exact=*/true, "dz_v = g (1[v = t] - exp(round(z_v - lse(z))))",
@@ -131,7 +132,7 @@ class LinearLogp {
       if (!left_out(r)) {
         const SoftmaxRow& softmax = softmax_[size(r, 1)];
         e = selected_logp(softmax, selected.value, selected.magnitude);
-        e.rounding += selected.rounding + lse_slack(args_.recipes, 0, softmax);
+        e.rounding += selected.rounding + args_.recipes.in_units(lse_slack(args_.recipes, 0, softmax));
         e = rounded_if(rounds_logp_, args_, 0, e);
       }
       args_.sink({0, set_.at(r), 1, 1, &e.value, &e.magnitude, &e.rounding});

@@ -91,11 +91,10 @@ void backward(const GoldArgs& args) {
 /// Ignored rows must be 0.
 void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(1), args.attrs)); }
 
-/// The gradients of a row must sum to 0, unless its probabilities are those of rounded logarithms; ignored rows must
-/// be 0.
+/// The gradients of a row must sum to 0; ignored rows must be 0.
 void check_gradient(const IdentityArgs& args) {
   const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
-  if (!args.recipes.has(recipe::kLogp)) check_row_sums(args, 0, 0, 2, used);
+  check_row_sums(args, 0, 0, 2, used, args.recipes.has(recipe::kLogp) ? args.recipes.case_unit() : 0);
   check_zero_rows(args, 0, used);
 }
 

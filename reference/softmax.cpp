@@ -29,7 +29,9 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n, const 
     sum += term;
     spread += term * below;
     if (magnitude != nullptr) weighted += term * magnitude[i];
-    if (slacks != nullptr) slack += term * slacks[i], slack_square += term * slacks[i] * term * slacks[i];
+    if (slacks == nullptr || slacks[i] == 0) continue;
+    const double off = term * std::expm1(slacks[i]);
+    slack += off, slack_square += off * off;
   }
 }
 

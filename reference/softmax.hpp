@@ -28,7 +28,7 @@ inline constexpr double kLeastGrowth = 6;
 /// Softmax statistics of a row of logits z[0..V), accumulated term by term in a fixed order.
 ///   max = max z;  sum = sum exp(z - max);  spread = sum exp(z - max)*|z - max|;  weighted = sum exp(z - max)*magnitude
 /// `magnitude` is the error coefficient of each logit; 0 if the logits are inputs. For logits that were rounded:
-///   slack = sum exp(z - max)*s,  slack_square = sum (exp(z - max)*s)^2,  where each logit may be off by s
+///   slack = sum exp(z - max)*e,  slack_square = sum (exp(z - max)*e)^2,  e = exp(s) - 1, where a logit may be off by s
 struct SoftmaxRow {
   double max = -INFINITY, sum = 0, spread = 0, weighted = 0, slack = 0, slack_square = 0;
 
@@ -78,9 +78,10 @@ class LogitGradient {
   double max_, sum_, log_sum_, g_, abs_g_, chain_, fixed_;
 };
 
-/// The coefficient of u in the error of a log-sum-exp of rounded logits; see Rounded::slack.
+/// The error of a log-sum-exp of rounded logits; see Rounded::slack. For weights w of sum 1, log sum w exp(s) <= sum w
+/// (exp(s) - 1), and -log sum w exp(-s) <= sum w s is less.
 inline double lse_slack(const ActiveRecipes& recipes, int output, const SoftmaxRow& row) {
-  return row.slack == 0 ? 0 : recipes.in_units(recipes.of_errors(output, row.slack_square, row.slack)) / row.sum;
+  return row.slack == 0 ? 0 : recipes.of_errors(output, row.slack_square, row.slack) / row.sum;
 }
 
 /// LogitGradient in a kernel that rounds on the way:
@@ -98,15 +99,15 @@ class RoundedLogitGradient {
         rounds_logp_(rounds_logp) {}
 
   GoldElement operator()(double z, double z_magnitude, double slack, bool selected) const {
-    const double off = args_.recipes.in_units(slack) + lse_slack_;
+    const double off = slack + lse_slack_;
     if (!rounds_logp_) {
       GoldElement e = gradient_(z, z_magnitude, selected);
-      e.rounding += std::abs(g_) * std::exp(z - row_.max) / row_.sum * off;
+      e.rounding += std::abs(g_) * std::exp(z - row_.max) / row_.sum * args_.recipes.in_units(std::expm1(off));
       return e;
     }
     GoldElement logp = selected_logp(row_, z, z_magnitude);
     if (logp.value == -INFINITY) return gradient_(z, z_magnitude, selected);
-    logp.rounding += off;
+    logp.rounding += args_.recipes.in_units(off);
     const Rounded rounded = args_.recipes.round(output_, logp.value, logp.magnitude, logp.rounding);
     const double p = std::exp(rounded.value), value = g_ * ((selected ? 1.0 : 0.0) - p);
     const double of_p =

@@ -40,6 +40,8 @@ struct Gates {
   std::string why = {};                    ///< the rule's reason; "" in the RL-Kernel format
   std::vector<NumberSource> numbers = {};  ///< the source of every number of every gate
   std::vector<RecipeGrant> recipes = {};   ///< those that the output has in this case, in the order of the pass
+  /// Of the errors of a row's elements no more than one is independent, and of all no more than this; 0: all are.
+  int64_t independent = 0;
   std::vector<std::string> withheld = {};  ///< one sentence for each number that an expired overlay no longer loosens
 };
 

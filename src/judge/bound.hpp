@@ -62,7 +62,7 @@ struct PreparedGate {
   /// The variance of an error of independent roundings, of which E allows lambda standard deviations, and of storing
   /// the result; what may be biased counts as a whole.
   double variance(double size, double magnitude, double rounding, double spread, double deviation) const {
-    const double even = growth * magnitude / gate.lambda;
+    const double even = growth * magnitude / std::max(gate.lambda, 1.0);
     const double biased = bias * magnitude + unit * rounding + tiny;
     const double stored = half_ulp(size + computed(magnitude, rounding, spread));
     return even * even + deviation * deviation + biased * biased + stored * stored / 3;

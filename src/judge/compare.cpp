@@ -390,7 +390,7 @@ void OutputComparison::State::add_bias(const Block& block, RowSums& sums) const 
   info(dtype).decode(block.expected, stored_gold.data(), block.count);
   for (size_t i = 0; i < block.count; ++i) {
     const ElementBias e = bias_of(*bound, bias->one_sided, block.value[i], stored_gold[i], block.got[i],
-                                  block.magnitude[i], block.rounding[i], {block.spread[i], block.deviation[i]});
+                                  block.magnitude[i], block.rounding[i], block.spread[i]);
     sums.bias += e.bias;
     sums.allowed_bias += e.allowed;
   }
@@ -432,6 +432,7 @@ void OutputComparison::State::add_noise(const Block& block, RowSums& sums) const
     sums.squared_noise += error * error / variance;
     ++sums.noisy;
   }
+  sums.noisy_rows = sums.noisy > 0 ? 1 : 0;
 }
 
 void OutputComparison::State::add_blocks(int64_t row, const double* decoded, const double* value) {
@@ -544,7 +545,7 @@ void OutputComparison::add(const GoldRows& block) {
   for (int64_t r = 0; r < block.n_rows * cut; ++r) {
     const int64_t at = r * columns;
     static thread_local std::vector<double> zeros;
-    if (block.spread == nullptr) zeros.resize(static_cast<size_t>(columns));
+    if (block.spread == nullptr || block.deviation == nullptr) zeros.resize(static_cast<size_t>(columns));
     const auto row_of = [&](const double* array) { return array == nullptr ? zeros.data() : array + at; };
     state_->compare_row(block.first_row * cut + r,
                         {row_of(block.value), row_of(block.magnitude), row_of(block.rounding), row_of(block.spread),
@@ -585,9 +586,9 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
     case Metric::bound_rms:
       return checkop::bound_rms(sum);
     case Metric::bias_t:
-      return bias_statistic(rows);
+      return bias_statistic(rows, gates.independent);
     case Metric::noise_rms:
-      return checkop::noise_rms(sum);
+      return checkop::noise_rms(sum, gates.independent);
     case Metric::max_abs_dlogp:
     case Metric::k3_mean:
     case Metric::k3_max:

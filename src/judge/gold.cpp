@@ -83,8 +83,9 @@ namespace {
 
 using Names = std::vector<std::string_view>;
 
-/// The sets of some of the recipes: the smallest first, of those of one size the ones with the fewest allowances.
-std::vector<Names> sets_of(const std::vector<const Recipe*>& recipes) {
+/// The sets of some of the recipes in which none excludes another: the smallest first, of those of one size the ones
+/// with the fewest allowances.
+std::vector<Names> sets_of(const Pass& pass, const std::vector<const Recipe*>& recipes) {
   struct Set {
     Names names;
     int64_t allowances = 0;
@@ -102,7 +103,9 @@ std::vector<Names> sets_of(const std::vector<const Recipe*>& recipes) {
     return std::pair(a.names.size(), a.allowances) < std::pair(b.names.size(), b.allowances);
   });
   std::vector<Names> all;
-  for (Set& set : sets) all.push_back(std::move(set.names));
+  for (Set& set : sets) {
+    if (families_of(pass, set.names).size() == 1) all.push_back(std::move(set.names));
+  }
   return all;
 }
 
@@ -195,8 +198,14 @@ class Judge {
   Gates gates_under(size_t i, const Names& recipes) const {
     Gates gates = gates_[i];
     bool spreads = false, bounded = false, judged = false;
-    for (const Recipe* recipe : recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype))
-      spreads |= !recipe->exact && is_part_of({recipe->name}, recipes);
+    for (const Recipe* recipe : recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype)) {
+      if (recipe->exact || !is_part_of({recipe->name}, recipes)) continue;
+      spreads = true;
+      if (recipe->independent.empty()) continue;
+      int64_t errors = 1;
+      for (const std::string_view dim : split_dims(recipe->independent)) errors *= extent_of(c_, dim);
+      gates.independent = gates.independent == 0 ? errors : std::min(gates.independent, errors);
+    }
     for (const Gate& gate : gates.all) {
       bounded |= gate.metric == Metric::bound_ratio;
       judged |= gate.metric == Metric::noise_rms;
@@ -222,7 +231,7 @@ class Judge {
       }
       numbers.push_back(of_output);
     }
-    return {names, c_.dtype, unit, std::move(numbers)};
+    return {names, c_.dtype, unit, std::move(numbers), c_.input_mode == InputMode::constant};
   }
 
   /// Judges output i, which fails, by the smallest set of granted recipes by which it passes. If there is none, finds
@@ -234,7 +243,7 @@ class Judge {
     Names all, granted;
     for (const Recipe* recipe : known) all.push_back(recipe->name);
     for (const RecipeGrant& grant : gates_[i].recipes) granted.push_back(grant.name);
-    const std::vector<Names> sets = sets_of(known);
+    const std::vector<Names> sets = sets_of(*c_.pass, known);
     if (const Names* set = first_that_passes(i, known, sets, {}, granted)) {
       result = judged_by(*set)[i];
       result.recipes.assign(set->begin(), set->end());

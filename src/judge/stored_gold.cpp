@@ -56,7 +56,8 @@ void StoredGold::replay(unsigned threads, const GoldSink& sink) const {
 GoldReplay StoredGolds::replay() {
   return [this](unsigned threads, const ActiveRecipes& recipes, const GoldSink& sink) {
     if (recipes.none()) return plain_.replay(threads, sink);
-    by_recipes_.try_emplace(recipes.names(), c_, inputs_, threads, recipes).first->second.replay(threads, sink);
+    by_recipes_.try_emplace({recipes.names(), recipes.numbers()}, c_, inputs_, threads, recipes)
+        .first->second.replay(threads, sink);
   };
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "judge/gold.hpp"
@@ -41,7 +42,8 @@ class StoredGolds {
   const Case& c_;
   const std::vector<Tensor>& inputs_;
   const StoredGold plain_;
-  std::map<std::vector<std::string_view>, StoredGold> by_recipes_;
+  using Key = std::pair<std::vector<std::string_view>, std::vector<ActiveRecipes::Numbers>>;
+  std::map<Key, StoredGold> by_recipes_;
 };
 
 }  // namespace checkop

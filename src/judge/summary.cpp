@@ -31,6 +31,7 @@ RowSums& RowSums::operator+=(const RowSums& other) {
   squared_rounding += other.squared_rounding;
   squared_noise += other.squared_noise;
   noisy += other.noisy;
+  noisy_rows += other.noisy_rows;
   finite += other.finite;
   return *this;
 }
@@ -53,24 +54,26 @@ Achieved bound_rms(const RowSums& total) {
   return {root_ratio(total.squared_ratio, static_cast<double>(total.finite))};
 }
 
-Achieved noise_rms(const RowSums& total) {
+Achieved noise_rms(const RowSums& total, int64_t independent) {
   if (total.noisy == 0) return {};
+  constexpr double kExponent = 25;
   const auto n = static_cast<double>(total.noisy);
-  return {std::sqrt(total.squared_noise / n / (1 + 7 * std::sqrt(2 / n)))};
+  const auto k = static_cast<double>(independent == 0 ? total.noisy : std::min(total.noisy_rows, independent));
+  return {std::sqrt(total.squared_noise / n / (1 + 2 * std::sqrt(kExponent / k) + 2 * kExponent / k))};
 }
 
 ElementBias bias_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
-                    double rounding, Spread spread) {
-  const double size = std::abs(y), computed = gate.computed(magnitude, rounding, spread.most);
+                    double rounding, double spread) {
+  const double size = std::abs(y), computed = gate.computed(magnitude, rounding, spread);
   const double half = gate.half_ulp(size + computed), bound = computed + half, off = c - stored;
   const bool tells = computed >= half || !(std::abs(c - y) <= bound);
   if (y == 0 || !tells || !std::isfinite(off)) return {};
-  const double even = (1 - one_sided) * gate.growth * magnitude + spread.most - one_sided * spread.deviation;
+  const double even = (1 - one_sided) * gate.growth * magnitude + spread;
   const double allowed = computed < half ? 0 : computed - even;
   return {(y < 0 ? -off : off) / bound, allowed / bound};
 }
 
-Achieved bias_statistic(std::span<const RowSums> rows) {
+Achieved bias_statistic(std::span<const RowSums> rows, int64_t independent) {
   using Key = std::tuple<double, double, double>;
   std::vector<Key> different;
   for (const RowSums& row : rows) {
@@ -85,7 +88,9 @@ Achieved bias_statistic(std::span<const RowSums> rows) {
   }
   const double excess = std::abs(bias) - allowed;
   if (excess <= 0 || squares == 0) return {};
-  return {excess / std::sqrt(squares)};
+  const double alike =
+      independent == 0 ? 1 : std::max(1.0, static_cast<double>(different.size()) / static_cast<double>(independent));
+  return {excess / std::sqrt(alike * squares)};
 }
 
 BlockSums::BlockSums(int64_t rows, int64_t columns, MatrixView view, const RowSet& wanted)

@@ -22,7 +22,7 @@ struct RowSums {
   double squared_rounding = 0;                        ///< of the error of storing the gold; only for vs_baseline
   double bias = 0, allowed_bias = 0;                  ///< S and A of bias_statistic(); only for bias_t
   double squared_noise = 0;  ///< of error over its standard deviation, over `noisy` elements; only for noise_rms
-  int64_t finite = 0, noisy = 0;
+  int64_t finite = 0, noisy = 0, noisy_rows = 0;
   bool seen = false;
 
   void add(double gold, double error) {
@@ -66,18 +66,24 @@ Achieved vs_baseline(const RowSums& total);
 /// 16-bit outputs the final rounding fills the bound evenly, with an rms of 0.58.
 Achieved bound_rms(const RowSums& total);
 
-/// rms of the errors over the standard deviation that independent, unbiased roundings have (PreparedGate::variance()),
-/// over that of as many normal errors with room for seven standard deviations more:
-///   sqrt(mean((c - y)^2/variance) / (1 + 7*sqrt(2/n)))
+/// rms of the errors over the standard deviation that unbiased roundings have (PreparedGate::variance()), over what
+/// right candidates reach with so few independent errors:
+///   sqrt(mean((c - y)^2/variance) / (1 + 2*sqrt(x/k) + 2*x/k)),  x = 25
+/// `independent`: see Gates. k is the number of elements, or min(rows, independent) where the elements of a row, or
+/// rows, share their errors, as dq does the rounding of o.
+/// For k independent normal errors the mean square exceeds 1 + 2*sqrt(x/k) + 2*x/k with probability exp(-x), 1e-11. If
+/// groups of elements err alike, of which none is larger than n/k, the same holds with k.
 /// A right candidate has about 1 or less, for the bounds that variances are made of are above what roundings do. A
 /// result that is truncated has up to 2. Finds what a spread hides that is wide enough for single elements: see
 /// GoldRows.
-Achieved noise_rms(const RowSums& total);
+/// Source: Laurent and Massart, "Adaptive estimation of a quadratic functional by model selection", Annals of
+/// Statistics 28 (2000), lemma 1.
+Achieved noise_rms(const RowSums& total, int64_t independent);
 
 /// How far a candidate's errors are biased to one side, as truncation or a factor slightly off 1 makes them.
 /// For an element with value y, computation error bound E, half an ulp h of the output and bound B = E + h:
 ///   z = sign(y)*(c - r(y))/B      if E >= h or |c - y| > B; else 0
-///   a = ((bias + one_sided*growth)*magnitude + u*rounding + one_sided*deviation)/B      if E >= h; else 0
+///   a = ((bias + one_sided*growth)*magnitude + u*rounding)/B      if E >= h; else 0
 /// z uses r(y), not y, because the gold's own rounding error is known and says nothing about the candidate.
 /// If E < h, an element within its bound is one of the two right numbers and says nothing. So equal inputs, which
 /// repeat one error many times, can't add up.
@@ -88,16 +94,18 @@ Achieved noise_rms(const RowSums& total);
 /// Derivation: let S = b + X with |b| <= A, X symmetric about 0 and rows independent. Then |sum S| - sum A <= |sum X|
 /// and X^2 <= (|S| + A)^2. Given all |X|, their signs are fair coins, so P(t > x) <= 2*exp(-x^2/2) (Hoeffding). That is
 /// 5e-11 at x = 7, whatever the distribution and the correlation within a row. Equal rows count once. t is at most the
-/// square root of the number of rows, so fewer than 49 rows can't reach 7.
+/// square root of the number of rows, so fewer than 49 rows can't reach 7. If m rows each share their errors, the sum
+/// of their S is squared, which is at most m times the sum of their squares: then t is divided by sqrt(m), where m is
+/// the number of rows over `independent`, 1 or more; see Gates.
 /// Source: Efron, "Student's t-test under symmetry conditions", JASA 64 (1969).
-Achieved bias_statistic(std::span<const RowSums> rows);
+Achieved bias_statistic(std::span<const RowSums> rows, int64_t independent = 0);
 
 struct ElementBias {
   double bias, allowed;  ///< z and a of bias_statistic()
 };
 /// For one finite element: `y` is the gold, `stored` the gold rounded once, `c` the candidate's value.
 ElementBias bias_of(const PreparedGate& gate, double one_sided, double y, double stored, double c, double magnitude,
-                    double rounding, Spread spread = {});
+                    double rounding, double spread = 0);
 
 /// Squared errors and golds by block of rows x columns. Rows may come in any order: the sums of a block are kept until
 /// all its rows are there, then added in row order.

@@ -93,13 +93,15 @@ class Trials {
     for (const Plan& plan : all_plans()) add_control(plan, {});
     // A kernel may have some of the granted recipes, or all.
     for (const std::string& recipe : granted_) add_control(kUsual, {recipe});
-    if (granted_.size() > 1) add_control(kUsual, granted_);
+    if (granted_.size() < 2) return;
+    for (const auto& family : families()) add_control(kUsual, family);
   }
 
   void emulated_faults() {
     if (c_.pass->emulation == nullptr) return;
     add_emulated_faults({});
-    if (!granted_.empty()) add_emulated_faults(granted_);
+    if (granted_.empty()) return;
+    for (const auto& family : families()) add_emulated_faults(family);
   }
 
   /// A rounding that the contract does not grant is a fault.
@@ -157,6 +159,14 @@ class Trials {
   std::vector<Trial> take() { return std::move(trials_); }
 
  private:
+  /// The granted recipes that one kernel may have.
+  std::vector<std::vector<std::string>> families() const {
+    std::vector<std::vector<std::string>> all;
+    for (const auto& family : families_of(*c_.pass, {granted_.begin(), granted_.end()}))
+      all.emplace_back(family.begin(), family.end());
+    return all;
+  }
+
   bool is_granted(const std::string& recipe) const {
     return std::find(granted_.begin(), granted_.end(), recipe) != granted_.end();
   }

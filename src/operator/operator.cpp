@@ -71,16 +71,38 @@ const Pass* find_pass(const Operator& op, std::string_view name) {
   return found == op.passes.end() ? nullptr : &*found;
 }
 
+namespace {
+
+bool has_word(const std::vector<std::string_view>& words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+}  // namespace
+
 std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype) {
-  const auto lists = [](std::string_view list, std::string_view word) {
-    const std::vector<std::string_view> words = split_dims(list);
-    return std::find(words.begin(), words.end(), word) != words.end();
-  };
   std::vector<const Recipe*> found;
   for (const Recipe& recipe : pass.recipes) {
-    if (lists(recipe.outputs, output.name) && lists(recipe.dtypes, info(case_dtype).name)) found.push_back(&recipe);
+    if (has_word(split_dims(recipe.outputs), output.name) && has_word(split_dims(recipe.dtypes), info(case_dtype).name))
+      found.push_back(&recipe);
   }
   return found;
+}
+
+std::vector<std::vector<std::string_view>> families_of(const Pass& pass, const std::vector<std::string_view>& names) {
+  for (const Recipe& recipe : pass.recipes) {
+    if (!has_word(names, recipe.name)) continue;
+    for (const std::string_view excluded : split_dims(recipe.excludes)) {
+      if (!has_word(names, excluded)) continue;
+      std::vector<std::vector<std::string_view>> all;
+      for (const std::string_view left_out : {excluded, recipe.name}) {
+        std::vector<std::string_view> rest = names;
+        std::erase(rest, left_out);
+        for (auto& family : families_of(pass, rest)) all.push_back(std::move(family));
+      }
+      return all;
+    }
+  }
+  return {names};
 }
 
 std::vector<std::string> all_recipes() {

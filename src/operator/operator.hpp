@@ -207,6 +207,8 @@ const Pass* find_pass(const Operator& op, std::string_view name);
 bool has_attr(const Operator& op, std::string_view name);
 /// The recipes of one output in cases of one dtype, in the order of the pass.
 std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype);
+/// The largest parts of `names`, recipes of the pass, in which no recipe excludes another.
+std::vector<std::vector<std::string_view>> families_of(const Pass& pass, const std::vector<std::string_view>& names);
 std::vector<std::string> all_recipes();  ///< the names of all operators' recipes, each once, sorted
 
 std::vector<std::string_view> split_dims(std::string_view dims);

@@ -19,8 +19,10 @@ double ActiveRecipes::round(double x) const {
 Rounded ActiveRecipes::round(int output, double x, double magnitude, double rounding) const {
   const double error = numbers_[static_cast<size_t>(output)].growth * magnitude + unit_ * rounding;
   const double value = round(x);
-  if (!(error > 0)) return {value, 0};
-  return {value, std::max(round(x + error) - value, value - round(x - error))};
+  if (!(error > 0) || !std::isfinite(value)) return {value, 0};
+  // A kernel that rounds to infinity gets no allowance for it.
+  const auto distance = [&](double to) { return std::isfinite(to) ? std::abs(to - value) : 0; };
+  return {value, std::max(distance(round(x + error)), distance(round(x - error)))};
 }
 
 double ActiveRecipes::round_to_tf32(double x) {

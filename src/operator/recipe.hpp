@@ -21,8 +21,13 @@ struct Recipe {
   /// true: the gold rounds at the same point. false: the rounded value depends on the kernel's order of work, so the
   /// gold stays as it is and its coefficients grow by what the roundings may add.
   bool exact;
-  std::string_view formula;  ///< "o = sum_j round(p_j) v_j"
-  std::string_view source;   ///< kernels that round there
+  std::string_view formula;        ///< "o = sum_j round(p_j) v_j"
+  std::string_view source;         ///< kernels that round there
+  std::string_view excludes = "";  ///< recipes of the same pass that no kernel has together with this one
+  /// Of an allowance: how many errors of an output's elements are independent, at least. "": those of all elements.
+  /// Dims, "batch q_heads q_seq": of the elements of one row (the last dimension) one, and of all no more than their
+  /// product.
+  std::string_view independent = "";
 };
 
 inline constexpr std::string_view kTf32Operands = "tf32_operands";  ///< of matrix products, whatever their operator
@@ -46,16 +51,24 @@ class ActiveRecipes {
   /// Numbers of one output's bound; see element_bound().
   struct Numbers {
     double growth = 0, lambda = 0;
+    auto operator<=>(const Numbers&) const = default;
   };
 
   ActiveRecipes() = default;
   /// `dtype` is that of the case, `unit` the unit roundoff of the arithmetic, `numbers` in the order of the outputs.
-  ActiveRecipes(std::vector<std::string_view> names, DType dtype, double unit, std::vector<Numbers> numbers)
-      : names_(std::move(names)), dtype_(dtype), unit_(unit), numbers_(std::move(numbers)) {}
+  /// `equal_inputs`: all elements of a tensor are equal.
+  ActiveRecipes(std::vector<std::string_view> names, DType dtype, double unit, std::vector<Numbers> numbers,
+                bool equal_inputs = false)
+      : names_(std::move(names)),
+        dtype_(dtype),
+        unit_(unit),
+        numbers_(std::move(numbers)),
+        equal_inputs_(equal_inputs) {}
 
   bool has(std::string_view name) const { return std::find(names_.begin(), names_.end(), name) != names_.end(); }
   bool none() const { return names_.empty(); }
   const std::vector<std::string_view>& names() const { return names_; }
+  const std::vector<Numbers>& numbers() const { return numbers_; }
 
   /// x rounded to the dtype of the case, where a kernel computes x with the error coefficients `magnitude` and
   /// `rounding`; see GoldRows.
@@ -69,7 +82,7 @@ class ActiveRecipes {
 
   double case_unit() const { return unit_roundoff(dtype_); }
   /// |x|, or the smallest normal number of the dtype of the case: times case_unit(), the error of rounding x, even if
-  /// x is subnormal there.
+  /// x is subnormal there. Also that of a zero that a kernel may miss by a little.
   double size(double x) const { return std::max(std::abs(x), std::ldexp(1.0, info(dtype_).min_exponent)); }
 
   /// An absolute error as a coefficient of the unit roundoff, for GoldRows::rounding.
@@ -78,15 +91,17 @@ class ActiveRecipes {
   ///   deviation = u_case*sqrt(sum t^2/3),  most = min(lambda*deviation, u_case*sum |t|)
   /// Rounding to nearest errs by at most u_case*|t|, spread at least as evenly as a uniform error; so the error of the
   /// sum is sub-Gaussian with this deviation, and exceeds lambda of it with probability 2*exp(-lambda^2/2) at most.
+  /// Equal terms err alike: then both are u_case*sum |t|. Equal inputs make all terms equal.
   /// Source: Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41
   /// (2019).
-  Spread of_terms(int output, double squares, double sizes) const {
-    const double deviation = case_unit() * std::sqrt(squares / 3);
-    return {std::min(lambda(output) * deviation, case_unit() * sizes), deviation};
+  Spread of_terms(int output, double squares, double sizes, bool equal = false) const {
+    const double most = case_unit() * sizes, deviation = case_unit() * std::sqrt(squares / 3);
+    if (equal || equal_inputs_) return {most, most};
+    return {std::min(lambda(output) * deviation, most), deviation};
   }
   /// The largest error of a sum whose terms may err by at most d each, independently: min(lambda*sqrt(sum d^2), sum d).
   double of_errors(int output, double squares, double sizes) const {
-    return std::min(lambda(output) * std::sqrt(squares), sizes);
+    return equal_inputs_ ? sizes : std::min(lambda(output) * std::sqrt(squares), sizes);
   }
 
  private:
@@ -96,6 +111,7 @@ class ActiveRecipes {
   DType dtype_ = DType::f32;
   double unit_ = 1;
   std::vector<Numbers> numbers_;
+  bool equal_inputs_ = false;
 };
 
 }  // namespace checkop

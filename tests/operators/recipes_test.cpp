@@ -170,5 +170,69 @@ TEST(Rounded, TermsAreAllowedLambdaDeviationsAndNoMoreThanEachAtItsWorst) {
   EXPECT_DOUBLE_EQ(many.most, 6 * 0x1p-8 * std::sqrt(100.0 / 3));
 }
 
+TEST(Rounded, EqualTermsErrAlike) {
+  const Spread equal = ActiveRecipes({"r"}, DType::bf16, 0x1p-24, {{0, 6}}).of_terms(0, 100, 100, /*equal=*/true);
+  EXPECT_DOUBLE_EQ(equal.most, 0x1p-8 * 100);
+  EXPECT_DOUBLE_EQ(equal.deviation, equal.most);
+  const ActiveRecipes of_equal_inputs({"r"}, DType::bf16, 0x1p-24, {{0, 6}}, /*equal_inputs=*/true);
+  EXPECT_DOUBLE_EQ(of_equal_inputs.of_terms(0, 100, 100).most, 0x1p-8 * 100);
+  EXPECT_DOUBLE_EQ(of_equal_inputs.of_errors(0, 100, 100), 100);
+}
+
+TEST(Rounded, RoundingToInfinityIsNotAllowedFor) {
+  const ActiveRecipes recipes({"r"}, DType::f16, 0x1p-24, {{0, 6}});
+  EXPECT_EQ(recipes.round(0, 65504, 0, 0x1p34).value, 65504);
+  EXPECT_TRUE(std::isfinite(recipes.round(0, 65504, 0, 0x1p34).slack));
+  EXPECT_EQ(recipes.round(0, 70000, 0, 0x1p34).slack, 0);
+}
+
+TEST(Families, HoldNoRecipeTogetherWithOneThatItExcludes) {
+  const Operator& op = *find_operator("attention");
+  using Names = std::vector<std::string_view>;
+  EXPECT_EQ(families_of(*find_pass(op, "forward"), {"p_in_16_bit", "scores_in_16_bit"}),
+            (std::vector<Names>{{"p_in_16_bit", "scores_in_16_bit"}}));
+  EXPECT_EQ(families_of(*find_pass(op, "backward"), {"o_in_16_bit", "ds_in_16_bit", "scores_in_16_bit"}),
+            (std::vector<Names>{{"ds_in_16_bit", "scores_in_16_bit"}, {"o_in_16_bit", "ds_in_16_bit"}}));
+}
+
+/// An attention case whose gold has one query per row, under some recipes.
+struct Rows {
+  std::vector<double> spread;
+  explicit Rows(double scale, std::string_view recipe, std::string_view pass = "forward", int output = 0) {
+    Case c = gold_case("attention", pass, DType::bf16,
+                       {{"batch", 1}, {"q_heads", 2}, {"kv_heads", 1}, {"q_seq", 2}, {"kv_seq", 6}, {"head_dim", 8}});
+    c.attrs[1] = scale;
+    const auto collect = [&](const GoldRows& rows) {
+      if (rows.output == output) spread.assign(rows.spread, rows.spread + rows.n_rows * rows.columns);
+    };
+    const std::vector<ActiveRecipes::Numbers> numbers(c.pass->outputs.size(), {1e-6, 6});
+    run_gold(c, make_inputs(c, 1), 1, collect, {}, ActiveRecipes({recipe}, DType::bf16, 0x1p-24, numbers));
+  }
+};
+
+TEST(RoundedScores, AreAllowedForWhereAFirstOrderDescribesThem) {
+  const auto positive = [](const Rows& rows) {
+    return std::count_if(rows.spread.begin(), rows.spread.end(), [](double x) { return x > 0; });
+  };
+  EXPECT_EQ(positive(Rows(0.3, "scores_in_16_bit")), 32);
+  EXPECT_EQ(positive(Rows(1e6, "scores_in_16_bit")), 0);
+  for (const double x : Rows(1e30, "scores_in_16_bit").spread) EXPECT_EQ(x, 0);  // no NaN
+}
+
+TEST(RoundedHeads, AKeyThatNoQueryReadsHasAnExactGradient) {
+  Case c = gold_case("attention", "backward", DType::bf16,
+                     {{"batch", 1}, {"q_heads", 2}, {"kv_heads", 1}, {"q_seq", 2}, {"kv_seq", 6}, {"head_dim", 8}});
+  c.optionals = {"key_padding_mask"};
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  for (int64_t j = 0; j < 6; ++j) inputs[3].set(j, j < 4 ? 1 : 0);
+  const std::vector<ActiveRecipes::Numbers> numbers(c.pass->outputs.size(), {1e-6, 6});
+  const ActiveRecipes recipes({"group_gradients_in_16_bit"}, DType::bf16, 0x1p-24, numbers);
+  const auto look = [&](const GoldRows& rows) {
+    if (rows.output != 1) return;
+    for (int64_t i = 0; i < 48; ++i) EXPECT_EQ(rows.spread[i] > 0, i / 8 < 4) << i;
+  };
+  run_gold(c, inputs, 1, look, {}, recipes);
+}
+
 }  // namespace
 }  // namespace checkop::recipes_test

@@ -147,7 +147,7 @@ TEST(Compare, ASpreadIsAddedToTheBound) {
 }
 
 TEST(Compare, NoiseIsMeasuredInStandardDeviations) {
-  Gates gates = {{bound_gate()}, false, "rule", "", {}, {}, {}};
+  Gates gates = {{bound_gate()}, false, "rule", "", {}, {}, 0, {}};
   Gate noise;
   noise.metric = Metric::noise_rms, noise.limit = 1;
   gates.all.push_back(noise);
@@ -165,7 +165,14 @@ TEST(Compare, NoiseIsMeasuredInStandardDeviations) {
   const Comparison twice = achieved(0.02);  // a third of each element's bound
   EXPECT_EQ(twice.out_of_bound, 0);
   EXPECT_FALSE(twice.passed());
-  EXPECT_NEAR(twice.gates.back().achieved, 2 / std::sqrt(1 + 7 * std::sqrt(2.0 / kCount)), 1e-3);
+  EXPECT_NEAR(twice.gates.back().achieved, 2 / std::sqrt(1 + 2 * std::sqrt(25.0 / kCount) + 2 * 25.0 / kCount), 1e-3);
+  gates.independent = kCount;  // one per row at most, of 100
+  const double of_rows = 2 / std::sqrt(1 + 2 * std::sqrt(0.25) + 2 * 0.25);
+  EXPECT_NEAR(achieved(0.02).gates.back().achieved, of_rows, 1e-3);
+  gates.independent = 4;
+  const double of_few = 2 / std::sqrt(1 + 2 * std::sqrt(6.25) + 2 * 6.25);
+  EXPECT_NEAR(achieved(0.02).gates.back().achieved, of_few, 1e-3);
+  EXPECT_TRUE(achieved(0.02).passed());
 }
 
 TEST(Compare, Fp64OutputsAreHeldToFp64Arithmetic) {

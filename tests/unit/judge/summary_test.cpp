@@ -264,6 +264,8 @@ TEST(Bias, WhatMayLeanIsGranted) {
   EXPECT_DOUBLE_EQ(bias_statistic(rows).value, 100.0 / 90);
   for (RowSums& row : rows) row.allowed_bias = 0;
   EXPECT_DOUBLE_EQ(bias_statistic(rows).value, 10);
+  EXPECT_DOUBLE_EQ(bias_statistic(rows, 100).value, 10);
+  EXPECT_DOUBLE_EQ(bias_statistic(rows, 25).value, 5);  // 4 rows err alike
   for (RowSums& row : rows) row.allowed_bias = 6;
   EXPECT_EQ(bias_statistic(rows).value, 0);
 }

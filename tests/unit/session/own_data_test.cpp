@@ -62,6 +62,19 @@ TEST(OwnGold, GivesEveryElementOnceWithItsCompanions) {
   EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
 }
 
+TEST(OwnGold, HasNoRowsUnderRecipesSoThatNothingPassesByOne) {
+  const std::string file = write("gold_without_recipes", list(tensor("y", DType::f64, {3, 4}, wave)));
+  const SafetensorsReader reader(file);
+  const OwnOperator own("mine", "forward", Numerics::reduction, 1, {}, {{"y", DType::bf16, {3, 4}}});
+  const OwnGold gold(reader, own.as_case());
+  int64_t rows = 0;
+  const GoldSink count = [&](const GoldRows& block) { rows += block.n_rows; };
+  gold.replay()(1, ActiveRecipes({"p_in_16_bit"}, DType::bf16, 0x1p-24, {{0, 6}}), count);
+  EXPECT_EQ(rows, 0);
+  gold.replay()(1, {}, count);
+  EXPECT_EQ(rows, 3);
+}
+
 TEST(OwnGold, CompanionsAreKnownByTheTensorTheyBelongTo) {
   const std::string file =
       write("companions", list(tensor("y", DType::f64, {2}, wave), tensor("magnitude/y", DType::f64, {2}, wave),
