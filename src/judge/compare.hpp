@@ -94,6 +94,7 @@ struct Comparison {
   std::vector<GateResult> gates;
   ErrorMap map;                      ///< empty without element-wise gates
   std::string diagnosis;             ///< what the failing elements look like; "" if unknown
+  std::vector<RecipeGrant> granted;  ///< recipes by which it may be judged, and who grants them
   std::vector<std::string> recipes;  ///< by which the output was judged, because it fails without them; see Recipe
   /// Of an output that fails: the smallest set of recipes, granted or not, by which it would pass; empty: none.
   std::vector<std::string> passes_under;

@@ -144,7 +144,10 @@ class Judge {
     for (size_t i = 0; i < results.size(); ++i) {
       if (!outputs_[i].name.empty() && !results[i].passed()) try_recipes(i, results[i]);
     }
-    for (size_t i = 0; i < results.size(); ++i) reject_trivial_answers(i, results[i]);
+    for (size_t i = 0; i < results.size(); ++i) {
+      results[i].granted = gates_[i].recipes;
+      reject_trivial_answers(i, results[i]);
+    }
     return results;
   }
 
