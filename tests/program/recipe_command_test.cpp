@@ -96,5 +96,70 @@ TEST(DeclaredRecipes, AreSavedWithACase) {
   expect_exit(run_program(replay), 1, "does not allow");
 }
 
+TEST(RecipeCommand, SaysWhatAKernelDoesByPassOutputAndDtype) {
+  const ProcessResult result = run_program("recipe " + kCase + mutants("recipe-" + kRow));
+  expect_exit(result, 0,
+              "rms_norm  recipe-normalised_row_in_16_bit  declares normalised_row_in_16_bit\n"
+              "                     fp32   fp16                      bf16\n"
+              "  forward   y        plain  normalised_row_in_16_bit  normalised_row_in_16_bit\n"
+              "  backward  dx       plain  plain                     plain\n"
+              "  backward  dweight  plain  normalised_row_in_16_bit  normalised_row_in_16_bit\n"
+              "judged without grants by contracts/default.json (");
+}
+
+TEST(RecipeCommand, GrantsOfTheContractDoNotChangeTheAnswer) {
+  const std::string flags = "recipe --pass forward --dtype bf16 " + kCase + mutants("recipe-" + kRow);
+  expect_exit(run_program(flags + "--contract contracts/framework.json"), 0, "y  normalised_row_in_16_bit\n");
+}
+
+TEST(RecipeCommand, AFaultHasNoRecipe) {
+  const ProcessResult result =
+      run_program("recipe --pass forward --dtype bf16 " + kCase + mutants("native,mutant-zeros"));
+  expect_exit(result, 1,
+              "rms_norm  native\n"
+              "               bf16\n"
+              "  forward   y  plain\n"
+              "rms_norm  mutant-zeros\n"
+              "               bf16\n"
+              "  forward   y  none\n"
+              "none: rms_norm/forward y of mutant-zeros: rms_norm-bf16-2x4x512: y[");
+  expect_exit(result, 1, "\n  repeat: check_operator --op rms_norm --pass forward --dtype bf16");
+}
+
+TEST(RecipeCommand, WritesTheTableAsJson) {
+  const ProcessResult result = run_program("recipe --json --dtype bf16 " + kCase + mutants("recipe-" + kRow));
+  const json table = json::parse(result.text);
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(table["format"], "check_operator/recipes-1");
+  ASSERT_EQ(table["rows"].size(), 3u);
+  EXPECT_EQ(table["rows"][0]["output"], "y");
+  EXPECT_EQ(table["rows"][0]["declared_recipes"], json({kRow}));
+  EXPECT_EQ(table["rows"][0]["dtypes"]["bf16"]["answer"], "recipes");
+  EXPECT_EQ(table["rows"][0]["dtypes"]["bf16"]["recipes"], json({kRow}));
+  EXPECT_EQ(table["rows"][0]["dtypes"]["bf16"]["judged"], 1);
+  EXPECT_EQ(table["rows"][1]["dtypes"]["bf16"]["answer"], "plain");
+}
+
+TEST(RecipeCommand, ACrashExitsFourAndADeclinedDtypeHasNoAnswer) {
+  const std::string flags = "recipe --op matmul --pass forward --batch 2 --seq 3 --k-dim 8 --n-dim 8 --device cpu ";
+  expect_exit(
+      run_program(flags + fmt::format("--plugin {} --candidate segfaults --dtype fp32", test_plugin("crashes"))), 4,
+      "  forward   c  error\n");
+  expect_exit(run_program(flags + "--candidate native --dtype fp64"), 3, "  forward   c  unsupported\n");
+}
+
+TEST(RecipeCommand, TakesTheSmokeSuiteWhereNothingIsSaid) {
+  const ProcessResult result = run_program("recipe --json --op silu --candidate native --device cpu");
+  EXPECT_EQ(result.code, 0) << result.text;
+  const json table = json::parse(result.text);
+  ASSERT_EQ(table["rows"].size(), 2u);
+  EXPECT_GT(table["rows"][0]["dtypes"]["bf16"]["judged"], 1);
+}
+
+TEST(RecipeCommand, BadInputExitsTwo) {
+  expect_exit(run_program("recipe --op silu --recipe p_in_16_bit"), 2, "unknown flag '--recipe'");
+  expect_exit(run_program("recipe --op silu --device cpu --candidate native --json /nowhere/x"), 2, "/nowhere/x");
+}
+
 }  // namespace
 }  // namespace checkop::recipe_command_test
