@@ -26,6 +26,9 @@ Frameworks: torch (also for Triton), JAX, NumPy. serve() uses framework=, or the
   JAX     the same; 64-bit types are enabled, for ids and fp64.
   NumPy   has no bf16: bf16 inputs come as float32, which holds them exactly, and a float32 result is rounded once to bf16,
           to nearest, ties to even. No automatic gradients.
+serve(functions, recipes={"rms_norm": ["normalised_row_in_16_bit"]}) declares rounding points that the functions have by
+design, by keys as above, in the names that `check_operator show OP` prints. They count where the contract allows them.
+
 A function declines a case by raising Unsupported or NotImplementedError; any other exception is a failure of the
 candidate, with the traceback on standard error. Output that functions print also goes to standard error.
 
@@ -33,6 +36,7 @@ The protocol, for other languages: JSON objects, one per line. The first one ans
 "device": D}}, where D is "auto", "cpu" or "cuda:N":
   {"protocol": 1, "device": {"kind": "cpu"}, "kernels": [{"op": "rms_norm", "pass": "forward"}]}
 or {"no_device": "why"} if the device is missing, {"error": "why"} for any other error.
+A kernel may also declare "recipes": ["normalised_row_in_16_bit"].
 kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver and runtime are optional. Each request
   {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-06}, "inputs": "FILE", "outputs": "FILE",
            "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
@@ -346,6 +350,18 @@ def kernels_of(functions, framework):
     return kernels
 
 
+def declare(recipes, kernels):
+    """Adds the recipes of each key to the kernels that it names."""
+    for key, names in recipes.items():
+        op, _, direction = key.partition("/")
+        named = [kernel for kernel in kernels if kernel["op"] == op and direction in ("", kernel["pass"])]
+        if not named:
+            raise ValueError(f"recipes of '{key}': there is no such function")
+        for kernel in named:
+            kernel["recipes"] = kernel.get("recipes", []) + list(names)
+    return kernels
+
+
 def choose_framework(name):
     known = {"torch": Torch, "jax": Jax, "numpy": NumPy}
     if name is not None:
@@ -353,8 +369,9 @@ def choose_framework(name):
     return next((known[each] for each in known if each in sys.modules), NumPy)
 
 
-def serve(functions, framework=None, device=None):
-    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: check_operator's --device."""
+def serve(functions, framework=None, device=None, recipes=None):
+    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: check_operator's --device.
+    `recipes`: declared rounding points, by keys of `functions`."""
     # Only answers may go to standard output, and only this function may read the requests.
     lines = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -373,7 +390,8 @@ def serve(functions, framework=None, device=None):
         wanted = hello["device"]
     try:
         framework = choose_framework(framework)(wanted)
-        say({"protocol": PROTOCOL, "device": framework.describe_device(), "kernels": kernels_of(functions, framework)})
+        kernels = declare(recipes or {}, kernels_of(functions, framework))
+        say({"protocol": PROTOCOL, "device": framework.describe_device(), "kernels": kernels})
     except NoDevice as error:
         return say({"no_device": str(error)})
     for line in lines:

@@ -179,7 +179,7 @@ constexpr checkop_kernel kKernels[] = {
     {sizeof(checkop_kernel), "cuda-sm90", "linear_logp", "forward", CHECKOP_CUDA, 90, 90, forward_workspace,
      launch_forward},
     {sizeof(checkop_kernel), "cuda-sm90", "linear_logp", "backward", CHECKOP_CUDA, 90, 90, backward_workspace,
-     launch_backward},
+     launch_backward, "dz_in_16_bit"},
 };
 constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
 

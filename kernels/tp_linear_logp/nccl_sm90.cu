@@ -121,7 +121,7 @@ constexpr checkop_kernel kKernels[] = {
     {sizeof(checkop_kernel), "nccl-sm90", "tp_linear_logp", "forward", CHECKOP_CUDA, 90, 90, workspace<false>,
      launch<false>},
     {sizeof(checkop_kernel), "nccl-sm90", "tp_linear_logp", "backward", CHECKOP_CUDA, 90, 90, workspace<true>,
-     launch<true>},
+     launch<true>, "dz_in_16_bit"},
 };
 constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
 

@@ -11,6 +11,7 @@ int replay_command(const Options& options);
 int compare_command(const Options& options);
 int bench_command(const Options& options);
 int mutate_command(const Options& options);
+int recipe_command(const Options& options);
 int certify_command(const Options& options);
 int verify_command(const Options& options);
 int init_command(const Options& options);

@@ -24,7 +24,8 @@ using OrderedJson = nlohmann::ordered_json;
 /// The architecture and candidate to explain; no device is opened.
 struct Asked {
   std::string arch_key, candidate;
-  Subject subject() const { return {arch_key, candidate}; }
+  std::vector<std::string> recipes = all_recipes();  ///< as of a kernel that declares all, to show which count then
+  Subject subject() const { return {arch_key, candidate, recipes}; }
 };
 
 Asked asked_for(const RunOptions& options) {

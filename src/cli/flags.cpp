@@ -283,10 +283,14 @@ void add_arch_option(CLI::App& app, RunOptions& run) {
       ->group("Judging");
 }
 
-void add_contract_options(CLI::App& app, RunOptions& run) {
-  add_arch_option(app, run);
+void add_contract_option(CLI::App& app, RunOptions& run) {
   app.add_option("--contract", run.contract, "tolerance contract; default: the shipped contracts/default.json")
       ->group("Judging");
+}
+
+void add_contract_options(CLI::App& app, RunOptions& run) {
+  add_arch_option(app, run);
+  add_contract_option(app, run);
   app.add_option("--recipe", run.recipes,
                  "rounding points that candidates may have beside those that the contract grants, such as p_in_16_bit")
       ->delimiter(',')
@@ -303,11 +307,10 @@ void show_all_as_default(CLI::App& app) {
   for (const char* flag : {"--op", "--pass", "--dtype"}) app.get_option(flag)->default_str("all");
 }
 
-/// Of subcommands that take the cases made for `mutate` where nothing is said: see set_mutate_defaults() in
-/// options.cpp.
-void show_mutation_defaults(CLI::App& app) {
+/// Of subcommands that take the cases of a suite where nothing is said: see take_suite() in options.cpp.
+void show_suite_as_default(CLI::App& app, const std::string& suite) {
   show_all_as_default(app);
-  app.get_option("--suite")->default_str("mutation");
+  app.get_option("--suite")->default_str(suite);
 }
 
 /// Of subcommands that use no device whose architecture could decide.
@@ -391,13 +394,26 @@ void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench) {
 
 void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate) {
   add_case_options(app, run);
-  show_mutation_defaults(app);
+  show_suite_as_default(app, "mutation");
   add_contract_options(app, run);
   app.add_option("--seeds", mutate.seeds, "number of seeds to try every case with, beginning with its own")
       ->capture_default_str();
   app.add_option("--min-kill", mutate.min_kill,
                  "exit with 1 if the contract rejects a smaller share of the faults, 0 to 1")
       ->capture_default_str();
+  add_json_option(app, run, "write the table as JSON to FILE, or to stdout in place of the text");
+}
+
+void add_recipe_options(CLI::App& app, RunOptions& run) {
+  add_candidate_options(app, run);
+  add_external_options(app, run);
+  add_case_options(app, run);
+  show_suite_as_default(app, "smoke");
+  add_filter_option(app, run);
+  add_arch_option(app, run);
+  add_contract_option(app, run);
+  add_force_option(app, run);
+  add_memory_option(app, run);
   add_json_option(app, run, "write the table as JSON to FILE, or to stdout in place of the text");
 }
 
@@ -502,7 +518,7 @@ void add_explain_options(CLI::App& app, RunOptions& run) {
 void add_lint_options(CLI::App& app, RunOptions& run, std::vector<std::string>& contracts) {
   app.add_option("file", contracts, "contracts to check")->required()->type_name("FILE...");
   add_case_options(app, run);
-  show_mutation_defaults(app);
+  show_suite_as_default(app, "mutation");
 }
 
 void add_diff_options(CLI::App& app, Options& options) {

@@ -15,6 +15,7 @@ void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench);
 void add_certify_options(CLI::App& app, RunOptions& run, CertificateOptions& certificate);
 void add_verify_options(CLI::App& app, RunOptions& run, CertificateOptions& certificate);
 void add_mutate_options(CLI::App& app, RunOptions& run, MutateOptions& mutate);
+void add_recipe_options(CLI::App& app, RunOptions& run);
 
 void add_compare_options(CLI::App& app, RunOptions& run, CompareOptions& compare);
 void add_list_options(CLI::App& app, RunOptions& run);

@@ -27,6 +27,8 @@ int main(int argc, char** argv) {
         return bench_command(*options);
       case Command::mutate:
         return mutate_command(*options);
+      case Command::recipe:
+        return recipe_command(*options);
       case Command::init:
         return init_command(*options);
       case Command::doctor:

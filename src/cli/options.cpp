@@ -25,10 +25,10 @@ void take_all(RunOptions& run) {
   if (!run.has("--pass") && !run.has("--check-grad")) run.passes = {"all"};
 }
 
-/// What mutate takes where nothing is said: everything, in the cases made for it.
-void set_mutate_defaults(RunOptions& run) {
+/// What subcommands with a suite of their own take where nothing is said: everything, in its cases.
+void take_suite(RunOptions& run, const std::string& suite) {
   take_all(run);
-  if (run.given_case_flags.empty() && !run.has("--cases") && !run.has("--suite")) run.suite = "mutation";
+  if (run.given_case_flags.empty() && !run.has("--cases") && !run.has("--suite")) run.suite = suite;
 }
 
 /// CLI11 takes "-1" for a flag: "--batch -1" becomes "--batch=-1", so that the value is judged as a value.
@@ -247,6 +247,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* mutate = app.add_subcommand(
       "mutate", "test a contract: it must accept right computations and reject planted faults; needs no GPU");
   add_mutate_options(*mutate, options.run, options.mutate);
+  CLI::App* recipe = app.add_subcommand(
+      "recipe", "find out where candidates round: the smallest set of recipes by which each output passes");
+  add_recipe_options(*recipe, options.run);
   CLI::App* init = app.add_subcommand("init", "write a plugin project for rms_norm that builds and passes");
   add_init_options(*init, options.init);
   CLI::App* doctor = app.add_subcommand("doctor", "show what this machine and this build have, and what is missing");
@@ -297,6 +300,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator bench --op logp --candidate native,mine --plugin ./mine.so --device cpu --baseline native\n"
       "  check_operator init my_op my_op_project\n"
       "  check_operator mutate --op logp --contract mine.json\n"
+      "  check_operator recipe --op attention --candidate mine --plugin ./mine.so\n"
       "  check_operator contract explain --op logp --dtype bf16 --arch-key sm90\n"
       "  check_operator compare mine.safetensors gold.safetensors --contract contracts/rl_kernel.json --class logprob\n"
       "  check_operator report diff main.json mine.json\n"
@@ -322,6 +326,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   }
   if (bench->parsed()) options.command = Command::bench;
   if (mutate->parsed()) options.command = Command::mutate;
+  if (recipe->parsed()) options.command = Command::recipe;
   if (init->parsed()) options.command = Command::init;
   if (compare->parsed()) options.command = Command::compare;
   if (doctor->parsed()) options.command = Command::doctor;
@@ -346,7 +351,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   options.run.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads"});
   refuse_idle_flags(options.run);
   if (!compare->parsed()) refuse_idle_flags_of_files(options.run);
-  if (mutate->parsed() || lint->parsed()) set_mutate_defaults(options.run);
+  if (mutate->parsed() || lint->parsed()) take_suite(options.run, "mutation");
+  if (recipe->parsed()) take_suite(options.run, "smoke");
   if (diff->parsed()) take_all(options.run);
   require_one_of("--color", options.run.color, {"auto", "always", "never"});
   if (compare->parsed() && options.run.numerics.empty())

@@ -64,6 +64,7 @@ enum class Command : uint8_t {
   compare,
   bench,
   mutate,
+  recipe,
   init,
   doctor,
   list,

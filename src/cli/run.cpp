@@ -43,7 +43,7 @@ void save(const RunOptions& options, const Attempt& attempt, unsigned threads) {
   if (options.save_folder.empty() || record.run.status != RunStatus::ok) return;
   if (options.save_which != "all" && record.judgment.verdict == Verdict::pass) return;
   save_case(options.save_folder, record.c, record.candidate, attempt.arch_key, attempt.inputs, attempt.outputs, threads,
-            attempt.rows);
+            attempt.rows, record.declared_recipes);
 }
 
 /// Checks as progress shows them.
@@ -79,6 +79,7 @@ Attempt cut_off(const Session& session, const Contract& contract, const Check& c
   record.candidate = check.candidate.name;
   record.plugin_path = check.candidate.plugin_path;
   record.plugin_digest = check.candidate.plugin_digest;
+  record.declared_recipes = check.candidate.recipes;
   record.device = device;
   record.run.status = RunStatus::crashed;
   record.run.message = fmt::format(
@@ -246,6 +247,7 @@ int replay_command(const Options& options) {
   record.device.kind = "none";
   record.device.name = "none: saved outputs";
   record.device.arch_key = arch_key;
+  record.declared_recipes = saved.declared_recipes;
   record.plugin_path = options.run.replay;
   record.plugin_digest = tensor_digest(saved.outputs, threads);
   record.repeat = fmt::format("check_operator --replay {} --contract {}", quote_command({options.run.replay}),
@@ -255,10 +257,10 @@ int replay_command(const Options& options) {
   record.run.status = RunStatus::ok;
   record.run.outputs.resize(saved.outputs.size());
   for (const OutputSpec& spec : saved.c.pass->outputs) record.demands.push_back(contract.demands_for(saved.c, spec));
-  record.comparisons =
-      judge_outputs(saved.c, saved.inputs, saved.outputs, contract, {arch_key, saved.candidate}, threads, saved.rows);
+  const Subject subject{arch_key, saved.candidate, saved.declared_recipes};
+  record.comparisons = judge_outputs(saved.c, saved.inputs, saved.outputs, contract, subject, threads, saved.rows);
   record.judgment = judge(saved.c, record.run, record.comparisons, record.demands, record.checks, true,
-                          contract.known_for(saved.c, {arch_key, saved.candidate}));
+                          contract.known_for(saved.c, subject));
   record.times.total_ms = ms_since(start);
   report.planned = 1;
   RunOutputs outputs(options.run, report);

@@ -51,10 +51,6 @@ void take(const GateList& list, const Subject& subject, const std::string& reaso
   }
 }
 
-bool lists(std::span<const std::string> names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 /// Grants the recipes of `target` that are among `names` and not yet granted.
 void grant_recipes(std::span<const std::string> names, const std::vector<const Recipe*>& known, const std::string& path,
                    const std::string& reason, std::vector<RecipeGrant>& granted) {
@@ -178,8 +174,7 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject
     }
   }
   for (const std::string& name : subject.declared) {
-    if (lists(table_->declared_recipes, name))
-      grant_recipes({&name, 1}, recipes, "declared_recipes", "", gates.recipes);
+    if (lists(table_->declared_recipes, name)) grant_recipes({&name, 1}, recipes, kDeclaredRecipes, "", gates.recipes);
   }
   grant_recipes(granted_, recipes, "--recipe", "", gates.recipes);
   return gates;

@@ -25,10 +25,13 @@ struct NumberSource {
   std::string reason = {};  ///< the overlay's reason
 };
 
+/// RecipeGrant::path of what the contract allows to kernels that declare it.
+inline constexpr const char* kDeclaredRecipes = "declared_recipes";
+
 /// A recipe that an output may be judged by; see Recipe.
 struct RecipeGrant {
   std::string name;
-  std::string path;         ///< "rules[3]", "overlays[1]", "--recipe", "declared_recipes"
+  std::string path;         ///< "rules[3]", "overlays[1]", "--recipe" or kDeclaredRecipes
   std::string reason = {};  ///< the overlay's reason
 };
 

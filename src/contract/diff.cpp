@@ -54,11 +54,15 @@ void diff_gates(const Gates& a, const Gates& b, std::vector<Change>& changes) {
   }
   add_asked("finite where the gold is not finite", !a.nonfinite_may_match, !b.nonfinite_may_match, changes);
   for (const std::string& recipe : all_recipes()) {
-    const auto grants = [&](const Gates& gates) {
-      return std::any_of(gates.recipes.begin(), gates.recipes.end(),
-                         [&](const RecipeGrant& grant) { return grant.name == recipe; });
+    const auto grants = [&](const Gates& gates, bool if_declared) {
+      return std::any_of(gates.recipes.begin(), gates.recipes.end(), [&](const RecipeGrant& grant) {
+        return grant.name == recipe && (if_declared || grant.path != kDeclaredRecipes);
+      });
     };
-    add_asked(fmt::format("to do without {}", recipe), !grants(a), !grants(b), changes);
+    const std::string what = "to do without " + recipe;
+    add_asked(what, !grants(a, false), !grants(b, false), changes);
+    if (grants(a, false) == grants(b, false))
+      add_asked(what + ", declared or not", !grants(a, true), !grants(b, true), changes);
   }
 }
 
@@ -98,7 +102,9 @@ std::string_view to_string(Tendency tendency) {
 std::vector<Change> diff_output(const Contract& a, const Contract& b, const Case& c, const OutputSpec& output,
                                 const Subject& subject) {
   std::vector<Change> changes;
-  const auto in_a = gates_or_none(a, c, output, subject), in_b = gates_or_none(b, c, output, subject);
+  const std::vector<std::string> recipes = all_recipes();
+  const Subject declaring{subject.arch_key, subject.candidate, recipes};
+  const auto in_a = gates_or_none(a, c, output, declaring), in_b = gates_or_none(b, c, output, declaring);
   add_asked("a rule", in_a.has_value(), in_b.has_value(), changes);
   if (!in_a || !in_b) return changes;
   diff_gates(*in_a, *in_b, changes);

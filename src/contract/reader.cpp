@@ -253,7 +253,7 @@ void extend(const JsonValue& json, RuleTable& table) {
 
 void read_contract_2(const JsonValue& root, RuleTable& table) {
   root.allow_keys(
-      {"$schema", "format", "name", "extends", "rules", "demands", "gold", "declared_recipes", "overlays", "known"});
+      {"$schema", "format", "name", "extends", "rules", "demands", "gold", kDeclaredRecipes, "overlays", "known"});
   root.at("name").sentence();
   if (const auto base = root.find("extends")) {
     extend(*base, table);
@@ -274,7 +274,7 @@ void read_contract_2(const JsonValue& root, RuleTable& table) {
     table.sampling = {json->at("sample_above").number(0), json->at("rows").integer(1)};
     json->at("why").sentence();
   }
-  if (const auto declared = root.find("declared_recipes")) table.declared_recipes = read_recipes(*declared, {});
+  if (const auto declared = root.find(kDeclaredRecipes)) table.declared_recipes = read_recipes(*declared, {});
   // Detect ties now, not at the first case that meets one.
   for (const JudgedOutput& target : all_targets()) most_specific(table.rules, target, root.file());
   if (const auto overlays = root.find("overlays")) read_overlays(*overlays, table);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kSymbol[] = "check_operator_plugin";
+/// Of checkop_kernel in the first header of this ABI version.
+constexpr size_t kLeastKernelBytes = offsetof(checkop_kernel, recipes);
 
 using Key = std::tuple<std::string, std::string, std::string>;  // op, pass, candidate
 Key key_of(const Candidate& candidate) { return {candidate.op, candidate.pass, candidate.name}; }
@@ -102,6 +105,15 @@ void require_valid(const std::string& path, int index, const checkop_kernel& ker
   }
 }
 
+/// The recipes that a valid `kernel` declares; none where the plugin's header had no such member.
+std::vector<std::string> declared_recipes(const std::string& where, const checkop_kernel& kernel) {
+  if (kernel.struct_size < kLeastKernelBytes + sizeof kernel.recipes || kernel.recipes == nullptr) return {};
+  std::vector<std::string> names;
+  for (const std::string_view name : split_dims(kernel.recipes)) names.emplace_back(name);
+  require_recipes(where, *find_operator(kernel.op), names);
+  return names;
+}
+
 /// Plugins that are linked into this program, by path.
 std::map<std::string, const checkop_plugin*>& linked_plugins() {
   static std::map<std::string, const checkop_plugin*> plugins;
@@ -114,6 +126,16 @@ const checkop_plugin& table_of(const std::string& path) {
 }
 
 }  // namespace
+
+void require_recipes(const std::string& where, const Operator& op, const std::vector<std::string>& names) {
+  const std::vector<std::string_view> known = recipes_of(op);
+  for (const std::string& name : names) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string nearest = did_you_mean(name, {known.begin(), known.end()});
+    throw InputError(where, fmt::format("operator '{}' has no recipe '{}'", op.name, name),
+                     nearest.empty() ? fmt::format("see 'check_operator show {}'", op.name) : nearest);
+  }
+}
 
 bool is_candidate_name(std::string_view name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-";
@@ -134,9 +156,9 @@ std::vector<Candidate> load_plugin(const std::string& path) {
 
   // A plugin built with a later header has larger entries, so its struct_size is the distance between entries.
   const uint32_t stride = plugin.kernels[0].struct_size;
-  if (stride < sizeof(checkop_kernel)) {
+  if (stride < kLeastKernelBytes) {
     throw InputError(path + ": kernels[0]",
-                     fmt::format("struct_size is {}, expected at least {}", stride, sizeof(checkop_kernel)),
+                     fmt::format("struct_size is {}, expected at least {}", stride, kLeastKernelBytes),
                      "set it to sizeof(checkop_kernel)");
   }
   std::vector<Candidate> candidates;
@@ -151,6 +173,7 @@ std::vector<Candidate> load_plugin(const std::string& path) {
     }
     require_valid(path, i, *kernel);
     Candidate candidate{kernel->name, kernel->op, kernel->pass, path, digest, kernel};
+    candidate.recipes = declared_recipes(fmt::format("{}: kernels[{}] '{}'", path, i, kernel->name), *kernel);
     if (const auto [first, added] = seen.emplace(key_of(candidate), i); !added) {
       throw InputError(path,
                        fmt::format("kernels[{}] and kernels[{}] are both {}/{} '{}'", first->second, i, candidate.op,

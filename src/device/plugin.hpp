@@ -8,6 +8,7 @@
 
 #include "abi/check_operator.h"
 #include "device/device.hpp"
+#include "operator/operator.hpp"
 
 namespace checkop {
 
@@ -16,7 +17,11 @@ struct Candidate {
   std::string path;    ///< of the shared library
   std::string digest;  ///< of the file's bytes: FNV-1a 64, 16 hex digits
   const checkop_kernel* kernel = nullptr;
+  std::vector<std::string> recipes = {};  ///< that it declares; see Subject::declared
 };
+
+/// Throws InputError at `where` if `op` has no recipe of one of these names.
+void require_recipes(const std::string& where, const Operator& op, const std::vector<std::string>& names);
 
 /// While it lives, load_plugin(path) returns the kernels of `plugin`, which is linked into this program.
 class LinkedPlugin {
@@ -32,7 +37,7 @@ class LinkedPlugin {
 
 /// Loads a plugin and keeps it loaded. Throws InputError if the file is no shared library, has no symbol
 /// check_operator_plugin, has another ABI version, has a kernel without name or launch function, names an unknown
-/// operator or pass, or contains the same kernel twice.
+/// operator, pass or recipe, or contains the same kernel twice.
 std::vector<Candidate> load_plugin(const std::string& path);
 
 /// Loads all paths. Throws InputError if two plugins have the same candidate for the same operator and pass.

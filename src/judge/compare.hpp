@@ -94,9 +94,13 @@ struct Comparison {
   std::vector<GateResult> gates;
   ErrorMap map;                      ///< empty without element-wise gates
   std::string diagnosis;             ///< what the failing elements look like; "" if unknown
+  std::vector<RecipeGrant> granted;  ///< recipes by which it may be judged, and who grants them
   std::vector<std::string> recipes;  ///< by which the output was judged, because it fails without them; see Recipe
   /// Of an output that fails: the smallest set of recipes, granted or not, by which it would pass; empty: none.
   std::vector<std::string> passes_under;
+  /// Of an output that fails, by RecipeSearch::every_set: each set by which it would pass and no part of which would
+  /// do, the smallest first.
+  std::vector<std::vector<std::string>> every_set;
   std::string granted_by;      ///< the shipped contract that grants all of passes_under; "" for none
   bool tried_recipes = false;  ///< whether passes_under was looked for
   bool gates_hold() const {

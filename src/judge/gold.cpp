@@ -12,6 +12,7 @@
 #include "base/parallel.hpp"
 #include "case/sampling.hpp"
 #include "judge/model_bits.hpp"
+#include "judge/recipe_sets.hpp"
 #include "judge/residuals.hpp"
 
 namespace checkop {
@@ -81,38 +82,7 @@ int64_t sum_terms(const Case& c, const OutputSpec& output) {
 
 namespace {
 
-using Names = std::vector<std::string_view>;
-
-/// The sets of some of the recipes in which none excludes another: the smallest first, of those of one size the ones
-/// with the fewest allowances.
-std::vector<Names> sets_of(const Pass& pass, const std::vector<const Recipe*>& recipes) {
-  struct Set {
-    Names names;
-    int64_t allowances = 0;
-  };
-  std::vector<Set> sets;
-  for (size_t bits = 1; bits < size_t{1} << recipes.size(); ++bits) {
-    Set& set = sets.emplace_back();
-    for (size_t i = 0; i < recipes.size(); ++i) {
-      if ((bits >> i & 1) == 0) continue;
-      set.names.push_back(recipes[i]->name);
-      set.allowances += recipes[i]->exact ? 0 : 1;
-    }
-  }
-  std::stable_sort(sets.begin(), sets.end(), [](const Set& a, const Set& b) {
-    return std::pair(a.names.size(), a.allowances) < std::pair(b.names.size(), b.allowances);
-  });
-  std::vector<Names> all;
-  for (Set& set : sets) {
-    if (families_of(pass, set.names).size() == 1) all.push_back(std::move(set.names));
-  }
-  return all;
-}
-
-bool is_part_of(const Names& part, const Names& whole) {
-  return std::all_of(part.begin(), part.end(),
-                     [&](std::string_view name) { return std::find(whole.begin(), whole.end(), name) != whole.end(); });
-}
+using Names = RecipeSet;
 
 /// The outputs of a candidate, the gates that they have to pass, and the gold.
 class Judge {
@@ -142,12 +112,16 @@ class Judge {
     }
   }
 
-  std::vector<Comparison> judged(GoldTimes* times) {
+  std::vector<Comparison> judged(GoldTimes* times, RecipeSearch search) {
     std::vector<Comparison> results = once(outputs_, {}, times, /*diagnoses=*/true);
     for (size_t i = 0; i < results.size(); ++i) {
-      if (!outputs_[i].name.empty() && !results[i].passed()) try_recipes(i, results[i]);
+      if (outputs_[i].name.empty() || results[i].passed()) continue;
+      search == RecipeSearch::every_set ? find_every_set(i, results[i]) : try_recipes(i, results[i]);
     }
-    for (size_t i = 0; i < results.size(); ++i) reject_trivial_answers(i, results[i]);
+    for (size_t i = 0; i < results.size(); ++i) {
+      results[i].granted = gates_[i].recipes;
+      reject_trivial_answers(i, results[i]);
+    }
     return results;
   }
 
@@ -243,7 +217,7 @@ class Judge {
     Names all, granted;
     for (const Recipe* recipe : known) all.push_back(recipe->name);
     for (const RecipeGrant& grant : gates_[i].recipes) granted.push_back(grant.name);
-    const std::vector<Names> sets = sets_of(*c_.pass, known);
+    const std::vector<Names> sets = recipe_sets(known);
     if (const Names* set = first_that_passes(i, known, sets, {}, granted)) {
       result = judged_by(*set)[i];
       result.recipes.assign(set->begin(), set->end());
@@ -256,19 +230,41 @@ class Judge {
       result.passes_under.assign(set->begin(), set->end());
   }
 
+  /// Finds every set of recipes, granted or not, by which output i, which fails, would pass and no part of which would
+  /// do.
+  void find_every_set(size_t i, Comparison& result) {
+    const std::vector<const Recipe*> known = recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
+    if (known.empty() || result.nonfinite > 0 || inputs_.empty()) return;
+    Names all;
+    for (const Recipe* recipe : known) all.push_back(recipe->name);
+    std::vector<Names> found;
+    for (const Names& set : recipe_sets(known)) {
+      const bool has_part =
+          std::any_of(found.begin(), found.end(), [&](const Names& part) { return is_part_of(part, set); });
+      if (!has_part && passes_by(i, known, set, all)) found.push_back(set);
+    }
+    result.tried_recipes = true;
+    for (const Names& set : found) result.every_set.emplace_back(set.begin(), set.end());
+    if (!found.empty()) result.passes_under = result.every_set.front();
+  }
+
   /// The first of `sets` that is a part of `allowed`, not of `tried`, and by which output i passes; nullptr for none.
-  /// Allowances widen the bounds of elements; so where exact recipes fail with all of them, they need no more tries.
   const Names* first_that_passes(size_t i, const std::vector<const Recipe*>& known, const std::vector<Names>& sets,
                                  const Names& tried, const Names& allowed) {
     for (const Names& set : sets) {
-      if (!is_part_of(set, allowed) || is_part_of(set, tried)) continue;
-      Names widest;
-      for (const Recipe* recipe : known) {
-        if (is_part_of({recipe->name}, recipe->exact ? set : allowed)) widest.push_back(recipe->name);
-      }
-      if (judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed()) return &set;
+      if (is_part_of(set, allowed) && !is_part_of(set, tried) && passes_by(i, known, set, allowed)) return &set;
     }
     return nullptr;
+  }
+
+  /// Whether output i passes by `set`, a part of `allowed`. Allowances widen the bounds of elements; so where exact
+  /// recipes fail with all of them, they need no more tries.
+  bool passes_by(size_t i, const std::vector<const Recipe*>& known, const Names& set, const Names& allowed) {
+    Names widest;
+    for (const Recipe* recipe : known) {
+      if (is_part_of({recipe->name}, recipe->exact ? set : allowed)) widest.push_back(recipe->name);
+    }
+    return judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed();
   }
 
   const std::vector<Comparison>& judged_by(const Names& set) {
@@ -316,8 +312,8 @@ class Judge {
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows,
-                                      GoldTimes* times, const GoldReplay& stored) {
-  return Judge(c, inputs, outputs, contract, subject, threads, rows, stored).judged(times);
+                                      GoldTimes* times, const GoldReplay& stored, RecipeSearch search) {
+  return Judge(c, inputs, outputs, contract, subject, threads, rows, stored).judged(times, search);
 }
 
 }  // namespace checkop

@@ -2,6 +2,7 @@
 // Runs the FP64 gold of a case and judges a candidate's outputs against it, block of rows by block of rows.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -40,6 +41,12 @@ struct GoldTimes {
   double compare_ms = 0;  ///< time of the comparison: its thread time over the number of threads
 };
 
+/// What to find out about an output that fails without recipes.
+enum class RecipeSearch : uint8_t {
+  granted,   ///< whether it passes by granted ones; if not, the smallest set of others that would do
+  every_set  ///< Comparison::every_set, whatever is granted and however long the gold takes; the output stays failed
+};
+
 /// Compares `outputs` with the gold under `contract`. `outputs` are in the order of the pass; absent ones have an empty
 /// name. Returns one Comparison per output; that of an absent output is empty.
 /// The gold is streamed, so no output is held in FP64.
@@ -52,6 +59,7 @@ struct GoldTimes {
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},
-                                      GoldTimes* times = nullptr, const GoldReplay& stored = {});
+                                      GoldTimes* times = nullptr, const GoldReplay& stored = {},
+                                      RecipeSearch search = RecipeSearch::granted);
 
 }  // namespace checkop

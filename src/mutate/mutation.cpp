@@ -25,13 +25,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// The order of addition in which faults are emulated. Its error is far below every limit.
 constexpr Plan kUsual{Plan::Order::blocked, 512};
 
-bool lists(std::string_view list, std::string_view word) {
-  for (const std::string_view entry : split_dims(list)) {
-    if (entry == word) return true;
-  }
-  return false;
-}
-
 bool shows_in(const FaultSpec& fault, const Case& c, DType dtype) {
   if (!fault.dtypes.empty() && !lists(fault.dtypes, info(dtype).name)) return false;
   if (fault.needs.starts_with('-')) return !c.optionals.contains(fault.needs.substr(1));

@@ -71,28 +71,20 @@ const Pass* find_pass(const Operator& op, std::string_view name) {
   return found == op.passes.end() ? nullptr : &*found;
 }
 
-namespace {
-
-bool has_word(const std::vector<std::string_view>& words, std::string_view word) {
-  return std::find(words.begin(), words.end(), word) != words.end();
-}
-
-}  // namespace
-
 std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype) {
   std::vector<const Recipe*> found;
   for (const Recipe& recipe : pass.recipes) {
-    if (has_word(split_dims(recipe.outputs), output.name) && has_word(split_dims(recipe.dtypes), info(case_dtype).name))
-      found.push_back(&recipe);
+    if (lists(recipe.outputs, output.name) && lists(recipe.dtypes, info(case_dtype).name)) found.push_back(&recipe);
   }
   return found;
 }
 
 std::vector<std::vector<std::string_view>> families_of(const Pass& pass, const std::vector<std::string_view>& names) {
+  const auto has = [&](std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); };
   for (const Recipe& recipe : pass.recipes) {
-    if (!has_word(names, recipe.name)) continue;
+    if (!has(recipe.name)) continue;
     for (const std::string_view excluded : split_dims(recipe.excludes)) {
-      if (!has_word(names, excluded)) continue;
+      if (!has(excluded)) continue;
       std::vector<std::vector<std::string_view>> all;
       for (const std::string_view left_out : {excluded, recipe.name}) {
         std::vector<std::string_view> rest = names;
@@ -105,12 +97,20 @@ std::vector<std::vector<std::string_view>> families_of(const Pass& pass, const s
   return {names};
 }
 
+std::vector<std::string_view> recipes_of(const Operator& op) {
+  std::vector<std::string_view> names;
+  for (const Pass& pass : op.passes) {
+    for (const Recipe& recipe : pass.recipes) {
+      if (std::find(names.begin(), names.end(), recipe.name) == names.end()) names.push_back(recipe.name);
+    }
+  }
+  return names;
+}
+
 std::vector<std::string> all_recipes() {
   std::set<std::string> names;
   for (const Operator* op : operators()) {
-    for (const Pass& pass : op->passes) {
-      for (const Recipe& recipe : pass.recipes) names.emplace(recipe.name);
-    }
+    for (const std::string_view name : recipes_of(*op)) names.emplace(name);
   }
   return {names.begin(), names.end()};
 }
@@ -120,6 +120,15 @@ bool has_attr(const Operator& op, std::string_view name) {
 }
 
 std::vector<std::string_view> split_dims(std::string_view dims) { return split(dims, " "); }
+
+bool lists(std::string_view list, std::string_view word) {
+  const std::vector<std::string_view> words = split_dims(list);
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+bool lists(std::span<const std::string> list, std::string_view word) {
+  return std::find(list.begin(), list.end(), word) != list.end();
+}
 
 std::vector<std::string_view> names_in(std::string_view dims) {
   std::vector<std::string_view> names = split(dims, " *+");

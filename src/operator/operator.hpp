@@ -209,9 +209,14 @@ bool has_attr(const Operator& op, std::string_view name);
 std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype);
 /// The largest parts of `names`, recipes of the pass, in which no recipe excludes another.
 std::vector<std::vector<std::string_view>> families_of(const Pass& pass, const std::vector<std::string_view>& names);
+/// The names of the recipes of all passes of `op`, each once, in their order.
+std::vector<std::string_view> recipes_of(const Operator& op);
 std::vector<std::string> all_recipes();  ///< the names of all operators' recipes, each once, sorted
 
 std::vector<std::string_view> split_dims(std::string_view dims);
+/// Whether `word` is one of the words of `list`, which have spaces between: Recipe::outputs, FaultSpec::dtypes.
+bool lists(std::string_view list, std::string_view word);
+bool lists(std::span<const std::string> list, std::string_view word);
 std::vector<std::string_view> names_in(std::string_view dims);  ///< names in the extents; "batch*seq batch+1" has three
 /// The value of one extent, given the value of each name; 2^62 for sums above that. Throws InputError for a product
 /// above 2^62.

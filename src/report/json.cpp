@@ -113,6 +113,8 @@ Json output(const CaseRecord& record, size_t index) {
   const bool has_tolerance = classic != comparison.gates.end();
   Json would_pass = Json::array();
   for (const Trivial answer : comparison.would_pass) would_pass.push_back(to_string(answer));
+  Json granted = Json::array();
+  for (const RecipeGrant& grant : comparison.granted) granted.push_back({{"name", grant.name}, {"by", grant.path}});
   // RL-Kernel labels gradients "gradient:<input>".
   const bool gradient = is_gradient(record.c, spec), empty = comparison.expected == 0;
   return {{"output_index", index},
@@ -140,6 +142,7 @@ Json output(const CaseRecord& record, size_t index) {
                                  : ""},
           {"gates", gates},
           {"diagnosis", comparison.diagnosis},
+          {"granted_recipes", granted},
           {"recipes", comparison.recipes},
           {"passes_under", comparison.tried_recipes ? Json(comparison.passes_under) : Json(nullptr)},
           {"error_map", error_map(comparison.map)},
@@ -211,6 +214,7 @@ Json case_json(const CaseRecord& record) {
                {"seed", record.c.seed},
                {"input_mode", to_string(record.c.input_mode)},
                {"data_hash", record.data_hash},
+               {"declared_recipes", record.declared_recipes},
                {"given_inputs", record.given_inputs},
                {"gold_file", record.gold_file},
                {"verdict", to_string(record.judgment.verdict)},

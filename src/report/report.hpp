@@ -25,7 +25,8 @@ struct Timings {
 struct CaseRecord {
   Case c;
   std::string candidate, plugin_path, plugin_digest;
-  DeviceInfo device;  ///< on which the candidate ran
+  std::vector<std::string> declared_recipes = {};  ///< by the kernel
+  DeviceInfo device;                               ///< on which the candidate ran
   Judgment judgment;
   bool judged_by_run = false;  ///< other checks of the run changed the judgment after it was printed
   RunResult run;

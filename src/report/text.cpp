@@ -153,14 +153,36 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
   }
 }
 
-/// Prints the granted rounding points that outputs needed: "o judged under p_in_16_bit".
+bool is_granted(const Comparison& comparison, std::string_view recipe) {
+  return std::any_of(comparison.granted.begin(), comparison.granted.end(),
+                     [&](const RecipeGrant& grant) { return grant.name == recipe; });
+}
+
+/// Prints the granted rounding points that outputs needed: "o judged under p_in_16_bit, granted by rules[2]"; and those
+/// that the kernel declares and a failing output may not have.
 void print_recipes(std::FILE* out, const CaseRecord& record) {
+  std::vector<std::string> refused;
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
-    const std::vector<std::string>& recipes = record.comparisons[i].recipes;
-    if (!recipes.empty())
-      fmt::print(out, "             {} judged under {}\n", record.c.pass->outputs[i].tensor.name,
-                 fmt::join(recipes, " + "));
+    const Comparison& comparison = record.comparisons[i];
+    const TensorSpec& spec = record.c.pass->outputs[i].tensor;
+    if (!comparison.recipes.empty()) {
+      std::vector<std::string> paths;
+      for (const RecipeGrant& grant : comparison.granted) {
+        if (lists(comparison.recipes, grant.name) && !lists(paths, grant.path)) paths.push_back(grant.path);
+      }
+      fmt::print(out, "             {} judged under {}, granted by {}\n", spec.name,
+                 fmt::join(comparison.recipes, " + "), fmt::join(paths, " and "));
+    }
+    if (comparison.expected == 0 || comparison.passed()) continue;
+    for (const Recipe* recipe : recipes_of(*record.c.pass, spec, record.c.dtype)) {
+      if (lists(record.declared_recipes, recipe->name) && !is_granted(comparison, recipe->name) &&
+          !lists(refused, recipe->name))
+        refused.emplace_back(recipe->name);
+    }
   }
+  if (!refused.empty())
+    fmt::print(out, "             declares {}, which the contract's declared_recipes does not allow\n",
+               fmt::join(refused, " + "));
 }
 
 /// Prints where ranks ran and for how long: "4 ranks on cpu AMD EPYC: 0.812, 0.637, 0.433, 0.596 ms".

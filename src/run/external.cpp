@@ -196,7 +196,7 @@ External::External(const ExternalCommand& command)
   const int32_t kind = device_.kind == "cuda" ? CHECKOP_CUDA : CHECKOP_CPU;
   const std::string digest = command_digest(command.command);
   for (const JsonValue& item : answer.at("kernels").items()) {
-    item.allow_keys({"op", "pass"});
+    item.allow_keys({"op", "pass", "recipes"});
     const JsonValue name = item.at("op");
     const Operator& op = require_operator(name);
     std::vector<std::string> passes;
@@ -210,8 +210,13 @@ External::External(const ExternalCommand& command)
                this,
                &op,
                &pass};
-    candidates_.push_back(
-        {command.name, std::string(op.name), std::string(pass.name), command.command, digest, &kernel->entry});
+    std::vector<std::string> recipes;
+    if (const auto declared = item.find("recipes")) {
+      for (const JsonValue& recipe : declared->items()) recipes.push_back(recipe.string());
+      require_recipes(declared->where(), op, recipes);
+    }
+    candidates_.push_back({command.name, std::string(op.name), std::string(pass.name), command.command, digest,
+                           &kernel->entry, std::move(recipes)});
     kernels_.push_back(std::move(kernel));
   }
   if (candidates_.empty()) throw InputError(where, "reports no kernels", "name operators in its first answer");

@@ -18,7 +18,7 @@ struct Attempt {
   std::vector<Tensor> inputs, outputs;
   std::vector<RowSet> rows;  ///< rows that the gold computed; from Session::judge_by()
 
-  Subject subject() const { return {arch_key, check->candidate.name}; }
+  Subject subject() const { return {arch_key, check->candidate.name, check->candidate.recipes}; }
 };
 
 }  // namespace checkop

@@ -15,6 +15,7 @@
 #include "base/json.hpp"
 #include "case/rank_parts.hpp"
 #include "case/sweep.hpp"
+#include "device/plugin.hpp"
 #include "judge/gold.hpp"
 #include "tensor/safetensors.hpp"
 
@@ -125,7 +126,8 @@ void make_folder(const std::string& folder) {
 
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
                       const std::string& arch_key, const std::vector<Tensor>& inputs,
-                      const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& sampled_rows) {
+                      const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& sampled_rows,
+                      const std::vector<std::string>& declared_recipes) {
   const std::vector<RowSet> rows = sampled_rows.empty() ? std::vector<RowSet>(outputs.size()) : sampled_rows;
   make_folder(folder);
   std::vector<SafetensorsEntry> entries;
@@ -153,6 +155,7 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"pass", std::string(c.pass->name)},
                           {"case", case_name(c)},
                           {"candidate", candidate},
+                          {"recipes", fmt::format("{}", fmt::join(declared_recipes, " "))},
                           {"attrs", attrs.dump()},
                           {"seed", std::to_string(c.seed)},
                           {"grad_seed", std::to_string(c.grad_seed)},
@@ -203,12 +206,15 @@ SavedCase load_case(const std::string& path) {
     c.attrs.push_back(value ? value->number() : attr.fallback);
   }
   c.seed = parse_seed(path + ": seed", meta("seed"));
-  // Files from other programs may lack these two.
+  // Files from other programs may lack these three.
   const auto optional_meta = [&](const std::string& key, const std::string& fallback) {
     return file.metadata.contains(key) ? file.metadata.at(key) : fallback;
   };
   c.grad_seed = parse_seed(path + ": grad_seed", optional_meta("grad_seed", meta("seed")));
   saved.arch_key = optional_meta("arch_key", "");
+  const std::string declared = optional_meta("recipes", "");
+  for (const std::string_view name : split_dims(declared)) saved.declared_recipes.emplace_back(name);
+  require_recipes(path + ": recipes", *c.op, saved.declared_recipes);
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));
   for (size_t i = 0; i < saved.inputs.size(); ++i) {

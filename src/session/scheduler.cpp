@@ -116,6 +116,7 @@ Attempt Scheduler::attempt(size_t index) {
   record.candidate = check.candidate.name;
   record.plugin_path = check.candidate.plugin_path;
   record.plugin_digest = check.candidate.plugin_digest;
+  record.declared_recipes = check.candidate.recipes;
   record.checks = {run_.options.wants("determinism"), run_.options.wants("invariance"), run_.options.wants("memory"),
                    run_.plan, rank_limit(run_.options)};
   record.device = worker_->info().device.value();

@@ -322,6 +322,7 @@ ChosenCandidate choose(const CandidateChoice& options, const WorkerInfo& known, 
     if (candidate.name != name || candidate.op != c.op->name || candidate.pass != c.pass->name) continue;
     chosen.plugin_path = candidate.path;
     chosen.plugin_digest = candidate.digest;
+    chosen.recipes = candidate.recipes;
     chosen.has_kernel = true;
     if (options.device == "auto" && known.candidate_device[i] == CHECKOP_CUDA) chosen.device = "cuda:0";
   }

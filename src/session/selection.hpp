@@ -18,9 +18,10 @@ namespace checkop {
 /// A candidate for one operator and pass, and the device that it will run on.
 struct ChosenCandidate {
   std::string name, plugin_path, plugin_digest;
-  std::string device;          ///< "cpu" or "cuda:N"
-  bool has_kernel = false;     ///< false: no chosen candidate has one, and the user named the operator
-  std::string no_kernel = {};  ///< if has_kernel is false, a sentence that says so
+  std::string device;                     ///< "cpu" or "cuda:N"
+  bool has_kernel = false;                ///< false: no chosen candidate has one, and the user named the operator
+  std::string no_kernel = {};             ///< if has_kernel is false, a sentence that says so
+  std::vector<std::string> recipes = {};  ///< that the kernel declares
 };
 
 struct Check {

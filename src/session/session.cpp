@@ -193,7 +193,7 @@ std::vector<std::string> Session::controlled_devices() const {
   return devices;
 }
 
-void Session::judge_by(const Contract& contract, Attempt& attempt) const {
+void Session::judge_by(const Contract& contract, Attempt& attempt, RecipeSearch search) const {
   const auto start = Clock::now();
   CaseRecord& record = attempt.record;
   record.repeat = repeat_line(options_, *attempt.check, record, contract.path());
@@ -213,7 +213,7 @@ void Session::judge_by(const Contract& contract, Attempt& attempt) const {
     constexpr int64_t kSmallBytes = int64_t{16} << 10;
     const unsigned threads = tensor_bytes(record.c) <= kSmallBytes ? 1 : threads_;
     record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads,
-                                       attempt.rows, &times, gold ? gold->replay() : GoldReplay());
+                                       attempt.rows, &times, gold ? gold->replay() : GoldReplay(), search);
     name_granting_contract(contract, attempt);
     record.times.compare_ms = times.compare_ms;
     record.times.gold_ms = std::max(0.0, times.wall_ms - times.compare_ms);  // of no rows: roundings

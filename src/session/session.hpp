@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "contract/contract.hpp"
+#include "judge/gold.hpp"
 #include "report/report.hpp"
 #include "session/attempt.hpp"
 #include "session/own_data.hpp"
@@ -54,7 +55,7 @@ class Session {
   const AxisPlan& plan() const { return plan_; }
 
   /// Enters into the record what `contract` demands, the comparisons and the judgment; again for another contract.
-  void judge_by(const Contract& contract, Attempt& attempt) const;
+  void judge_by(const Contract& contract, Attempt& attempt, RecipeSearch search = RecipeSearch::granted) const;
 
  private:
   std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;

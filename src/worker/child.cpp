@@ -64,7 +64,8 @@ json hello(const std::vector<Candidate>& candidates, const Device& device, bool 
                     {"pass", candidate.pass},
                     {"path", candidate.path},
                     {"digest", candidate.digest},
-                    {"device", candidate.kernel->device}});
+                    {"device", candidate.kernel->device},
+                    {"recipes", candidate.recipes}});
   }
   return {{"candidates", list},
           {"device", encode(device.info())},

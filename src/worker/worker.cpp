@@ -204,7 +204,8 @@ void Worker::start() {
     for (const json& item : answer.at("candidates")) {
       info.candidates.push_back({item.at("name").get<std::string>(), item.at("op").get<std::string>(),
                                  item.at("pass").get<std::string>(), item.at("path").get<std::string>(),
-                                 item.at("digest").get<std::string>(), nullptr});
+                                 item.at("digest").get<std::string>(), nullptr,
+                                 item.at("recipes").get<std::vector<std::string>>()});
       info.candidate_device.push_back(item.at("device").get<int>());
     }
     info.device = decode_device(answer.at("device"));

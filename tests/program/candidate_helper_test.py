@@ -109,6 +109,13 @@ class Calls(unittest.TestCase):
         with self.assertRaises(ValueError):
             helper.kernels_of({"silu/sideways": None}, numpy)
 
+    def test_recipes_are_declared_of_one_pass_or_of_both(self):
+        kernels = [{"op": "rope", "pass": "forward"}, {"op": "rope", "pass": "backward"}, {"op": "silu", "pass": "forward"}]
+        declared = helper.declare({"rope": ["a"], "rope/backward": ["b"]}, kernels)
+        self.assertEqual([kernel.get("recipes") for kernel in declared], [["a"], ["a", "b"], None])
+        with self.assertRaisesRegex(ValueError, "recipes of 'silu/backward': there is no such function"):
+            helper.declare({"silu/backward": ["a"]}, kernels)
+
 
 SCRIPT = """
 import sys

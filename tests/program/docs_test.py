@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks README.md and docs/*.md: its length, links, anchors, paths, and every check_operator command in them.
 
-Usage: docs_test.py PROGRAM SOURCE_DIR | docs_test.py --self-test PROGRAM SOURCE_DIR
+Usage: docs_test.py [--self-test|--write] PROGRAM SOURCE_DIR
+
+--write writes the table of recipes.
 
 Length    README.md has at most 150 lines.
 Links     The target of every relative link exists, and so does the heading that its #anchor names. Headings of a page
@@ -19,7 +21,10 @@ Commands  In blocks fenced as ```bash every line that runs check_operator is che
             mpirun ... check_operator, srun ... check_operator: flags only.
           Commands of a page run in the order of the page in one temporary folder, which looks like the repository and
           where build/cpu is the program's own folder.
-Files     A block fenced as ```LANGUAGE title="NAME" is written to NAME in that folder before the page's commands run.
+Output    A block fenced as ```text title="output" is a part of what the command before it prints.
+Files     A block fenced as ```LANGUAGE title="NAME", of another name, is written to NAME in that folder before the page's
+          commands run.
+Recipes   The table between the comments of RECIPES in docs/recipes.md is what `show` says of every operator.
 """
 import glob
 import os
@@ -36,12 +41,14 @@ SECONDS_PER_COMMAND = 60
 # Files that pages may name although a checkout lacks them, because a script creates them. None at present.
 GENERATED = ()
 LAUNCHERS = ("mpirun", "srun")
+RECIPES = ("<!-- recipes: written by tests/program/docs_test.py --write -->\n", "<!-- end of recipes -->")
 NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
                    "compare", "show", "list", "verify", "completion")
 DROPPED_FOR_LIST = ("--candidate", "--plugin", "--exec", "--exec-name", "--contract", "--timeout-s")
-SUBCOMMANDS = ("run", "bench", "mutate", "init", "doctor", "list", "show", "contract explain", "contract lint", "contract diff",
-               "contract calibrate", "report", "report diff", "report merge", "certify", "verify", "compare", "completion")
+SUBCOMMANDS = ("run", "bench", "mutate", "recipe", "init", "doctor", "list", "show", "contract explain", "contract lint",
+               "contract diff", "contract calibrate", "report", "report diff", "report merge", "certify", "verify", "compare", "completion")
 
+OUTPUT = re.compile(r"\n*```text title=\"output\"\n(.*?)^```\s*$", re.M | re.S)
 FENCE = re.compile(r"^```(\w*)(?:[^\n]*title=\"([^\"]+)\")?[^\n]*\n(.*?)^```\s*$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -54,6 +61,7 @@ class Command(NamedTuple):
     exit_code: int
     launched: bool
     is_run: bool  # from ```bash, not from ```sh
+    output: str = ""  # a part of what it prints
 
 
 def slug(heading):
@@ -127,6 +135,7 @@ def commands_of(text):
         if block[1] not in ("bash", "sh"):
             continue
         line, is_run = line_of(text, block.start()) + 1, block[1] == "bash"
+        shown, commands = OUTPUT.match(text, block.end()), []
         for raw in re.sub(r"\\\n", "\\\\ ", block[3]).split("\n"):
             here, line = line, line + 1 + raw.count("\\ ")
             expected = re.search(r"\s# exits (\d)\b", raw)
@@ -137,9 +146,12 @@ def commands_of(text):
             launched = bool(words) and words[0] in LAUNCHERS
             at = next((i for i, word in enumerate(words) if os.path.basename(word) == "check_operator"), None)
             if at is not None and (at == 0 or launched):
-                yield Command(here, environment, words[at:], int(expected[1]) if expected else 0, launched, is_run)
+                commands.append(Command(here, environment, words[at:], int(expected[1]) if expected else 0, launched, is_run))
             elif words and words[0] == "python3":
-                yield Command(here, environment, words, int(expected[1]) if expected else 0, False, is_run)
+                commands.append(Command(here, environment, words, int(expected[1]) if expected else 0, False, is_run))
+        if shown and commands:
+            commands[-1] = commands[-1]._replace(output=shown[1])
+        yield from commands
 
 
 def subcommand_of(words):
@@ -198,7 +210,9 @@ class Program:
                 return ""
             words = self.as_list(words)
         code, text = self.run([self.program, *words[1:]], command.environment)
-        return "" if code == command.exit_code else f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
+        if code != command.exit_code:
+            return f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
+        return "" if command.output in text else f"prints otherwise than the block below it:\n{text[-1500:]}"
 
     @staticmethod
     def as_list(words):
@@ -215,7 +229,7 @@ def check_commands(program, root, pages):
         with tempfile.TemporaryDirectory() as folder:
             tool = Program(program, root, folder)
             for block in FENCE.finditer(text):
-                if block[2]:
+                if block[2] and block[2] != "output":
                     with open(os.path.join(folder, block[2]), "w", encoding="utf-8") as file:
                         file.write(block[3])
             for command in commands_of(text):
@@ -230,10 +244,52 @@ def check_commands(program, root, pages):
                     print(f"{path}:{command.line}: took {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
+def recipe_table(program):
+    """The recipes of all operators as a table in Markdown, from `show`."""
+    def said_by(*words):
+        return subprocess.run([program, *words], text=True, stdout=subprocess.PIPE, check=True).stdout
+
+    rows = {}  # (operator, pass) -> lines; operators with the same ones share them
+    for operator in re.findall(r"^(\w+) +\S", said_by("list").partition("\npresets")[0], re.M):
+        direction, lines = "", {}
+        for line in re.sub(r"\n {12}(?=\S)", " | ", said_by("show", operator)).split("\n"):
+            if re.fullmatch(r"  (forward|backward)", line):
+                direction = line.strip()
+            if line.startswith("    recipe "):
+                name, outputs, formula, dtypes, kind, source = re.fullmatch(
+                    r"    recipe  (\S+) +([^:]+): (.*) \| ([^;]+); ([^;]+); (.*)", line).groups()
+                exact = "yes" if kind == "the gold rounds there, too" else "no"
+                formula = formula.replace("|", "\\|")
+                lines.setdefault(direction, []).append(
+                    f"| `{name}` | {outputs} | {dtypes} | {exact} | `{formula}` | {source} |")
+        for direction, found in lines.items():
+            rows.setdefault((direction, tuple(found)), []).append(operator)
+    table = ["| operator, pass | recipe | outputs | dtypes | exact | formula | rounded there by |", "|---|---|---|---|---|---|---|"]
+    for (direction, found), operators in rows.items():
+        table += [f"| {', '.join(operators)} {direction} {line}" for line in found]
+    return "\n".join(table) + "\n"
+
+
+def check_recipes(program, pages):
+    """Of pages that have the comments of RECIPES."""
+    for path, text in pages.items():
+        if RECIPES[0] in text and text.partition(RECIPES[0])[2].partition(RECIPES[1])[0] != recipe_table(program):
+            yield f"{path}: the table of recipes is not what `show` says; run docs_test.py --write"
+
+
+def write_recipes(program, root):
+    path = os.path.join(root, "docs", "recipes.md")
+    with open(path, encoding="utf-8") as file:
+        head, _, rest = file.read().partition(RECIPES[0])
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(head + RECIPES[0] + recipe_table(program) + RECIPES[1] + rest.partition(RECIPES[1])[2])
+
+
 def findings(program, root, pages):
     yield from check_length(pages)
     yield from check_links(root, pages)
     yield from check_paths(root, pages)
+    yield from check_recipes(program, pages)
     yield from check_commands(program, root, pages)
 
 
@@ -248,6 +304,9 @@ FAULTS = (
     ("unknown operator on a GPU", "```bash\ncheck_operator --op logq --device cuda\n```\n", "exits 2, not 0"),
     ("other exit code", "```bash\ncheck_operator --op silu --device cpu --hidden 7  # exits 1\n```\n", "exits 0, not 1"),
     ("unknown flag in a block that is not run", "```sh\ncheck_operator --op none --devise cpu\n```\n", "unknown flag --devise"),
+    ("other output", "```bash\ncheck_operator --op silu --device cpu --list\n```\n```text title=\"output\"\nno such line\n```\n",
+     "prints otherwise"),
+    ("other table of recipes", RECIPES[0] + "| none |\n" + RECIPES[1] + "\n", "is not what `show` says"),
     ("unknown flag under MPI", "```bash\nmpirun -np 2 check_operator --world 2\n```\n", "unknown flag --world"),
 )
 SOUND = "# One\n\n[x](#one) [y](README.md) `src/` `build/x`\n```bash\nls --nothing\ncheck_operator --op none --device cpu  # exits 2\n```\n"
@@ -264,12 +323,15 @@ def self_test(program, root):
 
 def main():
     arguments = sys.argv[1:]
-    is_self_test = arguments[:1] == ["--self-test"]
-    if len(arguments) != 2 + is_self_test:
+    option = arguments.pop(0) if arguments[:1] in (["--self-test"], ["--write"]) else ""
+    if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    program, root = map(os.path.abspath, arguments[-2:])
-    found = self_test(program, root) if is_self_test else list(findings(program, root, pages_of(root)))
+    program, root = map(os.path.abspath, arguments)
+    if option == "--write":
+        write_recipes(program, root)
+        return 0
+    found = self_test(program, root) if option else list(findings(program, root, pages_of(root)))
     for finding in found:
         print(finding)
     print(f"docs_test.py: {len(found)} findings")

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # These reports must match the schema: of a pass, of several kinds of failures including expected ones, of unsupported
-# cases, of a non-finite output, of inputs from one file and from two, of shards, and of merged shards.
+# cases, of a non-finite output, of declared and granted recipes, of inputs from one file and from two, of shards, and of merged shards.
 # Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -32,6 +32,8 @@ report no_rows 0 '"count": 0' --op matmul,rms_norm --check-grad --candidate nati
 faults=zeros,unwritten_row,out_of_bounds_write,input_overwritten,nondeterministic,batch_dependent
 report fail 1 '"verdict": "fail"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate "mutant-${faults//,/,mutant-}"
 report nonfinite 1 '"NaN"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate mutant-nan
+report recipes 0 '"by": "--recipe"' --op rms_norm --dtype bf16 --batch 1 --seq 4 --hidden 512 --plugin "$plugins/mutants.so" \
+  --candidate recipe-normalised_row_in_16_bit --recipe normalised_row_in_16_bit
 known='"expect": "fail", "reason": "r", "owner": "o", "expires": "never"'
 sed "s|^  \"demands\"|  \"known\": [{\"match\": {\"candidate\": \"mutant-*\"}, $known}],&|" contracts/default.json \
   >"$work/known.contract"

@@ -101,6 +101,10 @@ elif mode == "hello_garbage":
     say("Welcome!")
 elif mode == "hello_unknown_operator":
     say({"protocol": 1, "kernels": [{"op": "matmull", "pass": "forward"}]})
+elif mode == "declares":
+    say({"protocol": 1, "kernels": [{**kernel, "recipes": ["tf32_operands"]}]})
+elif mode == "hello_unknown_recipe":
+    say({"protocol": 1, "kernels": [{**kernel, "recipes": ["tf32_operand"]}]})
 elif mode == "hello_nothing":
     say({"protocol": 1, "kernels": []})
 elif mode == "hello_no_device":

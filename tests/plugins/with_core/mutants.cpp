@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The faults of `check_operator mutate` as candidates "mutant-NAME", for use from outside: one per fault and pass. A
-// fault of results corrupts every output. Kernels with the rounding of a recipe are candidates "recipe-NAME".
+// fault of results corrupts every output. Kernels with the rounding of a recipe are candidates "recipe-NAME", which
+// declare it.
 #include <algorithm>
 #include <list>
 #include <string>
@@ -101,6 +102,7 @@ std::vector<checkop_kernel> make_kernels() {
     names.push_back(entries()[i].name());
     kernels.push_back({sizeof(checkop_kernel), names.back().c_str(), entries()[i].op->name.data(),
                        entries()[i].pass->name.data(), CHECKOP_CPU, 0, 0, nullptr, kLaunches[std::min(i, kRoom - 1)]});
+    if (entries()[i].recipe != nullptr) kernels.back().recipes = entries()[i].recipe->name.data();
   }
   return kernels;
 }

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "contract/diff.hpp"
 #include "support/contract_helper.hpp"
 
 namespace checkop::contract_recipes_test {
@@ -72,6 +73,24 @@ TEST(ContractRecipes, AKernelsDeclarationCountsWhereTheContractAllowsIt) {
       Contract::parse(contract_text("", R"(, "declared_recipes": ["normalised_row_in_16_bit"])"), "c");
   EXPECT_EQ(granted(allows, "k", declared), Names{"normalised_row_in_16_bit by declared_recipes"});
   EXPECT_EQ(granted(allows, "k"), Names{});
+}
+
+TEST(ContractRecipes, ADiffSaysWhatCountsForKernelsThatDeclareIt) {
+  const auto j = judged("rms_norm", "forward", "y", DType::bf16);
+  const std::string names = R"("recipes": ["normalised_row_in_16_bit"])";
+  const Contract strict = Contract::parse(contract_text(""), "c"),
+                 grants = Contract::parse(contract_text(", " + names), "c");
+  const Contract allows = Contract::parse(contract_text("", ", \"declared_" + names.substr(1)), "c");
+  const auto changes = [&](const Contract& a, const Contract& b) {
+    Names lines;
+    for (const Change& change : diff_output(a, b, j.c, *j.output, {}))
+      lines.push_back(fmt::format("{} {}", to_string(change.tendency), change.what));
+    return lines;
+  };
+  EXPECT_EQ(changes(strict, allows), Names{"looser to do without normalised_row_in_16_bit, declared or not"});
+  EXPECT_EQ(changes(allows, strict), Names{"tighter to do without normalised_row_in_16_bit, declared or not"});
+  EXPECT_EQ(changes(allows, grants), Names{"looser to do without normalised_row_in_16_bit"});
+  EXPECT_EQ(changes(allows, allows), Names{});
 }
 
 TEST(ContractRecipes, TheUserGrantsThemByName) {

@@ -2,12 +2,14 @@
 // Invalid plugins and the errors about them.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <fstream>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "device/plugin.hpp"
+#include "support/contract_helper.hpp"
 #include "support/run_helper.hpp"
 
 namespace checkop::plugin_test {
@@ -49,6 +51,47 @@ TEST(Plugin, EntriesOfALaterHeaderAreReadAtTheirOwnSize) {
   const auto candidates = load_plugin(test_plugin("longer_struct"));
   ASSERT_EQ(candidates.size(), 2u);
   EXPECT_EQ(candidates[1].name, "second");
+}
+
+checkop_status do_nothing(const checkop_call*) { return CHECKOP_OK; }
+
+/// A kernel for rms_norm forward that declares `recipes`.
+constexpr checkop_kernel declaring(const char* recipes) {
+  return {sizeof(checkop_kernel), "mine", "rms_norm", "forward", CHECKOP_CPU, 0, 0, nullptr, do_nothing, recipes};
+}
+
+/// What load_plugin() says of a table with `kernel` alone.
+std::vector<Candidate> loaded(const checkop_kernel& kernel) {
+  const checkop_plugin table{CHECKOP_ABI_VERSION, 1, &kernel};
+  const LinkedPlugin linked(test_plugin("honest"), table);
+  return load_plugin(test_plugin("honest"));
+}
+
+TEST(Plugin, AKernelDeclaresRecipesOfAnyPassOfItsOperator) {
+  const checkop_kernel both = declaring("normalised_row_in_16_bit weighted_gradient_in_16_bit"),
+                       none = declaring(nullptr);
+  EXPECT_EQ(loaded(both)[0].recipes,
+            (std::vector<std::string>{"normalised_row_in_16_bit", "weighted_gradient_in_16_bit"}));
+  EXPECT_EQ(loaded(none)[0].recipes, std::vector<std::string>{});
+}
+
+TEST(Plugin, ADeclaredRecipeThatTheOperatorLacksIsAnError) {
+  const checkop_kernel misspelt = declaring("normalised_row_in_16_bits"), foreign = declaring("p_in_16_bit");
+  const auto complaint_about = [](const checkop_kernel& kernel) {
+    return contract_test::error_of([&] { loaded(kernel); });
+  };
+  const std::string where = test_plugin("honest") + ": kernels[0] 'mine': operator 'rms_norm' has no recipe ";
+  EXPECT_EQ(complaint_about(misspelt), where + "'normalised_row_in_16_bits'; did you mean 'normalised_row_in_16_bit'?");
+  EXPECT_EQ(complaint_about(foreign), where + "'p_in_16_bit'; see 'check_operator show rms_norm'");
+}
+
+TEST(Plugin, AnEntryOfTheFirstHeaderDeclaresNothing) {
+  // What follows an entry of the first header is not its own.
+  checkop_kernel kernel = declaring("no recipe at all");
+  kernel.struct_size = offsetof(checkop_kernel, recipes);
+  EXPECT_EQ(loaded(kernel)[0].recipes, std::vector<std::string>{});
+  --kernel.struct_size;
+  EXPECT_THROW(loaded(kernel), InputError);
 }
 
 TEST(Plugin, MissingFileIsAnError) {

@@ -4,36 +4,18 @@
 
 #include <cmath>
 
-#include "judge/verdict.hpp"
-#include "support/gold_helper.hpp"
+#include "support/clean_result.hpp"
 
 namespace checkop::verdict_test {
 namespace {
 
-/// A clean result of logp forward with 2x3 rows, for tests to modify.
-struct Clean {
-  Case c = gold_case("logp", "forward", DType::f32, {{"batch", 2}, {"seq", 3}, {"vocab", 7}});
-  RunResult run;
-  std::vector<Comparison> comparisons{1};
-  std::vector<Demands> demands{1};
-  RunChecks checks;
-  bool accuracy = true;
-
-  Clean() {
-    run.status = RunStatus::ok;
-    run.outputs.resize(1);
-    run.outputs[0].repeat.compared = 6;
-    comparisons[0].count = comparisons[0].expected = 6;
-  }
-  Judgment judged() const { return judge(c, run, comparisons, demands, checks, accuracy); }
-};
+using Clean = CleanResult;
 
 TEST(Verdict, CleanRunPasses) { EXPECT_EQ(Clean().judged().verdict, Verdict::pass); }
 
 TEST(Verdict, OutOfBoundFailsAndNamesTheElement) {
   Clean r;
-  r.comparisons[0].out_of_bound = 2;
-  r.comparisons[0].worst = ElementReport{4, -1.5, -1.25, 0.25, 0.125, 2, "bound_ratio"};
+  r.out_of_bound();
   const Judgment j = r.judged();
   EXPECT_EQ(j.verdict, Verdict::fail);
   EXPECT_EQ(j.kind, "accuracy");
@@ -44,9 +26,7 @@ TEST(Verdict, OutOfBoundFailsAndNamesTheElement) {
 
 TEST(Verdict, NonfiniteIsNamedBeforeAccuracy) {
   Clean r;
-  r.comparisons[0].out_of_bound = r.comparisons[0].nonfinite = 1;
-  r.comparisons[0].first_nonfinite = r.comparisons[0].worst =
-      ElementReport{0, NAN, 1, INFINITY, 0.1, INFINITY, "bound_ratio"};
+  r.not_finite(1, 1);
   EXPECT_EQ(r.judged().kind, "nonfinite");
 }
 

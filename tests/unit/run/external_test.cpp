@@ -90,6 +90,15 @@ TEST(External, TellsWhatItCanDo) {
   EXPECT_EQ(info.device->kind, "cpu");
 }
 
+TEST(External, DeclaresRecipesOfItsOperators) {
+  EXPECT_EQ(make_worker("declares").info().candidates[0].recipes, std::vector<std::string>{"tf32_operands"});
+  EXPECT_EQ(make_worker("honest").info().candidates[0].recipes, std::vector<std::string>{});
+  const std::string error = error_of([] { make_worker("hello_unknown_recipe"); });
+  EXPECT_NE(error.find("kernels[0].recipes: operator 'matmul' has no recipe 'tf32_operand'; did you mean"),
+            std::string::npos)
+      << error;
+}
+
 TEST(External, DeviceIsThatOfTheProcess) {
   Worker worker = make_worker("accelerator");
   EXPECT_EQ(worker.info().candidate_device[0], CHECKOP_CUDA);
