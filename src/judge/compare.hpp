@@ -97,7 +97,9 @@ struct Comparison {
   std::vector<std::string> recipes;  ///< by which the output was judged, because it fails without them; see Recipe
   /// Of an output that fails: the smallest set of recipes, granted or not, by which it would pass; empty: none.
   std::vector<std::string> passes_under;
-  std::string granted_by;      ///< the shipped contract that grants all of passes_under; "" for none
+  /// Of an output that fails: with finite numbers in what the operator leaves out it passes, or would by passes_under.
+  bool leaks_left_out = false;
+  std::string granted_by;      ///< the shipped contract that grants all that the output needs to pass; "" for none
   bool tried_recipes = false;  ///< whether passes_under was looked for
   bool gates_hold() const {
     return std::all_of(gates.begin(), gates.end(), [](const auto& g) { return g.holds; });

@@ -153,6 +153,12 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
   }
 }
 
+/// Prints what was granted to the whole check: "judged with finite numbers in masked keys".
+void print_left_out(std::FILE* out, const CaseRecord& record) {
+  if (record.left_out == LeftOut::finite)
+    fmt::print(out, "             judged with finite numbers in {}\n", record.c.op->left_out);
+}
+
 /// Prints the granted rounding points that outputs needed: "o judged under p_in_16_bit".
 void print_recipes(std::FILE* out, const CaseRecord& record) {
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
@@ -207,6 +213,7 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
     fmt::print(out, "             {}\n", record.judgment.reason);
     if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
   }
+  print_left_out(out, record);
   print_recipes(out, record);
   print_ranks(out, record);
   if (!pass) {

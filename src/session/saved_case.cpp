@@ -125,7 +125,8 @@ void make_folder(const std::string& folder) {
 
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
                       const std::string& arch_key, const std::vector<Tensor>& inputs,
-                      const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& sampled_rows) {
+                      const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& sampled_rows,
+                      LeftOut left_out) {
   const std::vector<RowSet> rows = sampled_rows.empty() ? std::vector<RowSet>(outputs.size()) : sampled_rows;
   make_folder(folder);
   std::vector<SafetensorsEntry> entries;
@@ -158,7 +159,8 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"grad_seed", std::to_string(c.grad_seed)},
                           {"arch_key", arch_key},
                           {"shard_bounds", nlohmann::json(part_bounds(c)).dump()},
-                          {"rows", sampled.dump()}});
+                          {"rows", sampled.dump()},
+                          {"left_out", std::string(to_string(left_out))}});
   for (const Tensor& tensor : inputs) {
     if (!tensor.name.empty()) file.write("input/" + tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
   }
@@ -209,6 +211,7 @@ SavedCase load_case(const std::string& path) {
   };
   c.grad_seed = parse_seed(path + ": grad_seed", optional_meta("grad_seed", meta("seed")));
   saved.arch_key = optional_meta("arch_key", "");
+  if (optional_meta("left_out", "") == to_string(LeftOut::finite)) saved.left_out = LeftOut::finite;
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));
   for (size_t i = 0; i < saved.inputs.size(); ++i) {
