@@ -70,6 +70,15 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
          std::equal(a.bytes.data(), a.bytes.data() + a.bytes.size(), b.bytes.data());
 }
 
+/// Whether the elements are equal as numbers: a product with 0 may be -0. NaN equals nothing.
+bool same_values(const Tensor& a, const Tensor& b) {
+  if (a.name.empty()) return b.name.empty();
+  std::vector<double> in_a(static_cast<size_t>(a.count())), in_b(in_a.size());
+  decode_row(a, 0, in_a);
+  decode_row(b, 0, in_b);
+  return in_a == in_b;
+}
+
 class Trials {
  public:
   Trials(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads)
@@ -199,7 +208,7 @@ class Trials {
     std::swap(inputs_, finite_inputs_);
     const std::vector<Tensor> right_then = stored(c_, emulated(kUsual, "", recipes)),
                               wrong_then = stored(c_, emulated(kUsual, fault.name, recipes));
-    const bool changed = !std::equal(right_then.begin(), right_then.end(), wrong_then.begin(), same_bytes);
+    const bool changed = !std::equal(right_then.begin(), right_then.end(), wrong_then.begin(), same_values);
     trial = changed ? judged(wrong_then) : unchanged();
     std::swap(inputs_, finite_inputs_);
     return trial;
