@@ -533,7 +533,7 @@ void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>
       if (mask->at(at) != 0) continue;
       const uint64_t kind = payload_kind(args, static_cast<uint64_t>(at));
       for (const std::string_view name : {keys[part], values[part]})
-        plant_payload(*args.find(name), shape[3], row, kind);
+        plant_payload(args, *args.find(name), shape[3], row, kind);
     }
     first += shape[2];
   }
@@ -600,6 +600,8 @@ constexpr Operator kAttention{"attention",
                               kAttentionAttrs,
                               kPasses,
                               check_attention_sizes,
-                              refine};
+                              refine,
+                              /*parallel_dim=*/"",
+                              /*left_out=*/"masked keys"};
 
 }  // namespace checkop

@@ -321,6 +321,8 @@ constexpr Operator kGrpoLoss{"grpo_loss",
                              kAttrs,
                              kPasses,
                              validate,
-                             refine};
+                             refine,
+                             /*parallel_dim=*/"",
+                             /*left_out=*/"masked tokens"};
 
 }  // namespace checkop

@@ -69,6 +69,8 @@ constexpr Operator kKvCacheAttention{"kv_cache_attention",
                                      kAttentionAttrs,
                                      kPasses,
                                      check_sizes,
-                                     refine};
+                                     refine,
+                                     /*parallel_dim=*/"",
+                                     /*left_out=*/"masked keys"};
 
 }  // namespace checkop

@@ -39,11 +39,15 @@ double bytes_left_out(const Tensor& per_row, const std::vector<char>& used) {
   return static_cast<double>(per_row.bytes.size()) * idle / static_cast<double>(used.size());
 }
 
-void plant_payload(Tensor& tensor, int64_t columns, int64_t row, uint64_t kind) {
+void plant_payload(const FillArgs& args, Tensor& tensor, int64_t columns, int64_t row, uint64_t kind, double largest) {
   if (kind % 2 != 0) return;
   const double nan = std::numeric_limits<double>::quiet_NaN();
   std::vector<double> content(static_cast<size_t>(columns), kind % 4 == 0 ? nan : INFINITY);
   for (size_t i = 1; kind % 4 != 0 && i < content.size(); i += 2) content[i] = -INFINITY;
+  for (size_t i = 0; args.left_out == LeftOut::finite && i < content.size(); ++i) {
+    const double size = std::ldexp(largest, -static_cast<int>(i / 2 % 4));
+    content[i] = (i + kind / 2) % 2 == 0 ? size : -size;
+  }
   const size_t row_bytes = content.size() * info(tensor.dtype).bytes;
   info(tensor.dtype).encode(content.data(), tensor.bytes.data() + static_cast<size_t>(row) * row_bytes, content.size());
 }
@@ -65,7 +69,7 @@ void plant_ignored_rows(const FillArgs& args, std::string_view ids, std::string_
     const int64_t first = run * args.ignored_run, last = first + std::min(args.ignored_run, rows - first);
     for (int64_t row = first; row < last; ++row) {
       of_ids.set(row, args.attrs[0]);
-      plant_payload(of_features, of_features.shape.back(), row, static_cast<uint64_t>(block + row - first));
+      plant_payload(args, of_features, of_features.shape.back(), row, static_cast<uint64_t>(block + row - first));
     }
   }
 }

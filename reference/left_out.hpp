@@ -32,10 +32,16 @@ std::vector<char> rows_to_use(const Tensor& ids, std::span<const double> attrs);
 /// Bytes of the rows of `per_row` with used[row] == 0: no output depends on them.
 double bytes_left_out(const Tensor& per_row, const std::vector<char>& used);
 
-/// Fills row `row` of a tensor [rows, columns] with a payload that must not be read, by `kind` modulo 4: 0 NaN, 2
-/// infinities of both signs, 1 and 3 unchanged. NaN times zero is NaN, so a kernel that multiplies a row by 0 instead
-/// of leaving it out is detected.
-void plant_payload(Tensor& tensor, int64_t columns, int64_t row, uint64_t kind);
+/// The largest number of a finite payload: the product of two rows stays finite in fp16, so that adding a mask of -inf
+/// or of the least number to it gives no NaN.
+inline constexpr double kLargestPayload = 512;
+
+/// Fills row `row` of a tensor [rows, columns] with a payload that no output may depend on, by `kind` modulo 4: 0 NaN,
+/// 2 infinities of both signs, 1 and 3 unchanged. NaN times zero is NaN, so a kernel that multiplies a row by 0 instead
+/// of leaving it out is detected. With LeftOut::finite, kinds 0 and 2 are numbers of both signs up to `largest`, each
+/// the other's opposite.
+void plant_payload(const FillArgs& args, Tensor& tensor, int64_t columns, int64_t row, uint64_t kind,
+                   double largest = kLargestPayload);
 
 /// The kind of payload for element i of a mask, if that element is 0.
 uint64_t payload_kind(const FillArgs& args, uint64_t i);

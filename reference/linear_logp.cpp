@@ -389,6 +389,8 @@ constexpr Operator kLinearLogp{"linear_logp",
                                kAttrs,
                                kPasses,
                                validate_linear_logp,
-                               plant_in_linear_logp};
+                               plant_in_linear_logp,
+                               /*parallel_dim=*/"",
+                               /*left_out=*/"ignored rows"};
 
 }  // namespace checkop

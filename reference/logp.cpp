@@ -120,6 +120,8 @@ constexpr Operator kLogp{"logp",
                          kAttrs,
                          kPasses,
                          validate_ignore_index,
-                         plant_in_logp};
+                         plant_in_logp,
+                         /*parallel_dim=*/"",
+                         /*left_out=*/"ignored rows"};
 
 }  // namespace checkop

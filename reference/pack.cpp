@@ -91,7 +91,8 @@ void refine(const FillArgs& args) {
   }
   Tensor* const x = args.find("x");
   for (int64_t row = 0; row < mask.count() && x != nullptr; ++row) {
-    if (!keeps(mask, row)) plant_payload(*x, x->shape.back(), row, payload_kind(args, static_cast<uint64_t>(row)));
+    if (!keeps(mask, row))
+      plant_payload(args, *x, x->shape.back(), row, payload_kind(args, static_cast<uint64_t>(row)));
   }
 }
 
@@ -110,8 +111,15 @@ constexpr std::array kPasses{
 }  // namespace
 
 extern const Operator kPack;
-constexpr Operator kPack{
-    "pack",  "elementwise", "packed = x[mask != 0], cu_seqlens = where each sequence begins in it", "", {}, kPasses,
-    nullptr, refine};
+constexpr Operator kPack{"pack",
+                         "elementwise",
+                         "packed = x[mask != 0], cu_seqlens = where each sequence begins in it",
+                         "",
+                         {},
+                         kPasses,
+                         nullptr,
+                         refine,
+                         /*parallel_dim=*/"",
+                         /*left_out=*/"padded tokens"};
 
 }  // namespace checkop

@@ -75,13 +75,15 @@ std::vector<char> read_mask(const Tensor& mask) {
 void plant_masked_tokens(const FillArgs& args, const std::vector<char>& active) {
   Tensor &ids = *args.find("action_ids"), &policy = *args.find("policy_logits");
   const int64_t vocab = policy.shape.back();
+  constexpr double kLargest = 24;  // exp of a difference of log-probabilities must stay finite in fp32
   for (int64_t row = 0; row < ids.count(); ++row) {
     if (active[static_cast<size_t>(row)] != 0) continue;
     const uint64_t kind = payload_kind(args, static_cast<uint64_t>(row));
-    plant_payload(policy, vocab, row, kind);
-    plant_payload(*args.find("ref_logits"), vocab, row, kind);
-    plant_payload(*args.find("old_logps"), 1, row, kind);
-    if (kind % 2 == 0) ids.set(row, kind == 0 ? -100 : static_cast<double>(vocab));
+    plant_payload(args, policy, vocab, row, kind, kLargest);
+    plant_payload(args, *args.find("ref_logits"), vocab, row, kind, kLargest);
+    plant_payload(args, *args.find("old_logps"), 1, row, kind, kLargest);
+    if (kind % 2 == 0 && args.left_out == LeftOut::nonfinite)
+      ids.set(row, kind == 0 ? -100 : static_cast<double>(vocab));
   }
 }
 

@@ -108,6 +108,8 @@ constexpr Operator kRatioKl{"ratio_kl",
                             {},
                             kPasses,
                             nullptr,
-                            refine};
+                            refine,
+                            /*parallel_dim=*/"",
+                            /*left_out=*/"masked tokens"};
 
 }  // namespace checkop

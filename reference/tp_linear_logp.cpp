@@ -21,6 +21,7 @@ constexpr Operator kTpLinearLogp{
     kTpLinearLogpPasses,
     validate_linear_logp,
     plant_in_linear_logp,
-    /*parallel_dim=*/"vocab"};
+    /*parallel_dim=*/"vocab",
+    /*left_out=*/"ignored rows"};
 
 }  // namespace checkop

@@ -20,6 +20,7 @@ constexpr Operator kTpLogp{"tp_logp",
                            kTpLogpPasses,
                            validate_ignore_index,
                            plant_in_logp,
-                           /*parallel_dim=*/"vocab"};
+                           /*parallel_dim=*/"vocab",
+                           /*left_out=*/"ignored rows"};
 
 }  // namespace checkop

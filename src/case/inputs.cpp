@@ -223,7 +223,7 @@ void plant_extremes(const Case& c, unsigned threads, std::vector<Tensor>& tensor
 
 }  // namespace
 
-std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
+std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out) {
   validate(c);
   std::vector<Tensor> tensors;
   for (const TensorSpec& spec : c.pass->inputs) {
@@ -237,7 +237,7 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads) {
     const auto stream = [&](std::string_view name) { return Stream::derive(c.seed, c.op->name, name); };
     c.op->refine({tensors, c.attrs, [&](std::string_view name, uint64_t i) { return stream(name).normal(i); },
                   [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }, threads,
-                  c.input_mode == InputMode::constant ? 0 : c.ignored_every, c.ignored_run});
+                  c.input_mode == InputMode::constant ? 0 : c.ignored_every, c.ignored_run, left_out});
   }
   return tensors;
 }

@@ -10,8 +10,9 @@
 namespace checkop {
 
 /// The inputs of `c.pass` in its order; an absent optional input is a Tensor with an empty name. The bytes do not
-/// depend on `threads`; row r of a per-row tensor does not depend on the number of rows.
-std::vector<Tensor> make_inputs(const Case& c, unsigned threads);
+/// depend on `threads`; row r of a per-row tensor does not depend on the number of rows. `left_out` changes only what
+/// no output depends on.
+std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out = LeftOut::nonfinite);
 
 /// Zero-filled outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
 std::vector<Tensor> make_outputs(const Case& c);

@@ -92,7 +92,13 @@ std::string worked_example(const Gate& gate, const ExplainedOutput& output) {
   }
 }
 
-void print_output(const Contract& contract, const ExplainedOutput& output) {
+/// "finite numbers in masked keys  by overlays[0]"
+std::string left_out_text(const Case& c, const LeftOutDemand& demand) {
+  return fmt::format("{} in {}  {}", demand.content == LeftOut::finite ? "finite numbers" : "NaN and infinities",
+                     c.op->left_out, demand.path.empty() ? "default" : "by " + demand.path);
+}
+
+void print_output(const Contract& contract, const Case& c, const ExplainedOutput& output) {
   const Gates& gates = output.gates;
   fmt::print("  {}  {}, {}, sums of {} term{}; {}\n", output.spec->tensor.name, info(output.dtype).name,
              to_string(output.spec->numerics), output.terms, output.terms == 1 ? "" : "s", gates.source);
@@ -103,6 +109,7 @@ void print_output(const Contract& contract, const ExplainedOutput& output) {
     if (const std::string example = worked_example(gate, output); !example.empty()) fmt::print("      {}\n", example);
   }
   for (const RecipeGrant& grant : gates.recipes) fmt::print("    recipe      {}  by {}\n", grant.name, grant.path);
+  if (!c.op->left_out.empty()) fmt::print("    left out    {}\n", left_out_text(c, gates.left_out));
   fmt::print("    not finite  {}\n", gates.nonfinite_may_match ? "as the gold is" : "fails");
   fmt::print("    demanded    {}\n", demands_text(output.demands));
   for (const std::string& line : gates.withheld) fmt::print("    withheld    {}: {}\n", contract.path(), line);
@@ -127,10 +134,12 @@ void print_case(const Contract& contract, const Case& c, const Asked& asked,
   fmt::print("{}/{}  {}  architecture {}  candidate {}\n", c.op->name, c.pass->name, case_name(c),
              asked.arch_key.empty() ? "none" : asked.arch_key, asked.candidate.empty() ? "not named" : asked.candidate);
   for (const ExplainedOutput& output : explain(contract, c, asked.subject())) {
-    print_output(contract, output);
+    print_output(contract, c, output);
     if (!output.gates.why.empty()) reasons[output.gates.source] = output.gates.why;
     for (const RecipeGrant& grant : output.gates.recipes)
       if (!grant.reason.empty()) reasons[contract.path() + ": " + grant.path] = grant.reason;
+    const LeftOutDemand& left_out = output.gates.left_out;
+    if (!left_out.reason.empty()) reasons[contract.path() + ": " + left_out.path] = left_out.reason;
     for (const NumberSource& number : output.gates.numbers)
       if (!number.reason.empty()) reasons[contract.path() + ": " + number.path] = number.reason;
   }
@@ -185,6 +194,11 @@ OrderedJson case_json(const Contract& contract, const Case& c, const Asked& aske
           {{"determinism", output.demands.determinism}, {"batch_invariance", output.demands.batch_invariance}}},
          {"gates", gates},
          {"recipes", recipes},
+         {"left_out",
+          {{"of", c.op->left_out},
+           {"content", to_string(output.gates.left_out.content)},
+           {"from", output.gates.left_out.path.empty() ? "default" : output.gates.left_out.path},
+           {"reason", output.gates.left_out.reason}}},
          {"withheld", output.gates.withheld}});
   }
   OrderedJson known = OrderedJson::array();

@@ -43,7 +43,7 @@ void save(const RunOptions& options, const Attempt& attempt, unsigned threads) {
   if (options.save_folder.empty() || record.run.status != RunStatus::ok) return;
   if (options.save_which != "all" && record.judgment.verdict == Verdict::pass) return;
   save_case(options.save_folder, record.c, record.candidate, attempt.arch_key, attempt.inputs, attempt.outputs, threads,
-            attempt.rows, record.declared_recipes);
+            attempt.rows, record.declared_recipes, record.left_out);
 }
 
 /// Checks as progress shows them.
@@ -254,6 +254,7 @@ int replay_command(const Options& options) {
                               quote_command({contract.path()}));
   record.checks = {false, false, false};  // only numbers can be judged: nothing is run
   record.data_hash = tensor_digest(saved.inputs, threads);
+  record.left_out = saved.left_out;
   record.run.status = RunStatus::ok;
   record.run.outputs.resize(saved.outputs.size());
   for (const OutputSpec& spec : saved.c.pass->outputs) record.demands.push_back(contract.demands_for(saved.c, spec));

@@ -39,6 +39,16 @@ void lay_over(const Overlay& overlay, bool expired, size_t index, Gates& gates) 
   if (applied) gate.source += " + " + overlay.path;
 }
 
+/// Applies what `overlay` says of left-out elements. An expired overlay may only tighten.
+void lay_over(const Overlay& overlay, bool expired, Gates& gates) {
+  if (!expired || *overlay.left_out == LeftOut::nonfinite) {
+    gates.left_out = {*overlay.left_out, overlay.path, overlay.grant.reason};
+  } else if (gates.left_out.content == LeftOut::nonfinite) {
+    gates.withheld.push_back(fmt::format("{} expired on {}: left_out stays nonfinite, not finite", overlay.path,
+                                         to_string(*overlay.grant.expires)));
+  }
+}
+
 /// Adds the gates of `list` that apply to `subject`. A bits_of_model gate applies to the modelled architecture only.
 void take(const GateList& list, const Subject& subject, const std::string& reason, Gates& gates) {
   for (size_t i = 0; i < list.gates.size(); ++i) {
@@ -157,15 +167,17 @@ Gates Contract::gates_for(const Case& c, const OutputSpec& output, const Subject
   if (!rule)
     throw InputError(path_, "no rule matches " + describe(target),
                      fmt::format("add one, or choose another dtype than {} or another contract", info(c.dtype).name));
-  Gates gates{{}, rule->nonfinite_may_match, path_ + ": " + rule->path, rule->why, {}, {}, {}};
+  Gates gates{{}, rule->nonfinite_may_match, path_ + ": " + rule->path, rule->why, {}, {}, {}, {}};
   take(*rule, subject, "", gates);
   const std::vector<const Recipe*> recipes = recipes_of(*c.pass, output.tensor, c.dtype);
   grant_recipes(rule->recipes, recipes, rule->path, "", gates.recipes);
+  if (rule->left_out) gates.left_out = {*rule->left_out, rule->path, ""};
   const size_t of_rule = gates.all.size();
   for (const Overlay& overlay : table_->overlays) {
     if (!overlay.match.fits(subject) || !overlay.match.fits(target)) continue;
     for (size_t i = 0; i < of_rule; ++i) lay_over(overlay, overlay.grant.expired(today_), i, gates);
     take(overlay.added, subject, overlay.grant.reason, gates);
+    if (overlay.left_out) lay_over(overlay, overlay.grant.expired(today_), gates);
     if (!overlay.grant.expired(today_)) {
       grant_recipes(overlay.recipes, recipes, overlay.path, overlay.grant.reason, gates.recipes);
     } else if (!overlay.recipes.empty()) {

@@ -35,6 +35,13 @@ struct RecipeGrant {
   std::string reason = {};  ///< the overlay's reason
 };
 
+/// What generated inputs may hold where the operator leaves elements out; see LeftOut.
+struct LeftOutDemand {
+  LeftOut content = LeftOut::nonfinite;
+  std::string path = {};    ///< "rules[3]", "overlays[1]"; "" for the default
+  std::string reason = {};  ///< the overlay's reason
+};
+
 struct Gates {
   std::vector<Gate> all;  ///< never empty
   /// An output element may be non-finite where the gold is non-finite in the same way.
@@ -45,6 +52,7 @@ struct Gates {
   std::vector<RecipeGrant> recipes = {};   ///< those that the output has in this case, in the order of the pass
   /// Of the errors of a row's elements no more than one is independent, and of all no more than this; 0: all are.
   int64_t independent = 0;
+  LeftOutDemand left_out = {};
   std::vector<std::string> withheld = {};  ///< one sentence for each number that an expired overlay no longer loosens
 };
 
@@ -53,6 +61,7 @@ struct Subject {
   std::string_view arch_key = {};              ///< architecture of the device, "sm90"; "" for none
   std::string_view candidate = {};             ///< name of the candidate; "" matches no overlay that names candidates
   std::span<const std::string> declared = {};  ///< recipes that the kernel declares; the contract may grant these
+  bool writes_files = false;  ///< its outputs come from a file, which never holds the poison of unwritten memory
 };
 
 /// A failure that the contract expects of a check. It excuses only the kinds that it names. A check that passes

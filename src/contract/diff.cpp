@@ -108,6 +108,9 @@ std::vector<Change> diff_output(const Contract& a, const Contract& b, const Case
   add_asked("a rule", in_a.has_value(), in_b.has_value(), changes);
   if (!in_a || !in_b) return changes;
   diff_gates(*in_a, *in_b, changes);
+  const auto nonfinite = [](const Gates& gates) { return gates.left_out.content == LeftOut::nonfinite; };
+  if (!c.op->left_out.empty())
+    add_asked(fmt::format("to be right with NaN in {}", c.op->left_out), nonfinite(*in_a), nonfinite(*in_b), changes);
   const Demands from = a.demands_for(c, output), to = b.demands_for(c, output);
   add_asked("determinism", from.determinism, to.determinism, changes);
   add_asked("batch invariance", from.batch_invariance, to.batch_invariance, changes);

@@ -51,6 +51,29 @@ void find_idle_numbers(const Contract& contract, Findings& found) {
   }
 }
 
+/// What the rule and the less specific overlays leave at `target` for every subject that `overlay` fits.
+LeftOut left_out_below(const Overlay& overlay, const Contract& contract, const JudgedOutput& target) {
+  const Rule* rule = most_specific(contract.table().rules, target, contract.path());
+  LeftOut below = rule == nullptr ? LeftOut::nonfinite : rule->left_out.value_or(LeftOut::nonfinite);
+  for (const Overlay& other : contract.table().overlays) {
+    if (&other != &overlay && other.left_out && other.match.specificity() < overlay.match.specificity() &&
+        other.match.covers(overlay.match) && other.match.fits(target) && !other.grant.expired(contract.date()))
+      below = *other.left_out;
+  }
+  return below;
+}
+
+void find_idle_left_out(const Contract& contract, Findings& found) {
+  const std::vector<JudgedOutput> targets = all_targets();
+  for (const Overlay& overlay : contract.table().overlays) {
+    if (overlay.left_out && std::none_of(targets.begin(), targets.end(), [&](const JudgedOutput& target) {
+          return overlay.match.fits(target) && !target.op->left_out.empty() &&
+                 left_out_below(overlay, contract, target) != *overlay.left_out;
+        }))
+      found.push_back({overlay.path + ".left_out", "has no effect: it equals the value that it replaces"});
+  }
+}
+
 /// A more specific overlay that sets the number everywhere where `overlay` would; nullptr: none.
 const Overlay* shadow_of(const Overlay& overlay, const Contract& contract, const JudgedOutput& target, Metric metric,
                          const GateKey& key) {
@@ -74,7 +97,7 @@ void find_shadowed_overlays(const Contract& contract, Findings& found) {
                       if (shadow != nullptr) shadows.insert(shadow->path);
                     }
                   });
-    if (!seen && !shadows.empty() && overlay.added.gates.empty())
+    if (!seen && !shadows.empty() && overlay.added.gates.empty() && overlay.recipes.empty() && !overlay.left_out)
       found.push_back({overlay.path, fmt::format("has no effect: {} set the same numbers and are more specific",
                                                  fmt::join(shadows, ", "))});
   }
@@ -121,7 +144,8 @@ void find_idle_known(const Contract& contract, Findings& found) {
 
 std::vector<Finding> lint(const Contract& contract) {
   Findings found;
-  for (const auto look : {find_expired, find_idle_numbers, find_shadowed_overlays, find_idle_rules, find_idle_known})
+  for (const auto look :
+       {find_expired, find_idle_numbers, find_idle_left_out, find_shadowed_overlays, find_idle_rules, find_idle_known})
     look(contract, found);
   return found;
 }

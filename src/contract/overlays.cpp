@@ -50,14 +50,31 @@ void check_added(const std::vector<Overlay>& all, const std::string& file) {
   }
 }
 
+/// Refuses two equally specific overlays that say different things of the left-out elements of an output.
+void check_left_out(const std::vector<Overlay>& all, const std::string& file) {
+  for (const Overlay& a : all) {
+    for (const Overlay& b : all) {
+      if (!a.left_out || !b.left_out || *a.left_out == *b.left_out || !a.match.meets(b.match) ||
+          a.match.specificity() != b.match.specificity())
+        continue;
+      for (const JudgedOutput& target : all_targets())
+        if (a.match.fits(target) && b.match.fits(target))
+          throw InputError(file,
+                           fmt::format("{} and {} both set left_out of {} and are equally specific", a.path, b.path,
+                                       describe(target)),
+                           "remove one or let one name more keys");
+    }
+  }
+}
+
 Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
-  json.allow_keys({"match", "set", "add", "recipes", "reason", "owner", "expires", "loosen"});
+  json.allow_keys({"match", "set", "add", "recipes", "left_out", "reason", "owner", "expires", "loosen"});
   Overlay overlay;
   overlay.path = json.path();
   const JsonValue match = json.at("match");
   overlay.match = read_match(match, {"arch", "candidate"});
   read_subject(match, overlay.match);
-  if (overlay.match.arch.empty() && overlay.match.candidate.empty() && !json.has("recipes"))
+  if (overlay.match.arch.empty() && overlay.match.candidate.empty() && !json.has("recipes") && !json.has("left_out"))
     match.fail("an architecture or a candidate",
                R"(add "arch" or "candidate"; what holds everywhere belongs in a rule)");
   if (const auto loosen = json.find("loosen")) overlay.loosen = loosen->boolean();
@@ -69,7 +86,12 @@ Overlay read_overlay(const JsonValue& json, const RuleTable& table) {
     if (!overlay.loosen)
       throw InputError(recipes->where(), "a recipe accepts what the rule rejects", R"(say "loosen": true)");
   }
-  if ((add || !overlay.recipes.empty()) && !json.has("set")) return overlay;
+  if (const auto left_out = json.find("left_out")) {
+    overlay.left_out = read_left_out(*left_out, overlay.match);
+    if (overlay.left_out == LeftOut::finite && !overlay.loosen)
+      throw InputError(left_out->where(), "finite accepts what nonfinite rejects", R"(say "loosen": true)");
+  }
+  if ((add || !overlay.recipes.empty() || overlay.left_out) && !json.has("set")) return overlay;
   const JsonValue set = json.at("set");
   set.allow_keys(names_of(all_metrics()));
   for (const Metric metric : all_metrics()) {
@@ -153,11 +175,12 @@ void read_overlays(const JsonValue& list, RuleTable& table) {
   const size_t of_base = all.size();
   for (const JsonValue& item : items) all.push_back(read_overlay(item, table));
   for (size_t i = of_base; i < all.size(); ++i)
-    if (!loosens_something(all[i], all, table, list.file()) && all[i].loosen && all[i].recipes.empty())
+    if (!loosens_something(all[i], all, table, list.file()) && all[i].loosen && !all[i].permits())
       throw InputError(items[i - of_base].where(), R"("loosen" is true and no number becomes looser)", "leave it out");
   std::stable_sort(all.begin(), all.end(),
                    [](const Overlay& a, const Overlay& b) { return a.match.specificity() < b.match.specificity(); });
   check_added(all, list.file());
+  check_left_out(all, list.file());
   table.overlays = std::move(all);
 }
 

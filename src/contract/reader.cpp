@@ -155,15 +155,24 @@ std::vector<std::string> read_recipes(const JsonValue& json, const RuleMatch& ma
   return names;
 }
 
+LeftOut read_left_out(const JsonValue& json, const RuleMatch& match) {
+  const std::vector<JudgedOutput> targets = all_targets();
+  if (std::none_of(targets.begin(), targets.end(),
+                   [&](const JudgedOutput& t) { return match.fits(t) && !t.op->left_out.empty(); }))
+    json.fail("no such key", "the operators that this matches leave nothing out");
+  return read_enum(json, "content", kLeftOutContents);
+}
+
 namespace {
 
 Rule read_rule(const JsonValue& json) {
-  json.allow_keys({"match", "gates", "recipes", "nonfinite", "elements", "why"});
+  json.allow_keys({"match", "gates", "recipes", "left_out", "nonfinite", "elements", "why"});
   Rule rule;
   rule.path = json.path();
   rule.match = read_match(json.at("match"));
   rule.why = json.at("why").sentence();
   if (const auto recipes = json.find("recipes")) rule.recipes = read_recipes(*recipes, rule.match);
+  if (const auto left_out = json.find("left_out")) rule.left_out = read_left_out(*left_out, rule.match);
   for (const JsonValue& item : json.at("gates").items()) read_gate(item, rule);
   std::vector<JudgedOutput> targets = all_targets();
   std::erase_if(targets, [&rule](const JudgedOutput& t) { return !rule.match.fits(t); });

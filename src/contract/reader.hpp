@@ -48,6 +48,9 @@ void check_gates(const GateList& list, const Rule& rule, const std::vector<Judge
 /// Reads a list of recipes. Throws InputError for a name that no output has which `match` fits.
 std::vector<std::string> read_recipes(const JsonValue& json, const RuleMatch& match);
 
+/// Reads "left_out". Throws InputError if no operator that `match` fits leaves anything out.
+LeftOut read_left_out(const JsonValue& json, const RuleMatch& match);
+
 /// Throws InputError when the match fits no output of any operator.
 void require_target(const JsonValue& json, const RuleMatch& match);
 

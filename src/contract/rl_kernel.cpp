@@ -91,7 +91,7 @@ void read_rl_kernel(const JsonValue& root, RuleTable& table) {
     const GateNumbers numbers = read_numbers(cell, Metric::atol_rtol);
     cell.at("atol");  // a missing rtol is 0 in this format
     table.rules.push_back(
-        {{{make_gate(numbers, cell.where())}, {numbers}, {cell.path()}}, match, {}, false, cell.path(), ""});
+        {{{make_gate(numbers, cell.where())}, {numbers}, {cell.path()}}, match, {}, {}, false, cell.path(), ""});
   });
   if (table.rules.empty()) accuracy.at("default").fail("at least one op_class with a dtype");
   read_rl_kernel_invariance(root.at("batch_invariance"), table.rules);

@@ -110,6 +110,7 @@ struct GateList {
 struct Rule : GateList {
   RuleMatch match;
   std::vector<std::string> recipes;  ///< granted to every candidate
+  std::optional<LeftOut> left_out;
   bool nonfinite_may_match = false;
   std::string path;  ///< "rules[3]"
   std::string why;
@@ -128,9 +129,13 @@ struct Overlay {
   std::vector<GateNumbers> set;
   GateList added;                    ///< gates of metrics that the matching rules lack
   std::vector<std::string> recipes;  ///< granted beside those of the rule; "loosen" must say so
+  std::optional<LeftOut> left_out;   ///< in place of the rule's; for finite, "loosen" must say so
   bool loosen = false;
   Grant grant;
   std::string path;  ///< "overlays[0]", "accuracy.arch_overrides.sm90.logprob.fp32"
+
+  /// Whether it accepts what the rule may reject, other than by numbers.
+  bool permits() const { return !recipes.empty() || left_out == LeftOut::finite; }
 
   const GateNumbers::Number* find(Metric metric, const GateKey* key) const {
     for (const GateNumbers& numbers : set)

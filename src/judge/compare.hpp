@@ -101,7 +101,9 @@ struct Comparison {
   /// Of an output that fails, by RecipeSearch::every_set: each set by which it would pass and no part of which would
   /// do, the smallest first.
   std::vector<std::vector<std::string>> every_set;
-  std::string granted_by;      ///< the shipped contract that grants all of passes_under; "" for none
+  /// Of an output that fails: with finite numbers in what the operator leaves out it passes, or would by passes_under.
+  bool leaks_left_out = false;
+  std::string granted_by;      ///< the shipped contract that grants all that the output needs to pass; "" for none
   bool tried_recipes = false;  ///< whether passes_under was looked for
   bool gates_hold() const {
     return std::all_of(gates.begin(), gates.end(), [](const auto& g) { return g.holds; });

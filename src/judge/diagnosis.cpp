@@ -56,7 +56,7 @@ double rounded_to(DType dtype, double x) {
 
 /// Only the poison itself says so: other NaNs with a payload, 0x7fffffff among them, are what GPUs compute.
 std::string unwritten(const Suspect& s) {
-  if (!info(s.dtype).is_float) return "";
+  if (!info(s.dtype).is_float || !s.poisoned) return "";
   const uint64_t poison = poison_of(s.dtype).output[0];
   if (!all(s.failures.sample, [&](const auto& e) { return stored_bits(s, e) == poison; })) return "";
   return fmt::format(

@@ -32,6 +32,7 @@ struct Suspect {
   const FailureSummary& failures;
   std::map<int64_t, NearbyRow> nearby;  ///< gold of rows_to_compare(), as far as it is available
   std::vector<MaskOf> masks;
+  bool poisoned = true;  ///< the memory of the output was filled with the poison before the launch
 };
 
 /// Some failing rows and their neighbours.

@@ -26,9 +26,10 @@ struct Cost {
 Cost cost_of(const Case& c, const std::vector<Tensor>& inputs);
 
 /// Describes the errors of output `index` of a failed comparison; see emulated_fault() and diagnose(). Runs the gold
-/// again for some rows, unless the gold can't compute single rows and the case is large.
+/// again for some rows, unless the gold can't compute single rows and the case is large. `poisoned`: see Suspect.
 std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
-                            const OutputComparison& comparison, const RowSet& rows, unsigned threads);
+                            const OutputComparison& comparison, const RowSet& rows, unsigned threads,
+                            bool poisoned = true);
 
 /// The length of the longest sum behind one element of `output`, from OutputSpec::reduced; 1 without sums.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
@@ -61,5 +62,11 @@ std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& 
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},
                                       GoldTimes* times = nullptr, const GoldReplay& stored = {},
                                       RecipeSearch search = RecipeSearch::granted);
+
+/// Whether `contract` judges the outputs by a run with finite numbers in what the operator leaves out, given the
+/// comparisons of the run with NaN there: all outputs that fail are granted it. `with_nan` is empty if that run gave no
+/// outputs.
+bool accepts_finite(const Case& c, const std::vector<Comparison>& with_nan, const Contract& contract,
+                    const Subject& subject);
 
 }  // namespace checkop

@@ -86,14 +86,14 @@ std::vector<MaskOf> masks_of(const Case& c, const std::vector<Tensor>& inputs, c
 }  // namespace
 
 std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
-                            const OutputComparison& comparison, const RowSet& rows, unsigned threads) {
+                            const OutputComparison& comparison, const RowSet& rows, unsigned threads, bool poisoned) {
   const TensorSpec& spec = c.pass->outputs[index].tensor;
   const MatrixView view = judged_view(*c.op, spec, output.shape);
   const FailureSummary failures = comparison.failures();
   const std::vector<int64_t> wanted = rows_to_compare(failures, view.rows);
   std::string text = diagnose({output.dtype, output.bytes.data(), view, rows, failures,
                                nearby_rows(c, inputs, index, view, comparison, wanted, threads),
-                               masks_of(c, inputs, spec, view.columns)});
+                               masks_of(c, inputs, spec, view.columns), poisoned});
   const std::string fault = emulated_fault(c, inputs, index, failures, threads);
   return text.empty() || fault.empty() ? text + fault : fault + "; " + text;
 }

@@ -75,6 +75,12 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
     return fmt::format("{}{} = {:.9g}, gold {:.9g}", spec.name, coordinates(shape_of(c, spec), e.index), e.got, e.gold);
   };
   const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
+  if (comparison.leaks_left_out) {
+    const ElementReport& e = comparison.first_nonfinite ? *comparison.first_nonfinite : *comparison.worst;
+    found.push_back(fail("nonfinite", fmt::format("{} are multiplied by 0: NaN there reaches {}; {}; {}",
+                                                  c.op->left_out, spec.name, where(e), share)));
+    return;
+  }
   if (comparison.nonfinite > 0) {
     const ElementReport& e = *comparison.first_nonfinite;
     const char* what = std::isfinite(e.gold) ? "not finite where the gold is"
@@ -103,15 +109,19 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
   }
 }
 
-/// "; passes under p_in_16_bit + ds_in_16_bit (contracts/framework.json grants both)", "; passes under no recipe"; ""
-/// if recipes were not tried.
-std::string describe_recipes(const Comparison& comparison) {
-  if (!comparison.tried_recipes) return "";
+/// "; passes under p_in_16_bit + ds_in_16_bit (contracts/framework.json grants both)", "; passes under no recipe",
+/// "; passes with finite numbers there (contracts/framework.json grants it)"; "" if nothing was tried.
+std::string describe_remedy(const Comparison& comparison) {
+  if (!comparison.tried_recipes && !comparison.leaks_left_out) return "";
   const std::vector<std::string>& names = comparison.passes_under;
-  if (names.empty()) return "; passes under no recipe";
-  const char* them = names.size() == 1 ? "it" : names.size() == 2 ? "both" : "all";
-  return fmt::format("; passes under {}{}", fmt::join(names, " + "),
-                     comparison.granted_by.empty() ? "" : fmt::format(" ({} grants {})", comparison.granted_by, them));
+  if (names.empty() && !comparison.leaks_left_out) return "; passes under no recipe";
+  std::string text = "; passes";
+  if (comparison.leaks_left_out) text += " with finite numbers there";
+  if (comparison.leaks_left_out && !names.empty()) text += " and";
+  if (!names.empty()) text += fmt::format(" under {}", fmt::join(names, " + "));
+  const size_t grants = names.size() + (comparison.leaks_left_out ? 1 : 0);
+  const char* them = grants == 1 ? "it" : grants == 2 ? "both" : "all";
+  return comparison.granted_by.empty() ? text : text + fmt::format(" ({} grants {})", comparison.granted_by, them);
 }
 
 /// What is wrong with the numbers of one output.
@@ -149,7 +159,7 @@ void judge_numbers_alone(const Case& c, size_t index, const Comparison& comparis
 void judge_numbers(const Case& c, size_t index, const Comparison& comparison, Findings& found) {
   const size_t before = found.size();
   judge_numbers_alone(c, index, comparison, found);
-  if (found.size() > before) found[before].reason += describe_recipes(comparison);
+  if (found.size() > before) found[before].reason += describe_remedy(comparison);
 }
 
 /// "3 of 64 elements differ, first y[2,5]: bits 0x3f80 and 0x3f81 (1 ulp)"

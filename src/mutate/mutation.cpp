@@ -63,6 +63,15 @@ bool same_bytes(const Tensor& a, const Tensor& b) {
          std::equal(a.bytes.data(), a.bytes.data() + a.bytes.size(), b.bytes.data());
 }
 
+/// Whether the elements are equal as numbers: a product with 0 may be -0. NaN equals nothing.
+bool same_values(const Tensor& a, const Tensor& b) {
+  if (a.name.empty()) return b.name.empty();
+  std::vector<double> in_a(static_cast<size_t>(a.count())), in_b(in_a.size());
+  decode_row(a, 0, in_a);
+  decode_row(b, 0, in_b);
+  return in_a == in_b;
+}
+
 class Trials {
  public:
   Trials(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads)
@@ -185,9 +194,27 @@ class Trials {
       if (!shows_in(fault, c_, c_.dtype) || is_granted_rounding(fault)) continue;
       const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, fault.name, recipes));
       const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_bytes);
-      add(fault, "", changed ? judged(wrong) : unchanged());
+      add(fault, "", changed ? judged_of_data(wrong, fault, recipes) : unchanged());
       if (!recipes.empty()) trials_.back().name += fmt::format(", {}", fmt::join(recipes, " + "));
     }
+  }
+
+  /// As Session judges a candidate: by its outputs with finite numbers in what is left out, where the contract accepts
+  /// that. There a fault may change nothing.
+  Trial judged_of_data(const std::vector<Tensor>& wrong, const FaultSpec& fault,
+                       const std::vector<std::string>& recipes) {
+    Trial trial = judged(wrong);
+    const bool leaks =
+        std::any_of(wrong.begin(), wrong.end(), [&](const Tensor& tensor) { return has_nonfinite(tensor, threads_); });
+    if (!leaks || !accepts_finite(c_, compared(wrong), contract_, {arch_key_, {}})) return trial;
+    if (finite_inputs_.empty()) finite_inputs_ = make_inputs(c_, threads_, LeftOut::finite);
+    std::swap(inputs_, finite_inputs_);
+    const std::vector<Tensor> right_then = stored(c_, emulated(kUsual, "", recipes)),
+                              wrong_then = stored(c_, emulated(kUsual, fault.name, recipes));
+    const bool changed = !std::equal(right_then.begin(), right_then.end(), wrong_then.begin(), same_values);
+    trial = changed ? judged(wrong_then) : unchanged();
+    std::swap(inputs_, finite_inputs_);
+    return trial;
   }
 
   Values emulated(const Plan& plan, std::string_view fault, const std::vector<std::string>& recipes) const {
@@ -259,8 +286,8 @@ class Trials {
   const Contract& contract_;
   std::string_view arch_key_;
   unsigned threads_;
-  std::vector<Tensor> inputs_;
-  mutable StoredGolds gold_;  ///< computes golds under recipes when asked
+  std::vector<Tensor> inputs_, finite_inputs_;  ///< the second ones with LeftOut::finite, made when they are needed
+  mutable StoredGolds gold_;                    ///< computes golds under recipes when asked
   std::vector<Demands> demands_;
   std::vector<std::string> granted_;  ///< recipes that the contract grants to any output
   std::vector<Trial> trials_;

@@ -167,6 +167,8 @@ MatrixView judged_view(const Operator& op, const TensorSpec& spec, const Shape& 
   return {element_count(shape) / columns, columns};
 }
 
+std::string_view to_string(LeftOut content) { return content == LeftOut::finite ? "finite" : "nonfinite"; }
+
 Tensor* FillArgs::find(std::string_view name) const {
   const auto found = std::find_if(inputs.begin(), inputs.end(), [&](const Tensor& t) { return t.name == name; });
   return found == inputs.end() ? nullptr : &*found;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -172,6 +173,13 @@ struct CaseSizes {
 };
 
 /// Generated inputs, for the operator's own changes: values that depend on each other, such as group boundaries.
+/// What generated inputs hold where an operator leaves elements out: masked keys, ignored rows, padded tokens.
+///   nonfinite   NaN and infinities: 0 times one of them is NaN, so a kernel must not even multiply it by 0
+///   finite      large numbers, and ids of the vocabulary: a kernel may multiply what it computes from them by 0
+enum class LeftOut : uint8_t { nonfinite, finite };
+inline constexpr std::array kLeftOutContents{LeftOut::nonfinite, LeftOut::finite};
+std::string_view to_string(LeftOut content);
+
 struct FillArgs {
   std::span<Tensor> inputs;  ///< in the order of the pass; an absent one has an empty name
   std::span<const double> attrs;
@@ -180,6 +188,7 @@ struct FillArgs {
   unsigned threads = 1;       ///< results must not depend on it
   int64_t ignored_every = 0;  ///< one run of rows in this many gets ignore_index as its ids; 0: none
   int64_t ignored_run = 1;    ///< rows per such run
+  LeftOut left_out = LeftOut::nonfinite;
 
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };
@@ -196,6 +205,7 @@ struct Operator {
   /// The dimension that is divided over tensor-parallel ranks: each rank holds a contiguous part of every tensor with
   /// this dimension, and all other tensors whole. "" for operators of one rank.
   std::string_view parallel_dim = "";
+  std::string_view left_out = "";  ///< what no output depends on, "masked keys"; "" for none
 };
 
 /// The number of ranks: a dimension of a tensor-parallel operator's cases that no tensor has.

@@ -35,6 +35,7 @@ struct CaseRecord {
   std::vector<Sensitivity> sensitivity;  ///< in the order of the pass; empty unless invariance was requested by name
   RunChecks checks;
   std::string data_hash;
+  LeftOut left_out = LeftOut::nonfinite;            ///< what the data hold where the operator leaves elements out
   std::map<std::string, std::string> given_inputs;  ///< input -> FILE:TENSOR, for inputs that were not generated
   std::string gold_file;                            ///< "": the operator's gold of reference/
   std::vector<DType> gold_dtypes;                   ///< of gold_file's tensors, in the order of the pass

@@ -153,6 +153,12 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
   }
 }
 
+/// Prints what was granted to the whole check: "judged with finite numbers in masked keys".
+void print_left_out(std::FILE* out, const CaseRecord& record) {
+  if (record.left_out == LeftOut::finite)
+    fmt::print(out, "             judged with finite numbers in {}\n", record.c.op->left_out);
+}
+
 bool is_granted(const Comparison& comparison, std::string_view recipe) {
   return std::any_of(comparison.granted.begin(), comparison.granted.end(),
                      [&](const RecipeGrant& grant) { return grant.name == recipe; });
@@ -229,6 +235,7 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
     fmt::print(out, "             {}\n", record.judgment.reason);
     if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
   }
+  print_left_out(out, record);
   print_recipes(out, record);
   print_ranks(out, record);
   if (!pass) {

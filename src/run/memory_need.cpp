@@ -74,4 +74,11 @@ std::string why_no_room(const Case& c, const DeviceInfo& device, unsigned thread
   return "";
 }
 
+bool has_room_for_other_data(const Case& c, const DeviceInfo& device, unsigned threads, uint64_t limit) {
+  const Sizes sizes = sizes_of(c);
+  const uint64_t need = memory_need(c, device.kind == "cuda", threads).host + sizes.inputs + sizes.outputs;
+  const std::optional<uint64_t> free = limit > 0 ? limit : available_memory_for(need);
+  return !free || need <= *free;
+}
+
 }  // namespace checkop

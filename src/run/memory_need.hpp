@@ -23,4 +23,7 @@ MemoryNeed memory_need(const Case& c, bool on_cuda, unsigned threads);
 /// free memory is unknown. `limit`: the host memory that may be used; 0: all that is free.
 std::string why_no_room(const Case& c, const DeviceInfo& device, unsigned threads, uint64_t limit);
 
+/// Whether the host also has room for a second set of inputs and outputs of the check.
+bool has_room_for_other_data(const Case& c, const DeviceInfo& device, unsigned threads, uint64_t limit);
+
 }  // namespace checkop

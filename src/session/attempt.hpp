@@ -2,7 +2,9 @@
 // One check as it was run: what the candidate got, what it gave, and the record that judgement completes.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/report.hpp"
@@ -10,15 +12,37 @@
 
 namespace checkop {
 
+/// What one candidate did on other data of a case.
+struct DataRun {
+  RunResult run;
+  std::string data_hash;
+  std::vector<Sensitivity> sensitivity;
+  std::vector<Tensor> inputs, outputs;
+};
+
 /// What one candidate did on one case.
 struct Attempt {
   const Check* check = nullptr;
-  std::string arch_key;  ///< whose overlays apply
-  CaseRecord record;     ///< without the contract's demands and verdict until Session::judge_by()
+  std::string arch_key;      ///< whose overlays apply
+  bool is_external = false;  ///< a process of --exec ran it
+  CaseRecord record;         ///< without the contract's demands and verdict until Session::judge_by()
   std::vector<Tensor> inputs, outputs;
   std::vector<RowSet> rows;  ///< rows that the gold computed; from Session::judge_by()
+  /// The run with the other content of left-out elements than record.left_out says. Only where the run with NaN there
+  /// failed or left something that is not finite.
+  std::optional<DataRun> other;
 
-  Subject subject() const { return {arch_key, check->candidate.name, check->candidate.recipes}; }
+  /// Exchanges the run in the record and `other`.
+  void exchange_data() {
+    std::swap(record.run, other->run);
+    std::swap(record.data_hash, other->data_hash);
+    std::swap(record.sensitivity, other->sensitivity);
+    std::swap(inputs, other->inputs);
+    std::swap(outputs, other->outputs);
+    record.left_out = record.left_out == LeftOut::finite ? LeftOut::nonfinite : LeftOut::finite;
+  }
+
+  Subject subject() const { return {arch_key, check->candidate.name, check->candidate.recipes, is_external}; }
 };
 
 }  // namespace checkop

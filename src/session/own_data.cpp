@@ -148,8 +148,8 @@ std::vector<std::string> OwnInputs::left_over(const Case& c) const {
   return names;
 }
 
-std::vector<Tensor> OwnInputs::make(const Case& c, unsigned threads) const {
-  std::vector<Tensor> inputs = make_inputs(c, threads);
+std::vector<Tensor> OwnInputs::make(const Case& c, unsigned threads, LeftOut left_out) const {
+  std::vector<Tensor> inputs = make_inputs(c, threads, left_out);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto found = sources_.find(c.pass->inputs[i].name);
     if (found == sources_.end() || inputs[i].name.empty()) continue;

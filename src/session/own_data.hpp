@@ -35,7 +35,7 @@ class OwnInputs {
 
   /// The inputs of `c`: given ones from files, others generated. Throws InputError for an id that is out of range and
   /// not ignore_index.
-  std::vector<Tensor> make(const Case& c, unsigned threads) const;
+  std::vector<Tensor> make(const Case& c, unsigned threads, LeftOut left_out = LeftOut::nonfinite) const;
 
  private:
   void require_fit(const Case& c) const;

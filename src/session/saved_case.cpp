@@ -127,7 +127,7 @@ void make_folder(const std::string& folder) {
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
                       const std::string& arch_key, const std::vector<Tensor>& inputs,
                       const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& sampled_rows,
-                      const std::vector<std::string>& declared_recipes) {
+                      const std::vector<std::string>& declared_recipes, LeftOut left_out) {
   const std::vector<RowSet> rows = sampled_rows.empty() ? std::vector<RowSet>(outputs.size()) : sampled_rows;
   make_folder(folder);
   std::vector<SafetensorsEntry> entries;
@@ -161,7 +161,8 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"grad_seed", std::to_string(c.grad_seed)},
                           {"arch_key", arch_key},
                           {"shard_bounds", nlohmann::json(part_bounds(c)).dump()},
-                          {"rows", sampled.dump()}});
+                          {"rows", sampled.dump()},
+                          {"left_out", std::string(to_string(left_out))}});
   for (const Tensor& tensor : inputs) {
     if (!tensor.name.empty()) file.write("input/" + tensor.name, 0, tensor.bytes.data(), tensor.bytes.size());
   }
@@ -215,6 +216,7 @@ SavedCase load_case(const std::string& path) {
   const std::string declared = optional_meta("recipes", "");
   for (const std::string_view name : split_dims(declared)) saved.declared_recipes.emplace_back(name);
   require_recipes(path + ": recipes", *c.op, saved.declared_recipes);
+  if (optional_meta("left_out", "") == to_string(LeftOut::finite)) saved.left_out = LeftOut::finite;
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));
   for (size_t i = 0; i < saved.inputs.size(); ++i) {

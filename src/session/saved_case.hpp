@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A case as one safetensors file. Tensors: input/NAME and output/NAME as stored, gold/NAME and magnitude/NAME in F64.
 // Metadata: op, pass, case, candidate, recipes (that it declares, with spaces between), attrs (a JSON object), seed,
-// grad_seed, arch_key, shard_bounds (a JSON array), rows (a JSON object).
+// grad_seed, arch_key, shard_bounds (a JSON array), rows (a JSON object), left_out.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ namespace checkop {
 std::string save_case(const std::string& folder, const Case& c, const std::string& candidate,
                       const std::string& arch_key, const std::vector<Tensor>& inputs,
                       const std::vector<Tensor>& outputs, unsigned threads, const std::vector<RowSet>& rows = {},
-                      const std::vector<std::string>& declared_recipes = {});
+                      const std::vector<std::string>& declared_recipes = {}, LeftOut left_out = LeftOut::nonfinite);
 
 /// Makes the folder and its parents. Throws InputError on failure.
 void make_folder(const std::string& folder);
@@ -28,6 +28,7 @@ struct SavedCase {
   Case c;
   std::string candidate, arch_key;
   std::vector<std::string> declared_recipes;
+  LeftOut left_out = LeftOut::nonfinite;
   std::vector<Tensor> inputs, outputs;  ///< in the order of the pass; absent optional tensors have an empty name
   std::vector<RowSet> rows;             ///< the rows that the gold computed, in the order of the outputs
 };

@@ -53,6 +53,14 @@ void append_contexts(RunResult other, const Case& c, RunResult& run) {
   }
 }
 
+/// Whether NaN in what the operator leaves out may be why the check fails.
+bool may_fail_by_left_out(const CaseRecord& record, const std::vector<Tensor>& outputs, unsigned threads) {
+  if (record.c.op->left_out.empty()) return false;
+  if (record.run.status == RunStatus::failed) return !record.run.device_lost;
+  return record.run.status == RunStatus::ok &&
+         std::any_of(outputs.begin(), outputs.end(), [&](const Tensor& t) { return has_nonfinite(t, threads); });
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerInputs& run, SchedulerCalls calls) : run_(run), calls_(std::move(calls)) {}
@@ -65,7 +73,7 @@ void Scheduler::run() {
     Attempt done = attempt(index);
     judge_previous();  // where the processes had nothing to do
     if (run_.options.total_shards) done.record.whole_index = static_cast<int64_t>(index);
-    gone_ = done.record.run.rank_gone;
+    if (gone_.empty()) gone_ = done.record.run.rank_gone;
     previous_ = std::move(done);
     // The end of a rank is told to the other ranks at once.
     if (!fits_side_by_side(check.c) || !gone_.empty()) judge_previous();
@@ -111,6 +119,7 @@ Attempt Scheduler::attempt(size_t index) {
   Attempt attempt;
   attempt.check = &check;
   attempt.arch_key = arch_key_;
+  attempt.is_external = run_.selection.external.contains(check.candidate.name);
   CaseRecord& record = attempt.record;
   record.c = check.c;
   record.candidate = check.candidate.name;
@@ -126,7 +135,17 @@ Attempt Scheduler::attempt(size_t index) {
 
   provide_inputs(attempt);
   attempt.outputs = make_outputs(check.c);
-  const Proofs::Entry* const proof = run_.proofs.find(check.c);
+  run_on_data(index, attempt);
+  run_with_finite(index, attempt);
+  record.times.run_ms = record.run.run_ms;
+  record.times.transfer_ms = record.run.transfer_ms;
+  record.times.total_ms = ms_since(start);
+  return attempt;
+}
+
+void Scheduler::run_on_data(size_t index, Attempt& attempt) {
+  CaseRecord& record = attempt.record;
+  const Proofs::Entry* const proof = run_.proofs.find(record.c);
   const bool has_proof_case = proof != nullptr && case_name(proof->c) != case_name(record.c);
   RunChecks own = record.checks;
   own.invariance &= !has_proof_case;
@@ -137,10 +156,27 @@ Attempt Scheduler::attempt(size_t index) {
   } else if (proof != nullptr && !has_proof_case) {
     count_compared(proof->c, contexts_of(proof->c, record.device, own), record.run, record.sensitivity);
   }
-  record.times.run_ms = record.run.run_ms;
-  record.times.transfer_ms = record.run.transfer_ms;
-  record.times.total_ms = ms_since(start);
-  return attempt;
+}
+
+void Scheduler::run_with_finite(size_t index, Attempt& attempt) {
+  CaseRecord& record = attempt.record;
+  if (!may_fail_by_left_out(record, attempt.outputs, run_.threads) || !run_.options.wants("accuracy") ||
+      !has_room_for_other_data(record.c, record.device, run_.threads, run_.options.memory_limit))
+    return;
+  DataRun finite;
+  finite.inputs = run_.own_inputs.make(record.c, run_.threads, LeftOut::finite);
+  finite.data_hash = tensor_digest(finite.inputs, run_.threads);
+  if (finite.data_hash == record.data_hash) return;  // nothing is left out, or it is the user's own data
+  finite.outputs = make_outputs(record.c);
+  attempt.other = std::move(finite);
+  attempt.exchange_data();
+  run_on_data(index, attempt);
+  // No contract accepts these, whatever the data.
+  const RunResult& first = attempt.other->run;
+  for (const auto finding : {&RunResult::guard_violations, &RunResult::modified_inputs})
+    (record.run.*finding).insert((record.run.*finding).end(), (first.*finding).begin(), (first.*finding).end());
+  gone_ = record.run.rank_gone;
+  attempt.exchange_data();
 }
 
 bool Scheduler::is_refused(const Check& check, CaseRecord& record) const {
@@ -189,7 +225,7 @@ void Scheduler::run_in_processes(size_t index, const RunChecks& checks, Attempt&
 void Scheduler::run_proof_case(const Proofs::Entry& proof, CaseRecord& record) {
   RunChecks checks = record.checks;
   checks.determinism = false;
-  const std::vector<Tensor> inputs = make_inputs(proof.c, run_.threads);
+  const std::vector<Tensor> inputs = make_inputs(proof.c, run_.threads, record.left_out);
   std::vector<Tensor> outputs = make_outputs(proof.c);
   RunResult run =
       worker_->run(record.candidate, proof.c, inputs, outputs, checks, std::chrono::seconds(run_.options.timeout_s));
@@ -199,7 +235,7 @@ void Scheduler::run_proof_case(const Proofs::Entry& proof, CaseRecord& record) {
 
 void Scheduler::work_on_neighbours(size_t index) {
   judge_previous();
-  prepared_ = prepare(index + 1);
+  if (prepared_.check == nullptr) prepared_ = prepare(index + 1);  // this check may run on more than one set of data
 }
 
 void Scheduler::judge_previous() {

@@ -74,6 +74,10 @@ class Scheduler {
   /// Says in the record why the check can't run: no kernel, no memory, a rank that is gone. False when it can.
   bool is_refused(const Check& check, CaseRecord& record) const;
   void provide_inputs(Attempt& attempt);
+  /// Runs the check on the inputs of `attempt`.
+  void run_on_data(size_t index, Attempt& attempt);
+  /// Runs the check once more with finite numbers in what the operator leaves out, where NaN there may be why it fails.
+  void run_with_finite(size_t index, Attempt& attempt);
   /// Runs the case in both processes, and does the work for the neighbours of check `index` meanwhile.
   void run_in_processes(size_t index, const RunChecks& checks, Attempt& attempt);
   /// Runs the launches for row axes on the case of `proof` in place of the check's own case.

@@ -88,20 +88,22 @@ const std::optional<Contract>& framework_contract() {
   return loaded;
 }
 
-/// Names that contract where it grants the recipes that a failing output needs.
+/// Names that contract where it grants what a failing output needs.
 void name_granting_contract(const Contract& contract, Attempt& attempt) {
   CaseRecord& record = attempt.record;
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
     Comparison& comparison = record.comparisons[i];
-    if (comparison.passes_under.empty()) continue;
+    if (comparison.passes_under.empty() && !comparison.leaks_left_out) continue;
     const std::optional<Contract>& framework = framework_contract();
     if (!framework || framework->hash() == contract.hash()) return;
     const Gates gates = framework->gates_for(record.c, record.c.pass->outputs[i], attempt.subject());
-    const bool all = std::all_of(comparison.passes_under.begin(), comparison.passes_under.end(), [&](const auto& name) {
-      return std::any_of(gates.recipes.begin(), gates.recipes.end(),
-                         [&](const RecipeGrant& grant) { return grant.name == name; });
-    });
-    if (all) comparison.granted_by = kFramework;
+    const bool recipes =
+        std::all_of(comparison.passes_under.begin(), comparison.passes_under.end(), [&](const auto& name) {
+          return std::any_of(gates.recipes.begin(), gates.recipes.end(),
+                             [&](const RecipeGrant& grant) { return grant.name == name; });
+        });
+    const bool left_out = !comparison.leaks_left_out || gates.left_out.content == LeftOut::finite;
+    if (recipes && left_out) comparison.granted_by = kFramework;
   }
 }
 
@@ -198,26 +200,11 @@ void Session::judge_by(const Contract& contract, Attempt& attempt, RecipeSearch 
   CaseRecord& record = attempt.record;
   record.repeat = repeat_line(options_, *attempt.check, record, contract.path());
   record.demands = demands_for(contract, record.c);
-  record.comparisons.clear();
-  const bool ran = record.run.status == RunStatus::ok, accuracy = ran && options_.wants("accuracy");
-  if (ran && !gold_) attempt.rows = sample_rows(record.c, attempt.inputs, gold_rows(options_, contract, record.c));
-  if (accuracy) {
-    GoldTimes times;
-    std::optional<OwnGold> gold;
-    if (gold_) {
-      OwnGold::require_sound(*gold_, record.c, contract, attempt.subject());  // overlays may ask for more
-      gold.emplace(*gold_, record.c);
-      record.gold_dtypes = gold->dtypes();
-    }
-    // A thread takes as long to begin and to end as the gold of a small case in all.
-    constexpr int64_t kSmallBytes = int64_t{16} << 10;
-    const unsigned threads = tensor_bytes(record.c) <= kSmallBytes ? 1 : threads_;
-    record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads,
-                                       attempt.rows, &times, gold ? gold->replay() : GoldReplay(), search);
-    name_granting_contract(contract, attempt);
-    record.times.compare_ms = times.compare_ms;
-    record.times.gold_ms = std::max(0.0, times.wall_ms - times.compare_ms);  // of no rows: roundings
-  }
+  record.times.gold_ms = record.times.compare_ms = 0;
+  if (record.left_out == LeftOut::finite) attempt.exchange_data();  // after another contract
+  compare(contract, attempt, search);
+  if (attempt.other) consider_other_data(contract, attempt, search);
+  name_granting_contract(contract, attempt);
   // The gold was computed from these: a candidate that reached the host's copy, now or in a later launch, must not
   // have chosen them.
   std::vector<std::string>& modified = record.run.modified_inputs;
@@ -226,9 +213,54 @@ void Session::judge_by(const Contract& contract, Attempt& attempt, RecipeSearch 
       std::find(modified.begin(), modified.end(), own_copy) == modified.end()) {
     modified.insert(modified.begin(), own_copy);
   }
-  record.judgment = judge(record.c, record.run, record.comparisons, record.demands, record.checks, accuracy,
+  record.judgment = judge(record.c, record.run, record.comparisons, record.demands, record.checks,
+                          record.run.status == RunStatus::ok && options_.wants("accuracy"),
                           contract.known_for(record.c, attempt.subject()));
   record.times.total_ms += ms_since(start);
+}
+
+void Session::compare(const Contract& contract, Attempt& attempt, RecipeSearch search) const {
+  CaseRecord& record = attempt.record;
+  record.comparisons.clear();
+  if (record.run.status != RunStatus::ok) return;
+  if (!gold_) attempt.rows = sample_rows(record.c, attempt.inputs, gold_rows(options_, contract, record.c));
+  if (!options_.wants("accuracy")) return;
+  GoldTimes times;
+  std::optional<OwnGold> gold;
+  if (gold_) {
+    OwnGold::require_sound(*gold_, record.c, contract, attempt.subject());  // overlays may ask for more
+    gold.emplace(*gold_, record.c);
+    record.gold_dtypes = gold->dtypes();
+  }
+  // A thread takes as long to begin and to end as the gold of a small case in all.
+  constexpr int64_t kSmallBytes = int64_t{16} << 10;
+  const unsigned threads = tensor_bytes(record.c) <= kSmallBytes ? 1 : threads_;
+  record.comparisons = judge_outputs(record.c, attempt.inputs, attempt.outputs, contract, attempt.subject(), threads,
+                                     attempt.rows, &times, gold ? gold->replay() : GoldReplay(), search);
+  record.times.compare_ms += times.compare_ms;
+  record.times.gold_ms += std::max(0.0, times.wall_ms - times.compare_ms);  // of no rows: roundings
+}
+
+void Session::consider_other_data(const Contract& contract, Attempt& attempt, RecipeSearch search) const {
+  CaseRecord& record = attempt.record;
+  const bool accepted = accepts_finite(record.c, record.comparisons, contract, attempt.subject());
+  const bool fails = std::any_of(record.comparisons.begin(), record.comparisons.end(),
+                                 [](const Comparison& each) { return each.expected > 0 && !each.passed(); });
+  if (!accepted && !fails) return;
+  std::vector<Comparison> with_nan = std::move(record.comparisons);
+  attempt.exchange_data();
+  compare(contract, attempt, search);
+  if (accepted) return;
+  const std::vector<Comparison> with_finite = std::exchange(record.comparisons, std::move(with_nan));
+  attempt.exchange_data();
+  for (size_t i = 0; i < with_finite.size(); ++i) {
+    Comparison& comparison = record.comparisons[i];
+    const bool would_pass = with_finite[i].passed() || !with_finite[i].passes_under.empty();
+    if (comparison.expected == 0 || comparison.passed() || !would_pass) continue;
+    comparison.leaks_left_out = true;
+    comparison.passes_under = with_finite[i].passes_under;
+    comparison.tried_recipes = with_finite[i].tried_recipes;
+  }
 }
 
 }  // namespace checkop

@@ -59,6 +59,10 @@ class Session {
 
  private:
   std::vector<Demands> demands_for(const Contract& contract, const Case& c) const;
+  /// Compares the outputs of the run in the record, if there are any.
+  void compare(const Contract& contract, Attempt& attempt, RecipeSearch search) const;
+  /// Judges by the other run where the contract accepts its data; otherwise finds out by it why outputs fail.
+  void consider_other_data(const Contract& contract, Attempt& attempt, RecipeSearch search) const;
 
   const RunOptions& options_;
   Selection selection_;

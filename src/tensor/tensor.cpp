@@ -9,12 +9,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/parallel.hpp"
 
 namespace checkop {
 namespace {
@@ -153,6 +157,22 @@ void Tensor::set(int64_t index, double value) {
     throw std::out_of_range(fmt::format("{}{}: no element {}", name, to_string(shape), index));
   }
   info(dtype).encode(&value, bytes.data() + static_cast<size_t>(index) * info(dtype).bytes, 1);
+}
+
+bool has_nonfinite(const Tensor& tensor, unsigned threads) {
+  const DTypeInfo& type = info(tensor.dtype);
+  if (!type.is_float || tensor.name.empty()) return false;
+  constexpr int64_t kBlock = 1 << 12;
+  const int64_t count = tensor.count();
+  std::atomic<bool> found = false;
+  parallel_for(threads, (count + kBlock - 1) / kBlock, [&](int64_t block) {
+    if (found) return;
+    std::array<double, kBlock> values{};
+    const int64_t first = block * kBlock, n = std::min(kBlock, count - first);
+    type.decode(tensor.bytes.data() + static_cast<size_t>(first) * type.bytes, values.data(), static_cast<size_t>(n));
+    if (std::any_of(values.begin(), values.begin() + n, [](double x) { return !std::isfinite(x); })) found = true;
+  });
+  return found;
 }
 
 void decode_row(const Tensor& matrix, int64_t row, std::vector<double>& to) {

@@ -60,6 +60,9 @@ struct Tensor {
   Bytes bytes;
 };
 
+/// Whether a floating-point tensor holds a NaN or an infinity; false for integers.
+bool has_nonfinite(const Tensor& tensor, unsigned threads);
+
 /// Decodes row `row` of a tensor seen as a matrix of rows as wide as `to`.
 void decode_row(const Tensor& matrix, int64_t row, std::vector<double>& to);
 

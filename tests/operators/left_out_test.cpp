@@ -274,6 +274,103 @@ TEST(LeftOut, MaskedKeysHoldWhatMustNotBeRead) {
   }
 }
 
+/// Calls body(name, row, values) for every row of every floating-point input that the two sets of data differ in.
+template <class Body>
+void for_each_changed_row(const Case& c, const Body& body) {
+  const std::vector<Tensor> strict = make_inputs(c, 1), finite = make_inputs(c, 1, LeftOut::finite);
+  for (size_t i = 0; i < strict.size(); ++i) {
+    if (strict[i].name.empty() || !info(strict[i].dtype).is_float) continue;
+    const int64_t columns = c.op->op_class == "logprob" && strict[i].shape.size() < 3 ? 1 : strict[i].shape.back();
+    std::vector<double> before(static_cast<size_t>(columns)), after(before);
+    for (int64_t row = 0; row < strict[i].count() / columns; ++row) {
+      decode_row(strict[i], row, before);
+      decode_row(finite[i], row, after);
+      if (before != after) body(strict[i].name, row, before, after);
+    }
+  }
+}
+
+Case case_with_left_out(std::string_view op, DType dtype) {
+  Dims dims{{"batch", 8}, {"seq", 16}, {"vocab", kVocab}};
+  if (op == "grpo_loss") dims["group_bounds"] = 2;
+  if (op == "linear_logp") dims["hidden"] = kHidden;
+  if (op == "pack") dims = {{"batch", 8}, {"seq", 16}, {"hidden", kHidden}};
+  if (op == "attention")
+    dims = {{"batch", 3}, {"q_heads", 2}, {"kv_heads", 2}, {"q_seq", 5}, {"kv_seq", 17}, {"head_dim", 8}};
+  return gold_case(op, op == "pack" ? "forward" : "backward", dtype, dims,
+                   op == "attention" ? std::set<std::string, std::less<>>{"key_padding_mask"}
+                                     : std::set<std::string, std::less<>>{});
+}
+
+constexpr std::string_view kOperatorsThatLeaveOut[] = {"logp",      "linear_logp", "ratio_kl",
+                                                       "grpo_loss", "pack",        "attention"};
+
+TEST(LeftOut, FiniteNumbersStandWhereNanAndInfinitiesDid) {
+  for (const std::string_view op : kOperatorsThatLeaveOut) {
+    EXPECT_NE(find_operator(op)->left_out, "") << op;
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      int64_t rows = 0;
+      std::set<bool> negative;
+      for_each_changed_row(case_with_left_out(op, dtype),
+                           [&](const std::string& name, int64_t row, const auto& before, const auto& after) {
+                             double largest = 0;
+                             for (size_t i = 0; i < after.size(); ++i) {
+                               EXPECT_FALSE(std::isfinite(before[i])) << op << " " << name << " " << row;
+                               EXPECT_TRUE(std::isfinite(after[i])) << op << " " << name << " " << row;
+                               EXPECT_NE(after[i], 0) << op << " " << name << " " << row;
+                               largest = std::max(largest, std::abs(after[i]));
+                               negative.insert(after[i] < 0);
+                             }
+                             EXPECT_GE(largest, 24) << op << " " << name << " " << row;
+                             ++rows;
+                           });
+      EXPECT_GT(rows, 0) << op;
+      EXPECT_EQ(negative.size(), 2u) << op;
+    }
+  }
+}
+
+TEST(LeftOut, TheGoldDoesNotReadThem) {
+  for (const std::string_view op : kOperatorsThatLeaveOut) {
+    const Case c = case_with_left_out(op, DType::f32);
+    const auto strict = collect_gold(c, make_inputs(c, 1), 1),
+               finite = collect_gold(c, make_inputs(c, 1, LeftOut::finite), 1);
+    for (size_t i = 0; i < strict.size(); ++i) EXPECT_EQ(strict[i].value, finite[i].value) << op << " " << i;
+  }
+}
+
+TEST(LeftOut, IdsOfMaskedTokensAreThoseOfTokensWithFiniteNumbers) {
+  for (const std::string_view op : {"ratio_kl", "grpo_loss"}) {
+    const Case c = case_with_left_out(op, DType::f32);
+    std::vector<Tensor> finite = make_inputs(c, 1, LeftOut::finite);
+    const Tensor& ids = input(c, finite, "action_ids");
+    for (int64_t i = 0; i < ids.count(); ++i) {
+      EXPECT_GE(ids.at(i), 0) << op;
+      EXPECT_LT(ids.at(i), kVocab) << op;
+    }
+  }
+}
+
+// A kernel adds the least number of fp16 to a masked score, or -inf: the score itself must be finite.
+TEST(LeftOut, ScoresOfMaskedKeysAreFiniteInFp16) {
+  constexpr int64_t kHeadDim = 256, kKeys = 64, kQueries = 64;
+  const Case c = gold_case(
+      "attention", "forward", DType::f16,
+      {{"batch", 1}, {"q_heads", 1}, {"kv_heads", 1}, {"q_seq", kQueries}, {"kv_seq", kKeys}, {"head_dim", kHeadDim}},
+      {"key_padding_mask"});
+  std::vector<Tensor> inputs = make_inputs(c, 1, LeftOut::finite);
+  double largest = 0;
+  for (int64_t q = 0; q < kQueries; ++q) {
+    for (int64_t key = 0; key < kKeys; ++key) {
+      double score = 0;
+      for (int64_t i = 0; i < kHeadDim; ++i) score += inputs[0].at(q * kHeadDim + i) * inputs[1].at(key * kHeadDim + i);
+      largest = std::max(largest, std::abs(score));
+    }
+  }
+  EXPECT_GT(largest, 1000);   // far above the scores of other keys
+  EXPECT_LT(largest, 32752);  // half of the largest number of fp16
+}
+
 // In the mutants' test NaN exposes these faults. Here the rows hold numbers, and the values expose them.
 TEST(LeftOut, CountingARowShowsWithoutNanToo) {
   const Contract contract = Contract::load(std::string(CHECKOP_SOURCE_DIR) + "/contracts/default.json");

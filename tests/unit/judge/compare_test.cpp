@@ -147,7 +147,7 @@ TEST(Compare, ASpreadIsAddedToTheBound) {
 }
 
 TEST(Compare, NoiseIsMeasuredInStandardDeviations) {
-  Gates gates = {{bound_gate()}, false, "rule", "", {}, {}, 0, {}};
+  Gates gates = {{bound_gate()}, false, "rule", "", {}, {}, 0, {}, {}};
   Gate noise;
   noise.metric = Metric::noise_rms, noise.limit = 1;
   gates.all.push_back(noise);

@@ -165,6 +165,21 @@ TEST(Diagnosis, ElementsThatWereNotWrittenAreTold) {
     EXPECT_EQ(diagnosed_with(nan), "");  // as GPUs compute them
 }
 
+TEST(Diagnosis, OutputsOfAFileWereAllWritten) {
+  const Case c = matmul_52x200(DType::bf16);
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const auto poison = static_cast<uint16_t>(poison_of(DType::bf16).output[0]);
+  std::vector<Tensor> outputs = rounded_gold(c, inputs);
+  for (int64_t i = 400; i < 600; ++i) std::memcpy(outputs[0].bytes.data() + 2 * i, &poison, 2);
+  for (const bool writes_files : {false, true}) {
+    Subject subject;
+    subject.writes_files = writes_files;
+    const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), subject, 1)[0];
+    EXPECT_EQ(comparison.diagnosis.find("not written") == std::string::npos, writes_files) << comparison.diagnosis;
+    EXPECT_EQ(comparison.nonfinite, 200);
+  }
+}
+
 TEST(Diagnosis, AFaultOfMaskedTokensNamesTheMask) {
   const Case c = gold_case("ratio_kl", "backward", DType::f32, {{"batch", 2}, {"seq", 16}, {"vocab", 40}});
   const std::vector<Tensor> inputs = make_inputs(c, 1);

@@ -147,6 +147,41 @@ TEST(MutationOfContracts, ATooStrictOneRejectsControls) {
   EXPECT_GT(rejected, 0);
 }
 
+TEST(MutationOfContracts, MultiplyingByZeroIsNoFaultWhereFiniteNumbersAreAskedFor) {
+  struct Question {
+    Case c;
+    std::string multiplied, read;
+  };
+  const Question questions[] = {
+      {gold_case("attention", "forward", DType::f32,
+                 {{"batch", 2}, {"q_heads", 2}, {"kv_heads", 1}, {"q_seq", 4}, {"kv_seq", 17}, {"head_dim", 8}},
+                 {"key_padding_mask"}),
+       "masked_keys_multiplied", "padding_mask_ignored"},
+      {gold_case("ratio_kl", "backward", DType::f32, {{"batch", 2}, {"seq", 16}, {"vocab", 40}}), "masked_multiplied",
+       "mask_ignored"},
+      {small_logp("backward"), "ignored_row_multiplied", "ignored_row_counted"}};
+  const Contract framework = Contract::load(CHECKOP_SOURCE_DIR "/contracts/framework.json");
+  for (const Question& question : questions) {
+    for (const bool strict : {true, false}) {
+      int64_t seen = 0;
+      for (const Trial& trial : try_contract(question.c, strict ? default_contract() : framework, {}, 1)) {
+        if (trial.name == question.multiplied) {
+          EXPECT_EQ(trial.kind, strict ? Trial::Kind::fault : Trial::Kind::unchanged) << trial.name;
+          EXPECT_EQ(trial.rejected(), strict) << trial.name;
+          ++seen;
+        }
+        if (trial.name == question.read) {
+          EXPECT_EQ(trial.kind, Trial::Kind::fault) << trial.name;
+          EXPECT_TRUE(trial.rejected()) << trial.name;
+          EXPECT_EQ(trial.judgment.kind, strict ? "nonfinite" : "accuracy") << trial.judgment.reason;
+          ++seen;
+        }
+      }
+      EXPECT_EQ(seen, 2) << question.multiplied << " " << strict;
+    }
+  }
+}
+
 TEST(MutationOfContracts, PlansBeyondTheChainAreExcusedOnlyWhereTheyFail) {
   const Case c = small_logp("forward");
   const auto kinds = [&](const std::string& numbers) {

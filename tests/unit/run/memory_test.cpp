@@ -161,6 +161,16 @@ TEST(MemoryNeed, HoldsTensorsTwiceOnTheCpuAndOnceOnADevice) {
   EXPECT_GT(memory_need(large_matmul(200'000), false, 2).host, cpu.host + tensors);
 }
 
+TEST(MemoryNeed, OtherDataNeedRoomOfTheirOwn) {
+  const Case c = large_matmul(100'000);
+  DeviceInfo cpu;
+  cpu.kind = "cpu";
+  const uint64_t need = memory_need(c, /*on_cuda=*/false, 2).host, other = static_cast<uint64_t>(tensor_bytes(c));
+  EXPECT_EQ(why_no_room(c, cpu, 2, need), "");
+  EXPECT_FALSE(has_room_for_other_data(c, cpu, 2, need + other - 1));
+  EXPECT_TRUE(has_room_for_other_data(c, cpu, 2, need + other));
+}
+
 TEST(MemoryNeed, WhatDoesNotFitOnADeviceIsSaidWithBothFigures) {
   DeviceInfo device;
   device.kind = "cuda";

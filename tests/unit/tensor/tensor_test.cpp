@@ -26,6 +26,23 @@ TEST(Shape, CountIsTheProductOfTheExtents) {
   EXPECT_EQ(to_string(Shape{8, 512, 151936}), "[8, 512, 151936]");
 }
 
+TEST(HasNonfinite, FindsOneElementOfAFloatingPointTensor) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    for (const unsigned threads : {1u, 3u}) {
+      Tensor tensor("x", dtype, {3, 5000});
+      EXPECT_FALSE(has_nonfinite(tensor, threads));
+      for (const double x : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+        tensor.set(14999, x);
+        EXPECT_TRUE(has_nonfinite(tensor, threads));
+        tensor.set(14999, 1);
+        EXPECT_FALSE(has_nonfinite(tensor, threads));
+      }
+    }
+  }
+  EXPECT_FALSE(has_nonfinite(Tensor("ids", DType::i64, {4}), 1));
+  EXPECT_FALSE(has_nonfinite(Tensor(), 1));
+}
+
 TEST(Shape, NegativeExtentIsAnErrorThatNamesIt) {
   try {
     element_count({2, -4, 0});
