@@ -137,6 +137,17 @@ class Job {
     expect_exit(end(), code, part);
     expect_nobody_left();
   }
+  /// Waits for a complete report, and not for mpirun: Open MPI 4.1 now and then crashes or hangs where it ends a job of
+  /// which it can't end a process.
+  void expect_complete_report(int code, const std::string& part) const {
+    const auto complete = [] {
+      const json so_far = json::parse(content(report_file()), nullptr, /*allow_exceptions=*/false);
+      return so_far.is_object() && so_far.value("complete", false);
+    };
+    wait_for(complete, "a complete report");
+    EXPECT_EQ(report().at("exit_code"), code);
+    EXPECT_NE(content(text_file()).find(part), std::string::npos) << content(text_file());
+  }
   /// A process that mpirun no longer waits for may still finish a report.
   void expect_nobody_left() const {
     for (const auto until = Clock::now() + 20s; !left().empty() && Clock::now() < until;)
@@ -308,11 +319,12 @@ void expect_that_a_stopped_process_is_not_waited_for(bool relays) {
   Job job(4, kBad + "--candidate stalls --check-grad --timeout-s 16");
   job.wait_for_launch(2);
   kill(relays ? job.relay_of(2) : job.working_of(2), SIGSTOP);  // nothing comes of it for what follows
-  job.expect_end(4, "rank 2 did not come within 10 s");
+  const std::string reason = "rank 2 did not come within 10 s";
+  relays ? job.expect_complete_report(4, reason) : job.expect_end(4, reason);
   EXPECT_EQ(Job::report().at("complete"), true);
   EXPECT_EQ(Job::report().at("exit_code"), 4);
   EXPECT_EQ(Job::cases().at(0).at("verdict"), "timeout");
-  EXPECT_EQ(Job::cases().at(1).at("reason"), "rank 2 did not come within 10 s");
+  EXPECT_EQ(Job::cases().at(1).at("reason"), reason);
 }
 
 TEST(RankProcesses, AStoppedRelayIsNotWaitedFor) { expect_that_a_stopped_process_is_not_waited_for(true); }
