@@ -116,6 +116,22 @@ TEST_P(Recipes, AKernelPassesWithTheGrant) {
   EXPECT_TRUE(needed);
 }
 
+TEST_P(Recipes, EverySmallestSetIsFoundWhateverIsGranted) {
+  const std::string name(GetParam().recipe->name);
+  Contract contract = default_contract();
+  contract.grant({name});
+  const auto comparisons =
+      judge_outputs(c, inputs, rounded_outputs(), contract, {}, 1, {}, nullptr, {}, RecipeSearch::every_set);
+  bool found = false;
+  for (const Comparison& comparison : comparisons) {
+    const auto& sets = comparison.every_set;
+    EXPECT_TRUE(sets.empty() || !comparison.passed());
+    found |= std::find(sets.begin(), sets.end(), std::vector{name}) != sets.end();
+    for (const auto& set : sets) EXPECT_TRUE(set.size() == 1 || std::find(set.begin(), set.end(), name) == set.end());
+  }
+  EXPECT_TRUE(found);
+}
+
 TEST_P(Recipes, AFactorOfTwoPercentFailsUnderTheGrant) {
   Contract contract = default_contract();
   contract.grant({std::string(GetParam().recipe->name)});

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # These reports must match the schema: of a pass, of several kinds of failures including expected ones, of unsupported
-# cases, of a non-finite output, of declared and granted recipes, of inputs from one file and from two, of shards, and of merged shards.
+# cases, of a non-finite output, of declared and granted recipes, of inputs from one file and from two, of shards, and of
+# merged shards.
 # Usage: report_schema_test.sh CHECK_OPERATOR PLUGIN_FOLDER WORK_FOLDER VALIDATE...
 set -euo pipefail
 cd "$(dirname "$0")/../.."

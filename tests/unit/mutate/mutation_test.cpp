@@ -2,6 +2,7 @@
 // The contract against faults and controls: it rejects every fault for the right reason and accepts every control.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -137,6 +138,32 @@ TEST(MutationOfContracts, ATooLooseOneLetsFaultsLive) {
   EXPECT_FALSE(alive.contains("nan"));
   EXPECT_FALSE(alive.contains("unwritten_row"));
   EXPECT_EQ(survivors(small_logp("backward"), default_contract()), std::set<std::string>{});
+}
+
+// Exact recipes loosen no bound, so that granting all of them at once must not hide a fault.
+TEST(MutationOfContracts, TheFrameworkOneRejectsEveryFaultWhereItsRecipesAreExact) {
+  const Contract framework = Contract::load(CHECKOP_SOURCE_DIR "/contracts/framework.json");
+  int64_t passes = 0;
+  for (const Operator* op : operators()) {
+    for (const Pass& pass : op->passes) {
+      const auto is_allowance = [](const Recipe& recipe) { return !recipe.exact; };
+      const auto is_of_fp32 = [](const Recipe& recipe) { return lists(recipe.dtypes, "fp32"); };
+      if (pass.recipes.empty() || std::any_of(pass.recipes.begin(), pass.recipes.end(), is_allowance)) continue;
+      if (std::any_of(pass.recipes.begin(), pass.recipes.end(), is_of_fp32)) continue;  // TF32 is granted to nobody
+      ++passes;
+      std::map<std::string, bool> killed;  // a suite finds a fault if one of its cases does
+      for (const Case& c : mutation_cases(op->name)) {
+        if (c.pass != &pass || c.dtype != DType::bf16) continue;
+        for (const Trial& trial : try_contract(c, framework, {}, 1)) {
+          if (trial.kind == Trial::Kind::fault) killed[trial.name + " " + trial.output] |= trial.rejected();
+        }
+      }
+      EXPECT_FALSE(killed.empty()) << op->name;
+      for (const auto& [fault, is_killed] : killed)
+        EXPECT_TRUE(is_killed) << op->name << "/" << pass.name << " " << fault;
+    }
+  }
+  EXPECT_EQ(passes, 10);
 }
 
 TEST(MutationOfContracts, ATooStrictOneRejectsControls) {
