@@ -11,8 +11,8 @@ import struct
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "scripts"))
-from check_operator_candidate import read_safetensors, write_safetensors
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "python"))
+from check_operator.serving import read_safetensors, write_safetensors
 
 mode = sys.argv[1]
 
