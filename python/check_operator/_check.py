@@ -10,14 +10,13 @@ import re
 import shlex
 import site
 import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import serving
-from ._program import HERE, ask, contract_path, error_of, program, text_of
+from ._program import HERE, ask, contract_path, error_of, is_report, others_words, run
 from ._report import Report
 from .errors import InputError
 
@@ -185,14 +184,13 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
     """Runs the program. With `functions`, it asks for them over a socket, and they run here."""
     with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
         report, said, errors = (os.path.join(folder, each) for each in ("report.json", "said", "errors"))
-        command = [program(), "run", *flags, "--json=" + report, "--color=never", "--no-github"]
+        command = ["run", *flags, "--json=" + report, "--color=never", "--no-github"]
         ours = theirs = None
         if functions is not None:
             ours, theirs = socket.socketpair()
             command.append(f"--exec-fd={theirs.fileno()}")
         with open(said, "wb") as out, open(errors, "wb") as err:
-            judge = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                     pass_fds=[theirs.fileno()] if theirs else [])
+            judge = run(command, stdout=out, stderr=err, pass_fds=[theirs.fileno()] if theirs else [])
         try:
             if ours and theirs:
                 theirs.close()  # then the program's end closes the socket
@@ -207,10 +205,13 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
             text = file.read()
         with open(errors, encoding="utf-8", errors="replace") as file:
             error = file.read()
-        if not os.path.exists(report):
+        has_report = is_report(report, judge.returncode)
+        shown = error.strip() if has_report else others_words(error)
+        if shown:
+            print(shown, file=sys.stderr)  # warnings, and what the function printed in its process
+        if not has_report:
             # Which flag handed the function over is not what the caller wrote.
-            raise error_of(judge.returncode, re.sub(r"^(check_operator: )?--exec(-fd \d+| '.*?serving\.py .*?'): ", "", error))
-        if text_of(error):
-            print(error.rstrip(), file=sys.stderr)  # warnings, and what the function printed in its process
+            raise error_of(judge.returncode, re.sub(r"^(check_operator: )--exec(-fd \d+| '.*?serving\.py .*?'): ", r"\1",
+                                                    error, flags=re.M))
         with open(report, encoding="utf-8") as file:
             return Report(json.load(file), text, advice)

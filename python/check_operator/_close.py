@@ -9,7 +9,7 @@ import tempfile
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._check import dtype_name
-from ._program import contract_path, error_of, program
+from ._program import contract_path, error_of, is_report, run
 from ._report import Report
 from .errors import CheckFailed, CheckVacuous, InputError
 from .serving import write_safetensors
@@ -112,25 +112,26 @@ def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Opti
         for path, tensors in zip(files, (got, gold)):
             write_safetensors(path, tensors)
         report = os.path.join(folder, "report.json")
-        command: List[str] = [program(), "compare", *files, f"--class={cls}", "--json=" + report, "--color=never",
+        command: List[str] = ["compare", *files, f"--class={cls}", "--json=" + report, "--color=never",
                               "--no-github"]
         if terms is not None:
             command.append(f"--terms={terms}")
         if contract is not None:
             command.append(f"--contract={contract_path(contract)}")
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        judge = run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        said, errors = (each.decode(errors="replace") for each in judge.communicate())
 
         def told(text: str) -> str:
             """Without the line that repeats a check of files that are gone, and without their folder."""
             lines = [line for line in text.splitlines() if not line.lstrip().startswith("repeat: ")]
             return "\n".join(lines).replace(folder + os.sep, "")
 
-        if not os.path.exists(report):
-            error = error_of(done.returncode, told(done.stderr))
+        if not is_report(report, judge.returncode):
+            error = error_of(judge.returncode, told(errors))
             if "needs the magnitude" in str(error) and not has_magnitude:
                 raise InputError("magnitude: the contract's bounds for this class follow the sum of the terms' absolute "
                                  "values; give magnitude=, such as check_operator.magnitude.matmul(a, b) or .sum(x, dim), "
                                  "or contract='assert_close' for torch's tolerances")
             raise error
         with open(report, encoding="utf-8") as file:
-            return Report(json.load(file), told(done.stdout))
+            return Report(json.load(file), told(said))

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import List, NoReturn, Sequence
+from typing import Any, List, NoReturn, Sequence
 
 from .errors import InputError, MachineError
 
@@ -86,22 +86,43 @@ def contract_path(contract: str) -> str:
     raise InputError(f"contract: '{contract}' is neither a file nor a shipped policy; known: {', '.join(names)}")
 
 
-def text_of(error: str) -> str:
-    """What the program says on its standard error, without its name before every line."""
-    return re.sub(r"^check_operator: ", "", error, flags=re.M).strip()
+def run(arguments: Sequence[str], **how: Any) -> "subprocess.Popen[bytes]":
+    """Starts the program. Throws MachineError where that can't be."""
+    try:
+        return subprocess.Popen([program(), *arguments], stdin=subprocess.DEVNULL, **how)
+    except OSError as error:
+        raise MachineError(f"{program()} can't be run: {error}; install check_operator again") from None
+
+
+NAME = "check_operator: "  # what the program's own lines on its standard error begin with
+
+
+def own_words(error: str) -> str:
+    """The program's own lines on its standard error; the others are of a candidate."""
+    return "\n".join(line[len(NAME):] for line in error.splitlines() if line.startswith(NAME))
+
+
+def others_words(error: str) -> str:
+    return "\n".join(line for line in error.splitlines() if not line.startswith(NAME))
 
 
 def ask(arguments: Sequence[str]) -> str:
     """Standard output of a command that judges nothing. Throws InputError or MachineError."""
-    done = subprocess.run([program(), *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        raise error_of(done.returncode, done.stderr)
-    return done.stdout
+    child = run(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, error = child.communicate()
+    if child.returncode:
+        raise error_of(child.returncode, error.decode(errors="replace"))
+    return out.decode(errors="replace")
+
+
+def is_report(path: str, exit_code: int) -> bool:
+    """Whether a run wrote its report to the end; an error on the way leaves what it had so far."""
+    return exit_code not in (2, 5) and os.path.exists(path)
 
 
 def error_of(exit_code: int, error: str) -> Exception:
     """For a run that made no report."""
-    text = text_of(error) or f"check_operator ended with exit code {exit_code} and said nothing"
+    text = own_words(error) or error.strip() or f"check_operator ended with exit code {exit_code} and said nothing"
     return InputError(text) if exit_code == 2 else MachineError(text)
 
 

@@ -9,7 +9,7 @@ import unittest
 
 import numpy as np
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python")
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "python")
 sys.path.insert(0, FOLDER)
 from check_operator import serving as helper
 
