@@ -10,6 +10,7 @@ import re
 import shlex
 import site
 import socket
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -89,9 +90,9 @@ class Question:
             found.append(f"--contract={contract_path(self.contract)}")
         if self.checks is not None:
             found.append(f"--check={','.join(listed(self.checks))}")
-        for flag, value in (("device", self.device), ("seed", self.seed), ("timeout-s", self.timeout_s)):
-            if value is not None:
-                found.append(f"--{flag}={value}")
+        for flag, given in (("device", self.device), ("seed", self.seed), ("timeout-s", self.timeout_s)):
+            if given is not None:
+                found.append(f"--{flag}={given}")
         return found
 
 
@@ -119,6 +120,9 @@ def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[boo
               isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None,
               only: Optional[str] = None) -> Report:
     """check() with the question in one piece. `only`: the glob of --filter."""
+    if serving.SERVES in os.environ:
+        raise InputError(f"check() is called by what '{os.environ[serving.SERVES]}' imports, and would call itself without "
+                         "end; call it in a test, or under if __name__ == '__main__'")
     if not callable(fn):
         raise InputError(f"fn: expected a function, got {type(fn).__name__}")
     if isolate not in (None, "spawn", "here"):
@@ -179,6 +183,16 @@ def spawn_command(op: str, place: str, backward: Union[bool, str], adapt: Dict[s
     return command
 
 
+def stop(judge: "subprocess.Popen[bytes]") -> None:
+    """With time to end its own processes and to remove their files."""
+    judge.terminate()
+    try:
+        judge.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        judge.kill()
+        judge.wait()
+
+
 def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, differentiate: bool = False,
               advice: str = "") -> Report:
     """Runs the program. With `functions`, it asks for them over a socket, and they run here."""
@@ -198,8 +212,7 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
                     serving.serve_socket(ours, functions or {}, differentiate)
             judge.wait()
         except BaseException:  # Ctrl-C, most of all
-            judge.kill()
-            judge.wait()
+            stop(judge)
             raise
         with open(said, encoding="utf-8", errors="replace") as file:
             text = file.read()

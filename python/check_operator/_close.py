@@ -91,7 +91,10 @@ def entry_of(argument: str, name: str, value: Any) -> Entry:
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor; numpy knows no bfloat16
         value = value.detach().cpu().contiguous()
         word = str(value.dtype).rpartition(".")[2]
-        value = value.view(getattr(__import__("torch"), "int16")) if word == "bfloat16" else value
+        if word == "bfloat16":
+            import torch
+
+            value = value.view(torch.int16)
         array = value.numpy()
     else:
         import numpy

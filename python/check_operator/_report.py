@@ -7,7 +7,7 @@ import html
 import json
 import os
 import tempfile
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ._program import ask
 from .errors import (CandidateError, CandidateTimeout, CheckFailed, CheckVacuous, InputError, MachineError,
@@ -101,6 +101,22 @@ class Report:
         told = [block for block in blocks if not block[0].startswith(("[==========]", "[       OK ]"))]
         lines = [line for block in told for line in block] or self._text.splitlines()
         return "\n".join(lines + ([self._advice] if self._advice else []))
+
+    def narrowed(self, chosen: Callable[[Check], bool]) -> "Report":
+        """The report without the checks that are not chosen. Its text and exit code stay those of the run, but for the
+        exit code 0 of checks that passed."""
+        data = self.as_dict()
+        for candidate in data["candidates"]:
+            candidate["cases"] = [each for each in candidate["cases"] if chosen(Check.of(each))]
+        data["candidates"] = [each for each in data["candidates"] if each["cases"]]
+        report = Report(data, self._text, self._advice)
+        names = {(check.case_name, check.pass_name) for check in report.checks}
+        data["volatile"]["timings"] = [each for each in data["volatile"]["timings"]
+                                       if (each["case_name"], each["pass"]) in names]
+        data["planned"] = len(report.checks)
+        if report.verdict == "pass":
+            data["exit_code"] = 0
+        return report
 
     def require(self) -> "Report":
         """Returns the report of a run whose exit code is 0. Throws CheckFailed, CheckVacuous, NothingChecked,

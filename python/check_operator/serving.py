@@ -61,6 +61,7 @@ import traceback
 import types
 
 PROTOCOL = 1
+SERVES = "CHECK_OPERATOR_SERVES"  # set while this file serves as a program: to what
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 
 
@@ -656,6 +657,7 @@ def main():
     if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]  # this file's neighbours are no top-level modules
     sys.path[:0] = given.path
+    os.environ[SERVES] = given.function
     try:
         backward = given.backward == "auto" or (find_function(given.backward) if given.backward else False)
         functions = functions_for(given.op, find_function(given.function), backward,

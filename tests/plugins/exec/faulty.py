@@ -107,6 +107,8 @@ elif mode == "hello_no_device":
     say({"no_device": "there is no accelerator"})
 elif mode == "hello_other_protocol":
     say({"protocol": 2, "kernels": [kernel]})
+elif mode.startswith("hello_digest"):
+    say({"protocol": 1, "kernels": [kernel], "digest": "0123456789abcdef" if mode == "hello_digest" else "0123456789ABCDEF"})
 elif mode == "hello_twice":
     say({"protocol": 1, "kernels": [kernel, kernel]})
 elif mode == "accelerator":

@@ -66,6 +66,7 @@ class Check(unittest.TestCase):
             self.assertIsInstance(caught.exception, AssertionError)
             self.assertNotIsInstance(caught.exception, co.CheckVacuous)
             self.assertNotIn("[==========]", str(caught.exception))
+            self.assertEqual(str(caught.exception).count("[  FAILED  ]"), 1)  # the summary, which names it again, is cut off
 
     def test_the_repeat_command_repeats(self):
         report = ask(kernels.one_percent_off)
@@ -139,6 +140,15 @@ class Check(unittest.TestCase):
     def test_numpy_has_no_gpu(self):
         with self.assertRaisesRegex(co.InputError, "^computes on 'cpu', and 'cuda:99' was asked for"):
             ask(kernels.right, device="cuda:99")
+
+    def test_a_module_that_checks_itself_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "checks_itself.py"), "w", encoding="utf-8") as file:
+                file.write("import check_operator, numpy\ndef f(x): return x / (1 + numpy.exp(-x))\n"
+                           "def g(x): return f(x)\nreport = check_operator.check(f, op='silu', dims=dict(hidden=4))\n")
+            done = python("import checks_itself", env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, folder])})
+            self.assertIn("InputError: 'checks_itself:f' can't be imported: InputError: check() is called by what "
+                          "'checks_itself:f' imports, and would call itself without end", done.stderr)
 
     def test_a_module_that_can_not_be_imported_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -218,19 +228,33 @@ class BadResults(unittest.TestCase):
         self.assertIn("a line of the function", out.getvalue())
 
     def test_ctrl_c_ends_everything(self):
-        code = ("import check_operator as co, time\n"
-                "def f(x):\n    print('begun', flush=True); time.sleep(60)\n"
-                "co.check(f, op='silu', dims=dict(batch=1, seq=2, hidden=4))\n")
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   start_new_session=True)
-        self.assertEqual(process.stdout.readline(), "begun\n")
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-        self.assertIn("KeyboardInterrupt", errors)
-        deadline = time.monotonic() + 10
-        while group_lives(process.pid):
-            self.assertLess(time.monotonic(), deadline, "a process lives on")
-            time.sleep(0.05)
+        """Of a terminal, which all processes get, or sent to this process alone; and no file is left."""
+        here = "def f(x):\n    open(os.environ['BEGUN'], 'w'); time.sleep(60)\n"
+        spawn = "from some_kernels import tells_and_hangs as f\n"
+        for fn, send in ((here, os.killpg), (spawn, os.killpg), (spawn, os.kill)):
+            with tempfile.TemporaryDirectory() as folder:
+                scratch, begun = os.path.join(folder, "scratch"), os.path.join(folder, "begun")
+                os.mkdir(scratch)
+                code = ("import check_operator as co, os, sys, time\n" + fn +
+                        "co.check(f, op='silu', dims=dict(batch=1, seq=2, hidden=4))\n")
+                process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=HERE,
+                                           start_new_session=True, env={**os.environ, "TMPDIR": scratch, "BEGUN": begun},
+                                           # Heeds Ctrl-C even where these tests run in the background.
+                                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                wait_until(lambda: os.path.exists(begun))
+                send(process.pid, signal.SIGINT)
+                _, errors = process.communicate(timeout=30)
+                self.assertIn("KeyboardInterrupt", errors)
+                wait_until(lambda: not group_lives(process.pid))
+                self.assertEqual(os.listdir(scratch), [])
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError("waited for half a minute")
+        time.sleep(0.02)
 
 
 def group_lives(group):
@@ -419,6 +443,31 @@ class Plugin(unittest.TestCase):
         self.assertNotIn("Traceback", text)
         self.assertNotIn("pytest_plugin.py", re.sub("SKIPPED .*", "", text))
 
+    def test_a_case_of_zeros_is_judged_among_the_others(self):
+        cases = {"format": "check_operator/cases-1", "cases": [
+            {"op": "rms_norm", "dtype": "fp32", "dims": {"batch": 1, "seq": 2, "hidden": 32}, **data, "suites": ["mine"]}
+            for data in ({}, {"input_mode": "constant", "constant_value": 0})]}
+        for name, chosen in (("cases.json", cases), ("zeros.json", {**cases, "cases": cases["cases"][1:]})):
+            with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+                json.dump(chosen, file)
+        code, text = self.pytest(tests="""
+import pytest
+import some_kernels as kernels
+
+@pytest.mark.check_operator(op="rms_norm", cases="cases.json")
+def test_right(candidate):
+    report = candidate.check(kernels.right)
+    assert (report.exit_code, len(report.checks)) == (0, 1)
+
+@pytest.mark.check_operator(op="rms_norm", cases="zeros.json")
+def test_zeros(candidate):
+    candidate.check(kernels.right)
+""")
+        self.assertEqual(self.outcomes(text), {"test_right[rms_norm-forward-fp32-1x2x32]": "PASSED",
+                                               "test_right[rms_norm-forward-fp32-1x2x32~constant0t0]": "PASSED",
+                                               "test_zeros[rms_norm-forward-fp32-1x2x32~constant0t0]": "FAILED"}, text)
+        self.assertIn("[ VACUOUS  ]", text)
+
     def test_strict_fails_what_is_unsupported(self):
         code, text = self.pytest("--check-operator-strict", "-k", "small")
         self.assertEqual(code, 1, text)
@@ -440,7 +489,7 @@ class Plugin(unittest.TestCase):
             self.assertEqual(len(cases), 7)
             self.assertEqual((report["planned"], report["exit_code"], report["passed"]), (7, 1, False))
             page = os.path.join(self.folder, "page.html")
-            self.assertEqual(subprocess.run([PROGRAM, "report", path, "--html", page]).returncode, 0)
+            self.assertEqual(subprocess.run([PROGRAM, "report", path, "--html", page], capture_output=True).returncode, 0)
             self.assertEqual(glob.glob(os.path.join(tempfile.gettempdir(), "check_operator.*", "*.json")), [])
             os.unlink(path)
 
@@ -485,7 +534,9 @@ class Wheel(unittest.TestCase):
         self.assertEqual(version, co.__version__)
         for place in (project["project"]["scripts"]["check_operator"], "check_operator._program:find"):
             self.assertTrue(callable(co.serving.find_function(place)))
-        importlib.import_module(project["project"]["entry-points"]["pytest11"]["check_operator"])
+        for name, module in project["project"]["entry-points"]["pytest11"].items():
+            self.assertEqual(name, module)  # or pytest would take "-p MODULE" for another plugin
+            importlib.import_module(module)
         for folder in settings["wheel"]["packages"]:
             self.assertTrue(os.path.exists(os.path.join(SOURCE, folder, "py.typed")))
 

@@ -96,3 +96,9 @@ def hangs_for_64(x, weight, eps):
     if x.shape[-1] == 64:
         time.sleep(3)
     return right(x, weight, eps)
+
+
+def tells_and_hangs(x):
+    with open(os.environ["BEGUN"], "w", encoding="utf-8"):
+        pass
+    time.sleep(60)
