@@ -212,7 +212,7 @@ class BadResults(unittest.TestCase):
 
     def test_a_hang_is_a_timeout(self):
         for isolate in ("spawn", "here"):
-            report = ask(kernels.hangs_for_64, dims=TWO, timeout_s=1, isolate=isolate)
+            report = ask(kernels.hangs_for_64, dims=TWO, timeout_s=2, isolate=isolate)
             self.assertEqual([each.verdict for each in report.checks], ["timeout", "pass"], report)
             with self.assertRaises(co.CandidateTimeout):
                 report.require()
@@ -306,6 +306,14 @@ class AssertClose(unittest.TestCase):
         self.assertIsNone(co.assert_close(self.got, self.gold, **self.plain))
         self.assertIsNone(co.assert_close(np.arange(5), np.arange(5), cls="exact"))
         self.assertIsNone(co.assert_close([self.got, {"x": self.got}], (self.gold, {"x": self.gold}), **self.plain))
+
+    def test_longer_sums_may_err_more(self):
+        signs = np.random.default_rng(2).choice([-1, 1], self.gold.shape)
+        got = (self.gold + signs * 16 * 2.0**-24 * self.sums["magnitude"]).astype(np.float32)
+        self.assertIsNone(co.assert_close(got, self.gold, **self.sums))
+        for terms in (None, 1):
+            with self.assertRaises(co.CheckFailed):
+                co.assert_close(got, self.gold, **{**self.sums, "terms": terms})
 
     def test_what_is_not_fails(self):
         wrong = self.got.copy()
@@ -423,9 +431,10 @@ class Plugin(unittest.TestCase):
     def pytest(self, *arguments, tests=TESTS):
         with open(os.path.join(self.folder, "test_it.py"), "w", encoding="utf-8") as file:
             file.write(tests)
-        path = os.pathsep.join([PACKAGE, HERE])
+        path, scratch = os.pathsep.join([PACKAGE, HERE]), os.path.join(self.folder, "tmp")
+        os.makedirs(scratch, exist_ok=True)
         done = subprocess.run([sys.executable, "-m", "pytest", "-p", "check_operator.pytest_plugin", "-p", "no:cacheprovider",
-                               "-rA", *arguments], cwd=self.folder, env={**os.environ, "PYTHONPATH": path},
+                               "-rA", *arguments], cwd=self.folder, env={**os.environ, "PYTHONPATH": path, "TMPDIR": scratch},
                               capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
@@ -490,7 +499,7 @@ def test_zeros(candidate):
             self.assertEqual((report["planned"], report["exit_code"], report["passed"]), (7, 1, False))
             page = os.path.join(self.folder, "page.html")
             self.assertEqual(subprocess.run([PROGRAM, "report", path, "--html", page], capture_output=True).returncode, 0)
-            self.assertEqual(glob.glob(os.path.join(tempfile.gettempdir(), "check_operator.*", "*.json")), [])
+            self.assertEqual(glob.glob(os.path.join(self.folder, "tmp", "check_operator.*")), [])
             os.unlink(path)
 
     def test_junit_has_the_verdict_and_the_command(self):
