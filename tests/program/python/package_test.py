@@ -455,8 +455,9 @@ class Plugin(unittest.TestCase):
     def test_a_case_of_zeros_is_judged_among_the_others(self):
         cases = {"format": "check_operator/cases-1", "cases": [
             {"op": "rms_norm", "dtype": "fp32", "dims": {"batch": 1, "seq": 2, "hidden": 32}, **data, "suites": ["mine"]}
-            for data in ({}, {"input_mode": "constant", "constant_value": 0})]}
-        for name, chosen in (("cases.json", cases), ("zeros.json", {**cases, "cases": cases["cases"][1:]})):
+            for data in ({}, {"input_mode": "constant", "constant_value": 0},
+                         {"dims": {"batch": 1, "seq": 2, "hidden": 64}})]}
+        for name, chosen in (("cases.json", cases), ("zeros.json", {**cases, "cases": cases["cases"][1:2]})):
             with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
                 json.dump(chosen, file)
         code, text = self.pytest(tests="""
@@ -465,7 +466,7 @@ import some_kernels as kernels
 
 @pytest.mark.check_operator(op="rms_norm", cases="cases.json")
 def test_right(candidate):
-    report = candidate.check(kernels.right)
+    report = candidate.check(kernels.raises_for_64)
     assert (report.exit_code, len(report.checks)) == (0, 1)
 
 @pytest.mark.check_operator(op="rms_norm", cases="zeros.json")
@@ -474,6 +475,7 @@ def test_zeros(candidate):
 """)
         self.assertEqual(self.outcomes(text), {"test_right[rms_norm-forward-fp32-1x2x32]": "PASSED",
                                                "test_right[rms_norm-forward-fp32-1x2x32~constant0t0]": "PASSED",
+                                               "test_right[rms_norm-forward-fp32-1x2x64]": "FAILED",
                                                "test_zeros[rms_norm-forward-fp32-1x2x32~constant0t0]": "FAILED"}, text)
         self.assertIn("[ VACUOUS  ]", text)
 
