@@ -6,7 +6,10 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev libopenblas-dev)
-test_packages=(libopenmpi-dev openmpi-bin python3-jsonschema python3-mpmath python3-numpy dpkg-dev file)
+test_packages=(libopenmpi-dev openmpi-bin python3-jsonschema python3-mpmath python3-numpy python3-pytest python3-pytest-xdist
+               dpkg-dev file)
+# The tests of the Python package over torch run where it is, and Debian has it.
+if grep -qs '^ID=debian$' /etc/os-release; then test_packages+=(python3-torch); fi
 # The formatter's version is pinned, because versions format differently.
 ci_packages=(clang-19 libclang-rt-19-dev clang-format-14 clang-tidy)
 

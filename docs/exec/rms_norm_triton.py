@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts"))
-from check_operator_candidate import Unsupported, serve
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+from check_operator.serving import Unsupported, serve
 
 BLOCK = 1024  # elements of a row at a time
 ROWS, COLUMNS = 32, 64  # of a tile of the weight's gradient

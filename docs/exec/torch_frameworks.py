@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts"))
-from check_operator_candidate import Unsupported, serve
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "python"))
+from check_operator.serving import Unsupported, serve
 
 
 def hf_rms_norm(x, weight, eps):
@@ -79,8 +79,9 @@ def sdpa(backend):
         plain(q, k, v, causal, key_padding_mask)
         try:
             with sdpa_kernel(backend):
+                # FlashAttention and cuDNN lay their output out as [batch, seq, heads, head_dim].
                 return F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), scale=None if scale < 0 else scale,
-                                                      enable_gqa=q.shape[1] != k.shape[1])
+                                                      enable_gqa=q.shape[1] != k.shape[1]).contiguous()
         except RuntimeError as error:
             raise Unsupported(f"{backend.name} declines: {str(error).splitlines()[0]}") from error
     return {"attention": attention}

@@ -13,9 +13,24 @@ find_package(nlohmann_json CONFIG QUIET)
 require_found("nlohmann/json" nlohmann_json_FOUND nlohmann-json3-dev)
 find_package(fmt CONFIG QUIET)
 require_found("fmt" fmt_FOUND libfmt-dev)
+# A wheel (SKBUILD) runs where nobody has installed libraries, so it takes what it can inside.
+if(SKBUILD)
+  set(CHECK_OPERATOR_FMT fmt::fmt-header-only)
+else()
+  set(CHECK_OPERATOR_FMT fmt::fmt)
+endif()
 
 # OpenBLAS: only for the FP64 matrix products of the gold.
 set(BLA_VENDOR OpenBLAS)
+if(SKBUILD)
+  set(BLA_STATIC ON)
+  find_package(BLAS QUIET)
+  if(NOT BLAS_FOUND)
+    message(STATUS "No static OpenBLAS was found, so that the wheel needs libopenblas.so where it is installed")
+    unset(BLA_STATIC)
+    unset(BLAS_openblas_LIBRARY CACHE)  # the search that failed
+  endif()
+endif()
 find_package(BLAS QUIET)
 find_path(CHECK_OPERATOR_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas openblas-pthread)
 mark_as_advanced(CHECK_OPERATOR_CBLAS_INCLUDE)
@@ -27,8 +42,9 @@ if(BLAS_FOUND AND CHECK_OPERATOR_CBLAS_INCLUDE)
 endif()
 require_found("OpenBLAS" openblas_found libopenblas-dev)
 
-# MPI: ranks in several processes. Its C functions alone. Not in sanitized builds: Open MPI leaks at its end.
-if(NOT CHECK_OPERATOR_SANITIZE)
+# MPI: ranks in several processes. Its C functions alone. Not in sanitized builds: Open MPI leaks at its end. Not in wheels,
+# which must start where there is none.
+if(NOT CHECK_OPERATOR_SANITIZE AND NOT SKBUILD)
   set(MPI_CXX_SKIP_MPICXX TRUE)
   find_package(MPI QUIET COMPONENTS CXX)
   if(NOT MPI_CXX_FOUND)

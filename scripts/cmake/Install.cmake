@@ -21,7 +21,10 @@ function(install_check_operator)
   install(FILES src/abi/check_operator.h src/abi/check_operator_gtest.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
   install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
-  install(FILES scripts/check_operator_candidate.py DESTINATION ${CMAKE_INSTALL_DOCDIR}/scripts)  # as docs/exec/ looks for it
+  if(NOT SKBUILD)  # a wheel has the package beside this tree
+    install(DIRECTORY python DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.py" PATTERN "py.typed"
+            PATTERN "__pycache__" EXCLUDE)  # as docs/exec/ looks for it
+  endif()
   install(DIRECTORY src/sdk/example/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples/gtest)
 
   include(CMakePackageConfigHelpers)

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -151,14 +152,16 @@ void LineProcess::pass_stderr_on() {
   if (ftruncate(errors_, 0) != 0) return;  // on failure, this request's stderr text precedes the next one's
 }
 
-void LineProcess::give_up(const std::string& why) {
-  const std::string words = last_words(stderr_file_);
+std::string LineProcess::end() {
+  std::string words = last_words(stderr_file_);
   pass_stderr_on();
   child_ = {};
-  throw ProcessEnded(why + words);
+  return words;
 }
 
-std::string LineProcess::read_line() {
+void LinePeer::give_up(const std::string& why) { throw ProcessEnded(why + end()); }
+
+std::string LinePeer::read_line(int from, const std::function<void()>& at_end) {
   for (;;) {
     if (const size_t end = pending_.find('\n'); end != std::string::npos) {
       std::string line = pending_.substr(0, end);
@@ -167,26 +170,46 @@ std::string LineProcess::read_line() {
     }
     if (pending_.size() > kLongestLine) give_up(fmt::format("wrote a line of more than {} bytes", kLongestLine));
     std::array<char, 65536> block;
-    const ssize_t n = read(from_, block.data(), block.size());
+    const ssize_t n = read(from, block.data(), block.size());
     if (n < 0 && errno == EINTR) continue;
     if (n > 0) {
       pending_.append(block.data(), static_cast<size_t>(n));
       continue;
     }
-    for (const auto until = Clock::now() + kDeathLimit; Clock::now() < until;) {
-      if (!child_.is_alive()) give_up(describe_end(child_.wait().status) + " before it answered");
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    give_up("closed its standard output but kept running; killed");
+    at_end();
   }
+}
+
+void LineProcess::report_end() {
+  for (const auto until = Clock::now() + kDeathLimit; Clock::now() < until;) {
+    if (!child_.is_alive()) give_up(describe_end(child_.wait().status) + " before it answered");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  give_up("closed its standard output but kept running; killed");
 }
 
 std::string LineProcess::request(const std::string& line) {
   if (!child_.is_started()) throw ProcessEnded("has ended already");
   write_all(to_, line + "\n");  // a failed write needs no handling: read_line() reports the end of the process
-  std::string answer = read_line();
+  std::string answer = read_line(from_, [this] { report_end(); });
   pass_stderr_on();
   return answer;
+}
+
+bool LineSocket::is_socket(int descriptor) {
+  struct stat status {};
+  return fstat(descriptor, &status) == 0 && S_ISSOCK(status.st_mode);
+}
+
+LineSocket::LineSocket(int descriptor) : descriptor_(descriptor) {
+  std::array<char, 65536> late;
+  while (recv(descriptor_, late.data(), late.size(), MSG_DONTWAIT) > 0) {
+  }
+}
+
+std::string LineSocket::request(const std::string& line) {
+  write_all(descriptor_, line + "\n");  // read_line() reports a failed write, too
+  return read_line(descriptor_, [this] { give_up("closed the socket before it answered"); });
 }
 
 }  // namespace checkop

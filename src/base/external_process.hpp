@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A child process with a line protocol: its standard input and output are pipes, its standard error is a file.
+// Who answers lines with lines: a child process with pipes and a file for its standard error, or a socket's other end.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -10,7 +11,7 @@
 
 namespace checkop {
 
-/// The process ended or broke the protocol; what() says why.
+/// The other end ended or broke the protocol; what() says why.
 class ProcessEnded : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -36,32 +37,70 @@ void print_last_words(const std::string& text);
 /// file is empty.
 std::string last_words(const std::string& stderr_file);
 
-/// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.
-class LineProcess {
+/// Someone who answers each line with a line.
+class LinePeer {
  public:
   /// Longest answer, in bytes; a longer line is an error.
   static constexpr size_t kLongestLine = 1 << 20;
 
-  /// Throws ProcessEnded when the process can't be started. The caller must ignore SIGPIPE.
-  LineProcess(const std::string& command, const std::string& stderr_file);
-  ~LineProcess();  ///< kills the process
-  LineProcess(const LineProcess&) = delete;
-  LineProcess& operator=(const LineProcess&) = delete;
+  LinePeer() = default;
+  virtual ~LinePeer() = default;
+  LinePeer(const LinePeer&) = delete;
+  LinePeer& operator=(const LinePeer&) = delete;
 
-  /// Sends one line and waits, without a time limit, for one line of answer. Copies the text that the process wrote to
-  /// its standard error to ours. Throws ProcessEnded, with how the process ended and its last stderr lines.
-  std::string request(const std::string& line);
+  /// Sends one line and waits, without a time limit, for one line of answer. Throws ProcessEnded when none comes.
+  virtual std::string request(const std::string& line) = 0;
 
-  /// Kills the process and throws ProcessEnded with `why` and its last stderr lines.
+  /// Ends the conversation and throws ProcessEnded with `why` and the last words of the other end.
   [[noreturn]] void give_up(const std::string& why);
 
+ protected:
+  /// Returns the last words as a clause that ends a sentence.
+  virtual std::string end() = 0;
+  /// The next line of `from`. Where no more can come, `at_end` throws.
+  std::string read_line(int from, const std::function<void()>& at_end);
+
+  std::string pending_;  ///< read already, of lines to come
+};
+
+/// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.
+class LineProcess : public LinePeer {
+ public:
+  /// Throws ProcessEnded when the process can't be started. The caller must ignore SIGPIPE.
+  LineProcess(const std::string& command, const std::string& stderr_file);
+  ~LineProcess() override;  ///< kills the process
+
+  /// Copies the text that the process wrote to its standard error to ours. What is thrown says how the process ended,
+  /// with its last stderr lines.
+  std::string request(const std::string& line) override;
+
+ protected:
+  std::string end() override;  ///< kills the process; its last words are of its standard error
+
  private:
-  std::string read_line();
+  [[noreturn]] void report_end();
   void pass_stderr_on();
 
-  std::string stderr_file_, pending_;
+  std::string stderr_file_;
   ChildProcess child_;
   int to_ = -1, from_ = -1, errors_ = -1;
+};
+
+/// The other end of an inherited socket, held by a process that outlives this one.
+class LineSocket : public LinePeer {
+ public:
+  /// Leaves the descriptor open. Throws away what has arrived: the late answer to a process that asked before this one.
+  explicit LineSocket(int descriptor);
+
+  static bool is_socket(int descriptor);
+
+  std::string request(const std::string& line) override;
+
+ protected:
+  std::string end() override { return ""; }
+
+ private:
+  int descriptor_;
 };
 
 }  // namespace checkop

@@ -124,6 +124,12 @@ void add_external_options(CLI::App& app, RunOptions& run) {
                  "command to run as a candidate: it gets cases as lines of JSON and tensors as files")
       ->type_name("COMMAND")
       ->group("Candidates");
+  app.add_option("--exec-fd", run.external_descriptor,
+                 "descriptor of a socket that this process inherited; the process at its other end is a candidate, and "
+                 "is spoken to as with --exec")
+      ->check(not_negative())
+      ->type_name("N")
+      ->group("Candidates");
   add_names(app, "--exec-name", run.external_names,
             "names of the --exec candidates, in order; default: exec, exec2, ...");
   app.get_option("--exec-name")->type_name("NAME")->group("Candidates");
@@ -272,7 +278,8 @@ void add_memory_option(CLI::App& app, RunOptions& run) {
 /// Which of the chosen checks.
 void add_selection_options(CLI::App& app, RunOptions& run) {
   add_filter_option(app, run);
-  app.add_flag("--list", run.list, "print the selected checks with the size of their tensors, and stop")
+  app.add_flag("--list", run.list,
+               "print the selected checks with the size of their tensors, and stop; --json writes them as JSON")
       ->group("Checks");
 }
 

@@ -138,7 +138,11 @@ void refuse_idle_flags(const RunOptions& run) {
     if (!file.empty() && !files_written.insert(file).second)
       refuse(flag, fmt::format("another report goes to '{}' too", file), "give each a file of its own");
   }
-  if (run.has("--exec-name") && !run.has("--exec")) refuse("--exec-name", "has no effect alone", "add --exec COMMAND");
+  if (run.has("--exec-name") && !run.has("--exec") && !run.has("--exec-fd"))
+    refuse("--exec-name", "has no effect alone", "add --exec COMMAND");
+  if (run.has("--exec-fd") && run.has("--sanitize"))
+    refuse("--exec-fd", "cannot be combined with --sanitize, which starts the candidate in a process of its own",
+           "use --exec COMMAND");
   if (run.has("--save") && !run.has("--save-tensors"))
     refuse("--save", "has no effect alone", "add --save-tensors DIR");
   for (const auto& [flag, other] :

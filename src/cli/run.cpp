@@ -7,12 +7,14 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <system_error>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/interruption.hpp"
+#include "base/output_file.hpp"
 #include "base/paths.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
@@ -51,6 +53,27 @@ std::vector<Progress::Step> steps_of(const std::vector<const Check*>& checks) {
   std::vector<Progress::Step> steps;
   for (const Check* check : checks) steps.push_back({check_name(*check), cost_of(*check)});
   return steps;
+}
+
+/// For people, or with --json for programs.
+void list_checks(const RunOptions& options, const std::vector<const Check*>& checks) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const Check* check : checks) {
+    const Case& c = check->c;
+    if (!options.json_to_stdout)
+      fmt::print("{}  {}\n", check_name(*check), format_bytes(static_cast<uint64_t>(tensor_bytes(c))));
+    list.push_back({{"name", check_name(*check)},
+                    {"op", c.op->name},
+                    {"pass", c.pass->name},
+                    {"candidate", check->candidate.name},
+                    {"case_name", case_name(c)},
+                    {"dtype", info(c.dtype).name},
+                    {"dims", c.dims},
+                    {"bytes", tensor_bytes(c)}});
+  }
+  const std::string text = list.dump(1) + "\n";
+  if (options.json_to_stdout) fmt::print("{}", text);
+  if (!options.json_file.empty()) write_file(options.json_file, text);
 }
 
 /// The other processes of the job, for rank 0.
@@ -98,8 +121,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
   const Selection& selection = session.selection();
   const std::vector<const Check*> here = selection.checks_here();
   if (options.run.list) {
-    for (const Check* check : here)
-      fmt::print("{}  {}\n", check_name(*check), format_bytes(static_cast<uint64_t>(tensor_bytes(check->c))));
+    list_checks(options.run, here);
     return selection.checks.empty() ? 3 : 0;
   }
   session.check_questions(contract);

@@ -57,6 +57,17 @@ DeviceInfo read_device(const JsonValue& answer) {
   return device;
 }
 
+/// The digest that the process gives of its functions, which a command need not name; without one, the command's.
+std::string digest_of(const JsonValue& answer, const std::string& command) {
+  const auto said = answer.find("digest");
+  if (!said) return command_digest(command);
+  const std::string digest = said->string();
+  constexpr size_t kDigits = 16;
+  if (digest.size() != kDigits || digest.find_first_not_of("0123456789abcdef") != std::string::npos)
+    said->fail("16 hex digits");
+  return digest;
+}
+
 const Operator& require_operator(const JsonValue& name) {
   if (const Operator* op = find_operator(name.string())) return *op;
   std::vector<std::string> known;
@@ -176,12 +187,22 @@ struct External::Kernel {
   const Pass* pass;
 };
 
-External::External(const ExternalCommand& command)
-    : folder_(command.folder), process_(command.command, stderr_file(command)) {
-  const std::string where = fmt::format("--exec '{}'", command.command);
+std::string ExternalCommand::flag() const {
+  return command.empty() ? fmt::format("--exec-fd {}", descriptor) : fmt::format("--exec '{}'", command);
+}
+
+External::External(const ExternalCommand& command, int socket) : folder_(command.folder) {
+  const std::string where = command.flag();
+  if (!command.command.empty()) {
+    process_ = std::make_unique<LineProcess>(command.command, stderr_file(command));
+  } else if (LineSocket::is_socket(socket)) {
+    process_ = std::make_unique<LineSocket>(socket);
+  } else {
+    throw InputError(where, "is no socket that this process inherited", "pass one on, or use --exec COMMAND");
+  }
   std::string line;
   try {
-    line = process_.request(one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}}}}));
+    line = process_->request(one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}}}}));
   } catch (const ProcessEnded& e) {
     throw InputError(where, e.what(), "it should answer the first line with what it can do");
   }
@@ -189,12 +210,13 @@ External::External(const ExternalCommand& command)
   if (const auto lacking = answer.find("no_device"))
     throw EnvironmentError(fmt::format("{}: {}", where, lacking->string()));
   if (const auto error = answer.find("error")) throw InputError(where, error->string());
-  answer.allow_keys({"protocol", "device", "kernels"});
+  answer.allow_keys({"protocol", "device", "kernels", "digest"});
   answer.at("protocol").integer(kProtocol, kProtocol);
   device_ = read_device(answer);
   require_wanted_device(where, command.device, device_);
   const int32_t kind = device_.kind == "cuda" ? CHECKOP_CUDA : CHECKOP_CPU;
-  const std::string digest = command_digest(command.command);
+  const std::string path = command.command.empty() ? where : command.command;
+  const std::string digest = digest_of(answer, path);
   for (const JsonValue& item : answer.at("kernels").items()) {
     item.allow_keys({"op", "pass", "recipes"});
     const JsonValue name = item.at("op");
@@ -215,8 +237,8 @@ External::External(const ExternalCommand& command)
       for (const JsonValue& recipe : declared->items()) recipes.push_back(recipe.string());
       require_recipes(declared->where(), op, recipes);
     }
-    candidates_.push_back({command.name, std::string(op.name), std::string(pass.name), command.command, digest,
-                           &kernel->entry, std::move(recipes)});
+    candidates_.push_back(
+        {command.name, std::string(op.name), std::string(pass.name), path, digest, &kernel->entry, std::move(recipes)});
     kernels_.push_back(std::move(kernel));
   }
   if (candidates_.empty()) throw InputError(where, "reports no kernels", "name operators in its first answer");
@@ -265,7 +287,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
                      {"want", describe_outputs(*kernel.pass, call)},
                      {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
   try {
-    const std::string line = process_.request(one_line({{"run", request}}));
+    const std::string line = process_->request(one_line({{"run", request}}));
     std::string status, message;
     try {
       const JsonValue answer = JsonValue::parse(line, "its answer");
@@ -274,7 +296,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
       status = answer.at("status").one_of("status", {"ok", "unsupported", "failed"});
       if (answer.has("message")) message = answer.at("message").string();
     } catch (const InputError& e) {
-      process_.give_up(fmt::format("{}: '{}'", e.what(), line.substr(0, 200)));
+      process_->give_up(fmt::format("{}: '{}'", e.what(), line.substr(0, 200)));
     }
     if (status == "ok") {
       if (const std::string wrong = take_outputs(files.outputs, *kernel.pass, call); !wrong.empty()) {

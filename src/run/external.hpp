@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process as a candidate: JSON lines on its standard input and output, tensors as safetensors files.
+// A process as a candidate: JSON lines on its standard input and output or on a socket, tensors as safetensors files.
 #pragma once
 
 #include <memory>
@@ -13,21 +13,24 @@
 
 namespace checkop {
 
-/// A command given with --exec.
+/// A command given with --exec, or the socket of --exec-fd, whose other end a process holds that started this one.
 struct ExternalCommand {
   std::string name;             ///< of the candidate
-  std::string command;          ///< run by a shell
+  std::string command;          ///< run by a shell; empty: `descriptor` is the socket
   std::string device = "auto";  ///< where the process should compute: "auto", "cpu" or "cuda:N"
   std::string folder = {};      ///< private; holds tensors and the process's standard error
+  int descriptor = -1;          ///< of --exec-fd
+
+  std::string flag() const;  ///< as given: "--exec 'COMMAND'" or "--exec-fd N"
 };
 
 /// A running candidate process. Its candidates have the form of the ABI: launch() writes the inputs to a file, sends a
 /// request, and reads the outputs from another file. A launch throws Stopped if the process can't be used any more.
 class External {
  public:
-  /// Starts the process and asks for its kernels. Throws InputError if the answer is missing or invalid,
-  /// EnvironmentError if the process reports that its device is missing.
-  explicit External(const ExternalCommand& command);
+  /// Starts the process, or takes the one at the other end of `socket`, and asks for its kernels. Throws InputError if
+  /// the answer is missing or invalid, EnvironmentError if the process reports that its device is missing.
+  explicit External(const ExternalCommand& command, int socket = -1);
   ~External();
   External(const External&) = delete;
   External& operator=(const External&) = delete;
@@ -43,7 +46,7 @@ class External {
   checkop_status run(const Kernel& kernel, const checkop_call& call);
 
   std::string folder_;
-  LineProcess process_;
+  std::unique_ptr<LinePeer> process_;
   DeviceInfo device_;
   std::vector<std::unique_ptr<Kernel>> kernels_;
   std::vector<Candidate> candidates_;

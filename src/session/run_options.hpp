@@ -50,7 +50,9 @@ struct CandidateChoice {
   std::string device = "auto", arch_key = "auto";
   bool force_arch_key = false;
   std::vector<std::string> plugins;
-  std::vector<std::string> external, external_names;  ///< commands of --exec, and their names as candidates
+  std::vector<std::string> external;        ///< commands of --exec
+  std::optional<int> external_descriptor;   ///< of --exec-fd, a socket
+  std::vector<std::string> external_names;  ///< of these candidates: first the commands, then the socket
 };
 
 /// Where reports go.

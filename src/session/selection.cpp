@@ -252,22 +252,38 @@ std::vector<std::string> candidate_names(const RunOptions& options, const Worker
   return named;
 }
 
-std::string external_name(const CandidateChoice& options, size_t index) {
-  if (index < options.external_names.size()) return options.external_names[index];
-  return index == 0 ? "exec" : fmt::format("exec{}", index + 1);
+/// The device on which the processes of --exec should compute; "auto" leaves the choice to them.
+std::string external_device(const DeviceChoice& choice) {
+  if (!choice.cuda) return "cpu";
+  return choice.cpu ? "auto" : fmt::format("cuda:{}", choice.index);
+}
+
+/// The candidates of --exec and --exec-fd, with their names.
+std::vector<ExternalCommand> external_commands(const CandidateChoice& options) {
+  std::vector<ExternalCommand> commands;
+  const std::string device = external_device(parse_device(options.device));
+  for (const std::string& command : options.external) commands.push_back({"", command, device});
+  if (options.external_descriptor) commands.push_back({"", "", device, "", *options.external_descriptor});
+  for (size_t i = 0; i < commands.size(); ++i) {
+    commands[i].name = i < options.external_names.size() ? options.external_names[i]
+                       : i == 0                          ? "exec"
+                                                         : fmt::format("exec{}", i + 1);
+  }
+  return commands;
 }
 
 /// Throws InputError unless every command has a unique name that no candidate of `known` has.
 void check_external_names(const CandidateChoice& options, const WorkerInfo& known) {
-  if (options.external_names.size() > options.external.size()) {
+  const std::vector<ExternalCommand> commands = external_commands(options);
+  if (options.external_names.size() > commands.size()) {
     throw InputError("--exec-name",
-                     fmt::format("{} names for {} commands", options.external_names.size(), options.external.size()),
+                     fmt::format("{} names for {} commands", options.external_names.size(), commands.size()),
                      "give one name for each --exec, in their order");
   }
   std::set<std::string> taken;
   for (const Candidate& candidate : known.candidates) taken.insert(candidate.name);
-  for (size_t i = 0; i < options.external.size(); ++i) {
-    const std::string name = external_name(options, i);
+  for (const ExternalCommand& command : commands) {
+    const std::string& name = command.name;
     if (!is_candidate_name(name))
       throw InputError("--exec-name", fmt::format("'{}' is no candidate name", name), kCandidateNameHint);
     if (!taken.insert(name).second)
@@ -275,21 +291,13 @@ void check_external_names(const CandidateChoice& options, const WorkerInfo& know
   }
 }
 
-/// The device on which the commands of --exec should compute; "auto" leaves the choice to them.
-std::string external_device(const DeviceChoice& choice) {
-  if (!choice.cuda) return "cpu";
-  return choice.cpu ? "auto" : fmt::format("cuda:{}", choice.index);
-}
-
-/// Starts the requested commands of --exec and adds their candidates to `known`.
-void start_external(const CandidateChoice& options, const DeviceChoice& choice, WorkerInfo& known,
-                    Selection& selection) {
-  for (size_t i = 0; i < options.external.size(); ++i) {
-    const std::string name = external_name(options, i);
+/// Starts the requested commands of --exec, and asks the socket of --exec-fd; adds their candidates to `known`.
+void start_external(const CandidateChoice& options, WorkerInfo& known, Selection& selection) {
+  for (const ExternalCommand& command : external_commands(options)) {
+    const std::string& name = command.name;
     const auto& wanted = options.candidates;
     if (!takes_all(options) && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
-    auto worker = std::make_shared<Worker>(
-        WorkerConfig{{}, "cpu", false, {{name, options.external[i], external_device(choice)}}});
+    auto worker = std::make_shared<Worker>(WorkerConfig{{}, "cpu", false, command});
     const WorkerInfo& info = worker->info();
     known.candidates.insert(known.candidates.end(), info.candidates.begin(), info.candidates.end());
     known.candidate_device.insert(known.candidate_device.end(), info.candidate_device.begin(),
@@ -301,7 +309,7 @@ void start_external(const CandidateChoice& options, const DeviceChoice& choice, 
 /// Whether the machine's devices matter. Commands of --exec find their own.
 bool needs_devices(const RunOptions& options) {
   std::set<std::string> external;
-  for (size_t i = 0; i < options.external.size(); ++i) external.insert(external_name(options, i));
+  for (const ExternalCommand& command : external_commands(options)) external.insert(command.name);
   return takes_all(options) || !std::all_of(options.candidates.begin(), options.candidates.end(),
                                             [&](const std::string& name) { return external.contains(name); });
 }
@@ -440,7 +448,7 @@ Selection select_checks(const RunOptions& options) {
   check_external_names(options, known);
   if (needs_devices(options)) require_devices(options, choice, known.cuda_devices);
   Selection selection;
-  start_external(options, choice, known, selection);
+  start_external(options, known, selection);
   for (const std::string& name : candidate_names(options, known, choice, ops, selection)) {
     for (size_t number = 0; number < cases.size(); ++number) {
       const Case& c = cases[number];

@@ -57,6 +57,7 @@ std::string repeat_line(const RunOptions& options, const Check& check, const Cas
                   check.candidate.name, check.candidate.device, quote_command({contract}));
   for (const std::string& plugin : options.plugins) line += " --plugin " + quote_command({plugin});
   for (const std::string& command : options.external) line += " --exec " + quote_command({command});
+  if (options.external_descriptor) line += " --exec COMMAND";  // another run has not this socket
   if (!options.external_names.empty()) line += fmt::format(" --exec-name {}", fmt::join(options.external_names, ","));
   if (options.arch_key != "auto") line += " --arch-key " + options.arch_key;
   if (options.force_arch_key) line += " --force-arch-key";

@@ -138,12 +138,15 @@ std::unique_ptr<Device> open_device(const std::string& name) {
 int run_child(int socket, const WorkerConfig& config) {
   int code = 0;
   try {
-    detach_from_parent(socket, config.ranks ? config.ranks->channel : kNoChannel);
+    const bool asks_socket = config.external && config.external->descriptor >= 0;
+    detach_from_parent(socket, config.ranks  ? config.ranks->channel
+                               : asks_socket ? config.external->descriptor
+                                             : kNoChannel);
     try {
       std::optional<External> external;
       if (config.external) {
         signal(SIGPIPE, SIG_IGN);
-        external.emplace(*config.external);
+        external.emplace(*config.external, kChildChannel);
       }
       // Before the plugins: how much is free is noted then, and they can take some as they are loaded.
       const std::unique_ptr<Device> device = external ? external->open_device() : open_device(config.device);

@@ -10,7 +10,7 @@ namespace checkop {
 std::unique_ptr<Device> open_device(const std::string& name);
 
 /// Cuts the process loose from what it shares with its parent: signals, terminal, files. The socket becomes descriptor
-/// 3, the channel to other ranks 4 unless there is none; all others are closed.
+/// 3, the channel (to other ranks, or of --exec-fd) 4 unless there is none; all others are closed.
 void detach_from_parent(int socket, int channel);
 inline constexpr int kNoChannel = -1;
 

@@ -178,7 +178,7 @@ void Worker::start() {
 
   const std::string where =
       config_.external
-          ? fmt::format("--exec '{}'", config_.external->command)
+          ? config_.external->flag()
           : fmt::format("worker for {}",
                         config_.plugins.empty() ? "no plugin" : fmt::to_string(fmt::join(config_.plugins, ", ")));
   Message message;

@@ -12,7 +12,8 @@ Links     The target of every relative link exists, and so does the heading that
 Paths     A word in backticks that begins with a top-level folder of the repository names a file or folder that exists
           (a glob: at least one). `build/` is not looked at, and GENERATED lists further exceptions.
 Commands  In blocks fenced as ```bash every line that runs check_operator is checked; other lines are not looked at, but
-          for `python3 FILE`, which is run where FILE is a file of the page (see below). In blocks fenced as ```sh commands
+          for `python3 FILE`, which is run where FILE is a file of the page (see below), and `pytest FILE`, both with the
+          Python package of this tree. In blocks fenced as ```sh commands
           are not run, but their flags must be known to --help.
             build/cpu/check_operator or check_operator with --device cpu, or a subcommand that needs no device: run. It must
                 exit with 0, or with N where the line ends in `# exits N`.
@@ -145,6 +146,8 @@ def commands_of(text):
                 name, _, environment[name] = words.pop(0).partition("=")
             launched = bool(words) and words[0] in LAUNCHERS
             at = next((i for i, word in enumerate(words) if os.path.basename(word) == "check_operator"), None)
+            if words[:1] == ["pytest"]:
+                yield Command(here, environment, words, int(expected[1]) if expected else 0, False, is_run)
             if at is not None and (at == 0 or launched):
                 commands.append(Command(here, environment, words[at:], int(expected[1]) if expected else 0, launched, is_run))
             elif words and words[0] == "python3":
@@ -175,6 +178,7 @@ class Program:
                 os.symlink(os.path.join(root, name), os.path.join(folder, name))
         os.mkdir(os.path.join(folder, "build"))
         os.symlink(os.path.dirname(program), os.path.join(folder, "build", "cpu"))
+        self.package = {"PYTHONPATH": os.path.join(root, "python"), "CHECK_OPERATOR_PROGRAM": os.path.abspath(program)}
 
     def run(self, words, environment):
         """(exit code, output)"""
@@ -196,7 +200,11 @@ class Program:
         if words[0] == "python3":
             if not command.is_run or not os.path.exists(os.path.join(self.folder, words[1])):
                 return ""
-            code, text = self.run([sys.executable, *words[1:]], command.environment)
+            code, text = self.run([sys.executable, *words[1:]], {**self.package, **command.environment})
+            return "" if code == command.exit_code else f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
+        if words[0] == "pytest":
+            plain = [sys.executable, "-m", "pytest", "-p", "check_operator.pytest_plugin", *words[1:]]
+            code, text = self.run(plain, {**self.package, **command.environment}) if command.is_run else (command.exit_code, "")
             return "" if code == command.exit_code else f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
         subcommand = subcommand_of(words)
         unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in self.flags(subcommand)]

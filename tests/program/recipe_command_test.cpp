@@ -47,9 +47,9 @@ TEST(DeclaredRecipes, CountForTheKernelThatDeclaresThemAlone) {
   const std::string script = testing::TempDir() + "rounds_silently.py";
   std::ofstream(script) << fmt::format(R"(
 import sys
-sys.path.insert(0, "{}/scripts")
+sys.path.insert(0, "{}/python")
 import numpy as np
-from check_operator_candidate import serve
+from check_operator.serving import serve
 
 def rms_norm(x, weight, eps):
     wide = x.astype(np.float32)

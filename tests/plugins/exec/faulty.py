@@ -11,8 +11,8 @@ import struct
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "scripts"))
-from check_operator_candidate import read_safetensors, write_safetensors
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "python"))
+from check_operator.serving import read_safetensors, write_safetensors
 
 mode = sys.argv[1]
 
@@ -111,6 +111,8 @@ elif mode == "hello_no_device":
     say({"no_device": "there is no accelerator"})
 elif mode == "hello_other_protocol":
     say({"protocol": 2, "kernels": [kernel]})
+elif mode.startswith("hello_digest"):
+    say({"protocol": 1, "kernels": [kernel], "digest": "0123456789abcdef" if mode == "hello_digest" else "0123456789ABCDEF"})
 elif mode == "hello_twice":
     say({"protocol": 1, "kernels": [kernel, kernel]})
 elif mode == "accelerator":

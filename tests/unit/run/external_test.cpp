@@ -99,6 +99,13 @@ TEST(External, DeclaresRecipesOfItsOperators) {
       << error;
 }
 
+TEST(External, DigestIsThatOfTheProcess) {
+  EXPECT_EQ(make_worker("hello_digest").info().candidates[0].digest, "0123456789abcdef");
+  EXPECT_NE(make_worker("honest").info().candidates[0].digest, "0123456789abcdef");
+  EXPECT_NE(error_of([] { make_worker("hello_digest_wrong"); }).find("digest: expected 16 hex digits"),
+            std::string::npos);
+}
+
 TEST(External, DeviceIsThatOfTheProcess) {
   Worker worker = make_worker("accelerator");
   EXPECT_EQ(worker.info().candidate_device[0], CHECKOP_CUDA);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/check_operator_candidate.py without check_operator: rounding, files, and how functions are called."""
+"""python/check_operator/serving.py without check_operator: rounding, files, and how functions are called."""
 import json
 import os
 import subprocess
@@ -9,9 +9,9 @@ import unittest
 
 import numpy as np
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts")
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "python")
 sys.path.insert(0, FOLDER)
-import check_operator_candidate as helper
+from check_operator import serving as helper
 
 
 def nearest_bf16(value):
@@ -82,7 +82,14 @@ class Calls(unittest.TestCase):
         self.assertEqual(helper.by_name(5, ["y"]), {"y": 5})
         self.assertEqual(helper.by_name((5, 6), ["y", "lse"]), {"y": 5, "lse": 6})
         self.assertEqual(helper.by_name({"lse": 6}, ["y", "lse"]), {"lse": 6})
-        with self.assertRaisesRegex(TypeError, "returned 1 outputs, expected 2: y, lse"):
+        self.assertEqual(helper.chosen({"lse": 6, "y": 5, "z": 0}, ["y", "lse"]), {"y": 5, "lse": 6})
+        with self.assertRaisesRegex(TypeError, "returned no 'y', only 'lse'"):
+            helper.chosen({"lse": 6}, ["y", "lse"])
+        with self.assertRaisesRegex(TypeError, "returned None for 'y'"):
+            helper.chosen({"y": None}, ["y"])
+        with self.assertRaisesRegex(TypeError, "returned None; return 'y'"):
+            helper.by_name(None, ["y"])
+        with self.assertRaisesRegex(TypeError, "returned 1 output, expected 2: 'y', 'lse'"):
             helper.by_name(5, ["y", "lse"])
 
     def test_inputs_upstream_gradients_and_wanted_ones_are_told_apart(self):
@@ -120,7 +127,7 @@ class Calls(unittest.TestCase):
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
-from check_operator_candidate import serve
+from check_operator.serving import serve
 import numpy as np
 def silu(x):
     print("printed")
@@ -146,6 +153,7 @@ class Serving(unittest.TestCase):
             done = subprocess.run([sys.executable, "-c", SCRIPT.format(folder=FOLDER)], capture_output=True, text=True,
                                   input="".join(json.dumps(line) + "\n" for line in lines), check=True)
             hello, answer = map(json.loads, done.stdout.splitlines())
+            self.assertRegex(hello.pop("digest"), "^[0-9a-f]{16}$")
             self.assertEqual(hello, {"protocol": 1, "device": {"kind": "cpu"},
                                      "kernels": [{"op": "silu", "pass": "forward"}]})
             self.assertIn("printed", done.stderr)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check(): a Python function becomes a candidate of one run of the program."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import shlex
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import serving
+from ._program import HERE, ask, contract_path, error_of, is_report, others_words, run
+from ._report import Report
+from .errors import InputError
+
+Values = Union[int, str, Sequence[int]]
+DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def check(fn: Callable[..., Any], *, op: str, dtype: Any = None, dims: Optional[Mapping[str, Values]] = None,
+          attrs: Optional[Mapping[str, float]] = None, backward: Union[bool, Callable[..., Any]] = False,
+          suite: Optional[str] = None, cases: Union[None, str, Sequence[str]] = None, contract: Optional[str] = None,
+          device: Optional[str] = None, seed: Optional[int] = None, checks: Union[None, str, Sequence[str]] = None,
+          isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None,
+          timeout_s: Optional[int] = None) -> Report:
+    """Checks a function over tensors of torch, NumPy or JAX against the FP64 gold of the operator `op`.
+
+    fn         gets inputs and attributes by the names that `check_operator show OP` prints, and returns the outputs
+    dtype      "bf16", torch.bfloat16, or a list; default: fp32, or all that the cases of `suite` or `cases` have
+    dims       sizes, such as dict(batch=4, hidden="64,4096"); attrs: attributes, such as dict(eps=1e-6)
+    backward   True: the gradients of fn, by torch or JAX; or the function that computes them
+    suite      of the shipped cases, such as "smoke"; cases: files of cases
+    contract   a file, or the name of a shipped policy, such as "assert_close"
+    device     "cpu", "cuda" or "cuda:N"; seed: of the inputs
+    checks     of "accuracy", "invariance", "determinism" and "memory"; default: what the contract demands
+    isolate    "spawn": fn is imported in a fresh interpreter; "here": it runs in this thread. Default: "spawn" where fn
+               can be imported by its name
+    adapt      the operator's names -> the parameters of fn, such as {"weight": "gamma"}
+    name       of the candidate, in reports; timeout_s: of a check
+
+    Throws InputError or MachineError if the question can't be asked; a failed check is no exception.
+    """
+    question = Question(op, dtype, dims or {}, attrs or {}, bool(backward), suite, cases, contract, device, seed, checks,
+                        timeout_s)
+    return ask_about(fn, question, backward=backward, isolate=isolate, adapt=adapt, name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Which cases of which operator, and how they are judged."""
+
+    op: str
+    dtype: Any = None
+    dims: Mapping[str, Values] = dataclasses.field(default_factory=dict)
+    attrs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    backward: bool = False
+    suite: Optional[str] = None
+    cases: Union[None, str, Sequence[str]] = None
+    contract: Optional[str] = None
+    device: Optional[str] = None
+    seed: Optional[int] = None
+    checks: Union[None, str, Sequence[str]] = None
+    timeout_s: Optional[int] = None
+
+    def flags(self) -> List[str]:
+        found = [f"--op={self.op}", "--check-grad" if self.backward else "--pass=forward"]
+        if self.dtype is not None:
+            found.append("--dtype=" + ",".join(dtype_name(each) for each in listed(self.dtype)))
+        for size, values in self.dims.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", str(size)):
+                raise InputError(f"dims: '{size}' is no size; see 'check_operator show {self.op}'")
+            found.append(f"--dim={size}={','.join(str(each) for each in listed(values))}")
+        known = attributes_of(self.op) if self.attrs else []
+        for attr, value in self.attrs.items():
+            if attr not in known:
+                raise InputError(f"attrs: {self.op} has no '{attr}'; known: {', '.join(known) or 'none'}")
+            found.append(f"--{attr.replace('_', '-')}={float(value)!r}")
+        if self.suite is not None:
+            found.append(f"--suite={self.suite}")
+        found += [f"--cases={path}" for path in listed(self.cases)]
+        if self.contract is not None:
+            found.append(f"--contract={contract_path(self.contract)}")
+        if self.checks is not None:
+            found.append(f"--check={','.join(listed(self.checks))}")
+        for flag, given in (("device", self.device), ("seed", self.seed), ("timeout-s", self.timeout_s)):
+            if given is not None:
+                found.append(f"--{flag}={given}")
+        return found
+
+
+def listed(value: Any) -> List[Any]:
+    return [] if value is None else list(value) if isinstance(value, (list, tuple, range)) else [value]
+
+
+def dtype_name(dtype: Any) -> str:
+    """ "bf16" for "bf16", torch.bfloat16, numpy.float32 and their kin."""
+    word = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
+    return DTYPES.get(word, word)
+
+
+def attributes_of(op: str) -> List[str]:
+    return re.findall(r"^  attribute (\w+) ", ask(["show", op]), flags=re.M)
+
+
+def candidate_name(fn: Callable[..., Any]) -> str:
+    """The function's, in characters that the program takes."""
+    word = re.sub(r"[^A-Za-z0-9_-]+", "-", getattr(serving.innermost(fn), "__name__", type(fn).__name__)).strip("-_")
+    return word or "function"
+
+
+def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[bool, Callable[..., Any]] = False,
+              isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None,
+              only: Optional[str] = None) -> Report:
+    """check() with the question in one piece. `only`: the glob of --filter."""
+    if serving.SERVES in os.environ:
+        raise InputError(f"check() is called by what '{os.environ[serving.SERVES]}' imports, and would call itself without "
+                         "end; call it in a test, or under if __name__ == '__main__'")
+    if not callable(fn):
+        raise InputError(f"fn: expected a function, got {type(fn).__name__}")
+    if isolate not in (None, "spawn", "here"):
+        raise InputError(f"isolate: unknown value '{isolate}'; use 'spawn' or 'here'")
+    places = [place_of(each) for each in (fn, backward) if callable(each)]
+    unreachable = next((why for place, why in places if not place), "")
+    if isolate == "spawn" and unreachable:
+        raise InputError(f"isolate: {unreachable}; put the function in a module, or use isolate='here'")
+    name = name or candidate_name(fn)
+    flags = question.flags() + [f"--candidate={name}", f"--exec-name={name}"] + ([f"--filter={only}"] if only else [])
+    if (isolate or ("here" if unreachable else "spawn")) == "spawn":
+        spell = spawn_command(question.op, places[0][0], True if backward is True else
+                              places[1][0] if backward else False, dict(adapt or {}))
+        return run_judge(flags + ["--exec=" + shlex.join(spell)])
+    try:
+        functions = serving.functions_for(question.op, fn, backward, dict(adapt or {}))
+    except serving.BadCandidate as error:
+        raise InputError(str(error)) from None
+    repeatable = "the function lives in this process alone: put it in a module, and COMMAND can start it"
+    return run_judge(flags, functions, differentiate=backward is True, advice=repeatable)
+
+
+def place_of(fn: Callable[..., Any]) -> Tuple[str, str]:
+    """ "module:name" under which a fresh interpreter finds the function, or "" and why there is none."""
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if not module or not name:
+        return "", f"a {type(fn).__name__} has no name to import it by"
+    if module == "__main__":
+        return "", f"'{name}' is of the script that runs, and importing that would run it again"
+    if "<" in name:
+        return "", f"'{name}' is made while other code runs, and can't be imported"
+    try:
+        found = functools.reduce(getattr, name.split("."), sys.modules[module])
+    except (KeyError, AttributeError):
+        found = None
+    if found is not fn or getattr(sys.modules[module], "__file__", None) is None:
+        return "", f"'{module}:{name}' is not this function"
+    return f"{module}:{name}", ""
+
+
+def own_paths() -> List[str]:
+    """The folders of sys.path that a fresh interpreter lacks."""
+    shared = {os.path.realpath(sysconfig.get_path(each)) for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+    shared |= {os.path.realpath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}
+    folders = [os.path.abspath(path) for path in sys.path if not path.endswith(".zip")]
+    return [path for path in folders
+            if os.path.realpath(path) not in shared and os.path.basename(path) not in ("lib-dynload", "dist-packages")]
+
+
+def spawn_command(op: str, place: str, backward: Union[bool, str], adapt: Dict[str, str]) -> List[str]:
+    command = [sys.executable, os.path.join(HERE, "serving.py"), place, "--op", op]
+    if backward:
+        command += ["--backward", "auto" if backward is True else str(backward)]
+    for own, theirs in adapt.items():
+        command += ["--adapt", f"{own}={theirs}"]
+    for path in own_paths():
+        command += ["--path", path]
+    return command
+
+
+def stop(judge: "subprocess.Popen[bytes]") -> None:
+    """With time to end its own processes and to remove their files."""
+    judge.terminate()
+    try:
+        judge.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        judge.kill()
+        judge.wait()
+
+
+def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, differentiate: bool = False,
+              advice: str = "") -> Report:
+    """Runs the program. With `functions`, it asks for them over a socket, and they run here."""
+    with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
+        report, said, errors = (os.path.join(folder, each) for each in ("report.json", "said", "errors"))
+        command = ["run", *flags, "--json=" + report, "--color=never", "--no-github"]
+        ours = theirs = None
+        if functions is not None:
+            ours, theirs = socket.socketpair()
+            command.append(f"--exec-fd={theirs.fileno()}")
+        with open(said, "wb") as out, open(errors, "wb") as err:
+            judge = run(command, stdout=out, stderr=err, pass_fds=[theirs.fileno()] if theirs else [])
+        try:
+            if ours and theirs:
+                theirs.close()  # then the program's end closes the socket
+                with ours:
+                    serving.serve_socket(ours, functions or {}, differentiate)
+            judge.wait()
+        except BaseException:  # Ctrl-C, most of all
+            stop(judge)
+            raise
+        with open(said, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        with open(errors, encoding="utf-8", errors="replace") as file:
+            error = file.read()
+        has_report = is_report(report, judge.returncode)
+        shown = error.strip() if has_report else others_words(error)
+        if shown:
+            print(shown, file=sys.stderr)  # warnings, and what the function printed in its process
+        if not has_report:
+            # Which flag handed the function over is not what the caller wrote.
+            raise error_of(judge.returncode, re.sub(r"^(check_operator: )--exec(-fd \d+| '.*?serving\.py .*?'): ", r"\1",
+                                                    error, flags=re.M))
+        with open(report, encoding="utf-8") as file:
+            return Report(json.load(file), text, advice)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""assert_close(): two tensors, judged by `check_operator compare`."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ._check import dtype_name
+from ._program import contract_path, error_of, is_report, run
+from ._report import Report
+from .errors import CheckFailed, CheckVacuous, InputError
+from .serving import write_safetensors
+
+Entry = Tuple[str, Tuple[int, ...], bytes]  # as in safetensors: dtype, shape, bytes
+CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+         "uint8": "U8", "bool": "BOOL"}
+
+
+def assert_close(actual: Any, gold: Any, *, cls: str, terms: Optional[int] = None, dtype: Any = None,
+                 magnitude: Any = None, rounding: Any = None, contract: Optional[str] = None,
+                 msg: Optional[str] = None, **unknown: Any) -> None:
+    """Throws CheckFailed unless every element of `actual` lies within the contract's bound around `gold`.
+
+    actual, gold   tensors of torch, NumPy or JAX of one shape, or dicts, tuples and lists of them. gold is float64, or has
+                   the dtype of actual where that is an integer
+    cls            exact, pointwise, reduction, contraction, logprob or composite: whose rules of the contract apply
+    terms          number of terms of the longest sum behind an element
+    dtype          that actual must have, such as "bf16"
+    magnitude      sum of the absolute values of those terms, such as check_operator.magnitude.matmul(a, b); what the
+                   default contract holds sums against. rounding: what is rounded once more, where that is not |gold|
+    contract       a file, or the name of a shipped policy, such as "assert_close", which has torch's tolerances
+    msg            is put before the text of the exception
+
+    Throws CheckVacuous where nothing is compared, InputError where the question can't be asked.
+    """
+    __tracebackhide__ = True
+    for name in unknown:
+        hint = "; the contract sets the bounds, and contract='assert_close' gives torch's tolerances" \
+            if name in ("rtol", "atol") else ""
+        raise TypeError(f"assert_close() takes no {name}={hint}")
+    got = dict(tensors_of("actual", actual))
+    want = dict(tensors_of("gold", gold))
+    if not got and not want:
+        raise CheckVacuous(prefixed(msg, "nothing was compared: actual and gold hold no tensors"))
+    for here, there, word in ((got, want, "gold"), (want, got, "actual")):
+        for name in here:
+            if name not in there:
+                raise CheckFailed(prefixed(msg, f"{word} has no '{name}'"))
+    for name, (code, _, _) in got.items():
+        if dtype is not None and CODE_NAMES[code] != dtype_name(dtype):
+            raise InputError(f"actual: '{name}' is {CODE_NAMES[code]}, and dtype says {dtype_name(dtype)}")
+        if want[name][0] != "F64" and (code[0] in "FB" and code != "BOOL" or want[name][0] != code):
+            raise InputError(f"gold: '{name}' is {CODE_NAMES[want[name][0]]}; compute the gold in float64"
+                             if code[0] in "FB" and code != "BOOL" else
+                             f"gold: '{name}' is {CODE_NAMES[want[name][0]]}, and actual is {CODE_NAMES[code]}")
+    for group, tensors in (("magnitude", magnitude), ("rounding", rounding)):
+        for name, entry in dict(tensors_of(group, tensors)).items() if tensors is not None else ():
+            if name not in want or group + "/" + name in want:
+                raise InputError(f"{group}: gold has no '{name}'; give it the structure of gold")
+            want[f"{group}/{name}"] = entry
+    report = compare(got, want, cls, terms, contract, magnitude is not None)
+    if report.exit_code:
+        error = report.error()
+        raise type(error)(prefixed(msg, str(error)))
+
+
+def prefixed(msg: Optional[str], text: str) -> str:
+    return f"{msg}\n{text}" if msg else text
+
+
+CODE_NAMES = {code: dtype_name(name) for name, code in CODES.items()}
+
+
+def tensors_of(argument: str, value: Any, name: str = "") -> Iterator[Tuple[str, Entry]]:
+    """Every tensor in `value` by the path that leads to it; a tensor alone is called "value"."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from tensors_of(argument, each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (tuple, list)):
+        for index, each in enumerate(value):
+            yield from tensors_of(argument, each, f"{name}.{index}" if name else str(index))
+    else:
+        yield name or "value", entry_of(argument, name, value)
+
+
+def entry_of(argument: str, name: str, value: Any) -> Entry:
+    where = f"{argument}: '{name}'" if name else argument
+    if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor; numpy knows no bfloat16
+        value = value.detach().cpu().contiguous()
+        word = str(value.dtype).rpartition(".")[2]
+        if word == "bfloat16":
+            import torch
+
+            value = value.view(torch.int16)
+        array = value.numpy()
+    else:
+        import numpy
+
+        if not isinstance(value, (numpy.ndarray, numpy.generic)) and not hasattr(value, "__array__"):
+            raise InputError(f"{where} is a {type(value).__name__}, expected a tensor of torch, NumPy or JAX")
+        array = numpy.asarray(value)
+        word = array.dtype.name
+    if word not in CODES:
+        raise InputError(f"{where} is {word}; known: {', '.join(CODES)}")
+    return CODES[word], tuple(array.shape), array.tobytes()
+
+
+def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Optional[int], contract: Optional[str],
+            has_magnitude: bool) -> Report:
+    with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
+        files = [os.path.join(folder, each) for each in ("actual", "gold")]
+        for path, tensors in zip(files, (got, gold)):
+            write_safetensors(path, tensors)
+        report = os.path.join(folder, "report.json")
+        command: List[str] = ["compare", *files, f"--class={cls}", "--json=" + report, "--color=never",
+                              "--no-github"]
+        if terms is not None:
+            command.append(f"--terms={terms}")
+        if contract is not None:
+            command.append(f"--contract={contract_path(contract)}")
+        judge = run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        said, errors = (each.decode(errors="replace") for each in judge.communicate())
+
+        def told(text: str) -> str:
+            """Without the line that repeats a check of files that are gone, and without their folder."""
+            lines = [line for line in text.splitlines() if not line.lstrip().startswith("repeat: ")]
+            return "\n".join(lines).replace(folder + os.sep, "")
+
+        if not is_report(report, judge.returncode):
+            error = error_of(judge.returncode, told(errors))
+            if "needs the magnitude" in str(error) and not has_magnitude:
+                raise InputError("magnitude: the contract's bounds for this class follow the sum of the terms' absolute "
+                                 "values; give magnitude=, such as check_operator.magnitude.matmul(a, b) or .sum(x, dim), "
+                                 "or contract='assert_close' for torch's tolerances")
+            raise error
+        with open(report, encoding="utf-8") as file:
+            return Report(json.load(file), told(said))

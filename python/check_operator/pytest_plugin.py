@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pytest plugin: one test item for each case, with the program's own words as the failure.
+
+    @pytest.mark.check_operator(op="rms_norm", suite="smoke", dtype=["bf16"], backward=True)
+    def test_mine(candidate):
+        candidate.check(my_rms_norm)
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import tempfile
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
+
+import pytest
+
+from ._check import Question, ask_about
+from ._program import ask
+from ._report import Report
+from .errors import InputError, MachineError
+
+MARKER = "check_operator"
+FOLDER = "check_operator_reports"  # what the controller tells xdist's workers
+RUNS_OF_ALL = "check_operator_runs_of_all"
+# What a marker takes; check() has the rest from the test.
+SELECTS = {field.name for field in dataclasses.fields(Question)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One case of the program's --list."""
+
+    op: str
+    pass_name: str
+    case_name: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.op}-{self.pass_name}-{self.case_name[len(self.op) + 1:]}"
+
+    @property
+    def glob(self) -> str:
+        literal = "".join("\\" + each if each in "*?[]\\" else each for each in self.case_name)
+        return f"{self.op}/{self.pass_name}/*/{literal}"
+
+
+@functools.lru_cache(maxsize=None)
+def items_of(flags: Tuple[str, ...]) -> List[Item]:
+    """The cases that the program selects, in its order: xdist asks every worker for the same list."""
+    # Cases are listed of a candidate, and every operator has this one. Which device a test runs on is its own affair.
+    flags = tuple(flag for flag in flags if not flag.startswith("--device="))
+    text = ask(["run", *flags, "--candidate=native", "--device=cpu", "--list", "--json"])
+    items = [Item(each["op"], each["pass"], each["case_name"]) for each in json.loads(text)]
+    return list(dict.fromkeys(items))  # cases that differ in their seeds alone have one name, and run as one item
+
+
+def question_of(mark: Any) -> Question:
+    unknown = sorted(set(mark.kwargs) - SELECTS)
+    if mark.args or unknown:
+        raise InputError(f"pytest.mark.{MARKER}: takes {', '.join(sorted(SELECTS))} by name, got "
+                         f"{', '.join(unknown) or repr(mark.args[0])}")
+    if "op" not in mark.kwargs:
+        raise InputError(f"pytest.mark.{MARKER}: names no operator; add op=, such as op='rms_norm'")
+    return Question(**mark.kwargs)
+
+
+class Candidate:
+    """The fixture: asks whether a function computes this item's case."""
+
+    def __init__(self, request: Any, question: Question, item: Item) -> None:
+        self._request, self._question, self._item = request, question, item
+
+    def check(self, fn: Callable[..., Any], *, backward: Optional[Callable[..., Any]] = None,
+              isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None,
+              name: Optional[str] = None) -> Report:
+        """Ends the test as the verdict says: fail, skip, xfail, or returns the report. `backward` is the function that
+        computes the gradients; without one, the framework differentiates fn. The rest is as in check_operator.check()."""
+        __tracebackhide__ = True
+        gradients: Union[bool, Callable[..., Any]] = False
+        if self._question.backward:
+            gradients = backward or True
+            if self._item.pass_name == "forward" and backward is None:
+                gradients = False  # not needed for this item, and NumPy has none
+        question = dataclasses.replace(self._question, backward=self._item.pass_name == "backward")
+        ask_it = functools.partial(ask_about, fn, question, backward=gradients, isolate=isolate, adapt=adapt, name=name)
+        try:
+            report = ask_it(only=self._item.glob)
+            if report.verdict == "vacuous":
+                report = self._among_all(report, (fn, repr(question), repr(adapt), backward, isolate, name), ask_it)
+        except (InputError, MachineError) as error:
+            pytest.fail(f"check_operator: {error}", pytrace=False)
+        self._keep(report)
+        self._end(report)
+        return report
+
+    def _among_all(self, alone: Report, key: Tuple[Any, ...], ask_it: Callable[..., Report]) -> Report:
+        """Zeros, or rows that are all the same, prove nothing alone and something among cases that have others: what a run
+        of all the marker's cases says of this one, if it says that it passes. That run is made once."""
+        runs = self._request.config.__dict__.setdefault(RUNS_OF_ALL, {})
+        if key not in runs:
+            runs[key] = ask_it(only=f"{self._item.op}/{self._item.pass_name}/*")
+        among = runs[key].narrowed(lambda check: check.case_name == self._item.case_name)
+        return among if among.verdict == "pass" else alone
+
+    def _keep(self, report: Report) -> None:
+        node = self._request.node
+        for check in report.checks:
+            node.user_properties += [("check_operator.verdict", check.verdict), ("check_operator.repeat", check.repeat)]
+            if check.headroom is not None:
+                node.user_properties += [("check_operator.headroom", check.headroom),
+                                         ("check_operator.worst_gate", check.worst_gate)]
+        folder = getattr(node.config, FOLDER, None)
+        if folder:
+            descriptor, path = tempfile.mkstemp(suffix=".json", dir=folder)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"item": node.nodeid, "report": report.as_dict()}, file)
+
+    def _end(self, report: Report) -> None:
+        __tracebackhide__ = True
+        verdict, text = report.verdict, report.failures()
+        if verdict == "unsupported" and self._request.config.getoption("--check-operator-strict"):
+            pytest.fail(text, pytrace=False)
+        if verdict in ("unsupported", "skipped"):
+            pytest.skip("; ".join(check.reason for check in report.checks))
+        if verdict == "xfail":
+            pytest.xfail("; ".join(check.reason for check in report.checks))
+        if verdict != "pass":
+            pytest.fail(text, pytrace=False)
+
+
+@pytest.fixture
+def candidate(request: Any) -> Candidate:
+    """Checks a function on one case of the marker check_operator."""
+    return Candidate(request, *request.param)
+
+
+def pytest_addoption(parser: Any) -> None:
+    group = parser.getgroup("check_operator")
+    group.addoption("--check-operator-report", metavar="FILE",
+                    help="write one report of all checks: .json, .html, .md or .xml")
+    group.addoption("--check-operator-strict", action="store_true", help="fail where a candidate does not support a case")
+
+
+def pytest_configure(config: Any) -> None:
+    config.addinivalue_line("markers", f"{MARKER}(op, dtype, dims, attrs, backward, suite, cases, contract, device, seed, "
+                            "checks, timeout_s): makes an item of every case for the fixture 'candidate'")
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        setattr(config, FOLDER, worker.get(FOLDER))
+    elif config.getoption("--check-operator-report"):
+        setattr(config, FOLDER, tempfile.mkdtemp(prefix="check_operator."))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of xdist: a worker writes its reports where the controller looks for them, so that a crash loses none."""
+    node.workerinput[FOLDER] = getattr(node.config, FOLDER, None)
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    if "candidate" not in metafunc.fixturenames:
+        return
+    fixture = metafunc._arg2fixturedefs.get("candidate") if hasattr(metafunc, "_arg2fixturedefs") else None
+    if fixture and fixture[-1].func.__module__ != __name__:
+        return  # somebody's own fixture of that name
+    mark = metafunc.definition.get_closest_marker(MARKER)
+    where = metafunc.definition.nodeid
+    try:
+        if mark is None:
+            raise InputError(f"the fixture 'candidate' needs @pytest.mark.{MARKER}(op=...)")
+        question = question_of(mark)
+        items = items_of(tuple(question.flags()))
+    except (InputError, MachineError) as error:
+        raise pytest.Collector.CollectError(f"{where}: {error}") from None
+    if not items:
+        raise pytest.Collector.CollectError(f"{where}: pytest.mark.{MARKER} selects no case")
+    metafunc.parametrize("candidate", [(question, item) for item in items], ids=[item.id for item in items], indirect=True)
+
+
+def merged(reports: List[Dict[str, Any]]) -> Report:
+    """One report of several that the program wrote; its exit code is that of the gravest."""
+    whole = json.loads(json.dumps(reports[0]))
+    candidates: Dict[str, Dict[str, Any]] = {}
+    for report in reports:
+        for each in report["candidates"]:
+            key = json.dumps([each["backend"], each["op"], each["device"], each["plugin"]])
+            if key not in candidates:
+                candidates[key] = {**each, "cases": [], "total_outputs": 0, "passed_outputs": 0}
+            into = candidates[key]
+            into["cases"] += each["cases"]
+            into["total_outputs"] += each["total_outputs"]
+            into["passed_outputs"] += each["passed_outputs"]
+    for each in candidates.values():
+        each["passed"] = all(case["passed"] for case in each["cases"])
+        each["pass_rate"] = each["passed_outputs"] / each["total_outputs"] if each["total_outputs"] else 0
+    whole["candidates"] = list(candidates.values())
+    whole["total_candidates"] = len(candidates)
+    whole["passed_candidates"] = sum(each["passed"] for each in candidates.values())
+    whole["pass_rate"] = whole["passed_candidates"] / len(candidates) if candidates else 0
+    whole["planned"] = sum(report["planned"] for report in reports)
+    whole["exit_code"] = next(code for code in (5, 4, 1, 3, 0) if any(each["exit_code"] == code for each in reports))
+    whole["passed"] = whole["exit_code"] == 0
+    whole["complete"] = all(report["complete"] for report in reports)
+    whole["command"] = "pytest"
+    whole["warnings"] = sorted({line for report in reports for line in report["warnings"]})
+    whole["volatile"]["timings"] = [each for report in reports for each in report["volatile"]["timings"]]
+    whole["volatile"]["wall_ms"] = sum(report["volatile"]["wall_ms"] for report in reports)
+    return Report(whole, "")
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    config = session.config
+    path = config.getoption("--check-operator-report")
+    if not path or hasattr(config, "workerinput"):
+        return
+    folder = getattr(config, FOLDER)
+    found = []
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            found.append(json.load(file))
+    written = f"no report at {path}: no check was made"
+    if found:
+        try:
+            merged([each["report"] for each in sorted(found, key=lambda each: each["item"])]).save(path)
+            written = f"report of {len(found)} checks: {path}"
+        except (InputError, MachineError) as error:
+            written = f"no report at {path}: {error}"
+    setattr(config, "check_operator_written", written)
+    for name in os.listdir(folder):
+        os.unlink(os.path.join(folder, name))
+    os.rmdir(folder)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    written = getattr(terminalreporter.config, "check_operator_written", "")
+    if written:
+        terminalreporter.write_line(f"check_operator: {written}")

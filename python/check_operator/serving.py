@@ -1,0 +1,692 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns Python functions into a candidate of check_operator. check_operator.check() uses it; for a process of your own this
+one file is all that is needed, and may be copied:
+
+    from check_operator.serving import serve
+
+    def rms_norm(x, weight, eps):
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+    serve({"rms_norm": rms_norm})
+
+    check_operator --op rms_norm --dtype bf16 --check-grad --exec 'python3 mine.py' --candidate exec
+
+A function gets an operator's inputs (tensors of the framework) and attributes (numbers) by the names that
+`check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
+case, such as an optional one, the case is unsupported. It returns the output, a tuple of the outputs in order, or a dict by
+name. Each output is a contiguous tensor of its own, with the shape and dtype that the operator declares (`show` says fp32 if
+that is not the case's dtype).
+
+Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, which include
+upstream gradients named grad_NAME, and returns the gradients dNAME. If only "OP" is given, torch and JAX differentiate it;
+an input that the backward pass lacks, since no gradient depends on its values (the weight of embedding), is then zeros.
+
+Frameworks: torch (also for Triton), JAX, NumPy. serve() uses framework=, or the one that the functions use, or the first of
+them that has been imported.
+  torch   computes on device=, or else on the device that --device names; tensors are on that device. The helper
+          synchronizes after each function. After a CUDA error that makes the device unusable, the process ends and
+          check_operator starts another.
+  JAX     the same; 64-bit types are enabled, for ids and fp64.
+  NumPy   has no bf16: bf16 inputs come as float32, which holds them exactly, and a float32 result is rounded once to bf16,
+          to nearest, ties to even. No automatic gradients.
+serve(functions, recipes={"rms_norm": ["normalised_row_in_16_bit"]}) declares rounding points that the functions have by
+design, by keys as above, in the names that `check_operator show OP` prints. They count where the contract allows them.
+
+A function declines a case by raising Unsupported or NotImplementedError; any other exception is a failure of the
+candidate, with the function's part of the traceback on standard error. Output that functions print also goes there.
+
+As a program, it serves one function of a module: serving.py MODULE:NAME --op OP; see --help.
+
+The protocol, for other languages: JSON objects, one per line. The first one answers {"hello": {"protocol": 1,
+"device": D}}, where D is "auto", "cpu" or "cuda:N":
+  {"protocol": 1, "device": {"kind": "cpu"}, "kernels": [{"op": "rms_norm", "pass": "forward"}]}
+or {"no_device": "why"} if the device is missing, {"error": "why"} for any other error.
+kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver and runtime are optional, and so is
+"digest" beside "device": 16 hex digits that change with the candidate's code, for reports. A kernel may also declare
+"recipes": ["normalised_row_in_16_bit"]. Each request
+  {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-06}, "inputs": "FILE", "outputs": "FILE",
+           "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
+is answered, after the file with the wanted tensors has been written, by
+  {"id": 1, "status": "ok"}     or "unsupported" or "failed"; "message": "why" is optional.
+Both files are safetensors. Attributes that are not finite are strings. The process exits at the end of its input.
+"""
+import argparse
+import ctypes
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import select
+import struct
+import sys
+import traceback
+import types
+
+PROTOCOL = 1
+SERVES = "CHECK_OPERATOR_SERVES"  # set while this file serves as a program: to what
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+
+
+class Unsupported(NotImplementedError):
+    """Raised by a function to decline a case."""
+
+
+class BadResult(TypeError):
+    """What a function returned is not what its operator asks for; the text says it all."""
+
+
+class BadCandidate(ValueError):
+    """The functions can't be served as they were given; the text says it all."""
+
+
+def read_safetensors(path):
+    """{name: (dtype, shape, bytearray)}"""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        tensors = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            data = bytearray(end - begin)
+            file.seek(8 + length + begin)
+            if file.readinto(data) != len(data):
+                raise ValueError(f"{path}: {name} is cut short")
+            tensors[name] = (entry["dtype"], tuple(entry["shape"]), data)
+        return tensors
+
+
+def write_safetensors(path, tensors):
+    """tensors: {name: (dtype, shape, bytes-like object with items of one byte)}"""
+    header, end = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            file.write(data)
+
+
+class NumPy:
+    name = "NumPy"
+    can_differentiate = False
+
+    def __init__(self, device):
+        import numpy
+
+        self.numpy = numpy
+        self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "U8": "u1", "BOOL": "u1"}
+
+    def describe_device(self):
+        return {"kind": "cpu"}
+
+    def load(self, dtype, shape, data):
+        np = self.numpy
+        if dtype == "BF16":
+            bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+            return bits.view(np.float32).reshape(shape)
+        return np.frombuffer(data, "<" + self.types[dtype]).reshape(shape)
+
+    def own(self, name, value):
+        if not isinstance(value, (self.numpy.ndarray, self.numpy.generic)):
+            value = from_dlpack(self.numpy.from_dlpack, name, value, "numpy.ndarray")
+        return self.numpy.asarray(value)
+
+    def is_contiguous(self, array):
+        return array.flags.c_contiguous
+
+    def span(self, array):
+        return array.ctypes.data, array.ctypes.data + array.nbytes
+
+    def trouble(self, array):
+        return ""
+
+    def store(self, array, want):
+        np = self.numpy
+        dtype = want["dtype"]
+        if dtype == "BF16" and array.dtype == np.float32:
+            return "BF16", array.shape, self.to_bf16(array).tobytes()
+        for name, code in self.types.items():
+            if name != "BOOL" and array.dtype == np.dtype("<" + code):
+                return name, array.shape, np.ascontiguousarray(array).tobytes()
+        raise BadResult(f"output '{want['name']}' has dtype {array.dtype}, which no operator has")
+
+    def to_bf16(self, array):
+        """float32 rounded to bf16 bits, to nearest, ties to even; a NaN stays NaN."""
+        np = self.numpy
+        bits = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+        nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        return np.where(nan, (bits >> 16) | 0x40, rounded).astype("<u2")
+
+    def finish(self):
+        pass
+
+    def is_lost(self):
+        return False
+
+
+class Torch:
+    name = "torch"
+    can_differentiate = True
+
+    def __init__(self, device):
+        import torch
+
+        self.torch = torch
+        self.device = torch.device("cpu" if device == "auto" else device)
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available() or (self.device.index or 0) >= torch.cuda.device_count():
+                raise NoDevice(f"torch {torch.__version__} finds no device '{device}'")
+            self.device = torch.device("cuda", self.device.index or 0)
+            torch.cuda.set_device(self.device)
+        self.types = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+                      "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+
+    def describe_device(self):
+        if self.device.type == "cpu":
+            return {"kind": "cpu"}
+        has = self.torch.cuda.get_device_properties(self.device)
+        return {"kind": "cuda", "index": self.device.index, "name": has.name, "arch": has.major * 10 + has.minor,
+                "multiprocessors": has.multi_processor_count, "memory_bytes": has.total_memory,
+                "runtime": str(self.torch.version.cuda or "")}
+
+    def load(self, dtype, shape, data):
+        torch = self.torch
+        if not data:
+            return torch.empty(shape, dtype=self.types[dtype], device=self.device)
+        return torch.frombuffer(data, dtype=self.types[dtype]).reshape(shape).to(self.device)
+
+    def own(self, name, value):
+        if not isinstance(value, self.torch.Tensor):
+            value = from_dlpack(self.torch.from_dlpack, name, value, "torch.Tensor")
+        return value
+
+    def is_contiguous(self, tensor):
+        return tensor.is_contiguous()
+
+    def span(self, tensor):
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+    def trouble(self, tensor):
+        if tensor.requires_grad:
+            return "requires grad, and no input of this pass does; return it detached, or compute under torch.no_grad()"
+        if tensor.device != self.device:
+            return f"is on {tensor.device}, and the inputs are on {self.device}; return it on their device"
+        return ""
+
+    def store(self, tensor, want):
+        tensor = tensor.detach().contiguous().cpu()  # a gradient that torch made may have strides
+        for name, dtype in self.types.items():
+            if dtype == tensor.dtype:
+                size = tensor.numel() * tensor.element_size()
+                return name, tuple(tensor.shape), ctypes.string_at(tensor.data_ptr(), size) if size else b""
+        raise BadResult(f"output '{want['name']}' has dtype {tensor.dtype}, which no operator has")
+
+    def zeros(self, dtype, shape):
+        return self.torch.zeros(shape, dtype=self.types[dtype], device=self.device)
+
+    def gradients(self, forward, tensors, attrs, request):
+        """Gradients of the function's outputs, weighted by grad_NAME, for the inputs whose dNAME is wanted."""
+        inputs, upstream, wanted = split(tensors, request, self.zeros)
+        leaves = {name: inputs[name].detach().requires_grad_() for name in wanted}
+        with self.torch.enable_grad():
+            outputs = by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"])
+        names = list(upstream)
+        found = self.torch.autograd.grad([outputs[name] for name in names], list(leaves.values()),
+                                         [upstream[name] for name in names])
+        return {"d" + name: gradient for name, gradient in zip(leaves, found)}
+
+    def finish(self):
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize(self.device)
+
+    def is_lost(self):
+        try:
+            self.finish()
+        except RuntimeError:
+            return True
+        return False
+
+
+class Jax:
+    name = "JAX"
+    can_differentiate = True
+
+    def __init__(self, device):
+        import jax
+        import ml_dtypes  # comes with JAX
+        import numpy
+
+        jax.config.update("jax_enable_x64", True)
+        self.jax, self.numpy = jax, numpy
+        kind, _, index = device.partition(":")
+        try:
+            self.device = jax.devices("gpu" if kind == "cuda" else "cpu")[int(index or 0)]
+        except (RuntimeError, IndexError) as error:
+            raise NoDevice(f"JAX {jax.__version__} finds no device '{device}': {error}") from error
+        jax.config.update("jax_default_device", self.device)
+        self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8", "I32": "i4",
+                      "U8": "u1", "BOOL": "u1"}
+
+    def describe_device(self):
+        if self.device.platform == "cpu":
+            return {"kind": "cpu"}
+        arch = str(getattr(self.device, "compute_capability", "0")).replace(".", "")
+        return {"kind": "cuda", "index": self.device.id, "name": self.device.device_kind, "arch": int(arch)}
+
+    def load(self, dtype, shape, data):
+        array = self.numpy.frombuffer(data, self.numpy.dtype(self.types[dtype])).reshape(shape)
+        return self.jax.device_put(array, self.device)
+
+    def own(self, name, value):
+        if not isinstance(value, (self.jax.Array, self.numpy.ndarray, self.numpy.generic)):
+            value = from_dlpack(self.jax.dlpack.from_dlpack, name, value, "jax.Array")
+        return value
+
+    def is_contiguous(self, array):
+        return True  # JAX's arrays have no strides
+
+    def span(self, array):
+        return 0, 0  # nor can they be written to, so that sharing does no harm
+
+    def trouble(self, array):
+        return ""
+
+    def store(self, array, want):
+        array = self.numpy.asarray(array)
+        for name, dtype in self.types.items():
+            if name != "BOOL" and array.dtype == self.numpy.dtype(dtype):
+                return name, array.shape, array.tobytes()
+        raise BadResult(f"output '{want['name']}' has dtype {array.dtype}, which no operator has")
+
+    def zeros(self, dtype, shape):
+        return self.jax.device_put(self.numpy.zeros(shape, self.types[dtype]), self.device)
+
+    def gradients(self, forward, tensors, attrs, request):
+        inputs, upstream, wanted = split(tensors, request, self.zeros)
+
+        def weighed(*leaves):
+            outputs = by_name(call(forward, {**inputs, **dict(zip(wanted, leaves))}, attrs), request["forward_outputs"])
+            return [outputs[name] for name in upstream]
+
+        _, pull_back = self.jax.vjp(weighed, *[inputs[name] for name in wanted])
+        return {"d" + name: gradient for name, gradient in zip(wanted, pull_back(list(upstream.values())))}
+
+    def finish(self):
+        pass  # store() waits for its array
+
+    def is_lost(self):
+        return False
+
+
+class NoDevice(Exception):
+    pass
+
+
+def split(tensors, request, zeros):
+    """Returns the inputs of the forward pass, upstream gradients by output, and names of inputs that need gradients.
+    An input that is missing, since no gradient depends on its values, is zeros(dtype, shape)."""
+    upstream = {name[len("grad_"):]: tensor for name, tensor in tensors.items()
+                if name.startswith("grad_") and name[len("grad_"):] in request["forward_outputs"]}
+    inputs = {name: tensor for name, tensor in tensors.items() if name[len("grad_"):] not in upstream
+              or not name.startswith("grad_")}
+    wanted = [want["name"][1:] for want in request["want"]]
+    for name, want in zip(wanted, request["want"]):
+        if name not in inputs:
+            inputs[name] = zeros(want["dtype"], want["shape"])
+    return inputs, upstream, wanted
+
+
+def call(function, tensors, attrs):
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in function
+        return function(**tensors, **attrs)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return function(**tensors, **attrs)
+    for name in tensors:
+        if name not in parameters:
+            raise Unsupported(f"the function takes no '{name}'")
+    return function(**tensors, **{name: value for name, value in attrs.items() if name in parameters})
+
+
+def adapted(function, names):
+    """`function` with other names for its parameters: `names` maps an operator's names to the function's."""
+    if not names:
+        return function
+    theirs = {own: name for name, own in names.items()}
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a built-in function
+        signature = None
+    if signature is not None:
+        known = signature.parameters
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+        for name, own in names.items():
+            if own not in known and not takes_any:
+                raise BadCandidate(f"adapt: '{name}' should be passed as '{own}', and the function takes only "
+                                   f"{', '.join(known) or 'no arguments'}; name one of them")
+
+    def renamed(**given):
+        return function(**{names.get(name, name): value for name, value in given.items()})
+
+    if signature is not None:
+        renamed.__signature__ = inspect.Signature(
+            [each if each.kind is each.VAR_KEYWORD else
+             inspect.Parameter(theirs.get(each.name, each.name), each.KEYWORD_ONLY, default=each.default)
+             for each in known.values() if each.kind is not each.VAR_POSITIONAL])
+    renamed.__wrapped__ = function
+    return renamed
+
+
+def by_name(result, names):
+    """{name: output}; a dict is taken as it is. Throws BadResult for another number of results than names."""
+    wanted = ", ".join(f"'{name}'" for name in names)
+    if result is None:
+        raise BadResult(f"the function returned None; return {wanted}")
+    if isinstance(result, dict):
+        return result
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    if len(results) != len(names):
+        raise BadResult(f"the function returned {len(results)} output{'' if len(results) == 1 else 's'}, expected "
+                        f"{len(names)}: {wanted}")
+    return dict(zip(names, results))
+
+
+def chosen(outputs, names):
+    """The outputs of these names. Throws BadResult for one that is missing or None."""
+    for name in names:
+        if name not in outputs:
+            raise BadResult(f"the function returned no '{name}', only {', '.join(map(repr, outputs)) or 'an empty dict'}")
+        if outputs[name] is None:
+            raise BadResult(f"the function returned None for '{name}'")
+    return {name: outputs[name] for name in names}
+
+
+def from_dlpack(take, name, value, expected):
+    """`value` of another framework, through DLPack."""
+    if not hasattr(value, "__dlpack__"):
+        raise BadResult(f"output '{name}' is a {type(value).__module__}.{type(value).__qualname__}, expected a {expected}")
+    return take(value)
+
+
+def require_own_tensors(framework, outputs, inputs):
+    """The outputs as tensors of the framework. Throws BadResult for one that can't be judged as the function's own work:
+    with strides, in the memory of an input or of another output, or where `framework.trouble` says why."""
+    taken = [(f"input '{name}'", framework.span(tensor)) for name, tensor in inputs.items()]
+    owned = {}
+    for name, value in outputs.items():
+        tensor = owned[name] = framework.own(name, value)
+        if why := framework.trouble(tensor):
+            raise BadResult(f"output '{name}' {why}")
+        if not framework.is_contiguous(tensor):
+            raise BadResult(f"output '{name}' is not contiguous; return a contiguous copy")
+        begin, end = framework.span(tensor)
+        for other, (first, last) in taken:
+            if begin < last and first < end:
+                raise BadResult(f"output '{name}' shares memory with {other}; return a tensor of its own")
+        taken.append((f"output '{name}'", (begin, end)))
+    return owned
+
+
+def number(value):
+    """Attributes with whole values, such as ignore_index, become int."""
+    value = float(value)
+    return int(value) if value.is_integer() else value
+
+
+def run(request, functions, framework):
+    """Computes and writes the wanted tensors."""
+    tensors = {name: framework.load(*entry) for name, entry in read_safetensors(request["inputs"]).items()}
+    attrs = {name: number(value) for name, value in request["attrs"].items()}
+    op, direction = request["op"], request["pass"]
+    function = functions.get(f"{op}/{direction}", functions.get(op) if direction == "forward" else None)
+    names = [want["name"] for want in request["want"]]
+    if function is None:
+        outputs = framework.gradients(functions[op], tensors, attrs, request)
+        framework.finish()
+    else:
+        outputs = by_name(call(function, tensors, attrs), names)
+        framework.finish()
+        outputs = require_own_tensors(framework, chosen(outputs, names), tensors)
+    if not os.path.isdir(os.path.dirname(request["outputs"])):
+        return  # check_operator waited too long, and has tidied up
+    write_safetensors(request["outputs"], {want["name"]: framework.store(outputs[want["name"]], want)
+                                           for want in request["want"]})
+
+
+def print_traceback(error):
+    """The part of it that lies in the functions: nobody who wrote one looks for its fault here."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
+
+
+def answer_to(request, functions, framework, may_exit):
+    try:
+        run(request, functions, framework)
+        return {"status": "ok"}
+    except NotImplementedError as refusal:
+        return {"status": "unsupported", "message": str(refusal) or type(refusal).__name__}
+    except BadResult as error:
+        return {"status": "failed", "message": str(error)}
+    except (Exception, SystemExit) as error:  # a failure of the candidate must not end the process
+        if isinstance(error, SystemExit) and may_exit:
+            raise
+        print_traceback(error)
+        if may_exit and framework.is_lost():
+            sys.stderr.flush()
+            os._exit(70)  # this process can't use the device any more
+        return {"status": "failed", "message": f"{type(error).__name__}: {error}"}
+
+
+def kernels_of(functions, framework):
+    kernels = []
+    for key in functions:
+        op, slash, direction = key.partition("/")
+        if slash and direction not in ("forward", "backward"):
+            raise BadCandidate(f"'{key}': expected OP, OP/forward or OP/backward")
+        directions = [direction] if slash else ["forward", "backward"] if framework.can_differentiate else ["forward"]
+        for each in directions:
+            kernel = {"op": op, "pass": each}
+            if kernel not in kernels:
+                kernels.append(kernel)
+    return kernels
+
+
+def declare(recipes, kernels):
+    """Adds the recipes of each key to the kernels that it names."""
+    for key, names in recipes.items():
+        op, _, direction = key.partition("/")
+        named = [kernel for kernel in kernels if kernel["op"] == op and direction in ("", kernel["pass"])]
+        if not named:
+            raise BadCandidate(f"recipes of '{key}': there is no such function")
+        for kernel in named:
+            kernel["recipes"] = kernel.get("recipes", []) + list(names)
+    return kernels
+
+
+def innermost(function):
+    """The function that a decorator, a partial or adapted() wraps."""
+    for _ in range(16):  # deeper than anybody wraps; an object that has every attribute has no end
+        inner = next((each for each in (getattr(function, name, None) for name in ("__wrapped__", "func", "fn"))
+                      if callable(each)), None)
+        if inner is None:
+            break
+        function = inner
+    return function
+
+
+def modules_used(function):
+    """Top-level names of the modules that a function's code names, then of those that its module has imported."""
+    function = innermost(function)
+    if not isinstance(function, (types.FunctionType, types.MethodType)):
+        function = getattr(type(function), "__call__", None)
+    scope = getattr(function, "__globals__", {})
+    codes, names = [getattr(function, "__code__", None)], []
+    while codes:
+        code = codes.pop()
+        if code is not None:
+            names += code.co_names
+            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    for known in ([scope[name] for name in names if name in scope], list(scope.values())):
+        yield {value.__name__.partition(".")[0] for value in known if isinstance(value, types.ModuleType)}
+
+
+def choose_framework(name, functions=()):
+    known = {"torch": Torch, "jax": Jax, "numpy": NumPy}
+    if name is not None:
+        return known[name]
+    for function in functions:
+        for used in modules_used(function):
+            for each in known:
+                if each in used or (each == "torch" and "triton" in used):
+                    return known[each]
+    return next((known[each] for each in known if each in sys.modules), NumPy)
+
+
+def digest_of(functions):
+    """16 hex digits that change with the files, or else the code, of the functions."""
+    digest = hashlib.sha256()
+    for key, function in sorted(functions.items()):
+        inner = innermost(function)
+        digest.update(f"{key} {getattr(inner, '__qualname__', '')}".encode())
+        try:
+            with open(inspect.getsourcefile(inner), "rb") as file:
+                digest.update(file.read())
+        except (TypeError, OSError):  # built in, or typed into an interpreter
+            code = getattr(inner, "__code__", None)
+            simple = [each for each in getattr(code, "co_consts", ()) if isinstance(each, (int, float, str))]
+            digest.update(getattr(code, "co_code", b"") + repr(simple).encode())
+    return digest.hexdigest()[:16]
+
+
+def converse(lines, answers, functions, framework=None, device=None, may_exit=True, newer=None, differentiate=False,
+             recipes=None):
+    """Answers requests until the other end closes. `newer()`: whether it has asked again without waiting for an answer,
+    which is then no longer wanted. `may_exit`: this process is the candidate's alone. `differentiate`: a framework that
+    can't is an error. `recipes`: those of serve()."""
+
+    def say(answer):
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    served_by = None
+    for line in lines:
+        request = json.loads(line)
+        if "hello" in request:
+            hello = request["hello"]
+            if hello["protocol"] != PROTOCOL:
+                return say({"error": f"speaks protocol {PROTOCOL}, not {hello['protocol']}"})
+            wanted = device or hello["device"]
+            if device == "cuda" and hello["device"].startswith("cuda"):
+                wanted = hello["device"]
+            try:
+                served_by = choose_framework(framework, functions.values())(wanted)
+                if differentiate and not served_by.can_differentiate:
+                    raise BadCandidate(f"backward: {served_by.name} has no automatic gradients; "
+                                       "give the function that computes them, or none")
+                say({"protocol": PROTOCOL, "device": served_by.describe_device(), "digest": digest_of(functions),
+                     "kernels": declare(recipes or {}, kernels_of(functions, served_by))})
+            except NoDevice as error:
+                return say({"no_device": str(error)})
+            except BadCandidate as error:
+                return say({"error": str(error)})
+            continue
+        request = request["run"]
+        answer = answer_to(request, functions, served_by, may_exit)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if newer is None or not newer():
+            say({"id": request["id"], **answer})
+
+
+def take_standard_streams():
+    """The requests and the answers. Only answers may go to standard output, and only this file may read requests."""
+    lines = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return lines, answers
+
+
+def serve(functions, framework=None, device=None, recipes=None):
+    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: check_operator's --device.
+    `recipes`: declared rounding points, by keys of `functions`."""
+    converse(*take_standard_streams(), functions, framework, device, recipes=recipes)
+
+
+def serve_socket(socket, functions, differentiate=False):
+    """The same over a socket, in a process that goes on when check_operator ends, and whose streams are its own."""
+    with socket.makefile("r", encoding="utf-8") as lines, socket.makefile("w", encoding="utf-8") as answers:
+        try:
+            converse(lines, answers, functions, may_exit=False, differentiate=differentiate,
+                     newer=lambda: bool(select.select([socket], [], [], 0)[0]))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # check_operator has ended, and its exit code says why
+
+
+def functions_for(op, forward, backward, adapt):
+    """What serve() takes. `backward`: True for automatic gradients, False for none, or a function."""
+    if backward is True:
+        return {op: adapted(forward, adapt)}
+    functions = {f"{op}/forward": adapted(forward, adapt)}
+    if backward:
+        renamed = {name: own for name, own in adapt.items() if own in parameters_of(backward)}
+        functions[f"{op}/backward"] = adapted(backward, renamed)
+    return functions
+
+
+def parameters_of(function):
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in function
+        return {}
+
+
+def find_function(place):
+    """The function at "MODULE:QUALIFIED.NAME"."""
+    module, _, name = place.partition(":")
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except Exception as error:  # whatever importing a module may raise
+        print_traceback(error)
+        raise BadCandidate(f"'{place}' can't be imported: {type(error).__name__}: {error}") from error
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Serves a function of a module as a candidate, for --exec.")
+    parser.add_argument("function", metavar="MODULE:NAME")
+    parser.add_argument("--op", required=True, help="operator that it computes")
+    parser.add_argument("--backward", metavar="auto|MODULE:NAME", help="default: no backward pass")
+    parser.add_argument("--adapt", action="append", default=[], metavar="NAME=PARAMETER",
+                        help="the function's parameter for what the operator calls NAME")
+    parser.add_argument("--path", action="append", default=[], metavar="FOLDER", help="where modules lie")
+    given = parser.parse_args()
+    lines, answers = take_standard_streams()
+    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]  # this file's neighbours are no top-level modules
+    sys.path[:0] = given.path
+    os.environ[SERVES] = given.function
+    try:
+        backward = given.backward == "auto" or (find_function(given.backward) if given.backward else False)
+        functions = functions_for(given.op, find_function(given.function), backward,
+                                  dict(each.split("=", 1) for each in given.adapt))
+    except BadCandidate as error:
+        lines.readline()
+        answers.write(json.dumps({"error": str(error)}) + "\n")
+        answers.flush()
+        return
+    converse(lines, answers, functions, differentiate=backward is True)
+
+
+if __name__ == "__main__":
+    main()

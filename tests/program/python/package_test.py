@@ -1,0 +1,601 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package with a program that was built: check(), assert_close(), the pytest plugin, and what a wheel holds.
+
+Usage: package_test.py PROGRAM BUILD_DIR [TEST...]
+"""
+import glob
+import importlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from contextlib import redirect_stderr, redirect_stdout
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCE = os.path.join(HERE, "..", "..", "..")
+PACKAGE = os.path.join(SOURCE, "python")
+PROGRAM, BUILD = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+os.environ["CHECK_OPERATOR_PROGRAM"] = PROGRAM
+os.environ["PYTHONPATH"] = PACKAGE
+sys.path[:0] = [PACKAGE]
+
+import check_operator as co
+import some_kernels as kernels
+
+SMALL = dict(batch=1, seq=2, hidden=32)
+TWO = dict(batch=1, seq=2, hidden=[64, 32])
+
+
+def ask(fn, **more):
+    return co.check(fn, **{"op": "rms_norm", "dims": SMALL, **more})
+
+
+def python(code, **more):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE, **more)
+
+
+class Check(unittest.TestCase):
+    def test_a_right_function_passes(self):
+        for isolate in ("spawn", "here"):
+            for dtype in ("fp32", "bf16", np.float16, ["fp32", "bf16"]):
+                report = ask(kernels.right, isolate=isolate, dtype=dtype)
+                self.assertTrue(report, report)
+                self.assertEqual((report.verdict, report.exit_code), ("pass", 0))
+                self.assertIs(report.require(), report)
+        self.assertGreaterEqual(report.checks[0].headroom, 1)
+        self.assertEqual([each.dtype for each in report.checks], ["fp32", "bf16"])
+
+    def test_a_wrong_function_fails_and_is_shown(self):
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.one_percent_off, isolate=isolate)
+            self.assertFalse(report)
+            self.assertEqual((report.verdict, report.exit_code), ("fail", 1))
+            self.assertRegex(repr(report), r"\[  FAILED  \] rms_norm/forward  one_percent_off(.|\n)*x the bound")
+            with self.assertRaisesRegex(co.CheckFailed, "NOT MET y: bound_ratio") as caught:
+                report.require()
+            self.assertIsInstance(caught.exception, AssertionError)
+            self.assertNotIsInstance(caught.exception, co.CheckVacuous)
+            self.assertNotIn("[==========]", str(caught.exception))
+            self.assertEqual(str(caught.exception).count("[  FAILED  ]"), 1)  # the summary, which names it again, is cut off
+
+    def test_the_repeat_command_repeats(self):
+        report = ask(kernels.one_percent_off)
+        command = report.repeat.replace("check_operator", PROGRAM, 1)
+        done = subprocess.run(command, shell=True, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("NOT MET y: bound_ratio", done.stdout)
+
+    def test_a_closure_runs_here_and_says_how_to_be_repeated(self):
+        factor = np.float32(1.01)
+        report = ask(lambda x, weight, eps: (kernels.right(x, weight, eps) * factor).astype(x.dtype))
+        self.assertEqual(report.verdict, "fail")
+        self.assertIn("put it in a module", repr(report))
+        self.assertIn("--exec COMMAND", report.repeat)
+        with self.assertRaisesRegex(co.InputError, "isolate: .*put the function in a module, or use isolate='here'"):
+            ask(lambda x: x, isolate="spawn")
+
+    def test_attributes_and_seeds_arrive(self):
+        seen = []
+        ask(lambda x, weight, eps: seen.append(eps) or kernels.right(x, weight, eps), attrs=dict(eps=0.5), seed=7)
+        self.assertEqual(set(seen), {0.5})
+        self.assertIn("--seed 7", ask(kernels.right, seed=7).repeat)
+
+    def test_gradients_come_from_a_function_of_their_own(self):
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.right, backward=kernels.gradients, isolate=isolate)
+            self.assertEqual([(each.pass_name, each.verdict) for each in report.checks],
+                             [("forward", "pass"), ("backward", "pass")], report)
+            with self.assertRaisesRegex(co.InputError, "^backward: NumPy has no automatic gradients; give the function"):
+                ask(kernels.right, backward=True, isolate=isolate)
+
+    def test_names_are_adapted(self):
+        names = {"x": "a", "weight": "gamma", "eps": "epsilon"}
+        for isolate in ("spawn", "here"):
+            self.assertTrue(ask(kernels.with_other_names, adapt=names, isolate=isolate))
+            with self.assertRaisesRegex(co.InputError, "adapt: 'x' should be passed as 'b', and the function takes only a, "):
+                ask(kernels.with_other_names, adapt={**names, "x": "b"}, isolate=isolate)
+        report = ask(kernels.with_other_names)
+        self.assertIn("the function takes no '", report.checks[0].reason)
+
+    def test_a_refusal_is_unsupported_and_false(self):
+        report = ask(kernels.only_small, dims=dict(batch=1, seq=2, hidden=65))
+        self.assertEqual((bool(report), report.verdict, report.exit_code), (False, "unsupported", 3))
+        with self.assertRaisesRegex(co.NothingChecked, "rows of 64 at most"):
+            report.require()
+
+    def test_contracts_have_names(self):
+        self.assertIn("/policies/assert_close.json", ask(kernels.right, contract="assert_close").repeat)
+        with self.assertRaisesRegex(co.InputError, "contract: 'nosuch' is neither a file nor a shipped policy; known: abs_or"):
+            ask(kernels.right, contract="nosuch")
+
+    def test_questions_that_can_not_be_asked_are_input_errors(self):
+        for text, more in {
+            "--op: unknown operator 'rmsnorm'; did you mean 'rms_norm'": dict(op="rmsnorm"),
+            "unknown floating-point dtype 'int4'": dict(dtype="int4"),
+            "size 'rows': no selected operator has it": dict(dims=dict(rows=4)),
+            "dims: 'a b' is no size": dict(dims={"a b": 1}),
+            "attrs: rms_norm has no 'json'; known: eps": dict(attrs=dict(json=1)),
+            "--suite: no case": dict(suite="nosuch", dims=None),
+            "--device: unknown device 'tpu'": dict(device="tpu"),
+            "--check: unknown value 'speed'": dict(checks="speed"),
+            "isolate: unknown value 'fork'": dict(isolate="fork"),
+            "there is a candidate 'native' already": dict(name="native"),
+        }.items():
+            with self.assertRaises(co.InputError, msg=text) as caught:
+                ask(kernels.right, **more)
+            self.assertIn(text, str(caught.exception))
+        with self.assertRaisesRegex(co.InputError, "fn: expected a function, got int"):
+            ask(3)
+
+    def test_numpy_has_no_gpu(self):
+        with self.assertRaisesRegex(co.InputError, "^computes on 'cpu', and 'cuda:99' was asked for"):
+            ask(kernels.right, device="cuda:99")
+
+    def test_a_module_that_checks_itself_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "checks_itself.py"), "w", encoding="utf-8") as file:
+                file.write("import check_operator, numpy\ndef f(x): return x / (1 + numpy.exp(-x))\n"
+                           "def g(x): return f(x)\nreport = check_operator.check(f, op='silu', dims=dict(hidden=4))\n")
+            done = python("import checks_itself", env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, folder])})
+            self.assertIn("InputError: 'checks_itself:f' can't be imported: InputError: check() is called by what "
+                          "'checks_itself:f' imports, and would call itself without end", done.stderr)
+
+    def test_a_module_that_can_not_be_imported_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "fails_later.py"), "w", encoding="utf-8") as file:
+                file.write("import os\nif 'AGAIN' in os.environ: raise RuntimeError('no GPU today')\ndef f(x): return x\n")
+            sys.path.insert(0, folder)
+            try:
+                module = importlib.import_module("fails_later")
+                os.environ["AGAIN"] = "1"
+                with self.assertRaisesRegex(co.InputError,
+                                            "^'fails_later:f' can't be imported: RuntimeError: no GPU today"):
+                    co.check(module.f, op="silu")
+            finally:
+                sys.path.remove(folder)
+                os.environ.pop("AGAIN", None)
+
+
+class BadResults(unittest.TestCase):
+    """One sentence for each, and the other cases go on."""
+
+    SENTENCES = {
+        kernels.returns_none: "the function returned None; return 'y'",
+        kernels.returns_two: "the function returned 2 outputs, expected 1: 'y'",
+        kernels.returns_text: "output 'y' is a builtins.str, expected a numpy.ndarray",
+        kernels.returns_its_input: "output 'y' shares memory with input 'x'; return a tensor of its own",
+        kernels.returns_strides: "output 'y' is not contiguous; return a contiguous copy",
+        kernels.returns_fp64: "its output 'y' is fp64 [1, 2, 32], expected fp32 [1, 2, 32]",
+        kernels.returns_flat: "its output 'y' is fp32 [64], expected fp32 [1, 2, 32]",
+        kernels.returns_complex: "output 'y' has dtype complex64, which no operator has",
+    }
+
+    def test_each_is_one_sentence(self):
+        for fn, sentence in self.SENTENCES.items():
+            errors = io.StringIO()
+            with redirect_stderr(errors):
+                report = ask(fn, isolate="here")
+            self.assertEqual(report.verdict, "fail", fn)
+            self.assertEqual(report.checks[0].reason, "the candidate failed: " + sentence)
+            self.assertEqual(errors.getvalue(), "")
+
+    def test_an_exception_has_the_traceback_of_the_function_alone(self):
+        for isolate in ("spawn", "here"):
+            errors = io.StringIO()
+            with redirect_stderr(errors):
+                report = ask(kernels.raises_for_64, dims=TWO, isolate=isolate)
+            self.assertEqual([each.verdict for each in report.checks], ["fail", "pass"])
+            self.assertIn("the candidate failed: KeyError: 'no such table'", report.checks[0].reason)
+            self.assertIn("some_kernels.py", errors.getvalue())
+            self.assertNotIn("serving.py", errors.getvalue())
+
+    def test_a_crash_is_an_error_with_its_signal(self):
+        report = ask(kernels.crashes_for_64, dims=TWO)
+        self.assertEqual([each.verdict for each in report.checks], ["error", "pass"])
+        self.assertEqual((report.verdict, report.exit_code), ("error", 4))
+        with self.assertRaisesRegex(co.CandidateError, "killed by signal 11"):
+            report.require()
+
+    def test_an_exit_ends_the_process_or_the_check(self):
+        self.assertIn("exited with code 3", ask(kernels.exits).checks[0].reason)
+        self.assertIn("SystemExit: 3", ask(kernels.exits, isolate="here").checks[0].reason)
+
+    def test_a_hang_is_a_timeout(self):
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.hangs_for_64, dims=TWO, timeout_s=2, isolate=isolate)
+            self.assertEqual([each.verdict for each in report.checks], ["timeout", "pass"], report)
+            with self.assertRaises(co.CandidateTimeout):
+                report.require()
+
+    def test_what_a_function_prints_is_shown(self):
+        errors = io.StringIO()
+        with redirect_stderr(errors):
+            self.assertTrue(ask(kernels.prints))
+        self.assertIn("a line of the function", errors.getvalue())
+        out = io.StringIO()
+        with redirect_stdout(out):
+            self.assertTrue(ask(kernels.prints, isolate="here"))
+        self.assertIn("a line of the function", out.getvalue())
+
+    def test_ctrl_c_ends_everything(self):
+        """Of a terminal, which all processes get, or sent to this process alone; and no file is left."""
+        here = "def f(x):\n    open(os.environ['BEGUN'], 'w'); time.sleep(60)\n"
+        spawn = "from some_kernels import tells_and_hangs as f\n"
+        for fn, send in ((here, os.killpg), (spawn, os.killpg), (spawn, os.kill)):
+            with tempfile.TemporaryDirectory() as folder:
+                scratch, begun = os.path.join(folder, "scratch"), os.path.join(folder, "begun")
+                os.mkdir(scratch)
+                code = ("import check_operator as co, os, sys, time\n" + fn +
+                        "co.check(f, op='silu', dims=dict(batch=1, seq=2, hidden=4))\n")
+                process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=HERE,
+                                           start_new_session=True, env={**os.environ, "TMPDIR": scratch, "BEGUN": begun},
+                                           # Heeds Ctrl-C even where these tests run in the background.
+                                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                wait_until(lambda: os.path.exists(begun))
+                send(process.pid, signal.SIGINT)
+                _, errors = process.communicate(timeout=30)
+                self.assertIn("KeyboardInterrupt", errors)
+                wait_until(lambda: not group_lives(process.pid))
+                self.assertEqual(os.listdir(scratch), [])
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + 30
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError("waited for half a minute")
+        time.sleep(0.02)
+
+
+def group_lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Reports(unittest.TestCase):
+    def test_every_form_is_saved(self):
+        report = ask(kernels.one_percent_off)
+        with tempfile.TemporaryDirectory() as folder:
+            for suffix, text in ((".json", '"exit_code": 1'), (".html", "<!DOCTYPE html>"), (".md", "one_percent_off"),
+                                 (".xml", "<testsuite")):
+                path = os.path.join(folder, "report" + suffix)
+                report.save(path)
+                with open(path, encoding="utf-8") as file:
+                    self.assertIn(text, file.read())
+            with open(os.path.join(folder, "report.json"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file), report.as_dict())
+            with self.assertRaisesRegex(co.InputError, "save: '.*report.txt' has none of the suffixes"):
+                report.save(os.path.join(folder, "report.txt"))
+
+    def test_notebooks_get_the_page_in_a_frame(self):
+        page = ask(kernels.right)._repr_html_()
+        self.assertTrue(page.startswith("<iframe sandbox="))
+        self.assertIn("&lt;!DOCTYPE html&gt;", page)
+        self.assertEqual(page.count("<"), 2)  # the frame alone
+
+    def test_a_report_is_a_copy(self):
+        report = ask(kernels.right)
+        report.as_dict()["exit_code"] = 1
+        self.assertTrue(report)
+
+
+class AssertClose(unittest.TestCase):
+    def setUp(self):
+        rng = np.random.default_rng(0)
+        self.a, self.b = rng.standard_normal((8, 64), np.float32), rng.standard_normal((64, 8), np.float32)
+        self.gold = self.a.astype(np.float64) @ self.b.astype(np.float64)
+        self.got = self.a @ self.b
+        self.sums = dict(cls="contraction", terms=64, magnitude=co.magnitude.matmul(self.a, self.b))
+        self.plain = dict(cls="pointwise", contract="assert_close")
+
+    def test_what_is_close_passes(self):
+        self.assertIsNone(co.assert_close(self.got, self.gold, **self.sums))
+        self.assertIsNone(co.assert_close(self.got, self.gold, **self.plain))
+        self.assertIsNone(co.assert_close(np.arange(5), np.arange(5), cls="exact"))
+        self.assertIsNone(co.assert_close([self.got, {"x": self.got}], (self.gold, {"x": self.gold}), **self.plain))
+
+    def test_longer_sums_may_err_more(self):
+        signs = np.random.default_rng(2).choice([-1, 1], self.gold.shape)
+        got = (self.gold + signs * 16 * 2.0**-24 * self.sums["magnitude"]).astype(np.float32)
+        self.assertIsNone(co.assert_close(got, self.gold, **self.sums))
+        for terms in (None, 1):
+            with self.assertRaises(co.CheckFailed):
+                co.assert_close(got, self.gold, **{**self.sums, "terms": terms})
+
+    def test_what_is_not_fails(self):
+        wrong = self.got.copy()
+        wrong[2, 3] += 0.5
+        for more in (self.sums, self.plain):
+            with self.assertRaisesRegex(co.CheckFailed, r"value\[2,3\] = (.|\n)*1 of 64 out of bound") as caught:
+                co.assert_close(wrong, self.gold, **more)
+            self.assertNotIn("repeat:", str(caught.exception))  # its files are gone
+        with self.assertRaisesRegex(co.CheckFailed, r"x\.1\[2,3\]"):
+            co.assert_close({"x": [self.got, wrong]}, {"x": [self.gold, self.gold]}, **self.plain)
+        with self.assertRaises(co.CheckFailed):
+            co.assert_close(np.arange(5), np.arange(5) + 1, cls="exact")
+
+    def test_nan_fails(self):
+        self.got[0, 0] = np.nan
+        for more in (self.sums, self.plain):
+            with self.assertRaisesRegex(co.CheckFailed, "^mine\n(.|\n)*not finite where the gold is"):
+                co.assert_close(self.got, self.gold, msg="mine", **more)
+
+    def test_shapes_and_names_must_agree(self):
+        with self.assertRaisesRegex(co.CheckFailed, r"has shape \[3, 8\], its gold \[8, 8\]"):
+            co.assert_close(self.got[:3], self.gold, **self.plain)
+        with self.assertRaisesRegex(co.CheckFailed, "gold has no 'z'"):
+            co.assert_close({"y": self.got, "z": self.got}, {"y": self.gold}, **self.plain)
+        with self.assertRaisesRegex(co.CheckFailed, "actual has no 'z'"):
+            co.assert_close({"y": self.got}, {"y": self.gold, "z": self.gold}, **self.plain)
+
+    def test_nothing_to_compare_is_vacuous(self):
+        for got, gold in (({}, {}), (self.got[:0], self.gold[:0])):
+            with self.assertRaisesRegex(co.CheckVacuous, "nothing was compared"):
+                co.assert_close(got, gold, **self.plain)
+
+    def test_a_bad_question_names_its_argument(self):
+        for text, kind, more in (
+                ("takes no rtol=; the contract sets the bounds", TypeError, dict(rtol=1e-3)),
+                ("takes no colour=$", TypeError, dict(colour=1)),
+                ("^magnitude: the contract's bounds for this class follow", co.InputError, dict(magnitude=None)),
+                ("^magnitude: gold has no 'x'", co.InputError, dict(magnitude={"x": self.gold})),
+                ("--class: unknown value 'sum'", co.InputError, dict(cls="sum")),
+                ("^actual: 'value' is fp32, and dtype says bf16", co.InputError, dict(dtype="bf16")),
+                ("holds -1 at index 0, which is no limit", co.InputError, dict(magnitude=-np.ones((8, 8)))),
+                ("^magnitude is a str, expected a tensor", co.InputError, dict(magnitude="much"))):
+            with self.assertRaisesRegex(kind, text):
+                co.assert_close(self.got, self.gold, **{**self.sums, **more})
+        with self.assertRaisesRegex(co.InputError, "^gold: 'value' is fp32; compute the gold in float64"):
+            co.assert_close(self.got, self.got, **self.sums)
+        with self.assertRaisesRegex(co.InputError, "^actual is complex64; known: float64"):
+            co.assert_close(self.got.astype(np.complex64), self.gold, **self.sums)
+
+    def test_it_says_what_compare_says(self):
+        """Of random tensors, right and wrong ones, with files that are written here."""
+        rng = np.random.default_rng(1)
+        verdicts = set()
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(20):
+                shape = tuple(rng.integers(1, 9, rng.integers(1, 4)).tolist())
+                gold = rng.standard_normal(shape)
+                got = (gold + rng.choice([0, 1e-6, 1e-3]) * rng.standard_normal(shape)).astype(np.float32)
+                paths = [os.path.join(folder, each) for each in ("a", "b")]
+                co.serving.write_safetensors(paths[0], {"value": ("F32", shape, got.tobytes())})
+                co.serving.write_safetensors(paths[1], {"value": ("F64", shape, gold.tobytes())})
+                policy = os.path.join(SOURCE, "contracts", "policies", "assert_close.json")
+                said = subprocess.run([PROGRAM, "compare", *paths, "--class", "pointwise", "--contract", policy],
+                                      capture_output=True).returncode
+                try:
+                    co.assert_close(got, gold, **self.plain)
+                    here = 0
+                except co.CheckFailed:
+                    here = 1
+                self.assertEqual(here, said, (got, gold))
+                verdicts.add(here)
+        self.assertEqual(verdicts, {0, 1})
+
+    def test_magnitudes_are_sums_of_absolute_values(self):
+        np.testing.assert_array_equal(co.magnitude.matmul([[1, -2]], [[3], [-4]]), [[11]])
+        np.testing.assert_array_equal(co.magnitude.sum(np.array([[1, -2], [3, -4]]), 1), [3, 7])
+        self.assertEqual(co.magnitude.sum([-1, 2]), 3)
+
+
+TESTS = """
+import pytest
+import some_kernels as kernels
+
+SMALL = dict(batch=[1, 2], seq=2, hidden=32)
+rms_norm = lambda **more: pytest.mark.check_operator(**{"op": "rms_norm", "dtype": "bf16", "dims": SMALL, **more})
+
+@rms_norm()
+def test_right(candidate):
+    assert candidate.check(kernels.right).verdict == "pass"
+
+@rms_norm(dims=dict(batch=1, seq=2, hidden=32))
+def test_wrong(candidate):
+    candidate.check(kernels.one_percent_off)
+
+@rms_norm(dims=dict(batch=1, seq=2, hidden=[32, 65]))
+def test_small(candidate):
+    candidate.check(kernels.only_small)
+
+@rms_norm(dims=dict(batch=1, seq=2, hidden=32), backward=True)
+def test_gradients(candidate):
+    candidate.check(kernels.right, backward=kernels.gradients)
+"""
+IDS = ["test_right[rms_norm-forward-bf16-1x2x32]", "test_right[rms_norm-forward-bf16-2x2x32]",
+       "test_wrong[rms_norm-forward-bf16-1x2x32]", "test_small[rms_norm-forward-bf16-1x2x32]",
+       "test_small[rms_norm-forward-bf16-1x2x65]", "test_gradients[rms_norm-forward-bf16-1x2x32]",
+       "test_gradients[rms_norm-backward-bf16-1x2x32]"]
+
+
+class Plugin(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = scratch.name
+
+    def pytest(self, *arguments, tests=TESTS):
+        with open(os.path.join(self.folder, "test_it.py"), "w", encoding="utf-8") as file:
+            file.write(tests)
+        path, scratch = os.pathsep.join([PACKAGE, HERE]), os.path.join(self.folder, "tmp")
+        os.makedirs(scratch, exist_ok=True)
+        done = subprocess.run([sys.executable, "-m", "pytest", "-p", "check_operator.pytest_plugin", "-p", "no:cacheprovider",
+                               "-rA", *arguments], cwd=self.folder, env={**os.environ, "PYTHONPATH": path, "TMPDIR": scratch},
+                              capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def outcomes(self, text):
+        return {name: word for word, name in re.findall(r"^(PASSED|FAILED|ERROR) test_it\.py::(\S+)", text, flags=re.M)}
+
+    def test_items_end_as_their_verdicts_say(self):
+        code, text = self.pytest()
+        self.assertEqual(code, 1, text)
+        found = self.outcomes(text)
+        self.assertEqual({name for name, word in found.items() if word == "FAILED"}, {IDS[2]}, text)
+        self.assertEqual({name for name, word in found.items() if word == "PASSED"}, set(IDS) - {IDS[2], IDS[4]}, text)
+        self.assertRegex(text, r"SKIPPED \[1\].*rows of 64 at most")
+        self.assertRegex(text, r"\[  FAILED  \] rms_norm/forward  one_percent_off")
+        self.assertNotIn("Traceback", text)
+        self.assertNotIn("pytest_plugin.py", re.sub("SKIPPED .*", "", text))
+
+    def test_a_case_of_zeros_is_judged_among_the_others(self):
+        cases = {"format": "check_operator/cases-1", "cases": [
+            {"op": "rms_norm", "dtype": "fp32", "dims": {"batch": 1, "seq": 2, "hidden": 32}, **data, "suites": ["mine"]}
+            for data in ({}, {"input_mode": "constant", "constant_value": 0},
+                         {"dims": {"batch": 1, "seq": 2, "hidden": 64}})]}
+        for name, chosen in (("cases.json", cases), ("zeros.json", {**cases, "cases": cases["cases"][1:2]})):
+            with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+                json.dump(chosen, file)
+        code, text = self.pytest(tests="""
+import pytest
+import some_kernels as kernels
+
+@pytest.mark.check_operator(op="rms_norm", cases="cases.json")
+def test_right(candidate):
+    report = candidate.check(kernels.raises_for_64)
+    assert (report.exit_code, len(report.checks)) == (0, 1)
+
+@pytest.mark.check_operator(op="rms_norm", cases="zeros.json")
+def test_zeros(candidate):
+    candidate.check(kernels.right)
+""")
+        self.assertEqual(self.outcomes(text), {"test_right[rms_norm-forward-fp32-1x2x32]": "PASSED",
+                                               "test_right[rms_norm-forward-fp32-1x2x32~constant0t0]": "PASSED",
+                                               "test_right[rms_norm-forward-fp32-1x2x64]": "FAILED",
+                                               "test_zeros[rms_norm-forward-fp32-1x2x32~constant0t0]": "FAILED"}, text)
+        self.assertIn("[ VACUOUS  ]", text)
+
+    def test_strict_fails_what_is_unsupported(self):
+        code, text = self.pytest("--check-operator-strict", "-k", "small")
+        self.assertEqual(code, 1, text)
+        self.assertEqual(self.outcomes(text), {IDS[3]: "PASSED", IDS[4]: "FAILED"}, text)
+
+    def test_cases_are_chosen_by_name(self):
+        code, text = self.pytest("-k", "right and 2x2x32")
+        self.assertEqual((code, self.outcomes(text)), (0, {IDS[1]: "PASSED"}), text)
+
+    def test_xdist_deals_out_the_same_items_and_one_report_holds_all(self):
+        for arguments in ((), ("-n", "2")):
+            path = os.path.join(self.folder, "all.json")
+            code, text = self.pytest("--check-operator-report", path, *arguments)
+            self.assertEqual(code, 1, text)
+            self.assertEqual(set(self.outcomes(text)), set(IDS) - {IDS[4]}, text)
+            with open(path, encoding="utf-8") as file:
+                report = json.load(file)
+            cases = [case for each in report["candidates"] for case in each["cases"]]
+            self.assertEqual(len(cases), 7)
+            self.assertEqual((report["planned"], report["exit_code"], report["passed"]), (7, 1, False))
+            page = os.path.join(self.folder, "page.html")
+            self.assertEqual(subprocess.run([PROGRAM, "report", path, "--html", page], capture_output=True).returncode, 0)
+            self.assertEqual(glob.glob(os.path.join(self.folder, "tmp", "check_operator.*")), [])
+            os.unlink(path)
+
+    def test_junit_has_the_verdict_and_the_command(self):
+        path = os.path.join(self.folder, "junit.xml")
+        self.pytest("--junitxml", path, "-k", "wrong")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        for name in ("verdict", "repeat", "headroom", "worst_gate"):
+            self.assertIn(f'name="check_operator.{name}"', text)
+
+    def test_bad_markers_are_one_line(self):
+        for line, tests in {
+            "the fixture 'candidate' needs @pytest.mark.check_operator": "def test_x(candidate): pass",
+            "pytest.mark.check_operator: takes .* by name, got colour":
+                "import pytest\n@pytest.mark.check_operator(op='silu', colour=1)\ndef test_x(candidate): pass",
+            "pytest.mark.check_operator: names no operator":
+                "import pytest\n@pytest.mark.check_operator(dtype='bf16')\ndef test_x(candidate): pass",
+            "--op: unknown operator 'sylu'; did you mean 'silu'":
+                "import pytest\n@pytest.mark.check_operator(op='sylu')\ndef test_x(candidate): pass",
+        }.items():
+            code, text = self.pytest(tests=tests)
+            self.assertEqual(code, 2, text)
+            self.assertRegex(text, f"test_it.py::test_x: {line}")
+            self.assertNotIn("_hooks.py", text)
+
+    def test_a_fixture_of_ones_own_stays(self):
+        code, text = self.pytest(tests="import pytest\n@pytest.fixture\ndef candidate(): return 3\n"
+                                       "def test_x(candidate): assert candidate == 3")
+        self.assertEqual(code, 0, text)
+
+
+class Wheel(unittest.TestCase):
+    def test_project_file_names_what_is_there(self):
+        import tomllib  # of Python 3.11, which Debian 12 has
+
+        with open(os.path.join(SOURCE, "pyproject.toml"), "rb") as file:
+            project = tomllib.load(file)
+        settings = project["tool"]["scikit-build"]
+        with open(os.path.join(SOURCE, settings["metadata"]["version"]["input"]), encoding="utf-8") as file:
+            version = re.search(settings["metadata"]["version"]["regex"], file.read())["value"]
+        self.assertEqual(version, co.__version__)
+        for place in (project["project"]["scripts"]["check_operator"], "check_operator._program:find"):
+            self.assertTrue(callable(co.serving.find_function(place)))
+        for name, module in project["project"]["entry-points"]["pytest11"].items():
+            self.assertEqual(name, module)  # or pytest would take "-p MODULE" for another plugin
+            importlib.import_module(module)
+        for folder in settings["wheel"]["packages"]:
+            self.assertTrue(os.path.exists(os.path.join(SOURCE, folder, "py.typed")))
+
+    def test_a_package_with_its_tool_needs_nothing_else(self):
+        with tempfile.TemporaryDirectory() as folder:
+            package = os.path.join(folder, "check_operator")
+            shutil.copytree(os.path.join(PACKAGE, "check_operator"), package)
+            os.mkdir(os.path.join(folder, f"check_operator-{co.__version__}.dist-info"))
+            with open(os.path.join(folder, f"check_operator-{co.__version__}.dist-info", "METADATA"), "w") as file:
+                file.write(f"Metadata-Version: 2.1\nName: check_operator\nVersion: {co.__version__}\n")
+            subprocess.run(["cmake", "--install", BUILD, "--prefix", os.path.join(package, "_tool")], check=True,
+                           capture_output=True)
+            plain = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join([folder, HERE])}
+            done = python("import check_operator as co, some_kernels as k\n"
+                          "r = co.check(k.one_percent_off, op='rms_norm', dims=dict(hidden=32), contract='assert_close')\n"
+                          "print(r.verdict, co.__file__)", env=plain)
+            self.assertEqual(done.stdout, f"fail {package}/__init__.py\n", done.stderr)
+            # The command: the program's own exit code, and its data from the package.
+            command = [sys.executable, "-c", "from check_operator._program import main; main()"]
+            arguments = ["--op", "silu", "--candidate", "native", "--device", "cpu"]
+            done = subprocess.run([*command, *arguments], env=plain, capture_output=True, text=True, cwd="/")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"{package}/_tool/share/check_operator/contracts".lstrip("/"), done.stdout)
+            self.assertEqual(subprocess.run([*command, "--op", "x"], env=plain, capture_output=True).returncode, 2)
+            # Of another version, it refuses.
+            tool = os.path.join(package, "_tool", "bin", "check_operator")
+            os.unlink(tool)
+            with open(tool, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\necho 0.0.9\n")
+            os.chmod(tool, os.stat(tool).st_mode | stat.S_IXUSR)
+            done = python("import check_operator", env=plain)
+            self.assertIn(f"_tool/bin/check_operator is version 0.0.9, and the Python package beside it {co.__version__}; "
+                          "install both again, together", done.stderr.splitlines()[-1])
+
+    def test_a_program_of_another_version_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fake = os.path.join(folder, "check_operator")
+            with open(fake, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\necho 0.0.9\n")
+            os.chmod(fake, 0o755)
+            for environment, text in (({"CHECK_OPERATOR_PROGRAM": fake}, "is version 0.0.9"),
+                                      ({"CHECK_OPERATOR_PROGRAM": "/nosuch"}, "/nosuch can't be run"),
+                                      ({"PATH": "/nosuch"}, "the program check_operator was not found")):
+                kept = {name: os.environ[name] for name in ("PYTHONPATH",)}
+                done = python("import check_operator as co\nco.check(max, op='silu')", env={**kept, **environment})
+                self.assertIn(text, done.stderr.splitlines()[-1])
+                self.assertIn("MachineError", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates of the tests of the Python package, right and wrong ones."""
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import check_operator
+
+
+def right(x, weight, eps):
+    wide = x.astype(np.float32)
+    scale = 1 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + np.float32(eps))
+    return (wide * scale * weight.astype(np.float32)).astype(x.dtype)
+
+
+def gradients(x, weight, grad_y, eps):
+    wide, wide_weight, grad = (each.astype(np.float32) for each in (x, weight, grad_y))
+    scale = 1 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + np.float32(eps))
+    normal, weighed = wide * scale, grad * wide_weight
+    dx = scale * (weighed - normal * np.mean(weighed * normal, axis=-1, keepdims=True))
+    dweight = np.sum((grad * normal).reshape(-1, x.shape[-1]), axis=0, dtype=np.float32)
+    return {"dx": dx.astype(x.dtype), "dweight": dweight.astype(weight.dtype)}
+
+
+def one_percent_off(x, weight, eps):
+    return (right(x, weight, eps) * np.float32(1.01)).astype(x.dtype)
+
+
+def with_other_names(a, gamma, epsilon):
+    return right(a, gamma, epsilon)
+
+
+def only_small(x, weight, eps):
+    if x.shape[-1] > 64:
+        raise check_operator.Unsupported("rows of 64 at most")
+    return right(x, weight, eps)
+
+
+def returns_none(x, weight, eps):
+    return None
+
+
+def returns_two(x, weight, eps):
+    return right(x, weight, eps), x
+
+
+def returns_text(x, weight, eps):
+    return "y"
+
+
+def returns_its_input(x, weight, eps):
+    return x
+
+
+def returns_strides(x, weight, eps):
+    return np.asfortranarray(right(x, weight, eps))
+
+
+def returns_fp64(x, weight, eps):
+    return right(x, weight, eps).astype(np.float64)
+
+
+def returns_flat(x, weight, eps):
+    return right(x, weight, eps).reshape(-1)
+
+
+def returns_complex(x, weight, eps):
+    return right(x, weight, eps).astype(np.complex64)
+
+
+def raises_for_64(x, weight, eps):
+    if x.shape[-1] == 64:
+        raise KeyError("no such table")
+    return right(x, weight, eps)
+
+
+def prints(x, weight, eps):
+    print("a line of the function")
+    return right(x, weight, eps)
+
+
+def crashes_for_64(x, weight, eps):
+    if x.shape[-1] == 64:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return right(x, weight, eps)
+
+
+def exits(x, weight, eps):
+    sys.exit(3)
+
+
+def hangs_for_64(x, weight, eps):
+    if x.shape[-1] == 64:
+        time.sleep(4)
+    return right(x, weight, eps)
+
+
+def tells_and_hangs(x):
+    with open(os.environ["BEGUN"], "w", encoding="utf-8"):
+        pass
+    time.sleep(60)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package over torch: gradients, what may be returned, and which framework a function uses. Built where torch is.
+
+Usage: torch_test.py PROGRAM [TEST...]
+"""
+import io
+import os
+import sys
+import unittest
+from contextlib import redirect_stderr
+
+import numpy as np
+import torch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+os.environ["CHECK_OPERATOR_PROGRAM"] = os.path.abspath(sys.argv[1])
+sys.path[:0] = [os.path.join(HERE, "..", "..", "..", "python")]
+
+import check_operator as co
+import some_kernels
+from torch_kernels import PARAMETER, half_gradient, rms_norm, without_gradient_of_weight
+from check_operator import serving
+
+def ask(fn, **more):
+    return co.check(fn, **{"op": "rms_norm", "dims": dict(batch=1, seq=2, hidden=32), **more})
+
+
+class Torch(unittest.TestCase):
+    def test_forward_and_automatic_gradients_pass(self):
+        for isolate in ("spawn", "here"):
+            report = ask(rms_norm, dtype=[torch.float32, torch.bfloat16, torch.float16], backward=True, isolate=isolate)
+            self.assertTrue(report, report)
+            self.assertEqual([each.dtype for each in report.checks].count("bf16"), 2)
+
+    def test_a_wrong_gradient_fails(self):
+        report = ask(half_gradient, backward=True)
+        self.assertEqual([(each.pass_name, each.verdict) for each in report.checks],
+                         [("forward", "pass"), ("backward", "fail")], report)
+        with redirect_stderr(io.StringIO()):
+            report = ask(without_gradient_of_weight, backward=True)
+        self.assertEqual([each.verdict for each in report.checks], ["pass", "fail"])
+
+    def test_what_can_not_be_judged_is_one_sentence(self):
+        for sentence, fn in {
+            "output 'y' requires grad, and no input of this pass does": lambda x, weight, eps:
+                rms_norm(x, weight, eps) * PARAMETER,
+            "output 'y' is not contiguous": lambda x, weight, eps: rms_norm(x, weight, eps).mT.contiguous().mT,
+            "output 'y' shares memory with input 'weight'": lambda x, weight, eps: weight.view(1, 1, 32),
+            "output 'y' is a builtins.float, expected a torch.Tensor": lambda x, weight, eps: float(rms_norm(x, weight, eps)[0, 0, 0]),
+            "output 'y' is on meta, and the inputs are on cpu": lambda x, weight, eps: rms_norm(x, weight, eps).to("meta"),
+            "its output 'y' is fp64 [1, 2, 32], expected fp32 [1, 2, 32]": lambda x, weight, eps: rms_norm(x, weight, eps).double(),
+            "output 'y' has dtype torch.complex64": lambda x, weight, eps: rms_norm(x, weight, eps).to(torch.complex64),
+        }.items():
+            report = ask(fn)
+            self.assertEqual(report.verdict, "fail", sentence)
+            self.assertIn("the candidate failed: " + sentence, report.checks[0].reason)
+
+    def test_a_missing_device_is_a_machine_error(self):
+        with self.assertRaisesRegex(co.MachineError, "finds no device 'cuda:99'"):
+            ask(rms_norm, device="cuda:99")
+
+    def test_other_frameworks_come_through_dlpack(self):
+        report = ask(lambda x, weight, eps: some_kernels.right(x.numpy(), weight.numpy(), eps) if torch else None)
+        self.assertTrue(report, report)
+
+    def test_the_framework_is_the_one_that_the_code_uses(self):
+        self.assertIs(serving.choose_framework(None, [rms_norm]), serving.Torch)
+        self.assertIs(serving.choose_framework(None, [some_kernels.right]), serving.NumPy)
+        self.assertIs(serving.choose_framework(None, [lambda x: np.exp(x)]), serving.NumPy)
+        self.assertIs(serving.choose_framework("numpy", [rms_norm]), serving.NumPy)
+
+    def test_tensors_are_close(self):
+        gold = torch.linspace(-2, 2, 64, dtype=torch.float64).reshape(4, 16)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            co.assert_close(gold.to(dtype), gold, cls="pointwise", contract="assert_close", dtype=dtype)
+            wrong = gold.to(dtype)
+            wrong[3, 1] = float("nan")
+            with self.assertRaisesRegex(co.CheckFailed, r"value\[3,1\] = nan"):
+                co.assert_close(wrong, gold, cls="pointwise", contract="assert_close")
+        self.assertEqual(co.magnitude.matmul(gold, gold.mT).dtype, torch.float64)
+        co.assert_close(gold.mT.requires_grad_(), gold.mT, cls="exact")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sockets that are asked line by line; processes are tested in run/external_test.cpp.
+#include "base/external_process.hpp"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace checkop::external_process_test {
+namespace {
+
+/// Two connected sockets.
+struct Ends {
+  std::array<int, 2> ends{-1, -1};
+  Ends() {
+    signal(SIGPIPE, SIG_IGN);
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) throw std::runtime_error("socketpair");
+  }
+  ~Ends() {
+    for (const int end : ends) close(end);
+  }
+};
+
+std::string read_some(int descriptor) {
+  std::array<char, 100> block;
+  const ssize_t n = read(descriptor, block.data(), block.size());
+  return n > 0 ? std::string(block.data(), static_cast<size_t>(n)) : "";
+}
+
+void say(int descriptor, const std::string& text) {
+  ASSERT_EQ(write(descriptor, text.data(), text.size()), std::ssize(text));
+}
+
+TEST(LineSocket, AnswersLineByLine) {
+  const Ends pair;
+  LineSocket socket(pair.ends[0]);
+  std::thread other([&] {
+    EXPECT_EQ(read_some(pair.ends[1]), "first\n");
+    say(pair.ends[1], "an ");
+    say(pair.ends[1], "answer\n");
+    EXPECT_EQ(read_some(pair.ends[1]), "second\n");
+    say(pair.ends[1], "another\n");
+  });
+  EXPECT_EQ(socket.request("first"), "an answer");
+  EXPECT_EQ(socket.request("second"), "another");
+  other.join();
+}
+
+TEST(LineSocket, LateAnswerToAnEarlierProcessIsThrownAway) {
+  const Ends pair;
+  say(pair.ends[1], "late\n");
+  LineSocket socket(pair.ends[0]);
+  std::thread other([&] {
+    EXPECT_EQ(read_some(pair.ends[1]), "first\n");
+    say(pair.ends[1], "answer\n");
+  });
+  EXPECT_EQ(socket.request("first"), "answer");
+  other.join();
+}
+
+TEST(LineSocket, ClosedSocketEndsTheConversation) {
+  Ends pair;
+  LineSocket socket(pair.ends[0]);
+  close(pair.ends[1]);
+  pair.ends[1] = -1;
+  try {
+    socket.request("first");
+    FAIL() << "no exception";
+  } catch (const ProcessEnded& e) {
+    EXPECT_STREQ(e.what(), "closed the socket before it answered");
+  }
+}
+
+TEST(LineSocket, PipesAndClosedDescriptorsAreNoSockets) {
+  const Ends pair;
+  EXPECT_TRUE(LineSocket::is_socket(pair.ends[0]));
+  std::array<int, 2> pipe_ends{-1, -1};
+  ASSERT_EQ(pipe(pipe_ends.data()), 0);
+  EXPECT_FALSE(LineSocket::is_socket(pipe_ends[0]));
+  for (const int end : pipe_ends) close(end);
+  EXPECT_FALSE(LineSocket::is_socket(pipe_ends[0]));
+}
+
+}  // namespace
+}  // namespace checkop::external_process_test
