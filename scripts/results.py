@@ -7,7 +7,7 @@
   results.py page [--check]                 writes docs/results.md; with --check exits 1 if the page does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
-header that it includes in quotes, transitively. Only what a compiler sees counts: comments, white space and #include lines are left out, and
+header that it includes in quotes, transitively, but for those of src/abi. Only what a compiler sees counts: comments, white space and #include lines are left out, and
 the contents are hashed as a sorted list without their paths. So a row does not become outdated when a header moves or a comment
 changes. The digest is null for a candidate without a source in kernels/ (an external peer), and "unknown" if DIR has no kernels.json;
 a row with an unknown digest counts as older than its kernel.
@@ -52,6 +52,7 @@ def refuse(message):
 LITERAL = r'R"([^()\\\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\''
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\b[ \t]*(?:"([^"\n]+)")?.*$', re.M)
 INCLUDE_FOLDERS = ("kernels", "src", "src/abi")  # as in scripts/cmake/Kernels.cmake; the including file's own comes first
+INTERFACE = "src/abi"  # declarations for every plugin; what a kernel takes from them stands in its own code
 OPERATORS = "+-*/%<>=&|!:"
 
 
@@ -74,9 +75,10 @@ def normalized(text):
 
 
 def add_sources(root, path, contents):
-    """Reads the file, and the files that it includes in quotes, into `contents`: {path: normalized text}."""
+    """Reads the file, and the files that it includes in quotes, into `contents`: {path: normalized text}. Not the INTERFACE:
+    a member that is added there would make every kernel new."""
     path = os.path.normpath(path)
-    if path in contents:
+    if path in contents or os.path.dirname(path) == INTERFACE:
         return
     with open(os.path.join(root, path), encoding="utf-8") as file:
         text = file.read()
