@@ -102,7 +102,8 @@ TEST(LeftOutCommand, AKernelThatRefusesNanPassesWhereFiniteNumbersAreAskedFor) {
   const std::string accuracy = " --check accuracy";  // other checks put NaN into other batch entries
   for (const json& c : cases_of(attention("eager-checked", kStrict) + accuracy, 1))
     EXPECT_EQ(c.at("reason"), "the candidate failed: k or v is not finite");
-  for (const json& c : cases_of(attention("eager-checked", kFramework) + accuracy, 0)) EXPECT_EQ(c.at("left_out"), "finite");
+  for (const json& c : cases_of(attention("eager-checked", kFramework) + accuracy, 0))
+    EXPECT_EQ(c.at("left_out"), "finite");
 }
 
 TEST(LeftOutCommand, OneRunIsJudgedByBothContracts) {
