@@ -63,9 +63,9 @@ void print_reasons(const RecipeTable& table) {
   for (const RecipeRow& row : table.rows()) {
     for (const auto& [dtype, cell] : row.cells) {
       if (cell.reason().empty()) continue;
-      auto found =
-          std::find_if(reasons.begin(), reasons.end(), [&](const auto& e) { return e.first == cell.repeat(); });
-      if (found == reasons.end()) found = reasons.insert(found, {cell.repeat(), ""});
+      const std::string& repeat = cell.repeat();
+      auto found = std::find_if(reasons.begin(), reasons.end(), [&](const auto& e) { return e.first == repeat; });
+      if (found == reasons.end()) found = reasons.insert(found, {repeat, ""});
       found->second += fmt::format("{}: {}/{} {} of {}: {}\n", to_string(cell.answer()), row.op->name, row.pass->name,
                                    row.output, row.candidate, cell.reason());
     }

@@ -61,7 +61,7 @@ DeviceInfo read_device(const JsonValue& answer) {
 std::string digest_of(const JsonValue& answer, const std::string& command) {
   const auto said = answer.find("digest");
   if (!said) return command_digest(command);
-  const std::string digest = said->string();
+  std::string digest = said->string();
   constexpr size_t kDigits = 16;
   if (digest.size() != kDigits || digest.find_first_not_of("0123456789abcdef") != std::string::npos)
     said->fail("16 hex digits");
