@@ -3,9 +3,10 @@
 // uses the same passes.
 #include "attention.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "base/error.hpp"
@@ -506,16 +507,14 @@ void attention_backward(const GoldArgs& args, int parts) {
 void check_attention_sizes(const CaseSizes& sizes) {
   const int64_t q_heads = sizes.dim("q_heads"), kv_heads = sizes.dim("kv_heads");
   if (q_heads % kv_heads != 0) {
-    throw InputError(
-        "--q-heads",
-        std::to_string(q_heads) + " query heads are not a multiple of " + std::to_string(kv_heads) + " key heads",
-        "give a multiple of --kv-heads");
+    throw InputError("--q-heads", fmt::format("{} query heads are not a multiple of {} key heads", q_heads, kv_heads),
+                     "give a multiple of --kv-heads");
   }
   if (sizes.attrs[0] != 0 && sizes.attrs[0] != 1) {
-    throw InputError("--causal", "expected 0 or 1, got " + std::to_string(sizes.attrs[0]));
+    throw InputError("--causal", fmt::format("expected 0 or 1, got {}", sizes.attrs[0]));
   }
   if (!std::isfinite(sizes.attrs[1])) {
-    throw InputError("--scale", "expected a finite number, got " + std::to_string(sizes.attrs[1]),
+    throw InputError("--scale", fmt::format("expected a finite number, got {}", sizes.attrs[1]),
                      "leave it out for 1/sqrt(head_dim)");
   }
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // grpo_loss: clipped policy-gradient loss over groups of completions, plus beta times a KL estimate.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -62,12 +64,12 @@ std::vector<int64_t> read_groups(const GoldArgs& args) {
   bounds.resize(static_cast<size_t>(given.count()));
   decode_int(given.dtype, given.bytes.data(), bounds.data(), bounds.size());
   const auto refuse = [](size_t i, int64_t value, const std::string& rule) {
-    throw InputError("input 'group_boundaries'", "element " + std::to_string(i) + " is " + std::to_string(value) + rule,
+    throw InputError("input 'group_boundaries'", fmt::format("element {} is {}{}", i, value, rule),
                      "give boundaries that start with 0, increase, and end with the batch");
   };
   if (bounds.front() != 0) refuse(0, bounds.front(), ", not 0");
   if (bounds.back() != batch) {
-    refuse(bounds.size() - 1, bounds.back(), ", not the batch, which is " + std::to_string(batch));
+    refuse(bounds.size() - 1, bounds.back(), fmt::format(", not the batch, which is {}", batch));
   }
   for (size_t i = 1; i < bounds.size(); ++i) {
     if (bounds[i] <= bounds[i - 1]) refuse(i, bounds[i], ", not above the one before it");
@@ -276,23 +278,21 @@ void validate(const CaseSizes& sizes) {
   if (sizes.has("group_boundaries")) {
     if (bounds < 2 || bounds > batch + 1) {
       throw InputError("--group-bounds",
-                       std::to_string(bounds) + " boundaries cannot cut a batch of " + std::to_string(batch) +
-                           " into groups of one or more",
+                       fmt::format("{} boundaries cannot cut a batch of {} into groups of one or more", bounds, batch),
                        "give 2 to batch + 1");
     }
   } else if (!(samples >= 2) || !(samples <= static_cast<double>(batch)) || samples != std::floor(samples) ||
              batch % static_cast<int64_t>(samples) != 0) {
     throw InputError("--samples-per-prompt",
-                     "expected an integer >= 2 that divides the batch of " + std::to_string(batch) + ", got " +
-                         std::to_string(samples),
+                     fmt::format("expected an integer >= 2 that divides the batch of {}, got {}", batch, samples),
                      "choose another batch, or give groups with --with group_boundaries");
   }
   if (!(sizes.attrs[kClipEps] >= 0 && sizes.attrs[kClipEps] < 1)) {
-    throw InputError("--clip-eps", "expected a number in [0, 1), got " + std::to_string(sizes.attrs[kClipEps]),
+    throw InputError("--clip-eps", fmt::format("expected a number in [0, 1), got {}", sizes.attrs[kClipEps]),
                      "0.2 is usual");
   }
   if (!(sizes.attrs[kEps] > 0)) {
-    throw InputError("--eps", "expected a number above 0, got " + std::to_string(sizes.attrs[kEps]), "1e-6 is usual");
+    throw InputError("--eps", fmt::format("expected a number above 0, got {}", sizes.attrs[kEps]), "1e-6 is usual");
   }
 }
 

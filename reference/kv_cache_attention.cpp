@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // kv_cache_attention: attention of new queries over the keys of a cache, followed by the new keys.
+#include <fmt/format.h>
+
 #include <array>
-#include <string>
 
 #include "attention.hpp"
 #include "base/error.hpp"
@@ -43,8 +44,7 @@ void check_sizes(const CaseSizes& sizes) {
   const int64_t q_seq = sizes.dim("q_seq"), new_seq = sizes.dim("new_seq");
   if (q_seq != new_seq) {
     throw InputError("--new-seq",
-                     std::to_string(new_seq) + " new keys for " + std::to_string(q_seq) +
-                         " queries put the causal mask at a wrong offset",
+                     fmt::format("{} new keys for {} queries put the causal mask at a wrong offset", new_seq, q_seq),
                      "give as many as --q-seq; older keys belong to --cache-seq");
   }
 }

@@ -2,10 +2,11 @@
 // Reads and plants the ids of rows that are left out.
 #include "left_out.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string>
 
 #include "base/error.hpp"
 #include "softmax.hpp"
@@ -16,7 +17,7 @@ void validate_ignore_index(const CaseSizes& sizes) {
   constexpr double kLargest = 0x1p53;  // attributes are doubles, which hold every integer up to this
   const double index = sizes.attrs[0];
   if (!(std::abs(index) <= kLargest) || index != std::floor(index)) {
-    throw InputError("--ignore-index", "expected an integer, got " + std::to_string(index), "-100 is usual");
+    throw InputError("--ignore-index", fmt::format("expected an integer, got {}", index), "-100 is usual");
   }
 }
 

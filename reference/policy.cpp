@@ -2,7 +2,7 @@
 // Computes ratio, KL estimate and gradient of one token, and the old log-probabilities of generated inputs.
 #include "policy.hpp"
 
-#include <string>
+#include <fmt/format.h>
 
 #include "base/error.hpp"
 #include "left_out.hpp"
@@ -58,8 +58,7 @@ std::vector<int64_t> read_active_ids(const Tensor& ids, const std::vector<char>&
       values[i] = 0;
     } else if (values[i] < 0 || values[i] >= vocab) {
       throw InputError("input '" + ids.name + "'",
-                       "element " + std::to_string(i) + " is " + std::to_string(values[i]) + ", outside [0, " +
-                           std::to_string(vocab) + "), and not masked",
+                       fmt::format("element {} is {}, outside [0, {}), and not masked", i, values[i], vocab),
                        "give ids of existing tokens wherever the mask is not 0");
     }
   }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // rope: rotary position embedding: pairs (i, i + head_dim/2) are rotated by an angle that grows with the position.
+#include <fmt/format.h>
+
 #include <array>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "base/error.hpp"
@@ -84,8 +85,7 @@ std::vector<int64_t> read_positions(const Tensor& tensor) {
   decode_int(tensor.dtype, tensor.bytes.data(), positions.data(), positions.size());
   for (size_t i = 0; i < positions.size(); ++i) {
     if (positions[i] >= 0) continue;
-    throw InputError("input '" + tensor.name + "'",
-                     "element " + std::to_string(i) + " is " + std::to_string(positions[i]) + ", below 0",
+    throw InputError("input '" + tensor.name + "'", fmt::format("element {} is {}, below 0", i, positions[i]),
                      "count positions from 0");
   }
   return positions;
@@ -151,10 +151,10 @@ void backward(const GoldArgs& args) { rotate(args, args.in(1), args.in(0), -1); 
 
 void check_sizes(const CaseSizes& sizes) {
   if (const int64_t head_dim = sizes.dim("head_dim"); head_dim % 2 != 0) {
-    throw InputError("--head-dim", "head_dim must be even, got " + std::to_string(head_dim), "give an even size");
+    throw InputError("--head-dim", fmt::format("head_dim must be even, got {}", head_dim), "give an even size");
   }
   if (const double theta = sizes.attrs[0]; !(theta > 0 && std::isfinite(theta))) {
-    throw InputError("--theta", "expected a finite number above 0, got " + std::to_string(theta), "1e6 is usual");
+    throw InputError("--theta", fmt::format("expected a finite number above 0, got {}", theta), "1e6 is usual");
   }
 }
 

@@ -2,6 +2,8 @@
 // Computes softmax statistics of a row, and reads ids.
 #include "softmax.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -56,11 +58,10 @@ std::vector<int64_t> read_ids(const Tensor& ids, int64_t vocab, std::optional<in
   const auto bad =
       std::find_if(values.begin(), values.end(), [&](int64_t id) { return (id < 0 || id >= vocab) && id != except; });
   if (bad != values.end()) {
-    throw InputError(
-        "input '" + ids.name + "'",
-        "element " + std::to_string(bad - values.begin()) + " is " + std::to_string(*bad) + ", outside [0, " +
-            std::to_string(vocab) + ")",
-        "give ids of existing tokens" + (except ? ", or the ignore_index " + std::to_string(*except) : ""));
+    throw InputError("input '" + ids.name + "'",
+                     fmt::format("element {} is {}, outside [0, {})", bad - values.begin(), *bad, vocab),
+                     except ? fmt::format("give ids of existing tokens, or the ignore_index {}", *except)
+                            : "give ids of existing tokens");
   }
   return values;
 }

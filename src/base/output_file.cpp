@@ -64,6 +64,9 @@ bool copy_bytes(int from, int to, int64_t bytes) {
   return true;
 }
 
+/// Of the file beside `target` that replaces it once it is complete.
+std::string temporary_name(const std::string& target) { return fmt::format("{}.{}.tmp", target, getpid()); }
+
 constexpr int kCreate = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC;
 
 }  // namespace
@@ -74,10 +77,19 @@ bool is_replaceable(const std::string& path) {
   return !fs::exists(target, ignored) || fs::is_regular_file(target, ignored);
 }
 
+void require_writable(const std::string& path) {
+  const bool in_place = !is_replaceable(path);
+  const std::string tried = in_place ? resolve(path) : temporary_name(resolve(path));
+  const int file = open(tried.c_str(), in_place ? O_WRONLY | O_CLOEXEC : kCreate, 0666);
+  if (file < 0) fail_to_write(path, "cannot be opened", errno);
+  close(file);
+  if (!in_place) unlink(tried.c_str());
+}
+
 void write_file(const std::string& path, std::string_view text) {
   const std::string target = resolve(path);
   const bool in_place = !is_replaceable(path);
-  const std::string written_to = in_place ? target : fmt::format("{}.{}.tmp", target, getpid());
+  const std::string written_to = in_place ? target : temporary_name(target);
   const auto fail = [&](const char* doing) {
     const int error = errno;
     if (!in_place) unlink(written_to.c_str());

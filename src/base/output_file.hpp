@@ -14,6 +14,9 @@ namespace checkop {
 /// file then stays.
 void write_file(const std::string& path, std::string_view text);
 
+/// Throws as write_file() where that would fail, before there is anything to write; the file stays as it is.
+void require_writable(const std::string& path);
+
 /// Whether write_file() replaces the file by a rename; false where it writes directly.
 bool is_replaceable(const std::string& path);
 

@@ -137,6 +137,7 @@ int tell_differences(const Differences& found) {
 
 int certify_command(const Options& options) {
   const RunOptions run = certifying(options.run);
+  require_writable(options.certificate.out);
   Selection selection = select_checks(run);
   if (selection.candidate_count() > 1) {
     throw InputError("--candidate", "a certificate is for one candidate", "name one");

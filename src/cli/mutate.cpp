@@ -118,25 +118,31 @@ Score score_of(const Tables& tables) {
 
 void print_table(const std::string& op, const std::string& pass, const PassTable& table,
                  const std::vector<DType>& dtypes) {
-  fmt::print("\n{}/{}\n  {:<42}", op, pass, "fault");
-  for (const DType dtype : dtypes) fmt::print("{:<26}", info(dtype).name);
-  fmt::print("\n");
+  std::vector<std::vector<std::string>> lines{{"fault"}};
+  for (const DType dtype : dtypes) lines.back().emplace_back(info(dtype).name);
   for (const PassTable::Key& key : table.order) {
     const auto& [fault, output] = key;
     const auto& rows = table.faults.at(key);
     if (std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.second.cases == 0; })) continue;
-    fmt::print("  {:<42}", output.empty() ? fault : fmt::format("{} ({})", fault, output));
-    for (const DType dtype : dtypes) fmt::print("{:<26}", rows.contains(dtype) ? describe(rows.at(dtype)) : "");
-    fmt::print("\n");
+    lines.push_back({output.empty() ? fault : fmt::format("{} ({})", fault, output)});
+    for (const DType dtype : dtypes) lines.back().push_back(rows.contains(dtype) ? describe(rows.at(dtype)) : "");
   }
-  fmt::print("  {:<42}", fmt::format("controls: {} accepted, {} rejected", table.accepted, table.rejected.size()));
+  lines.push_back({fmt::format("controls: {} accepted, {} rejected", table.accepted, table.rejected.size())});
   for (const DType dtype : dtypes) {
     const auto found = table.controls.find(dtype);
-    fmt::print("{:<26}", found == table.controls.end() || found->second.gate.empty()
-                             ? ""
-                             : fmt::format("{:.3g}x {}", found->second.ratio, found->second.gate));
+    lines.back().push_back(found == table.controls.end() || found->second.gate.empty()
+                               ? ""
+                               : fmt::format("{:.3g}x {}", found->second.ratio, found->second.gate));
   }
-  fmt::print("\n");
+  std::vector<size_t> widths(lines.front().size());
+  for (const auto& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  }
+  fmt::print("\n{}/{}\n", op, pass);
+  for (const auto& line : lines) {
+    for (size_t i = 0; i < line.size(); ++i) fmt::print("  {:<{}}", line[i], i + 1 < line.size() ? widths[i] : 0);
+    fmt::print("\n");
+  }
   for (const std::string& line : table.rejected) fmt::print("  REJECTED CONTROL {}\n", line);
   for (const std::string& line : table.vacuous) fmt::print("  VACUOUS {}\n", line);
 }

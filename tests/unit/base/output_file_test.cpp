@@ -71,6 +71,22 @@ TEST(WriteFile, ReplacesTheFileAsAWhole) {
             std::string::npos);
 }
 
+TEST(WriteFile, IsTriedBeforeThereIsAnythingToWrite) {
+  const std::string folder = fresh_folder(), path = folder + "/report.json";
+  require_writable(path);
+  EXPECT_EQ(files_in(folder), 0u);
+  write_file(path, "old");
+  require_writable(path);
+  EXPECT_EQ(content(path), "old");
+  EXPECT_EQ(files_in(folder), 1u);
+  require_writable("/dev/null");
+  EXPECT_THROW(require_writable(folder), InputError);
+  EXPECT_NE(contract_test::error_of([] {
+              require_writable("/nowhere/at/all.json");
+            }).find("/nowhere/at/all.json: cannot be opened: No such file or directory"),
+            std::string::npos);
+}
+
 TEST(WriteFile, WithoutRoomTheOldFileStays) {
   const std::string folder = fresh_folder(), path = folder + "/report.json";
   write_file(path, "old");
