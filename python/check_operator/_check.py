@@ -203,8 +203,14 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
         if functions is not None:
             ours, theirs = socket.socketpair()
             command.append(f"--exec-fd={theirs.fileno()}")
-        with open(said, "wb") as out, open(errors, "wb") as err:
-            judge = run(command, stdout=out, stderr=err, pass_fds=[theirs.fileno()] if theirs else [])
+        try:
+            with open(said, "wb") as out, open(errors, "wb") as err:
+                judge = run(command, stdout=out, stderr=err, pass_fds=[theirs.fileno()] if theirs else [])
+        except BaseException:
+            for end in (ours, theirs):
+                if end:
+                    end.close()
+            raise
         try:
             if ours and theirs:
                 theirs.close()  # then the program's end closes the socket

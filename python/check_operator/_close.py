@@ -41,8 +41,8 @@ def assert_close(actual: Any, gold: Any, *, cls: str, terms: Optional[int] = Non
         hint = "; the contract sets the bounds, and contract='assert_close' gives torch's tolerances" \
             if name in ("rtol", "atol") else ""
         raise TypeError(f"assert_close() takes no {name}={hint}")
-    got = dict(tensors_of("actual", actual))
-    want = dict(tensors_of("gold", gold))
+    got = named_tensors("actual", actual)
+    want = named_tensors("gold", gold)
     if not got and not want:
         raise CheckVacuous(prefixed(msg, "nothing was compared: actual and gold hold no tensors"))
     for here, there, word in ((got, want, "gold"), (want, got, "actual")):
@@ -57,7 +57,7 @@ def assert_close(actual: Any, gold: Any, *, cls: str, terms: Optional[int] = Non
                              if code[0] in "FB" and code != "BOOL" else
                              f"gold: '{name}' is {CODE_NAMES[want[name][0]]}, and actual is {CODE_NAMES[code]}")
     for group, tensors in (("magnitude", magnitude), ("rounding", rounding)):
-        for name, entry in dict(tensors_of(group, tensors)).items() if tensors is not None else ():
+        for name, entry in named_tensors(group, tensors).items() if tensors is not None else ():
             if name not in want or group + "/" + name in want:
                 raise InputError(f"{group}: gold has no '{name}'; give it the structure of gold")
             want[f"{group}/{name}"] = entry
@@ -72,6 +72,17 @@ def prefixed(msg: Optional[str], text: str) -> str:
 
 
 CODE_NAMES = {code: dtype_name(name) for name, code in CODES.items()}
+
+
+def named_tensors(argument: str, value: Any) -> Dict[str, Entry]:
+    found: Dict[str, Entry] = {}
+    for name, entry in tensors_of(argument, value):
+        if name in found:
+            raise InputError(f"{argument}: two tensors are called '{name}'; give them different keys")
+        if name.startswith(("magnitude/", "rounding/")):
+            raise InputError(f"{argument}: '{name}' is a name of the tool's own; give the tensor another key")
+        found[name] = entry
+    return found
 
 
 def tensors_of(argument: str, value: Any, name: str = "") -> Iterator[Tuple[str, Entry]]:
@@ -105,7 +116,8 @@ def entry_of(argument: str, name: str, value: Any) -> Entry:
         word = array.dtype.name
     if word not in CODES:
         raise InputError(f"{where} is {word}; known: {', '.join(CODES)}")
-    return CODES[word], tuple(array.shape), array.tobytes()
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return CODES[word], tuple(array.shape), little.tobytes()
 
 
 def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Optional[int], contract: Optional[str],

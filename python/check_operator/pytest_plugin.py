@@ -163,8 +163,8 @@ def pytest_generate_tests(metafunc: Any) -> None:
     if "candidate" not in metafunc.fixturenames:
         return
     fixture = metafunc._arg2fixturedefs.get("candidate") if hasattr(metafunc, "_arg2fixturedefs") else None
-    if fixture and fixture[-1].func.__module__ != __name__:
-        return  # somebody's own fixture of that name
+    if not fixture or getattr(fixture[-1].func, "__module__", None) != __name__:
+        return  # somebody's own fixture or parameter of that name
     mark = metafunc.definition.get_closest_marker(MARKER)
     where = metafunc.definition.nodeid
     try:

@@ -373,6 +373,9 @@ def adapted(function, names):
             if own not in known and not takes_any:
                 raise BadCandidate(f"adapt: '{name}' should be passed as '{own}', and the function takes only "
                                    f"{', '.join(known) or 'no arguments'}; name one of them")
+            if name in known and name not in theirs:
+                raise BadCandidate(f"adapt: '{name}' is passed as '{own}', and the function takes '{name}', too; "
+                                   f"say which input that is")
 
     def renamed(**given):
         return function(**{names.get(name, name): value for name, value in given.items()})
@@ -510,7 +513,7 @@ def declare(recipes, kernels):
         if not named:
             raise BadCandidate(f"recipes of '{key}': there is no such function")
         for kernel in named:
-            kernel["recipes"] = kernel.get("recipes", []) + list(names)
+            kernel["recipes"] = kernel.get("recipes", []) + ([names] if isinstance(names, str) else list(names))
     return kernels
 
 
@@ -626,12 +629,12 @@ def serve(functions, framework=None, device=None, recipes=None):
 
 def serve_socket(socket, functions, differentiate=False):
     """The same over a socket, in a process that goes on when check_operator ends, and whose streams are its own."""
-    with socket.makefile("r", encoding="utf-8") as lines, socket.makefile("w", encoding="utf-8") as answers:
-        try:
+    try:
+        with socket.makefile("r", encoding="utf-8") as lines, socket.makefile("w", encoding="utf-8") as answers:
             converse(lines, answers, functions, may_exit=False, differentiate=differentiate,
                      newer=lambda: bool(select.select([socket], [], [], 0)[0]))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # check_operator has ended, and its exit code says why
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # check_operator has ended, and its exit code says why
 
 
 def functions_for(op, forward, backward, adapt):

@@ -284,7 +284,7 @@ int mutate_command(const Options& options) {
   std::vector<DType> dtypes;
   for (const Case& c : cases)
     if (std::find(dtypes.begin(), dtypes.end(), c.dtype) == dtypes.end()) dtypes.push_back(c.dtype);
-  if (!options.run.json_file.empty()) append_to_file(options.run.json_file, "");  // refused before the work
+  if (!options.run.json_file.empty()) require_writable(options.run.json_file);
   auto by_pass = tried_by_pass(cases, options.mutate.seeds);
   const bool text = !options.run.json_to_stdout;
   if (text) {

@@ -114,7 +114,7 @@ int recipe_command(const Options& options) {
   const Contract contract = load_contract(run);
   const Session session(run, select_checks(run));
   session.check_questions(contract);
-  if (!run.json_file.empty()) append_to_file(run.json_file, "");  // refused before the work
+  if (!run.json_file.empty()) require_writable(run.json_file);
   RecipeTable table;
   session.run_all([&](Attempt& attempt) {
     session.judge_by(contract, attempt, RecipeSearch::every_set);

@@ -172,7 +172,6 @@ struct CaseSizes {
   std::function<bool(std::string_view)> has;  ///< whether an optional input is present
 };
 
-/// Generated inputs, for the operator's own changes: values that depend on each other, such as group boundaries.
 /// What generated inputs hold where an operator leaves elements out: masked keys, ignored rows, padded tokens.
 ///   nonfinite   NaN and infinities: 0 times one of them is NaN, so a kernel must not even multiply it by 0
 ///   finite      large numbers, and ids of the vocabulary: a kernel may multiply what it computes from them by 0
@@ -180,6 +179,7 @@ enum class LeftOut : uint8_t { nonfinite, finite };
 inline constexpr std::array kLeftOutContents{LeftOut::nonfinite, LeftOut::finite};
 std::string_view to_string(LeftOut content);
 
+/// Generated inputs, for the operator's own changes: values that depend on each other, such as group boundaries.
 struct FillArgs {
   std::span<Tensor> inputs;  ///< in the order of the pass; an absent one has an empty name
   std::span<const double> attrs;

@@ -77,6 +77,9 @@ void RecipeCell::add(const CaseRecord& record, size_t output) {
     note(record, output);
   } else if (std::find(passing_.begin(), passing_.end(), ways) == passing_.end()) {
     passing_.push_back(std::move(ways));
+    if (smallest_for_all(known_, passing_)) return;
+    fails_ = true;  // each of its sets excludes what a case before it needs
+    note(record, output);
   }
 }
 
@@ -89,7 +92,6 @@ RecipeAnswer RecipeCell::answer() const {
 }
 
 RecipeSet RecipeCell::recipes() const {
-  // The set of all recipes has a part for each case, so some set serves all.
   return answer() == RecipeAnswer::recipes ? smallest_for_all(known_, passing_).value() : RecipeSet();
 }
 

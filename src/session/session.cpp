@@ -242,9 +242,20 @@ void Session::compare(const Contract& contract, Attempt& attempt, RecipeSearch s
   record.times.gold_ms += std::max(0.0, times.wall_ms - times.compare_ms);  // of no rows: roundings
 }
 
+namespace {
+
+/// Whether launches, and ranks, had the same bits. Where they had not, NaN need not come from what is left out.
+bool repeats(const RunResult& run) {
+  return run.rank_differences.empty() && std::all_of(run.outputs.begin(), run.outputs.end(),
+                                                     [](const OutputRun& each) { return each.repeat.different == 0; });
+}
+
+}  // namespace
+
 void Session::consider_other_data(const Contract& contract, Attempt& attempt, RecipeSearch search) const {
   CaseRecord& record = attempt.record;
-  const bool accepted = accepts_finite(record.c, record.comparisons, contract, attempt.subject());
+  const bool accepted =
+      repeats(record.run) && accepts_finite(record.c, record.comparisons, contract, attempt.subject());
   const bool fails = std::any_of(record.comparisons.begin(), record.comparisons.end(),
                                  [](const Comparison& each) { return each.expected > 0 && !each.passed(); });
   if (!accepted && !fails) return;

@@ -81,6 +81,13 @@ TEST(RecipeTable, TheSetServesEveryCase) {
   EXPECT_EQ(exit_code_of({record(false, {ds})}), 0);
 }
 
+TEST(RecipeTable, CasesWhoseSetsExcludeEachOtherHaveNone) {
+  const RecipeCell cell = cell_of({record(false, {{"o_in_16_bit"}}), record(false, {{"scores_in_16_bit"}})});
+  EXPECT_EQ(cell.answer(), RecipeAnswer::none);
+  EXPECT_EQ(cell.recipes(), RecipeSet());
+  EXPECT_FALSE(cell.reason().empty());
+}
+
 TEST(RecipeTable, OneCaseThatFailsUnderEverySetIsTold) {
   const RecipeCell cell = cell_of({record(false, {{"o_in_16_bit"}}), record(false), record(true)});
   EXPECT_EQ(cell.answer(), RecipeAnswer::none);
