@@ -77,8 +77,11 @@ class Report:
         """Writes the report: .json, .html (a page), .md (Markdown) or .xml (JUnit). Throws InputError for others."""
         name, suffix = os.fspath(path), os.path.splitext(os.fspath(path))[1]
         if suffix == ".json":
-            with open(name, "w", encoding="utf-8") as file:
-                json.dump(self._data, file, indent=1)
+            try:
+                with open(name, "w", encoding="utf-8") as file:
+                    json.dump(self._data, file, indent=1)
+            except OSError as error:
+                raise InputError(f"save: '{name}' cannot be written: {error.strerror}; give a path that can be") from None
             return
         if suffix not in FORMS:
             raise InputError(f"save: '{name}' has none of the suffixes .json, {', '.join(FORMS)}; choose one")
