@@ -33,8 +33,11 @@ class TrivialAnswers {
   /// Takes a gold row. Rows may come in any order from any thread. Nearly free once every answer was rejected.
   void look(int64_t row, const GoldRow& gold);
 
-  /// Whether the answer differs from the gold. With a single row or element, next_row or constant equals the gold.
-  bool is_wrong(Trivial answer) const { return state(answer).wrong; }
+  /// Whether the answer differs from the gold. With a single row or element, next_row or constant equals the gold. So
+  /// does next_row where the gold is all zeros, whatever small numbers the candidate has in their place.
+  bool is_wrong(Trivial answer) const {
+    return state(answer).wrong && (answer != Trivial::next_row || state(Trivial::zeros).wrong);
+  }
   /// Whether some gate rejects the answer for some element.
   bool is_rejected(Trivial answer) const { return state(answer).rejected; }
 

@@ -14,9 +14,12 @@ namespace {
 
 using namespace compare_test;
 
-std::vector<Trivial> would_pass(DType dtype, int64_t rows, std::vector<double> gold, const Gate& gate) {
+/// `got`: the gold, if it is empty.
+std::vector<Trivial> would_pass(DType dtype, int64_t rows, std::vector<double> gold, const Gate& gate,
+                                std::vector<double> got = {}) {
   Matrix m(rows, static_cast<int64_t>(gold.size()) / rows);
-  m.got = m.gold = std::move(gold);
+  m.got = got.empty() ? gold : std::move(got);
+  m.gold = std::move(gold);
   m.magnitude = m.rounding = 0;
   return compare(dtype, m, {gate}).would_pass;
 }
@@ -40,6 +43,10 @@ TEST(Trivial, WhatIsRightIsNotHeldAgainstTheContract) {
   EXPECT_EQ(would_pass(DType::f32, 2, {0, 0, 0, 0}, loose), Answers{}) << "zeros are right";
   EXPECT_EQ(would_pass(DType::f32, 1, {5}, loose), Answers{}) << "one element is its own mean";
   EXPECT_EQ(would_pass(DType::f32, 2, {-0.0, 0, 0, -0.0}, tolerance(0, 0)), Answers{}) << "0 has no sign that counts";
+}
+
+TEST(Trivial, TheNextRowOfZerosIsZeroWhateverTheCandidateHasThere) {
+  EXPECT_EQ(would_pass(DType::f32, 2, {0, 0, 0, 0}, tolerance(0.1, 0), {0.01, 0.02, 0.03, 0.04}), Answers{});
 }
 
 TEST(Trivial, BitsAndUlpsTellRowsApart) {
