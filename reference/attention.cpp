@@ -320,9 +320,11 @@ class RoundedGradients {
 
  private:
   int64_t key(size_t j) const { return entry_.key_at(head_, row_.keys[j]); }
-  /// ds as it is rounded before the scale: the smallest normal number counts by its share. Also where ds is 0, as with
-  /// one key, for kernels compute some small number there.
-  double rounded_ds(double ds) const { return std::max(std::abs(ds), std::abs(entry_.scale) * recipes_.size(0)); }
+  /// ds as it is rounded, which is before the scale in FlashAttention and after it in cuDNN: the smallest normal number
+  /// counts by the larger share. Also where ds is 0, as with one key, for kernels compute some small number there.
+  double rounded_ds(double ds) const {
+    return std::max(std::abs(ds), std::max(std::abs(entry_.scale), 1.0) * recipes_.size(0));
+  }
   /// sum_j weight_j x_j over the rows of the keys in `x`, which is k or v of the entry.
   std::vector<double> mean(const std::vector<double>& weight, const std::vector<double>& x) const {
     std::vector<double> sum(at(n_));

@@ -250,5 +250,19 @@ TEST(RoundedHeads, AKeyThatNoQueryReadsHasAnExactGradient) {
   run_gold(c, inputs, 1, look, {}, recipes);
 }
 
+// With one key ds is 0. A kernel may round what it has there before the scale of 1/16, or after it.
+TEST(RoundedDs, OfAlmostZeroMayLoseTheBitsThatASubnormalNumberLacks) {
+  Case c = gold_case("attention", "backward", DType::f16,
+                     {{"batch", 1}, {"q_heads", 1}, {"kv_heads", 1}, {"q_seq", 1}, {"kv_seq", 1}, {"head_dim", 256}});
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const ActiveRecipes recipes({"ds_in_16_bit"}, DType::f16, 0x1p-24,
+                              std::vector<ActiveRecipes::Numbers>(c.pass->outputs.size(), {1e-6, 6}));
+  const auto look = [&](const GoldRows& rows) {
+    if (rows.output != 1) return;
+    for (int64_t i = 0; i < 256; ++i) EXPECT_EQ(rows.spread[i], 0x1p-25 * std::abs(inputs[0].at(i))) << i;
+  };
+  run_gold(c, inputs, 1, look, {}, recipes);
+}
+
 }  // namespace
 }  // namespace checkop::recipes_test
