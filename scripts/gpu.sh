@@ -7,6 +7,7 @@
 #     bench       timings of the memory-bound operators; products: of the products, beside cuBLAS. The GPU must be idle
 #     invariance  how bits depend on the number of rows and the other axes; certificates: of the candidates `cuda`
 #     sizes       the Hopper candidates in realistic sizes and for 1 to 300 rows
+#     frameworks  kernels of PyTorch, Hugging Face and Triton from docs/exec under both contracts, and with faults planted
 #     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX selects runs such as linear_logp-racecheck
 #     soak        the products in random sizes, for about five minutes
 #     ranks       tensor-parallel operators on all GPUs of the machine, at least two; scaling: their times on 1, 2 ...
@@ -22,8 +23,8 @@
 set -euo pipefail
 
 readonly stage=${2:-all}
-if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|suites|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling)$ ]]; then
-  echo "usage: scripts/gpu.sh DIR [tests|judge|suites|sanitize|bench|products|invariance|certificates|sizes|soak|ranks|scaling]" >&2
+if [[ $# -lt 1 || $# -gt 2 || ! $stage =~ ^(all|tests|judge|suites|sanitize|bench|products|invariance|certificates|sizes|frameworks|soak|ranks|scaling)$ ]]; then
+  echo "usage: scripts/gpu.sh DIR [tests|judge|suites|sanitize|bench|products|invariance|certificates|sizes|frameworks|soak|ranks|scaling]" >&2
   exit 2
 fi
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -290,6 +291,55 @@ run_sizes() {
     for mode in peaked wide; do
       judge "linear_logp-${sizes//,/x}-$mode" 300 --op linear_logp --candidate cuda-sm90 "${once[@]}" --seq "$m" --hidden "$k" \
         --vocab "$n" --input-mode "$mode" --pass forward
+    done
+  done
+  wait
+}
+
+# framework NAME CONTRACT COMMAND OPS: like judge, but into DIR/frameworks-*.json, because its passes say nothing about the
+# kernels of this tree. NAME is the candidate, with +FAULT where one is planted.
+framework() {
+  local name=frameworks-${1/+/-}-$2-$4
+  while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done
+  { judge "$name" 300 --cases "$out/framework-sizes.json" --suite smoke --op "$4" --pass all --dtype bf16,fp16 --check accuracy \
+      --contract "contracts/$2.json" --exec "python3 docs/exec/$3" --exec-name "$1" --candidate "$1" --threads 2
+    [[ ! -s $out/report-$name.json ]] || mv "$out/report-$name.json" "$out/$name.json"; } &
+}
+
+run_frameworks() {
+  local name fault op
+  export TORCHINDUCTOR_COMPILE_THREADS=1  # as many processes run already as there are cores
+  # The cases of suite smoke, and sizes of a model of 8 billion parameters.
+  /usr/bin/python3 - cases >"$out/framework-sizes.json" <<'PYTHON'
+import glob, json, sys
+cases = [case for path in sorted(glob.glob(f"{sys.argv[1]}/*.json")) for case in json.load(open(path)).get("cases", ())
+         if "smoke" in case["suites"]]
+for op, dims in {"rms_norm": dict(batch=1, seq=8192, hidden=4096), "swiglu": dict(batch=1, seq=2048, hidden=14336),
+                 "rope": dict(batch=1, heads=32, seq=4096, head_dim=128), "logp": dict(batch=1, seq=128, vocab=128256),
+                 "linear_logp": dict(batch=1, seq=64, hidden=4096, vocab=128256),
+                 "attention": dict(batch=1, q_heads=32, kv_heads=8, q_seq=768, kv_seq=768, head_dim=128)}.items():
+    cases.append({"op": op, "dims": dims, "dtype": "bf16", "suites": ["smoke"]})
+print(json.dumps({"format": "check_operator/cases-1", "cases": cases}))
+PYTHON
+  local -rA command=(
+    [hf]='torch_frameworks.py hf' [compile]='torch_frameworks.py compile' [sdpa-flash]='torch_frameworks.py sdpa-flash'
+    [sdpa-cudnn]='torch_frameworks.py sdpa-cudnn' [sdpa-math]='torch_frameworks.py sdpa-math' [triton]='triton_kernels.py'
+    [rms_norm_triton]='rms_norm_triton.py')
+  local -rA ops=(
+    [hf]='linear_logp attention rope rms_norm swiglu logp' [compile]='rms_norm swiglu logp' [sdpa-flash]=attention
+    [sdpa-cudnn]=attention [sdpa-math]=attention [triton]='attention swiglu logp' [rms_norm_triton]=rms_norm)
+  for name in hf sdpa-cudnn sdpa-flash sdpa-math compile triton rms_norm_triton; do
+    for op in ${ops[$name]}; do
+      framework "$name" default "${command[$name]}" "$op"
+      framework "$name" framework "${command[$name]}" "$op"
+    done
+  done
+  for name in hf sdpa-flash sdpa-cudnn; do
+    for fault in tail factor head rounding; do
+      for op in ${ops[$name]}; do
+        if [[ $fault == head && $op != attention || $fault == rounding && $name != hf ]]; then continue; fi
+        framework "$name+$fault" framework "torch_faults.py $name $fault" "$op"
+      done
     done
   done
   wait

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPU results: maintains one summary per device in tests/gpu/results, and generates docs/results.md from the summaries.
+"""GPU results: maintains one summary per device in tests/gpu/results, and generates docs/results.md and a part of docs/recipes.md
+from the summaries.
 
   results.py digests                        prints the digest of every CUDA kernel of the tree as JSON: {"logp/cuda": "..."}
   results.py summarize DIR [--into FILE]    merges the output of scripts/gpu.sh in DIR into the summary FILE, or prints the summary
-  results.py page [--check]                 writes docs/results.md; with --check exits 1 if the page does not match the summaries
+  results.py page [--check]                 writes both pages; with --check exits 1 if one does not match the summaries
 
 Every row of a summary has the date of the measurement and the digest of its kernel: `kernels_digest` covers the candidate's source and every
 header that it includes in quotes, transitively, but for those of src/abi. Only what a compiler sees counts: comments, white space and #include lines are left out, and
@@ -28,6 +29,8 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join("tests", "gpu", "results")
 PAGE = os.path.join("docs", "results.md")
+RECIPES_PAGE = os.path.join("docs", "recipes.md")
+RECIPES_PART = ("<!-- frameworks: written by scripts/results.py page -->\n", "<!-- end of frameworks -->")
 FORMAT = "check_operator/results-1"
 
 # The key fields of a section's rows. A row of DIR replaces the row with the same key unless that one is newer. The timings of a
@@ -39,6 +42,7 @@ KEYS = {
     "certificates": ("op", "candidate"),
     "sanitizers": ("op", "candidate", "tool"),
     "ranks": ("op", "candidate", "dtype", "rows", "hidden", "vocab", "gpus"),
+    "frameworks": ("candidate", "op", "pass", "contract", "fault"),
     "tests": ("name",),
 }
 FAILED = ("fail", "vacuous", "error", "timeout", "xpass")  # verdicts, without the part after a colon
@@ -134,9 +138,10 @@ class Folder:
         self.read_bench()
         self.read_certificates()
         self.read_sanitizers()
+        self.read_frameworks()
         self.read_tests()
         if not any(self.rows.values()):
-            refuse(f"{path}: holds no report-*.json, invariance*.json, bench-*.jsonl, certificates/*.json, sanitizer-*.log or table-*.txt")
+            refuse(f"{path}: holds no report-*.json, invariance*.json, bench-*.jsonl, certificates/*.json, sanitizer-*.log, frameworks-*.json or table-*.txt")
 
     def files(self, *patterns):
         return sorted(path for pattern in patterns for path in glob.glob(os.path.join(self.path, pattern)))
@@ -262,6 +267,22 @@ class Folder:
                     rows[key] = (path, result, ran.count(key[:2]))
         for (op, candidate, tool), (path, result, checks) in rows.items():
             self.add("sanitizers", op, candidate, written(path), tool=tool, result=result, checks=checks)
+
+    def read_frameworks(self):
+        """One row per pass of a kernel from elsewhere, under a contract and with a fault or none."""
+        groups = {}
+        for _, report, cases in self.reports("frameworks-*.json", "frameworks-*.json.gz"):
+            contract = re.sub(r"\.json$", "", os.path.basename(report["contract"]["path"]))
+            for candidate, case in cases:
+                name, _, fault = candidate.partition("+")
+                groups.setdefault((name, case["op"], case["pass"], contract, fault), ([], []))
+                group = groups[name, case["op"], case["pass"], contract, fault]
+                group[0].append(report["volatile"]["started"])
+                group[1].append(case)
+        for (candidate, op, direction, contract, fault), (dates, cases) in groups.items():
+            under = {name for case in cases for output in case["outputs"] for name in output["passes_under"] or ()}
+            self.add("frameworks", op, candidate, max(dates), **{"pass": direction}, contract=contract, fault=fault,
+                     verdicts=count_verdicts(cases), passes_under=sorted(under), largest=largest(cases))
 
     def read_tests(self):
         """Tests of the whole program, which have no kernel digest: the lines of gpu.sh's tables that belong to no report."""
@@ -493,7 +514,7 @@ class Page:
         lines = []
         for name, summary in self.summaries.items():
             device = summary["device"]
-            rows = [row for section in KEYS if section != "tests" for row in summary[section]]
+            rows = [row for section in KEYS if section not in ("tests", "frameworks") for row in summary[section]]
             old = sum(older(row, self.digests) for row in rows)
             gpus = re.search(r"-x(\d+)$", name)
             lines.append((f"`{name}`", (f"{gpus[1]} x " if gpus else "") + device["name"], device.get("arch_key", "-"),
@@ -584,6 +605,30 @@ class Page:
         return table(("operator", "candidate", "rows x hidden x vocab", "dtype", "GPUs", *RANK_OUTPUTS, "rows of the gold", "checks",
                       "RL-Kernel's own", "measured"), lines)
 
+    def recipes(self):
+        """The part of docs/recipes.md: how kernels from elsewhere fare, and the same with a fault planted."""
+        text = ""
+        for device, summary in self.summaries.items():
+            rows = summary.get("frameworks", [])
+            if not rows:
+                continue
+            lines, faults = [], []
+            for (candidate, op, direction), group in grouped([row for row in rows if not row["fault"]], "candidate", "op", "pass").items():
+                of = {row["contract"]: row for row in group}
+                lines.append((f"`{candidate}`", f"{op} {direction}", *(judged_cell(of.get(name)) for name in ("default", "framework")),
+                              recipes_text(of.get("default")), dims_text(group[0]["largest"]), self.measured(group)))
+            for (name, op, fault), group in grouped([row for row in rows if row["fault"]], "candidate", "op", "fault").items():
+                of = {row["pass"]: row for row in group}
+                if any(judged(row) for row in group):
+                    faults.append((f"`{name}`", op, fault, *(judged_cell(of.get(name)) for name in ("forward", "backward")),
+                                   self.measured(group)))
+            text += f"On `{device}`:\n\n" + table(("candidate", "operator, pass", "default: pass, fail", "framework: pass, fail",
+                                                 "recipes that a default failure names", "largest case", "measured"), lines)
+            if faults:
+                text += (f"With one fault planted, under `framework`, on `{device}`:\n\n"
+                         + table(("candidate", "operator", "fault", "forward: pass, fail", "backward: pass, fail", "measured"), faults))
+        return text
+
     def tests(self, rows):
         return table(("test", "result", "seconds", "measured"), [(row["name"], row["result"], row["seconds"], row["date"][:10]) for row in rows])
 
@@ -633,6 +678,22 @@ def checks_cell(rows):
             rooms += text.format(f"{min(numbers):.3g}x" if numbers else "exact")
     cut = "" if all(row["complete"] for row in rows) else ", **the run ended early**"
     return verdicts_text(total(rows)) + cut + (";" + rooms if rooms else "")
+
+
+def judged(row):
+    """(passed, failed) checks; None where none was judged. Empty cases are neither."""
+    failed = sum(count for name, count in row["verdicts"].items() if name.split(":")[0] in FAILED and name != "vacuous: empty")
+    passed = row["verdicts"].get("pass", 0)
+    return (passed, failed) if passed + failed else None
+
+
+def judged_cell(row):
+    counts = judged(row) if row else None
+    return f"{counts[0]}, {counts[1]}" if counts else "-"
+
+
+def recipes_text(row):
+    return ", ".join(f"`{name}`" for name in row["passes_under"]) if row and row["passes_under"] else "none"
 
 
 def times_cells(timings):
@@ -686,24 +747,33 @@ def summarize(options):
     print(f"results.py: wrote {path}: {', '.join(f'{len(summary[section])} {section}' for section in KEYS)}")
 
 
+def with_part(text, part):
+    """The page with the generated part between its marks replaced."""
+    begin, end = RECIPES_PART
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        refuse(f"{RECIPES_PAGE}: needs the lines '{begin.strip()}' and '{end}', once each and in this order")
+    return text[: text.index(begin) + len(begin)] + part.strip() + "\n" + text[text.index(end) :]
+
+
 def page(options):
     folder = os.path.join(options.root, RESULTS)
     names = sorted(name[:-len(".json")] for name in os.listdir(folder) if name.endswith(".json"))
     summaries = {name: read_summary(os.path.join(folder, f"{name}.json")) for name in names}
-    text = Page(summaries, kernel_digests(options.root)).text()
-    path = os.path.join(options.root, PAGE)
-    if not options.check:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-        return
-    present = ""
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            present = file.read()
-    if present != text:
-        line = next(number for number, (a, b) in enumerate(zip(present.split("\n") + [None], text.split("\n") + [None]), 1) if a != b)
-        refuse(f"{PAGE}:{line}: is not what {RESULTS} and the kernels of this tree say; write it with `scripts/results.py page`")
-    print(f"results.py: {PAGE} is what the summaries say")
+    pages = Page(summaries, kernel_digests(options.root))
+    for path, text_of in ((PAGE, lambda present: pages.text()), (RECIPES_PAGE, lambda present: with_part(present, pages.recipes()))):
+        place, present = os.path.join(options.root, path), ""
+        if os.path.exists(place):
+            with open(place, encoding="utf-8") as file:
+                present = file.read()
+        text = text_of(present)
+        if not options.check:
+            with open(place, "w", encoding="utf-8") as file:
+                file.write(text)
+            continue
+        if present != text:
+            line = next(number for number, (a, b) in enumerate(zip(present.split("\n") + [None], text.split("\n") + [None]), 1) if a != b)
+            refuse(f"{path}:{line}: is not what {RESULTS} and the kernels of this tree say; write it with `scripts/results.py page`")
+        print(f"results.py: {path} is what the summaries say")
 
 
 def main():

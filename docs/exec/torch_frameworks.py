@@ -7,6 +7,7 @@
   sdpa-flash   scaled_dot_product_attention with FlashAttention; sdpa-cudnn, sdpa-math: with those
   torch        torch.nn.functional.rms_norm, matmul
   tf32         matmul with TF32 allowed
+  compile      rms_norm, swiglu and logp of hf, through torch.compile
 """
 import os
 import sys
@@ -56,27 +57,30 @@ def hf_linear_logp(hidden, lm_head_weight, target_ids, ignore_index, bias=None):
     return F.log_softmax(logits, dim=-1).gather(-1, ids[..., None])[..., 0].masked_fill(left_out, 0)
 
 
-def plain(q, k, v, causal, key_padding_mask):
-    """What the functions below support: no padding, and a causal mask of as many queries as keys."""
-    if key_padding_mask is not None or (causal and q.shape[2] != k.shape[2]) or q.shape[0] == 0:
-        raise Unsupported("key_padding_mask, an empty batch, or a causal mask of other queries than keys")
+def unpadded(q, k, causal, key_padding_mask):
+    """What models ask of eager attention: every query sees a key. There the average of v is the answer to a row that sees
+    none."""
+    if key_padding_mask is not None or (causal and q.shape[2] > k.shape[2]) or q.shape[0] == 0:
+        raise Unsupported("key_padding_mask, an empty batch, or a causal mask that hides all keys from a query")
 
 
 def hf_attention(q, k, v, causal, scale, key_padding_mask=None):
     """eager_attention_forward: 16-bit scores, softmax in fp32, 16-bit probabilities."""
-    plain(q, k, v, causal, key_padding_mask)
+    unpadded(q, k, causal, key_padding_mask)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if scale < 0 else scale)
     if causal:
-        unseen = torch.ones(q.shape[2], k.shape[2], device=q.device).triu(1).bool()
+        unseen = torch.ones(q.shape[2], k.shape[2], device=q.device).triu(1 + k.shape[2] - q.shape[2]).bool()
         scores = scores.masked_fill(unseen, torch.finfo(q.dtype).min)
     return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
 def sdpa(backend):
     def attention(q, k, v, causal, scale, key_padding_mask=None):
-        plain(q, k, v, causal, key_padding_mask)
+        unpadded(q, k, causal, key_padding_mask)
+        if causal and q.shape[2] != k.shape[2]:
+            raise Unsupported("is_causal aligns the first query with the first key, not the last with the last")
         try:
             with sdpa_kernel(backend):
                 # FlashAttention and cuDNN lay their output out as [batch, seq, heads, head_dim].
@@ -96,6 +100,15 @@ def tf32():
     return {"matmul": matmul}
 
 
+def compiled(functions):
+    """The functions through torch.compile, which fuses them and keeps what was a 16-bit tensor in fp32 where it can. The
+    cases have so many sizes that it must not give up recompiling."""
+    for limit in ("recompile_limit", "cache_size_limit"):  # the name since PyTorch 2.7, and the one before
+        if hasattr(torch._dynamo.config, limit):
+            setattr(torch._dynamo.config, limit, 1000)
+    return {name: torch.compile(function, dynamic=True) for name, function in functions.items()}
+
+
 CANDIDATES = {
     "hf": lambda: {"rms_norm": hf_rms_norm, "swiglu": hf_swiglu, "rope": hf_rope, "logp": hf_logp,
                    "linear_logp": hf_linear_logp, "attention": hf_attention},
@@ -104,6 +117,7 @@ CANDIDATES = {
     "sdpa-flash": lambda: sdpa(SDPBackend.FLASH_ATTENTION),
     "sdpa-cudnn": lambda: sdpa(SDPBackend.CUDNN_ATTENTION),
     "sdpa-math": lambda: sdpa(SDPBackend.MATH),
+    "compile": lambda: compiled({"rms_norm": hf_rms_norm, "swiglu": hf_swiglu, "logp": hf_logp}),
 }
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ TREE = {
     "kernels/rows.cuh": "#pragma once\nint rows();\n",
     "src/abi/check_operator.h": "struct Call { int dtype; };\n",
     "docs/index.md": "\n",
+    "docs/recipes.md": "# Recipes\n<!-- frameworks: written by scripts/results.py page -->\n<!-- end of frameworks -->\n\n## More\n",
     "tests/gpu/results/none.txt": "\n",
 }
 DEVICE = {"name": "NVIDIA H200", "arch_key": "sm90", "multiprocessors": 132, "memory_bytes": 1, "runtime": "13.0", "kind": "cuda"}
@@ -277,6 +278,31 @@ class Page(Results):
             {**failed, "status": "out of memory"}, record("torch-compile", 1.0))))
         self.assertEqual(len(self.summarize()["bench"]), 2)
         self.assertIn("| logp forward | seq=4 | cuda | **out of memory** |  |  |  | torch-compile 1 ms | 2026-01-02 |", self.page())
+
+    def test_has_kernels_from_elsewhere_among_the_recipes(self):
+        def of(contract, cases, candidate="hf"):
+            self.write_raw(f"frameworks-{candidate}-{contract}.json",
+                           report(cases, candidate, contract={"hash": "0", "path": f"contracts/{contract}.json"}))
+
+        def judged(verdict, kind="", under=None):
+            output = {"name": "logp", "candidate_dtype": "fp32", "gates": [], "max_abs_error": 1e-6, "passes_under": under}
+            return case(verdict, kind, outputs=[output])
+
+        of("default", [judged("pass"), judged("fail", "accuracy", ["logp_in_16_bit"]), judged("vacuous", "empty")])
+        of("framework", [judged("pass"), judged("pass"), judged("unsupported", "unsupported")])
+        of("framework", [judged("fail", "accuracy")], "hf+tail")
+        self.summarize()
+        self.page()
+        with open(os.path.join(self.tree, "docs", "recipes.md"), encoding="utf-8") as file:
+            text = file.read()
+        self.assertIn("| `hf` | logp forward | 1, 1 | 2, 0 | `logp_in_16_bit` | batch=1 seq=4 | 2026-01-02 |", text)
+        self.assertIn("| `hf` | logp | tail | 0, 1 | - | 2026-01-02 |", text)
+        self.assertTrue(text.startswith("# Recipes\n<!-- frameworks") and text.endswith("<!-- end of frameworks -->\n\n## More\n"))
+        self.run_script("page", "--check")
+        self.edit("docs/recipes.md", "| 2, 0 |", "| 3, 0 |")
+        self.assertIn("docs/recipes.md:7: is not what", self.run_script("page", "--check", code=1))
+        self.edit("docs/recipes.md", "<!-- end of frameworks -->", "")
+        self.assertIn("needs the lines", self.run_script("page", code=1))
 
     def test_of_another_text_fails_the_check(self):
         self.write_raw("report-smoke.json", report([case()]))
