@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// entropy / cuda: one block per row, both sums in fp32 in one pass over the row, portable CUDA.
+//   z = softcap tanhf(logits / softcap) / temperature, or logits / temperature if softcap is 0
+//   forward   entropy[row] = log(s) + M,  s = sum_c exp(-b_c),  M = sum_c exp(-b_c) b_c / s,  b_c = max z[row,:] -
+//   z[row,c] backward  dlogits[row,c] = g[row] exp(-b_c) / s (b_c - M) (1 - tanh^2) / temperature,  g = grad_entropy
+//   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     mask: [rows] u8 or none
+//   entropy, grad_entropy: [rows] f32
+//   Where the mask is 0: entropy and gradient are 0, and the row of logits is not read. A logit of -inf adds nothing.
+//   Limits: rows < 2^31, vocab >= 1.
+//   Expected error: chains of about vocab/2048 + 20 fp32 additions, expf, tanhf and logf within 2 ulp, one output
+//   rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
+#include "cuda/softmax.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+/// The temperature's reciprocal and the cap; `has_cap` is a template argument, since tanhf costs more than the rest.
+struct Transform {
+  float reciprocal, cap, cap_reciprocal;
+
+  template <bool has_cap>
+  __device__ float apply(float x) const {
+    return (has_cap ? cap * tanhf(x * cap_reciprocal) : x) * reciprocal;
+  }
+  template <bool has_cap>
+  __device__ float slope(float x) const {
+    if constexpr (!has_cap) return reciprocal;
+    const float tanh = tanhf(x * cap_reciprocal);
+    return (1.0f - tanh * tanh) * reciprocal;
+  }
+};
+
+/// The maximum of the transformed logits that a thread has read, and its sums relative to exp_shift(max).
+struct EntropyPartial {
+  float max = -INFINITY, sum = 0.0f, weighted = 0.0f;
+
+  /// Makes the sums those relative to `shift`, which is at least their own.
+  __device__ void move_to(float shift) {
+    if (sum == 0.0f) return;
+    const float up = shift - max, factor = expf(-up);
+    weighted = factor * fmaf(up, sum, weighted);
+    sum *= factor;
+  }
+
+  template <bool has_cap, typename T>
+  __device__ void add(const Transform& transform, const Group<T> (&groups)[kGroups], int64_t first, int64_t step,
+                      int64_t vocab) {
+    constexpr int kColumns = kGroupColumns<T>;
+    float z[kGroups][kColumns], new_max = max;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      groups[g].unpack(z[g]);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        // A cap would make a number of the -inf beyond the row's end.
+        const bool inside = !has_cap || first + g * step + i < vocab;
+        z[g][i] = inside ? transform.apply<has_cap>(z[g][i]) : -INFINITY;
+        new_max = fmaxf(new_max, z[g][i]);
+      }
+    }
+    const float shift = exp_shift(new_max);
+    if (new_max > max) {  // rare after the first groups
+      move_to(shift);
+      max = new_max;
+    }
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      float group_sum = 0.0f, group_weighted = 0.0f;  // two levels: the chain is one group, then the number of groups
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        const float below = shift - z[g][i], term = expf(-below);
+        group_sum += term;
+        group_weighted += term == 0.0f ? 0.0f : term * below;  // below may be infinite
+      }
+      sum += group_sum, weighted += group_weighted;
+    }
+  }
+};
+
+struct EntropyRow {
+  float max, sum, mean;
+};
+
+/// Maximum, sum of exponentials and M of a row, in every thread. All threads of the block must call.
+template <typename T, Reuse reuse, bool has_cap>
+__device__ EntropyRow reduce_entropy(const Transform& transform, const T* __restrict__ row, int64_t vocab) {
+  __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp], weighted_per_warp[kWarp];
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t n_groups = ceil_div(vocab, kColumns);
+  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
+  EntropyPartial mine;
+  Group<T> groups[kGroups];
+  for (int64_t base = 0; base < n_groups; base += int64_t{blockDim.x} * kGroups) {
+    load_step<T, reuse>(row, base, n_whole, vocab, groups);
+    mine.add<has_cap, T>(transform, groups, (base + threadIdx.x) * kColumns, int64_t{blockDim.x} * kColumns, vocab);
+  }
+  const float max = block_max(mine.max, max_per_warp);
+  mine.move_to(exp_shift(max));
+  const float sum = block_sum(mine.sum, sum_per_warp);
+  return {max, sum, block_sum(mine.weighted, weighted_per_warp) / sum};
+}
+
+/// The entropy of one row per block. Error: see the head of the file.
+template <typename T, bool has_cap>
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void entropy_forward(const T* __restrict__ logits,
+                                                                             const uint8_t* __restrict__ mask,
+                                                                             int64_t vocab, Transform transform,
+                                                                             float* __restrict__ entropy) {
+  const int64_t row = blockIdx.x;
+  if (mask != nullptr && mask[row] == 0) {  // the same for the whole block
+    if (threadIdx.x == 0) entropy[row] = 0.0f;
+    return;
+  }
+  const EntropyRow r = reduce_entropy<T, Reuse::once, has_cap>(transform, logits + row * vocab, vocab);
+  if (threadIdx.x == 0) entropy[row] = logf(r.sum) + r.mean;
+}
+
+/// dlogits of one row per block.
+template <typename T, bool has_cap>
+__global__ __launch_bounds__(kMaxBackwardThreads) void entropy_backward(const T* __restrict__ logits,
+                                                                        const uint8_t* __restrict__ mask,
+                                                                        const float* __restrict__ grad_entropy,
+                                                                        int64_t vocab, Transform transform,
+                                                                        T* __restrict__ dlogits) {
+  const int64_t row = blockIdx.x;
+  T* __restrict__ dx = dlogits + row * vocab;
+  if (mask != nullptr && mask[row] == 0) return write_zeros(dx, vocab);  // the whole block
+  const T* __restrict__ x = logits + row * vocab;
+  const EntropyRow r = reduce_entropy<T, Reuse::again, has_cap>(transform, x, vocab);
+  constexpr int kColumns = kGroupColumns<T>;
+  const float shift = exp_shift(r.max), scale = grad_entropy[row] / r.sum;
+  const int64_t n_groups = ceil_div(vocab, kColumns);
+  const int64_t n_whole = is_aligned(x) && is_aligned(dx) ? vocab / kColumns : 0;
+  const int64_t step = int64_t{blockDim.x} * kGroups;
+  Group<T> groups[kGroups];
+  for (int64_t base = (n_groups - 1) / step * step; base >= 0; base -= step) {
+    load_step<T, Reuse::once>(x, base, n_whole, vocab, groups);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t group = base + g * int64_t{blockDim.x} + threadIdx.x, first = group * kColumns;
+      float value[kColumns];
+      groups[g].unpack(value);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        const float below = shift - transform.apply<has_cap>(value[i]), p = expf(-below);
+        value[i] = p == 0.0f ? 0.0f : scale * p * (below - r.mean) * transform.slope<has_cap>(value[i]);
+      }
+      if (group < n_whole) {  // streaming store: dlogits is not read here, so L2 is left to the logits
+        __stcs(reinterpret_cast<uint4*>(dx + first), Group<T>::packed(value).bits);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          if (first + i < vocab) dx[first + i] = from_float<T>(value[i]);
+        }
+      }
+    }
+  }
+}
+
+struct EntropyParams {
+  int64_t rows, vocab;
+  Transform transform;
+};
+
+checkop_status check_call(const checkop_call* call, bool backward, EntropyParams& params) {
+  CallCheck check(call);
+  if (check.counts(backward ? 3 : 2, 1).failed()) return check.status();
+  const checkop_tensor &logits = call->inputs[0], &mask = call->inputs[1];
+  if (check.rank_at_least(logits, "logits", 1).failed()) return check.status();
+  if (call->n_attrs != 2) return say(call, CHECKOP_FAILED, "expected 2 attributes: temperature and softcap");
+  const double temperature = call->attrs[0].value, softcap = call->attrs[1].value;
+  params = {leading_count(logits), last_extent(logits), {}};
+  params.transform = {static_cast<float>(1 / temperature), static_cast<float>(softcap),
+                      softcap == 0 ? 0.0f : static_cast<float>(1 / softcap)};
+  const int32_t n_leading = logits.rank - 1;
+  check.float_dtype(logits, "logits").contiguous(logits, "logits");
+  const auto list = [&](const checkop_tensor& t, const char* name, int32_t dtype) {
+    check.dtype(t, name, dtype).shape(t, name, logits, n_leading, {}).contiguous(t, name);
+  };
+  if (mask.data != nullptr) list(mask, "mask", CHECKOP_U8);
+  if (backward) {
+    const checkop_tensor& dlogits = call->outputs[0];
+    list(call->inputs[2], "grad_entropy", CHECKOP_F32);
+    check.dtype(dlogits, "dlogits", logits.dtype).shape(dlogits, "dlogits", logits, logits.rank, {});
+    check.contiguous(dlogits, "dlogits");
+  } else {
+    list(call->outputs[0], "entropy", CHECKOP_F32);
+  }
+  if (check.failed()) return check.status();
+  if (params.rows > std::numeric_limits<int32_t>::max()) {  // a row is a block, and a grid has at most that many blocks
+    return say(call, CHECKOP_UNSUPPORTED, "tensor 'logits': %lld rows, at most 2147483647 are supported",
+               static_cast<long long>(params.rows));
+  }
+  return CHECKOP_OK;
+}
+
+template <typename T, bool has_cap>
+checkop_status launch(const checkop_call* call, const EntropyParams& params, bool backward) {
+  auto* stream = static_cast<cudaStream_t>(call->stream);
+  const auto rows = static_cast<unsigned>(params.rows);
+  const auto* logits = static_cast<const T*>(call->inputs[0].data);
+  const auto* mask = static_cast<const uint8_t*>(call->inputs[1].data);
+  if (backward) {
+    entropy_backward<T, has_cap><<<rows, backward_threads_for(params.vocab), 0, stream>>>(
+        logits, mask, static_cast<const float*>(call->inputs[2].data), params.vocab, params.transform,
+        static_cast<T*>(call->outputs[0].data));
+  } else {
+    entropy_forward<T, has_cap><<<rows, threads_for(params.vocab), 0, stream>>>(
+        logits, mask, params.vocab, params.transform, static_cast<float*>(call->outputs[0].data));
+  }
+  return launch_status(call, backward ? "launch entropy backward" : "launch entropy forward");
+}
+
+checkop_status launch(const checkop_call* call, bool backward) {
+  EntropyParams params;
+  if (auto status = check_call(call, backward, params)) return status;
+  if (params.rows == 0) return CHECKOP_OK;
+  return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
+    using T = typename Tag::type;
+    return params.transform.cap == 0.0f ? launch<T, false>(call, params, backward)
+                                        : launch<T, true>(call, params, backward);
+  });
+}
+
+checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }
+checkop_status launch_backward(const checkop_call* call) { return launch(call, true); }
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "cuda", "entropy", "forward", CHECKOP_CUDA, 80, 0, nullptr, launch_forward},
+    {sizeof(checkop_kernel), "cuda", "entropy", "backward", CHECKOP_CUDA, 80, 0, nullptr, launch_backward},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }
