@@ -138,6 +138,7 @@ DType dtype_of(const Case& c, const TensorSpec& spec) {
 
 bool is_present(const Case& c, const TensorSpec& spec) {
   if (!spec.optional) return true;
+  if (!spec.follows.empty()) return c.optionals.contains(spec.follows);
   // A gradient output dNAME is present when its input NAME is.
   return c.optionals.contains(spec.name) || (spec.name.starts_with('d') && c.optionals.contains(spec.name.substr(1)));
 }

@@ -47,6 +47,8 @@ struct TensorSpec {
   /// output is f32 for any dtype of the case, and equals the carry plus the sum of this call's rows. Its bits must not
   /// depend on how rows are split into calls at multiples of kCarryRows.
   std::string_view carry = "";
+  std::string_view follows =
+      "";  ///< of an optional output: the input with which it is there, if that is not NAME of dNAME
 };
 
 /// A batch may be split into calls with carried sums at multiples of this many rows.
