@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TMA: moves boxes of a row-major matrix, or of a stack of them, to and from shared memory, in the swizzled layout that
 // wgmma reads.
-// Facts: PTX ISA 9.0, "cp.async.bulk.tensor"; CUDA driver API 13.0, cuTensorMapEncodeTiled.
+// Facts: PTX ISA 9.0, "cp.async.bulk.tensor", "cp.async.bulk"; CUDA driver API 13.0, cuTensorMapEncodeTiled.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -129,6 +129,14 @@ __device__ inline void tma_load_planes(const CUtensorMap& map, uint32_t to, uint
       : "memory");
 }
 
+/// Loads `bytes` contiguous bytes, a multiple of 16, without a tensor map.
+__device__ inline void bulk_load(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(to), "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 /// Stores a box, clipped to the matrix. Call tma_store_commit() afterwards, and tma_store_wait() before writing `from`
 /// again.
 __device__ inline void tma_store(const CUtensorMap& map, uint32_t from, int along, int line) {
@@ -142,6 +150,13 @@ __device__ inline void tma_store_planes(const CUtensorMap& map, uint32_t from, i
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];"
                :
                : "l"(&map), "r"(along), "r"(line), "r"(plane), "r"(from)
+               : "memory");
+}
+/// The same for `bytes` contiguous bytes, a multiple of 16.
+__device__ inline void bulk_store(void* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(to), "r"(from), "r"(bytes)
                : "memory");
 }
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

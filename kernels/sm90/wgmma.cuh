@@ -47,6 +47,11 @@ __device__ __forceinline__ void pin_registers(float (&values)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
+template <int count>
+__device__ __forceinline__ void pin_registers(uint32_t (&words)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
 
 /// Waits until all but the latest `pending` groups are done; their operands may then be overwritten.
 template <int pending>
