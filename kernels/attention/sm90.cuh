@@ -3,7 +3,8 @@
 // TMA; consumer warpgroups have 64 rows each and keep scores, probabilities and sums in registers.
 //   s = q k^T, p = 2^(s c - reference), o = (sum_j round(p[j]) v[j]) * (1 / sum_j p[j])     sm90_softmax.cuh
 //   q, o: [planes, q_seq, head_dim], planes: batch * q_heads     k, v: [batch * kv_heads, kv_seq, head_dim]
-//   lse: [planes, q_seq] f32, optional: natural logarithm of the sum of exponentials, -inf for a row without keys
+//   lse: [planes, q_seq] f32, optional: natural logarithm of the sum of exponentials; -inf for a row without keys, NaN
+//   for one whose scores are all -inf, as o is
 //
 // A consumer computes the scores of the next block while the tensor cores add this block's p v; at the end of a tile
 // the next block is the first of the next tile, so the tensor cores never wait for a tile to begin or to end.
@@ -12,6 +13,8 @@
 // p does not depend on the tile (sm90_softmax.cuh). So the rows of a tile, their number, the order of tiles and the
 // number of blocks are free.
 #pragma once
+
+#include <algorithm>
 
 #include "attention/sm90_mask.cuh"
 #include "cuda/attention_tile.cuh"
@@ -45,11 +48,12 @@ struct ForwardParams {
   float* __restrict__ lse;  ///< or null
   KeyLists lists;
   unsigned* counter;  ///< tiles that were taken after each block's first; null: every block has a fixed list
-  int q_heads, kv_heads, group, q_seq, kv_seq;
+  int kv_heads, group, q_seq, kv_seq;
   int planes_per_tile, rows_per_plane;  ///< heads of a group that share a tile, and the rows of each
   int units_per_kv_head;                ///< tiles of the same queries of a group
   uint32_t units, units_per_section, q_tiles, tiles;
-  float c;  ///< scale log2(e)
+  float c;         ///< scale log2(e)
+  float lse_unit;  ///< what lse counts: ln 2 for natural logarithms, 1 for those of base 2
   bool causal;
 };
 
@@ -162,6 +166,24 @@ __device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& 
   }
 }
 
+/// A warp clears the lines of a block of keys whose bit is 0, for wgmma to read.
+template <int slabs>
+__device__ void clear_hidden_rows(uint32_t block, const uint4& bits) {
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int part = 0; part < 4; ++part) {
+    for (uint32_t hidden = ~words[part]; hidden != 0; hidden &= hidden - 1) {
+      const int line = part * kWarp + __ffs(static_cast<int>(hidden)) - 1;
+#pragma unroll
+      for (int slab = 0; slab < slabs; ++slab) {
+        const uint32_t at = block + (slab * kKeys + line) * 128 + threadIdx.x % kWarp * 4;
+        asm volatile("st.shared.b32 [%0], 0;" ::"r"(at) : "memory");
+      }
+    }
+  }
+  fence_proxy_async();
+}
+
 /// One warp clears the rows of values whose keys are not kept, which may hold NaN: 0 * NaN would reach o.
 template <typename Config, typename T>
 __device__ void clear_hidden_values(const ForwardParams<T>& p, const AttentionSmem<Config>& smem) {
@@ -180,19 +202,7 @@ __device__ void clear_hidden_values(const ForwardParams<T>& p, const AttentionSm
       wait(smem.value_loaded(pipe.stage), pipe.parity);
       if ((block & kMixed) != 0) {
         const uint4 bits = p.lists.bits[tile.batch * p.lists.n_blocks + static_cast<int>(block & ~kMixed)];
-        const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-        for (int part = 0; part < 4; ++part) {
-          for (uint32_t hidden = ~words[part]; hidden != 0; hidden &= hidden - 1) {
-            const int line = part * kWarp + __ffs(static_cast<int>(hidden)) - 1;
-#pragma unroll
-            for (int slab = 0; slab < Config::kSlabs; ++slab) {
-              const uint32_t at = smem.value(pipe.stage) + slab * Config::kKeySlab + line * 128 + lane * 4;
-              asm volatile("st.shared.b32 [%0], 0;" ::"r"(at) : "memory");
-            }
-          }
-        }
-        fence_proxy_async();
+        clear_hidden_rows<Config::kSlabs>(smem.value(pipe.stage), bits);
       }
       __syncwarp();
       if (lane == 0) arrive(smem.value_cleared(pipe.stage));
@@ -330,7 +340,6 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
   const auto begin_scores = [&] {
     const uint64_t a = QueryLayout::descriptor(smem.query(at.buffer) + group * 64 * 128);
     const uint64_t b = KeyLayout::descriptor(smem.key(keys.stage));
-    wgmma_fence();
 #pragma unroll
     for (int q = 0; q < kHeadDim / 16; ++q) {
       wgmma<T, true, true, kKeys>(score, a + QueryLayout::k_offset(q) / 16, b + KeyLayout::k_offset(q) / 16, q);
@@ -340,7 +349,6 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
   // o = p v, plus o if there is an earlier block; asynchronous
   const auto begin_sums = [&](int add) {
     const uint64_t b = ValueLayout::descriptor(smem.value(values.stage));
-    wgmma_fence();
 #pragma unroll
     for (int q = 0; q < kKeys / 16; ++q) {
       wgmma<T, false, kHeadDim>(o, weights + 4 * q, b + ValueLayout::k_offset(q) / 16, add | q);
@@ -376,6 +384,7 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
 
   if (!next_tile()) return;
   wait(smem.key_full(keys.stage), keys.parity);
+  wgmma_fence();
   begin_scores();
   wgmma_wait_group<0>();
   pin_registers(score);
@@ -401,13 +410,13 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
         reciprocal[half] = __frcp_rn(sum);
         any[half] = (is_masked ? p.lists.first_kept[at.tile.batch] : 0) < at.visible[half];
         if (p.lse != nullptr && lane % 4 == 0 && at.exists(p, half)) {
-          constexpr float kLn2 = 0x1.62e43p-1f;
-          const float lse = (rows.reference<T>(half) + log2f(sum)) * kLn2;
+          const float lse = sum == 0.0f ? NAN : (rows.reference<T>(half) + log2f(sum)) * p.lse_unit;
           p.lse[at.index(p, half)] = any[half] ? lse : -INFINITY;
         }
       }
       if (!next_tile()) {
         wait(value_full(values.stage), values.parity);
+        wgmma_fence();
         begin_sums(add);
         wgmma_wait_group<0>();
         pin_registers(o);
@@ -421,6 +430,7 @@ __device__ __forceinline__ void consume(const ForwardParams<T>& p, const Attenti
     }
     wait(smem.key_full(keys.stage), keys.parity);
     wait(value_full(values.stage), values.parity);
+    wgmma_fence();
     begin_scores();
     begin_sums(add);
     release_queries();
@@ -505,11 +515,13 @@ struct ForwardCall {
   const T *q, *k, *v;
   const uint8_t* keep;  ///< or null
   T* o;
-  float* lse;  ///< or null
+  float* lse;                      ///< or null
+  float lse_unit = 0x1.62e43p-1f;  ///< ln 2; 1 for logarithms of base 2
   std::byte* workspace;
   cudaStream_t stream;
-  int max_blocks = 1 << 30;  ///< of the grid
-  bool has_counter = true;
+  // On these only speed depends.
+  int max_blocks = 1 << 30;          ///< of the grid
+  bool has_counter = true;           ///< a block takes the next tile when it is done, not those of a fixed list
   int64_t section_bytes = 24 << 20;  // of keys and values: about half of L2
 };
 
@@ -538,9 +550,9 @@ cudaError_t launch_forward(const ForwardCall<T>& call) {
   const AttentionParams& s = call.shape;
   ForwardParams<T> p{};
   p.o = call.o, p.lse = call.lse;
-  p.q_heads = static_cast<int>(s.q_heads), p.kv_heads = static_cast<int>(s.kv_heads);
+  p.kv_heads = static_cast<int>(s.kv_heads);
   p.group = static_cast<int>(s.group()), p.q_seq = static_cast<int>(s.q_seq), p.kv_seq = static_cast<int>(s.kv_seq);
-  p.c = s.scale * kLog2E, p.causal = s.causal;
+  p.c = s.scale * kLog2E, p.lse_unit = call.lse_unit, p.causal = s.causal;
   // Few queries: heads of a group share a tile, so that their keys are loaded once.
   p.planes_per_tile = 1;
   while (p.planes_per_tile < p.group && p.planes_per_tile < 8 && Config::kRows / (p.planes_per_tile * 2) >= s.q_seq) {
