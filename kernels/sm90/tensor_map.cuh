@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// TMA: moves boxes of a row-major matrix to and from shared memory, in the swizzled layout that wgmma reads.
-// Facts: PTX ISA 9.0, "cp.async.bulk.tensor"; CUDA driver API 13.0, cuTensorMapEncodeTiled.
+// TMA: moves boxes of a row-major matrix, or of a stack of them, to and from shared memory, in the swizzled layout that
+// wgmma reads.
+// Facts: PTX ISA 9.0, "cp.async.bulk.tensor", "cp.async.bulk"; CUDA driver API 13.0, cuTensorMapEncodeTiled.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -64,6 +65,37 @@ bool make_tensor_map(CUtensorMap& map, const Matrix& matrix, int box_length, int
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/// `planes` contiguous matrices of `lines` lines by `length` elements, one after the other. Boxes end where a plane
+/// does.
+struct Planes {
+  const void* data;
+  int64_t length, lines, planes;
+};
+
+template <typename T>
+bool has_tensor_map(const Planes& stack) {
+  constexpr int64_t kMaxExtent = int64_t{1} << 30, kMaxStride = int64_t{1} << 39;
+  return has_tensor_map<T>(Matrix{stack.data, stack.length, stack.lines, stack.length}) && stack.planes > 0 &&
+         stack.planes <= kMaxExtent && stack.lines * stack.length * static_cast<int64_t>(sizeof(T)) < kMaxStride;
+}
+
+/// Makes a map for boxes of `box_planes` planes by `box_lines` lines by 128 bytes, swizzled. Elements outside the
+/// stack, and lines past the end of a plane, read as zeros. Returns false when the driver refuses.
+template <typename T>
+bool make_tensor_map(CUtensorMap& map, const Planes& stack, int box_lines, int box_planes, L2Promotion promotion) {
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return false;
+  const auto line_bytes = static_cast<cuuint64_t>(stack.length) * sizeof(T);
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(stack.length), static_cast<cuuint64_t>(stack.lines),
+                                static_cast<cuuint64_t>(stack.planes)};
+  const cuuint64_t strides[] = {line_bytes, line_bytes * extents[1]};
+  const cuuint32_t box[] = {128 / sizeof(T), static_cast<cuuint32_t>(box_lines), static_cast<cuuint32_t>(box_planes)};
+  const cuuint32_t steps[] = {1, 1, 1};
+  return encode(&map, tensor_map_type<T>(), 3, const_cast<void*>(stack.data), extents, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                static_cast<CUtensorMapL2promotion>(promotion), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -87,12 +119,44 @@ __device__ inline void tma_load(const CUtensorMap& map, uint32_t to, uint32_t ba
       : "memory");
 }
 
+/// Loads the box of a stack that begins at (plane, line, along).
+__device__ inline void tma_load_planes(const CUtensorMap& map, uint32_t to, uint32_t barrier, int along, int line,
+                                       int plane) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+      :
+      : "r"(to), "l"(&map), "r"(along), "r"(line), "r"(plane), "r"(barrier)
+      : "memory");
+}
+
+/// Loads `bytes` contiguous bytes, a multiple of 16, without a tensor map.
+__device__ inline void bulk_load(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :
+               : "r"(to), "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
 /// Stores a box, clipped to the matrix. Call tma_store_commit() afterwards, and tma_store_wait() before writing `from`
 /// again.
 __device__ inline void tma_store(const CUtensorMap& map, uint32_t from, int along, int line) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
                :
                : "l"(&map), "r"(along), "r"(line), "r"(from)
+               : "memory");
+}
+/// The same for a stack; clipped to the lines of a plane.
+__device__ inline void tma_store_planes(const CUtensorMap& map, uint32_t from, int along, int line, int plane) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];"
+               :
+               : "l"(&map), "r"(along), "r"(line), "r"(plane), "r"(from)
+               : "memory");
+}
+/// The same for `bytes` contiguous bytes, a multiple of 16.
+__device__ inline void bulk_store(void* to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(to), "r"(from), "r"(bytes)
                : "memory");
 }
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma: d[64, n] += a[64, 16] * b[n, 16] by the four warps of a warpgroup, both operands in shared memory.
-// Facts: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions": register fragments, matrix descriptor,
-// strides by majorness, wgmma.mma_async, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
+// wgmma: d[64, n] += a[64, 16] * b[n, 16] by the four warps of a warpgroup, b in shared memory, a there or in
+// registers. Facts: PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions": register fragments, matrix
+// descriptor, strides by majorness, wgmma.mma_async, wgmma.fence, wgmma.commit_group, wgmma.wait_group.
 #pragma once
 
 #include <type_traits>
@@ -40,6 +40,19 @@ struct SmemLayout {
 /// Call before the first wgmma() of a group: orders earlier accesses to the accumulators.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Keeps the compiler from moving accesses to these registers across this point, as past a wgmma_wait_group(): it does
+/// not know that wgmma is asynchronous.
+template <int count>
+__device__ __forceinline__ void pin_registers(float (&values)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+template <int count>
+__device__ __forceinline__ void pin_registers(uint32_t (&words)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
+
 /// Waits until all but the latest `pending` groups are done; their operands may then be overwritten.
 template <int pending>
 __device__ void wgmma_wait_group() {
@@ -95,6 +108,34 @@ __device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a_descriptor, 
                              "," CHECKOP_P7,
                   "%128", "%129", "%130", "%131", "%132", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48),
                   CHECKOP_D(64), CHECKOP_D(80), CHECKOP_D(96), CHECKOP_D(112));
+  } else {
+    static_assert(n == 0, "not a width of wgmma used here");
+  }
+}
+
+#undef CHECKOP_WGMMA_OF
+#define CHECKOP_WGMMA_OF(type, n, list, a, b, add, tb, ...)                                                          \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " add                                                               \
+               ", 0;\n"                                                                                              \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, {" a "}, " b            \
+               ", p, 1, 1, " tb ";\n}"                                                                               \
+               : __VA_ARGS__                                                                                         \
+               : "r"(a_words[0]), "r"(a_words[1]), "r"(a_words[2]), "r"(a_words[3]), "l"(b_descriptor), "r"(add_to), \
+                 "n"(b_along_k ? 0 : 1))
+
+/// The same with `a` in registers, four words of two elements each: thread 32w + l of the warpgroup holds in words 0
+/// and 2 columns l % 4 * 2 and 8 + l % 4 * 2, and the next of each, of row 16w + l / 4, and in words 1 and 3 those of
+/// the row 8 below. Accumulators of 16 columns, rounded and packed (pack_sums()), are such an operand. The words must
+/// not change before the product is done.
+template <typename T, bool b_along_k, int n>
+__device__ __forceinline__ void wgmma(float (&d)[n / 2], const uint32_t* a_words, uint64_t b_descriptor, int add_to) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  if constexpr (n == 64) {
+    CHECKOP_WGMMA(64, CHECKOP_P0 "," CHECKOP_P1, "%32, %33, %34, %35", "%36", "%37", "%38", CHECKOP_D(0),
+                  CHECKOP_D(16));
+  } else if constexpr (n == 128) {
+    CHECKOP_WGMMA(128, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3, "%64, %65, %66, %67", "%68", "%69",
+                  "%70", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48));
   } else {
     static_assert(n == 0, "not a width of wgmma used here");
   }

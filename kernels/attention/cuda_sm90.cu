@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention / cuda-sm90: Hopper's wgmma and TMA for fp16 (forward) and bf16 with head_dim 64 or 128.
+//   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of scale q[i] k[j]
+//   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D),  D = rowsum(do * o)
+//   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, kv_seq, head_dim]
+//   f32|f16|bf16, contiguous
+//   key_padding_mask: [batch, kv_seq] u8, nonzero keeps a key; may be absent
+//   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
+//   infinities in the values of keys that `causal` hides from a row reach it if they are in its last block of 128 keys.
+//   Limits: sm_90 only. fp32, gradients in fp16 (where ds would underflow), other head_dim, arrays that do not begin at
+//   a 16-byte boundary and a scale that is not positive are computed as in the candidate cuda, with its limits.
+//   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: o and 12
+//   bytes per query of a head, and ds in 16 bits of as many key heads as fit 1 GiB or give 264 blocks of 128 keys.
+//   Expected error: scores are chains of head_dim / 16 additions that truncate (sm90/config.cuh), o of kv_seq / 16; the
+//   exponentials are within 2 ulp, their sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case
+//   before the product with v, the sum of p is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits
+//   before they are multiplied: recipes o_in_16_bit, p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too:
+//   with very few keys D errs by up to 2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of
+//   group * q_seq / 16.
+// The bits of a row of o depend on its query and on the keys that it keeps: not on the batch, the other rows, the
+// length of either sequence, the mask's form or the number of multiprocessors; see attention/sm90.cuh. Only the index
+// of a key modulo 128 and the blocks of 128 keys count.
+#include <algorithm>
+
+#include "attention/sm90_backward.cuh"
+#include "cuda/attention.cuh"
+
+namespace checkop::kernels {
+namespace {
+
+namespace hopper = attention::hopper;
+
+constexpr PartNames kParts[] = {{"k", "v", "dk", "dv"}};
+
+/// Three warpgroups of queries where head_dim leaves them enough registers.
+using Wide = hopper::AttentionConfig<128, 2, 2>;
+using Narrow = hopper::AttentionConfig<64, 3, 4>;
+
+/// Workspace if the Hopper kernel might run. Called before the shapes have been checked.
+size_t forward_workspace(const checkop_call* call) {
+  if (call->n_inputs != 4 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) return 0;
+  AttentionParams shape{};
+  shape.batch = call->inputs[0].shape[0], shape.kv_seq = call->inputs[1].shape[2];
+  return hopper::forward_workspace_bytes(shape, call->inputs[3].rank > 0);
+}
+
+size_t backward_workspace(const checkop_call* call) {
+  const size_t portable = attention_workspace(call);
+  if (call->n_inputs != 5 || call->n_attrs != 2 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
+    return portable;
+  }
+  const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
+  AttentionParams shape{q[0], q[1], k[1], q[2], k[2], k[2], static_cast<int>(q[3]), call->attrs[0].value != 0, 1.0f};
+  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0 || shape.kv_heads == 0;
+  if (is_empty || call->inputs[0].dtype != CHECKOP_BF16 || (shape.width != 64 && shape.width != 128)) return portable;
+  return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0).bytes);
+}
+
+template <typename T>
+checkop_status run(const checkop_call* call, const AttentionParams& shape) {
+  const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
+  hopper::ForwardCall<T> forward{};
+  forward.shape = shape;
+  forward.q = input(0), forward.k = input(1), forward.v = input(2);
+  forward.keep = static_cast<const uint8_t*>(call->inputs[3].data), forward.o = static_cast<T*>(call->outputs[0].data);
+  forward.workspace = static_cast<std::byte*>(call->workspace);
+  forward.stream = static_cast<cudaStream_t>(call->stream);
+  if (!hopper::has_forward(forward)) return launch_attention(call, false, kParts);
+  if (call->workspace_bytes < forward_workspace(call)) {
+    return say(call, CHECKOP_FAILED, "workspace has %zu bytes, %zu are needed", call->workspace_bytes,
+               forward_workspace(call));
+  }
+  const bool is_wide = shape.width == 128;
+  const auto error = is_wide ? hopper::launch_forward<Wide>(forward) : hopper::launch_forward<Narrow>(forward);
+  if (auto status = cuda_status(call, error, "launch attention forward")) return status;
+  return say(call, CHECKOP_OK, is_wide ? "wgmma, tile 128x128" : "wgmma, tile 192x128");
+}
+
+checkop_status launch_forward(const checkop_call* call) {
+  AttentionParams shape;
+  if (auto status = check_call(call, false, kParts, shape)) return status;
+  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
+  const bool has_scale = shape.scale > 0 && shape.scale < 1e30f;
+  if (!is_empty && has_scale && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
+  if (!is_empty && has_scale && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
+  return launch_attention(call, false, kParts);
+}
+
+checkop_status launch_backward(const checkop_call* call) {
+  using T = __nv_bfloat16;
+  AttentionParams shape;
+  if (auto status = check_call(call, true, kParts, shape)) return status;
+  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
+  const bool has_scale = shape.scale > 0 && shape.scale < 1e30f;
+  const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
+  const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
+  hopper::BackwardCall<T> backward{};
+  backward.forward.shape = shape;
+  backward.forward.q = input(0), backward.forward.k = input(1), backward.forward.v = input(2);
+  backward.forward.keep = static_cast<const uint8_t*>(call->inputs[3].data);
+  backward.forward.stream = static_cast<cudaStream_t>(call->stream);
+  backward.grad = input(4);
+  backward.dq = output(0), backward.dk = output(1), backward.dv = output(2);
+  backward.workspace = static_cast<std::byte*>(call->workspace);
+  if (is_empty || !has_scale || call->inputs[0].dtype != CHECKOP_BF16 || !hopper::has_backward(backward)) {
+    return launch_attention(call, true, kParts);
+  }
+  if (call->workspace_bytes < backward_workspace(call)) {
+    return say(call, CHECKOP_FAILED, "workspace has %zu bytes, %zu are needed", call->workspace_bytes,
+               backward_workspace(call));
+  }
+  if (auto status = cuda_status(call, hopper::launch_backward(backward), "launch attention backward")) return status;
+  return say(call, CHECKOP_OK, "wgmma, 128 keys by 64 queries");
+}
+
+constexpr checkop_kernel kKernels[] = {
+    {sizeof(checkop_kernel), "cuda-sm90", "attention", "forward", CHECKOP_CUDA, 90, 90, forward_workspace,
+     launch_forward, "p_in_16_bit"},
+    {sizeof(checkop_kernel), "cuda-sm90", "attention", "backward", CHECKOP_CUDA, 90, 90, backward_workspace,
+     launch_backward, "p_in_16_bit ds_in_16_bit o_in_16_bit"},
+};
+constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
+
+}  // namespace
+}  // namespace checkop::kernels
+
+CHECKOP_EXPORT const checkop_plugin* check_operator_plugin(void) { return &checkop::kernels::kPlugin; }

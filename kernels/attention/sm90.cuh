@@ -1,0 +1,602 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention forward on Hopper: one persistent kernel. A producer warp loads tiles of queries and blocks of 128 keys by
+// TMA; consumer warpgroups have 64 rows each and keep scores, probabilities and sums in registers.
+//   s = q k^T, p = 2^(s c - reference), o = (sum_j round(p[j]) v[j]) * (1 / sum_j p[j])     sm90_softmax.cuh
+//   q, o: [planes, q_seq, head_dim], planes: batch * q_heads     k, v: [batch * kv_heads, kv_seq, head_dim]
+//   lse: [planes, q_seq] f32, optional: natural logarithm of the sum of exponentials; -inf for a row without keys, NaN
+//   for one whose scores are all -inf, as o is
+//
+// A consumer computes the scores of the next block while the tensor cores add this block's p v; at the end of a tile
+// the next block is the first of the next tile, so the tensor cores never wait for a tile to begin or to end.
+//
+// Bits of a row of o: scores and sums are chains of blocks of 16, upward, one fp32 accumulator each (sm90/config.cuh);
+// p does not depend on the tile (sm90_softmax.cuh). So the rows of a tile, their number, the order of tiles and the
+// number of blocks are free.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/sm90_mask.cuh"
+#include "cuda/attention_tile.cuh"
+
+namespace checkop::kernels::attention::hopper {
+
+using namespace sm90;  // NOLINT: the building blocks of this folder's kernels
+
+/// consumers: warpgroups of 64 rows; stages: blocks of keys, and of values, in flight.
+template <int head_dim, int consumers, int stages>
+struct AttentionConfig {
+  static constexpr int kHeadDim = head_dim, kConsumers = consumers, kRows = 64 * consumers, kStages = stages;
+  static constexpr int kThreads = (consumers + 1) * kWarpgroup;
+  static constexpr int kProducerRegisters = consumers == 3 ? 32 : 24, kConsumerRegisters = consumers == 3 ? 160 : 240;
+
+  static constexpr int kSlabs = head_dim / 64, kQuerySlab = kRows * 128, kKeySlab = kKeys * 128;
+  static constexpr int kQueryBytes = kSlabs * kQuerySlab, kKeyBytes = kSlabs * kKeySlab;
+  // Two tiles of queries, each of them later the tile of o; keys; values; barriers; two tile numbers.
+  static constexpr int kKeyOffset = 2 * kQueryBytes, kValueOffset = kKeyOffset + stages * kKeyBytes;
+  static constexpr int kBarrierOffset = kValueOffset + stages * kKeyBytes;
+  static constexpr int kBarriers = 4 + 5 * stages;
+  static constexpr int kTileOffset = kBarrierOffset + kBarriers * kBarrierBytes;
+  static constexpr int kDynamicSmemBytes = kTileOffset + 8 + kSmemAlign;
+  static_assert(kDynamicSmemBytes <= kMaxSmemBytes && head_dim % 64 == 0);
+};
+
+template <typename T>
+struct ForwardParams {
+  CUtensorMap q_map, k_map, v_map, o_map;
+  T* __restrict__ o;
+  float* __restrict__ lse;  ///< or null
+  KeyLists lists;
+  unsigned* counter;  ///< tiles that were taken after each block's first; null: every block has a fixed list
+  int kv_heads, group, q_seq, kv_seq;
+  int planes_per_tile, rows_per_plane;  ///< heads of a group that share a tile, and the rows of each
+  int units_per_kv_head;                ///< tiles of the same queries of a group
+  uint32_t units, units_per_section, q_tiles, tiles;
+  float c;         ///< scale log2(e)
+  float lse_unit;  ///< what lse counts: ln 2 for natural logarithms, 1 for those of base 2
+  bool causal;
+};
+
+/// Part of the work of a block: some rows of the heads of a group.
+struct AttentionTile {
+  int first_plane, planes, kv_plane, batch, first_query, blocks;
+
+  /// Tiles of some heads at a time, as many as have their keys in L2 together; the tiles with the most keys first;
+  /// heads of a group together.
+  template <typename T>
+  __device__ AttentionTile(const ForwardParams<T>& p, uint32_t index) {
+    const uint32_t per_section = p.units_per_section * p.q_tiles, section = index / per_section;
+    const uint32_t first_unit = section * p.units_per_section, within = index - section * per_section;
+    const uint32_t n_units = min(p.units_per_section, p.units - first_unit);
+    const uint32_t q_tile = within / n_units, unit = first_unit + within - q_tile * n_units;
+    kv_plane = static_cast<int>(unit / p.units_per_kv_head);
+    const int first_of_group = static_cast<int>(unit % p.units_per_kv_head) * p.planes_per_tile;
+    first_plane = kv_plane * p.group + first_of_group;
+    planes = min(p.planes_per_tile, p.group - first_of_group);
+    batch = kv_plane / p.kv_heads;
+    first_query = static_cast<int>(p.causal ? p.q_tiles - 1 - q_tile : q_tile) * p.rows_per_plane;
+    blocks = (max(visible(p, min(first_query + p.rows_per_plane, p.q_seq) - 1), 0) + kKeys - 1) / kKeys;
+    if (p.lists.listed != nullptr) blocks = p.lists.listed_before[batch * (p.lists.n_blocks + 1) + blocks];
+  }
+  AttentionTile() = default;
+
+  /// Keys below this one are visible to a query; may be negative.
+  template <typename T>
+  __device__ static int visible(const ForwardParams<T>& p, int query) {
+    return p.causal ? min(p.kv_seq, query + (p.kv_seq - p.q_seq) + 1) : p.kv_seq;
+  }
+  /// The i-th block of keys, with kMixed.
+  template <typename T>
+  __device__ uint32_t block(const ForwardParams<T>& p, int i) const {
+    return p.lists.listed == nullptr ? i : p.lists.listed[batch * p.lists.n_blocks + i];
+  }
+};
+
+/// Addresses in shared memory.
+template <typename Config>
+struct AttentionSmem {
+  uint32_t base;
+  volatile uint32_t* tiles;  ///< [2] number of the tile in each buffer of queries
+
+  __device__ uint32_t query(uint32_t buffer) const { return base + buffer * Config::kQueryBytes; }
+  __device__ uint32_t key(uint32_t stage) const { return base + Config::kKeyOffset + stage * Config::kKeyBytes; }
+  __device__ uint32_t value(uint32_t stage) const { return base + Config::kValueOffset + stage * Config::kKeyBytes; }
+  __device__ uint32_t barrier(int i) const { return base + Config::kBarrierOffset + i * kBarrierBytes; }
+  __device__ uint32_t query_full(uint32_t buffer) const { return barrier(buffer); }
+  __device__ uint32_t query_empty(uint32_t buffer) const { return barrier(2 + buffer); }
+  __device__ uint32_t key_full(uint32_t stage) const { return barrier(4 + stage); }
+  __device__ uint32_t key_empty(uint32_t stage) const { return barrier(4 + Config::kStages + stage); }
+  __device__ uint32_t value_empty(uint32_t stage) const { return barrier(4 + 2 * Config::kStages + stage); }
+  /// Loaded by TMA; with a mask, a warp must then clear the rows that are not kept.
+  __device__ uint32_t value_loaded(uint32_t stage) const { return barrier(4 + 3 * Config::kStages + stage); }
+  __device__ uint32_t value_cleared(uint32_t stage) const { return barrier(4 + 4 * Config::kStages + stage); }
+};
+
+/// One thread loads all tiles of this block.
+template <typename Config, typename T>
+__device__ void produce(const ForwardParams<T>& p, const AttentionSmem<Config>& smem) {
+  PipelineState<2> queries;
+  PipelineState<Config::kStages> pipe;
+  uint32_t index = blockIdx.x;
+  for (uint32_t round = 1;; ++round, queries.advance()) {
+    const uint32_t query_full = smem.query_full(queries.stage);
+    wait(smem.query_empty(queries.stage), queries.parity ^ 1);
+    smem.tiles[queries.stage] = index;
+    if (index >= p.tiles) {
+      arrive(query_full);
+      return;
+    }
+    const AttentionTile tile(p, index);
+    if (tile.blocks == 0) {
+      arrive(query_full);
+    } else {
+      arrive_expect_tx(query_full, Config::kQueryBytes);
+#pragma unroll
+      for (int slab = 0; slab < Config::kSlabs; ++slab) {
+        tma_load_planes(p.q_map, smem.query(queries.stage) + slab * Config::kQuerySlab, query_full, slab * 64,
+                        tile.first_query, tile.first_plane);
+      }
+    }
+    // order-free: a tile's result does not depend on the block that computes it.
+    if (p.counter != nullptr) {
+      index = atomicAdd(p.counter, 1u) + gridDim.x;
+    } else {  // there and back, because tiles get shorter
+      index = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    }
+    uint32_t next = tile.blocks > 0 ? tile.block(p, 0) : 0;
+    for (int i = 0; i < tile.blocks; ++i, pipe.advance()) {
+      const int key = static_cast<int>(next & ~kMixed) * kKeys;
+      if (i + 1 < tile.blocks) next = tile.block(p, i + 1);
+      const uint32_t key_full = smem.key_full(pipe.stage), value_loaded = smem.value_loaded(pipe.stage);
+      wait(smem.key_empty(pipe.stage), pipe.parity ^ 1);
+      arrive_expect_tx(key_full, Config::kKeyBytes);
+#pragma unroll
+      for (int slab = 0; slab < Config::kSlabs; ++slab) {
+        tma_load_planes(p.k_map, smem.key(pipe.stage) + slab * Config::kKeySlab, key_full, slab * 64, key,
+                        tile.kv_plane);
+      }
+      wait(smem.value_empty(pipe.stage), pipe.parity ^ 1);
+      arrive_expect_tx(value_loaded, Config::kKeyBytes);
+#pragma unroll
+      for (int slab = 0; slab < Config::kSlabs; ++slab) {
+        tma_load_planes(p.v_map, smem.value(pipe.stage) + slab * Config::kKeySlab, value_loaded, slab * 64, key,
+                        tile.kv_plane);
+      }
+    }
+  }
+}
+
+/// A warp clears the lines of a block of keys whose bit is 0, for wgmma to read.
+template <int slabs>
+__device__ void clear_hidden_rows(uint32_t block, const uint4& bits) {
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int part = 0; part < 4; ++part) {
+    for (uint32_t hidden = ~words[part]; hidden != 0; hidden &= hidden - 1) {
+      const int line = part * kWarp + __ffs(static_cast<int>(hidden)) - 1;
+#pragma unroll
+      for (int slab = 0; slab < slabs; ++slab) {
+        const uint32_t at = block + (slab * kKeys + line) * 128 + threadIdx.x % kWarp * 4;
+        asm volatile("st.shared.b32 [%0], 0;" ::"r"(at) : "memory");
+      }
+    }
+  }
+  fence_proxy_async();
+}
+
+/// One warp clears the rows of values whose keys are not kept, which may hold NaN: 0 * NaN would reach o.
+template <typename Config, typename T>
+__device__ void clear_hidden_values(const ForwardParams<T>& p, const AttentionSmem<Config>& smem) {
+  const int lane = threadIdx.x % kWarp;
+  PipelineState<2> queries;
+  PipelineState<Config::kStages> pipe;
+  for (;; queries.advance()) {
+    wait(smem.query_full(queries.stage), queries.parity);
+    const uint32_t index = smem.tiles[queries.stage];
+    __syncwarp();
+    if (lane == 0) arrive(smem.query_empty(queries.stage));
+    if (index >= p.tiles) return;
+    const AttentionTile tile(p, index);
+    for (int i = 0; i < tile.blocks; ++i, pipe.advance()) {
+      const uint32_t block = tile.block(p, i);
+      wait(smem.value_loaded(pipe.stage), pipe.parity);
+      if ((block & kMixed) != 0) {
+        const uint4 bits = p.lists.bits[tile.batch * p.lists.n_blocks + static_cast<int>(block & ~kMixed)];
+        clear_hidden_rows<Config::kSlabs>(smem.value(pipe.stage), bits);
+      }
+      __syncwarp();
+      if (lane == 0) arrive(smem.value_cleared(pipe.stage));
+    }
+  }
+}
+
+/// A consumer warpgroup's part of a tile: rows of it, and where they are stored.
+template <typename Config, typename T>
+struct ConsumerTile {
+  AttentionTile tile;
+  uint32_t buffer;  ///< of the queries
+  int visible[2];   ///< of this thread's rows
+  int all_visible;  ///< keys below this one are visible to all rows
+
+  __device__ static int row(int half) {
+    return static_cast<int>(threadIdx.x) / kWarp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4 + half * 8;
+  }
+  __device__ int query(const ForwardParams<T>& p, int half) const {
+    return tile.first_query + row(half) % p.rows_per_plane;
+  }
+  __device__ int plane(const ForwardParams<T>& p, int half) const { return row(half) / p.rows_per_plane; }
+  /// Whether this thread's row exists.
+  __device__ bool exists(const ForwardParams<T>& p, int half) const {
+    return plane(p, half) < tile.planes && query(p, half) < p.q_seq;
+  }
+  /// Its number among all rows of o.
+  __device__ int64_t index(const ForwardParams<T>& p, int half) const {
+    return int64_t{tile.first_plane + plane(p, half)} * p.q_seq + query(p, half);
+  }
+  __device__ void find_visible(const ForwardParams<T>& p) {
+    visible[0] = tile.visible(p, query(p, 0)), visible[1] = tile.visible(p, query(p, 1));
+    all_visible = tile.visible(p, tile.first_query);
+  }
+};
+
+/// Stores the 64 rows of a warpgroup, through the tile's queries in shared memory where rows of a warp are neighbours
+/// in one plane. Returns whether the buffer is still being read.
+template <typename Config, typename T>
+__device__ __forceinline__ bool store_rows(const ForwardParams<T>& p, const AttentionSmem<Config>& smem,
+                                           const ConsumerTile<Config, T>& at, const float (&o)[Config::kHeadDim / 2]) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  uint32_t packed[Config::kHeadDim / 4];
+  pack_sums<T>(o, packed);
+  if (p.planes_per_tile == 1) {
+    named_barrier_sync(1 + warp / 4, kWarpgroup);  // all warps have read their queries
+#pragma unroll
+    for (int slab = 0; slab < Config::kSlabs; ++slab) {
+      stage_box(packed + slab * 16, smem.query(at.buffer) + slab * Config::kQuerySlab + warp * 16 * 128);
+    }
+    fence_proxy_async();
+    __syncwarp();
+    const int query = at.tile.first_query + warp * 16;
+    if (lane == 0 && query < p.q_seq) {
+#pragma unroll
+      for (int slab = 0; slab < Config::kSlabs; ++slab) {
+        tma_store_planes(p.o_map, smem.query(at.buffer) + slab * Config::kQuerySlab + warp * 16 * 128, slab * 64, query,
+                         at.tile.first_plane);
+      }
+      tma_store_commit();
+    }
+    return true;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!at.exists(p, half)) continue;
+    auto* to = reinterpret_cast<uint32_t*>(p.o + at.index(p, half) * Config::kHeadDim) + lane % 4;
+#pragma unroll
+    for (int i = 0; i < Config::kHeadDim / 8; ++i) to[i * 4] = packed[i * 2 + half];
+  }
+  return false;
+}
+
+/// o = 0 for the rows of a warpgroup in a tile without keys.
+template <typename Config, typename T>
+__device__ __forceinline__ void store_zeros(const ForwardParams<T>& p, const ConsumerTile<Config, T>& at) {
+  const int quad_lane = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!at.exists(p, half)) continue;
+    auto* to = reinterpret_cast<uint4*>(p.o + at.index(p, half) * Config::kHeadDim);
+    for (int i = quad_lane; i < Config::kHeadDim / 8; i += 4) to[i] = uint4{0, 0, 0, 0};
+    if (quad_lane == 0 && p.lse != nullptr) p.lse[at.index(p, half)] = -INFINITY;
+  }
+}
+
+/// A warpgroup computes its rows of all tiles of this block.
+template <typename Config, typename T>
+__device__ __forceinline__ void consume(const ForwardParams<T>& p, const AttentionSmem<Config>& smem) {
+  constexpr int kHeadDim = Config::kHeadDim;
+  using QueryLayout = SmemLayout<true, Config::kRows, kHeadDim>;
+  using KeyLayout = SmemLayout<true, kKeys, kHeadDim>;
+  using ValueLayout = SmemLayout<false, kHeadDim, kKeys>;
+  const int lane = threadIdx.x % kWarp;
+  const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpgroup), 0);
+  const bool is_masked = p.lists.listed != nullptr;
+  const auto value_full = [&](uint32_t stage) {
+    return is_masked ? smem.value_cleared(stage) : smem.value_loaded(stage);
+  };
+
+  float score[kScores], o[kHeadDim / 2];
+  uint32_t weights[kScores / 2];
+  PipelineState<2> queries;
+  PipelineState<Config::kStages> keys, values;
+  ConsumerTile<Config, T> at;
+  RowState rows;
+  bool is_storing = false;  // the last tile's store may still read its buffer
+  uint32_t stored_buffer = 0;
+
+  const auto release_queries = [&] {
+    if (is_storing && lane == 0) {
+      tma_store_wait<0>();
+      arrive(smem.query_empty(stored_buffer));
+    }
+    is_storing = false;
+  };
+  // Finds the next tile with keys; false at the end.
+  const auto next_tile = [&] {
+    release_queries();
+    for (;; queries.advance()) {
+      wait(smem.query_full(queries.stage), queries.parity);
+      const uint32_t index = smem.tiles[queries.stage];
+      if (index >= p.tiles) return false;
+      at.tile = AttentionTile(p, index), at.buffer = queries.stage;
+      if (at.tile.blocks > 0) break;
+      store_zeros(p, at);
+      __syncwarp();
+      if (lane == 0) arrive(smem.query_empty(queries.stage));
+    }
+    queries.advance();
+    at.find_visible(p);
+    return true;
+  };
+  // score = q k^T for the next block of keys; asynchronous
+  const auto begin_scores = [&] {
+    const uint64_t a = QueryLayout::descriptor(smem.query(at.buffer) + group * 64 * 128);
+    const uint64_t b = KeyLayout::descriptor(smem.key(keys.stage));
+#pragma unroll
+    for (int q = 0; q < kHeadDim / 16; ++q) {
+      wgmma<T, true, true, kKeys>(score, a + QueryLayout::k_offset(q) / 16, b + KeyLayout::k_offset(q) / 16, q);
+    }
+    wgmma_commit_group();
+  };
+  // o = p v, plus o if there is an earlier block; asynchronous
+  const auto begin_sums = [&](int add) {
+    const uint64_t b = ValueLayout::descriptor(smem.value(values.stage));
+#pragma unroll
+    for (int q = 0; q < kKeys / 16; ++q) {
+      wgmma<T, false, kHeadDim>(o, weights + 4 * q, b + ValueLayout::k_offset(q) / 16, add | q);
+    }
+    wgmma_commit_group();
+  };
+  const auto hide = [&](int i) {
+    const uint32_t block = at.tile.block(p, i);
+    const int first = static_cast<int>(block & ~kMixed) * kKeys;
+    if (first + kKeys > at.all_visible) {
+      const int visible[2] = {at.visible[0] - first, at.visible[1] - first};
+      hide_from(score, visible);
+    }
+    if ((block & kMixed) != 0) {
+      hide_unset(score, p.lists.bits[at.tile.batch * p.lists.n_blocks + static_cast<int>(block & ~kMixed)]);
+    }
+  };
+  // Stores the rows of the tile `of`, whose sums are complete.
+  const auto finish = [&](const ConsumerTile<Config, T>& of, const float(&reciprocal)[2], const bool(&any)[2]) {
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= reciprocal[i / 2 % 2];
+    if (!any[0] || !any[1]) {  // whatever the values that other rows see
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 2; ++i) o[i] = any[i / 2 % 2] ? o[i] : 0.0f;
+    }
+    is_storing = store_rows(p, smem, of, o);
+    stored_buffer = of.buffer;
+    if (!is_storing) {
+      __syncwarp();
+      if (lane == 0) arrive(smem.query_empty(of.buffer));
+    }
+  };
+
+  if (!next_tile()) return;
+  wait(smem.key_full(keys.stage), keys.parity);
+  wgmma_fence();
+  begin_scores();
+  wgmma_wait_group<0>();
+  pin_registers(score);
+  if (lane == 0) arrive(smem.key_empty(keys.stage));
+  keys.advance();
+  float factor[2];
+  hide(0);
+  move_reference(score, p.c, rows, factor);
+  exponentiate<T>(score, p.c, factor, rows);
+  pack_sums<T>(score, weights);
+
+  for (int i = 0;;) {  // `weights` holds block i of the tile
+    const bool is_last = i + 1 == at.tile.blocks;
+    const int add = i;
+    ConsumerTile<Config, T> done;
+    float reciprocal[2];
+    bool any[2];
+    if (is_last) {
+      done = at;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = whole_sum(rows.sum[half]);
+        reciprocal[half] = __frcp_rn(sum);
+        any[half] = (is_masked ? p.lists.first_kept[at.tile.batch] : 0) < at.visible[half];
+        if (p.lse != nullptr && lane % 4 == 0 && at.exists(p, half)) {
+          const float lse = sum == 0.0f ? NAN : (rows.reference<T>(half) + log2f(sum)) * p.lse_unit;
+          p.lse[at.index(p, half)] = any[half] ? lse : -INFINITY;
+        }
+      }
+      if (!next_tile()) {
+        wait(value_full(values.stage), values.parity);
+        wgmma_fence();
+        begin_sums(add);
+        wgmma_wait_group<0>();
+        pin_registers(o);
+        finish(done, reciprocal, any);
+        break;
+      }
+      rows = {};
+      i = 0;
+    } else {
+      ++i;
+    }
+    wait(smem.key_full(keys.stage), keys.parity);
+    wait(value_full(values.stage), values.parity);
+    wgmma_fence();
+    begin_scores();
+    begin_sums(add);
+    release_queries();
+    wgmma_wait_group<1>();
+    pin_registers(score);
+    if (lane == 0) arrive(smem.key_empty(keys.stage));
+    keys.advance();
+    hide(i);
+    const bool moved = move_reference(score, p.c, rows, factor);
+    exponentiate<T>(score, p.c, factor, rows);
+    pin_registers(score);
+    const auto await_sums = [&] {
+      wgmma_wait_group<0>();
+      pin_registers(o);
+      if (lane == 0) arrive(smem.value_empty(values.stage));
+      values.advance();
+    };
+    // Two waits: with one in front of the branch, the assembler moves it up, before the exponentials.
+    if (is_last) {
+      await_sums();
+      finish(done, reciprocal, any);
+    } else {
+      await_sums();
+      if (moved) {
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 2; ++j) o[j] *= factor[j / 2 % 2];
+      }
+    }
+    pack_sums<T>(score, weights);
+  }
+  if (is_storing && lane == 0) tma_store_wait<0>();  // shared memory is this block's until then
+}
+
+template <typename Config, typename T>
+__global__ __launch_bounds__(Config::kThreads, 1) void attention_forward(const __grid_constant__ ForwardParams<T> p) {
+  extern __shared__ uint8_t dynamic[];
+  const uint32_t unaligned = shared_address(dynamic);
+  const uint32_t base = (unaligned + kSmemAlign - 1) / kSmemAlign * kSmemAlign;
+  const AttentionSmem<Config> smem{
+      base, reinterpret_cast<volatile uint32_t*>(dynamic + (base - unaligned) + Config::kTileOffset)};
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarp), 0);
+  const int lane = threadIdx.x % kWarp;
+  constexpr int kFirstProducerWarp = Config::kConsumers * 4, kArrivals = Config::kConsumers * 4;
+  if (warp == kFirstProducerWarp && lane == 0) {
+    prefetch_tensor_map(p.q_map);
+    prefetch_tensor_map(p.k_map);
+    prefetch_tensor_map(p.v_map);
+    prefetch_tensor_map(p.o_map);
+    for (int buffer = 0; buffer < 2; ++buffer) {
+      init_barrier(smem.query_full(buffer), 1);
+      init_barrier(smem.query_empty(buffer), kArrivals + (p.lists.listed != nullptr));
+    }
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      init_barrier(smem.key_full(stage), 1);
+      init_barrier(smem.key_empty(stage), kArrivals);
+      init_barrier(smem.value_empty(stage), kArrivals);
+      init_barrier(smem.value_loaded(stage), 1);
+      init_barrier(smem.value_cleared(stage), 1);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (warp >= kFirstProducerWarp) {
+    setmaxnreg_dec<Config::kProducerRegisters>();
+    if (warp == kFirstProducerWarp) {
+      if (lane == 0) produce(p, smem);
+    } else if (warp == kFirstProducerWarp + 1 && p.lists.listed != nullptr) {
+      clear_hidden_values(p, smem);
+    }
+  } else {
+    setmaxnreg_inc<Config::kConsumerRegisters>();
+    consume(p, smem);
+  }
+}
+
+// --- launch
+// ----------------------------------------------------------------------------------------------------------
+
+template <typename T>
+struct ForwardCall {
+  AttentionParams shape;
+  const T *q, *k, *v;
+  const uint8_t* keep;  ///< or null
+  T* o;
+  float* lse;                      ///< or null
+  float lse_unit = 0x1.62e43p-1f;  ///< ln 2; 1 for logarithms of base 2
+  std::byte* workspace;
+  cudaStream_t stream;
+  // On these only speed depends.
+  int max_blocks = 1 << 30;          ///< of the grid
+  bool has_counter = true;           ///< a block takes the next tile when it is done, not those of a fixed list
+  int64_t section_bytes = 24 << 20;  // of keys and values: about half of L2
+};
+
+constexpr size_t kCounterBytes = 256;
+
+inline size_t forward_workspace_bytes(const AttentionParams& shape, bool is_masked) {
+  return kCounterBytes + (is_masked ? KeyListsLayout(shape.batch, shape.kv_seq).bytes : 0);
+}
+
+/// Whether the shapes suit the kernel: rows of 64 or 128 elements that TMA can read, 32-bit numbers of tiles.
+template <typename T>
+bool has_forward(const ForwardCall<T>& call) {
+  const AttentionParams& s = call.shape;
+  const auto stack = [&](const T* data, int64_t lines, int64_t planes) { return Planes{data, s.width, lines, planes}; };
+  constexpr int64_t kMaxTiles = int64_t{1} << 31;
+  return (s.width == 64 || s.width == 128) && s.heads() * ceil_div(s.q_seq, 64) < kMaxTiles &&
+         s.batch * (ceil_div(s.kv_seq, kKeys) + 1) < kMaxTiles &&
+         has_tensor_map<T>(stack(call.q, s.q_seq, s.heads())) && has_tensor_map<T>(stack(call.o, s.q_seq, s.heads())) &&
+         has_tensor_map<T>(stack(call.k, s.kv_seq, s.batch * s.kv_heads)) &&
+         has_tensor_map<T>(stack(call.v, s.kv_seq, s.batch * s.kv_heads));
+}
+
+/// Enqueues. has_forward() must hold.
+template <typename Config, typename T>
+cudaError_t launch_forward(const ForwardCall<T>& call) {
+  const AttentionParams& s = call.shape;
+  ForwardParams<T> p{};
+  p.o = call.o, p.lse = call.lse;
+  p.kv_heads = static_cast<int>(s.kv_heads);
+  p.group = static_cast<int>(s.group()), p.q_seq = static_cast<int>(s.q_seq), p.kv_seq = static_cast<int>(s.kv_seq);
+  p.c = s.scale * kLog2E, p.lse_unit = call.lse_unit, p.causal = s.causal;
+  // Few queries: heads of a group share a tile, so that their keys are loaded once.
+  p.planes_per_tile = 1;
+  while (p.planes_per_tile < p.group && p.planes_per_tile < 8 && Config::kRows / (p.planes_per_tile * 2) >= s.q_seq) {
+    p.planes_per_tile *= 2;
+  }
+  p.rows_per_plane = Config::kRows / p.planes_per_tile;
+  p.units_per_kv_head = static_cast<int>(ceil_div(p.group, p.planes_per_tile));
+  p.units = static_cast<uint32_t>(s.batch * s.kv_heads * p.units_per_kv_head);
+  const int64_t kv_bytes = 2 * s.kv_seq * s.width * static_cast<int64_t>(sizeof(T));
+  const int64_t kv_heads = std::max<int64_t>(1, call.section_bytes / kv_bytes);
+  p.units_per_section = static_cast<uint32_t>(std::min<int64_t>(p.units, kv_heads * p.units_per_kv_head));
+  p.q_tiles = static_cast<uint32_t>(ceil_div(s.q_seq, p.rows_per_plane));
+  p.tiles = p.units * p.q_tiles;
+
+  const auto stack = [&](const void* data, int64_t lines, int64_t planes) {
+    return Planes{data, s.width, lines, planes};
+  };
+  const int64_t kv_planes = s.batch * s.kv_heads;
+  if (!make_tensor_map<T>(p.q_map, stack(call.q, s.q_seq, s.heads()), p.rows_per_plane, p.planes_per_tile,
+                          L2Promotion::bytes_256) ||
+      !make_tensor_map<T>(p.k_map, stack(call.k, s.kv_seq, kv_planes), kKeys, 1, L2Promotion::bytes_256) ||
+      !make_tensor_map<T>(p.v_map, stack(call.v, s.kv_seq, kv_planes), kKeys, 1, L2Promotion::bytes_256) ||
+      !make_tensor_map<T>(p.o_map, stack(call.o, s.q_seq, s.heads()), 16, 1, L2Promotion::none)) {
+    return cudaErrorInvalidValue;
+  }
+  int device = 0, n_sms = 0;
+  if (const auto error = cudaGetDevice(&device)) return error;
+  if (const auto error = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device)) return error;
+  const auto blocks = std::min<int64_t>({p.tiles, n_sms, call.max_blocks});
+  constexpr auto function = attention_forward<Config, T>;
+  if (const auto error =
+          cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kDynamicSmemBytes))
+    return error;
+  if (call.has_counter && blocks < p.tiles) {
+    p.counter = reinterpret_cast<unsigned*>(call.workspace);
+    if (const auto error = cudaMemsetAsync(p.counter, 0, sizeof(*p.counter), call.stream)) return error;
+  }
+  if (call.keep != nullptr) {
+    p.lists = KeyListsLayout(s.batch, s.kv_seq).in(call.workspace + kCounterBytes, s.kv_seq);
+    list_keys<<<static_cast<unsigned>(s.batch), kListThreads, 0, call.stream>>>(call.keep, s.kv_seq, p.lists);
+  }
+  attention_forward<Config, T>
+      <<<static_cast<unsigned>(blocks), Config::kThreads, Config::kDynamicSmemBytes, call.stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace checkop::kernels::attention::hopper
