@@ -201,7 +201,8 @@ run_sanitize() {
   grep -q 'Invalid __global__ write' "$out/sanitizer-control.log" || { seen="BLIND: illegal write not seen" && trouble; }
   row sanitizer-control "$seen" 0 sanitizer-control.log
   # One process per operator. Kernels of libraries are not checked.
-  local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp")
+  local -A groups=([products-sm90]="cuda-sm90 matmul,det_gemm,lm_head" [linear_logp-sm90]="cuda-sm90 linear_logp"
+    [attention-sm90]="cuda-sm90 attention")
   local check group candidates ops filter op
   for op in kernels/*/cuda.cu; do
     op=$(basename "$(dirname "$op")")
@@ -213,7 +214,7 @@ run_sanitize() {
       read -r candidates ops <<<"${groups[$group]}"
       filter='*'
       # Not 65537 batches of one query: racecheck takes minutes for each.
-      [[ $check != racecheck || $group != *attention ]] || filter='*-[0-9]x*'
+      [[ $check != racecheck || $group != *attention* ]] || filter='*-[0-9]x*'
       while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done
       sanitize "$check" "$group" --suite smoke --op "$ops" --candidate "$candidates" --dtype fp32,bf16 --check memory --filter "$filter" &
     done
@@ -246,7 +247,7 @@ run_bench() {
 }
 
 run_products() {
-  rm -f "$out"/bench-{det_gemm,lm_head,linear_logp}.jsonl
+  rm -f "$out"/bench-{det_gemm,lm_head,linear_logp,attention}.jsonl
   local sizes m k n
   for sizes in $product_sizes; do
     IFS=, read -r m k n <<<"$sizes"
@@ -266,6 +267,13 @@ run_products() {
   bench "${logits[@]}" --seq 1,8,64,128 --ignored-every 0
   bench "${logits[@]}" --seq 4096 --check-grad --ignored-every 2 --ignored-run 512
   bench "${logits[@]}" --seq 4096 --pass backward --ignored-every 0 --with dlm_head_weight_carry
+  # batch, query heads, key heads, queries and keys, head_dim, causal
+  local b h kv s d causal
+  for sizes in 1,32,8,4096,128,1 1,32,8,16384,128,1 4,32,8,4096,128,0 2,64,8,8192,64,1; do
+    IFS=, read -r b h kv s d causal <<<"$sizes"
+    bench attention cuda-sm90 120 --check-grad --batch "$b" --q-heads "$h" --kv-heads "$kv" --q-seq "$s" --kv-seq "$s" \
+      --head-dim "$d" --causal "$causal"
+  done
 }
 
 run_sizes() {
