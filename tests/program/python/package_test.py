@@ -166,6 +166,88 @@ class Check(unittest.TestCase):
                 os.environ.pop("AGAIN", None)
 
 
+class SharedMemory(unittest.TestCase):
+    """Tensors lie in memory of the program, which sees what a function does to it."""
+
+    def test_the_report_tells_how_tensors_went(self):
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.right, isolate=isolate)
+            self.assertEqual(report.as_dict()["device"]["transport"], "memfd")
+            self.assertEqual(report.as_dict()["candidates"][0]["cases"][0]["memory_unobserved"], "the function returns y")
+            self.assertIn("memory of outputs is not observed: the function returns y", repr(report))
+
+    def test_a_function_writes_to_out(self):
+        for fn in (kernels.writes_to_out, kernels.writes_to_out_and_returns_it):
+            for isolate in ("spawn", "here"):
+                report = ask(fn, isolate=isolate, dtype=["fp32", "fp16"])
+                self.assertTrue(report, report)
+                self.assertNotIn("not observed", repr(report))
+        report = ask(kernels.writes_to_out, backward=kernels.gradients_to_out)
+        self.assertTrue(report, report)
+        self.assertNotIn("not observed", repr(report))
+
+    def test_bf16_outputs_of_numpy_are_copied(self):
+        report = ask(kernels.writes_to_out, dtype="bf16")
+        self.assertTrue(report, report)
+        self.assertIn("memory of outputs is not observed: the function returns y", repr(report))
+
+    def test_an_element_that_is_left_out_is_seen(self):
+        report = ask(kernels.leaves_out_an_element)
+        self.assertEqual(report.verdict, "fail")
+        self.assertIn("y[0,1,29]: 1 element was never written", report.checks[0].reason)
+
+    def test_a_write_past_an_output_is_seen(self):
+        report = ask(kernels.writes_past_out)
+        self.assertEqual(report.verdict, "fail")
+        self.assertIn("output 'y': 1 element changed behind its end, first at +1", report.checks[0].reason)
+
+    def test_a_write_to_an_input_is_refused(self):
+        for dtype in ("fp32", "bf16"):
+            with redirect_stderr(io.StringIO()):
+                report = ask(kernels.writes_to_its_input, dtype=dtype)
+            self.assertEqual(report.verdict, "fail")
+            self.assertIn("ValueError: assignment destination is read-only", report.checks[0].reason)
+
+    def test_another_tensor_than_out_is_one_sentence(self):
+        report = ask(kernels.returns_another_than_out)
+        self.assertEqual(report.verdict, "fail")
+        self.assertIn("output 'y' is not the one that the function got as out; write to that", report.checks[0].reason)
+
+    def test_a_function_that_forks_answers_once(self):
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.forks, isolate=isolate)
+            self.assertTrue(report, report)
+
+    def test_no_descriptor_is_left(self):
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            self.assertTrue(ask(kernels.writes_to_out, isolate="here", checks=["invariance", "determinism", "memory"],
+                                dims=dict(batch=2, seq=8, hidden=64)))
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_rows_lie_apart_for_functions_that_say_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for strides in (False, True):
+                script, marker = os.path.join(folder, "mine.py"), os.path.join(folder, f"strided{strides}")
+                with open(script, "w", encoding="utf-8") as file:
+                    file.write(f"import sys\nsys.path.insert(0, {HERE!r})\nimport some_kernels\n"
+                               "from check_operator.serving import serve\n"
+                               f"serve({{'rms_norm': some_kernels.follows_strides}}, strides={strides})\n")
+                done = subprocess.run([PROGRAM, "--op=rms_norm", "--pass=forward", "--batch=2", "--seq=8", "--hidden=64",
+                                       "--exec", f"{sys.executable} {script}", "--candidate=exec", "--check=invariance"],
+                                      capture_output=True, text=True, env={**os.environ, "STRIDED": marker})
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertEqual(os.path.exists(marker), strides)
+
+    def test_a_process_without_the_socket_gets_files(self):
+        command = f"env -u CHECK_OPERATOR_FD {sys.executable} {SOURCE}/docs/exec/rms_norm_numpy.py"
+        done = subprocess.run([PROGRAM, "--op=rms_norm", "--pass=forward", "--batch=1", "--seq=2", "--hidden=64", "--exec",
+                               command, "--candidate=exec"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("tensors by files; CHECK_OPERATOR_FD names no socket of this process", done.stdout)
+        self.assertIn("memory of outputs is not observed: tensors go through files", done.stdout)
+
+
 class BadResults(unittest.TestCase):
     """One sentence for each, and the other cases go on."""
 

@@ -18,6 +18,7 @@ sys.path[:0] = [os.path.join(HERE, "..", "..", "..", "python")]
 
 import check_operator as co
 import some_kernels
+import torch_kernels
 from torch_kernels import PARAMETER, half_gradient, rms_norm, without_gradient_of_weight
 from check_operator import serving
 
@@ -31,6 +32,21 @@ class Torch(unittest.TestCase):
             report = ask(rms_norm, dtype=[torch.float32, torch.bfloat16, torch.float16], backward=True, isolate=isolate)
             self.assertTrue(report, report)
             self.assertEqual([each.dtype for each in report.checks].count("bf16"), 2)
+
+    def test_memory_is_observed(self):
+        for dtype in ("fp32", "bf16"):
+            report = ask(torch_kernels.writes_to_out, dtype=dtype)
+            self.assertTrue(report, report)
+            self.assertNotIn("not observed", repr(report))
+            for sentence, fn in {
+                "changed an input: x: 1 element changed, first at index 3": torch_kernels.writes_to_its_input,
+                "y[0,1,31]: 1 element was never written": torch_kernels.leaves_out_an_element,
+                "output 'y': 1 element changed behind its end, first at +0": torch_kernels.writes_past_out,
+            }.items():
+                for isolate in ("spawn", "here"):
+                    report = ask(fn, dtype=dtype, isolate=isolate)
+                    self.assertEqual(report.verdict, "fail", sentence)
+                    self.assertIn(sentence, report.checks[0].reason)
 
     def test_a_wrong_gradient_fails(self):
         report = ask(half_gradient, backward=True)
