@@ -5,7 +5,10 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <bit>
 #include <memory>
+#include <string>
+#include <type_traits>
 #include <utility>
 
 #include "base/error.hpp"
@@ -131,7 +134,7 @@ class CudaArena final : public Arena {
   CudaArena(const CudaArena&) = delete;
   CudaArena& operator=(const CudaArena&) = delete;
 
-  std::byte* data() const override { return reinterpret_cast<std::byte*>(memory()); }
+  std::byte* data() const override { return std::bit_cast<std::byte*>(memory()); }
   size_t bytes() const override { return bytes_; }
 
   Descriptor open() const override {

@@ -57,7 +57,7 @@ ArenaKind memfd_arenas(bool read_only_inputs) {
       throw OutOfMemory(e.what());
     }
   };
-  return {"memfd", size_t{1} << 16, size_t{4} << 20, size_t{256} << 20, make};
+  return {"memfd", size_t{1} << 16, size_t{4} << 20, size_t{64} << 20, make};
 }
 
 SharedMemory::SharedMemory(ArenaKind kind) : kind_(std::move(kind)) {}

@@ -390,7 +390,7 @@ std::string External::share_arenas(const checkop_call& call) {
       if (tensors[i].data == nullptr) continue;
       const int64_t id = shared_->find(static_cast<const std::byte*>(tensors[i].data)).value().arena;
       if (mapped_.contains(id)) continue;
-      if (const std::string refusal = share(id); !refusal.empty()) return refusal;
+      if (std::string refusal = share(id); !refusal.empty()) return refusal;
     }
   }
   return "";

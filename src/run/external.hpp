@@ -57,7 +57,7 @@ class External {
   void open_memory(const DeviceInfo& said, const JsonValue& answer);
   bool open_transport(const std::string& transport, const DeviceInfo& said, const JsonValue& answer,
                       std::vector<std::string>& refusals);
-  std::string share(int64_t arena);
+  std::string share(int64_t id);
   std::string share_arenas(const checkop_call& call);
   JsonValue ask(const nlohmann::json& request, const std::vector<int>& descriptors = {});
 

@@ -225,6 +225,19 @@ class SharedMemory(unittest.TestCase):
                                 dims=dict(batch=2, seq=8, hidden=64)))
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
+    def test_memory_of_a_large_case_is_given_back(self):
+        mapped = []
+
+        def fn(x, weight, eps, out):
+            with open("/proc/self/maps", encoding="utf-8") as maps:
+                mapped.append((x.shape, sum("memfd:checkop" in line for line in maps)))
+            return kernels.writes_to_out_and_returns_it(x, weight, eps, out)
+
+        report = ask(fn, isolate="here", dims=dict(batch=1, seq=[4200, 2], hidden=4096), checks="accuracy")  # 66 MiB each
+        self.assertEqual([each.verdict for each in report.checks], ["pass", "pass"], report)
+        large, small = ([count for shape, count in mapped if shape[1] == seq] for seq in (4200, 2))
+        self.assertEqual((set(large), set(small)), ({4}, {2}))  # weight and x, y, and where the first arena lies; then x, y
+
     def test_rows_lie_apart_for_functions_that_say_so(self):
         with tempfile.TemporaryDirectory() as folder:
             for strides in (False, True):

@@ -8,6 +8,7 @@ import os
 import sys
 import unittest
 from contextlib import redirect_stderr
+from unittest import mock
 
 import numpy as np
 import torch
@@ -70,6 +71,11 @@ class Torch(unittest.TestCase):
             report = ask(fn)
             self.assertEqual(report.verdict, "fail", sentence)
             self.assertIn("the candidate failed: " + sentence, report.checks[0].reason)
+
+    def test_a_process_that_was_forked_after_cuda_began_is_told(self):
+        with mock.patch("torch.cuda._is_in_bad_fork", lambda: True):
+            with self.assertRaisesRegex(co.InputError, "^this process was forked after CUDA began in its parent"):
+                ask(lambda x, weight, eps: rms_norm(x, weight, eps))
 
     def test_a_missing_device_is_a_machine_error(self):
         with self.assertRaisesRegex(co.MachineError, "finds no device 'cuda:99'"):
