@@ -33,7 +33,7 @@ def product(tensors):
     return (batch, seq, n), rows
 
 
-arenas = {}
+arenas, accesses = {}, {}
 
 
 def stretch(entry):
@@ -59,6 +59,7 @@ def answer_shared(request):
             return say({"arena": arena["id"], "status": "fine"})
         if mode == "shared_no_object":
             return say("[1]")
+        accesses[arena["id"]] = arena["access"]
         arenas[arena["id"]] = HostArena(descriptor, arena["bytes"], arena["access"] == "rw")
         os.close(descriptor)
         return say({"arena": arena["id"], "status": "mapped", "unknown": "keys are ignored"})
@@ -87,6 +88,8 @@ def answer_shared(request):
     if mode == "shared_dies":
         os.kill(os.getpid(), signal.SIGKILL)
     answer = {"id": run["id"], "status": "ok"}
+    if mode == "shared_sealed":
+        answer["message"] = " ".join(f"{name} {accesses[tensors[name]['arena']]}" for name in ("a", "b", "c"))
     if mode == "shared_returns":
         answer["returned"] = ["c"]
     if mode == "shared_returns_another":

@@ -246,6 +246,7 @@ class Shared(unittest.TestCase):
             self.assertIn("tensor 'x' does not lie in its arena", answer["message"], name)
         self.assertIn("is missing or unknown", self.ask(self.launch(x=dict(arena=7)))["message"])
         self.assertIn("is missing or unknown", self.ask(self.launch(x=dict(dtype="F8")))["message"])
+        self.assertIn("tensor 'x': unhashable", self.ask(self.launch(x=dict(dtype=[])))["message"])
         self.assertEqual(self.ask(self.launch(x=dict(offset=4096 - 32)))["status"], "ok")
 
     def test_an_output_needs_memory_that_can_be_written(self):
