@@ -191,9 +191,13 @@ void LineProcess::report_end() {
 std::string LineProcess::request(const std::string& line) {
   if (!child_.is_started()) throw ProcessEnded("has ended already");
   write_all(to_, line + "\n");  // a failed write needs no handling: read_line() reports the end of the process
-  std::string answer = read_line(from_, [this] { report_end(); });
+  std::string answer = next_line();
   pass_stderr_on();
   return answer;
+}
+
+std::string LineProcess::next_line() {
+  return read_line(from_, [this] { report_end(); });
 }
 
 bool LineSocket::is_socket(int descriptor) {
@@ -209,6 +213,10 @@ LineSocket::LineSocket(int descriptor) : descriptor_(descriptor) {
 
 std::string LineSocket::request(const std::string& line) {
   write_all(descriptor_, line + "\n");  // read_line() reports a failed write, too
+  return next_line();
+}
+
+std::string LineSocket::next_line() {
   return read_line(descriptor_, [this] { give_up("closed the socket before it answered"); });
 }
 

@@ -51,6 +51,9 @@ class LinePeer {
   /// Sends one line and waits, without a time limit, for one line of answer. Throws ProcessEnded when none comes.
   virtual std::string request(const std::string& line) = 0;
 
+  /// Waits for one more line, which no request asked for. Throws as request() does.
+  virtual std::string next_line() = 0;
+
   /// Ends the conversation and throws ProcessEnded with `why` and the last words of the other end.
   [[noreturn]] void give_up(const std::string& why);
 
@@ -73,6 +76,7 @@ class LineProcess : public LinePeer {
   /// Copies the text that the process wrote to its standard error to ours. What is thrown says how the process ended,
   /// with its last stderr lines.
   std::string request(const std::string& line) override;
+  std::string next_line() override;
 
  protected:
   std::string end() override;  ///< kills the process; its last words are of its standard error
@@ -95,6 +99,7 @@ class LineSocket : public LinePeer {
   static bool is_socket(int descriptor);
 
   std::string request(const std::string& line) override;
+  std::string next_line() override;
 
  protected:
   std::string end() override { return ""; }

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
@@ -188,6 +190,7 @@ struct External::Kernel {
 };
 
 std::string ExternalCommand::flag() const {
+  if (!given.empty()) return given;
   return command.empty() ? fmt::format("--exec-fd {}", descriptor) : fmt::format("--exec '{}'", command);
 }
 
@@ -197,12 +200,16 @@ External::External(const ExternalCommand& command, int socket) : folder_(command
     process_ = std::make_unique<LineProcess>(command.command, stderr_file(command));
   } else if (LineSocket::is_socket(socket)) {
     process_ = std::make_unique<LineSocket>(socket);
+    outlives_us_ = true;
+    // Ids that no earlier worker used, whose requests the other end may still be answering.
+    requests_ = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch()).count();
   } else {
     throw InputError(where, "is no socket that this process inherited", "pass one on, or use --exec COMMAND");
   }
   std::string line;
   try {
-    line = process_->request(one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}}}}));
+    line =
+        ask(requests_, one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}, {"id", requests_}}}}));
   } catch (const ProcessEnded& e) {
     throw InputError(where, e.what(), "it should answer the first line with what it can do");
   }
@@ -210,7 +217,7 @@ External::External(const ExternalCommand& command, int socket) : folder_(command
   if (const auto lacking = answer.find("no_device"))
     throw EnvironmentError(fmt::format("{}: {}", where, lacking->string()));
   if (const auto error = answer.find("error")) throw InputError(where, error->string());
-  answer.allow_keys({"protocol", "device", "kernels", "digest"});
+  answer.allow_keys({"protocol", "device", "kernels", "digest", "id"});
   answer.at("protocol").integer(kProtocol, kProtocol);
   device_ = read_device(answer);
   require_wanted_device(where, command.device, device_);
@@ -255,6 +262,18 @@ checkop_status External::launch(const checkop_call* call) {
   return kernel.owner->run(kernel, *call);
 }
 
+/// The answer to the request with this id. A socket may hold the late answers to a worker that was killed while it
+/// waited; those have other ids.
+std::string External::ask(int64_t id, const std::string& request) {
+  const auto is_late = [&](const std::string& line) {
+    const json answer = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    return answer.is_object() && answer.contains("id") && answer["id"].is_number_integer() && answer["id"] != id;
+  };
+  std::string line = process_->request(request);
+  while (outlives_us_ && is_late(line)) line = process_->next_line();
+  return line;
+}
+
 checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
   if (call.world_size > 1) {
     tell(call, "a command of --exec is one process and has no ranks; use --world-size 1");
@@ -287,7 +306,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
                      {"want", describe_outputs(*kernel.pass, call)},
                      {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
   try {
-    const std::string line = process_->request(one_line({{"run", request}}));
+    const std::string line = ask(id, one_line({{"run", request}}));
     std::string status, message;
     try {
       const JsonValue answer = JsonValue::parse(line, "its answer");

@@ -20,8 +20,9 @@ struct ExternalCommand {
   std::string device = "auto";  ///< where the process should compute: "auto", "cpu" or "cuda:N"
   std::string folder = {};      ///< private; holds tensors and the process's standard error
   int descriptor = -1;          ///< of --exec-fd
+  std::string given = {};       ///< the flag that made the command, if it was not --exec
 
-  std::string flag() const;  ///< as given: "--exec 'COMMAND'" or "--exec-fd N"
+  std::string flag() const;  ///< as given: "--exec 'COMMAND'", "--exec-fd N", "--py MODULE"
 };
 
 /// A running candidate process. Its candidates have the form of the ABI: launch() writes the inputs to a file, sends a
@@ -44,13 +45,15 @@ class External {
   struct Kernel;
   static checkop_status launch(const checkop_call* call);
   checkop_status run(const Kernel& kernel, const checkop_call& call);
+  std::string ask(int64_t id, const std::string& request);
 
   std::string folder_;
   std::unique_ptr<LinePeer> process_;
+  bool outlives_us_ = false;  ///< the other end of a socket, which earlier workers may have asked
   DeviceInfo device_;
   std::vector<std::unique_ptr<Kernel>> kernels_;
   std::vector<Candidate> candidates_;
-  int64_t requests_ = 0;
+  int64_t requests_ = 0;  ///< id of the latest one
 };
 
 /// FNV-1a 64 of the command and the files that it names, as 16 hex digits.
