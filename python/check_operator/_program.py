@@ -70,8 +70,11 @@ def program() -> str:
     return find(os.environ.get(VARIABLE, ""))
 
 
-def contract_path(contract: str) -> str:
+def contract_path(contract: "str | os.PathLike[str]") -> str:
     """A file, or the shipped policy of that name."""
+    if not isinstance(contract, (str, os.PathLike)):
+        raise InputError(f"contract: expected a path or the name of a policy, got {type(contract).__name__}")
+    contract = os.fspath(contract)
     if os.path.exists(contract) or os.sep in contract or contract.endswith(".json"):
         return contract
     folder = os.path.dirname(os.path.realpath(program()))

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import unittest
+import unittest.mock
 from contextlib import redirect_stderr
 
 import numpy as np
@@ -39,6 +40,25 @@ class Torch(unittest.TestCase):
         with redirect_stderr(io.StringIO()):
             report = ask(without_gradient_of_weight, backward=True)
         self.assertEqual([each.verdict for each in report.checks], ["pass", "fail"])
+
+    def test_gradients_that_can_not_be_taken_are_one_sentence(self):
+        for sentence, fn in {
+            "no gradient reaches input 'weight': the outputs do not depend on it": lambda x, weight, eps:
+                rms_norm(x, weight.detach(), eps),
+            "output 'y' has no gradient: it is detached": lambda x, weight, eps: rms_norm(x, weight, eps).detach(),
+            "output 'y' has shape [64], expected [1, 2, 32]": lambda x, weight, eps: rms_norm(x, weight, eps).flatten(),
+            "the function returned None": lambda x, weight, eps: None,
+        }.items():
+            errors = io.StringIO()
+            with redirect_stderr(errors):
+                report = ask(fn, backward=True)
+            self.assertIn("the candidate failed: " + sentence, report.checks[1].reason)
+            self.assertEqual(errors.getvalue(), "")
+
+    def test_a_process_that_was_forked_after_cuda_began_is_refused(self):
+        with unittest.mock.patch("torch.cuda._is_in_bad_fork", lambda: True):
+            with self.assertRaisesRegex(co.InputError, "^this process was forked after CUDA began, and CUDA does not survive"):
+                ask(lambda x, weight, eps: rms_norm(x, weight, eps), device="cuda")
 
     def test_what_can_not_be_judged_is_one_sentence(self):
         for sentence, fn in {
