@@ -132,10 +132,13 @@ def attributes_of(op: str) -> List[str]:
     return re.findall(r"^  attribute (\w+) ", ask(["show", op]), flags=re.M)
 
 
+def name_in_reports(text: str) -> str:
+    """In characters that the program takes for a candidate or an operator."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_") or "function"
+
+
 def candidate_name(fn: Callable[..., Any]) -> str:
-    """The function's, in characters that the program takes."""
-    word = re.sub(r"[^A-Za-z0-9_-]+", "-", getattr(serving.innermost(fn), "__name__", type(fn).__name__)).strip("-_")
-    return word or "function"
+    return name_in_reports(getattr(serving.innermost(fn), "__name__", type(fn).__name__))
 
 
 def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[bool, Callable[..., Any]] = False,

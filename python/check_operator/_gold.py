@@ -41,17 +41,28 @@ class InFloat64(TorchFunctionMode):  # type: ignore[misc]
         return WIDER[value]
 
 
+def each_tensor(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """`value` with every tensor in its tuples, lists and dicts changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: each_tensor(change, each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        found = [each_tensor(change, each) for each in value]
+        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+    return value
+
+
 def run(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """The reference as it is, on copies of its arguments."""
     with torch.no_grad():
-        return function(*[each.clone() if isinstance(each, torch.Tensor) else each for each in arguments])
+        return function(*each_tensor(torch.Tensor.clone, list(arguments)))
 
 
 def run_in_float64(function: Callable[..., Any], arguments: Sequence[Any]) -> "Tuple[Any, int]":
     """What the reference computes from float64 copies of its arguments, and how many casts were widened. Throws InputError
     where that is no gold."""
-    wide: List[Any] = [each.to(WIDER[each.dtype]) if isinstance(each, torch.Tensor) and each.dtype in WIDER else each
-                       for each in arguments]
+    wide: List[Any] = each_tensor(lambda each: each.to(WIDER.get(each.dtype, each.dtype)), list(arguments))
     before, default = torch.get_rng_state(), torch.get_default_dtype()
     mode = InFloat64()
     torch.set_default_dtype(torch.float64)

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shlex
 import struct
 import sys
@@ -19,7 +18,7 @@ import tempfile
 from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from . import serving
-from ._check import run_judge
+from ._check import name_in_reports, run_judge
 from ._definition import DTYPES, Definition, Solution, TensorSpec, Workload, result_by_name
 from ._own import OwnData
 from ._program import HERE, ask, contract_path
@@ -227,10 +226,6 @@ def judged_by(definition: Definition, inputs: Dict[str, Any], axes: Dict[str, in
 
 # --- The command ---
 
-def name_for(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_") or "solution"
-
-
 def command_of(name: str, definition: Definition, workload: Workload, solution: Optional[Solution], folder: str) -> str:
     """That starts the process of a solution, whose sources are written to `folder`."""
     words = [sys.executable, os.path.join(HERE, "_solution.py"), name, "--definition", os.path.abspath(definition.path)]
@@ -256,14 +251,14 @@ def check(definition: Definition, workload: Workload, solutions: Sequence[Soluti
     sizes = " ".join(f"{name}={value}" for name, value in axes.items())
     print(f"{definition.name}: workload {workload.uuid or 'without a file'}: {sizes}\n{line}", flush=True)
     known = {op["name"] for op in json.loads(ask(["show", "--json"]))["operators"]}
-    op = name_for(definition.name)
+    op = name_in_reports(definition.name)
     op = op + "-definition" if op in known else op
     has_magnitude = any(name.startswith("magnitude/") for name in own.gold)
     contract = given.contract or ("" if has_magnitude else "vs_reference")
     reports = []
     for solution in solutions or [None]:  # type: ignore[list-item]
         with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
-            name = name_for(solution.name) if solution else "reference"
+            name = name_in_reports(solution.name) if solution else "reference"
             flags = [f"--op={op}", "--pass=forward", f"--device={device}", f"--candidate={name}", f"--exec-name={name}",
                      "--exec=" + command_of(op, definition, workload, solution, folder),
                      *([f"--contract={contract_path(contract)}"] if contract else [])]

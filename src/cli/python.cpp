@@ -40,8 +40,10 @@ fs::path package() {
                    "install check_operator again, with pip or CMake");
 }
 
-/// A candidate's name: letters, digits, '_' and '-'.
+/// A candidate's name, of letters, digits, '_' and '-': the function's, the module's, or that of an operator of torch.
 std::string name_of(std::string text) {
+  if (const size_t colons = text.find("::"); colons != std::string::npos)
+    text.resize(std::min(text.size(), text.find('.', colons)));
   if (text.ends_with(".py")) text.resize(text.size() - 3);
   text = text.substr(text.find_last_of(".:/") + 1);
   std::replace_if(
