@@ -135,4 +135,5 @@ def main() -> NoReturn:
         path = program()
     except MachineError as error:
         sys.exit(f"check_operator: {error}")
+    os.environ.setdefault("CHECK_OPERATOR_PYTHON", sys.executable)  # for functions that it serves
     os.execv(path, ["check_operator", *sys.argv[1:]])
