@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, TypeVar, Union
 
 from . import serving
+from ._names import Op
 from .errors import InputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -29,7 +30,7 @@ class Registered:
 REGISTERED: List[Registered] = []
 
 
-def candidate(*, op: str, backward: Union[bool, Callable[..., Any]] = False, adapt: Optional[Mapping[str, str]] = None,
+def candidate(*, op: Op, backward: Union[bool, Callable[..., Any]] = False, adapt: Optional[Mapping[str, str]] = None,
               recipes: Sequence[str] = ()) -> Callable[[Function], Function]:
     """Registers a function as a candidate for the operator `op`, and returns it unchanged.
 

@@ -15,9 +15,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _torch_op, serving
+from ._names import CheckName, Class, DType, Op, Policy, Suite
 from ._own import OwnData
 from ._program import HERE, ask, contract_path, error_of, is_report, others_words, run
 from ._report import Report
@@ -28,13 +29,15 @@ Values = Union[int, str, Sequence[int]]
 Path = Union[str, "os.PathLike[str]"]
 
 
-def check(fn: Callable[..., Any], *, op: str, dtype: Any = None, dims: Optional[Mapping[str, Values]] = None,
-          attrs: Optional[Mapping[str, float]] = None, backward: Union[bool, Callable[..., Any]] = False,
-          suite: Optional[str] = None, cases: Union[None, Path, Sequence[Path]] = None, contract: Optional[Path] = None,
-          device: Optional[str] = None, seed: Optional[int] = None, checks: Union[None, str, Sequence[str]] = None,
-          isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None,
-          timeout_s: Optional[int] = None, inputs: Optional[Mapping[str, Any]] = None, gold: Any = None,
-          cls: Optional[str] = None, terms: Optional[int] = None, magnitude: Any = None, reference: Any = None) -> Report:
+def check(fn: Callable[..., Any], *, op: Union[Op, str], dtype: Union[None, DType, Sequence[DType], Any] = None,
+          dims: Optional[Mapping[str, Values]] = None, attrs: Optional[Mapping[str, float]] = None,
+          backward: Union[bool, Callable[..., Any]] = False, suite: Union[None, Suite, str] = None,
+          cases: Union[None, Path, Sequence[Path]] = None, contract: Union[None, Policy, Path] = None,
+          device: Optional[str] = None, seed: Optional[int] = None,
+          checks: Union[None, CheckName, Sequence[CheckName]] = None, isolate: Optional[Literal["spawn", "here"]] = None,
+          adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None, timeout_s: Optional[int] = None,
+          inputs: Optional[Mapping[str, Any]] = None, gold: Any = None, cls: Optional[Class] = None,
+          terms: Optional[int] = None, magnitude: Any = None, reference: Any = None) -> Report:
     """Checks a function over tensors of torch, NumPy or JAX against the FP64 gold of the operator `op`.
 
     fn         gets inputs and attributes by the names that `check_operator show OP` prints, and returns the outputs

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import tempfile
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 from ._check import Path
+from ._names import Class, Policy
 from ._program import contract_path, error_of, is_report, run
 from ._report import Report
 from ._tensors import CODE_NAMES, Entry, dtype_name, named_tensors
@@ -16,8 +17,8 @@ from .errors import CheckFailed, CheckVacuous, InputError
 from .serving import write_safetensors
 
 
-def assert_close(actual: Any, gold: Any, *, cls: str, terms: Optional[int] = None, dtype: Any = None,
-                 magnitude: Any = None, rounding: Any = None, contract: Optional[Path] = None,
+def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = None, dtype: Any = None,
+                 magnitude: Any = None, rounding: Any = None, contract: Union[None, Policy, Path] = None,
                  msg: Optional[str] = None, **unknown: Any) -> None:
     """Throws CheckFailed unless every element of `actual` lies within the contract's bound around `gold`.
 

@@ -4,11 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 
 #include "base/output_file.hpp"
+#include "base/paths.hpp"
 #include "base/version.hpp"
 #include "case/sweep.hpp"
 #include "cli/commands.hpp"
@@ -81,9 +83,14 @@ json describe(const Operator& op) {
 
 /// What flags take, with the operators: enough to write types of them.
 std::string describe_all(std::span<const Operator* const> chosen) {
+  std::vector<std::string> policies;
+  for (const auto& file : std::filesystem::directory_iterator(find_shipped("contracts/policies")))
+    policies.push_back(file.path().stem().string());
+  std::sort(policies.begin(), policies.end());
   json all{{"version", kVersion},        {"dtypes", {"fp32", "bf16", "fp16", "fp64"}},
            {"classes", class_names()},   {"checks", {"accuracy", "invariance", "determinism", "memory"}},
-           {"suites", shipped_suites()}, {"operators", json::array()}};
+           {"suites", shipped_suites()}, {"policies", policies},
+           {"operators", json::array()}};
   for (const Operator* op : chosen) all["operators"].push_back(describe(*op));
   return all.dump(1) + "\n";
 }

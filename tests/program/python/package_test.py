@@ -658,6 +658,19 @@ class Wheel(unittest.TestCase):
             self.assertIn(f"_tool/bin/check_operator is version 0.0.9, and the Python package beside it {co.__version__}; "
                           "install both again, together", done.stderr.splitlines()[-1])
 
+    def test_a_program_of_another_protocol_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fake = os.path.join(folder, "check_operator")
+            said = json.loads(subprocess.run([PROGRAM, "--version", "--json"], capture_output=True, check=True).stdout)
+            self.assertEqual((said["version"], said["abi"]), (co.__version__, 1))
+            self.assertIn(co.serving.PROTOCOL, said["protocols"])
+            with open(fake, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\necho '" + json.dumps({**said, "protocols": [3, 4]}) + "'\n")
+            os.chmod(fake, 0o755)
+            done = python("import check_operator as co\nco.check(max, op='silu')", env={**os.environ, "CHECK_OPERATOR_PROGRAM": fake})
+            self.assertIn("speaks protocol 3, 4, and the Python package beside it 1; install both again, together",
+                          done.stderr.splitlines()[-1])
+
     def test_a_program_of_another_version_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             fake = os.path.join(folder, "check_operator")
