@@ -59,8 +59,8 @@ def check(fn: Callable[..., Any], *, op: Union[Op, str], dtype: Union[None, DTyp
 
     Throws InputError or MachineError if the question can't be asked; a failed check is no exception.
     """
-    question = Question(op, dtype, {} if dims is None else dims, {} if attrs is None else attrs, bool(backward), suite, cases, contract, device, seed, checks,
-                        timeout_s)
+    question = Question(op, dtype, {} if dims is None else dims, {} if attrs is None else attrs, bool(backward), suite,
+                        cases, contract, device, seed, checks, timeout_s)
     own = OwnData.of(inputs, gold, cls, terms, magnitude, reference)
     if own and backward:
         raise InputError("backward: inputs= are those of one pass; leave it out, or check the gradients as an operator of "

@@ -143,12 +143,12 @@ class Solution:
         data = object_of(path, read(path))
         spec = mapping(path, "spec", data.get("spec"))
         if data.get("definition") != definition.name:
-            raise InputError(f"{path}: solves '{data.get('definition')}', and the definition is '{definition.name}'; give another "
-                             "one of the two")
+            raise InputError(f"{path}: solves '{data.get('definition')}', and the definition is '{definition.name}'; "
+                             "give another one of the two")
         for language in spec.get("languages") or [spec.get("language")]:
             if language not in IN_PYTHON:
-                raise InputError(f"{path}: spec.language: '{language}' has to be built first, which import does not do; build it "
-                                 "as a module of Python and solve the definition in Python")
+                raise InputError(f"{path}: spec.language: '{language}' has to be built first, which import does not do; "
+                                 "build it as a module of Python and solve the definition in Python")
         entry_file, _, entry_function = str(spec.get("entry_point")).partition("::")
         sources = {}
         for source in data.get("sources") or []:

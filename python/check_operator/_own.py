@@ -31,7 +31,8 @@ class OwnData:
                     raise InputError(f"{argument}: has no effect without inputs=; give the tensors that the function gets")
             return None
         if not isinstance(inputs, Mapping) or not inputs:
-            raise InputError(f"inputs: expected a dict of tensors by the names of the function's parameters, got {inputs!r:.80}")
+            raise InputError("inputs: expected a dict of tensors by the names of the function's parameters, got "
+                             f"{inputs!r:.80}")
         all_gold = {} if gold is None else named_tensors("gold", {"y": gold} if is_tensor(gold) else gold)
         for name, (code, _, _) in all_gold.items():
             if CODE_NAMES[code] in ("fp32", "fp16", "bf16"):
@@ -39,8 +40,8 @@ class OwnData:
         if gold is not None and not all_gold:
             raise InputError("gold: holds no tensors; give one for each output")
         if gold is not None and cls is None:
-            raise InputError("cls: is missing; say which rules of the contract judge the outputs: exact, pointwise, reduction, "
-                             "contraction, logprob or composite")
+            raise InputError("cls: is missing; say which rules of the contract judge the outputs: exact, pointwise, "
+                             "reduction, contraction, logprob or composite")
         for group, tensors in (("magnitude", magnitude), ("reference", reference)):
             for name, entry in named_tensors(group, {"y": tensors} if is_tensor(tensors) else tensors).items() \
                     if tensors is not None else ():

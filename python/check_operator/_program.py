@@ -54,8 +54,8 @@ def require_same_version(path: str) -> None:
         raise MachineError(f"{path} is version {said['version']}, and the Python package beside it {version()}; "
                            "install both again, together")
     if PROTOCOL not in said.get("protocols", [PROTOCOL]):
-        raise MachineError(f"{path} speaks protocol {', '.join(map(str, said['protocols']))}, and the Python package beside it "
-                           f"{PROTOCOL}; install both again, together")
+        raise MachineError(f"{path} speaks protocol {', '.join(map(str, said['protocols']))}, and the Python package "
+                           f"beside it {PROTOCOL}; install both again, together")
 
 
 def require_same_version_if_bundled() -> None:

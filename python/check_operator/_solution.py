@@ -32,7 +32,8 @@ def load(solution: Solution, folder: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever importing a module may raise
         serving.print_traceback(error)
-        raise InputError(f"{solution.path}: '{solution.entry_file}' can't be imported: {type(error).__name__}: {error}") from error
+        raise InputError(f"{solution.path}: '{solution.entry_file}' can't be imported: {type(error).__name__}: "
+                         f"{error}") from error
     function = getattr(module, solution.entry_function, None)
     if not callable(function):
         raise InputError(f"{solution.path}: spec.entry_point: '{solution.entry_file}' defines no function "
@@ -40,7 +41,8 @@ def load(solution: Solution, folder: str) -> Callable[..., Any]:
     return function
 
 
-def candidate(definition: Definition, workload: Workload, function: Callable[..., Any], returns: bool) -> Callable[..., Any]:
+def candidate(definition: Definition, workload: Workload, function: Callable[..., Any],
+              returns: bool) -> Callable[..., Any]:
     """The function with tensors by name, which gets its arguments in the order of the definition."""
     axes = definition.axis_values(workload.axes)
     scalars = {name: source["value"] for name, source in workload.inputs.items() if source.get("type") == "scalar"}

@@ -32,11 +32,12 @@ def find(name: str, modules: Sequence[str]) -> Callable[..., Any]:
     except RuntimeError:  # as torch 1.13 says that there is none
         packet = None
     if packet is None:
-        raise serving.BadCandidate(f"--torch-op: torch has no operator '{space}::{op_name}'; name the module that registers it "
-                                   "with --import")
+        raise serving.BadCandidate(f"--torch-op: torch has no operator '{space}::{op_name}'; name the module that "
+                                   "registers it with --import")
     known = packet.overloads()
     if overload and overload not in known:
-        raise serving.BadCandidate(f"--torch-op: '{space}::{op_name}' has no overload '{overload}'; known: {', '.join(known)}")
+        raise serving.BadCandidate(f"--torch-op: '{space}::{op_name}' has no overload '{overload}'; known: "
+                                   f"{', '.join(known)}")
     return function_of(getattr(packet, overload) if overload else overload_of(packet))
 
 

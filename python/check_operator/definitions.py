@@ -44,8 +44,8 @@ GROWTH = {"gemm": Growth("contraction", "products"), "matmul": Growth("contracti
 
 def growth_of(definition: Definition) -> Growth:
     if definition.op_type.startswith("sampling"):
-        raise InputError(f"{definition.path}: op_type: the result of '{definition.op_type}' is random, and a random result has "
-                         "no gold; check the probabilities that it draws from")
+        raise InputError(f"{definition.path}: op_type: the result of '{definition.op_type}' is random, and a random result "
+                         "has no gold; check the probabilities that it draws from")
     return next((growth for name, growth in GROWTH.items() if definition.op_type.startswith(name)), Growth("composite"))
 
 
@@ -87,10 +87,11 @@ def generated(spec: TensorSpec, shape: Sequence[int], seed: int) -> Any:
 def stored(where: str, source: Dict[str, Any], roots: Sequence[str]) -> Any:
     import torch
 
-    path = next((each for each in (os.path.join(root, str(source.get("path"))) for root in roots) if os.path.isfile(each)), "")
+    places = [os.path.join(root, str(source.get("path"))) for root in roots]
+    path = next((each for each in places if os.path.isfile(each)), "")
     if not path:
-        raise InputError(f"{where}: there is no '{source.get('path')}' below {' or '.join(roots)}; give the folder that holds "
-                         "it with --root")
+        raise InputError(f"{where}: there is no '{source.get('path')}' below {' or '.join(roots)}; give the folder that "
+                         "holds it with --root")
     with open(path, "rb") as file:
         if file.read(23) == b"version https://git-lfs":
             raise InputError(f"{where}: {path} is a pointer of Git LFS, not the file; fetch it with 'git lfs pull'")
@@ -104,7 +105,8 @@ def stored(where: str, source: Dict[str, Any], roots: Sequence[str]) -> Any:
     code, shape, data = tensors[key]
     name = next((name for name, each in DTYPES.items() if each == code), None)
     if name is None:
-        raise InputError(f"{where}: '{key}' of {path} is {code}, which check_operator does not have; known: {', '.join(DTYPES)}")
+        raise InputError(f"{where}: '{key}' of {path} is {code}, which check_operator does not have; known: "
+                         f"{', '.join(DTYPES)}")
     dtype = getattr(torch, name)
     return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
 
@@ -120,13 +122,13 @@ def inputs_of(definition: Definition, workload: Workload, roots: Sequence[str], 
     custom: Dict[str, Any] = {}
     if any(source.get("type") == "custom" for source in workload.inputs.values()):
         if not definition.custom_inputs:
-            raise InputError(f"{definition.path}: custom_inputs_entrypoint: is missing, and workload {workload.uuid} has custom "
-                             "inputs; name the function of the reference that makes them")
+            raise InputError(f"{definition.path}: custom_inputs_entrypoint: is missing, and workload {workload.uuid} has "
+                             "custom inputs; name the function of the reference that makes them")
         torch.manual_seed(seed)
         custom = functions[definition.custom_inputs]({**axes, **scalars}, torch.device("cpu"))
         if not isinstance(custom, dict):
-            raise InputError(f"{definition.path}: {definition.custom_inputs}() returned a {type(custom).__name__}; return a dict "
-                             "of tensors")
+            raise InputError(f"{definition.path}: {definition.custom_inputs}() returned a {type(custom).__name__}; return a "
+                             "dict of tensors")
     for spec in definition.inputs:
         where = f"{workload.path or definition.path}: workload {workload.uuid}: input '{spec.name}'"
         source = workload.inputs.get(spec.name, {"type": "random"} if not workload.path else {})
@@ -136,7 +138,8 @@ def inputs_of(definition: Definition, workload: Workload, roots: Sequence[str], 
         if kind == "scalar":
             value = source.get("value")
             if not isinstance(value, (int, float)) or spec.shape not in (None, ()):
-                raise InputError(f"{where}: the value {value!r} does not fit its shape {list(shape)}; give a number for a scalar")
+                raise InputError(f"{where}: the value {value!r} does not fit its shape {list(shape)}; give a number for a "
+                                 "scalar")
             found[spec.name] = value if spec.shape is None else torch.tensor(value, dtype=getattr(torch, spec.dtype))
             continue
         if kind == "random":
@@ -162,8 +165,8 @@ def inputs_of(definition: Definition, workload: Workload, roots: Sequence[str], 
         except Exception as error:  # whatever an expression may raise
             raise InputError(f"{definition.path}: constraint '{constraint}': {type(error).__name__}: {error}") from None
         if not holds:
-            raise InputError(f"{workload.path}: workload {workload.uuid}: constraint '{constraint}' does not hold; mend the axes "
-                             "or the inputs")
+            raise InputError(f"{workload.path}: workload {workload.uuid}: constraint '{constraint}' does not hold; mend the "
+                             "axes or the inputs")
     return found
 
 
@@ -241,7 +244,8 @@ def command_of(name: str, definition: Definition, workload: Workload, solution: 
     return shlex.join(words)
 
 
-def check(definition: Definition, workload: Workload, solutions: Sequence[Solution], given: argparse.Namespace) -> List[Dict[str, Any]]:
+def check(definition: Definition, workload: Workload, solutions: Sequence[Solution],
+          given: argparse.Namespace) -> List[Dict[str, Any]]:
     """The reports of the solutions on one workload."""
     functions = definition.functions()
     axes = definition.axis_values(workload.axes)
@@ -290,14 +294,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> NoReturn:
     parser = argparse.ArgumentParser(prog="check_operator import", description=__doc__.splitlines()[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("definition", metavar="DEFINITION.json")
-    parser.add_argument("--workload", metavar="FILE.jsonl", help="workloads; default: one of random inputs, where no axis is var")
+    parser.add_argument("--workload", metavar="FILE.jsonl",
+                        help="workloads; default: one of random inputs, where no axis is var")
     parser.add_argument("--uuid", action="append", help="check these workloads alone")
     parser.add_argument("--solution", action="append", default=[], metavar="FILE.json",
                         help="candidates; default: the reference in its own dtypes")
     parser.add_argument("--root", metavar="DIR", help="folder that paths of stored inputs begin in")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N, of gold and candidates; default: cpu")
-    parser.add_argument("--contract", help="a file, or a shipped policy such as abs_or_rel; default: the default contract where "
-                        "op_type tells the magnitude of sums, else vs_reference")
+    parser.add_argument("--contract", help="a file, or a shipped policy such as abs_or_rel; default: the default contract "
+                        "where op_type tells the magnitude of sums, else vs_reference")
     parser.add_argument("--seed", type=int, default=123, help="of random inputs; default: 123")
     parser.add_argument("--report", metavar="FILE", help="write one report: .json, .html, .md or .xml")
     given = parser.parse_args(arguments)

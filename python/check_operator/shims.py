@@ -88,7 +88,7 @@ def judge(op: str, arguments: Sequence[Any], reference: Callable[..., Any], cand
     call.fn, call.framework = candidate, "torch"  # type: ignore[attr-defined]  # the file of fn makes the digest
     device = next(iter(inputs.values())).device
     return check(call, op=name_in_reports(op), inputs=inputs, gold=gold, cls="composite", reference=plain,
-                 contract=contract or "vs_reference", isolate="here", name=name or name_in_reports("candidate"), checks=checks,
+                 contract=contract or "vs_reference", isolate="here", name=name or "candidate", checks=checks,
                  device=f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu", timeout_s=timeout_s)
 
 
@@ -138,8 +138,8 @@ def kernelbench(problem: Path, solution: Path, *, device: str = "cpu", seed: int
     if known.keys() == wanted.keys() and all(known[key].shape == wanted[key].shape for key in known):
         new.load_state_dict(known)
     elif known:
-        raise InputError(f"{solution}: ModelNew has the weights {', '.join(wanted) or 'none'}, and Model {', '.join(known)}; give "
-                         "them the same names and shapes")
+        raise InputError(f"{solution}: ModelNew has the weights {', '.join(wanted) or 'none'}, and Model "
+                         f"{', '.join(known)}; give them the same names and shapes")
     torch.manual_seed(seed)
     arguments = [each.to(device) if isinstance(each, torch.Tensor) else each for each in member(theirs, "get_inputs")()]
     return judge(os.path.splitext(os.path.basename(os.fspath(problem)))[0], arguments, model, new,
