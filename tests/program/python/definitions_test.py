@@ -307,9 +307,10 @@ class Gold(unittest.TestCase):
         self.assertEqual(found.dtype, torch.float64)
 
     def test_arguments_and_defaults_are_as_before(self):
-        before = self.x.clone()
-        self.gold(lambda x: x.mul_(2))
-        self.assertTrue(torch.equal(self.x, before))
+        for given in (self.x.clone(), self.x.double(), torch.arange(4)):
+            before = given.clone()
+            self.gold(lambda x: x.mul_(2), given)
+            self.assertTrue(torch.equal(given, before))
         self.assertEqual(torch.get_default_dtype(), torch.float32)
 
     def test_expressions_are_arithmetic(self):

@@ -530,6 +530,10 @@ def test_returns_zeros(candidate):
     candidate.check(kernels.returns_zeros)
 
 @pytest.mark.check_operator(op="rms_norm", cases="cases.json")
+def test_copies(candidate):
+    candidate.check(kernels.returns_a_copy)
+
+@pytest.mark.check_operator(op="rms_norm", cases="cases.json")
 def test_unhashable(candidate):
     candidate.check(kernels.Unhashable(), isolate="here", name="unhashable")
 """)
@@ -540,7 +544,8 @@ def test_unhashable(candidate):
             "test_right" + normal: "PASSED", "test_right" + zeros: "PASSED", "test_right" + wide: "FAILED",
             "test_right" + empty: "PASSED", "test_zeros" + zeros: "FAILED", "test_returns_zeros" + normal: "FAILED",
             "test_returns_zeros" + zeros: "FAILED", "test_returns_zeros" + wide: "FAILED",
-            "test_returns_zeros" + empty: "PASSED", "test_unhashable" + normal: "PASSED",
+            "test_returns_zeros" + empty: "PASSED", "test_copies" + normal: "FAILED", "test_copies" + zeros: "FAILED",
+            "test_copies" + wide: "FAILED", "test_copies" + empty: "PASSED", "test_unhashable" + normal: "PASSED",
             "test_unhashable" + zeros: "PASSED", "test_unhashable" + wide: "PASSED", "test_unhashable" + empty: "PASSED"},
                          text)
         self.assertIn("[ VACUOUS  ]", text)

@@ -99,8 +99,10 @@ class KernelBench(Shims):
         return self.verdict(lambda: shims.kernelbench(*paths, **more))
 
     def test_a_right_model_passes_with_the_weights_of_theirs(self):
-        for more in ({}, dict(contract="kernelbench"), dict(seed=7)):
-            self.assertEqual(self.ask(SOLUTION, **more)[0], "pass")
+        draws_first = SOLUTION.replace("super().__init__()", "super().__init__(); torch.rand(3)")
+        for solution, more in ((SOLUTION, {}), (SOLUTION, dict(contract="kernelbench")), (SOLUTION, dict(seed=7)),
+                               (draws_first, {})):
+            self.assertEqual(self.ask(solution, **more)[0], "pass")
 
     def test_wrong_models_fail(self):
         for right, wrong in (("amax(-1, keepdim=True)", "amax(-1, keepdim=True) + 1e-3 * scores"),

@@ -43,6 +43,10 @@ def returns_zeros(x, weight, eps):
     return np.zeros_like(x)
 
 
+def returns_a_copy(x, weight, eps):
+    return x.copy()
+
+
 class Unhashable:
     __hash__ = None
 
