@@ -35,7 +35,8 @@ design, by keys as above, in the names that `check_operator show OP` prints. The
 A function declines a case by raising Unsupported or NotImplementedError; any other exception is a failure of the
 candidate, with the function's part of the traceback on standard error. Output that functions print also goes there.
 
-As a program, it serves one function of a module: serving.py MODULE:NAME --op OP; see --help.
+As a program, it serves one function of a module, the functions of a module that @check_operator.candidate registers, or a
+registered operator of torch; see --help.
 
 Inputs and outputs lie in memory of check_operator, which this file maps: do not write to inputs. A function that has a
 parameter `out` gets the output to write to (a tuple, if there are several); it returns None, or `out`. Then
@@ -43,9 +44,10 @@ check_operator sees elements that it leaves out and writes beyond the tensor. Wh
 serve(functions, strides=True): the functions honour the strides of their tensors, whose rows may lie apart.
 
 The protocol, for other languages: JSON objects, one per line. The first one answers {"hello": {"protocol": 1,
-"device": D}}, where D is "auto", "cpu" or "cuda:N":
+"device": D, "id": N}}, where D is "auto", "cpu" or "cuda:N":
   {"protocol": 1, "device": {"kind": "cpu"}, "kernels": [{"op": "rms_norm", "pass": "forward"}]}
-or {"no_device": "why"} if the device is missing, {"error": "why"} for any other error.
+or {"no_device": "why"} if the device is missing, {"error": "why"} for any other error. "id" may be repeated in the answer;
+over a socket it should be, since the answer to a process of check_operator that gave up waiting may arrive late.
 kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver and runtime are optional, and so is
 "digest" beside "device": 16 hex digits that change with the candidate's code, for reports. A kernel may also declare
 "recipes": ["normalised_row_in_16_bit"]. Each request
@@ -61,6 +63,7 @@ import ctypes
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import mmap
@@ -367,12 +370,12 @@ class Torch(Framework):
         import torch
 
         self.torch = torch
-        if getattr(torch.cuda, "_is_in_bad_fork", lambda: False)():
-            raise BadCandidate("this process was forked after CUDA began in its parent, and can't use it; start it as a "
-                               "program of its own, or fork before CUDA begins")
         self.driver = None
         self.device = torch.device("cpu" if device == "auto" else device)
         if self.device.type == "cuda":
+            if torch.cuda._is_in_bad_fork():
+                raise BadCandidate("this process was forked after CUDA began, and CUDA does not survive a fork; start it "
+                                   "afresh (multiprocessing has 'spawn'), or use isolate='spawn'")
             if not torch.cuda.is_available() or (self.device.index or 0) >= torch.cuda.device_count():
                 raise NoDevice(f"torch {torch.__version__} finds no device '{device}'")
             self.device = torch.device("cuda", self.device.index or 0)
@@ -473,11 +476,20 @@ class Torch(Framework):
         """Gradients of the function's outputs, weighted by grad_NAME, for the inputs whose dNAME is wanted."""
         inputs, upstream, wanted = split(tensors, request, self.zeros)
         leaves = {name: inputs[name].detach().requires_grad_() for name in wanted}
-        with self.torch.enable_grad():
-            outputs = by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"])
         names = list(upstream)
-        found = self.torch.autograd.grad([outputs[name] for name in names], list(leaves.values()),
-                                         [upstream[name] for name in names])
+        with self.torch.enable_grad():
+            outputs = chosen(by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"]), names)
+        for name, output in outputs.items():
+            if not isinstance(output, self.torch.Tensor) or not output.requires_grad:
+                raise BadResult(f"output '{name}' has no gradient: it is detached, computed under torch.no_grad(), or not by "
+                                "torch; give the function that computes the gradients")
+            if output.shape != upstream[name].shape:
+                raise BadResult(f"output '{name}' has shape {list(output.shape)}, expected {list(upstream[name].shape)}")
+        found = self.torch.autograd.grad(list(outputs.values()), list(leaves.values()),
+                                         [upstream[name] for name in names], allow_unused=True)
+        for name, gradient in zip(leaves, found):
+            if gradient is None:
+                raise BadResult(f"no gradient reaches input '{name}': the outputs do not depend on it, or it is detached")
         return {"d" + name: gradient for name, gradient in zip(leaves, found)}
 
     def finish(self):
@@ -610,6 +622,11 @@ def call(function, tensors, attrs):
     for name in tensors:
         if name not in parameters:
             raise Unsupported(f"the function takes no '{name}'")
+    for name, each in parameters.items():
+        if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) \
+                and name not in tensors and name not in attrs:
+            raise BadResult(f"the function needs '{name}', which is neither an input nor an attribute of this pass; give it a "
+                            "default, or say with adapt which one it is")
     return function(**tensors, **{name: value for name, value in attrs.items() if name in parameters})
 
 
@@ -792,9 +809,16 @@ def run(request, functions, framework, arenas):
 
 def print_traceback(error):
     """The part of it that lies in the functions: nobody who wrote one looks for its fault here."""
+    folder = os.path.dirname(__file__)
+    ours = (__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        if file not in ours and (os.path.basename(folder) != "check_operator" or os.path.dirname(file) != folder):
+            break
         frames = frames.tb_next
+    if frames is None and isinstance(error, ImportError):
+        return  # there is no such module, and the message says so
     traceback.print_exception(type(error), error, frames)
 
 
@@ -870,14 +894,26 @@ def modules_used(function):
 
 def choose_framework(name, functions=()):
     known = {"torch": Torch, "jax": Jax, "numpy": NumPy}
+    if name is not None and name not in known:
+        raise BadCandidate(f"framework: unknown value '{name}'; use {', '.join(known)}")
     if name is not None:
         return known[name]
     for function in functions:
+        if getattr(function, "framework", None) in known:  # it says so itself
+            return known[function.framework]
         for used in modules_used(function):
             for each in known:
                 if each in used or (each == "torch" and "triton" in used):
                     return known[each]
     return next((known[each] for each in known if each in sys.modules), NumPy)
+
+
+def open_framework(framework, device):
+    """An instance of it. Throws BadCandidate where the framework can't be imported, NoDevice where its device is missing."""
+    try:
+        return framework(device)
+    except ImportError as error:
+        raise BadCandidate(f"{framework.name} can't be imported: {error}; install it, or repair what it lacks") from error
 
 
 def digest_of(functions):
@@ -935,12 +971,13 @@ class Server:
         offered = hello.get("protocols", [hello.get("protocol")])
         protocol = max((each for each in PROTOCOLS if isinstance(offered, list) and each in offered), default=None)
         wanted = hello.get("device", "auto")
+        same = {"id": hello["id"]} if "id" in hello else {}
         if protocol is None or not isinstance(wanted, str):
-            return {"error": f"speaks protocols {PROTOCOLS[0]} and {PROTOCOLS[1]}, not {offered}"}, True
+            return {"error": f"speaks protocols {PROTOCOLS[0]} and {PROTOCOLS[1]}, not {offered}", **same}, True
         if self.device and not (self.device == "cuda" and wanted.startswith("cuda")):
             wanted = self.device
         try:
-            self.framework = choose_framework(self.wanted_framework, self.functions.values())(wanted)
+            self.framework = open_framework(choose_framework(self.wanted_framework, self.functions.values()), wanted)
             if self.differentiate and not self.framework.can_differentiate:
                 raise BadCandidate(f"backward: {self.framework.name} has no automatic gradients; "
                                    "give the function that computes them, or none")
@@ -950,10 +987,10 @@ class Server:
             answer = {"protocol": protocol, "device": self.framework.describe_device(),
                       "digest": digest_of(self.functions), "kernels": kernels}
         except NoDevice as error:
-            return {"no_device": str(error)}, True
+            return {"no_device": str(error), **same}, True
         except BadCandidate as error:
-            return {"error": str(error)}, True
-        return {**answer, **(self.memory() if protocol > 1 else {})}, False
+            return {"error": str(error), **same}, True
+        return {**answer, **same, **(self.memory() if protocol > 1 else {})}, False
 
     def memory(self):
         """What a hello of protocol 2 says of shared memory."""
@@ -1018,6 +1055,15 @@ def take_standard_streams():
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     return lines, answers
+
+
+def refuse(why, lines=None, answers=None):
+    """Answers the first request, whatever it is, that nothing can be served."""
+    if lines is None:
+        lines, answers = take_standard_streams()
+    lines.readline()
+    answers.write(json.dumps({"error": why}) + "\n")
+    answers.flush()
 
 
 def receive(connection, most):
@@ -1134,31 +1180,63 @@ def find_function(place):
         raise BadCandidate(f"'{place}' can't be imported: {type(error).__name__}: {error}") from error
 
 
+def registered_functions(place):
+    """Of "MODULE", "FILE.py" or "MODULE:NAME": see _candidate.served_by()."""
+    module, _, name = place.partition(":")
+    if module.endswith(".py"):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(module)))
+        module = os.path.basename(module)[:-len(".py")]
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever importing a module may raise
+        print_traceback(error)
+        raise BadCandidate(f"'{module}' can't be imported: {type(error).__name__}: {error}") from error
+    return importlib.import_module("check_operator._candidate").served_by(module, name)
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Serves a function of a module as a candidate, for --exec.")
-    parser.add_argument("function", metavar="MODULE:NAME")
-    parser.add_argument("--op", required=True, help="operator that it computes")
+    parser = argparse.ArgumentParser(description="Serves functions of a module as a candidate, for --exec.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("function", metavar="MODULE:NAME", nargs="?", help="one function")
+    what.add_argument("--candidates", metavar="MODULE[:NAME]", help="those with @check_operator.candidate")
+    what.add_argument("--torch-op", metavar="NAMESPACE::NAME", help="a registered operator of torch, with its autograd")
+    parser.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE",
+                        help="that registers the operator")
+    parser.add_argument("--op", help="operator that the function computes")
     parser.add_argument("--backward", metavar="auto|MODULE:NAME", help="default: no backward pass")
     parser.add_argument("--adapt", action="append", default=[], metavar="NAME=PARAMETER",
                         help="the function's parameter for what the operator calls NAME")
     parser.add_argument("--path", action="append", default=[], metavar="FOLDER", help="where modules lie")
     given = parser.parse_args()
+    if not given.candidates and not given.op:
+        parser.error("--op is missing")
+    # Modules of candidates import the package, and find this module in it.
+    sys.modules.setdefault("check_operator.serving", sys.modules["__main__"])
+    folder = os.path.dirname(os.path.abspath(__file__))
     take = descriptors_beside()
     lines, answers = take_standard_streams()
-    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+    if sys.path[0] == folder:
         del sys.path[0]  # this file's neighbours are no top-level modules
     sys.path[:0] = given.path
-    os.environ[SERVES] = given.function
+    if importlib.util.find_spec("check_operator") is None:
+        sys.path.append(os.path.dirname(folder))
+    os.environ[SERVES] = given.function or given.candidates or given.torch_op
+    recipes, framework, adapt = {}, None, dict(each.split("=", 1) for each in given.adapt)
     try:
-        backward = given.backward == "auto" or (find_function(given.backward) if given.backward else False)
-        functions = functions_for(given.op, find_function(given.function), backward,
-                                  dict(each.split("=", 1) for each in given.adapt))
-    except BadCandidate as error:
-        lines.readline()
-        answers.write(json.dumps({"error": str(error)}) + "\n")
-        answers.flush()
-        return
-    converse(lines, answers, functions, differentiate=backward is True, take_descriptor=take)
+        if given.candidates:
+            functions, recipes, differentiate = registered_functions(given.candidates)
+        elif given.torch_op:
+            find = importlib.import_module("check_operator._torch_op").find
+            functions = functions_for(given.op, find(given.torch_op, given.imports), True, adapt)
+            framework, differentiate = "torch", True
+        else:
+            backward = given.backward == "auto" or (find_function(given.backward) if given.backward else False)
+            functions = functions_for(given.op, find_function(given.function), backward, adapt)
+            differentiate = backward is True
+    except (BadCandidate, ImportError) as error:
+        return refuse(str(error), lines, answers)
+    converse(lines, answers, functions, framework, differentiate=differentiate, recipes=recipes,
+             take_descriptor=take)
 
 
 if __name__ == "__main__":

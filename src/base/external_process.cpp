@@ -224,9 +224,13 @@ std::string LineProcess::request(const std::string& line, const std::vector<int>
   if (!child_.is_started()) throw ProcessEnded("has ended already");
   for (const int descriptor : descriptors) send_with(socket_.get(), ".", {descriptor});
   write_all(to_, line + "\n");  // a failed write needs no handling: read_line() reports the end of the process
-  std::string answer = read_line(from_, [this] { report_end(); });
+  std::string answer = next_line();
   pass_stderr_on();
   return answer;
+}
+
+std::string LineProcess::next_line() {
+  return read_line(from_, [this] { report_end(); });
 }
 
 bool LineSocket::is_socket(int descriptor) {
@@ -246,6 +250,10 @@ std::string LineSocket::request(const std::string& line, const std::vector<int>&
   } else {
     send_with(descriptor_, line + "\n", descriptors);
   }
+  return next_line();
+}
+
+std::string LineSocket::next_line() {
   return read_line(descriptor_, [this] { give_up("closed the socket before it answered"); });
 }
 

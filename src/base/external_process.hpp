@@ -55,6 +55,9 @@ class LinePeer {
   /// open. Throws ProcessEnded when no answer comes.
   virtual std::string request(const std::string& line, const std::vector<int>& descriptors = {}) = 0;
 
+  /// Waits for one more line, which no request asked for. Throws as request() does.
+  virtual std::string next_line() = 0;
+
   /// Ends the conversation and throws ProcessEnded with `why` and the last words of the other end.
   [[noreturn]] void give_up(const std::string& why);
 
@@ -81,6 +84,7 @@ class LineProcess : public LinePeer {
   /// Copies the text that the process wrote to its standard error to ours. What is thrown says how the process ended,
   /// with its last stderr lines.
   std::string request(const std::string& line, const std::vector<int>& descriptors = {}) override;
+  std::string next_line() override;
 
  protected:
   std::string end() override;  ///< kills the process; its last words are of its standard error
@@ -104,6 +108,7 @@ class LineSocket : public LinePeer {
   static bool is_socket(int descriptor);
 
   std::string request(const std::string& line, const std::vector<int>& descriptors = {}) override;
+  std::string next_line() override;
 
  protected:
   std::string end() override { return ""; }

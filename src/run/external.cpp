@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
@@ -239,6 +241,7 @@ std::vector<std::string> names_of_outputs(const Pass& pass) {
 }  // namespace
 
 std::string ExternalCommand::flag() const {
+  if (!given.empty()) return given;
   return command.empty() ? fmt::format("--exec-fd {}", descriptor) : fmt::format("--exec '{}'", command);
 }
 
@@ -248,15 +251,19 @@ External::External(const ExternalCommand& command, int socket) : folder_(command
     process_ = std::make_unique<LineProcess>(command.command, stderr_file(command));
   } else if (LineSocket::is_socket(socket)) {
     process_ = std::make_unique<LineSocket>(socket);
+    outlives_us_ = true;
+    // Ids that no earlier worker used, whose requests the other end may still be answering.
+    requests_ = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch()).count();
   } else {
     throw InputError(where, "is no socket that this process inherited", "pass one on, or use --exec COMMAND");
   }
   const json hello{{"protocol", 1},  // what copies of an older serving.py look for
                    {"protocols", {1, kProtocol}},
                    {"device", command.device},
-                   {"transports", transports()}};
+                   {"transports", transports()},
+                   {"id", requests_}};
   try {
-    read_hello(command, JsonValue::parse(process_->request(one_line({{"hello", hello}})), where));
+    read_hello(command, JsonValue::parse(ask({{"hello", hello}}, "id", requests_), where));
   } catch (const ProcessEnded& e) {
     throw InputError(where, e.what(), "it should answer the first line with what it can do");
   }
@@ -270,7 +277,7 @@ void External::read_hello(const ExternalCommand& command, const JsonValue& answe
     throw EnvironmentError(fmt::format("{}: {}", where, lacking->string()));
   if (const auto error = answer.find("error")) throw InputError(where, error->string());
   protocol_ = static_cast<int>(answer.at("protocol").integer(1, kProtocol));
-  if (protocol_ == 1) answer.allow_keys({"protocol", "device", "kernels", "digest"});
+  if (protocol_ == 1) answer.allow_keys({"protocol", "device", "kernels", "digest", "id"});
   const DeviceInfo device = read_device(answer);
   require_wanted_device(where, command.device, device);
   const int32_t kind = device.kind == "cuda" ? CHECKOP_CUDA : CHECKOP_CPU;
@@ -348,9 +355,24 @@ bool External::open_transport(const std::string& transport, const DeviceInfo& sa
   return false;
 }
 
-/// The answer to a request. Throws ProcessEnded if it is none.
-JsonValue External::ask(const json& request, const std::vector<int>& descriptors) {
-  const std::string line = process_->request(one_line(request), descriptors);
+/// The answer to a request, which repeats the request's `key`. A socket may hold the late answers to a worker that was
+/// killed while it waited; those have other ids, or speak of arenas before this worker has any.
+std::string External::ask(const json& request, const std::string& key, int64_t value,
+                          const std::vector<int>& descriptors) {
+  const auto is_late = [&](const std::string& line) {
+    const json answer = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto has_other = [&](const char* name) {
+      return answer.contains(name) && answer[name].is_number_integer() && (key != name || answer[name] != value);
+    };
+    return answer.is_object() && (has_other("id") || has_other("arena"));
+  };
+  std::string line = process_->request(one_line(request), descriptors);
+  while (outlives_us_ && is_late(line)) line = process_->next_line();
+  return line;
+}
+
+/// An answer to a launch or about an arena. Throws ProcessEnded if it is none.
+JsonValue External::parsed(const std::string& line) {
   try {
     return JsonValue::parse(line, "its answer");
   } catch (const InputError& e) {
@@ -366,7 +388,7 @@ std::string External::share(int64_t id) {
                      {"bytes", arena.bytes()},
                      {"access", arena.is_read_only() ? "r" : "rw"},
                      {"transport", shared_->transport()}};
-  const JsonValue answer = ask({{"arena", request}}, {descriptor.get()});
+  const JsonValue answer = parsed(ask({{"arena", request}}, "arena", id, {descriptor.get()}));
   try {
     answer.at("arena").integer(id, id);
     if (answer.at("status").one_of("status", {"mapped", "refused"}) == "mapped") {
@@ -383,7 +405,7 @@ std::string External::share(int64_t id) {
 /// it has.
 std::string External::share_arenas(const checkop_call& call) {
   for (const int64_t id : shared_->take_gone()) {
-    if (mapped_.erase(id) > 0) ask({{"drop", {{"arena", id}}}});
+    if (mapped_.erase(id) > 0) ask({{"drop", {{"arena", id}}}}, "arena", id);
   }
   for (const auto& [tensors, n] : {std::pair{call.inputs, call.n_inputs}, {call.outputs, call.n_outputs}}) {
     for (int32_t i = 0; i < n; ++i) {
@@ -447,7 +469,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
       request["inputs"] = files.inputs, request["outputs"] = files.outputs;
       request["want"] = describe_outputs(*kernel.pass, call);
     }
-    const JsonValue answer = ask({{"run", request}});
+    const JsonValue answer = parsed(ask({{"run", request}}, "id", id));
     std::string status, message;
     try {
       if (protocol_ == 1) answer.allow_keys({"id", "status", "message"});

@@ -23,8 +23,9 @@ struct ExternalCommand {
   std::string device = "auto";  ///< where the process should compute: "auto", "cpu" or "cuda:N"
   std::string folder = {};      ///< private; holds tensors and the process's standard error
   int descriptor = -1;          ///< of --exec-fd
+  std::string given = {};       ///< the flag that made the command, if it was not --exec
 
-  std::string flag() const;  ///< as given: "--exec 'COMMAND'" or "--exec-fd N"
+  std::string flag() const;  ///< as given: "--exec 'COMMAND'", "--exec-fd N", "--py MODULE"
 };
 
 /// A running candidate process. Its candidates have the form of the ABI: launch() sends a request that says where the
@@ -59,10 +60,13 @@ class External {
                       std::vector<std::string>& refusals);
   std::string share(int64_t id);
   std::string share_arenas(const checkop_call& call);
-  JsonValue ask(const nlohmann::json& request, const std::vector<int>& descriptors = {});
+  std::string ask(const nlohmann::json& request, const std::string& key, int64_t value,
+                  const std::vector<int>& descriptors = {});
+  JsonValue parsed(const std::string& line);
 
   std::string folder_;
   std::unique_ptr<LinePeer> process_;
+  bool outlives_us_ = false;              ///< the other end of a socket, which earlier workers may have asked
   std::unique_ptr<Device> device_;        ///< until take_device()
   std::shared_ptr<SharedMemory> shared_;  ///< nullptr with files
   std::set<int64_t> mapped_;              ///< arenas that the process has mapped
@@ -70,7 +74,7 @@ class External {
   int protocol_ = 1;
   std::vector<std::unique_ptr<Kernel>> kernels_;
   std::vector<Candidate> candidates_;
-  int64_t requests_ = 0;
+  int64_t requests_ = 0;  ///< id of the latest one
 };
 
 /// FNV-1a 64 of the command and the files that it names, as 16 hex digits.

@@ -82,6 +82,10 @@ class Calls(unittest.TestCase):
         with self.assertRaisesRegex(helper.Unsupported, "takes no 'bias'"):
             helper.call(lambda x: x, {"x": 1, "bias": 2}, {})
 
+    def test_parameters_that_nothing_is_passed_for_are_named(self):
+        with self.assertRaisesRegex(helper.BadResult, "the function needs 'weight', which is neither an input nor an attribute"):
+            helper.call(lambda x, weight, bias=None: x, {"x": 1}, {"eps": 2})
+
     def test_results_get_their_names(self):
         self.assertEqual(helper.by_name(5, ["y"]), {"y": 5})
         self.assertEqual(helper.by_name((5, 6), ["y", "lse"]), {"y": 5, "lse": 6})

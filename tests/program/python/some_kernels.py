@@ -39,6 +39,21 @@ def only_small(x, weight, eps):
     return right(x, weight, eps)
 
 
+def returns_zeros(x, weight, eps):
+    return np.zeros_like(x)
+
+
+def returns_a_copy(x, weight, eps):
+    return x.copy()
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, x, weight, eps):
+        return right(x, weight, eps)
+
+
 def returns_none(x, weight, eps):
     return None
 
@@ -150,3 +165,11 @@ def tells_and_hangs(x):
     with open(os.environ["BEGUN"], "w", encoding="utf-8"):
         pass
     time.sleep(60)
+
+
+def doubles(a):
+    return 2 * a
+
+
+def trebles(a):
+    return 3 * a
