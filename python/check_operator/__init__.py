@@ -5,6 +5,7 @@
     report.require()
 """
 from . import magnitude
+from ._candidate import candidate
 from ._check import check
 from ._close import assert_close
 from ._program import require_same_version_if_bundled, version
@@ -15,6 +16,6 @@ from .serving import Unsupported, serve
 
 __version__ = version()
 __all__ = ["CandidateError", "CandidateTimeout", "Check", "CheckFailed", "CheckVacuous", "InputError", "MachineError",
-           "NothingChecked", "Report", "Unsupported", "assert_close", "check", "magnitude", "serve"]
+           "NothingChecked", "Report", "Unsupported", "assert_close", "candidate", "check", "magnitude", "serve"]
 
 require_same_version_if_bundled()

@@ -2,6 +2,7 @@
 """check(): a Python function becomes a candidate of one run of the program."""
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import functools
 import json
@@ -14,23 +15,29 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
-from . import serving
+from . import _torch_op, serving
+from ._names import CheckName, Class, DType, Op, Policy, Suite
+from ._own import OwnData
 from ._program import HERE, ask, contract_path, error_of, is_report, others_words, run
 from ._report import Report
+from ._tensors import dtype_name
 from .errors import InputError
 
 Values = Union[int, str, Sequence[int]]
-DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+Path = Union[str, "os.PathLike[str]"]
 
 
-def check(fn: Callable[..., Any], *, op: str, dtype: Any = None, dims: Optional[Mapping[str, Values]] = None,
-          attrs: Optional[Mapping[str, float]] = None, backward: Union[bool, Callable[..., Any]] = False,
-          suite: Optional[str] = None, cases: Union[None, str, Sequence[str]] = None, contract: Optional[str] = None,
-          device: Optional[str] = None, seed: Optional[int] = None, checks: Union[None, str, Sequence[str]] = None,
-          isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None,
-          timeout_s: Optional[int] = None) -> Report:
+def check(fn: Callable[..., Any], *, op: Union[Op, str], dtype: Union[None, DType, Sequence[DType], Any] = None,
+          dims: Optional[Mapping[str, Values]] = None, attrs: Optional[Mapping[str, float]] = None,
+          backward: Union[bool, Callable[..., Any]] = False, suite: Union[None, Suite, str] = None,
+          cases: Union[None, Path, Sequence[Path]] = None, contract: Union[None, Policy, Path] = None,
+          device: Optional[str] = None, seed: Optional[int] = None,
+          checks: Union[None, CheckName, Sequence[CheckName]] = None, isolate: Optional[Literal["spawn", "here"]] = None,
+          adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None, timeout_s: Optional[int] = None,
+          inputs: Optional[Mapping[str, Any]] = None, gold: Any = None, cls: Optional[Class] = None,
+          terms: Optional[int] = None, magnitude: Any = None, reference: Any = None) -> Report:
     """Checks a function over tensors of torch, NumPy or JAX against the FP64 gold of the operator `op`.
 
     fn         gets inputs and attributes by the names that `check_operator show OP` prints, and returns the outputs
@@ -45,12 +52,22 @@ def check(fn: Callable[..., Any], *, op: str, dtype: Any = None, dims: Optional[
                can be imported by its name
     adapt      the operator's names -> the parameters of fn, such as {"weight": "gamma"}
     name       of the candidate, in reports; timeout_s: of a check
+    inputs     tensors by the names of the function's parameters, in place of generated ones
+    gold       the right output for them in float64, or a dict of outputs; with it, op may be any name
+    cls, terms, magnitude   as in assert_close(): how errors of such an operator grow
+    reference  what a trusted implementation returns, in the dtypes of the outputs, for contract="vs_reference"
 
     Throws InputError or MachineError if the question can't be asked; a failed check is no exception.
     """
-    question = Question(op, dtype, dims or {}, attrs or {}, bool(backward), suite, cases, contract, device, seed, checks,
-                        timeout_s)
-    return ask_about(fn, question, backward=backward, isolate=isolate, adapt=adapt, name=name)
+    question = Question(op, dtype, {} if dims is None else dims, {} if attrs is None else attrs, bool(backward), suite,
+                        cases, contract, device, seed, checks, timeout_s)
+    own = OwnData.of(inputs, gold, cls, terms, magnitude, reference)
+    if own and backward:
+        raise InputError("backward: inputs= are those of one pass; leave it out, or check the gradients as an operator of "
+                         "their own")
+    if own and own.gold and attrs:
+        raise InputError("attrs: an operator with a gold of its own has none; bind them, as with functools.partial")
+    return ask_about(fn, question, backward=backward, isolate=isolate, adapt=adapt, name=name, own=own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +80,18 @@ class Question:
     attrs: Mapping[str, float] = dataclasses.field(default_factory=dict)
     backward: bool = False
     suite: Optional[str] = None
-    cases: Union[None, str, Sequence[str]] = None
-    contract: Optional[str] = None
+    cases: Union[None, Path, Sequence[Path]] = None
+    contract: Optional[Path] = None
     device: Optional[str] = None
     seed: Optional[int] = None
     checks: Union[None, str, Sequence[str]] = None
     timeout_s: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.op, str):
+            raise InputError(f"op: expected the name of an operator, got {self.op!r}; see 'check_operator list'")
+        for argument, value in (("dims", self.dims), ("attrs", self.attrs)):
+            require_mapping(argument, value)
 
     def flags(self) -> List[str]:
         found = [f"--op={self.op}", "--check-grad" if self.backward else "--pass=forward"]
@@ -82,49 +105,62 @@ class Question:
         for attr, value in self.attrs.items():
             if attr not in known:
                 raise InputError(f"attrs: {self.op} has no '{attr}'; known: {', '.join(known) or 'none'}")
-            found.append(f"--{attr.replace('_', '-')}={float(value)!r}")
+            try:
+                found.append(f"--{attr.replace('_', '-')}={float(value)!r}")
+            except (TypeError, ValueError):
+                raise InputError(f"attrs: '{attr}' is {value!r}; give a number") from None
         if self.suite is not None:
             found.append(f"--suite={self.suite}")
         found += [f"--cases={path}" for path in listed(self.cases)]
         if self.contract is not None:
             found.append(f"--contract={contract_path(self.contract)}")
         if self.checks is not None:
-            found.append(f"--check={','.join(listed(self.checks))}")
+            found.append(f"--check={','.join(map(str, listed(self.checks)))}")
         for flag, given in (("device", self.device), ("seed", self.seed), ("timeout-s", self.timeout_s)):
             if given is not None:
                 found.append(f"--{flag}={given}")
         return found
 
 
+def require_mapping(argument: str, value: Any) -> None:
+    if value is not None and not isinstance(value, collections.abc.Mapping):
+        raise InputError(f"{argument}: expected a dict, got {value!r}")
+
+
 def listed(value: Any) -> List[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple, range)) else [value]
-
-
-def dtype_name(dtype: Any) -> str:
-    """ "bf16" for "bf16", torch.bfloat16, numpy.float32 and their kin."""
-    word = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
-    return DTYPES.get(word, word)
 
 
 def attributes_of(op: str) -> List[str]:
     return re.findall(r"^  attribute (\w+) ", ask(["show", op]), flags=re.M)
 
 
+def name_in_reports(text: str) -> str:
+    """In characters that the program takes for a candidate or an operator."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_") or "function"
+
+
 def candidate_name(fn: Callable[..., Any]) -> str:
-    """The function's, in characters that the program takes."""
-    word = re.sub(r"[^A-Za-z0-9_-]+", "-", getattr(serving.innermost(fn), "__name__", type(fn).__name__)).strip("-_")
-    return word or "function"
+    return name_in_reports(getattr(serving.innermost(fn), "__name__", type(fn).__name__))
 
 
 def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[bool, Callable[..., Any]] = False,
               isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None,
-              only: Optional[str] = None) -> Report:
+              only: Optional[str] = None, own: Optional[OwnData] = None) -> Report:
     """check() with the question in one piece. `only`: the glob of --filter."""
     if serving.SERVES in os.environ:
         raise InputError(f"check() is called by what '{os.environ[serving.SERVES]}' imports, and would call itself without "
                          "end; call it in a test, or under if __name__ == '__main__'")
     if not callable(fn):
         raise InputError(f"fn: expected a function, got {type(fn).__name__}")
+    if _torch_op.is_operator(fn):
+        try:
+            fn = _torch_op.function_of(_torch_op.overload_of(fn))
+        except serving.BadCandidate as error:
+            raise InputError(str(error)) from None
+    if not isinstance(backward, bool) and not callable(backward):
+        raise InputError(f"backward: expected True, False or a function, got {backward!r}")
+    require_mapping("adapt", adapt)
     if isolate not in (None, "spawn", "here"):
         raise InputError(f"isolate: unknown value '{isolate}'; use 'spawn' or 'here'")
     places = [place_of(each) for each in (fn, backward) if callable(each)]
@@ -136,13 +172,13 @@ def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[boo
     if (isolate or ("here" if unreachable else "spawn")) == "spawn":
         spell = spawn_command(question.op, places[0][0], True if backward is True else
                               places[1][0] if backward else False, dict(adapt or {}))
-        return run_judge(flags + ["--exec=" + shlex.join(spell)])
+        return run_judge(flags + ["--exec=" + shlex.join(spell)], own=own)
     try:
         functions = serving.functions_for(question.op, fn, backward, dict(adapt or {}))
     except serving.BadCandidate as error:
         raise InputError(str(error)) from None
     repeatable = "the function lives in this process alone: put it in a module, and COMMAND can start it"
-    return run_judge(flags, functions, differentiate=backward is True, advice=repeatable)
+    return run_judge(flags, functions, differentiate=backward is True, advice=repeatable, own=own)
 
 
 def place_of(fn: Callable[..., Any]) -> Tuple[str, str]:
@@ -194,11 +230,20 @@ def stop(judge: "subprocess.Popen[bytes]") -> None:
 
 
 def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, differentiate: bool = False,
-              advice: str = "") -> Report:
-    """Runs the program. With `functions`, it asks for them over a socket, and they run here."""
+              advice: str = "", own: Optional[OwnData] = None) -> Report:
+    """Runs the program. With `functions`, it asks for them over a socket, and they run here. The files of `own` are gone
+    afterwards, so that no command repeats the check."""
     with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
         report, said, errors = (os.path.join(folder, each) for each in ("report.json", "said", "errors"))
-        command = ["run", *flags, "--json=" + report, "--color=never", "--no-github"]
+        command = ["run", *flags, *(own.flags(folder) if own else []), "--json=" + report, "--color=never", "--no-github"]
+
+        def told(text: str) -> str:
+            if not own:
+                return text
+            lines = [line for line in text.splitlines() if not line.lstrip().startswith("repeat: ")]
+            files = re.escape(folder + os.sep)
+            return re.sub(rf" \S+={files}\S+", "", "\n".join(lines)).replace(folder + os.sep, "") + "\n"
+
         ours = theirs = None
         if functions is not None:
             ours, theirs = socket.socketpair()
@@ -221,9 +266,9 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
             stop(judge)
             raise
         with open(said, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+            text = told(file.read())
         with open(errors, encoding="utf-8", errors="replace") as file:
-            error = file.read()
+            error = told(file.read())
         has_report = is_report(report, judge.returncode)
         shown = error.strip() if has_report else others_words(error)
         if shown:
@@ -233,4 +278,8 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
             raise error_of(judge.returncode, re.sub(r"^(check_operator: )--exec(-fd \d+| '.*?serving\.py .*?'): ", r"\1",
                                                     error, flags=re.M))
         with open(report, encoding="utf-8") as file:
-            return Report(json.load(file), text, advice)
+            data = json.load(file)
+        for each in data["candidates"] if own else ():
+            for case in each["cases"]:
+                case["repeat"] = ""
+        return Report(data, text, "" if own else advice)

@@ -6,21 +6,19 @@ import json
 import os
 import subprocess
 import tempfile
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Union
 
-from ._check import dtype_name
+from ._check import Path
+from ._names import Class, Policy
 from ._program import contract_path, error_of, is_report, run
 from ._report import Report
+from ._tensors import CODE_NAMES, Entry, dtype_name, named_tensors
 from .errors import CheckFailed, CheckVacuous, InputError
 from .serving import write_safetensors
 
-Entry = Tuple[str, Tuple[int, ...], bytes]  # as in safetensors: dtype, shape, bytes
-CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-         "uint8": "U8", "bool": "BOOL"}
 
-
-def assert_close(actual: Any, gold: Any, *, cls: str, terms: Optional[int] = None, dtype: Any = None,
-                 magnitude: Any = None, rounding: Any = None, contract: Optional[str] = None,
+def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = None, dtype: Any = None,
+                 magnitude: Any = None, rounding: Any = None, contract: Union[None, Policy, Path] = None,
                  msg: Optional[str] = None, **unknown: Any) -> None:
     """Throws CheckFailed unless every element of `actual` lies within the contract's bound around `gold`.
 
@@ -71,56 +69,7 @@ def prefixed(msg: Optional[str], text: str) -> str:
     return f"{msg}\n{text}" if msg else text
 
 
-CODE_NAMES = {code: dtype_name(name) for name, code in CODES.items()}
-
-
-def named_tensors(argument: str, value: Any) -> Dict[str, Entry]:
-    found: Dict[str, Entry] = {}
-    for name, entry in tensors_of(argument, value):
-        if name in found:
-            raise InputError(f"{argument}: two tensors are called '{name}'; give them different keys")
-        if name.startswith(("magnitude/", "rounding/")):
-            raise InputError(f"{argument}: '{name}' is a name of the tool's own; give the tensor another key")
-        found[name] = entry
-    return found
-
-
-def tensors_of(argument: str, value: Any, name: str = "") -> Iterator[Tuple[str, Entry]]:
-    """Every tensor in `value` by the path that leads to it; a tensor alone is called "value"."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from tensors_of(argument, each, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, (tuple, list)):
-        for index, each in enumerate(value):
-            yield from tensors_of(argument, each, f"{name}.{index}" if name else str(index))
-    else:
-        yield name or "value", entry_of(argument, name, value)
-
-
-def entry_of(argument: str, name: str, value: Any) -> Entry:
-    where = f"{argument}: '{name}'" if name else argument
-    if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor; numpy knows no bfloat16
-        value = value.detach().cpu().contiguous()
-        word = str(value.dtype).rpartition(".")[2]
-        if word == "bfloat16":
-            import torch
-
-            value = value.view(torch.int16)
-        array = value.numpy()
-    else:
-        import numpy
-
-        if not isinstance(value, (numpy.ndarray, numpy.generic)) and not hasattr(value, "__array__"):
-            raise InputError(f"{where} is a {type(value).__name__}, expected a tensor of torch, NumPy or JAX")
-        array = numpy.asarray(value)
-        word = array.dtype.name
-    if word not in CODES:
-        raise InputError(f"{where} is {word}; known: {', '.join(CODES)}")
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return CODES[word], tuple(array.shape), little.tobytes()
-
-
-def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Optional[int], contract: Optional[str],
+def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Optional[int], contract: Optional[Path],
             has_magnitude: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
         files = [os.path.join(folder, each) for each in ("actual", "gold")]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from typing import Any, List, NoReturn, Sequence
+from typing import Any, Dict, List, NoReturn, Sequence
 
 from .errors import InputError, MachineError
+from .serving import PROTOCOLS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUNDLED = os.path.join(HERE, "_tool", "bin", "check_operator")
@@ -33,18 +35,27 @@ def version() -> str:
         return ""  # a copy that lies beside an installed program, which brought it
 
 
-def said_version(path: str) -> str:
+def said_by(path: str) -> Dict[str, Any]:
+    """The version of a program, and the protocols that it speaks."""
     try:
-        return subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        text = subprocess.run([path, "--version", "--json"], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
         raise MachineError(f"{path} can't be run: {error}; install check_operator again") from None
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        return {"version": text}  # as programs said it that know no --json here
 
 
 def require_same_version(path: str) -> None:
-    """Throws MachineError unless the program and this package are of one version."""
-    if version() and said_version(path) != version():
-        raise MachineError(f"{path} is version {said_version(path)}, and the Python package beside it {version()}; "
+    """Throws MachineError unless the program and this package are of one version, and speak one protocol."""
+    said = said_by(path)
+    if version() and said["version"] != version():
+        raise MachineError(f"{path} is version {said['version']}, and the Python package beside it {version()}; "
                            "install both again, together")
+    if not set(PROTOCOLS) & set(said.get("protocols", PROTOCOLS)):
+        raise MachineError(f"{path} speaks protocol {', '.join(map(str, said['protocols']))}, and the Python package "
+                           f"beside it {', '.join(map(str, PROTOCOLS))}; install both again, together")
 
 
 def require_same_version_if_bundled() -> None:
@@ -70,8 +81,11 @@ def program() -> str:
     return find(os.environ.get(VARIABLE, ""))
 
 
-def contract_path(contract: str) -> str:
+def contract_path(contract: "str | os.PathLike[str]") -> str:
     """A file, or the shipped policy of that name."""
+    if not isinstance(contract, (str, os.PathLike)):
+        raise InputError(f"contract: expected a path or the name of a policy, got {type(contract).__name__}")
+    contract = os.fspath(contract)
     if os.path.exists(contract) or os.sep in contract or contract.endswith(".json"):
         return contract
     folder = os.path.dirname(os.path.realpath(program()))
@@ -132,4 +146,5 @@ def main() -> NoReturn:
         path = program()
     except MachineError as error:
         sys.exit(f"check_operator: {error}")
+    os.environ.setdefault("CHECK_OPERATOR_PYTHON", sys.executable)  # for functions that it serves
     os.execv(path, ["check_operator", *sys.argv[1:]])

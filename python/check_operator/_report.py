@@ -18,6 +18,17 @@ GRAVEST_FIRST = ("error", "timeout", "fail", "vacuous", "xpass", "unsupported", 
 FORMS = {".html": "--html", ".md": "--markdown", ".xml": "--junit"}
 
 
+def require_writable(where: str, path: "str | os.PathLike[str]") -> None:
+    """Throws InputError unless a report can be written there."""
+    name, folder = os.fspath(path), os.path.dirname(os.path.abspath(path))
+    if os.path.splitext(name)[1] not in (".json", *FORMS):
+        raise InputError(f"{where}: '{name}' has none of the suffixes .json, {', '.join(FORMS)}; choose one")
+    if not os.path.isdir(folder):
+        raise InputError(f"{where}: '{name}' can't be written: there is no folder '{folder}'; create it")
+    if os.path.isdir(name) or not os.access(name if os.path.exists(name) else folder, os.W_OK):
+        raise InputError(f"{where}: '{name}' can't be written; give a path that can be")
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
     """One candidate on one case."""
@@ -75,6 +86,7 @@ class Report:
 
     def save(self, path: "str | os.PathLike[str]") -> None:
         """Writes the report: .json, .html (a page), .md (Markdown) or .xml (JUnit). Throws InputError for others."""
+        require_writable("save", path)
         name, suffix = os.fspath(path), os.path.splitext(os.fspath(path))[1]
         if suffix == ".json":
             try:
@@ -83,8 +95,6 @@ class Report:
             except OSError as error:
                 raise InputError(f"save: '{name}' cannot be written: {error.strerror}; give a path that can be") from None
             return
-        if suffix not in FORMS:
-            raise InputError(f"save: '{name}' has none of the suffixes .json, {', '.join(FORMS)}; choose one")
         with tempfile.TemporaryDirectory(prefix="check_operator.") as folder:
             source = os.path.join(folder, "report.json")
             with open(source, "w", encoding="utf-8") as file:
@@ -151,3 +161,34 @@ class Report:
                 text = file.read()
         return (f'<iframe sandbox="allow-scripts" style="width:100%;height:32em;border:0" '
                 f'srcdoc="{html.escape(text, quote=True)}"></iframe>')
+
+
+def merged(reports: List[Dict[str, Any]], command: str) -> Report:
+    """One report of several that the program wrote; its exit code is that of the gravest."""
+    whole = json.loads(json.dumps(reports[0]))
+    candidates: Dict[str, Dict[str, Any]] = {}
+    for report in reports:
+        for each in report["candidates"]:
+            key = json.dumps([each["backend"], each["op"], each["device"], each["plugin"]])
+            if key not in candidates:
+                candidates[key] = {**each, "cases": [], "total_outputs": 0, "passed_outputs": 0}
+            into = candidates[key]
+            into["cases"] += each["cases"]
+            into["total_outputs"] += each["total_outputs"]
+            into["passed_outputs"] += each["passed_outputs"]
+    for each in candidates.values():
+        each["passed"] = all(case["passed"] for case in each["cases"])
+        each["pass_rate"] = each["passed_outputs"] / each["total_outputs"] if each["total_outputs"] else 0
+    whole["candidates"] = list(candidates.values())
+    whole["total_candidates"] = len(candidates)
+    whole["passed_candidates"] = sum(each["passed"] for each in candidates.values())
+    whole["pass_rate"] = whole["passed_candidates"] / len(candidates) if candidates else 0
+    whole["planned"] = sum(report["planned"] for report in reports)
+    whole["exit_code"] = next(code for code in (5, 4, 1, 3, 0) if any(each["exit_code"] == code for each in reports))
+    whole["passed"] = whole["exit_code"] == 0
+    whole["complete"] = all(report["complete"] for report in reports)
+    whole["command"] = command
+    whole["warnings"] = sorted({line for report in reports for line in report["warnings"]})
+    whole["volatile"]["timings"] = [each for report in reports for each in report["volatile"]["timings"]]
+    whole["volatile"]["wall_ms"] = sum(report["volatile"]["wall_ms"] for report in reports)
+    return Report(whole, "")

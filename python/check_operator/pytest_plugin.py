@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import os
+import shutil
 import tempfile
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
@@ -19,7 +20,7 @@ import pytest
 
 from ._check import Question, ask_about
 from ._program import ask
-from ._report import Report
+from ._report import Report, merged, require_writable
 from .errors import InputError, MachineError
 
 MARKER = "check_operator"
@@ -89,24 +90,29 @@ class Candidate:
         try:
             report = ask_it(only=self._item.glob)
             if report.verdict == "vacuous":
-                report = self._among_all(report, (fn, repr(question), repr(adapt), backward, isolate, name), ask_it)
+                same = (fn, backward, repr(question), repr(adapt), isolate, name)
+                report = self._among_all(report, same, ask_it)
         except (InputError, MachineError) as error:
             pytest.fail(f"check_operator: {error}", pytrace=False)
         self._keep(report)
         self._end(report)
         return report
 
-    def _among_all(self, alone: Report, key: Tuple[Any, ...], ask_it: Callable[..., Report]) -> Report:
+    def _among_all(self, alone: Report, same: Tuple[Any, ...], ask_it: Callable[..., Report]) -> Report:
         """Zeros, or rows that are all the same, prove nothing alone and something among cases that have others: what a run
         of all the marker's cases says of this one, if it passes there beside a case in which the function computed
-        something right. That run is made once."""
-        runs = self._request.config.__dict__.setdefault(RUNS_OF_ALL, {})
-        if key not in runs:
-            runs[key] = ask_it(only=f"{self._item.op}/{self._item.pass_name}/*")
-        among = runs[key].narrowed(lambda check: check.case_name == self._item.case_name)
+        something right. That run is made once for the `same` functions and questions."""
+        # The functions are compared as objects and kept alive: a callable need not be hashable.
+        runs: List[Tuple[Tuple[Any, ...], Report]] = self._request.config.__dict__.setdefault(RUNS_OF_ALL, [])
+        run = next((report for key, report in runs
+                    if key[0] is same[0] and key[1] is same[1] and key[2:] == same[2:]), None)
+        if run is None:
+            run = ask_it(only=f"{self._item.op}/{self._item.pass_name}/*")
+            runs.append((same, run))
+        among = run.narrowed(lambda check: check.case_name == self._item.case_name)
         # A function that returns zeros passes the cases of zeros, whose headroom is infinite, and no other.
-        vouched = runs[key].exit_code == 0 or any(
-            check.verdict == "pass" and math.isfinite(check.headroom or math.inf) for check in runs[key].checks)
+        vouched = run.exit_code == 0 or any(
+            check.verdict == "pass" and math.isfinite(check.headroom or math.inf) for check in run.checks)
         return among if among.verdict == "pass" and vouched else alone
 
     def _keep(self, report: Report) -> None:
@@ -155,7 +161,13 @@ def pytest_configure(config: Any) -> None:
     if worker is not None:
         setattr(config, FOLDER, worker.get(FOLDER))
     elif config.getoption("--check-operator-report"):
-        setattr(config, FOLDER, tempfile.mkdtemp(prefix="check_operator."))
+        try:
+            require_writable("--check-operator-report", config.getoption("--check-operator-report"))
+        except InputError as error:
+            raise pytest.UsageError(str(error)) from None
+        folder = tempfile.mkdtemp(prefix="check_operator.")
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+        setattr(config, FOLDER, folder)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -184,58 +196,26 @@ def pytest_generate_tests(metafunc: Any) -> None:
     metafunc.parametrize("candidate", [(question, item) for item in items], ids=[item.id for item in items], indirect=True)
 
 
-def merged(reports: List[Dict[str, Any]]) -> Report:
-    """One report of several that the program wrote; its exit code is that of the gravest."""
-    whole = json.loads(json.dumps(reports[0]))
-    candidates: Dict[str, Dict[str, Any]] = {}
-    for report in reports:
-        for each in report["candidates"]:
-            key = json.dumps([each["backend"], each["op"], each["device"], each["plugin"]])
-            if key not in candidates:
-                candidates[key] = {**each, "cases": [], "total_outputs": 0, "passed_outputs": 0}
-            into = candidates[key]
-            into["cases"] += each["cases"]
-            into["total_outputs"] += each["total_outputs"]
-            into["passed_outputs"] += each["passed_outputs"]
-    for each in candidates.values():
-        each["passed"] = all(case["passed"] for case in each["cases"])
-        each["pass_rate"] = each["passed_outputs"] / each["total_outputs"] if each["total_outputs"] else 0
-    whole["candidates"] = list(candidates.values())
-    whole["total_candidates"] = len(candidates)
-    whole["passed_candidates"] = sum(each["passed"] for each in candidates.values())
-    whole["pass_rate"] = whole["passed_candidates"] / len(candidates) if candidates else 0
-    whole["planned"] = sum(report["planned"] for report in reports)
-    whole["exit_code"] = next(code for code in (5, 4, 1, 3, 0) if any(each["exit_code"] == code for each in reports))
-    whole["passed"] = whole["exit_code"] == 0
-    whole["complete"] = all(report["complete"] for report in reports)
-    whole["command"] = "pytest"
-    whole["warnings"] = sorted({line for report in reports for line in report["warnings"]})
-    whole["volatile"]["timings"] = [each for report in reports for each in report["volatile"]["timings"]]
-    whole["volatile"]["wall_ms"] = sum(report["volatile"]["wall_ms"] for report in reports)
-    return Report(whole, "")
-
-
 def pytest_sessionfinish(session: Any) -> None:
     config = session.config
     path = config.getoption("--check-operator-report")
     if not path or hasattr(config, "workerinput"):
         return
     folder = getattr(config, FOLDER)
-    found = []
-    for name in os.listdir(folder):
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            found.append(json.load(file))
     written = f"no report at {path}: no check was made"
-    if found:
-        try:
-            merged([each["report"] for each in sorted(found, key=lambda each: each["item"])]).save(path)
+    try:
+        found = []
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                found.append(json.load(file))
+        if found:
+            merged([each["report"] for each in sorted(found, key=lambda each: each["item"])], "pytest").save(path)
             written = f"report of {len(found)} checks: {path}"
-        except (InputError, MachineError) as error:
-            written = f"no report at {path}: {error}"
+    except (InputError, MachineError) as error:
+        written = f"no report at {path}: {error}"
+    except ValueError as error:  # a worker of xdist was killed while it wrote
+        written = f"no report at {path}: a part of it is broken: {error}"
     setattr(config, "check_operator_written", written)
-    for name in os.listdir(folder):
-        os.unlink(os.path.join(folder, name))
-    os.rmdir(folder)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

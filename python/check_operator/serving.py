@@ -35,12 +35,19 @@ design, by keys as above, in the names that `check_operator show OP` prints. The
 A function declines a case by raising Unsupported or NotImplementedError; any other exception is a failure of the
 candidate, with the function's part of the traceback on standard error. Output that functions print also goes there.
 
-As a program, it serves one function of a module: serving.py MODULE:NAME --op OP; see --help.
+As a program, it serves one function of a module, the functions of a module that @check_operator.candidate registers, or a
+registered operator of torch; see --help.
+
+Inputs and outputs lie in memory of check_operator, which this file maps: do not write to inputs. A function that has a
+parameter `out` gets the output to write to (a tuple, if there are several); it returns None, or `out`. Then
+check_operator sees elements that it leaves out and writes beyond the tensor. What a function returns is copied.
+serve(functions, strides=True): the functions honour the strides of their tensors, whose rows may lie apart.
 
 The protocol, for other languages: JSON objects, one per line. The first one answers {"hello": {"protocol": 1,
-"device": D}}, where D is "auto", "cpu" or "cuda:N":
+"device": D, "id": N}}, where D is "auto", "cpu" or "cuda:N":
   {"protocol": 1, "device": {"kind": "cpu"}, "kernels": [{"op": "rms_norm", "pass": "forward"}]}
-or {"no_device": "why"} if the device is missing, {"error": "why"} for any other error.
+or {"no_device": "why"} if the device is missing, {"error": "why"} for any other error. "id" may be repeated in the answer;
+over a socket it should be, since the answer to a process of check_operator that gave up waiting may arrive late.
 kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver and runtime are optional, and so is
 "digest" beside "device": 16 hex digits that change with the candidate's code, for reports. A kernel may also declare
 "recipes": ["normalised_row_in_16_bit"]. Each request
@@ -49,24 +56,31 @@ kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driv
 is answered, after the file with the wanted tensors has been written, by
   {"id": 1, "status": "ok"}     or "unsupported" or "failed"; "message": "why" is optional.
 Both files are safetensors. Attributes that are not finite are strings. The process exits at the end of its input.
+Protocol 2, in which tensors lie in shared memory, is described in docs/python.md.
 """
 import argparse
 import ctypes
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
+import mmap
 import os
 import select
+import socket
+import stat
 import struct
 import sys
 import traceback
 import types
 
-PROTOCOL = 1
+PROTOCOLS = (1, 2)
+SOCKET = "CHECK_OPERATOR_FD"  # the number of the socket over which descriptors come
 SERVES = "CHECK_OPERATOR_SERVES"  # set while this file serves as a program: to what
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+SPOKEN = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "I64": "int64", "I32": "int32", "U8": "uint8"}
 
 
 class Unsupported(NotImplementedError):
@@ -79,6 +93,10 @@ class BadResult(TypeError):
 
 class BadCandidate(ValueError):
     """The functions can't be served as they were given; the text says it all."""
+
+
+class Malformed(ValueError):
+    """A request that can't be understood; the text says it all."""
 
 
 def read_safetensors(path):
@@ -113,9 +131,155 @@ def write_safetensors(path, tensors):
             file.write(data)
 
 
-class NumPy:
-    name = "NumPy"
+# --- memory of check_operator ---
+
+
+class HostArena:
+    """A memfd, mapped."""
+
+    def __init__(self, descriptor, size, writable):
+        self.size, self.writable = size, writable
+        self.memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+
+
+class CudaDriver:
+    """The functions of libcuda that map memory of another process."""
+
+    class Location(ctypes.Structure):
+        _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+    class Access(ctypes.Structure):
+        pass
+
+    Access._fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+    def __init__(self, index):
+        self.library = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", ctypes.c_uint(0))
+        device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
+        uuid = (ctypes.c_ubyte * 16)()
+        self.call("cuDeviceGetUuid_v2", uuid, device)
+        self.device, self.uuid = device.value, bytes(uuid).hex()
+
+    def call(self, name, *arguments):
+        result = getattr(self.library, name)(*arguments)
+        if result != 0:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorName(ctypes.c_int(result), ctypes.byref(text))
+            raise OSError(f"{name}: {(text.value or str(result).encode()).decode()}")
+
+
+class CudaArena:
+    """Device memory of another process, mapped between unmapped addresses, so that an access beyond it faults."""
+
+    MARGIN = 2 << 20  # the granularity of addresses
+
+    def __init__(self, driver, descriptor, size, writable):
+        self.driver, self.size, self.writable, self.reserved = driver, size, writable, size + 2 * self.MARGIN
+        wide, none = ctypes.c_ulonglong, ctypes.c_ulonglong(0)
+        handle, self.addresses = wide(), wide()
+        driver.call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), ctypes.c_int(1))
+        try:
+            driver.call("cuMemAddressReserve", ctypes.byref(self.addresses), ctypes.c_size_t(self.reserved),
+                        ctypes.c_size_t(0), none, none)
+            self.begin = self.addresses.value + self.MARGIN
+            driver.call("cuMemMap", wide(self.begin), ctypes.c_size_t(size), ctypes.c_size_t(0), handle, none)
+        finally:
+            driver.call("cuMemRelease", handle)  # the mapping keeps the memory
+        access = CudaDriver.Access(CudaDriver.Location(1, driver.device), 3 if writable else 1)
+        driver.call("cuMemSetAccess", wide(self.begin), ctypes.c_size_t(size), ctypes.byref(access), ctypes.c_size_t(1))
+
+    def __del__(self):
+        if getattr(self, "begin", 0):
+            wide = ctypes.c_ulonglong
+            self.driver.library.cuMemUnmap(wide(self.begin), ctypes.c_size_t(self.size))
+            self.driver.library.cuMemAddressFree(self.addresses, ctypes.c_size_t(self.reserved))
+
+
+class CudaStretch:
+    """Elements in a CudaArena, which it keeps alive, for frameworks that take __cuda_array_interface__."""
+
+    def __init__(self, arena, offset, count, width):
+        self.arena = arena
+        kinds = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}
+        self.__cuda_array_interface__ = {"data": (arena.begin + offset, False), "shape": (count,),
+                                         "typestr": kinds[width], "version": 3}
+
+
+class Place:
+    """A tensor of a request, checked, in its arena. Strides are in elements."""
+
+    def __init__(self, entry, arenas):
+        try:
+            self.name, self.dtype = str(entry["name"]), entry["dtype"]
+            self.shape = tuple(int(each) for each in entry["shape"])
+            self.strides = tuple(int(each) for each in entry["strides"])
+            self.arena, self.offset = arenas[entry["arena"]], int(entry["offset"])
+            self.width, self.is_output = BYTES[self.dtype], entry["role"] == "output"
+        except KeyError as error:
+            raise Malformed(f"tensor {entry.get('name')!r}: {error} is missing or unknown") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Malformed(f"tensor {entry.get('name')!r}: {error}") from error
+        self.count = 1  # of elements from the first to the last
+        for extent, stride in zip(self.shape, self.strides):
+            self.count += (extent - 1) * stride
+        self.is_empty = 0 in self.shape
+        if self.is_empty:
+            self.count = 0
+        if (len(self.shape) != len(self.strides) or min((0, *self.shape, *self.strides)) < 0 or self.offset < 0
+                or self.offset + self.count * self.width > self.arena.size):
+            raise Malformed(f"tensor '{self.name}' does not lie in its arena")
+        if self.is_output and not self.arena.writable:
+            raise Malformed(f"output '{self.name}' lies in memory that can't be written")
+
+    @property
+    def want(self):
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+
+
+def require_form(want, dtype, shape):
+    """Throws BadResult unless an output has the wanted dtype and shape."""
+    if (dtype, list(shape)) != (want["dtype"], list(want["shape"])):
+        raise BadResult(f"its output '{want['name']}' is {SPOKEN.get(dtype, dtype)} {list(shape)}, expected "
+                        f"{SPOKEN.get(want['dtype'], want['dtype'])} {list(want['shape'])}")
+
+
+# --- frameworks ---
+
+
+class Framework:
+    """What serving needs of a library of tensors. Subclasses have load(dtype, shape, data), view(place), write(place,
+    tensor), and store(tensor, want) for files."""
+
     can_differentiate = False
+    has_read_only = True  # its tensors can lie in memory that can't be written
+
+    def transports(self):
+        """Those by which tensors can lie in memory of check_operator, the best first, and why a better one is missing."""
+        return ["memfd"], ""
+
+    def uuid(self):
+        """Of the GPU that it computes on, for "cuda_vmm"."""
+        return ""
+
+    def map(self, transport, descriptor, size, writable):
+        if transport != "memfd":
+            raise OSError(f"{self.name} has no transport '{transport}'")
+        return HostArena(descriptor, size, writable)
+
+    def destination(self, place):
+        """The tensor in check_operator's memory that a function writes to; None if it needs one of its own."""
+        return None
+
+    def blank(self, want):
+        """An output to write to, in memory of its own. All bits are set: NaN, where there is one."""
+        count = functools.reduce(lambda product, extent: product * extent, want["shape"], 1)
+        return self.load(want["dtype"], tuple(want["shape"]), bytearray(b"\xff") * (count * BYTES[want["dtype"]]))
+
+
+class NumPy(Framework):
+    name = "NumPy"
 
     def __init__(self, device):
         import numpy
@@ -133,6 +297,28 @@ class NumPy:
             return bits.view(np.float32).reshape(shape)
         return np.frombuffer(data, "<" + self.types[dtype]).reshape(shape)
 
+    def raw(self, place):
+        """A view of a place in its arena; bf16 as its bits."""
+        kind = "<u2" if place.dtype == "BF16" else "<" + self.types[place.dtype]
+        return self.numpy.ndarray(place.shape, kind, place.arena.memory, 0 if place.is_empty else place.offset,
+                                  [stride * place.width for stride in place.strides])
+
+    def view(self, place):
+        np = self.numpy
+        array = self.raw(place)
+        if place.dtype == "BF16":
+            array = (array.astype(np.uint32) << 16).view(np.float32)
+        array.flags.writeable = False
+        return array
+
+    def destination(self, place):
+        return None if place.dtype == "BF16" else self.raw(place)
+
+    def write(self, place, array):
+        dtype = self.dtype_of(array, place.want)
+        require_form(place.want, dtype, array.shape)
+        self.raw(place)[...] = self.to_bf16(array).reshape(array.shape) if dtype == "BF16" else array
+
     def own(self, name, value):
         if not isinstance(value, (self.numpy.ndarray, self.numpy.generic)):
             value = from_dlpack(self.numpy.from_dlpack, name, value, "numpy.ndarray")
@@ -147,15 +333,18 @@ class NumPy:
     def trouble(self, array):
         return ""
 
-    def store(self, array, want):
-        np = self.numpy
-        dtype = want["dtype"]
-        if dtype == "BF16" and array.dtype == np.float32:
-            return "BF16", array.shape, self.to_bf16(array).tobytes()
+    def dtype_of(self, array, want):
+        if want["dtype"] == "BF16" and array.dtype == self.numpy.float32:
+            return "BF16"
         for name, code in self.types.items():
-            if name != "BOOL" and array.dtype == np.dtype("<" + code):
-                return name, array.shape, np.ascontiguousarray(array).tobytes()
+            if name != "BOOL" and array.dtype == self.numpy.dtype("<" + code):
+                return name
         raise BadResult(f"output '{want['name']}' has dtype {array.dtype}, which no operator has")
+
+    def store(self, array, want):
+        dtype = self.dtype_of(array, want)
+        data = self.to_bf16(array) if dtype == "BF16" else self.numpy.ascontiguousarray(array)
+        return dtype, array.shape, data.tobytes()
 
     def to_bf16(self, array):
         """float32 rounded to bf16 bits, to nearest, ties to even; a NaN stays NaN."""
@@ -172,16 +361,21 @@ class NumPy:
         return False
 
 
-class Torch:
+class Torch(Framework):
     name = "torch"
     can_differentiate = True
+    has_read_only = False
 
     def __init__(self, device):
         import torch
 
         self.torch = torch
+        self.driver = None
         self.device = torch.device("cpu" if device == "auto" else device)
         if self.device.type == "cuda":
+            if torch.cuda._is_in_bad_fork():
+                raise BadCandidate("this process was forked after CUDA began, and CUDA does not survive a fork; start it "
+                                   "afresh (multiprocessing has 'spawn'), or use isolate='spawn'")
             if not torch.cuda.is_available() or (self.device.index or 0) >= torch.cuda.device_count():
                 raise NoDevice(f"torch {torch.__version__} finds no device '{device}'")
             self.device = torch.device("cuda", self.device.index or 0)
@@ -203,6 +397,48 @@ class Torch:
             return torch.empty(shape, dtype=self.types[dtype], device=self.device)
         return torch.frombuffer(data, dtype=self.types[dtype]).reshape(shape).to(self.device)
 
+    def transports(self):
+        if self.device.type != "cuda":
+            return ["memfd"], ""
+        try:
+            self.torch.zeros(1, device=self.device)  # there is a context
+            self.driver = CudaDriver(self.device.index)
+        except (OSError, RuntimeError, AttributeError) as error:
+            return ["memfd"], f"no cuda_vmm: {error}"
+        return ["cuda_vmm", "memfd"], ""
+
+    def uuid(self):
+        return self.driver.uuid if self.driver else ""
+
+    def map(self, transport, descriptor, size, writable):
+        if transport == "cuda_vmm" and self.driver:
+            return CudaArena(self.driver, descriptor, size, writable)
+        return super().map(transport, descriptor, size, writable)
+
+    def raw(self, place):
+        """A view of a place in its arena."""
+        torch, dtype = self.torch, self.types[place.dtype]
+        on_host = isinstance(place.arena, HostArena)
+        if place.is_empty:
+            return torch.empty(place.shape, dtype=dtype, device="cpu" if on_host else self.device)
+        if on_host:
+            flat = torch.frombuffer(place.arena.memory, dtype=dtype, count=place.count, offset=place.offset)
+        else:
+            stretch = CudaStretch(place.arena, place.offset, place.count, place.width)
+            flat = torch.as_tensor(stretch, device=self.device).view(dtype)
+        return flat.as_strided(place.shape, place.strides)
+
+    def view(self, place):
+        return self.raw(place).to(self.device)
+
+    def destination(self, place):
+        return None if isinstance(place.arena, HostArena) and self.device.type != "cpu" else self.raw(place)
+
+    def write(self, place, tensor):
+        tensor = tensor.detach()
+        require_form(place.want, self.dtype_of(tensor, place.want), tensor.shape)
+        self.raw(place).copy_(tensor)
+
     def own(self, name, value):
         if not isinstance(value, self.torch.Tensor):
             value = from_dlpack(self.torch.from_dlpack, name, value, "torch.Tensor")
@@ -221,13 +457,17 @@ class Torch:
             return f"is on {tensor.device}, and the inputs are on {self.device}; return it on their device"
         return ""
 
-    def store(self, tensor, want):
-        tensor = tensor.detach().contiguous().cpu()  # a gradient that torch made may have strides
+    def dtype_of(self, tensor, want):
         for name, dtype in self.types.items():
             if dtype == tensor.dtype:
-                size = tensor.numel() * tensor.element_size()
-                return name, tuple(tensor.shape), ctypes.string_at(tensor.data_ptr(), size) if size else b""
+                return name
         raise BadResult(f"output '{want['name']}' has dtype {tensor.dtype}, which no operator has")
+
+    def store(self, tensor, want):
+        tensor = tensor.detach().contiguous().cpu()  # a gradient that torch made may have strides
+        size = tensor.numel() * tensor.element_size()
+        return (self.dtype_of(tensor, want), tuple(tensor.shape),
+                ctypes.string_at(tensor.data_ptr(), size) if size else b"")
 
     def zeros(self, dtype, shape):
         return self.torch.zeros(shape, dtype=self.types[dtype], device=self.device)
@@ -236,11 +476,20 @@ class Torch:
         """Gradients of the function's outputs, weighted by grad_NAME, for the inputs whose dNAME is wanted."""
         inputs, upstream, wanted = split(tensors, request, self.zeros)
         leaves = {name: inputs[name].detach().requires_grad_() for name in wanted}
-        with self.torch.enable_grad():
-            outputs = by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"])
         names = list(upstream)
-        found = self.torch.autograd.grad([outputs[name] for name in names], list(leaves.values()),
-                                         [upstream[name] for name in names])
+        with self.torch.enable_grad():
+            outputs = chosen(by_name(call(forward, {**inputs, **leaves}, attrs), request["forward_outputs"]), names)
+        for name, output in outputs.items():
+            if not isinstance(output, self.torch.Tensor) or not output.requires_grad:
+                raise BadResult(f"output '{name}' has no gradient: it is detached, computed under torch.no_grad(), or not by "
+                                "torch; give the function that computes the gradients")
+            if output.shape != upstream[name].shape:
+                raise BadResult(f"output '{name}' has shape {list(output.shape)}, expected {list(upstream[name].shape)}")
+        found = self.torch.autograd.grad(list(outputs.values()), list(leaves.values()),
+                                         [upstream[name] for name in names], allow_unused=True)
+        for name, gradient in zip(leaves, found):
+            if gradient is None:
+                raise BadResult(f"no gradient reaches input '{name}': the outputs do not depend on it, or it is detached")
         return {"d" + name: gradient for name, gradient in zip(leaves, found)}
 
     def finish(self):
@@ -255,7 +504,7 @@ class Torch:
         return False
 
 
-class Jax:
+class Jax(Framework):
     name = "JAX"
     can_differentiate = True
 
@@ -285,6 +534,22 @@ class Jax:
         array = self.numpy.frombuffer(data, self.numpy.dtype(self.types[dtype])).reshape(shape)
         return self.jax.device_put(array, self.device)
 
+    def transports(self):
+        return ["memfd"], "no cuda_vmm: JAX copies from host memory" if self.device.platform != "cpu" else ""
+
+    def raw(self, place):
+        return self.numpy.ndarray(place.shape, self.numpy.dtype(self.types[place.dtype]), place.arena.memory,
+                                  0 if place.is_empty else place.offset,
+                                  [stride * place.width for stride in place.strides])
+
+    def view(self, place):
+        return self.jax.device_put(self.numpy.array(self.raw(place)), self.device)
+
+    def write(self, place, array):
+        array = self.numpy.asarray(array)
+        require_form(place.want, self.dtype_of(array, place.want), array.shape)
+        self.raw(place)[...] = array
+
     def own(self, name, value):
         if not isinstance(value, (self.jax.Array, self.numpy.ndarray, self.numpy.generic)):
             value = from_dlpack(self.jax.dlpack.from_dlpack, name, value, "jax.Array")
@@ -299,12 +564,15 @@ class Jax:
     def trouble(self, array):
         return ""
 
-    def store(self, array, want):
-        array = self.numpy.asarray(array)
+    def dtype_of(self, array, want):
         for name, dtype in self.types.items():
             if name != "BOOL" and array.dtype == self.numpy.dtype(dtype):
-                return name, array.shape, array.tobytes()
+                return name
         raise BadResult(f"output '{want['name']}' has dtype {array.dtype}, which no operator has")
+
+    def store(self, array, want):
+        array = self.numpy.asarray(array)
+        return self.dtype_of(array, want), array.shape, array.tobytes()
 
     def zeros(self, dtype, shape):
         return self.jax.device_put(self.numpy.zeros(shape, self.types[dtype]), self.device)
@@ -354,6 +622,11 @@ def call(function, tensors, attrs):
     for name in tensors:
         if name not in parameters:
             raise Unsupported(f"the function takes no '{name}'")
+    for name, each in parameters.items():
+        if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) \
+                and name not in tensors and name not in attrs:
+            raise BadResult(f"the function needs '{name}', which is neither an input nor an attribute of this pass; give it a "
+                            "default, or say with adapt which one it is")
     return function(**tensors, **{name: value for name, value in attrs.items() if name in parameters})
 
 
@@ -445,41 +718,116 @@ def number(value):
     return int(value) if value.is_integer() else value
 
 
-def run(request, functions, framework):
-    """Computes and writes the wanted tensors."""
-    tensors = {name: framework.load(*entry) for name, entry in read_safetensors(request["inputs"]).items()}
+def takes_out(function, given):
+    """Whether a function writes to outputs that it gets as `out`."""
+    return "out" in parameters_of(function) and "out" not in given
+
+
+def written(result, outs):
+    """The names of the outputs in `outs`, which a function was given as `out`. Throws BadResult if it returned others."""
+    if result is not None:
+        for name, value in chosen(by_name(result, list(outs)), list(outs)).items():
+            if value is not outs[name]:
+                raise BadResult(f"output '{name}' is not the one that the function got as out; write to that, and return "
+                                "it or None")
+    return list(outs)
+
+
+class FileTensors:
+    """The tensors of a request of protocol 1."""
+
+    def __init__(self, request, framework):
+        self.framework, self.path, self.wants = framework, request["outputs"], request["want"]
+        self.inputs = {name: framework.load(*entry) for name, entry in read_safetensors(request["inputs"]).items()}
+
+    def destination(self, want):
+        return None
+
+    def finish(self, outputs):
+        """Writes outputs, by name."""
+        if os.path.isdir(os.path.dirname(self.path)):  # else check_operator waited too long, and has tidied up
+            write_safetensors(self.path, {want["name"]: self.framework.store(outputs[want["name"]], want)
+                                          for want in self.wants})
+        return {}
+
+
+class SharedTensors:
+    """The tensors of a request of protocol 2, in check_operator's memory."""
+
+    def __init__(self, request, framework, arenas):
+        self.framework = framework
+        places = [Place(entry, arenas) for entry in request["tensors"]]
+        self.inputs = {place.name: framework.view(place) for place in places if not place.is_output}
+        self.outputs = {place.name: place for place in places if place.is_output}
+        self.wants = [place.want for place in self.outputs.values()]
+        self.given = set()  # outputs that a function writes to itself
+
+    def destination(self, want):
+        tensor = self.framework.destination(self.outputs[want["name"]])
+        if tensor is not None:
+            self.given.add(want["name"])
+        return tensor
+
+    def finish(self, outputs):
+        """Copies outputs, by name, unless they are there already."""
+        returned = [name for name in self.outputs if name not in self.given]
+        for name in returned:
+            self.framework.write(self.outputs[name], outputs[name])
+        self.framework.finish()
+        return {"returned": returned}
+
+
+def run(request, functions, framework, arenas):
+    """Computes and hands over the wanted tensors. Returns what the answer says of them."""
+    tensors = SharedTensors(request, framework, arenas) if "tensors" in request else FileTensors(request, framework)
+    request["want"] = tensors.wants
     attrs = {name: number(value) for name, value in request["attrs"].items()}
     op, direction = request["op"], request["pass"]
     function = functions.get(f"{op}/{direction}", functions.get(op) if direction == "forward" else None)
-    names = [want["name"] for want in request["want"]]
-    if function is None:
-        outputs = framework.gradients(functions[op], tensors, attrs, request)
-        framework.finish()
-    else:
-        outputs = by_name(call(function, tensors, attrs), names)
-        framework.finish()
-        outputs = require_own_tensors(framework, chosen(outputs, names), tensors)
-    if not os.path.isdir(os.path.dirname(request["outputs"])):
-        return  # check_operator waited too long, and has tidied up
-    write_safetensors(request["outputs"], {want["name"]: framework.store(outputs[want["name"]], want)
-                                           for want in request["want"]})
+    names = [want["name"] for want in tensors.wants]
+    process = os.getpid()
+    try:
+        if function is None:
+            outputs = framework.gradients(functions[op], tensors.inputs, attrs, request)
+        elif takes_out(function, {**tensors.inputs, **attrs}):
+            outputs = {}
+            for want in tensors.wants:
+                tensor = tensors.destination(want)
+                outputs[want["name"]] = framework.blank(want) if tensor is None else tensor
+            outs = tuple(outputs.values())
+            written(call(function, tensors.inputs, {**attrs, "out": outs[0] if len(outs) == 1 else outs}), outputs)
+        else:
+            outputs = by_name(call(function, tensors.inputs, attrs), names)
+    finally:
+        if os.getpid() != process:
+            os._exit(0)  # a function that forked comes back twice, and only this process may answer
+    framework.finish()
+    if function is not None and not takes_out(function, {**tensors.inputs, **attrs}):
+        outputs = require_own_tensors(framework, chosen(outputs, names), tensors.inputs)
+    return tensors.finish(outputs)
 
 
 def print_traceback(error):
     """The part of it that lies in the functions: nobody who wrote one looks for its fault here."""
+    folder = os.path.dirname(__file__)
+    ours = (__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        if file not in ours and (os.path.basename(folder) != "check_operator" or os.path.dirname(file) != folder):
+            break
         frames = frames.tb_next
+    if frames is None and isinstance(error, ImportError):
+        return  # there is no such module, and the message says so
     traceback.print_exception(type(error), error, frames)
 
 
-def answer_to(request, functions, framework, may_exit):
+def answer_to(request, functions, framework, may_exit, arenas):
     try:
-        run(request, functions, framework)
-        return {"status": "ok"}
+        return {"status": "ok", **run(request, functions, framework, arenas)}
     except NotImplementedError as refusal:
         return {"status": "unsupported", "message": str(refusal) or type(refusal).__name__}
-    except BadResult as error:
+    except (BadResult, Malformed) as error:
         return {"status": "failed", "message": str(error)}
     except (Exception, SystemExit) as error:  # a failure of the candidate must not end the process
         if isinstance(error, SystemExit) and may_exit:
@@ -546,14 +894,26 @@ def modules_used(function):
 
 def choose_framework(name, functions=()):
     known = {"torch": Torch, "jax": Jax, "numpy": NumPy}
+    if name is not None and name not in known:
+        raise BadCandidate(f"framework: unknown value '{name}'; use {', '.join(known)}")
     if name is not None:
         return known[name]
     for function in functions:
+        if getattr(function, "framework", None) in known:  # it says so itself
+            return known[function.framework]
         for used in modules_used(function):
             for each in known:
                 if each in used or (each == "torch" and "triton" in used):
                     return known[each]
     return next((known[each] for each in known if each in sys.modules), NumPy)
+
+
+def open_framework(framework, device):
+    """An instance of it. Throws BadCandidate where the framework can't be imported, NoDevice where its device is missing."""
+    try:
+        return framework(device)
+    except ImportError as error:
+        raise BadCandidate(f"{framework.name} can't be imported: {error}; install it, or repair what it lacks") from error
 
 
 def digest_of(functions):
@@ -572,44 +932,120 @@ def digest_of(functions):
     return digest.hexdigest()[:16]
 
 
-def converse(lines, answers, functions, framework=None, device=None, may_exit=True, newer=None, differentiate=False,
-             recipes=None):
-    """Answers requests until the other end closes. `newer()`: whether it has asked again without waiting for an answer,
-    which is then no longer wanted. `may_exit`: this process is the candidate's alone. `differentiate`: a framework that
-    can't is an error. `recipes`: those of serve()."""
+def require_request(request):
+    """Throws Malformed unless the request of a launch has all its parts."""
+    parts = {"id": int, "op": str, "pass": str, "attrs": dict, "forward_outputs": list,
+             **({"tensors": list} if "tensors" in request else {"inputs": str, "outputs": str, "want": list})}
+    for name, kind in parts.items():
+        if not isinstance(request.get(name), kind):
+            raise Malformed(f"the request has no {name} of type {kind.__name__}")
+    if not all(isinstance(each, dict) for each in request.get("tensors", [])):
+        raise Malformed("a tensor is no object")
 
-    def say(answer):
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
 
-    served_by = None
-    for line in lines:
-        request = json.loads(line)
-        if "hello" in request:
-            hello = request["hello"]
-            if hello["protocol"] != PROTOCOL:
-                return say({"error": f"speaks protocol {PROTOCOL}, not {hello['protocol']}"})
-            wanted = device or hello["device"]
-            if device == "cuda" and hello["device"].startswith("cuda"):
-                wanted = hello["device"]
-            try:
-                served_by = choose_framework(framework, functions.values())(wanted)
-                if differentiate and not served_by.can_differentiate:
-                    raise BadCandidate(f"backward: {served_by.name} has no automatic gradients; "
-                                       "give the function that computes them, or none")
-                say({"protocol": PROTOCOL, "device": served_by.describe_device(), "digest": digest_of(functions),
-                     "kernels": declare(recipes or {}, kernels_of(functions, served_by))})
-            except NoDevice as error:
-                return say({"no_device": str(error)})
-            except BadCandidate as error:
-                return say({"error": str(error)})
-            continue
-        request = request["run"]
-        answer = answer_to(request, functions, served_by, may_exit)
+class Server:
+    """Answers requests, one after the other. The parameters are those of converse()."""
+
+    def __init__(self, functions, framework, device, may_exit, differentiate, recipes, strides, take_descriptor):
+        self.functions, self.wanted_framework, self.device, self.may_exit = functions, framework, device, may_exit
+        self.differentiate, self.recipes, self.strides = differentiate, recipes or {}, strides
+        self.take_descriptor = take_descriptor
+        self.framework, self.arenas = None, {}
+
+    def answer(self, line):
+        """The answer to a line, and whether it ends the conversation."""
+        try:
+            request = json.loads(line)
+            kind = next((each for each in ("hello", "run", "arena", "drop") if isinstance(request.get(each), dict)), None)
+        except (ValueError, AttributeError):
+            return {"status": "unsupported", "message": "the request is no JSON object"}, False
+        if kind == "hello":
+            return self.hello(request[kind])
+        if kind is None or self.framework is None:
+            known = "a request comes before hello" if kind else "this request is unknown"
+            return {"status": "unsupported", "message": known}, False
+        return getattr(self, kind)(request[kind]), False
+
+    def hello(self, hello):
+        self.arenas = {}  # whoever asked before has gone
+        offered = hello.get("protocols", [hello.get("protocol")])
+        protocol = max((each for each in PROTOCOLS if isinstance(offered, list) and each in offered), default=None)
+        wanted = hello.get("device", "auto")
+        same = {"id": hello["id"]} if "id" in hello else {}
+        if protocol is None or not isinstance(wanted, str):
+            return {"error": f"speaks protocols {PROTOCOLS[0]} and {PROTOCOLS[1]}, not {offered}", **same}, True
+        if self.device and not (self.device == "cuda" and wanted.startswith("cuda")):
+            wanted = self.device
+        try:
+            self.framework = open_framework(choose_framework(self.wanted_framework, self.functions.values()), wanted)
+            if self.differentiate and not self.framework.can_differentiate:
+                raise BadCandidate(f"backward: {self.framework.name} has no automatic gradients; "
+                                   "give the function that computes them, or none")
+            kernels = declare(self.recipes, kernels_of(self.functions, self.framework))
+            if protocol > 1:
+                kernels = [{**kernel, "strides": self.strides} for kernel in kernels]
+            answer = {"protocol": protocol, "device": self.framework.describe_device(),
+                      "digest": digest_of(self.functions), "kernels": kernels}
+        except NoDevice as error:
+            return {"no_device": str(error), **same}, True
+        except BadCandidate as error:
+            return {"error": str(error), **same}, True
+        return {**answer, **same, **(self.memory() if protocol > 1 else {})}, False
+
+    def memory(self):
+        """What a hello of protocol 2 says of shared memory."""
+        if self.take_descriptor is None:
+            return {"transports": ["files"], "why": f"{SOCKET} names no socket of this process"}
+        transports, why = self.framework.transports()
+        return {"transports": [*transports, "files"], "gpu_uuid": self.framework.uuid(),
+                "read_only_inputs": self.framework.has_read_only, **({"why": why} if why else {})}
+
+    def arena(self, arena):
+        number = arena.get("id")
+        try:
+            descriptor = self.take_descriptor()
+        except (OSError, TypeError) as error:
+            return {"arena": number, "status": "refused", "message": f"no descriptor came: {error}"}
+        try:
+            self.arenas[number] = self.framework.map(arena.get("transport"), descriptor, arena["bytes"],
+                                                     arena["access"] == "rw")
+            return {"arena": number, "status": "mapped"}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            return {"arena": number, "status": "refused", "message": str(error) or type(error).__name__}
+        finally:
+            os.close(descriptor)
+
+    def drop(self, drop):
+        number = drop.get("arena")
+        if isinstance(number, int):
+            self.arenas.pop(number, None)  # tensors that a function kept keep it mapped
+        return {"arena": number, "status": "dropped"}
+
+    def run(self, request):
+        try:
+            require_request(request)
+        except Malformed as error:
+            return {"id": request.get("id"), "status": "failed", "message": str(error)}
+        answer = answer_to(request, self.functions, self.framework, self.may_exit, self.arenas)
         sys.stdout.flush()
         sys.stderr.flush()
+        return {"id": request["id"], **answer}
+
+
+def converse(lines, answers, functions, framework=None, device=None, may_exit=True, newer=None, differentiate=False,
+             recipes=None, strides=False, take_descriptor=None):
+    """Answers requests until the other end closes. `newer()`: whether it has asked again without waiting for an answer,
+    which is then no longer wanted. `may_exit`: this process is the candidate's alone. `differentiate`: a framework that
+    can't is an error. `recipes`, `strides`: those of serve(). `take_descriptor()`: the next descriptor that came with a
+    line; None if none can come."""
+    server = Server(functions, framework, device, may_exit, differentiate, recipes, strides, take_descriptor)
+    for line in lines:
+        answer, is_last = server.answer(line)
         if newer is None or not newer():
-            say({"id": request["id"], **answer})
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        if is_last:
+            return
 
 
 def take_standard_streams():
@@ -621,20 +1057,99 @@ def take_standard_streams():
     return lines, answers
 
 
-def serve(functions, framework=None, device=None, recipes=None):
-    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: check_operator's --device.
-    `recipes`: declared rounding points, by keys of `functions`."""
-    converse(*take_standard_streams(), functions, framework, device, recipes=recipes)
+def refuse(why, lines=None, answers=None):
+    """Answers the first request, whatever it is, that nothing can be served."""
+    if lines is None:
+        lines, answers = take_standard_streams()
+    lines.readline()
+    answers.write(json.dumps({"error": why}) + "\n")
+    answers.flush()
 
 
-def serve_socket(socket, functions, differentiate=False):
-    """The same over a socket, in a process that goes on when check_operator ends, and whose streams are its own."""
+def receive(connection, most):
+    """Bytes of a socket, and the descriptors that came with them."""
+    width = struct.calcsize("i")
+    data, controls, _, _ = connection.recvmsg(most, socket.CMSG_SPACE(16 * width), socket.MSG_CMSG_CLOEXEC)
+    found = []
+    for level, kind, content in controls:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found += struct.unpack(f"{len(content) // width}i", content[:len(content) // width * width])
+    return data, found
+
+
+def descriptors_beside():
+    """take_descriptor() of a process that check_operator started; None if it has no socket."""
     try:
-        with socket.makefile("r", encoding="utf-8") as lines, socket.makefile("w", encoding="utf-8") as answers:
-            converse(lines, answers, functions, may_exit=False, differentiate=differentiate,
-                     newer=lambda: bool(select.select([socket], [], [], 0)[0]))
+        number = int(os.environ.get(SOCKET, ""))
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return None
+    except (ValueError, OSError):
+        return None
+    os.set_inheritable(number, False)  # processes that a function starts have no business with it
+    connection = socket.socket(fileno=number)
+
+    def take():
+        _, found = receive(connection, 1)
+        if not found:
+            raise OSError("the socket is closed")
+        return found[0]
+
+    return take
+
+
+class SocketLines:
+    """The lines that come over a socket, and the descriptors that come with them."""
+
+    def __init__(self, connection):
+        self.connection, self.pending, self.descriptors = connection, b"", []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        while b"\n" not in self.pending:
+            data, found = receive(self.connection, 65536)
+            self.descriptors += found
+            if not data:
+                self.close()
+                raise StopIteration
+            self.pending += data
+        line, _, self.pending = self.pending.partition(b"\n")
+        return line.decode("utf-8", "replace")
+
+    def take(self):
+        if not self.descriptors:
+            raise OSError("none came with the request")
+        return self.descriptors.pop(0)
+
+    def close(self):
+        for each in self.descriptors:
+            os.close(each)
+        self.descriptors = []
+
+    def has_more(self):
+        return b"\n" in self.pending or bool(select.select([self.connection], [], [], 0)[0])
+
+
+def serve(functions, framework=None, device=None, recipes=None, strides=False):
+    """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: check_operator's --device.
+    `recipes`: declared rounding points, by keys of `functions`. `strides`: the functions honour strides."""
+    take = descriptors_beside()
+    converse(*take_standard_streams(), functions, framework, device, recipes=recipes, strides=strides,
+             take_descriptor=take)
+
+
+def serve_socket(connection, functions, differentiate=False):
+    """The same over a socket, in a process that goes on when check_operator ends, and whose streams are its own."""
+    lines = SocketLines(connection)
+    try:
+        with connection.makefile("w", encoding="utf-8") as answers:
+            converse(lines, answers, functions, may_exit=False, differentiate=differentiate, newer=lines.has_more,
+                     take_descriptor=lines.take)
     except (BrokenPipeError, ConnectionResetError):
         pass  # check_operator has ended, and its exit code says why
+    finally:
+        lines.close()
 
 
 def functions_for(op, forward, backward, adapt):
@@ -665,30 +1180,63 @@ def find_function(place):
         raise BadCandidate(f"'{place}' can't be imported: {type(error).__name__}: {error}") from error
 
 
+def registered_functions(place):
+    """Of "MODULE", "FILE.py" or "MODULE:NAME": see _candidate.served_by()."""
+    module, _, name = place.partition(":")
+    if module.endswith(".py"):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(module)))
+        module = os.path.basename(module)[:-len(".py")]
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever importing a module may raise
+        print_traceback(error)
+        raise BadCandidate(f"'{module}' can't be imported: {type(error).__name__}: {error}") from error
+    return importlib.import_module("check_operator._candidate").served_by(module, name)
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Serves a function of a module as a candidate, for --exec.")
-    parser.add_argument("function", metavar="MODULE:NAME")
-    parser.add_argument("--op", required=True, help="operator that it computes")
+    parser = argparse.ArgumentParser(description="Serves functions of a module as a candidate, for --exec.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("function", metavar="MODULE:NAME", nargs="?", help="one function")
+    what.add_argument("--candidates", metavar="MODULE[:NAME]", help="those with @check_operator.candidate")
+    what.add_argument("--torch-op", metavar="NAMESPACE::NAME", help="a registered operator of torch, with its autograd")
+    parser.add_argument("--import", action="append", default=[], dest="imports", metavar="MODULE",
+                        help="that registers the operator")
+    parser.add_argument("--op", help="operator that the function computes")
     parser.add_argument("--backward", metavar="auto|MODULE:NAME", help="default: no backward pass")
     parser.add_argument("--adapt", action="append", default=[], metavar="NAME=PARAMETER",
                         help="the function's parameter for what the operator calls NAME")
     parser.add_argument("--path", action="append", default=[], metavar="FOLDER", help="where modules lie")
     given = parser.parse_args()
+    if not given.candidates and not given.op:
+        parser.error("--op is missing")
+    # Modules of candidates import the package, and find this module in it.
+    sys.modules.setdefault("check_operator.serving", sys.modules["__main__"])
+    folder = os.path.dirname(os.path.abspath(__file__))
+    take = descriptors_beside()
     lines, answers = take_standard_streams()
-    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+    if sys.path[0] == folder:
         del sys.path[0]  # this file's neighbours are no top-level modules
     sys.path[:0] = given.path
-    os.environ[SERVES] = given.function
+    if importlib.util.find_spec("check_operator") is None:
+        sys.path.append(os.path.dirname(folder))
+    os.environ[SERVES] = given.function or given.candidates or given.torch_op
+    recipes, framework, adapt = {}, None, dict(each.split("=", 1) for each in given.adapt)
     try:
-        backward = given.backward == "auto" or (find_function(given.backward) if given.backward else False)
-        functions = functions_for(given.op, find_function(given.function), backward,
-                                  dict(each.split("=", 1) for each in given.adapt))
-    except BadCandidate as error:
-        lines.readline()
-        answers.write(json.dumps({"error": str(error)}) + "\n")
-        answers.flush()
-        return
-    converse(lines, answers, functions, differentiate=backward is True)
+        if given.candidates:
+            functions, recipes, differentiate = registered_functions(given.candidates)
+        elif given.torch_op:
+            find = importlib.import_module("check_operator._torch_op").find
+            functions = functions_for(given.op, find(given.torch_op, given.imports), True, adapt)
+            framework, differentiate = "torch", True
+        else:
+            backward = given.backward == "auto" or (find_function(given.backward) if given.backward else False)
+            functions = functions_for(given.op, find_function(given.function), backward, adapt)
+            differentiate = backward is True
+    except (BadCandidate, ImportError) as error:
+        return refuse(str(error), lines, answers)
+    converse(lines, answers, functions, framework, differentiate=differentiate, recipes=recipes,
+             take_descriptor=take)
 
 
 if __name__ == "__main__":

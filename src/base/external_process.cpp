@@ -29,6 +29,8 @@ namespace {
 
 /// Time that a process gets to end after it closed its standard output.
 constexpr std::chrono::seconds kDeathLimit{5};
+/// Time for the other end to take descriptors, of which a socket holds some without being read.
+constexpr std::chrono::seconds kTakeLimit{60};
 /// Limits on the quoted end of a process's standard error.
 constexpr off_t kLastBytes = 16384;
 constexpr size_t kLastLines = 6, kLongestWords = 1200;
@@ -58,6 +60,14 @@ bool write_all(int file, const std::string& text) {
   return true;
 }
 
+/// Sends descriptors with a text. As with write_all(), who waits for the answer learns of a failure.
+void send_with(int socket, const std::string& text, const std::vector<int>& descriptors) {
+  try {
+    send_bytes(socket, text.data(), text.size(), Clock::now() + kTakeLimit, descriptors);
+  } catch (const WireError&) {  // the other end has closed its socket, or does not read
+  }
+}
+
 /// Lets a simple command replace its shell (`exec`), so that its signals and its closed output are seen directly, not
 /// the shell's version of them.
 std::string without_shell(const std::string& command) {
@@ -67,14 +77,29 @@ std::string without_shell(const std::string& command) {
   return simple ? "exec " + command : command;
 }
 
+/// This process's environment, with the number of a socket.
+std::vector<std::string> environment_with(int socket) {
+  const std::string ours = std::string(kSocketVariable) + "=";
+  std::vector<std::string> variables{fmt::format("{}{}", ours, socket)};
+  for (char** each = environ; *each != nullptr; ++each) {
+    if (!std::string_view(*each).starts_with(ours)) variables.emplace_back(*each);
+  }
+  return variables;
+}
+
+struct Streams {
+  int in, out, errors, socket;
+};
+
 /// Runs in the child between fork and shell: only async-signal-safe calls. Returns the exit code when there is no
 /// shell.
-int become_shell(const char* command, int in, int out, int errors) {
+int become_shell(const char* command, const Streams& streams, char* const* variables) {
   signal(SIGPIPE, SIG_DFL);
-  dup2(in, STDIN_FILENO);
-  dup2(out, STDOUT_FILENO);
-  dup2(errors, STDERR_FILENO);
-  execl("/bin/sh", "sh", "-c", command, static_cast<char*>(nullptr));
+  dup2(streams.in, STDIN_FILENO);
+  dup2(streams.out, STDOUT_FILENO);
+  dup2(streams.errors, STDERR_FILENO);
+  fcntl(streams.socket, F_SETFD, 0);
+  execle("/bin/sh", "sh", "-c", command, static_cast<char*>(nullptr), variables);
   return 127;
 }
 
@@ -116,23 +141,30 @@ std::string last_words(const std::string& stderr_file) {
 }
 
 LineProcess::LineProcess(const std::string& command, const std::string& stderr_file) : stderr_file_(stderr_file) {
-  std::array<int, 2> in{-1, -1}, out{-1, -1};
+  std::array<int, 2> in{-1, -1}, out{-1, -1}, sockets{-1, -1};
   // O_APPEND: each write goes to the current end, also after the file was truncated.
   errors_ = open(stderr_file.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
   const std::string in_shell = without_shell(command);
   std::string trouble;
-  if (errors_ >= 0 && pipe2(in.data(), O_CLOEXEC) == 0 && pipe2(out.data(), O_CLOEXEC) == 0) {
+  if (errors_ >= 0 && pipe2(in.data(), O_CLOEXEC) == 0 && pipe2(out.data(), O_CLOEXEC) == 0 &&
+      socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets.data()) == 0) {
+    std::vector<std::string> variables = environment_with(sockets[1]);
+    std::vector<char*> pointers;
+    for (std::string& each : variables) pointers.push_back(each.data());
+    pointers.push_back(nullptr);
+    const Streams streams{in[0], out[1], errors_, sockets[1]};
     try {
-      child_ = ChildProcess([&] { return become_shell(in_shell.c_str(), in[0], out[1], errors_); });
+      child_ = ChildProcess([&] { return become_shell(in_shell.c_str(), streams, pointers.data()); });
     } catch (const EnvironmentError& e) {
       trouble = e.what();
     }
   } else {
     trouble = std::strerror(errno);
   }
-  for (const int end : {in[0], out[1]}) {
+  for (const int end : {in[0], out[1], sockets[1]}) {
     if (end >= 0) close(end);
   }
+  socket_ = Descriptor(sockets[0]);
   to_ = in[1];
   from_ = out[0];
   if (child_.is_started()) return;
@@ -188,12 +220,17 @@ void LineProcess::report_end() {
   give_up("closed its standard output but kept running; killed");
 }
 
-std::string LineProcess::request(const std::string& line) {
+std::string LineProcess::request(const std::string& line, const std::vector<int>& descriptors) {
   if (!child_.is_started()) throw ProcessEnded("has ended already");
+  for (const int descriptor : descriptors) send_with(socket_.get(), ".", {descriptor});
   write_all(to_, line + "\n");  // a failed write needs no handling: read_line() reports the end of the process
-  std::string answer = read_line(from_, [this] { report_end(); });
+  std::string answer = next_line();
   pass_stderr_on();
   return answer;
+}
+
+std::string LineProcess::next_line() {
+  return read_line(from_, [this] { report_end(); });
 }
 
 bool LineSocket::is_socket(int descriptor) {
@@ -207,8 +244,16 @@ LineSocket::LineSocket(int descriptor) : descriptor_(descriptor) {
   }
 }
 
-std::string LineSocket::request(const std::string& line) {
-  write_all(descriptor_, line + "\n");  // read_line() reports a failed write, too
+std::string LineSocket::request(const std::string& line, const std::vector<int>& descriptors) {
+  if (descriptors.empty()) {
+    write_all(descriptor_, line + "\n");  // read_line() reports a failed write, too
+  } else {
+    send_with(descriptor_, line + "\n", descriptors);
+  }
+  return next_line();
+}
+
+std::string LineSocket::next_line() {
   return read_line(descriptor_, [this] { give_up("closed the socket before it answered"); });
 }
 

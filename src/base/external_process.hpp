@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who answers lines with lines: a child process with pipes and a file for its standard error, or a socket's other end.
+// Descriptors go with the lines to a socket; a child process finds one in CHECK_OPERATOR_FD.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "base/child_process.hpp"
+#include "base/frame.hpp"
 
 namespace checkop {
 
@@ -48,8 +51,12 @@ class LinePeer {
   LinePeer(const LinePeer&) = delete;
   LinePeer& operator=(const LinePeer&) = delete;
 
-  /// Sends one line and waits, without a time limit, for one line of answer. Throws ProcessEnded when none comes.
-  virtual std::string request(const std::string& line) = 0;
+  /// Sends one line and waits, without a time limit, for one line of answer. `descriptors` go with it; they remain
+  /// open. Throws ProcessEnded when no answer comes.
+  virtual std::string request(const std::string& line, const std::vector<int>& descriptors = {}) = 0;
+
+  /// Waits for one more line, which no request asked for. Throws as request() does.
+  virtual std::string next_line() = 0;
 
   /// Ends the conversation and throws ProcessEnded with `why` and the last words of the other end.
   [[noreturn]] void give_up(const std::string& why);
@@ -63,6 +70,10 @@ class LinePeer {
   std::string pending_;  ///< read already, of lines to come
 };
 
+/// The variable that holds the number of a child's socket: descriptors come with single bytes over it, in the order of
+/// the lines that they belong to.
+inline constexpr char kSocketVariable[] = "CHECK_OPERATOR_FD";
+
 /// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.
 class LineProcess : public LinePeer {
  public:
@@ -72,7 +83,8 @@ class LineProcess : public LinePeer {
 
   /// Copies the text that the process wrote to its standard error to ours. What is thrown says how the process ended,
   /// with its last stderr lines.
-  std::string request(const std::string& line) override;
+  std::string request(const std::string& line, const std::vector<int>& descriptors = {}) override;
+  std::string next_line() override;
 
  protected:
   std::string end() override;  ///< kills the process; its last words are of its standard error
@@ -84,6 +96,7 @@ class LineProcess : public LinePeer {
   std::string stderr_file_;
   ChildProcess child_;
   int to_ = -1, from_ = -1, errors_ = -1;
+  Descriptor socket_;  ///< its other end is in kSocketVariable
 };
 
 /// The other end of an inherited socket, held by a process that outlives this one.
@@ -94,7 +107,8 @@ class LineSocket : public LinePeer {
 
   static bool is_socket(int descriptor);
 
-  std::string request(const std::string& line) override;
+  std::string request(const std::string& line, const std::vector<int>& descriptors = {}) override;
+  std::string next_line() override;
 
  protected:
   std::string end() override { return ""; }

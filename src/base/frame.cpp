@@ -145,8 +145,9 @@ void send_message(int socket, const json& body, const std::vector<int>& descript
   send_all(socket, bytes.data(), bytes.size(), descriptors, deadline);
 }
 
-void send_bytes(int socket, const void* data, size_t bytes, Clock::time_point deadline) {
-  send_all(socket, static_cast<const char*>(data), bytes, {}, deadline);
+void send_bytes(int socket, const void* data, size_t bytes, Clock::time_point deadline,
+                const std::vector<int>& descriptors) {
+  send_all(socket, static_cast<const char*>(data), bytes, descriptors, deadline);
 }
 
 Received receive_bytes(int socket, void* data, size_t bytes, Clock::time_point deadline,

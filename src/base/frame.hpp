@@ -59,8 +59,9 @@ inline constexpr auto kAlwaysAlive = [] { return true; };
 Received receive_message(int socket, Message& message, std::chrono::steady_clock::time_point deadline,
                          const std::function<bool()>& is_alive);
 
-/// Raw bytes of a length that both ends know. Errors as with messages.
-void send_bytes(int socket, const void* data, size_t bytes, std::chrono::steady_clock::time_point deadline);
+/// Raw bytes of a length that both ends know; `descriptors` travel with the first one. Errors as with messages.
+void send_bytes(int socket, const void* data, size_t bytes, std::chrono::steady_clock::time_point deadline,
+                const std::vector<int>& descriptors = {});
 Received receive_bytes(int socket, void* data, size_t bytes, std::chrono::steady_clock::time_point deadline,
                        const std::function<bool()>& is_alive);
 

@@ -66,6 +66,7 @@ std::string completion_script(const CLI::App& app, const std::string& shell) {
   add_commands(app, "", words);
   words["show"] += names_of(operators());
   words["completion"] += " bash zsh";
+  words["import"] += " --workload --uuid --solution --root --device --contract --seed --report --help";
   std::string commands, after_command, after_flag;
   for (const auto& [command, list] : words) {
     if (!command.empty()) commands += fmt::format("{}'{}'", commands.empty() ? "" : "|", command);

@@ -130,8 +130,19 @@ void add_external_options(CLI::App& app, RunOptions& run) {
       ->check(not_negative())
       ->type_name("N")
       ->group("Candidates");
+  app.add_option("--py", run.python_modules,
+                 "Python module, or MODULE:NAME, whose functions with @check_operator.candidate are a candidate")
+      ->type_name("MODULE")
+      ->group("Candidates");
+  app.add_option("--torch-op", run.torch_operators,
+                 "registered PyTorch operator as a candidate for --op: NAMESPACE::NAME, with its autograd")
+      ->type_name("NAME")
+      ->group("Candidates");
+  app.add_option("--import", run.torch_imports, "Python module that registers the operator of --torch-op")
+      ->type_name("MODULE")
+      ->group("Candidates");
   add_names(app, "--exec-name", run.external_names,
-            "names of the --exec candidates, in order; default: exec, exec2, ...");
+            "names of the --exec candidates, in order, then of --py and --torch-op; default: exec, exec2, ...");
   app.get_option("--exec-name")->type_name("NAME")->group("Candidates");
 }
 
@@ -467,8 +478,9 @@ void add_compare_options(CLI::App& app, RunOptions& run, CompareOptions& compare
 void add_list_options(CLI::App& app, RunOptions& run) { add_plugin_option(app, run); }
 
 void add_show_options(CLI::App& app, RunOptions& run, std::string& op) {
-  app.add_option("op", op, "operator to show")->required();
+  app.add_option("op", op, "operator to show; with --json, none means all of them");
   add_plugin_option(app, run);
+  add_json_option(app, run, "write the same as JSON to FILE, or to stdout in place of the text; without candidates");
 }
 
 void add_doctor_options(CLI::App& app, RunOptions& run) {

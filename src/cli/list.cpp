@@ -4,14 +4,22 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <span>
 
+#include "base/output_file.hpp"
+#include "base/paths.hpp"
+#include "base/version.hpp"
 #include "case/sweep.hpp"
 #include "cli/commands.hpp"
 #include "session/selection.hpp"
 
 namespace checkop {
 namespace {
+
+using json = nlohmann::ordered_json;
 
 /// An operator's candidates with their devices and passes: "native (cpu: forward, backward)".
 std::string candidates_of(const WorkerInfo& known, std::string_view op) {
@@ -47,6 +55,46 @@ void print_recipe(const Pass& pass, const Recipe& recipe) {
              recipe.exact ? "the gold rounds there, too" : "the gold allows for the roundings", recipe.source);
 }
 
+json describe(const TensorSpec& spec) {
+  json dims = json::array();
+  for (const std::string_view dim : split_dims(spec.dims)) dims.push_back(dim);
+  return {{"name", spec.name},
+          {"dims", dims},
+          {"dtype", spec.dtype ? json(info(*spec.dtype).name) : json()},
+          {"optional", spec.optional}};
+}
+
+json describe(const Operator& op) {
+  json passes = json::array(), attributes = json::array();
+  for (const AttrSpec& attr : op.attrs)
+    attributes.push_back({{"name", attr.name}, {"default", attr.fallback}, {"meaning", attr.meaning}});
+  for (const Pass& pass : op.passes) {
+    json inputs = json::array(), outputs = json::array(), recipes = json::array();
+    for (const TensorSpec& spec : pass.inputs) inputs.push_back(describe(spec));
+    for (const OutputSpec& spec : pass.outputs) {
+      outputs.push_back(describe(spec.tensor));
+      outputs.back()["class"] = to_string(spec.numerics);
+    }
+    for (const Recipe& recipe : pass.recipes) recipes.push_back(recipe.name);
+    passes.push_back({{"name", pass.name}, {"inputs", inputs}, {"outputs", outputs}, {"recipes", recipes}});
+  }
+  return {{"name", op.name}, {"formula", op.formula}, {"attributes", attributes}, {"passes", passes}};
+}
+
+/// What flags take, with the operators: enough to write types of them.
+std::string describe_all(std::span<const Operator* const> chosen) {
+  std::vector<std::string> policies;
+  for (const auto& file : std::filesystem::directory_iterator(find_shipped("contracts/policies")))
+    policies.push_back(file.path().stem().string());
+  std::sort(policies.begin(), policies.end());
+  json all{{"version", kVersion},        {"dtypes", {"fp32", "bf16", "fp16", "fp64"}},
+           {"classes", class_names()},   {"checks", {"accuracy", "invariance", "determinism", "memory"}},
+           {"suites", shipped_suites()}, {"policies", policies},
+           {"operators", json::array()}};
+  for (const Operator* op : chosen) all["operators"].push_back(describe(*op));
+  return all.dump(1) + "\n";
+}
+
 }  // namespace
 
 int list_command(const Options& options) {
@@ -68,6 +116,17 @@ int list_command(const Options& options) {
 }
 
 int show_command(const Options& options) {
+  if (options.run.has("--json")) {
+    std::vector<const Operator*> one;
+    if (!options.show_op.empty()) one = parse_operators("show", {options.show_op});
+    const std::string text = describe_all(one.empty() ? operators() : one);
+    if (options.run.json_to_stdout) {
+      fmt::print("{}", text);
+    } else {
+      write_file(options.run.json_file, text);
+    }
+    return 0;
+  }
   const Operator& op = *parse_operators("show", {options.show_op}).front();
   const WorkerInfo known = probe_candidates({std::string(op.name)}, options.run.plugins);
   fmt::print("{}: {}\n  class: {}; rows: {}\n", op.name, op.formula, op.op_class, op.row_dims);

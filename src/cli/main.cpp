@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "cli/commands.hpp"
 #include "cli/options.hpp"
+#include "cli/python.hpp"
 #include "worker/worker.hpp"
 
 int main(int argc, char** argv) {
@@ -55,6 +56,8 @@ int main(int argc, char** argv) {
         return certify_command(*options);
       case Command::verify:
         return verify_command(*options);
+      case Command::import_definition:
+        become_import(options->import_arguments);
       case Command::completion:
         return std::fputs(options->completion.c_str(), stdout) < 0 ? 5 : 0;
     }

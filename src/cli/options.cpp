@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <set>
 
+#include "abi/check_operator.h"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
 #include "cli/completion.hpp"
 #include "cli/flags.hpp"
+#include "cli/python.hpp"
 #include "run/bench.hpp"
 
 namespace checkop {
@@ -138,7 +140,8 @@ void refuse_idle_flags(const RunOptions& run) {
     if (!file.empty() && !files_written.insert(file).second)
       refuse(flag, fmt::format("another report goes to '{}' too", file), "give each a file of its own");
   }
-  if (run.has("--exec-name") && !run.has("--exec") && !run.has("--exec-fd"))
+  if (run.has("--exec-name") && !run.has("--exec") && !run.has("--exec-fd") && !run.has("--py") &&
+      !run.has("--torch-op"))
     refuse("--exec-name", "has no effect alone", "add --exec COMMAND");
   if (run.has("--exec-fd") && run.has("--sanitize"))
     refuse("--exec-fd", "cannot be combined with --sanitize, which starts the candidate in a process of its own",
@@ -293,6 +296,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   CLI::App* compare =
       app.add_subcommand("compare", "judge the tensors of one file, with those of another as their gold");
   add_compare_options(*compare, options.run, options.compare);
+  CLI::App* import_definition = app.add_subcommand(
+      "import", "check solutions of a FlashInfer-Bench or SOL-ExecBench definition; see 'import --help'");
+  import_definition->prefix_command();
+  import_definition->set_help_flag();  // the program in Python explains itself
   std::string shell;
   CLI::App* completion =
       app.add_subcommand("completion", "print a script that completes check_operator's command line in a shell");
@@ -311,6 +318,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
       "  check_operator --suite ci --shard-index 0 --total-shards 4 --json 0.json\n"
       "  check_operator report merge 0.json 1.json 2.json 3.json --json ci.json\n"
       "  check_operator --op rms_norm --check-grad --exec 'python3 mine.py' --candidate exec\n"
+      "  check_operator --py my_kernels --dtype bf16\n"
+      "  check_operator import rmsnorm.json --workload rmsnorm.jsonl --solution mine.json\n"
       "  check_operator certify --op det_gemm --candidate native --device cpu --out native.json\n"
       "  check_operator --op logp --candidate mine --plugin ./mine.so --device cuda --dtype bf16 --vocab 151936");
 
@@ -322,7 +331,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   try {
     app.parse(arguments);
   } catch (const CLI::Success& e) {  // --help, --version
-    app.exit(e);
+    // With --json, what a library beside the program compares itself with.
+    if (e.get_name() == "CallForVersion" && std::find(argv, argv + argc, std::string_view("--json")) != argv + argc) {
+      fmt::print("{{\"version\": \"{}\", \"abi\": {}, \"protocols\": [1, 2]}}\n", kVersion, CHECKOP_ABI_VERSION);
+    } else {
+      app.exit(e);
+    }
     return {};
   } catch (const CLI::ParseError& e) {
     if (!app.remaining(true).empty()) refuse_extra(app);
@@ -345,6 +359,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (report_merge->parsed()) options.command = Command::report_merge;
   if (certify->parsed()) options.command = Command::certify;
   if (verify->parsed()) options.command = Command::verify;
+  if (import_definition->parsed()) {
+    options.command = Command::import_definition;
+    options.import_arguments = import_definition->remaining();
+  }
   if (completion->parsed()) {
     options.command = Command::completion;
     require_one_of("completion", shell, {"bash", "zsh"});
@@ -354,6 +372,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   options.run.check_flags = flags_besides(innermost(app), {"--sanitize", "--max-skip"});
   options.run.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads"});
   refuse_idle_flags(options.run);
+  serve_python_candidates(options.run);
   if (!compare->parsed()) refuse_idle_flags_of_files(options.run);
   if (mutate->parsed() || lint->parsed()) take_suite(options.run, "mutation");
   if (recipe->parsed()) take_suite(options.run, "smoke");
@@ -400,6 +419,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   if (!(options.mutate.min_kill >= 0 && options.mutate.min_kill <= 1))
     throw InputError("--min-kill", fmt::format("expected 0 to 1, got {}", options.mutate.min_kill),
                      "give a share of the faults");
+  if (options.command == Command::show && options.show_op.empty() && !options.run.has("--json"))
+    throw InputError("show", "no operator is named",
+                     "name one, see 'check_operator list'; with --json, none means all");
   if (options.command == Command::report && options.report.file.empty())
     throw InputError("report", "no report is named",
                      "use 'check_operator report FILE', 'report diff OLD NEW' or 'report merge FILE...'");

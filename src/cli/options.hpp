@@ -78,6 +78,7 @@ enum class Command : uint8_t {
   report_merge,
   certify,
   verify,
+  import_definition,
   completion
 };
 
@@ -90,7 +91,8 @@ struct Options {
   CertificateOptions certificate;
   InitOptions init;
   CompareOptions compare;
-  std::string completion;              ///< a script for a shell
+  std::string completion;  ///< a script for a shell
+  std::vector<std::string> import_arguments;
   bool diff_mutants = false;           ///< of contract diff
   std::vector<std::string> contracts;  ///< of lint any number, of diff two
   std::string show_op;

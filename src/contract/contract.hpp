@@ -61,7 +61,7 @@ struct Subject {
   std::string_view arch_key = {};              ///< architecture of the device, "sm90"; "" for none
   std::string_view candidate = {};             ///< name of the candidate; "" matches no overlay that names candidates
   std::span<const std::string> declared = {};  ///< recipes that the kernel declares; the contract may grant these
-  bool writes_files = false;  ///< its outputs come from a file, which never holds the poison of unwritten memory
+  bool copies_outputs = false;  ///< its outputs come from a file or other memory, without the poison of unwritten ones
 };
 
 /// A failure that the contract expects of a check. It excuses only the kinds that it names. A check that passes

@@ -55,6 +55,7 @@ constexpr std::array kTable{
     Entry{Metric::block_rel_l2, "block_rel_l2", kBlockKeys},
     Entry{Metric::max_vs_baseline, "max_vs_baseline", kLimitOnly},
     Entry{Metric::vs_baseline, "vs_baseline", kLimitOnly},
+    Entry{Metric::vs_reference, "vs_reference", kLimitOnly},
     Entry{Metric::bound_rms, "bound_rms", kLimitOnly},
     Entry{Metric::noise_rms, "noise_rms", kLimitOnly},
     Entry{Metric::bias_t, "bias_t", kBiasKeys},

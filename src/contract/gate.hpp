@@ -29,6 +29,7 @@ enum class Metric : uint8_t {
   block_rel_l2,     ///< rel_l2 of every block of rows x columns, edges from 0; the worst block decides
   max_vs_baseline,  ///< max|c - y| / (max|r(y) - y| + max|r(r(y + 0.3) - 0.3) - y|), as in FlashAttention's tests
   vs_baseline,      ///< rms(c - y) / rms(r(y) - y): relative to an ideal candidate, which errs only by storing
+  vs_reference,     ///< rms and max of |c - y| over those of |reference - y| + |r(y) - y|/2; of a gold in a file only
   bound_rms,        ///< rms of |c - y| / B
   noise_rms,        ///< rms of the errors over the standard deviation that independent roundings have
   bias_t,           ///< bias of the errors to one side; see bias_statistic()

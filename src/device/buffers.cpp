@@ -29,7 +29,7 @@ constexpr Poison kPoison[] = {
 const Poison& poison_of(DType dtype) { return kPoison[static_cast<size_t>(dtype)]; }
 
 GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit,
-                             size_t offset)
+                             size_t offset, Access access)
     : device_(device),
       dtype_(dtype),
       count_(count),
@@ -38,7 +38,8 @@ GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, s
       guard_bytes_(std::max(static_cast<size_t>(kGuardElements) * info(dtype).bytes, device.least_guard_bytes())),
       offset_(offset),
       bytes_(static_cast<size_t>(count) * info(dtype).bytes),
-      memory_(device.allocate(bytes_ + 2 * guard_bytes_ + offset_, what_)) {
+      memory_(access == Access::none ? device.allocate(bytes_ + 2 * guard_bytes_ + offset_, what_)
+                                     : device.allocate_shared(bytes_ + 2 * guard_bytes_ + offset_, what_, access)) {
   static_assert(kGuardElements % 256 == 0 && kMostGuardBytes % 256 == 0, "the payload would not be 256-byte aligned");
   try {
     device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_ + offset_);

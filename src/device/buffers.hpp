@@ -28,9 +28,10 @@ inline constexpr int64_t kGuardElements = 4096;
 /// band has at least kGuardElements elements and least_guard_bytes() bytes. `offset` is a multiple of the element size.
 class GuardedBuffer {
  public:
-  /// `what` begins every message: "output 'dlogits'". `unit` is the word for an element in messages.
+  /// `what` begins every message: "output 'dlogits'". `unit` is the word for an element in messages. `access` is that
+  /// of a candidate in another process.
   GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit = "element",
-                size_t offset = 0);
+                size_t offset = 0, Access access = Access::none);
   ~GuardedBuffer();
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;

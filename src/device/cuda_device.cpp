@@ -102,7 +102,7 @@ class CudaDevice final : public Device {
     info.driver = driver_;
     info.runtime = runtime_;
     ranks_.tell(info);
-    tell_ranks(info);
+    complete(info);
     return info;
   }
 
@@ -136,8 +136,42 @@ class CudaDevice final : public Device {
     return memory;
   }
 
+  std::shared_ptr<SharedMemory> share_memory(bool) override {
+    make_current();
+    check(cudaFree(nullptr), "make a context");  // what the driver's functions use
+    ArenaKind kind = cuda_arenas(index_);
+    kind.most_unused_bytes = properties_.totalGlobalMem / 32;  // as of memory_
+    return shared_ = std::make_shared<SharedMemory>(std::move(kind));
+  }
+
+  std::byte* allocate_shared(size_t bytes, const std::string& what, Access access) override {
+    if (!shared_) return allocate(bytes, what);
+    make_current();
+    const auto take = [&] {
+      try {
+        return shared_->allocate(bytes, access);
+      } catch (const OutOfMemory& error) {
+        throw OutOfMemory("allocate " + what + " (" + format_bytes(bytes) + "): " + error.what() + "; " +
+                          format_bytes(free_bytes()) + " are free");
+      }
+    };
+    try {
+      return take();
+    } catch (const OutOfMemory&) {
+      memory_.release();
+      return take();
+    }
+  }
+
   void free(std::byte* memory) noexcept override {
     (void)cudaSetDevice(index_);
+    if (const auto bytes = shared_ ? shared_->size_of(memory) : std::nullopt) {
+      // As in CudaMemory::free(). Waits, because an arena without blocks may be unmapped.
+      (void)cudaMemsetAsync(memory, 0xff, *bytes, stream_.get());
+      (void)cudaStreamSynchronize(stream_.get());
+      (void)cudaGetLastError();
+      return shared_->free(memory);
+    }
     memory_.free(memory, stream_.get());
   }
 
@@ -202,6 +236,7 @@ class CudaDevice final : public Device {
 
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override {
     make_current();
+    if (shared_) return Device::run(mode, launch);  // another process's work is neither beside ours nor on our stream
     switch (mode.kind) {
       case LaunchMode::Kind::plain:
         launch();
@@ -376,6 +411,7 @@ class CudaDevice final : public Device {
   int index_;
   CudaRanks ranks_;
   CudaMemory memory_;
+  std::shared_ptr<SharedMemory> shared_;  ///< nullptr until share_memory()
   cudaDeviceProp properties_{};
   Stream stream_, other_stream_;
   std::unique_ptr<Held, HostDelete> held_;  ///< used by run_contended()

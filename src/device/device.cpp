@@ -53,28 +53,44 @@ class CpuDevice final : public Device {
 
   DeviceInfo info() const override {
     DeviceInfo info = elsewhere_ ? *elsewhere_ : info_;
-    tell_ranks(info);
+    complete(info);
     return info;
   }
 
   void* stream() override { return nullptr; }
 
-  /// Short, because inaccessible memory follows it (map_apart()), and touching pages takes time.
-  size_t least_guard_bytes() const override { return 8192; }
+  /// Short, because inaccessible memory follows it (map_apart()), and touching pages takes time. In an arena the next
+  /// block follows.
+  size_t least_guard_bytes() const override { return shared_ ? kMostGuardBytes : 8192; }
+
+  std::shared_ptr<SharedMemory> share_memory(bool read_only_inputs) override {
+    return shared_ = std::make_shared<SharedMemory>(memfd_arenas(read_only_inputs));
+  }
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
-    const auto fail = [&](std::string_view why) {
-      throw OutOfMemory(fmt::format("allocate {} ({}): {}", what, format_bytes(bytes), why));
-    };
-    // The system would grant more memory than there is, and kill the process when it uses it.
-    if (bytes > info_.memory_bytes) fail("the machine has not so much memory");
+    require_room(bytes, what);
     std::byte* memory = map_apart(bytes);
-    if (memory == nullptr) fail("out of memory");
+    if (memory == nullptr) fail(bytes, what, "out of memory");
     sizes_[memory] = bytes;
     return memory;
   }
 
+  std::byte* allocate_shared(size_t bytes, const std::string& what, Access access) override {
+    if (!shared_) return allocate(bytes, what);
+    require_room(bytes, what);
+    try {
+      return shared_->allocate(bytes, access);
+    } catch (const OutOfMemory& e) {
+      fail(bytes, what, e.what());
+    }
+  }
+
   void free(std::byte* memory) noexcept override {
+    if (const auto bytes = shared_ ? shared_->size_of(memory) : std::nullopt) {
+      // An answer must not reach a later launch through memory that stays mapped.
+      std::memset(memory, 0xff, *bytes);
+      return shared_->free(memory);
+    }
     const auto found = sizes_.find(memory);
     if (found == sizes_.end()) return;
     unmap_apart(memory, found->second);
@@ -141,11 +157,21 @@ class CpuDevice final : public Device {
   }
 
  private:
+  [[noreturn]] static void fail(size_t bytes, const std::string& what, std::string_view why) {
+    throw OutOfMemory(fmt::format("allocate {} ({}): {}", what, format_bytes(bytes), why));
+  }
+
+  /// The system would grant more memory than there is, and kill the process when it uses it.
+  void require_room(size_t bytes, const std::string& what) const {
+    if (bytes > info_.memory_bytes) fail(bytes, what, "the machine has not so much memory");
+  }
+
   static void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
     if (bytes > 0) std::memcpy(to, from, bytes);  // memcpy forbids null pointers even for zero bytes
   }
 
   std::unordered_map<std::byte*, size_t> sizes_;
+  std::shared_ptr<SharedMemory> shared_;  ///< nullptr until share_memory()
   std::vector<uint64_t> flushed_;
   volatile uint64_t read_ = 0;  // keeps the reads of flush_cache()
   std::optional<DeviceInfo> elsewhere_;
@@ -164,12 +190,17 @@ void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
   launch();
 }
 
+std::shared_ptr<SharedMemory> Device::share_memory(bool) {
+  throw EnvironmentError(fmt::format("'{}' has no memory that another process can map", info().kind));
+}
+
 Device& Device::of_rank(int32_t) { return *this; }
 std::string Device::comm_id(int32_t) { return ""; }
 void* Device::join_comm(const std::string&, int32_t, int32_t, std::chrono::milliseconds) { return nullptr; }
 std::optional<Unfinished> Device::finish(std::chrono::milliseconds, const std::atomic<bool>&) { return {}; }
 
-void Device::tell_ranks(DeviceInfo& info) const {
+void Device::complete(DeviceInfo& info) const {
+  info.transport = transport_;
   if (processes_ == nullptr) return;
   info.most_ranks = most_ranks_;
   info.ranks_limit = fmt::format("processes, and {} run it", most_ranks_);

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/shared_memory.hpp"
+
 namespace checkop {
 
 struct DeviceInfo {
@@ -27,6 +29,9 @@ struct DeviceInfo {
   uint64_t free_bytes = 0;       ///< of memory_bytes, when the device was opened; 0 on the CPU, which uses host memory
   int64_t most_ranks = 0;        ///< most ranks of a case whose rank 0 uses this device; 0: any number
   std::string ranks_limit = {};  ///< for messages, what limits most_ranks: "processes, and 2 run it"
+  /// How tensors get to a candidate in another process, and why not in a better way: "memfd; not cuda_vmm: ...". Empty
+  /// if the worker itself loads the candidate.
+  std::string transport = {};
 };
 
 /// The most ranks that can share a case.
@@ -61,7 +66,9 @@ class DeviceMemory {
   /// Minimum size of a guard band. 4096 one-byte elements would be a short distance for a kernel that indexes floats.
   virtual size_t least_guard_bytes() const { return kMostGuardBytes; }
   virtual std::byte* allocate(size_t bytes, const std::string& what) = 0;  ///< 256-byte aligned
-  virtual void free(std::byte* memory) noexcept = 0;
+  /// Memory that a candidate in another process maps, after Device::share_memory(); before, the same as allocate().
+  virtual std::byte* allocate_shared(size_t bytes, const std::string& what, Access) { return allocate(bytes, what); }
+  virtual void free(std::byte* memory) noexcept = 0;  ///< of both kinds
   virtual void upload(std::byte* device, const std::byte* host, size_t bytes) = 0;
   virtual void download(std::byte* host, const std::byte* device, size_t bytes) = 0;
   /// Fills [device, device + bytes) with repetitions of the low `pattern_bytes` (1, 2, 4 or 8) bytes of `pattern`.
@@ -118,6 +125,11 @@ class DeviceTimer {
 class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
  public:
   virtual DeviceInfo info() const = 0;
+  /// From now on the candidate is another process: allocate_shared() takes arenas, which it maps, and launch modes that
+  /// need the candidate in this process are unsupported. Call it before any memory is allocated. `read_only_inputs`:
+  /// the other process can't write to memory of Access::read, where the system allows this. Throws EnvironmentError
+  /// with the reason if there is no such memory, which is the default.
+  virtual std::shared_ptr<SharedMemory> share_memory(bool read_only_inputs);
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override;
 
   // For ranks that share a case. Each rank has a device; the first rank of a process has this one.
@@ -140,11 +152,15 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
   void share(RankProcesses& processes, int64_t most) { processes_ = &processes, most_ranks_ = most; }
   RankProcesses* processes() const { return processes_; }  ///< nullptr if all ranks are in this process
 
+  /// Sets DeviceInfo::transport.
+  void note_transport(std::string transport) { transport_ = std::move(transport); }
+
  protected:
-  void tell_ranks(DeviceInfo& info) const;  ///< sets the limit of ranks if they are processes
+  void complete(DeviceInfo& info) const;  ///< adds the transport, and the limit of ranks if they are processes
 
   RankProcesses* processes_ = nullptr;
   int64_t most_ranks_ = 0;
+  std::string transport_;
 };
 
 inline constexpr size_t kFlushCaches = 4;

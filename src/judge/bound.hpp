@@ -12,9 +12,9 @@ namespace checkop {
 /// Also the error of an element that is not finite although its gold is: no bound covers it.
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// One row of a gold; see GoldRows. No array is nullptr.
+/// One row of a gold; see GoldRows. No array but `reference` is nullptr.
 struct GoldRow {
-  const double *value, *magnitude, *rounding, *spread, *deviation;
+  const double *value, *magnitude, *rounding, *spread, *deviation, *reference = nullptr;
 };
 
 /// The bound of one element under a bound_ratio gate, before it is multiplied by `limit`:

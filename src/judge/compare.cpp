@@ -111,7 +111,7 @@ struct Stripe {
 struct Block {
   int64_t row, first_column;
   size_t count;
-  const double *got, *value, *magnitude, *rounding, *spread, *deviation;
+  const double *got, *value, *magnitude, *rounding, *spread, *deviation, *reference;
   const std::byte *stored, *expected;  ///< as the candidate wrote it; the gold rounded once
   uint64_t max_ulp;                    ///< the largest distance between `stored` and `expected`
 };
@@ -168,7 +168,8 @@ OutputComparison::State::State(DType dtype, const std::byte* got, MatrixView vie
   for (const Gate& gate : gates.all) {
     if (is_elementwise(gate.metric)) prepared.emplace_back(gate, dtype, terms);
     if (gate.metric == Metric::bound_ratio) bound.emplace(gate, dtype, terms);
-    if (gate.metric == Metric::vs_baseline || gate.metric == Metric::max_vs_baseline || gate.metric == Metric::cosine)
+    if (gate.metric == Metric::vs_baseline || gate.metric == Metric::max_vs_baseline ||
+        gate.metric == Metric::vs_reference || gate.metric == Metric::cosine)
       baseline = &gate;
     if (gate.metric == Metric::bias_t) bias = &gate;
     if (gate.metric == Metric::noise_rms) noise = &gate;
@@ -418,6 +419,11 @@ void OutputComparison::State::add_baseline(const Block& block, RowSums& sums) co
     sums.squared_got += block.got[i] * block.got[i];
     sums.largest_error = std::max(sums.largest_error, error);
     sums.largest_of_baseline = std::max(sums.largest_of_baseline, std::abs(rounding) + std::abs(shifted[i] - y));
+    sums.largest_rounding = std::max(sums.largest_rounding, std::abs(rounding));
+    const double of_reference = block.reference == nullptr ? 0 : std::abs(block.reference[i] - y);
+    if (!std::isfinite(of_reference)) continue;
+    sums.largest_of_reference = std::max(sums.largest_of_reference, of_reference);
+    sums.squared_of_reference += of_reference * of_reference;
   }
   sums.squared_rounding += sums_of(roundings.data(), block.count).squares;  // added in the order of squared_error
 }
@@ -474,6 +480,7 @@ void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
                       gold.rounding + at,
                       gold.spread + at,
                       gold.deviation + at,
+                      gold.reference == nullptr ? nullptr : gold.reference + at,
                       a,
                       b,
                       max_ulp_distance(dtype, a, b, count)};
@@ -549,7 +556,7 @@ void OutputComparison::add(const GoldRows& block) {
     const auto row_of = [&](const double* array) { return array == nullptr ? zeros.data() : array + at; };
     state_->compare_row(block.first_row * cut + r,
                         {row_of(block.value), row_of(block.magnitude), row_of(block.rounding), row_of(block.spread),
-                         row_of(block.deviation)});
+                         row_of(block.deviation), block.reference == nullptr ? nullptr : block.reference + at});
   }
 }
 
@@ -583,6 +590,8 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
       return checkop::cosine(sum);
     case Metric::max_vs_baseline:
       return checkop::max_vs_baseline(sum);
+    case Metric::vs_reference:
+      return checkop::vs_reference(sum);
     case Metric::bound_rms:
       return checkop::bound_rms(sum);
     case Metric::bias_t:

@@ -94,7 +94,7 @@ class Judge {
         outputs_(outputs),
         contract_(contract),
         threads_(threads),
-        writes_files_(subject.writes_files),
+        copies_outputs_(subject.copies_outputs),
         rows_(rows),
         stored_(stored),
         sets_(rows.empty() ? std::vector<RowSet>(outputs.size()) : rows),
@@ -158,7 +158,7 @@ class Judge {
     for (size_t i = 0; i < results.size(); ++i) {
       if (results[i].out_of_bound == 0 || stored_ || !diagnoses) continue;
       results[i].diagnosis =
-          diagnose_output(c_, inputs_, i, outputs[i], *comparisons[i], sets_[i], threads_, !writes_files_);
+          diagnose_output(c_, inputs_, i, outputs[i], *comparisons[i], sets_[i], threads_, !copies_outputs_);
     }
     check_identities(c_, inputs_, outputs, gates_, terms_, sets_, threads_, active, results);
     check_model(c_, inputs_, outputs, gates_, terms_, sets_, threads_, results);
@@ -301,7 +301,7 @@ class Judge {
   const std::vector<Tensor>&inputs_, &outputs_;
   const Contract& contract_;
   const unsigned threads_;
-  const bool writes_files_;
+  const bool copies_outputs_;
   const std::vector<RowSet>& rows_;
   const GoldReplay& stored_;
   const std::vector<RowSet> sets_;

@@ -29,6 +29,9 @@ RowSums& RowSums::operator+=(const RowSums& other) {
   largest_error = std::max(largest_error, other.largest_error);
   largest_of_baseline = std::max(largest_of_baseline, other.largest_of_baseline);
   squared_rounding += other.squared_rounding;
+  largest_rounding = std::max(largest_rounding, other.largest_rounding);
+  squared_of_reference += other.squared_of_reference;
+  largest_of_reference = std::max(largest_of_reference, other.largest_of_reference);
   squared_noise += other.squared_noise;
   noisy += other.noisy;
   noisy_rows += other.noisy_rows;
@@ -49,6 +52,17 @@ Achieved max_vs_baseline(const RowSums& total) {
 }
 
 Achieved vs_baseline(const RowSums& total) { return {root_ratio(total.squared_error, total.squared_rounding)}; }
+
+Achieved vs_reference(const RowSums& total) {
+  const auto over = [](double error, double reference, double rounding) {
+    const double most = reference + rounding / 2;
+    return error == 0 ? 0 : most > 0 ? error / most : kInfinity;
+  };
+  // The common number of elements cancels out of the first one.
+  return {std::max(
+      over(std::sqrt(total.squared_error), std::sqrt(total.squared_of_reference), std::sqrt(total.squared_rounding)),
+      over(total.largest_error, total.largest_of_reference, total.largest_rounding))};
+}
 
 Achieved bound_rms(const RowSums& total) {
   return {root_ratio(total.squared_ratio, static_cast<double>(total.finite))};

@@ -19,8 +19,11 @@ struct RowSums {
   double squared_ratio = 0;                           ///< of error over bound; only for bound_rms
   double squared_got = 0;                             ///< of the candidate's elements; only for cosine
   double largest_error = 0, largest_of_baseline = 0;  ///< only for max_vs_baseline
-  double squared_rounding = 0;                        ///< of the error of storing the gold; only for vs_baseline
-  double bias = 0, allowed_bias = 0;                  ///< S and A of bias_statistic(); only for bias_t
+  double squared_rounding = 0;      ///< of the error of storing the gold; for vs_baseline and vs_reference
+  double largest_rounding = 0;      ///< only for vs_reference, as the next two
+  double squared_of_reference = 0;  ///< of the reference's error
+  double largest_of_reference = 0;
+  double bias = 0, allowed_bias = 0;  ///< S and A of bias_statistic(); only for bias_t
   double squared_noise = 0;  ///< of error over its standard deviation, over `noisy` elements; only for noise_rms
   int64_t finite = 0, noisy = 0, noisy_rows = 0;
   bool seen = false;
@@ -59,6 +62,12 @@ Achieved max_vs_baseline(const RowSums& total);
 /// and the output differs. After the tests of FlashAttention, which compare with the maximum error of another kernel
 /// (Dao, 2022).
 Achieved vs_baseline(const RowSums& total);
+
+/// The error over that of a reference in its own dtypes and half the error of storing the gold: the larger of the
+/// quotients of root mean squares and of largest errors. With limit 2 a candidate may err twice as much as the
+/// reference, and once more by rounding its output. For sums whose magnitudes are unknown: the reference's error shows
+/// how large the rounding errors of these data are.
+Achieved vs_reference(const RowSums& total);
 
 /// rms of |c - y|/B over all elements. With lambda = 6, a bound is six standard deviations of a sum of independent
 /// roundings, so right candidates have an rms of 1/6 or less: an element is near its bound once in 1e8. Coarser

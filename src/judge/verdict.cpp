@@ -51,6 +51,7 @@ std::string describe_miss(const GateResult& gate) {
   if (gate.metric == Metric::bound_rms) text += ": each error is within its bound, but too many are near it";
   if (gate.metric == Metric::bias_t) text += ": errors are biased to one side, as with truncation";
   if (gate.metric == Metric::block_rel_l2) text += fmt::format(": missed by {} blocks", gate.out_of_bound);
+  if (gate.metric == Metric::vs_reference) text += ": so many times the error of the reference";
   if (gate.metric == Metric::vs_baseline) text += ": so many times the rms error of storing the gold";
   return text;
 }

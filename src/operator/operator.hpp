@@ -75,11 +75,12 @@ struct AttrSpec {
 ///   rounding   coefficient of one unit roundoff of the arithmetic: roundings that no sum amplifies
 ///   spread, deviation   what the roundings that the active recipes allow for may add to the error, and its standard
 ///              deviation; see Spread. nullptr: nothing
+///   reference  what a trusted implementation computed, of a gold in a file that has it; else nullptr
 /// A computation in precision u with sums of chain length h errs by about growth(h, u)*magnitude + u*rounding + spread.
 struct GoldRows {
   int output;
   int64_t first_row, n_rows, columns;
-  const double *value, *magnitude, *rounding, *spread = nullptr, *deviation = nullptr;
+  const double *value, *magnitude, *rounding, *spread = nullptr, *deviation = nullptr, *reference = nullptr;
 };
 
 /// Receives gold rows in any order, from several threads at once; each row of each output exactly once.

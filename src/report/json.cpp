@@ -233,6 +233,7 @@ Json case_json(const CaseRecord& record) {
                {"memory_findings", memory},
                {"rank_differences", record.run.rank_differences},
                {"outputs", outputs}};
+  if (!record.run.unobserved.empty()) json["memory_unobserved"] = record.run.unobserved;
   if (record.whole_index >= 0) json["whole"] = whole_json(record);
   for (const RankRun& rank : record.run.ranks)
     json["ranks"].push_back({{"rank", rank.rank}, {"device", rank.device}, {"message", rank.message}});
@@ -248,14 +249,16 @@ double rate(int64_t part, int64_t whole) {
 }  // namespace
 
 Json device_json(const DeviceInfo& device) {
-  return {{"kind", device.kind},
-          {"name", device.name},
-          {"arch_key", device.arch_key},
-          {"arch", device.arch},
-          {"multiprocessors", device.multiprocessors},
-          {"memory_bytes", device.memory_bytes},
-          {"driver", device.driver},
-          {"runtime", device.runtime}};
+  Json json = {{"kind", device.kind},
+               {"name", device.name},
+               {"arch_key", device.arch_key},
+               {"arch", device.arch},
+               {"multiprocessors", device.multiprocessors},
+               {"memory_bytes", device.memory_bytes},
+               {"driver", device.driver},
+               {"runtime", device.runtime}};
+  if (!device.transport.empty()) json["transport"] = device.transport;
+  return json;
 }
 
 Json candidate_json(const CaseRecord& record) {

@@ -213,10 +213,11 @@ void print_ranks(std::FILE* out, const CaseRecord& record) {
 }  // namespace
 
 void print_header(std::FILE* out, const Report& report, const DeviceInfo& device, size_t n_cases, size_t n_candidates) {
-  fmt::print(out, "[==========] {} check{} of {} candidate{}{}; contract {} ({}); device {}{}\n", n_cases,
+  fmt::print(out, "[==========] {} check{} of {} candidate{}{}; contract {} ({}); device {}{}{}\n", n_cases,
              n_cases == 1 ? "" : "s", n_candidates, n_candidates == 1 ? "" : "s",
              report.shard ? fmt::format(", {}", report.shard->name()) : "", report.contract_path, report.contract_hash,
-             device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key));
+             device.name, device.arch_key.empty() ? "" : fmt::format(" ({})", device.arch_key),
+             device.transport.empty() ? "" : fmt::format("; tensors by {}", device.transport));
   for (const std::string& warning : report.warnings) fmt::print(out, "[ WARNING  ] {}\n", warning);
   for (const SanitizerRun& run : report.sanitizers) {
     fmt::print(out, "[ SANITIZE ] {}: {} check{} ran; {}\n", run.tool, run.checks, run.checks == 1 ? "" : "s",
@@ -235,6 +236,8 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
     fmt::print(out, "             {}\n", record.judgment.reason);
     if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
   }
+  if (!record.run.unobserved.empty())
+    fmt::print(out, "             memory of outputs is not observed: {}\n", record.run.unobserved);
   print_left_out(out, record);
   print_recipes(out, record);
   print_ranks(out, record);

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
@@ -24,7 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kProtocol = 1;
+constexpr int kProtocol = 2;
 /// Alignment of candidates' buffers in all contexts but those of the alignment axis.
 constexpr uintptr_t kAlignment = 256;
 
@@ -84,12 +86,17 @@ void require_wanted_device(const std::string& where, const std::string& wanted, 
                    "choose another --device, or have it heed the one in the first request");
 }
 
-/// Why a tensor can't be passed as a file; "" if it can.
-std::string why_not_portable(const checkop_tensor& tensor) {
+bool is_contiguous(const checkop_tensor& tensor) {
   int64_t stride = 1;
   for (int32_t i = tensor.rank; i-- > 0; stride *= tensor.shape[i]) {
-    if (tensor.shape[i] > 1 && tensor.strides[i] != stride) return "a file has no strides: rows can't lie apart";
+    if (tensor.shape[i] > 1 && tensor.strides[i] != stride) return false;
   }
+  return true;
+}
+
+/// Why a tensor can't be passed as a file; "" if it can.
+std::string why_not_portable(const checkop_tensor& tensor) {
+  if (!is_contiguous(tensor)) return "a file has no strides: rows can't lie apart";
   if (reinterpret_cast<uintptr_t>(tensor.data) % kAlignment != 0) return "a file has no alignment of memory";
   return "";
 }
@@ -125,14 +132,35 @@ void tell(const checkop_call& call, const std::string& message) {
   call.message[n] = '\0';
 }
 
-/// The files of one request. Removed after it, so that no later request can find them.
+/// The files of one request; no names if it has none. Removed after it, so that no later request can find them.
 struct RequestFiles {
   std::string inputs, outputs;
   ~RequestFiles() {
-    unlink(inputs.c_str());
-    unlink(outputs.c_str());
+    for (const std::string& each : {inputs, outputs}) {
+      if (!each.empty()) unlink(each.c_str());
+    }
   }
 };
+
+/// Where the tensors of a call lie in arenas.
+json describe_tensors(const Pass& pass, const checkop_call& call, const SharedMemory& shared) {
+  json tensors = json::array();
+  const auto add = [&](const checkop_tensor& tensor, std::string_view name, const char* role) {
+    if (tensor.data == nullptr) return;
+    const SharedMemory::Place place = shared.find(static_cast<const std::byte*>(tensor.data)).value();
+    tensors.push_back({{"name", name},
+                       {"role", role},
+                       {"dtype", info(static_cast<DType>(tensor.dtype)).safetensors},
+                       {"shape", Shape(tensor.shape, tensor.shape + tensor.rank)},
+                       {"strides", Shape(tensor.strides, tensor.strides + tensor.rank)},
+                       {"arena", place.arena},
+                       {"offset", place.offset}});
+  };
+  for (int32_t i = 0; i < call.n_inputs; ++i) add(call.inputs[i], pass.inputs[static_cast<size_t>(i)].name, "input");
+  for (int32_t i = 0; i < call.n_outputs; ++i)
+    add(call.outputs[i], pass.outputs[static_cast<size_t>(i)].tensor.name, "output");
+  return tensors;
+}
 
 json describe_outputs(const Pass& pass, const checkop_call& call) {
   json outputs = json::array();
@@ -177,6 +205,20 @@ void write_inputs(const std::string& path, const Pass& pass, const checkop_call&
   }
 }
 
+/// Those that this build has, the best first.
+std::vector<std::string> transports() {
+  if (built_with_cuda()) return {"cuda_vmm", "memfd", "files"};
+  return {"memfd", "files"};
+}
+
+/// The index of the GPU with this UUID. Throws EnvironmentError if there is none.
+int find_cuda_device(const std::string& uuid) {
+  for (int index = 0; index < cuda_device_count(); ++index) {
+    if (!uuid.empty() && cuda_uuid(index) == uuid) return index;
+  }
+  throw EnvironmentError("the process computes on a GPU that check_operator does not see");
+}
+
 }  // namespace
 
 /// `entry` must be the first member: a call's `kernel` points to it.
@@ -185,9 +227,21 @@ struct External::Kernel {
   External* owner;
   const Operator* op;
   const Pass* pass;
+  bool takes_strides;  ///< rows that lie apart
 };
 
+namespace {
+
+std::vector<std::string> names_of_outputs(const Pass& pass) {
+  std::vector<std::string> names;
+  for (const OutputSpec& spec : pass.outputs) names.emplace_back(spec.tensor.name);
+  return names;
+}
+
+}  // namespace
+
 std::string ExternalCommand::flag() const {
+  if (!given.empty()) return given;
   return command.empty() ? fmt::format("--exec-fd {}", descriptor) : fmt::format("--exec '{}'", command);
 }
 
@@ -197,28 +251,40 @@ External::External(const ExternalCommand& command, int socket) : folder_(command
     process_ = std::make_unique<LineProcess>(command.command, stderr_file(command));
   } else if (LineSocket::is_socket(socket)) {
     process_ = std::make_unique<LineSocket>(socket);
+    outlives_us_ = true;
+    // Ids that no earlier worker used, whose requests the other end may still be answering.
+    requests_ = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch()).count();
   } else {
     throw InputError(where, "is no socket that this process inherited", "pass one on, or use --exec COMMAND");
   }
-  std::string line;
+  const json hello{{"protocol", 1},  // what copies of an older serving.py look for
+                   {"protocols", {1, kProtocol}},
+                   {"device", command.device},
+                   {"transports", transports()},
+                   {"id", requests_}};
   try {
-    line = process_->request(one_line({{"hello", {{"protocol", kProtocol}, {"device", command.device}}}}));
+    read_hello(command, JsonValue::parse(ask({{"hello", hello}}, "id", requests_), where));
   } catch (const ProcessEnded& e) {
     throw InputError(where, e.what(), "it should answer the first line with what it can do");
   }
-  const JsonValue answer = JsonValue::parse(line, where);
+}
+
+External::~External() = default;
+
+void External::read_hello(const ExternalCommand& command, const JsonValue& answer) {
+  const std::string where = command.flag();
   if (const auto lacking = answer.find("no_device"))
     throw EnvironmentError(fmt::format("{}: {}", where, lacking->string()));
   if (const auto error = answer.find("error")) throw InputError(where, error->string());
-  answer.allow_keys({"protocol", "device", "kernels", "digest"});
-  answer.at("protocol").integer(kProtocol, kProtocol);
-  device_ = read_device(answer);
-  require_wanted_device(where, command.device, device_);
-  const int32_t kind = device_.kind == "cuda" ? CHECKOP_CUDA : CHECKOP_CPU;
+  protocol_ = static_cast<int>(answer.at("protocol").integer(1, kProtocol));
+  if (protocol_ == 1) answer.allow_keys({"protocol", "device", "kernels", "digest", "id"});
+  const DeviceInfo device = read_device(answer);
+  require_wanted_device(where, command.device, device);
+  const int32_t kind = device.kind == "cuda" ? CHECKOP_CUDA : CHECKOP_CPU;
   const std::string path = command.command.empty() ? where : command.command;
   const std::string digest = digest_of(answer, path);
   for (const JsonValue& item : answer.at("kernels").items()) {
-    item.allow_keys({"op", "pass", "recipes"});
+    if (protocol_ == 1) item.allow_keys({"op", "pass", "recipes"});
     const JsonValue name = item.at("op");
     const Operator& op = require_operator(name);
     std::vector<std::string> passes;
@@ -226,12 +292,14 @@ External::External(const ExternalCommand& command, int socket) : folder_(command
     const Pass& pass = *find_pass(op, item.at("pass").one_of("pass", passes));
     const auto same = [&](const Candidate& each) { return each.op == op.name && each.pass == pass.name; };
     if (std::any_of(candidates_.begin(), candidates_.end(), same)) item.fail("each operator and pass once");
+    const auto strides = item.find("strides");
     auto kernel = std::make_unique<Kernel>();
     *kernel = {{sizeof(checkop_kernel), command.name.c_str(), op.name.data(), pass.name.data(), kind, 0, 0, nullptr,
                 &External::launch},
                this,
                &op,
-               &pass};
+               &pass,
+               strides && strides->boolean()};
     std::vector<std::string> recipes;
     if (const auto declared = item.find("recipes")) {
       for (const JsonValue& recipe : declared->items()) recipes.push_back(recipe.string());
@@ -242,12 +310,118 @@ External::External(const ExternalCommand& command, int socket) : folder_(command
     kernels_.push_back(std::move(kernel));
   }
   if (candidates_.empty()) throw InputError(where, "reports no kernels", "name operators in its first answer");
+  open_memory(device, answer);
 }
 
-External::~External() = default;
+/// Opens the device whose memory the process will map, by the first transport that both sides have.
+void External::open_memory(const DeviceInfo& said, const JsonValue& answer) {
+  std::vector<std::string> refusals;
+  if (protocol_ == 1) refusals.push_back("the process speaks protocol 1");
+  if (const auto why = answer.find("why")) refusals.push_back(why->string());
+  bool is_open = false;
+  for (const std::string transport : {"cuda_vmm", "memfd"})
+    is_open = is_open || open_transport(transport, said, answer, refusals);
+  if (!is_open) device_ = said.kind == "cuda" ? open_cpu_device(said) : open_cpu_device();
+  const std::string transport = is_open ? shared_->transport() : "files";
+  device_->note_transport(refusals.empty() ? transport : fmt::format("{}; {}", transport, fmt::join(refusals, "; ")));
+}
 
-std::unique_ptr<Device> External::open_device() const {
-  return device_.kind == "cuda" ? open_cpu_device(device_) : open_cpu_device();
+/// Whether `transport` works; if both sides should have it and it does not, adds why to `refusals`.
+bool External::open_transport(const std::string& transport, const DeviceInfo& said, const JsonValue& answer,
+                              std::vector<std::string>& refusals) {
+  const auto offers = [&](const JsonValue& each) { return each.string() == transport; };
+  const auto offered = protocol_ > 1 ? answer.at("transports").items() : std::vector<JsonValue>();
+  if (std::none_of(offered.begin(), offered.end(), offers)) return false;
+  try {
+    if (transport == "memfd") {
+      device_ = said.kind == "cuda" ? open_cpu_device(said) : open_cpu_device();
+    } else {
+      device_ = open_cuda_device(find_cuda_device(answer.at("gpu_uuid").string()));
+    }
+    const auto read_only = answer.find("read_only_inputs");
+    shared_ = device_->share_memory(read_only && read_only->boolean());
+    std::byte* const probe = device_->allocate_shared(1, "a first arena", Access::write);
+    const std::string refusal = share(shared_->find(probe).value().arena);
+    device_->free(probe);
+    if (refusal.empty()) return true;
+    refusals.push_back(fmt::format("no {}: {}", transport, refusal));
+  } catch (const EnvironmentError& e) {
+    refusals.push_back(fmt::format("no {}: {}", transport, e.what()));
+  } catch (const DeviceError& e) {
+    refusals.push_back(fmt::format("no {}: {}", transport, e.what()));
+  }
+  shared_.reset();
+  device_.reset();
+  return false;
+}
+
+/// The answer to a request, which repeats the request's `key`. A socket may hold the late answers to a worker that was
+/// killed while it waited; those have other ids, or speak of arenas before this worker has any.
+std::string External::ask(const json& request, const std::string& key, int64_t value,
+                          const std::vector<int>& descriptors) {
+  const auto is_late = [&](const std::string& line) {
+    const json answer = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto has_other = [&](const char* name) {
+      return answer.contains(name) && answer[name].is_number_integer() && (key != name || answer[name] != value);
+    };
+    return answer.is_object() && (has_other("id") || has_other("arena"));
+  };
+  std::string line = process_->request(one_line(request), descriptors);
+  while (outlives_us_ && is_late(line)) line = process_->next_line();
+  return line;
+}
+
+/// An answer to a launch or about an arena. Throws ProcessEnded if it is none.
+JsonValue External::parsed(const std::string& line) {
+  try {
+    return JsonValue::parse(line, "its answer");
+  } catch (const InputError& e) {
+    process_->give_up(fmt::format("{}: '{}'", e.what(), line.substr(0, 200)));
+  }
+}
+
+/// Has the process map an arena. Returns why it does not; "" if it has.
+std::string External::share(int64_t id) {
+  const Arena& arena = shared_->arena(id);
+  const Descriptor descriptor = arena.open();
+  const json request{{"id", id},
+                     {"bytes", arena.bytes()},
+                     {"access", arena.is_read_only() ? "r" : "rw"},
+                     {"transport", shared_->transport()}};
+  const JsonValue answer = parsed(ask({{"arena", request}}, "arena", id, {descriptor.get()}));
+  try {
+    answer.at("arena").integer(id, id);
+    if (answer.at("status").one_of("status", {"mapped", "refused"}) == "mapped") {
+      mapped_.insert(id);
+      return "";
+    }
+    return answer.at("message").string();
+  } catch (const InputError& e) {
+    process_->give_up(fmt::format("{}: '{}'", e.what(), one_line(answer.raw()).substr(0, 200)));
+  }
+}
+
+/// Has the process map the arenas of a call's tensors, and let those go that are no more. Returns why it can't; "" if
+/// it has.
+std::string External::share_arenas(const checkop_call& call) {
+  for (const int64_t id : shared_->take_gone()) {
+    if (mapped_.erase(id) > 0) ask({{"drop", {{"arena", id}}}}, "arena", id);
+  }
+  for (const auto& [tensors, n] : {std::pair{call.inputs, call.n_inputs}, {call.outputs, call.n_outputs}}) {
+    for (int32_t i = 0; i < n; ++i) {
+      if (tensors[i].data == nullptr) continue;
+      const int64_t id = shared_->find(static_cast<const std::byte*>(tensors[i].data)).value().arena;
+      if (mapped_.contains(id)) continue;
+      if (std::string refusal = share(id); !refusal.empty()) return refusal;
+    }
+  }
+  return "";
+}
+
+std::string External::take_unobserved() {
+  const std::set<std::string> returned = std::exchange(returned_, {});
+  if (!shared_) return "tensors go through files";
+  return returned.empty() ? "" : fmt::format("the function returns {}", fmt::join(returned, ", "));
 }
 
 checkop_status External::launch(const checkop_call* call) {
@@ -262,43 +436,54 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
   }
   for (const auto& [tensors, n] : {std::pair{call.inputs, call.n_inputs}, {call.outputs, call.n_outputs}}) {
     for (int32_t i = 0; i < n; ++i) {
-      const std::string why = tensors[i].data == nullptr ? "" : why_not_portable(tensors[i]);
+      if (tensors[i].data == nullptr) continue;
+      const std::string why = !shared_ ? why_not_portable(tensors[i])
+                              : kernel.takes_strides || is_contiguous(tensors[i])
+                                  ? ""
+                                  : "it does not say that it takes rows that lie apart (serve(..., strides=True))";
       if (why.empty()) continue;
       tell(call, why);
       return CHECKOP_UNSUPPORTED;
     }
   }
   const int64_t id = ++requests_;
-  const RequestFiles files{fmt::format("{}/inputs-{}.safetensors", folder_, id),
-                           fmt::format("{}/outputs-{}.safetensors", folder_, id)};
-  try {
-    write_inputs(files.inputs, *kernel.pass, call);
-  } catch (const InputError& e) {
-    throw Stopped{RunStatus::no_device, fmt::format("the inputs can't be handed over: {}", e.what())};
-  }
   json attrs = json::object();
   for (int32_t i = 0; i < call.n_attrs; ++i) attrs[call.attrs[i].name] = number(call.attrs[i].value);
-  const json request{{"id", id},
-                     {"op", kernel.op->name},
-                     {"pass", kernel.pass->name},
-                     {"attrs", attrs},
-                     {"inputs", files.inputs},
-                     {"outputs", files.outputs},
-                     {"want", describe_outputs(*kernel.pass, call)},
-                     {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
+  json request{{"id", id},
+               {"op", kernel.op->name},
+               {"pass", kernel.pass->name},
+               {"attrs", attrs},
+               {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
+  RequestFiles files;
   try {
-    const std::string line = process_->request(one_line({{"run", request}}));
+    if (shared_) {
+      if (const std::string refusal = share_arenas(call); !refusal.empty()) {
+        tell(call, fmt::format("its process can't map memory: {}", refusal));
+        return CHECKOP_FAILED;
+      }
+      request["tensors"] = describe_tensors(*kernel.pass, call, *shared_);
+    } else {
+      files.inputs = fmt::format("{}/inputs-{}.safetensors", folder_, id);
+      files.outputs = fmt::format("{}/outputs-{}.safetensors", folder_, id);
+      write_inputs(files.inputs, *kernel.pass, call);
+      request["inputs"] = files.inputs, request["outputs"] = files.outputs;
+      request["want"] = describe_outputs(*kernel.pass, call);
+    }
+    const JsonValue answer = parsed(ask({{"run", request}}, "id", id));
     std::string status, message;
     try {
-      const JsonValue answer = JsonValue::parse(line, "its answer");
-      answer.allow_keys({"id", "status", "message"});
+      if (protocol_ == 1) answer.allow_keys({"id", "status", "message"});
       answer.at("id").integer(id, id);
       status = answer.at("status").one_of("status", {"ok", "unsupported", "failed"});
       if (answer.has("message")) message = answer.at("message").string();
+      if (const auto returned = answer.find("returned")) {
+        for (const JsonValue& name : returned->items())
+          returned_.insert(name.one_of("output", names_of_outputs(*kernel.pass)));
+      }
     } catch (const InputError& e) {
-      process_->give_up(fmt::format("{}: '{}'", e.what(), line.substr(0, 200)));
+      process_->give_up(fmt::format("{}: '{}'", e.what(), one_line(answer.raw()).substr(0, 200)));
     }
-    if (status == "ok") {
+    if (status == "ok" && !shared_) {
       if (const std::string wrong = take_outputs(files.outputs, *kernel.pass, call); !wrong.empty()) {
         status = "failed";
         message = wrong;
@@ -308,6 +493,10 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
     return status == "ok" ? CHECKOP_OK : status == "failed" ? CHECKOP_FAILED : CHECKOP_UNSUPPORTED;
   } catch (const ProcessEnded& e) {
     throw Stopped{RunStatus::crashed, e.what()};
+  } catch (const InputError& e) {
+    throw Stopped{RunStatus::no_device, fmt::format("the inputs can't be handed over: {}", e.what())};
+  } catch (const DeviceError& e) {
+    throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};
   }
 }
 

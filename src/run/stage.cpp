@@ -160,7 +160,8 @@ BufferPtr Stage::make_buffer(std::string_view role, const TensorSpec& spec) {
   const size_t width = info(dtype_of(case_, spec)).bytes;
   return std::make_shared<GuardedBuffer>(device_, dtype_of(case_, spec), buffer_elements(case_, spec, layout_),
                                          fmt::format("{} '{}'{}", role, spec.name, suffix_), "element",
-                                         (layout_.offset + width - 1) / width * width);
+                                         (layout_.offset + width - 1) / width * width,
+                                         role == "input" ? Access::read : Access::write);
 }
 
 int64_t Stage::padding_of(const TensorSpec& spec) const { return padding_in(case_, spec, layout_); }

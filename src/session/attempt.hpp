@@ -23,9 +23,8 @@ struct DataRun {
 /// What one candidate did on one case.
 struct Attempt {
   const Check* check = nullptr;
-  std::string arch_key;      ///< whose overlays apply
-  bool is_external = false;  ///< a process of --exec ran it
-  CaseRecord record;         ///< without the contract's demands and verdict until Session::judge_by()
+  std::string arch_key;  ///< whose overlays apply
+  CaseRecord record;     ///< without the contract's demands and verdict until Session::judge_by()
   std::vector<Tensor> inputs, outputs;
   std::vector<RowSet> rows;  ///< rows that the gold computed; from Session::judge_by()
   /// The run with the other content of left-out elements than record.left_out says. Only where the run with NaN there
@@ -42,7 +41,9 @@ struct Attempt {
     record.left_out = record.left_out == LeftOut::finite ? LeftOut::nonfinite : LeftOut::finite;
   }
 
-  Subject subject() const { return {arch_key, check->candidate.name, check->candidate.recipes, is_external}; }
+  Subject subject() const {
+    return {arch_key, check->candidate.name, check->candidate.recipes, !record.run.unobserved.empty()};
+  }
 };
 
 }  // namespace checkop

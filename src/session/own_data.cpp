@@ -228,10 +228,14 @@ void require_exact(const SafetensorsReader& file, const Tensor& tensor) {
   }
 }
 
+constexpr const char* kReference = "reference";
+
+/// A reference may hold any number, the other companions are limits of errors.
 Tensor companion(const SafetensorsReader& file, const std::string& group, const std::string& name, const Shape& shape) {
   const SafetensorsEntry* entry = file.find(group + "/" + name);
   if (entry == nullptr) return {};
   require_fit(file, *entry, shape);
+  if (group == kReference) return file.read(*entry);
   if (!info(entry->dtype).is_float)
     throw InputError(fmt::format("{}: tensor '{}'", file.path(), entry->name),
                      fmt::format("is {}", info(entry->dtype).name), "give floating-point numbers");
@@ -255,7 +259,9 @@ bool needs_magnitude(Metric metric) {
   return metric == Metric::bound_ratio || metric == Metric::bound_rms || metric == Metric::bias_t;
 }
 
-bool needs_finer_gold(Metric metric) { return metric == Metric::vs_baseline || metric == Metric::max_vs_baseline; }
+bool needs_finer_gold(Metric metric) {
+  return metric == Metric::vs_baseline || metric == Metric::max_vs_baseline || metric == Metric::vs_reference;
+}
 
 constexpr const char* kSoundGates =
     "give a contract whose class has atol_rtol, ulp, bits, rel_l2, block_rel_l2 or cosine";
@@ -317,6 +323,7 @@ OwnGold::OwnGold(const SafetensorsReader& file, const Case& c) {
     require_exact(file, output.value);
     output.magnitude = companion(file, "magnitude", name, shape);
     output.rounding = companion(file, "rounding", name, shape);
+    output.reference = companion(file, kReference, name, shape);
     output.columns = std::max<int64_t>(1, judged_view(*c.op, spec.tensor, shape).columns);
   }
 }
@@ -334,7 +341,7 @@ GoldReplay OwnGold::replay() const {
       parallel_for(threads, (rows + of_block - 1) / of_block, [&](int64_t block) {
         const int64_t first = block * of_block, n_rows = std::min(of_block, rows - first), at = first * output.columns;
         const auto n = static_cast<size_t>(n_rows * output.columns);
-        std::vector<double> value(n), magnitude(n), rounding(n);
+        std::vector<double> value(n), magnitude(n), rounding(n), reference(n);
         decode(output.value, at, n, value.data());
         if (!output.magnitude.name.empty()) decode(output.magnitude, at, n, magnitude.data());
         if (!output.rounding.name.empty()) {
@@ -342,7 +349,10 @@ GoldReplay OwnGold::replay() const {
         } else {
           std::transform(value.begin(), value.end(), rounding.begin(), [](double x) { return std::abs(x); });
         }
-        sink({static_cast<int>(i), first, n_rows, output.columns, value.data(), magnitude.data(), rounding.data()});
+        const bool has_reference = !output.reference.name.empty();
+        if (has_reference) decode(output.reference, at, n, reference.data());
+        sink({static_cast<int>(i), first, n_rows, output.columns, value.data(), magnitude.data(), rounding.data(),
+              nullptr, nullptr, has_reference ? reference.data() : nullptr});
       });
     }
   };
@@ -355,7 +365,7 @@ std::vector<DType> OwnGold::dtypes() const {
 }
 
 bool OwnGold::is_companion(const SafetensorsReader& file, const std::string& name) {
-  for (const std::string_view group : {"magnitude/", "rounding/"}) {
+  for (const std::string_view group : {"magnitude/", "rounding/", "reference/"}) {
     if (name.starts_with(group) && file.find(name.substr(group.size())) != nullptr) return true;
   }
   return false;
@@ -377,6 +387,12 @@ void OwnGold::require_sound(const SafetensorsReader& file, const Case& c, const 
                          fmt::format("{} needs the magnitude of every element of '{}', and {} does not hold it",
                                      to_string(gate.metric), name, file.path()),
                          fmt::format("add a tensor 'magnitude/{}' to it, or {}", name, kSoundGates));
+      }
+      if (gate.metric == Metric::vs_reference && file.find(kReference + ("/" + name)) == nullptr) {
+        throw InputError(gate.source,
+                         fmt::format("vs_reference needs what a reference computed for '{}', and {} does not hold it",
+                                     name, file.path()),
+                         fmt::format("add a tensor 'reference/{}' to it, or {}", name, kSoundGates));
       }
       if (needs_finer_gold(gate.metric) && !(unit_roundoff(gold.dtype) < unit_roundoff(dtype_of(c, spec.tensor)))) {
         throw InputError(gate.source,
@@ -429,14 +445,16 @@ Case case_of_own_data(const RunOptions& options) {
     if (!OwnGold::is_companion(gold, entry.name)) outputs.push_back(entry);
   }
   if (outputs.empty()) throw InputError(gold.path(), "holds no tensors", "give the gold of every output");
-  // An fp64 gold may belong to narrower outputs, of --dtype, or of the dtype of the first floating-point input.
+  // An fp64 gold may belong to narrower outputs: of the dtype of the reference beside it, of --dtype, or of the dtype
+  // of the first floating-point input.
   const auto number = std::find_if(inputs.entries().begin(), inputs.entries().end(),
                                    [](const SafetensorsEntry& entry) { return info(entry.dtype).is_float; });
   const DType narrower = options.has("--dtype")             ? parse_dtypes("--dtype", options.dtypes).front()
                          : number != inputs.entries().end() ? number->dtype
                                                             : DType::f64;
   for (SafetensorsEntry& output : outputs) {
-    if (output.dtype == DType::f64) output.dtype = narrower;
+    const SafetensorsEntry* reference = gold.find(kReference + ("/" + output.name));
+    if (output.dtype == DType::f64) output.dtype = reference == nullptr ? narrower : reference->dtype;
   }
   // Static, because forked processes and the report refer to it until the end.
   static std::unique_ptr<const OwnOperator> own;

@@ -84,6 +84,7 @@ class OwnOperator {
 /// Bounds that depend on each element's conditioning need more tensors:
 ///   magnitude/NAME   coefficient of the growth of accumulated sums, see GoldRows
 ///   rounding/NAME    coefficient of one unit roundoff; default |gold|, the smallest possible value
+///   reference/NAME   what a trusted implementation computed, in the dtype of the output
 class OwnGold {
  public:
   /// Throws InputError if a tensor is missing or does not fit its output.
@@ -93,19 +94,20 @@ class OwnGold {
 
   std::vector<DType> dtypes() const;  ///< of the gold in the file, in the order of the pass
 
-  /// Whether `name` is the magnitude or rounding of another tensor in the file.
+  /// Whether `name` is the magnitude, rounding or reference of another tensor in the file.
   static bool is_companion(const SafetensorsReader& file, const std::string& name);
 
   /// Throws InputError unless `file` holds what the gates of every output of `c` need. Reads only headers.
   ///   bound_ratio, bound_rms, bias_t   magnitude/NAME: |gold| would do without cancellation, which a file does not
   /// show
+  ///   vs_reference                     reference/NAME
   ///   vs_baseline, max_vs_baseline     a gold of finer dtype than the output; otherwise storing the gold has no error
   static void require_sound(const SafetensorsReader& file, const Case& c, const Contract& contract,
                             const Subject& subject);
 
  private:
   struct Output {
-    Tensor value, magnitude, rounding;  ///< an absent tensor has no name
+    Tensor value, magnitude, rounding, reference;  ///< an absent tensor has no name
     int64_t columns = 1;
   };
   std::vector<Output> outputs_;

@@ -50,8 +50,11 @@ struct CandidateChoice {
   std::string device = "auto", arch_key = "auto";
   bool force_arch_key = false;
   std::vector<std::string> plugins;
-  std::vector<std::string> external;        ///< commands of --exec
-  std::optional<int> external_descriptor;   ///< of --exec-fd, a socket
+  std::vector<std::string> external;                                        ///< commands of --exec
+  std::optional<int> external_descriptor;                                   ///< of --exec-fd, a socket
+  std::vector<std::string> python_modules, torch_operators, torch_imports;  ///< become commands, too
+  std::vector<std::string>
+      external_flags;  ///< what to call these commands where the user gave another flag; "": --exec
   std::vector<std::string> external_names;  ///< of these candidates: first the commands, then the socket
 };
 

@@ -119,7 +119,6 @@ Attempt Scheduler::attempt(size_t index) {
   Attempt attempt;
   attempt.check = &check;
   attempt.arch_key = arch_key_;
-  attempt.is_external = run_.selection.external.contains(check.candidate.name);
   CaseRecord& record = attempt.record;
   record.c = check.c;
   record.candidate = check.candidate.name;

@@ -262,7 +262,10 @@ std::string external_device(const DeviceChoice& choice) {
 std::vector<ExternalCommand> external_commands(const CandidateChoice& options) {
   std::vector<ExternalCommand> commands;
   const std::string device = external_device(parse_device(options.device));
-  for (const std::string& command : options.external) commands.push_back({"", command, device});
+  for (size_t i = 0; i < options.external.size(); ++i) {
+    commands.push_back({"", options.external[i], device});
+    if (i < options.external_flags.size()) commands.back().given = options.external_flags[i];
+  }
   if (options.external_descriptor) commands.push_back({"", "", device, "", *options.external_descriptor});
   for (size_t i = 0; i < commands.size(); ++i) {
     commands[i].name = i < options.external_names.size() ? options.external_names[i]

@@ -157,7 +157,14 @@ void Session::check_questions(const Contract& contract) const {
   }
   for (const Check& check : selection_.checks) {
     for (const OutputSpec& spec : check.c.pass->outputs) {
-      if (is_present(check.c, spec.tensor)) contract.gates_for(check.c, spec, {});
+      if (!is_present(check.c, spec.tensor)) continue;
+      const Gates gates = contract.gates_for(check.c, spec, {});
+      const auto is_of_reference = [](const Gate& gate) { return gate.metric == Metric::vs_reference; };
+      if (!gold_ && std::any_of(gates.all.begin(), gates.all.end(), is_of_reference))
+        throw InputError(gates.source,
+                         fmt::format("vs_reference needs a reference beside the gold of '{}', and {} has none",
+                                     spec.tensor.name, check.c.op->name),
+                         "give a gold with --gold, or another contract");
     }
     if (gold_) OwnGold::require_sound(*gold_, check.c, contract, {});
   }

@@ -105,6 +105,10 @@ void Bytes::forbid_writes_by_others() const {
   if (fd_ >= 0) fcntl(fd_, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW);
 }
 
+void Bytes::forbid_resizing() const {
+  if (fd_ >= 0) fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+}
+
 Bytes Bytes::map(int fd, size_t size, bool writable) {
   Descriptor file{fd};
   Bytes bytes;

@@ -76,7 +76,7 @@ void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() +
 
 /// Runs one candidate, or times several.
 json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates, RankLink* ranks,
-               std::vector<Descriptor>& descriptors) {
+               External* external, std::vector<Descriptor>& descriptors) {
   size_t next = 0;
   const Case c = decode_case(request.at("case"));
   const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
@@ -95,12 +95,14 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
     device.abort_comms();  // the other ranks' processes are gone: the next request makes new communicators
     result.rank_gone = ranks->gone();
   }
+  const std::string unobserved = external != nullptr ? external->take_unobserved() : "";
+  if (result.status == RunStatus::ok) result.unobserved = unobserved;
   return encode(result);
 }
 
 /// Answers requests until the parent closes its end. Each says how much memory may be used: where `in_all`, counted
 /// from the first one, otherwise by each.
-void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, bool in_all) {
+void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, External* external, bool in_all) {
   Message message;
   const uint64_t at_start = own_memory();
   const pid_t own_pid = getpid();
@@ -109,7 +111,7 @@ void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* r
     const json request = json::parse(message.body);
     if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0)
       limit_own_memory(in_all ? at_start : own_memory(), allowed);
-    json answer = answer_to(request, device, candidates, ranks, message.descriptors);
+    json answer = answer_to(request, device, candidates, ranks, external, message.descriptors);
     fflush(stdout);  // what the plugin printed belongs to this case
     // A candidate that forked came back twice; only the worker itself may answer.
     if (getpid() != own_pid) _exit(0);
@@ -149,7 +151,7 @@ int run_child(int socket, const WorkerConfig& config) {
         external.emplace(*config.external, kChildChannel);
       }
       // Before the plugins: how much is free is noted then, and they can take some as they are loaded.
-      const std::unique_ptr<Device> device = external ? external->open_device() : open_device(config.device);
+      const std::unique_ptr<Device> device = external ? external->take_device() : open_device(config.device);
       const std::vector<Candidate> candidates = external ? external->candidates() : load_plugins(config.plugins);
       std::optional<RankLink> ranks;
       if (config.ranks) {
@@ -157,7 +159,7 @@ int run_child(int socket, const WorkerConfig& config) {
         device->share(*ranks, config.ranks->processes);
       }
       say(hello(candidates, *device, config.count_cuda_devices));
-      serve(*device, candidates, ranks ? &*ranks : nullptr, config.memory_limit > 0);
+      serve(*device, candidates, ranks ? &*ranks : nullptr, external ? &*external : nullptr, config.memory_limit > 0);
     } catch (const InputError& e) {
       say({{"error", "input"}, {"text", e.what()}});
     } catch (const EnvironmentError& e) {

@@ -119,6 +119,7 @@ json encode(const RunResult& result) {
           {"contexts", contexts},
           {"guard_violations", result.guard_violations},
           {"modified_inputs", result.modified_inputs},
+          {"unobserved", result.unobserved},
           {"rank_differences", result.rank_differences},
           {"ranks", ranks},
           {"rank_gone", result.rank_gone},
@@ -152,6 +153,7 @@ RunResult decode_result(const json& json) {
   result.rank_gone = json.at("rank_gone").get<std::string>();
   result.guard_violations = json.at("guard_violations").get<std::vector<std::string>>();
   result.modified_inputs = json.at("modified_inputs").get<std::vector<std::string>>();
+  result.unobserved = json.at("unobserved").get<std::string>();
   result.rank_differences = json.at("rank_differences").get<std::vector<std::string>>();
   result.device_lost = json.at("device_lost").get<bool>();
   result.transfer_ms = json.at("transfer_ms").get<double>();
@@ -219,7 +221,8 @@ json encode(const DeviceInfo& info) {
           {"driver", info.driver},
           {"runtime", info.runtime},
           {"most_ranks", info.most_ranks},
-          {"ranks_limit", info.ranks_limit}};
+          {"ranks_limit", info.ranks_limit},
+          {"transport", info.transport}};
 }
 
 DeviceInfo decode_device(const json& json) {
@@ -236,6 +239,7 @@ DeviceInfo decode_device(const json& json) {
   info.runtime = json.at("runtime").get<std::string>();
   info.most_ranks = json.at("most_ranks").get<int64_t>();
   info.ranks_limit = json.at("ranks_limit").get<std::string>();
+  info.transport = json.at("transport").get<std::string>();
   return info;
 }
 

@@ -279,7 +279,8 @@ std::string Worker::words_of_external() const {
 }
 
 uint64_t Worker::allowed_bytes(const Case& c) const {
-  if (config_.device != "cpu") return 0;  // a CUDA driver maps more than there is
+  const bool has_gpu = config_.external && info_.device->kind == "cuda";
+  if (config_.device != "cpu" || has_gpu) return 0;  // a CUDA driver maps more than there is
   if (config_.memory_limit > 0) return config_.memory_limit;
   const uint64_t room = room_for_candidates(memory_need(c, /*on_cuda=*/false, 1).host);
   return fits_side_by_side(c) ? room / 2 : room;

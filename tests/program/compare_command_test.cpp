@@ -97,6 +97,28 @@ TEST(CompareCommand, GoldThatIsNoFinerSaysNothingAboutStoring) {
       "needs a gold in a wider dtype than the output");
 }
 
+TEST(CompareCommand, AReferenceSetsTheScaleOfErrors) {
+  const std::string policy = " --contract contracts/policies/vs_reference.json --class composite";
+  const auto off_by = [](double relative) {
+    return [relative](int64_t i) { return wave(i) * (1 + (i % 2 == 0 ? relative : -relative)); };
+  };
+  const std::string got = write("of_reference_got", list(tensor("y", DType::f32, {6, 32}, off_by(3e-6))));
+  const auto gold = [&](const char* name, double relative) {
+    return write(name, list(tensor("y", DType::f64, {6, 32}, wave),
+                            tensor("reference/y", DType::f32, {6, 32}, off_by(relative))));
+  };
+  expect_exit(run_program("compare " + got + " " + gold("of_reference_near", 2e-6) + policy), 0, "1 pass");
+  expect_exit(run_program("compare " + got + " " + gold("of_reference_far", 1e-6) + policy), 1,
+              "so many times the error of the reference");
+  // A reference that errs as much as zeros do proves nothing.
+  expect_exit(run_program("compare " + got + " " + gold("of_reference_wild", 1) + policy), 1, "vacuous");
+  expect_exit(run_program("compare " + got + " " +
+                          write("of_no_reference", list(tensor("y", DType::f64, {6, 32}, wave))) + policy),
+              2, "add a tensor 'reference/y' to it");
+  expect_exit(run_program("--op silu --device cpu --candidate native --contract contracts/policies/vs_reference.json"),
+              2, "vs_reference needs a reference beside the gold of 'y', and silu has none");
+}
+
 TEST(CompareCommand, QuestionsThatMakeNoSenseAreRefused) {
   const std::string files = pair_of_files("questions");
   expect_exit(run_program(files), 2, "--class: is needed to select the rules that judge the tensors");

@@ -22,12 +22,14 @@ Commands  In blocks fenced as ```bash every line that runs check_operator is che
             mpirun ... check_operator, srun ... check_operator: flags only.
           Commands of a page run in the order of the page in one temporary folder, which looks like the repository and
           where build/cpu is the program's own folder.
+          What needs torch is not run where Python has none: `import`, --torch-op, and files that import it.
 Output    A block fenced as ```text title="output" is a part of what the command before it prints.
 Files     A block fenced as ```LANGUAGE title="NAME", of another name, is written to NAME in that folder before the page's
           commands run.
 Recipes   The table between the comments of RECIPES in docs/recipes.md is what `show` says of every operator.
 """
 import glob
+import importlib.util
 import os
 import re
 import shlex
@@ -41,13 +43,15 @@ MOST_README_LINES = 150
 SECONDS_PER_COMMAND = 60
 # Files that pages may name although a checkout lacks them, because a script creates them. None at present.
 GENERATED = ()
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 LAUNCHERS = ("mpirun", "srun")
 RECIPES = ("<!-- recipes: written by tests/program/docs_test.py --write -->\n", "<!-- end of recipes -->")
 NEEDS_NO_DEVICE = ("mutate", "contract explain", "contract lint", "contract diff", "report", "report diff", "report merge",
-                   "compare", "show", "list", "verify", "completion")
+                   "compare", "import", "show", "list", "verify", "completion")
 DROPPED_FOR_LIST = ("--candidate", "--plugin", "--exec", "--exec-name", "--contract", "--timeout-s")
 SUBCOMMANDS = ("run", "bench", "mutate", "recipe", "init", "doctor", "list", "show", "contract explain", "contract lint",
-               "contract diff", "contract calibrate", "report", "report diff", "report merge", "certify", "verify", "compare", "completion")
+               "contract diff", "contract calibrate", "report", "report diff", "report merge", "certify", "verify", "compare", "import",
+               "completion")
 
 OUTPUT = re.compile(r"\n*```text title=\"output\"\n(.*?)^```\s*$", re.M | re.S)
 FENCE = re.compile(r"^```(\w*)(?:[^\n]*title=\"([^\"]+)\")?[^\n]*\n(.*?)^```\s*$", re.M | re.S)
@@ -167,6 +171,11 @@ def value_of(words, flag):
     return words[words.index(flag) + 1] if flag in words[:-1] else None
 
 
+def uses_torch(path):
+    with open(path, encoding="utf-8") as file:
+        return re.search(r"^import torch|\bshims\b", file.read(), re.M) is not None
+
+
 class Program:
     """Runs check_operator the way the commands of a page call it."""
 
@@ -198,7 +207,8 @@ class Program:
         """The error in a command; "" if there is none."""
         words = command.words
         if words[0] == "python3":
-            if not command.is_run or not os.path.exists(os.path.join(self.folder, words[1])):
+            path = os.path.join(self.folder, words[1])
+            if not command.is_run or not os.path.exists(path) or (not HAS_TORCH and uses_torch(path)):
                 return ""
             code, text = self.run([sys.executable, *words[1:]], {**self.package, **command.environment})
             return "" if code == command.exit_code else f"exits {code}, not {command.exit_code}:\n{text[-1500:]}"
@@ -210,7 +220,7 @@ class Program:
         unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in self.flags(subcommand)]
         if unknown:
             return f"unknown flag {unknown[0]}"
-        if command.launched or not command.is_run:
+        if command.launched or not command.is_run or (not HAS_TORCH and (subcommand == "import" or "--torch-op" in words)):
             return ""
         on_cpu = value_of(words, "--device") == "cpu" or subcommand in NEEDS_NO_DEVICE
         if words[0] == "build/cuda/check_operator" or not on_cpu:
@@ -238,6 +248,7 @@ def check_commands(program, root, pages):
             tool = Program(program, root, folder)
             for block in FENCE.finditer(text):
                 if block[2] and block[2] != "output":
+                    os.makedirs(os.path.dirname(os.path.join(folder, block[2])), exist_ok=True)
                     with open(os.path.join(folder, block[2]), "w", encoding="utf-8") as file:
                         file.write(block[3])
             for command in commands_of(text):

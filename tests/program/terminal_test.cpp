@@ -108,6 +108,7 @@ TEST(Completion, KnowsCommandsFlagsAndNames) {
   EXPECT_EQ(completions("check_operator --op lo"), " logp \n");
   EXPECT_EQ(completions("check_operator --op silu,rms"), " silu,rms_norm \n");
   EXPECT_EQ(completions("check_operator show swi"), " swiglu \n");
+  EXPECT_EQ(completions("check_operator import --sol"), " --solution \n");
   EXPECT_EQ(completions("check_operator report diff --allow"), " --allow-gone \n");
   EXPECT_TRUE(has(completions("check_operator --preset qwen3-"), " qwen3-8b "));
 }

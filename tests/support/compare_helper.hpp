@@ -33,6 +33,7 @@ struct Matrix {
   int64_t rows, columns;
   std::vector<double> got, gold;
   double magnitude = 1, rounding = 1;  ///< of every element
+  std::vector<double> reference = {};  ///< empty: none
 
   /// A matrix of zeros.
   Matrix(int64_t rows, int64_t columns)
@@ -48,9 +49,11 @@ inline Comparison compare(DType dtype, const Matrix& m, std::vector<Gate> gates,
                               tokens);
   const std::vector<double> magnitude(static_cast<size_t>(m.columns), m.magnitude);
   const std::vector<double> rounding(static_cast<size_t>(m.columns), m.rounding);
-  for (int64_t r = m.rows; r-- > 0;)
-    comparison.add(
-        {0, r, 1, m.columns, &m.gold[static_cast<size_t>(r * m.columns)], magnitude.data(), rounding.data()});
+  for (int64_t r = m.rows; r-- > 0;) {
+    const auto at = static_cast<size_t>(r * m.columns);
+    comparison.add({0, r, 1, m.columns, &m.gold[at], magnitude.data(), rounding.data(), nullptr, nullptr,
+                    m.reference.empty() ? nullptr : &m.reference[at]});
+  }
   return comparison.finish();
 }
 

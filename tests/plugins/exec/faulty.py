@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A candidate for matmul forward that misbehaves as MODE says; MODE "honest" is correct.
+"""A candidate for matmul forward that misbehaves as MODE says; MODE "honest" is correct. With "shared_..." it speaks protocol
+2, and its tensors lie in memory of check_operator.
 
 Usage: faulty.py MODE [FILE]   every start appends a line to FILE
 """
@@ -12,7 +13,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "python"))
-from check_operator.serving import read_safetensors, write_safetensors
+from check_operator.serving import HostArena, descriptors_beside, read_safetensors, write_safetensors
 
 mode = sys.argv[1]
 
@@ -30,6 +31,72 @@ def product(tensors):
     b = struct.unpack(f"<{k * n}f", b)
     rows = [[sum(a[r * k + i] * b[i * n + c] for i in range(k)) for c in range(n)] for r in range(batch * seq)]
     return (batch, seq, n), rows
+
+
+arenas, accesses = {}, {}
+
+
+def stretch(entry):
+    """The bytes of a tensor, in memory of check_operator, and their begin."""
+    count = 1
+    for extent in entry["shape"]:
+        count *= extent
+    return arenas[entry["arena"]].memory, entry["offset"], count
+
+
+def answer_shared(request):
+    """Of protocol 2."""
+    if "arena" in request:
+        arena = request["arena"]
+        descriptor = take_descriptor()
+        is_first = not arenas
+        if mode == "shared_refuses" or (mode == "shared_refuses_later" and not is_first):
+            os.close(descriptor)
+            return say({"arena": arena["id"], "status": "refused", "message": "no room for more"})
+        if mode == "shared_other_arena":
+            return say({"arena": arena["id"] + 1, "status": "mapped"})
+        if mode == "shared_odd_status":
+            return say({"arena": arena["id"], "status": "fine"})
+        if mode == "shared_no_object":
+            return say("[1]")
+        accesses[arena["id"]] = arena["access"]
+        arenas[arena["id"]] = HostArena(descriptor, arena["bytes"], arena["access"] == "rw")
+        os.close(descriptor)
+        return say({"arena": arena["id"], "status": "mapped", "unknown": "keys are ignored"})
+    if "drop" in request:
+        del arenas[request["drop"]["arena"]]
+        return say({"arena": request["drop"]["arena"], "status": "dropped"})
+    run = request["run"]
+    tensors = {entry["name"]: entry for entry in run["tensors"]}
+    given = {}
+    for name in ("a", "b"):
+        memory, begin, count = stretch(tensors[name])
+        given[name] = (tensors[name]["dtype"], tensors[name]["shape"], memory[begin:begin + 4 * count])
+    values = [value for row in product(given)[1] for value in row]
+    memory, begin, count = stretch(tensors["c"])
+    if mode == "shared_leaves_out":
+        struct.pack_into(f"<{count - 1}f", memory, begin, *values[:-1])
+    else:
+        struct.pack_into(f"<{count}f", memory, begin, *values)
+    if mode == "shared_writes_past":
+        struct.pack_into("<f", memory, begin + 4 * count, 1.5)
+    if mode == "shared_writes_before":
+        struct.pack_into("<2f", memory, begin - 8, 1.5, 2.5)
+    if mode == "shared_writes_input":
+        where, begin, _ = stretch(tensors["a"])
+        struct.pack_into("<f", where, begin + 4, 9.5)
+    if mode == "shared_dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    answer = {"id": run["id"], "status": "ok"}
+    if mode == "shared_sealed":
+        answer["message"] = " ".join(f"{name} {accesses[tensors[name]['arena']]}" for name in ("a", "b", "c"))
+    if mode == "shared_returns":
+        answer["returned"] = ["c"]
+    if mode == "shared_returns_another":
+        answer["returned"] = ["d"]
+    if mode == "shared_counts":
+        answer["message"] = f"{len(os.listdir('/proc/self/fd'))} descriptors, {len(arenas)} arenas"
+    say(answer)
 
 
 def answer(request, times):
@@ -110,14 +177,22 @@ elif mode == "hello_nothing":
 elif mode == "hello_no_device":
     say({"no_device": "there is no accelerator"})
 elif mode == "hello_other_protocol":
-    say({"protocol": 2, "kernels": [kernel]})
+    say({"protocol": 3, "kernels": [kernel]})
 elif mode.startswith("hello_digest"):
     say({"protocol": 1, "kernels": [kernel], "digest": "0123456789abcdef" if mode == "hello_digest" else "0123456789ABCDEF"})
 elif mode == "hello_twice":
     say({"protocol": 1, "kernels": [kernel, kernel]})
+elif mode.startswith("shared_"):
+    take_descriptor = descriptors_beside()
+    say({"protocol": 2, "kernels": [kernel], "transports": ["nosuch", "memfd"], "read_only_inputs": mode == "shared_sealed",
+         "unknown": "keys are ignored"})
 elif mode == "accelerator":
     say({"protocol": 1, "kernels": [kernel], "device": {"kind": "cuda", "name": "Some GPU", "arch": 90}})
 else:
     say({"protocol": 1, "kernels": [kernel]})
 for times, line in enumerate(sys.stdin, 1):
-    answer(json.loads(line)["run"], times)
+    request = json.loads(line)
+    if mode.startswith("shared_") and "inputs" not in request.get("run", {}):
+        answer_shared(request)
+    else:
+        answer(request["run"], times)

@@ -8,9 +8,11 @@ import importlib
 import io
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -125,6 +127,14 @@ class Check(unittest.TestCase):
             "size 'rows': no selected operator has it": dict(dims=dict(rows=4)),
             "dims: 'a b' is no size": dict(dims={"a b": 1}),
             "attrs: rms_norm has no 'json'; known: eps": dict(attrs=dict(json=1)),
+            "attrs: 'eps' is 'small'; give a number": dict(attrs=dict(eps="small")),
+            "attrs: expected a dict, got 3": dict(attrs=3),
+            "dims: expected a dict, got 3": dict(dims=3),
+            "adapt: expected a dict, got 'x'": dict(adapt="x"),
+            "backward: expected True, False or a function, got 'auto'": dict(backward="auto"),
+            "contract: expected a path or the name of a policy, got int": dict(contract=3),
+            "op: expected the name of an operator, got 3": dict(op=3),
+            "--check: unknown value '3'": dict(checks=3),
             "--suite: no case": dict(suite="nosuch", dims=None),
             "--device: unknown device 'tpu'": dict(device="tpu"),
             "--check: unknown value 'speed'": dict(checks="speed"),
@@ -136,6 +146,27 @@ class Check(unittest.TestCase):
             self.assertIn(text, str(caught.exception))
         with self.assertRaisesRegex(co.InputError, "fn: expected a function, got int"):
             ask(3)
+
+    def test_a_path_names_a_contract(self):
+        path = pathlib.Path(SOURCE, "contracts", "policies", "assert_close.json")
+        self.assertIn("/policies/assert_close.json", ask(kernels.right, contract=path).repeat)
+        with self.assertRaisesRegex(co.InputError, "^no/such.json: "):
+            ask(kernels.right, contract=pathlib.Path("no", "such.json"))
+
+    def test_a_framework_that_can_not_be_imported_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "torch.py"), "w", encoding="utf-8") as file:
+                file.write("raise ImportError('libcudart.so.11: cannot open shared object file')\n")
+            with open(os.path.join(folder, "uses_torch.py"), "w", encoding="utf-8") as file:
+                file.write("import types, sys\ntorch = types.ModuleType('torch')\n"
+                           "def f(x): return torch.nn.functional.silu(x)\n")
+            for isolate in ("spawn", "here"):
+                done = python("import check_operator as co, uses_torch\n"
+                              f"co.check(uses_torch.f, op='silu', dims=dict(hidden=4), isolate='{isolate}')",
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, folder])})
+                self.assertEqual(done.stderr.splitlines()[-1], "check_operator.errors.InputError: torch can't be imported: "
+                                 "libcudart.so.11: cannot open shared object file; install it, or repair what it lacks")
+                self.assertEqual(done.stderr.count("Traceback"), 1, done.stderr)
 
     def test_numpy_has_no_gpu(self):
         with self.assertRaisesRegex(co.InputError, "^computes on 'cpu', and 'cuda:99' was asked for"):
@@ -164,6 +195,101 @@ class Check(unittest.TestCase):
             finally:
                 sys.path.remove(folder)
                 os.environ.pop("AGAIN", None)
+
+
+class SharedMemory(unittest.TestCase):
+    """Tensors lie in memory of the program, which sees what a function does to it."""
+
+    def test_the_report_tells_how_tensors_went(self):
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.right, isolate=isolate)
+            self.assertEqual(report.as_dict()["device"]["transport"], "memfd")
+            self.assertEqual(report.as_dict()["candidates"][0]["cases"][0]["memory_unobserved"], "the function returns y")
+            self.assertIn("memory of outputs is not observed: the function returns y", repr(report))
+
+    def test_a_function_writes_to_out(self):
+        for fn in (kernels.writes_to_out, kernels.writes_to_out_and_returns_it):
+            for isolate in ("spawn", "here"):
+                report = ask(fn, isolate=isolate, dtype=["fp32", "fp16"])
+                self.assertTrue(report, report)
+                self.assertNotIn("not observed", repr(report))
+        report = ask(kernels.writes_to_out, backward=kernels.gradients_to_out)
+        self.assertTrue(report, report)
+        self.assertNotIn("not observed", repr(report))
+
+    def test_bf16_outputs_of_numpy_are_copied(self):
+        report = ask(kernels.writes_to_out, dtype="bf16")
+        self.assertTrue(report, report)
+        self.assertIn("memory of outputs is not observed: the function returns y", repr(report))
+
+    def test_an_element_that_is_left_out_is_seen(self):
+        report = ask(kernels.leaves_out_an_element)
+        self.assertEqual(report.verdict, "fail")
+        self.assertIn("y[0,1,29]: 1 element was never written", report.checks[0].reason)
+
+    def test_a_write_past_an_output_is_seen(self):
+        report = ask(kernels.writes_past_out)
+        self.assertEqual(report.verdict, "fail")
+        self.assertIn("output 'y': 1 element changed behind its end, first at +1", report.checks[0].reason)
+
+    def test_a_write_to_an_input_is_refused(self):
+        for dtype in ("fp32", "bf16"):
+            with redirect_stderr(io.StringIO()):
+                report = ask(kernels.writes_to_its_input, dtype=dtype)
+            self.assertEqual(report.verdict, "fail")
+            self.assertIn("ValueError: assignment destination is read-only", report.checks[0].reason)
+
+    def test_another_tensor_than_out_is_one_sentence(self):
+        report = ask(kernels.returns_another_than_out)
+        self.assertEqual(report.verdict, "fail")
+        self.assertIn("output 'y' is not the one that the function got as out; write to that", report.checks[0].reason)
+
+    def test_a_function_that_forks_answers_once(self):
+        for isolate in ("spawn", "here"):
+            report = ask(kernels.forks, isolate=isolate)
+            self.assertTrue(report, report)
+
+    def test_no_descriptor_is_left(self):
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            self.assertTrue(ask(kernels.writes_to_out, isolate="here", checks=["invariance", "determinism", "memory"],
+                                dims=dict(batch=2, seq=8, hidden=64)))
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_memory_of_a_large_case_is_given_back(self):
+        mapped = []
+
+        def fn(x, weight, eps, out):
+            with open("/proc/self/maps", encoding="utf-8") as maps:
+                mapped.append((x.shape, sum("memfd:checkop" in line for line in maps)))
+            return kernels.writes_to_out_and_returns_it(x, weight, eps, out)
+
+        report = ask(fn, isolate="here", dims=dict(batch=1, seq=[4200, 2], hidden=4096), checks="accuracy")  # 66 MiB each
+        self.assertEqual([each.verdict for each in report.checks], ["pass", "pass"], report)
+        large, small = ([count for shape, count in mapped if shape[1] == seq] for seq in (4200, 2))
+        self.assertEqual((set(large), set(small)), ({4}, {2}))  # weight and x, y, and where the first arena lies; then x, y
+
+    def test_rows_lie_apart_for_functions_that_say_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for strides in (False, True):
+                script, marker = os.path.join(folder, "mine.py"), os.path.join(folder, f"strided{strides}")
+                with open(script, "w", encoding="utf-8") as file:
+                    file.write(f"import sys\nsys.path.insert(0, {HERE!r})\nimport some_kernels\n"
+                               "from check_operator.serving import serve\n"
+                               f"serve({{'rms_norm': some_kernels.follows_strides}}, strides={strides})\n")
+                done = subprocess.run([PROGRAM, "--op=rms_norm", "--pass=forward", "--batch=2", "--seq=8", "--hidden=64",
+                                       "--exec", f"{sys.executable} {script}", "--candidate=exec", "--check=invariance"],
+                                      capture_output=True, text=True, env={**os.environ, "STRIDED": marker})
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertEqual(os.path.exists(marker), strides)
+
+    def test_a_process_without_the_socket_gets_files(self):
+        command = f"env -u CHECK_OPERATOR_FD {sys.executable} {SOURCE}/docs/exec/rms_norm_numpy.py"
+        done = subprocess.run([PROGRAM, "--op=rms_norm", "--pass=forward", "--batch=1", "--seq=2", "--hidden=64", "--exec",
+                               command, "--candidate=exec"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("tensors by files; CHECK_OPERATOR_FD names no socket of this process", done.stdout)
+        self.assertIn("memory of outputs is not observed: tensors go through files", done.stdout)
 
 
 class BadResults(unittest.TestCase):
@@ -216,6 +342,27 @@ class BadResults(unittest.TestCase):
             self.assertEqual([each.verdict for each in report.checks], ["timeout", "pass"], report)
             with self.assertRaises(co.CandidateTimeout):
                 report.require()
+
+    def test_late_answers_are_dropped(self):
+        """A judge that starts a worker asks again over the socket; answers to the earlier one are not taken for its own."""
+        left, right = socket.socketpair()
+        judge = subprocess.Popen([PROGRAM, "run", "--op=silu", "--dim=hidden=4", "--device=cpu", "--candidate=f",
+                                  "--exec-name=f", f"--exec-fd={right.fileno()}"], pass_fds=[right.fileno()],
+                                 stdout=subprocess.PIPE, text=True)
+        right.close()
+        with left, left.makefile("r") as lines, left.makefile("w") as answers:
+            for line in lines:
+                kind, request = next(iter(json.loads(line).items()))
+                answer = {"protocol": 1, "device": {"kind": "cpu"}, "kernels": [{"op": "silu", "pass": "forward"}]} \
+                    if kind == "hello" else {"status": "failed", "message": "mine"}
+                late = [{**answer, "id": request["id"] - 1000, "kernels": []} if kind == "hello" else
+                        {"id": request["id"] - 1000, "status": "ok"}, {"error": "late", "id": 1}]
+                for each in [*late, {**answer, "id": request["id"]}]:
+                    answers.write(json.dumps(each) + "\n")
+                answers.flush()
+        out, _ = judge.communicate()
+        self.assertEqual(judge.returncode, 1, out)
+        self.assertIn("the candidate failed: mine", out)
 
     def test_what_a_function_prints_is_shown(self):
         errors = io.StringIO()
@@ -456,7 +603,7 @@ class Plugin(unittest.TestCase):
         cases = {"format": "check_operator/cases-1", "cases": [
             {"op": "rms_norm", "dtype": "fp32", "dims": {"batch": 1, "seq": 2, "hidden": 32}, **data, "suites": ["mine"]}
             for data in ({}, {"input_mode": "constant", "constant_value": 0},
-                         {"dims": {"batch": 1, "seq": 2, "hidden": 64}})]}
+                         {"dims": {"batch": 1, "seq": 2, "hidden": 64}}, {"dims": {"batch": 0, "seq": 2, "hidden": 32}})]}
         for name, chosen in (("cases.json", cases), ("zeros.json", {**cases, "cases": cases["cases"][1:2]})):
             with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
                 json.dump(chosen, file)
@@ -472,11 +619,30 @@ def test_right(candidate):
 @pytest.mark.check_operator(op="rms_norm", cases="zeros.json")
 def test_zeros(candidate):
     candidate.check(kernels.right)
+
+@pytest.mark.check_operator(op="rms_norm", cases="cases.json")
+def test_returns_zeros(candidate):
+    candidate.check(kernels.returns_zeros)
+
+@pytest.mark.check_operator(op="rms_norm", cases="cases.json")
+def test_copies(candidate):
+    candidate.check(kernels.returns_a_copy)
+
+@pytest.mark.check_operator(op="rms_norm", cases="cases.json")
+def test_unhashable(candidate):
+    candidate.check(kernels.Unhashable(), isolate="here", name="unhashable")
 """)
-        self.assertEqual(self.outcomes(text), {"test_right[rms_norm-forward-fp32-1x2x32]": "PASSED",
-                                               "test_right[rms_norm-forward-fp32-1x2x32~constant0t0]": "PASSED",
-                                               "test_right[rms_norm-forward-fp32-1x2x64]": "FAILED",
-                                               "test_zeros[rms_norm-forward-fp32-1x2x32~constant0t0]": "FAILED"}, text)
+        normal, zeros, wide, empty = (f"[rms_norm-forward-fp32-{each}]" for each in
+                                      ("1x2x32", "1x2x32~constant0t0", "1x2x64", "0x2x32"))
+        # An empty case asks for a launch alone: nothing is computed there, and a function of zeros can't be told.
+        self.assertEqual(self.outcomes(text), {
+            "test_right" + normal: "PASSED", "test_right" + zeros: "PASSED", "test_right" + wide: "FAILED",
+            "test_right" + empty: "PASSED", "test_zeros" + zeros: "FAILED", "test_returns_zeros" + normal: "FAILED",
+            "test_returns_zeros" + zeros: "FAILED", "test_returns_zeros" + wide: "FAILED",
+            "test_returns_zeros" + empty: "PASSED", "test_copies" + normal: "FAILED", "test_copies" + zeros: "FAILED",
+            "test_copies" + wide: "FAILED", "test_copies" + empty: "PASSED", "test_unhashable" + normal: "PASSED",
+            "test_unhashable" + zeros: "PASSED", "test_unhashable" + wide: "PASSED", "test_unhashable" + empty: "PASSED"},
+                         text)
         self.assertIn("[ VACUOUS  ]", text)
 
     def test_strict_fails_what_is_unsupported(self):
@@ -503,6 +669,16 @@ def test_zeros(candidate):
             self.assertEqual(subprocess.run([PROGRAM, "report", path, "--html", page], capture_output=True).returncode, 0)
             self.assertEqual(glob.glob(os.path.join(self.folder, "tmp", "check_operator.*")), [])
             os.unlink(path)
+
+    def test_a_report_that_can_not_be_written_is_refused_at_once(self):
+        for path, text in (("report.txt", "'report.txt' has none of the suffixes .json, .html"),
+                           ("nosuch/report.json", "'nosuch/report.json' can't be written: there is no folder"),
+                           (".json", "'.json' has none of the suffixes")):
+            code, said = self.pytest("--check-operator-report", path)
+            self.assertEqual(code, 4, said)
+            self.assertIn("ERROR: --check-operator-report: " + text, said)
+            self.assertEqual(self.outcomes(said), {})
+            self.assertNotIn("Traceback", said)
 
     def test_junit_has_the_verdict_and_the_command(self):
         path = os.path.join(self.folder, "junit.xml")
@@ -581,6 +757,19 @@ class Wheel(unittest.TestCase):
             done = python("import check_operator", env=plain)
             self.assertIn(f"_tool/bin/check_operator is version 0.0.9, and the Python package beside it {co.__version__}; "
                           "install both again, together", done.stderr.splitlines()[-1])
+
+    def test_a_program_of_another_protocol_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fake = os.path.join(folder, "check_operator")
+            said = json.loads(subprocess.run([PROGRAM, "--version", "--json"], capture_output=True, check=True).stdout)
+            self.assertEqual((said["version"], said["abi"]), (co.__version__, 1))
+            self.assertEqual(list(co.serving.PROTOCOLS), said["protocols"])
+            with open(fake, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\necho '" + json.dumps({**said, "protocols": [3, 4]}) + "'\n")
+            os.chmod(fake, 0o755)
+            done = python("import check_operator as co\nco.check(max, op='silu')", env={**os.environ, "CHECK_OPERATOR_PROGRAM": fake})
+            self.assertIn("speaks protocol 3, 4, and the Python package beside it 1, 2; install both again, together",
+                          done.stderr.splitlines()[-1])
 
     def test_a_program_of_another_version_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:

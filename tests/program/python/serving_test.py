@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """python/check_operator/serving.py without check_operator: rounding, files, and how functions are called."""
+import array
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -77,6 +81,10 @@ class Calls(unittest.TestCase):
     def test_tensor_that_is_not_named_is_unsupported(self):
         with self.assertRaisesRegex(helper.Unsupported, "takes no 'bias'"):
             helper.call(lambda x: x, {"x": 1, "bias": 2}, {})
+
+    def test_parameters_that_nothing_is_passed_for_are_named(self):
+        with self.assertRaisesRegex(helper.BadResult, "the function needs 'weight', which is neither an input nor an attribute"):
+            helper.call(lambda x, weight, bias=None: x, {"x": 1}, {"eps": 2})
 
     def test_results_get_their_names(self):
         self.assertEqual(helper.by_name(5, ["y"]), {"y": 5})
@@ -174,6 +182,156 @@ class Serving(unittest.TestCase):
 
     def test_exception_is_a_failure_with_its_text(self):
         self.assertEqual(self.talk(4)[0], {"id": 9, "status": "failed", "message": "KeyError: 'four'"})
+
+
+def silu(x, out):
+    out[...] = x / (1 + np.exp(-x))
+
+
+class Shared(unittest.TestCase):
+    """Protocol 2, within this process."""
+
+    def setUp(self):
+        self.ours, theirs = socket.socketpair()
+        lines = helper.SocketLines(theirs)
+        self.server = helper.Server({"silu": silu}, None, None, False, False, None, False, lines.take)
+        self.lines = lines
+        self.addCleanup(self.ours.close)
+        self.addCleanup(theirs.close)
+        self.hello = {"hello": {"protocol": 1, "protocols": [1, 2], "device": "auto", "transports": ["memfd", "files"]}}
+
+    def ask(self, request, descriptor=None):
+        line = json.dumps(request).encode() + b"\n"
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self.ours.sendmsg([line], rights)
+        answer, _ = self.server.answer(next(self.lines))
+        return json.loads(json.dumps(answer))
+
+    def share(self, number, access="rw", size=4096):
+        """Asks for the mapping of a new memfd; returns the answer and the memfd."""
+        memory = os.memfd_create("test")
+        os.ftruncate(memory, size)
+        self.addCleanup(os.close, memory)
+        return self.ask({"arena": {"id": number, "bytes": size, "access": access, "transport": "memfd"}}, memory), memory
+
+    def launch(self, **changes):
+        common = {"dtype": "F32", "shape": [2, 4], "strides": [4, 1]}
+        tensors = [{"name": "x", "role": "input", "arena": 1, "offset": 256, **common, **changes.pop("x", {})},
+                   {"name": "y", "role": "output", "arena": 2, "offset": 512, **common, **changes.pop("y", {})}]
+        return {"run": {"id": 5, "op": "silu", "pass": "forward", "attrs": {}, "tensors": tensors, "forward_outputs": ["y"],
+                        **changes}}
+
+    def begin(self):
+        self.ask(self.hello)
+        for number in (1, 2):
+            answer, memory = self.share(number)
+            self.assertEqual(answer, {"arena": number, "status": "mapped"})
+        return memory
+
+    def test_a_launch_writes_to_the_memory(self):
+        hello = self.ask(self.hello)
+        self.assertEqual((hello["protocol"], hello["transports"], hello["read_only_inputs"]), (2, ["memfd", "files"], True))
+        memory = self.begin()
+        self.assertEqual(self.ask(self.launch()), {"id": 5, "status": "ok", "returned": []})
+        self.assertEqual(os.pread(memory, 4, 512), bytes(4))  # silu(0) is 0
+        strided = self.launch(y={"strides": [9, 2], "offset": 1024})
+        os.pwrite(memory, b"\xff" * 256, 1024)
+        self.assertEqual(self.ask(strided)["status"], "ok")
+        written = np.frombuffer(os.pread(memory, 256, 1024), "<u4") == 0
+        self.assertEqual(np.flatnonzero(written).tolist(), [0, 2, 4, 6, 9, 11, 13, 15])
+
+    def test_what_does_not_lie_in_its_arena_is_refused(self):
+        self.begin()
+        for name, changes in {"offset": dict(offset=4096), "negative": dict(offset=-4), "end": dict(offset=4096 - 31),
+                              "stride": dict(strides=[1 << 40, 1]), "backwards": dict(strides=[-4, 1]),
+                              "rank": dict(strides=[1]), "extent": dict(shape=[-2, 4])}.items():
+            answer = self.ask(self.launch(x=changes))
+            self.assertEqual((name, answer["status"]), (name, "failed"))
+            self.assertIn("tensor 'x' does not lie in its arena", answer["message"], name)
+        self.assertIn("is missing or unknown", self.ask(self.launch(x=dict(arena=7)))["message"])
+        self.assertIn("is missing or unknown", self.ask(self.launch(x=dict(dtype="F8")))["message"])
+        self.assertIn("tensor 'x': unhashable", self.ask(self.launch(x=dict(dtype=[])))["message"])
+        self.assertEqual(self.ask(self.launch(x=dict(offset=4096 - 32)))["status"], "ok")
+
+    def test_an_output_needs_memory_that_can_be_written(self):
+        self.begin()
+        self.share(3, access="r")
+        self.assertIn("output 'y' lies in memory that can't be written", self.ask(self.launch(y=dict(arena=3)))["message"])
+
+    def test_memory_that_can_not_be_mapped_is_refused(self):
+        self.ask(self.hello)
+        answer, _ = self.share(1, size=4096)
+        self.assertEqual(answer["status"], "mapped")
+        memory = os.memfd_create("short")
+        self.addCleanup(os.close, memory)
+        for arena in ({"bytes": 4096}, {"bytes": -1}, {"bytes": "many"}, {}, {"bytes": 4096, "transport": "cuda_vmm"}):
+            answer = self.ask({"arena": {"id": 2, "access": "rw", "transport": "memfd", **arena}}, memory)
+            self.assertEqual((answer["arena"], answer["status"]), (2, "refused"), arena)
+        self.assertIn("no descriptor came", self.ask({"arena": {"id": 2, "bytes": 1, "access": "rw"}})["message"])
+
+    def test_arenas_come_and_go_without_a_descriptor_left(self):
+        self.begin()
+        before = len(os.listdir("/proc/self/fd"))
+        memory = os.memfd_create("many")
+        os.ftruncate(memory, 4096)
+        for number in range(3, 1003):
+            arena = {"id": number, "bytes": 4096, "access": "rw", "transport": "memfd"}
+            self.assertEqual(self.ask({"arena": arena}, memory)["status"], "mapped")
+            self.assertEqual(self.ask(self.launch(y=dict(arena=number)))["status"], "ok")
+            self.assertEqual(self.ask({"drop": {"arena": number}}), {"arena": number, "status": "dropped"})
+        os.close(memory)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_hello_forgets_earlier_memory(self):
+        self.begin()
+        self.ask(self.hello)
+        self.assertEqual(self.ask(self.launch())["status"], "failed")
+
+    def test_unknown_requests_are_unsupported(self):
+        self.assertEqual(self.ask(self.launch())["status"], "unsupported")
+        self.begin()
+        for request in ({"dance": {}}, {}, [], 3, None, "run", {"run": 3}):
+            self.assertEqual(self.ask(request)["status"], "unsupported", request)
+        self.assertEqual(self.server.answer("{")[0]["status"], "unsupported")
+
+    def test_an_earlier_program_gets_protocol_1(self):
+        answer = self.ask({"hello": {"protocol": 1, "device": "auto"}})
+        self.assertEqual(sorted(answer), ["device", "digest", "kernels", "protocol"])
+        self.assertEqual((answer["protocol"], answer["kernels"]), (1, [{"op": "silu", "pass": "forward"}]))
+        self.assertIn("speaks protocols 1 and 2, not [3]", self.ask({"hello": {"protocol": 3, "device": "auto"}})["error"])
+
+    def test_no_request_ends_in_an_exception(self):
+        """Mutations of good requests: parts missing, of other types, or out of range."""
+        chance = random.Random(1)
+        odd = [None, True, -1, 0, 1 << 70, 1.5, "", "x", [], {}, [[]], ["y", 3], {"a": 1}]
+        self.begin()
+
+        def mutated(value):
+            if isinstance(value, dict) and value and chance.random() < 0.9:
+                value = dict(value)
+                key = chance.choice(list(value))
+                if chance.random() < 0.2:
+                    del value[key]
+                else:
+                    value[key] = mutated(value[key])
+                return value
+            if isinstance(value, list) and value and chance.random() < 0.9:
+                value = list(value)
+                at = chance.randrange(len(value))
+                value[at] = mutated(value[at])
+                return value
+            return chance.choice(odd)
+
+        arena = {"arena": {"id": 3, "bytes": 4096, "access": "rw", "transport": "memfd"}}
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, mock.patch("sys.stderr", nowhere):
+            for _ in range(4000):
+                request = chance.choice([self.launch(), arena, {"drop": {"arena": 3}}, self.hello])
+                answer, _ = self.server.answer(json.dumps(mutated(request)))
+                self.assertIsInstance(json.loads(json.dumps(answer)), dict)
+                if self.server.framework is None or 1 not in self.server.arenas or 2 not in self.server.arenas:
+                    self.begin()
+        self.begin()
+        self.assertEqual(self.ask(self.launch())["status"], "ok")
 
 
 if __name__ == "__main__":

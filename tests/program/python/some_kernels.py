@@ -39,6 +39,21 @@ def only_small(x, weight, eps):
     return right(x, weight, eps)
 
 
+def returns_zeros(x, weight, eps):
+    return np.zeros_like(x)
+
+
+def returns_a_copy(x, weight, eps):
+    return x.copy()
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, x, weight, eps):
+        return right(x, weight, eps)
+
+
 def returns_none(x, weight, eps):
     return None
 
@@ -69,6 +84,54 @@ def returns_flat(x, weight, eps):
 
 def returns_complex(x, weight, eps):
     return right(x, weight, eps).astype(np.complex64)
+
+
+def writes_to_out(x, weight, eps, out):
+    out[...] = right(x, weight, eps)
+
+
+def writes_to_out_and_returns_it(x, weight, eps, out=None):
+    out[...] = right(x, weight, eps)
+    return out
+
+
+def gradients_to_out(x, weight, grad_y, eps, out):
+    found = gradients(x, weight, grad_y, eps)
+    out[0][...], out[1][...] = found["dx"], found["dweight"]
+    return out
+
+
+def leaves_out_an_element(x, weight, eps, out):
+    found = right(x, weight, eps).reshape(-1)
+    out.reshape(-1)[:-3] = found[:-3]
+    out.reshape(-1)[-2:] = found[-2:]
+
+
+def writes_past_out(x, weight, eps, out):
+    out[...] = right(x, weight, eps)
+    longer = np.lib.stride_tricks.as_strided(out.reshape(-1), (out.size + 2,), (out.itemsize,))
+    longer[out.size + 1] = 5
+
+
+def returns_another_than_out(x, weight, eps, out):
+    return right(x, weight, eps)
+
+
+def writes_to_its_input(x, weight, eps):
+    x[0, 0, 0] = 1
+    return right(x, weight, eps)
+
+
+def forks(x, weight, eps):
+    os.fork()
+    return right(x, weight, eps)
+
+
+def follows_strides(x, weight, eps, out):
+    out[...] = right(x, weight, eps)
+    if x.shape[0] * x.shape[1] > 1 and x.strides[1] > x.shape[2] * x.itemsize:
+        with open(os.environ["STRIDED"], "w", encoding="utf-8"):
+            pass
 
 
 def raises_for_64(x, weight, eps):
@@ -102,3 +165,11 @@ def tells_and_hangs(x):
     with open(os.environ["BEGUN"], "w", encoding="utf-8"):
         pass
     time.sleep(60)
+
+
+def doubles(a):
+    return 2 * a
+
+
+def trebles(a):
+    return 3 * a

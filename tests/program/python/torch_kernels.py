@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates over torch of the tests of the Python package."""
+import ctypes
+
 import torch
 
 PARAMETER = torch.ones(32, requires_grad=True)
@@ -16,3 +18,21 @@ def without_gradient_of_weight(x, weight, eps):
 
 def half_gradient(x, weight, eps):
     return rms_norm(x.detach(), weight, eps) + 0.5 * (rms_norm(x, weight, eps) - rms_norm(x, weight, eps).detach())
+
+
+def writes_to_out(x, weight, eps, out):
+    out.copy_(rms_norm(x, weight, eps))
+
+
+def writes_to_its_input(x, weight, eps):
+    x.view(-1)[3] = 2
+    return rms_norm(x, weight, eps)
+
+
+def leaves_out_an_element(x, weight, eps, out):
+    out.view(-1)[:-1] = rms_norm(x, weight, eps).view(-1)[:-1]
+
+
+def writes_past_out(x, weight, eps, out):
+    out.copy_(rms_norm(x, weight, eps))
+    ctypes.memset(out.data_ptr() + out.numel() * out.element_size(), 0, 2)

@@ -171,11 +171,11 @@ TEST(Diagnosis, OutputsOfAFileWereAllWritten) {
   const auto poison = static_cast<uint16_t>(poison_of(DType::bf16).output[0]);
   std::vector<Tensor> outputs = rounded_gold(c, inputs);
   for (int64_t i = 400; i < 600; ++i) std::memcpy(outputs[0].bytes.data() + 2 * i, &poison, 2);
-  for (const bool writes_files : {false, true}) {
+  for (const bool copies_outputs : {false, true}) {
     Subject subject;
-    subject.writes_files = writes_files;
+    subject.copies_outputs = copies_outputs;
     const Comparison comparison = judge_outputs(c, inputs, outputs, default_contract(), subject, 1)[0];
-    EXPECT_EQ(comparison.diagnosis.find("not written") == std::string::npos, writes_files) << comparison.diagnosis;
+    EXPECT_EQ(comparison.diagnosis.find("not written") == std::string::npos, copies_outputs) << comparison.diagnosis;
     EXPECT_EQ(comparison.nonfinite, 200);
   }
 }

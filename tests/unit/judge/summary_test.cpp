@@ -117,6 +117,32 @@ TEST(Summary, AnErrorWhereTheGoldCanBeStoredIsInfinitelyWorse) {
   EXPECT_EQ(compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_baseline)}).gates[1].achieved, kInf);
 }
 
+// --- the reference ---
+
+TEST(Summary, TheErrorIsHeldAgainstThatOfTheReference) {
+  Matrix m(1, 4);
+  m.gold = m.got = m.reference = {1, 2, 4, 8};  // all of them stored exactly
+  EXPECT_EQ(compare(DType::f32, m, {tolerance(10, 0), gate(Metric::vs_reference, 2)}).gates[1].achieved, 0);
+  m.got[1] = 2.5;
+  EXPECT_EQ(compare(DType::f32, m, {tolerance(10, 0), gate(Metric::vs_reference, 2)}).gates[1].achieved, kInf);
+  m.reference = {1.25, 2, 4, 8};  // another element may err as much
+  const GateResult twice = compare(DType::f32, m, {tolerance(10, 0), gate(Metric::vs_reference, 2)}).gates[1];
+  EXPECT_DOUBLE_EQ(twice.achieved, 2);
+  EXPECT_TRUE(twice.holds);
+  m.got[2] = 4.5;  // the largest error is the same, their root mean square is not
+  const GateResult more = compare(DType::f32, m, {tolerance(10, 0), gate(Metric::vs_reference, 2)}).gates[1];
+  EXPECT_DOUBLE_EQ(more.achieved, 2 * std::sqrt(2));
+  EXPECT_FALSE(more.holds);
+}
+
+TEST(Summary, OneRoundingComesOnTopOfAnExactReference) {
+  Matrix m = ideal(8, 64);
+  m.reference = m.gold;
+  EXPECT_NEAR(compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_reference, 2)}).gates[1].achieved, 2, 1e-12);
+  for (double& x : m.got) x = truncated(DType::bf16, x);
+  EXPECT_FALSE(compare(DType::bf16, m, {tolerance(1, 0), gate(Metric::vs_reference, 2)}).passed());
+}
+
 // --- policies of other projects ---
 
 TEST(Summary, CosineIsTheSquaredErrorOverBothSquares) {

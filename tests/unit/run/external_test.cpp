@@ -208,6 +208,94 @@ TEST(External, OutputsThatAreNotTheWantedOnesAreAFailure) {
   expect_result("truncated", "failed", "its outputs can't be read");
 }
 
+// --- shared memory
+// ---------------------------------------------------------------------------------------------------------------
+
+/// The one sentence of guard violations and changed inputs; "" if there is none.
+std::string memory_of(const std::string& mode) {
+  const RunResult result = run(mode);
+  EXPECT_EQ(result.status, RunStatus::ok) << mode << ": " << result.message;
+  std::vector<std::string> all = result.guard_violations;
+  all.insert(all.end(), result.modified_inputs.begin(), result.modified_inputs.end());
+  return all.empty() ? "" : all.front();
+}
+
+TEST(External, TensorsLieInMemoryOfThisProgram) {
+  Worker worker = make_worker("shared_honest");
+  EXPECT_EQ(worker.info().device->transport, "memfd");
+  const Case c = matmul_case();
+  const auto inputs = counting_inputs(c);
+  auto outputs = make_outputs(c);
+  const RunResult result = worker.run("mine", c, inputs, outputs, {}, 60s);
+  ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+  for (int64_t i = 0; i < outputs[0].count(); ++i) EXPECT_EQ(outputs[0].at(i), product(inputs, i / 4, i % 4)) << i;
+  EXPECT_EQ(result.outputs[0].unwritten, 0);
+  EXPECT_EQ(result.unobserved, "");
+  EXPECT_TRUE(result.guard_violations.empty());
+  EXPECT_TRUE(result.modified_inputs.empty());
+}
+
+TEST(External, InputsAreReadOnlyForProcessesThatAskForIt) { EXPECT_EQ(run("shared_sealed").message, "a r b r c rw"); }
+
+TEST(External, WritesBeyondAnOutputAreSeen) {
+  EXPECT_EQ(memory_of("shared_writes_past"), "output 'c': 1 element changed behind its end, first at +0");
+  EXPECT_EQ(memory_of("shared_writes_before"), "output 'c': 2 elements changed before its start, nearest at -1");
+}
+
+TEST(External, WritesToAnInputAreSeen) {
+  EXPECT_EQ(memory_of("shared_writes_input"), "a: 1 element changed, first at index 1");
+}
+
+TEST(External, ElementsThatAreNotWrittenAreSeen) {
+  const RunResult result = run("shared_leaves_out");
+  ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_EQ(result.outputs[0].unwritten, 1);
+  EXPECT_EQ(result.outputs[0].first_unwritten, 23);
+}
+
+TEST(External, ResultTellsWhatWasNotObserved) {
+  EXPECT_EQ(run("shared_returns").unobserved, "the function returns c");
+  EXPECT_EQ(run("honest").unobserved, "tensors go through files");
+}
+
+TEST(External, RefusedMemoryLeavesFilesAndASentence) {
+  Worker worker = make_worker("shared_refuses");
+  EXPECT_EQ(worker.info().device->transport, "files; no memfd: no room for more");
+  EXPECT_EQ(make_worker("honest").info().device->transport, "files; the process speaks protocol 1");
+  EXPECT_EQ(to_string(run(worker).status), "ok");
+  expect_result("shared_refuses_later", "failed", "its process can't map memory: no room for more");
+}
+
+TEST(External, OddAnswersAboutMemoryAreErrors) {
+  const auto error = [](const std::string& mode) { return error_of([&] { make_worker(mode); }); };
+  EXPECT_NE(error("shared_other_arena").find("its answer: arena: expected 1, got 2"), std::string::npos);
+  EXPECT_NE(error("shared_odd_status").find("unknown status 'fine'"), std::string::npos);
+  EXPECT_NE(error("shared_no_object").find("'[1]'"), std::string::npos);
+  expect_result("shared_returns_another", "crashed", "unknown output 'd'");
+}
+
+TEST(External, DeathWithMappedMemoryIsACrashAndTheNextProcessGoesOn) {
+  Worker worker = make_worker("shared_dies");
+  for (int i = 0; i < 2; ++i) {
+    const RunResult result = run(worker);
+    EXPECT_EQ(to_string(result.status), "crashed");
+    EXPECT_NE(result.message.find("killed by signal 9"), std::string::npos) << result.message;
+  }
+}
+
+TEST(External, ThousandLaunchesLeaveNoDescriptorAndNoArenaBehind) {
+  Worker worker = make_worker("shared_counts");
+  std::string first, last;
+  for (int i = 0; i < 300; ++i) {  // at least four launches each
+    const RunResult result = run(worker);
+    ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+    last = result.message;
+    if (i == 0) first = last;
+  }
+  EXPECT_EQ(first, last);
+  EXPECT_NE(last.find("2 arenas"), std::string::npos) << last;
+}
+
 // --- its first answer
 // ------------------------------------------------------------------------------------------------------------------
 

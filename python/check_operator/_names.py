@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that the program takes, for editors and type checkers. Written by scripts/python_types.py."""
+from typing import Literal
+
+Op = Literal["logp", "linear_logp", "matmul", "det_gemm", "lm_head", "rms_norm", "silu", "swiglu", "embedding", "rope",
+             "attention", "kv_cache_attention", "ratio_kl", "grpo_loss", "pack", "tp_logp", "tp_linear_logp"]
+DType = Literal["fp32", "bf16", "fp16", "fp64"]
+Class = Literal["pointwise", "reduction", "contraction", "logprob", "composite", "exact"]
+CheckName = Literal["accuracy", "invariance", "determinism", "memory"]
+Suite = Literal["smoke", "ci", "nightly", "large", "invariance", "mutation"]
+Policy = Literal["abs_or_rel", "assert_close", "cosine", "kernelbench", "nmse", "two_times", "vs_reference"]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs and a gold of the caller's own, as the files that --inputs and --gold take."""
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Dict, List, Mapping, Optional
+
+from ._tensors import CODE_NAMES, Entry, named_tensors
+from .errors import InputError
+from .serving import write_safetensors
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnData:
+    """Tensors in place of generated inputs, of the gold, or of both; see docs/own_data.md."""
+
+    inputs: Dict[str, Entry]
+    gold: Dict[str, Entry]  #: with "magnitude/NAME" and "reference/NAME" beside NAME
+    cls: Optional[str] = None
+    terms: Optional[int] = None
+
+    @staticmethod
+    def of(inputs: Any, gold: Any, cls: Optional[str], terms: Optional[int], magnitude: Any = None,
+           reference: Any = None) -> "Optional[OwnData]":
+        """None where nothing was given. Throws InputError naming the argument that is wrong or missing."""
+        if inputs is None:
+            for argument, value in (("gold", gold), ("cls", cls), ("terms", terms), ("magnitude", magnitude),
+                                    ("reference", reference)):
+                if value is not None:
+                    raise InputError(f"{argument}: has no effect without inputs=; give the tensors that the function gets")
+            return None
+        if not isinstance(inputs, Mapping) or not inputs:
+            raise InputError("inputs: expected a dict of tensors by the names of the function's parameters, got "
+                             f"{inputs!r:.80}")
+        all_gold = {} if gold is None else named_tensors("gold", {"y": gold} if is_tensor(gold) else gold)
+        for name, (code, _, _) in all_gold.items():
+            if CODE_NAMES[code] in ("fp32", "fp16", "bf16"):
+                raise InputError(f"gold: '{name}' is {CODE_NAMES[code]}; compute the gold in float64")
+        if gold is not None and not all_gold:
+            raise InputError("gold: holds no tensors; give one for each output")
+        if gold is not None and cls is None:
+            raise InputError("cls: is missing; say which rules of the contract judge the outputs: exact, pointwise, "
+                             "reduction, contraction, logprob or composite")
+        for group, tensors in (("magnitude", magnitude), ("reference", reference)):
+            for name, entry in named_tensors(group, {"y": tensors} if is_tensor(tensors) else tensors).items() \
+                    if tensors is not None else ():
+                if name not in all_gold:
+                    raise InputError(f"{group}: gold has no '{name}'; give it the names of gold")
+                all_gold[f"{group}/{name}"] = entry
+        return OwnData(named_tensors("inputs", dict(inputs)), all_gold, cls, terms)
+
+    def flags(self, folder: str) -> List[str]:
+        """Writes the files to `folder`."""
+        found = []
+        for flag, tensors in (("inputs", self.inputs), ("gold", self.gold)):
+            if tensors:
+                path = os.path.join(folder, flag + ".safetensors")
+                write_safetensors(path, tensors)
+                found.append(f"--{flag}={path}")
+        if self.cls is not None:
+            found.append(f"--class={self.cls}")
+        if self.terms is not None:
+            found.append(f"--terms={self.terms}")
+        return found
+
+
+def is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
