@@ -8,6 +8,7 @@ such as the benchmark's own. In this order: what they share; a function for each
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import os
 import sys
@@ -194,8 +195,11 @@ def gpu_mode(folder: Path, submission: Path, *, seed: int, contract: Optional[Pa
         data = member(theirs, "generate_input")(seed=seed, **arguments)
     except TypeError as error:
         raise InputError(f"{folder}: generate_input(): {error}; give its arguments by name") from None
-    report = judge(os.path.basename(folder), [data], member(theirs, "ref_kernel"), kernel, contract=contract,
-                   name="custom_kernel")
+    def on_own_data(data: Any) -> Any:  # a submission may write to it
+        return kernel(_gold.each_tensor(lambda each: each.clone(), data))
+
+    report = judge(os.path.basename(folder), [data], member(theirs, "ref_kernel"), functools.wraps(kernel)(on_own_data),
+                   contract=contract, name="custom_kernel")
     word: Any = member(theirs, "check_implementation")(_gold.each_tensor(lambda each: each.clone(), data),
                                                        _gold.run(kernel, [data]))
     passed, message = word if isinstance(word, tuple) else (not word, word)
