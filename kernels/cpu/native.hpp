@@ -15,6 +15,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -109,6 +110,22 @@ inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype,
   Extent rows{"rows"}, columns{"columns"};
   check_matrix(t, name, dtype, rows, columns);
   length.bind(rows.value * columns.value, name);
+}
+
+/// The value of an attribute. Throws Refusal if the call lacks it.
+inline float attribute(const checkop_call& c, std::string_view name) {
+  for (int32_t i = 0; i < c.n_attrs; ++i)
+    if (name == c.attrs[i].name) return static_cast<float>(c.attrs[i].value);
+  throw Refusal(CHECKOP_FAILED, "attribute '" + std::string(name) + "' is missing");
+}
+
+/// Checks that `t` is one fp32 element.
+inline float* scalar(const checkop_tensor& t, const char* name) {
+  int64_t count = 1;
+  for (int32_t d = 0; d < t.rank; ++d) count *= t.shape[d];
+  if (t.dtype != CHECKOP_F32 || count != 1 || t.data == nullptr)
+    throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected one fp32 element");
+  return static_cast<float*>(t.data);
 }
 
 /// The only attribute of logp and linear_logp: rows with this id are ignored.

@@ -7,27 +7,13 @@
 //   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] fp32|bf16|fp16   action_ids: int64   masks: uint8
 //   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: fp32   group_boundaries: int64, may be absent
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(terms / 1024) additions.
-#include <string_view>
-
 #include "cpu/policy.hpp"
 
 namespace {
 
+using native::attribute;
 using native::Extent;
 using native::Refusal;
-
-float attribute(const checkop_call& c, std::string_view name) {
-  for (int32_t i = 0; i < c.n_attrs; ++i)
-    if (name == c.attrs[i].name) return static_cast<float>(c.attrs[i].value);
-  throw Refusal(CHECKOP_FAILED, "attribute '" + std::string(name) + "' is missing");
-}
-
-void check_scalar(const checkop_tensor& t, const char* name) {
-  int64_t count = 1;
-  for (int32_t d = 0; d < t.rank; ++d) count *= t.shape[d];
-  if (t.dtype != CHECKOP_F32 || count != 1 || t.data == nullptr)
-    throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected one fp32 element");
-}
 
 /// Group i consists of completions [bounds[i], bounds[i + 1]).
 std::vector<int64_t> group_bounds(const checkop_call& c, int64_t batch) {
@@ -101,9 +87,9 @@ checkop_status forward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::check_counts(c, 8, 3);
     const GrpoCall in(c);
-    check_scalar(c.outputs[0], "loss");
-    check_scalar(c.outputs[1], "policy_loss");
-    check_scalar(c.outputs[2], "kl");
+    native::scalar(c.outputs[0], "loss");
+    native::scalar(c.outputs[1], "policy_loss");
+    native::scalar(c.outputs[2], "kl");
 
     std::vector<float> losses(static_cast<size_t>(in.rows.value)), kls(losses.size());
     native::parallel_for(in.rows.value, 32 * in.rows.value * in.vocab.value, [&](int64_t begin, int64_t end) {
@@ -130,7 +116,7 @@ checkop_status backward(const checkop_call* call) {
   return native::run(call, [](const checkop_call& c) {
     native::check_counts(c, 9, 1);
     GrpoCall in(c);
-    check_scalar(c.inputs[8], "grad_loss");
+    native::scalar(c.inputs[8], "grad_loss");
     native::check_matrix(c.outputs[0], "dpolicy_logits", in.policy->dtype, in.rows, in.vocab);
 
     const float share = *static_cast<const float*>(c.inputs[8].data) / in.divisor;

@@ -10,28 +10,13 @@
 //   and the outputs of forward: one fp32 element ref_logps, rollout_logps, entropy and denom may be absent. Where the
 //   mask is 0 nothing is read, and gradients are 0. Limits: contiguous.   Expected error: sums are chains of 68 +
 //   log2(terms / 1024) additions.
-#include <string_view>
-
 #include "cpu/native.hpp"
 
 namespace {
 
+using native::attribute;
 using native::Extent;
-using native::Refusal;
-
-float attribute(const checkop_call& c, std::string_view name) {
-  for (int32_t i = 0; i < c.n_attrs; ++i)
-    if (name == c.attrs[i].name) return static_cast<float>(c.attrs[i].value);
-  throw Refusal(CHECKOP_FAILED, "attribute '" + std::string(name) + "' is missing");
-}
-
-float* scalar(const checkop_tensor& t, const char* name) {
-  int64_t count = 1;
-  for (int32_t d = 0; d < t.rank; ++d) count *= t.shape[d];
-  if (t.dtype != CHECKOP_F32 || count != 1 || t.data == nullptr)
-    throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected one fp32 element");
-  return static_cast<float*>(t.data);
-}
+using native::scalar;
 
 struct Settings {
   bool of_sequence, cispo;
