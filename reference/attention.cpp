@@ -21,7 +21,7 @@ extern const Emulation kAttentionForward, kAttentionBackward;  // emulation/atte
 namespace {
 
 constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kKeys = "batch kv_heads kv_seq head_dim";
-constexpr TensorSpec kQ{"q", kQueries}, kK{"k", kKeys}, kV{"v", kKeys};
+constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kKeys};
 constexpr TensorSpec kMask{"key_padding_mask", "batch kv_seq", Fill::mask, "", DType::u8, /*optional=*/true};
 
 constexpr std::array kForwardIn{kQ, kK, kV, kMask};

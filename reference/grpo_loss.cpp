@@ -51,18 +51,16 @@ constexpr std::array kAttrs{
     AttrSpec{"eps", 1e-6, "least standard deviation of a group's rewards"},
 };
 
-/// First completion of every group, then the number of completions.
-std::vector<int64_t> read_groups(const GoldArgs& args) {
-  const int64_t batch = args.in(kRewards).count();
+/// First completion of every group, then the number of completions. `boundaries`: nullptr if absent.
+std::vector<int64_t> read_groups(const Tensor* boundaries, std::span<const double> attrs, int64_t batch) {
   std::vector<int64_t> bounds;
-  if (!args.has(kGroupBoundaries)) {
-    const auto samples = static_cast<int64_t>(args.attrs[kSamplesPerPrompt]);
+  if (boundaries == nullptr) {
+    const auto samples = static_cast<int64_t>(attrs[kSamplesPerPrompt]);
     for (int64_t i = 0; i <= batch; i += samples) bounds.push_back(i);
     return bounds;
   }
-  const Tensor& given = args.in(kGroupBoundaries);
-  bounds.resize(static_cast<size_t>(given.count()));
-  decode_int(given.dtype, given.bytes.data(), bounds.data(), bounds.size());
+  bounds.resize(static_cast<size_t>(boundaries->count()));
+  decode_int(boundaries->dtype, boundaries->bytes.data(), bounds.data(), bounds.size());
   const auto refuse = [](size_t i, int64_t value, const std::string& rule) {
     throw InputError("input 'group_boundaries'", fmt::format("element {} is {}{}", i, value, rule),
                      "give boundaries that start with 0, increase, and end with the batch");
@@ -131,7 +129,8 @@ struct Batch {
         vocab(args.in(kPolicyLogits).shape.back()) {
     for (const char token : active) n_active += token;
     ids = read_active_ids(args.in(kActionIds), active, vocab);
-    const std::vector<int64_t> bounds = read_groups(args);
+    const std::vector<int64_t> bounds = read_groups(args.has(kGroupBoundaries) ? &args.in(kGroupBoundaries) : nullptr,
+                                                    args.attrs, args.in(kRewards).count());
     for (size_t g = 1; g < bounds.size(); ++g) {
       add_advantages(args.in(kRewards), bounds[g - 1], bounds[g], args.attrs[kEps], advantages);
     }
@@ -296,18 +295,34 @@ void validate(const CaseSizes& sizes) {
   }
 }
 
-/// Plants the data, and group boundaries with groups that grow towards the end of the batch.
-void refine(const FillArgs& args) {
-  refine_old_logps(args);
-  plant_masked_tokens(args, active_tokens(*args.find("attention_mask"), *args.find("completion_mask")));
-  Tensor* const boundaries = args.find("group_boundaries");
-  if (boundaries == nullptr) return;
-  const int64_t batch = args.find("rewards")->count(), groups = boundaries->count() - 1;
+/// Sets the boundaries, of groups that grow towards the end of the batch.
+void plant_boundaries(Tensor& boundaries, int64_t batch) {
+  const int64_t groups = boundaries.count() - 1;
   int64_t bound = 0;
   for (int64_t i = 0; i <= groups; ++i) {
     if (i > 0) bound = std::clamp(batch * i * i / (groups * groups), bound + 1, batch - (groups - i));
-    boundaries->set(i, static_cast<double>(bound));
+    boundaries.set(i, static_cast<double>(bound));
   }
+}
+
+/// Of every four groups of rewards, the second differs by about eps, and the third has equal rewards, whose FP32 sum
+/// divided by their number need not be the reward.
+void plant_rewards(Tensor& rewards, double eps, const std::vector<int64_t>& bounds) {
+  constexpr double kReward = 0.001;
+  for (size_t group = 0; group + 1 < bounds.size(); ++group) {
+    for (int64_t i = bounds[group]; i < bounds[group + 1]; ++i) {
+      if (group % 4 == 1) rewards.set(i, rewards.at(i) * eps);
+      if (group % 4 == 2) rewards.set(i, kReward);
+    }
+  }
+}
+
+void refine(const FillArgs& args) {
+  refine_old_logps(args);
+  plant_masked_tokens(args, active_tokens(*args.find("attention_mask"), *args.find("completion_mask")));
+  Tensor *const rewards = args.find("rewards"), *const boundaries = args.find("group_boundaries");
+  if (boundaries != nullptr) plant_boundaries(*boundaries, rewards->count());
+  plant_rewards(*rewards, args.attrs[kEps], read_groups(boundaries, args.attrs, rewards->count()));
 }
 
 }  // namespace

@@ -15,8 +15,9 @@ namespace {
 
 constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kCached = "batch kv_heads cache_seq head_dim",
                            kNew = "batch kv_heads new_seq head_dim";
-constexpr TensorSpec kQ{"q", kQueries}, kKCache{"k_cache", kCached}, kVCache{"v_cache", kCached};
-constexpr TensorSpec kKNew{"k_new", kNew}, kVNew{"v_new", kNew};
+constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kKCache{"k_cache", kCached, Fill::key},
+    kVCache{"v_cache", kCached};
+constexpr TensorSpec kKNew{"k_new", kNew, Fill::key}, kVNew{"v_new", kNew};
 constexpr TensorSpec kMask{"key_padding_mask", "batch cache_seq+new_seq", Fill::mask, "", DType::u8, /*optional=*/true};
 
 constexpr std::string_view kPerQuery = "head_dim cache_seq+new_seq",

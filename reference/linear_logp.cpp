@@ -23,7 +23,7 @@ extern const Emulation kLinearLogpForward, kLinearLogpBackward, kTpLinearLogpFor
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden", kVocabHidden = "vocab hidden";
-constexpr TensorSpec kHidden{"hidden", kRowHidden};
+constexpr TensorSpec kHidden{"hidden", kRowHidden, Fill::query};
 constexpr TensorSpec kWeight{"lm_head_weight", kVocabHidden, Fill::weight, "hidden"};
 constexpr TensorSpec kTargetIds{"target_ids", kRow, Fill::ids, "vocab", DType::i64};
 constexpr TensorSpec kBias{"bias", "vocab", Fill::normal, "", {}, /*optional=*/true};

@@ -20,7 +20,7 @@ extern const Emulation kRmsNormForward, kRmsNormBackward;  // emulation/rms_norm
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden";
-constexpr TensorSpec kX{"x", kRowHidden}, kWeight{"weight", "hidden"};
+constexpr TensorSpec kX{"x", kRowHidden, Fill::rows}, kWeight{"weight", "hidden"};
 constexpr TensorSpec kGradY{"grad_y", kRowHidden, Fill::upstream};
 constexpr TensorSpec kMask{"mask", kRow, Fill::mask, "", DType::u8, /*optional=*/true};
 

@@ -67,7 +67,10 @@ struct Group {
       of_key = masked ? -kInfinity : arithmetic.rounded_if(rounds, scale * arithmetic.rounded_if(rounds, of_key));
     }
     if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return;
-    const SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
+    SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
+    if (arithmetic.has(kFirstTileMasked.name) &&
+        keys.front() >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1))
+      softmax.max = std::numeric_limits<float>::quiet_NaN();
     for (int64_t j = 0; j < n; ++j)
       p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - softmax.max) / softmax.sum;
   }

@@ -51,6 +51,9 @@ inline constexpr FaultSpec kMaskedKeysMultiplied{"masked_keys_multiplied",
                                                  "nonfinite", "", "key_padding_mask"};
 inline constexpr FaultSpec kOnesAloneKept{"ones_alone_kept", "a key is kept where the mask is 1, not where it is not 0",
                                           "accuracy", "", "key_padding_mask"};
+inline constexpr FaultSpec kFirstTileMasked{"first_tile_masked",
+                                            "a first tile of masked keys makes NaN of a row that keeps later keys",
+                                            "nonfinite", "", "key_padding_mask"};
 // Faults in the arithmetic.
 inline constexpr FaultSpec kScaleMissing{"scale_missing", "the scores are not scaled"};
 inline constexpr FaultSpec kScaleTwice{"scale_twice", "the queries are scaled, and the scores once more"};
@@ -77,6 +80,9 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     faults::kTf32Factors,
                                                     kPaddedColumnCounted,
                                                     kSumNotRescaled,
+                                                    kMaximumNotSubtracted,
+                                                    kMaximumOfFirstTile,
+                                                    kFirstTileMasked,
                                                     kCausalMaskIgnored,
                                                     kCausalOffsetIgnored,
                                                     kOwnKeyUnseen,

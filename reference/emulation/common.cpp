@@ -26,8 +26,12 @@ Matrix product(const EmulationArgs& args, Operand x, Operand y) {
 
 SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n) {
   constexpr int64_t kPadded = 128;  // vocabularies are padded to a multiple of it
+  const int64_t tile = arithmetic.tile_of(n);
   SoftmaxRow row;
-  row.max = *std::max_element(z, z + n);
+  row.max = arithmetic.has(kMaximumNotSubtracted.name) ? 0
+            : arithmetic.has(kMaximumOfFirstTile.name) ? *std::max_element(z, z + std::max<int64_t>(tile, 1))
+                                                       : *std::max_element(z, z + n);
+  if (arithmetic.has(kTileOfInfinities.name) && tile > 0 && *std::max_element(z, z + tile) == -INFINITY) row.max = NAN;
   const int64_t stale = arithmetic.has(kSumNotRescaled.name) ? (n + 1) / 2 : 0;
   const float stale_max = *std::max_element(z, z + stale);
   row.sum =

@@ -46,13 +46,30 @@ struct SoftmaxRow {
   float max = 0, sum = 0;
   float logp(float z) const { return z - max - std::log(sum); }
 };
-/// Reduces n logits. Implements the faults kPaddedColumnCounted and kSumNotRescaled.
+/// Reduces n logits. Implements the faults below up to kTileOfInfinities.
 SoftmaxRow softmax_row(const Arithmetic& arithmetic, const float* z, int64_t n);
 
 inline constexpr FaultSpec kPaddedColumnCounted{"padded_column_counted",
                                                 "columns of padding, which hold 0, count in the sum of exponentials"};
 inline constexpr FaultSpec kSumNotRescaled{"sum_not_rescaled",
                                            "the running sum is not rescaled when the maximum grows"};
+inline constexpr FaultSpec kMaximumNotSubtracted{
+    "maximum_not_subtracted", "exponentials are taken of the logits themselves", "nonfinite", "", "", "", "extreme"};
+inline constexpr FaultSpec kMaximumOfFirstTile{"maximum_of_first_tile",
+                                               "the maximum of the first tile is taken for that of the row",
+                                               "nonfinite",
+                                               "",
+                                               "",
+                                               "",
+                                               "extreme"};
+inline constexpr FaultSpec kTileOfInfinities{
+    "tile_of_infinities",
+    "a first tile that is all -inf makes NaN of the row: -inf is subtracted from -inf",
+    "nonfinite",
+    "",
+    "",
+    "",
+    "extreme"};
 inline constexpr FaultSpec kWrongLabel{"wrong_label", "the id is one too large"};
 inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped",
                                                "the softmax term is missing: only the target's gradient is nonzero"};

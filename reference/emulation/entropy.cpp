@@ -58,12 +58,18 @@ void for_each_row(const EmulationArgs& args, const Body& body) {
   });
 }
 
+/// exp(-below) * below of a logit that is `below` the maximum; 0 for one of -inf.
+float weighted(const Arithmetic& a, float below) {
+  const float weight = a.exponential(-below);
+  return weight == 0 ? 0 : weight * below;
+}
+
 /// sum_v p_v (max - z_v)
 float mean_of(const Arithmetic& a, const SoftmaxRow& softmax, const std::vector<float>& z) {
   const auto n = std::ssize(z);
   const auto below = [&](int64_t v) { return softmax.max - z[static_cast<size_t>(v)]; };
   if (a.has(kMeanOfLogits.name)) return a.sum(n, below) / static_cast<float>(n);
-  return a.sum(n, [&](int64_t v) { return a.exponential(-below(v)) * below(v); }) / softmax.sum;
+  return a.sum(n, [&](int64_t v) { return weighted(a, below(v)); }) / softmax.sum;
 }
 
 void forward(const EmulationArgs& args) {
@@ -88,7 +94,7 @@ void backward(const EmulationArgs& args) {
     double* to = &args.out(0)[static_cast<size_t>(r) * row.z.size()];
     for (size_t v = 0; v < row.z.size(); ++v) {
       const float below = softmax.max - row.z[v], p = a.exponential(-below) / softmax.sum;
-      to[v] = upstream * p * (below - mean) * row.slope[v];
+      to[v] = p == 0 ? 0 : upstream * p * (below - mean) * row.slope[v];
     }
   });
 }
@@ -100,6 +106,9 @@ constexpr std::array kForwardFaults{faults::kLastTileSkipped,
                                     faults::kBf16Exponential,
                                     kPaddedColumnCounted,
                                     kSumNotRescaled,
+                                    kMaximumNotSubtracted,
+                                    kMaximumOfFirstTile,
+                                    kTileOfInfinities,
                                     kMeanLeftOut,
                                     kInBits,
                                     kMeanOfLogits,
@@ -116,6 +125,9 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      faults::kBf16Exponential,
                                      kPaddedColumnCounted,
                                      kSumNotRescaled,
+                                     kMaximumNotSubtracted,
+                                     kMaximumOfFirstTile,
+                                     kTileOfInfinities,
                                      kMeanLeftOut,
                                      kMeanOfLogits,
                                      kLogSumForMean,

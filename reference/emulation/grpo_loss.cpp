@@ -15,7 +15,7 @@ constexpr FaultSpec kVarianceForDeviation{"variance_for_deviation", "advantages 
 constexpr FaultSpec kMeanNotSubtracted{"mean_not_subtracted", "advantages are rewards over their deviation"};
 constexpr FaultSpec kNotScaled{"not_scaled", "advantages are not divided by the deviation"};
 // Not with group_boundaries: they create a group of one, which would divide 0 by 0.
-constexpr FaultSpec kEpsLeftOut{"eps_left_out", "the deviation has no least value", "accuracy", "",
+constexpr FaultSpec kEpsLeftOut{"eps_left_out", "the deviation has no least value", "nonfinite", "",
                                 "-group_boundaries"};
 constexpr FaultSpec kEpsAdded{"eps_added", "eps is added to the deviation, not its least value"};
 constexpr FaultSpec kNeighbourGroup{"neighbour_group", "advantages are taken by the statistics of the next group"};
@@ -192,6 +192,9 @@ constexpr std::array kForwardFaults{faults::kLastTileSkipped,
                                     faults::kPartialLost,
                                     faults::kBf16Exponential,
                                     kPaddedColumnCounted,
+                                    kMaximumNotSubtracted,
+                                    kMaximumOfFirstTile,
+                                    kTileOfInfinities,
                                     kWrongLabel,
                                     kMaskIgnored,
                                     kCompletionMaskIgnored,
@@ -225,6 +228,9 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      faults::kPartialLost,
                                      faults::kBf16Exponential,
                                      kPaddedColumnCounted,
+                                     kMaximumNotSubtracted,
+                                     kMaximumOfFirstTile,
+                                     kTileOfInfinities,
                                      kWrongLabel,
                                      kSoftmaxTermDropped,
                                      kSoftmaxSignFlipped,

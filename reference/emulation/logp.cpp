@@ -42,13 +42,14 @@ void backward(const EmulationArgs& args) {
 
 constexpr std::array kForwardFaults{
     faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
-    faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kWrongLabel,
-    kIgnoredRowCounted,       kIgnoredAsIdZero,         kIgnoredRowMultiplied};
+    faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kMaximumNotSubtracted,
+    kMaximumOfFirstTile,      kTileOfInfinities,        kWrongLabel,           kIgnoredRowCounted,
+    kIgnoredAsIdZero,         kIgnoredRowMultiplied};
 constexpr std::array kBackwardFaults{
     faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
-    faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kWrongLabel,
-    kSoftmaxTermDropped,      kSoftmaxSignFlipped,      kIgnoredRowCounted,    kIgnoredAsIdZero,
-    kIgnoredRowMultiplied};
+    faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kMaximumNotSubtracted,
+    kMaximumOfFirstTile,      kTileOfInfinities,        kWrongLabel,           kSoftmaxTermDropped,
+    kSoftmaxSignFlipped,      kIgnoredRowCounted,       kIgnoredAsIdZero,      kIgnoredRowMultiplied};
 
 constexpr auto kTpForwardFaults =
     joined(kForwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kTargetTwice, kShardOffset});

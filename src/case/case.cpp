@@ -13,6 +13,16 @@
 namespace checkop {
 namespace {
 
+/// Whether `ignored_every` is not the usual one and changes the data.
+bool ignored_every_counts(const Case& c) {
+  const auto inputs = c.pass->inputs;
+  const bool masked = std::any_of(inputs.begin(), inputs.end(), [&](const TensorSpec& spec) {
+    return spec.fill == Fill::mask && is_present(c, spec);
+  });
+  return c.ignored_every != Case().ignored_every &&
+         (has_attr(*c.op, "ignore_index") || (masked && c.ignored_every == 1));
+}
+
 void append_new(std::vector<std::string_view>& names, std::string_view dims) {
   for (const std::string_view name : names_in(dims)) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
@@ -73,7 +83,7 @@ std::string case_name(const Case& c) {
   if (c.input_mode != InputMode::random) name += fmt::format("~{}", to_string(c.input_mode));
   const Case usual;
   if (c.input_mode == InputMode::constant) name += fmt::format("{}t{}", c.constant_value, c.token_value);
-  if (c.ignored_every != usual.ignored_every && has_attr(*c.op, "ignore_index")) {
+  if (ignored_every_counts(c)) {
     name += fmt::format("~ignored{}", c.ignored_every);
   }
   if (has_ignored_runs(c)) name += fmt::format("~runs{}", c.ignored_run);
@@ -102,7 +112,7 @@ std::string case_flags(const Case& c) {
   if (c.input_mode == InputMode::constant) {
     flags += fmt::format(" --constant-value {} --token-value {}", c.constant_value, c.token_value);
   }
-  if (c.ignored_every != Case().ignored_every && has_attr(*c.op, "ignore_index")) {
+  if (ignored_every_counts(c)) {
     flags += fmt::format(" --ignored-every {}", c.ignored_every);
   }
   if (has_ignored_runs(c)) flags += fmt::format(" --ignored-run {}", c.ignored_run);

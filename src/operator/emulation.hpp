@@ -39,11 +39,13 @@ std::span<const Plan> all_plans();
 /// A planted fault of a kind that real kernels have.
 struct FaultSpec {
   std::string_view name;
-  std::string_view meaning;            ///< a sentence for tables
-  std::string_view kind = "accuracy";  ///< kind of failure that must be reported; "nonfinite" if it reads planted NaN
-  std::string_view dtypes = "";        ///< dtypes in which it is visible, "bf16 fp16"; "" for all
-  std::string_view needs = "";         ///< an optional input that must be present; "-mask": one that must be absent
-  std::string_view recipes = "";       ///< granted one of these, a kernel may err so, except in fp16
+  std::string_view meaning;  ///< a sentence for tables
+  std::string_view kind =
+      "accuracy";  ///< kind of failure that must be reported; "nonfinite" if it reads planted NaN or overflows
+  std::string_view dtypes = "";      ///< dtypes in which it is visible, "bf16 fp16"; "" for all
+  std::string_view needs = "";       ///< an optional input that must be present; "-mask": one that must be absent
+  std::string_view recipes = "";     ///< granted one of these, a kernel may err so, except in fp16
+  std::string_view input_mode = "";  ///< "extreme" if no other data show it
 };
 
 /// Faults of sums, products and exponentials, which Arithmetic implements. An emulation lists the ones that its pass
@@ -98,6 +100,8 @@ class Arithmetic {
   std::vector<float> factors(std::vector<float> values) const;
 
   static float to_bf16(float x);  ///< to nearest, ties to even
+  /// Tile length: a quarter of a short sum, 128 terms of a long one.
+  static int64_t tile_of(int64_t n) { return n < 2 ? 0 : std::clamp<int64_t>(n / 4, 1, 128); }
 
  private:
   static constexpr int64_t kParts = 4;
@@ -106,8 +110,6 @@ class Arithmetic {
   int64_t terms_of(int64_t n) const {
     return n - std::min(dropped_k_tile_ ? tile_of(n) : dropped_k_, std::max<int64_t>(n - 1, 0));
   }
-  /// Tile length: a quarter of a short sum, 128 terms of a long one.
-  static int64_t tile_of(int64_t n) { return n < 2 ? 0 : std::clamp<int64_t>(n / 4, 1, 128); }
 
   /// step(total, i) adds term i to total.
   template <class Step>

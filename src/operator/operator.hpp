@@ -24,8 +24,11 @@ std::optional<Numerics> parse_numerics(std::string_view name);
 /// How an input is generated; inputs.cpp has the generators.
 enum class Fill : uint8_t {
   normal,     ///< standard normal
+  rows,       ///< standard normal; every fourth row is times 2^-10, where an eps of 1e-6 counts
   weight,     ///< standard normal over the square root of the extent `fan_in`
-  logits,     ///< standard normal; mode `peaked` plants the target, mode `extreme` the values of plant_extremes
+  logits,     ///< standard normal; mode `peaked` plants the target, mode `extreme` see plant_extreme_logits
+  query,      ///< standard normal; a softmax is taken of its products with keys, or with the rows of a `weight`
+  key,        ///< standard normal; see `query`
   ids,        ///< integers in [0, extent of `fan_in`)
   upstream,   ///< gradient of an output: standard normal or ones
   mask,       ///< 0 in about a quarter of the elements, else 1 and sometimes 2; every nonzero value keeps

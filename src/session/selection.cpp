@@ -14,6 +14,7 @@
 #include "base/mix.hpp"
 #include "base/paths.hpp"
 #include "base/text.hpp"
+#include "case/planting.hpp"
 #include "case/random_cases.hpp"
 #include "case/sweep.hpp"
 #include "contract/rule_table.hpp"
@@ -66,13 +67,17 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
                      "use random");
   }
   if (options.input_mode == "extreme" &&
-      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_input(*op, Fill::logits); })) {
-    throw InputError("--input-mode", "extreme is for operators that take logits, and no selected operator does",
+      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return takes_extremes(*op); })) {
+    throw InputError("--input-mode", "extreme is for operators with a softmax, and no selected operator has one",
                      "use random");
   }
   for (const char* flag : {"--ignored-every", "--ignored-run"}) {
     if (!options.has(flag)) continue;
-    if (std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return has_attr(*op, "ignore_index"); }))
+    const bool all =
+        std::string_view(flag) == "--ignored-every" && options.ignored_every == 1;  // which is for masks, too
+    if (std::none_of(ops.begin(), ops.end(), [&](const Operator* op) {
+          return has_attr(*op, "ignore_index") || (all && has_input(*op, Fill::mask));
+        }))
       throw InputError(flag, "no selected operator has an attribute ignore_index", "leave it out");
   }
   if (options.has("--shard-bounds") &&
@@ -117,10 +122,10 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // Data without ids have no targets to plant, and data without logits nothing extreme; they are random.
+    // Data without ids have no targets to plant, and data without a softmax nothing extreme; they are random.
     const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
-    const bool no_logits = sweep.data.input_mode == InputMode::extreme && !has_input(*op, Fill::logits);
-    if (no_ids || no_logits) sweep.data.input_mode = InputMode::random;
+    const bool no_extremes = sweep.data.input_mode == InputMode::extreme && !takes_extremes(*op);
+    if (no_ids || no_extremes) sweep.data.input_mode = InputMode::random;
     sweep.data.constant_value = options.constant_value;
     sweep.data.token_value = options.token_value;
     sweep.data.ignored_every = options.ignored_every;

@@ -43,6 +43,7 @@ Case case_of(const Question& question, std::string_view pass, double ignore_inde
   if (question.op == "linear_logp") c.optionals = {"bias"};
   c.attrs[0] = ignore_index;
   c.ignored_every = 0;
+  c.grad_mode = GradMode::ones;  // others are 0 in some rows
   return c;
 }
 
