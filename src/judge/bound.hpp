@@ -74,6 +74,14 @@ struct PreparedGate {
     return exactly_zero ? 0 : error + half_ulp(size + error);
   }
 
+  /// The least error that the computation of a stored `got` made, over E: the exact result differs from `got` by half
+  /// an ulp at most if it was rounded once. 0 if storing the gold explains the error.
+  double least_computed(double error, double value, double magnitude, double rounding, double spread) const {
+    const double size = value < 0 ? -value : value, e = computed(magnitude, rounding, spread);
+    const double beyond = error - half_ulp(size + e);
+    return beyond > 0 ? beyond / e : 0;
+  }
+
   /// For n elements: the errors that a bound_ratio gate allows, and E minus half an ulp.
   void bounds(const double* size, const double* magnitude, const double* rounding, const double* spread, size_t n,
               double* allowed, double* over_half) const {

@@ -29,7 +29,7 @@ struct GateTally {
 struct Tally {
   int64_t count = 0, out_of_bound = 0, nonfinite = 0;
   std::optional<ElementReport> first, worst, first_nonfinite;
-  double max_abs = 0;
+  double max_abs = 0, computed = 0;
   uint64_t max_ulp = 0;
   std::vector<GateTally> gates;
   RowFailures failures;                 ///< of one row; not merged
@@ -45,6 +45,7 @@ struct Tally {
     out_of_bound += other.out_of_bound;
     nonfinite += other.nonfinite;
     max_abs = std::max(max_abs, other.max_abs);
+    computed = std::max(computed, other.computed);
     max_ulp = std::max(max_ulp, other.max_ulp);
     if (other.first) take_first(*other.first);
     if (other.first_nonfinite) take_nonfinite(*other.first_nonfinite);
@@ -99,12 +100,22 @@ struct Stripe {
   Tally total;
   ErrorMapper map;
   RelativeErrors relative;
+  RatioHistogram ratios;  ///< of error over bound; empty without a bound_ratio gate
 
   void merge(const Stripe& other) {
     total.merge(other.total);
     map.merge(other.map);
     relative.merge(other.relative);
+    ratios.merge(other.ratios);
   }
+};
+
+/// What a row adds to its stripe.
+struct RowErrors {
+  RelativeErrors relative;
+  RatioHistogram ratios;
+
+  void clear() { relative.clear(), ratios.clear(); }
 };
 
 /// Some consecutive elements of one row, in the forms that the loops below need.
@@ -144,8 +155,8 @@ struct OutputComparison::State {
   ElementReport report_of(const Element& e, const Block& block, size_t i, const AtGate& at_gate) const;
   Stripe& stripe_of(int64_t row) { return stripes[static_cast<size_t>(row) % stripes.size()]; }
   void compare_row(int64_t row, const GoldRow& gold);
-  bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
-  void compare_any(const Block& block, Tally& tally, RowSums& sums, RelativeErrors& relative) const;
+  bool compare_ordinary(const Block& block, Tally& tally, RowSums& sums, RowErrors& row_errors) const;
+  void compare_any(const Block& block, Tally& tally, RowSums& sums, RowErrors& row_errors) const;
   void add_bias(const Block& block, RowSums& sums) const;
   void add_baseline(const Block& block, RowSums& sums) const;
   void add_noise(const Block& block, RowSums& sums) const;
@@ -287,18 +298,20 @@ ElementReport OutputComparison::State::report_of(const Element& e, const Block& 
 /// Fast path: all elements are finite and within every gate. The loops have no branches, so that compilers vectorise
 /// them. Returns false, with nothing changed, if the block is not such a case.
 bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally, RowSums& sums,
-                                               RelativeErrors& relative) const {
-  std::array<double, kBlock> size, error, allowed, other, most;
+                                               RowErrors& row_errors) const {
+  std::array<double, kBlock> size, error, allowed, other, most, of_bound;
   std::array<double, kMaxFastGates> worst{};
-  double most_of_all = 0;
+  double most_of_all = 0, computed = 0, signed_error = 0;
   bool may_be_biased = false;
   double squared_ratio = 0;
   if (prepared.size() > kMaxFastGates) return false;
   const size_t n = block.count;
   for (size_t i = 0; i < n; ++i) {
     size[i] = std::abs(block.value[i]);
-    error[i] = std::abs(block.got[i] - block.value[i]);
+    other[i] = block.got[i] - block.value[i];
+    error[i] = std::abs(other[i]);
   }
+  signed_error = sums_of(other.data(), n).sum;
   const Sums errors = sums_of(error.data(), n), golds = sums_of(size.data(), n);
   if (!std::isfinite(errors.sum)) return false;
   for (size_t k = 0; k < prepared.size(); ++k) {
@@ -313,6 +326,13 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
       if (gate.gate.metric == Metric::bound_ratio) {
         gate.bounds(size.data(), block.magnitude, block.rounding, block.spread, n, allowed.data(), other.data());
         may_be_biased = gate.gate.limit > 1 || !(largest_of(other.data(), n) < 0);
+        for (size_t i = 0; i < n; ++i) {
+          // `allowed` is the limit times (E + half an ulp), `other` is E minus half an ulp.
+          const double bound = allowed[i] / gate.gate.limit, e = (bound + other[i]) / 2,
+                       beyond = error[i] - (bound - e);
+          of_bound[i] = error[i] > 0 && beyond > 0 ? beyond / e : 0;
+        }
+        computed = largest_of(of_bound.data(), n);
       } else {
         for (size_t i = 0; i < n; ++i) allowed[i] = gate.tolerance(size[i]);
       }
@@ -320,7 +340,10 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
       for (size_t i = 0; i < n; ++i) other[i] = error[i] == 0 ? 0 * allowed[i] : error[i] / allowed[i];
       const Sums ratios = sums_of(other.data(), n);
       if (!std::isfinite(ratios.sum)) return false;
-      if (gate.gate.metric == Metric::bound_ratio) squared_ratio = ratios.squares * gate.gate.limit * gate.gate.limit;
+      if (gate.gate.metric == Metric::bound_ratio) {
+        squared_ratio = ratios.squares * gate.gate.limit * gate.gate.limit;
+        for (size_t i = 0; i < n; ++i) of_bound[i] = other[i] * gate.gate.limit;
+      }
       largest = worst[k] = largest_of(other.data(), n);
     }
     // Less than 1: a ratio of 1 may have been rounded down to it.
@@ -337,18 +360,21 @@ bool OutputComparison::State::compare_ordinary(const Block& block, Tally& tally,
   if (!prepared.empty()) tally.map->add(block.first_column, ratios, n, most_of_all);
   for (size_t k = 0; k < prepared.size(); ++k) tally.gates[k].worst = std::max(tally.gates[k].worst, worst[k]);
   tally.max_abs = std::max(tally.max_abs, largest_of(error.data(), n));
+  tally.computed = std::max(tally.computed, computed);
+  if (bound) row_errors.ratios.add(of_bound.data(), n);
   add_to(sums, errors, golds);
+  sums.signed_error += signed_error;
   sums.squared_ratio += squared_ratio;
   sums.finite += static_cast<int64_t>(n);
   for (size_t i = 0; i < n; ++i) other[i] = error[i] / size[i];
-  for (size_t i = 0; i < n; ++i) relative.add(size[i], other[i]);
+  for (size_t i = 0; i < n; ++i) row_errors.relative.add(size[i], other[i]);
   if (bias != nullptr && may_be_biased) add_bias(block, sums);
   return true;
 }
 
 /// Slow path: any elements, one by one.
 void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowSums& sums,
-                                          RelativeErrors& relative) const {
+                                          RowErrors& row_errors) const {
   std::array<double, kBlock> error{}, size{};  // zeros where not finite
   for (size_t i = 0; i < block.count; ++i) {
     const Element e = element_at(block, i);
@@ -357,7 +383,13 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
       const Gate& gate = prepared[k].gate;
       if (!within) ++tally.gates[k].out_of_bound;
       passes &= within;
-      if (e.finite && gate.metric == Metric::bound_ratio) sums.squared_ratio += over * over * gate.limit * gate.limit;
+      if (e.finite && gate.metric == Metric::bound_ratio) {
+        const double ratio = over * gate.limit;
+        sums.squared_ratio += ratio * ratio;
+        row_errors.ratios.add(&ratio, 1);
+        tally.computed = std::max(tally.computed, prepared[k].least_computed(e.error, e.gold, block.magnitude[i],
+                                                                             block.rounding[i], block.spread[i]));
+      }
       tally.gates[k].worst = std::max(tally.gates[k].worst, gate.metric == Metric::ulp ? distance : over);
     });
     const auto column = block.first_column + static_cast<int64_t>(i);
@@ -380,7 +412,8 @@ void OutputComparison::State::compare_any(const Block& block, Tally& tally, RowS
     tally.max_abs = std::max(tally.max_abs, e.error);
     ++sums.finite;
     error[i] = e.error, size[i] = e.gold;
-    relative.add(e.gold, e.error / std::abs(e.gold));
+    sums.signed_error += e.got - e.gold;
+    row_errors.relative.add(e.gold, e.error / std::abs(e.gold));
   }
   add_to(sums, sums_of(error.data(), block.count), sums_of(size.data(), block.count));
   if (bias != nullptr) add_bias(block, sums);
@@ -466,8 +499,8 @@ void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
   tally.gates.resize(prepared.size());
   tally.map.emplace(stripes.front().map);
   RowSums sums;
-  static thread_local RelativeErrors relative;  // 16 KiB: more than most rows
-  relative.clear();
+  static thread_local RowErrors errors;  // 20 KiB: more than most rows
+  errors.clear();
   for (size_t at = 0; at < n; at += kBlock) {
     const size_t count = std::min(kBlock, n - at);
     const std::byte *a = stored + at * type.bytes, *b = &expected[at * type.bytes];
@@ -485,7 +518,7 @@ void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
                       b,
                       max_ulp_distance(dtype, a, b, count)};
     tally.max_ulp = std::max(tally.max_ulp, block.max_ulp);
-    if (!compare_ordinary(block, tally, sums, relative)) compare_any(block, tally, sums, relative);
+    if (!compare_ordinary(block, tally, sums, errors)) compare_any(block, tally, sums, errors);
     if (baseline) add_baseline(block, sums);
     if (noise) add_noise(block, sums);
   }
@@ -504,7 +537,8 @@ void OutputComparison::State::compare_row(int64_t row, const GoldRow& gold) {
   place = sums;
   stripe.total.merge(tally);
   stripe.map.add(row, *tally.map);
-  stripe.relative.merge(relative);
+  stripe.relative.merge(errors.relative);
+  stripe.ratios.merge(errors.ratios);
   failures.add(tally.failures, row);
 }
 namespace {
@@ -643,6 +677,9 @@ Comparison OutputComparison::finish() const {
   for (const RowSums& row : state_->rows) sum += row;
   const auto finite = static_cast<double>(std::max<int64_t>(sum.finite, 1));
   result.mean_abs = total.nonfinite > 0 ? kInfinity : sum.abs_error / finite;
+  result.mean_error = total.nonfinite > 0 ? std::nan("") : sum.signed_error / finite;
+  if (state_->bound) result.quantiles = all.ratios.quantiles();
+  result.computed = total.nonfinite > 0 ? kInfinity : total.computed;
   result.rel_l2 = total.nonfinite > 0 ? kInfinity : rel_l2(sum).value;
   result.rel_floor = std::exp2(std::ceil(std::log2(kRelFloor * std::sqrt(sum.squared_gold / finite))));
   if (sum.squared_gold > 0) {

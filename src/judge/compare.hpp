@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "contract/contract.hpp"
 #include "judge/bound.hpp"
 #include "judge/error_map.hpp"
+#include "judge/error_quantiles.hpp"
 #include "judge/failures.hpp"
 #include "judge/policy_metrics.hpp"
 #include "judge/trivial.hpp"
@@ -85,6 +87,11 @@ struct Comparison {
   std::optional<ElementReport> first, worst;  ///< of the elements out of bound; `worst` also if all pass
   std::optional<ElementReport> first_nonfinite;
   double max_abs = 0, mean_abs = 0;
+  double mean_error = 0;  ///< signed: candidate minus gold; NaN if an element is not finite where the gold is
+  /// Of a bound_ratio gate: errors over their bounds, and the largest error that the computation must have made, beyond
+  /// storing its result, over E. See PreparedGate::least_computed().
+  std::optional<ErrorQuantiles> quantiles;
+  double computed = 0;
   double max_rel = 0;    ///< over elements with |gold| > rel_floor
   double rel_floor = 0;  ///< smallest power of two that is at least 1e-3 of the gold's root mean square
   uint64_t max_ulp = 0;  ///< distance in the output's dtype to the gold rounded once
@@ -105,6 +112,8 @@ struct Comparison {
   bool leaks_left_out = false;
   std::string granted_by;      ///< the shipped contract that grants all that the output needs to pass; "" for none
   bool tried_recipes = false;  ///< whether passes_under was looked for
+  /// How many times larger the computation's own errors may get; infinite if storing the gold explains all.
+  double computation_headroom() const { return computed > 0 ? 1 / computed : HUGE_VAL; }
   bool gates_hold() const {
     return std::all_of(gates.begin(), gates.end(), [](const auto& g) { return g.holds; });
   }

@@ -22,6 +22,7 @@ double root_ratio(double a, double b) {
 
 RowSums& RowSums::operator+=(const RowSums& other) {
   abs_error += other.abs_error;
+  signed_error += other.signed_error;
   squared_error += other.squared_error;
   squared_gold += other.squared_gold;
   squared_ratio += other.squared_ratio;

@@ -15,7 +15,7 @@ namespace checkop {
 
 /// Sums over the finite elements of a row. Totals are added in row order, whatever the order of arrival.
 struct RowSums {
-  double abs_error = 0, squared_error = 0, squared_gold = 0;
+  double abs_error = 0, signed_error = 0, squared_error = 0, squared_gold = 0;
   double squared_ratio = 0;                           ///< of error over bound; only for bound_rms
   double squared_got = 0;                             ///< of the candidate's elements; only for cosine
   double largest_error = 0, largest_of_baseline = 0;  ///< only for max_vs_baseline

@@ -60,6 +60,21 @@ Json model(const std::optional<ModelComparison>& m, const Shape& shape) {
           {"orders", orders}};
 }
 
+/// Of errors over their bounds.
+Json quantiles(const std::optional<ErrorQuantiles>& errors) {
+  if (!errors) return nullptr;
+  return {{"p50", number(errors->median)},
+          {"p99", number(errors->p99)},
+          {"p99.9", number(errors->p999)},
+          {"max", number(errors->largest)}};
+}
+
+/// The error that the computation must have made, over its own bound.
+Json computation(const Comparison& comparison) {
+  if (!comparison.quantiles) return nullptr;
+  return {{"achieved", number(comparison.computed)}, {"headroom", number(comparison.computation_headroom())}};
+}
+
 /// The histogram without leading and trailing empty bins.
 Json error_map(const ErrorMap& map) {
   if (map.empty()) return nullptr;
@@ -126,6 +141,9 @@ Json output(const CaseRecord& record, size_t index) {
           {"rtol", has_tolerance ? number(classic->rtol) : Json(nullptr)},
           {"max_abs_error", number(comparison.max_abs)},
           {"mean_abs_error", number(comparison.mean_abs)},
+          {"mean_error", number(comparison.mean_error)},
+          {"error_quantiles", quantiles(comparison.quantiles)},
+          {"computation", computation(comparison)},
           {"max_rel_error", number(comparison.max_rel)},
           {"rel_floor", number(comparison.rel_floor)},
           {"rel_l2", number(comparison.rel_l2)},

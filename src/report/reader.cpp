@@ -32,6 +32,8 @@ ReadOutput read_output(const JsonValue& json) {
     output.gates.push_back({gate.at("metric").string(), read_number(gate.at("achieved")), read_number(gate.at("limit")),
                             read_number(gate.at("headroom"))});
   }
+  if (const auto computation = json.find("computation"); computation && computation->is_object())
+    output.computation_headroom = read_number(computation->at("headroom"));
   return output;
 }
 

@@ -2,6 +2,7 @@
 // Reads a JSON report back, for its other forms and for comparing two reports.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -23,7 +24,8 @@ struct ReadOutput {
   std::string name;
   int64_t count = 0, out_of_bound = 0;
   std::vector<ReadGate> gates;
-  double headroom() const;  ///< of the tightest gate
+  double computation_headroom = HUGE_VAL;  ///< infinite too where the report has none
+  double headroom() const;                 ///< of the tightest gate
 };
 
 struct ReadCase {

@@ -94,6 +94,14 @@ std::string of_model(const CaseRecord& record) {
   return text;
 }
 
+/// " (35x computed)" where storing the output uses up most of its bound.
+std::string of_computation(const Comparison& comparison, double headroom) {
+  constexpr double kMostIsStoring = 2;
+  const double computed = comparison.computation_headroom();
+  if (!comparison.quantiles || !(headroom < kMostIsStoring) || !(computed > headroom)) return "";
+  return std::isinf(computed) ? " (rounding alone)" : fmt::format(" ({:.3g}x computed)", computed);
+}
+
 /// "  headroom logp 12x": the headroom of each output in its tightest gate.
 std::string headroom(const CaseRecord& record) {
   std::string text;
@@ -102,10 +110,11 @@ std::string headroom(const CaseRecord& record) {
     double least = INFINITY;
     for (const GateResult& gate : record.comparisons[i].gates) least = std::min(least, gate.headroom);
     const bool empty = record.comparisons[i].expected == 0;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", record.c.pass->outputs[i].tensor.name,
+    text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", record.c.pass->outputs[i].tensor.name,
                         empty               ? "empty"
                         : std::isinf(least) ? "exact"
-                                            : fmt::format("{:.3g}x", least));
+                                            : fmt::format("{:.3g}x", least),
+                        of_computation(record.comparisons[i], least));
   }
   return text.empty() ? "" : "  headroom " + text;
 }

@@ -2,6 +2,7 @@
 // The comparison: what passes, what fails, and what it reports.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -187,6 +188,44 @@ TEST(Compare, OneRoundingPassesAndTruncationFails) {
   const double gold = 1 + 0.75 * std::exp2(-7);
   EXPECT_TRUE(compare(DType::bf16, {1 + std::exp2(-7)}, {gold}, {bound_gate()}).passed());
   EXPECT_FALSE(compare(DType::bf16, {1}, {gold}, {bound_gate()}).passed());
+}
+
+TEST(Compare, QuantilesAreThoseOfErrorsOverBounds) {
+  // Errors of 1 to 1000 thousandths of the bound.
+  std::vector<double> gold(1000, 4), got(1000, 4);
+  const double bound = element_bound(bound_gate(), DType::f64, 1, 4, 1, 1);
+  for (size_t i = 0; i < got.size(); ++i) got[i] += static_cast<double>(i + 1) * 1e-3 * bound * (i % 2 == 0 ? 1 : -0.5);
+  const Comparison c = compare(DType::f64, got, gold, {bound_gate()});
+  ASSERT_TRUE(c.quantiles.has_value());
+  std::vector<double> ratios;
+  for (const double x : got) ratios.push_back(std::abs(x - 4) / bound);
+  std::sort(ratios.begin(), ratios.end());
+  const auto is_near = [](double quantile, double exact) {
+    return quantile >= exact * 0.95 && quantile <= exact * 1.2;
+  };
+  EXPECT_TRUE(is_near(c.quantiles->median, ratios[499])) << c.quantiles->median << " " << ratios[499];
+  EXPECT_TRUE(is_near(c.quantiles->p99, ratios[989])) << c.quantiles->p99 << " " << ratios[989];
+  EXPECT_TRUE(is_near(c.quantiles->p999, ratios[998])) << c.quantiles->p999 << " " << ratios[998];
+  EXPECT_NEAR(c.quantiles->largest, ratios.back(), 0.05);
+  EXPECT_NEAR(c.mean_error / bound, 0.125, 0.01);
+  EXPECT_FALSE(compare(DType::f64, got, gold, {tolerance(1, 0)}).quantiles.has_value());
+}
+
+// A number stored in 16 bits tells no more of the computation than how far the gold is beyond the nearest tie.
+TEST(Compare, ComputationHasTheErrorThatStoringDoesNotExplain) {
+  const double computed =
+      element_bound(bound_gate(), DType::bf16, 1, 1, 1, 1) - std::exp2(-8);  // at 1, E + half an ulp
+  const double tie = 1 + std::exp2(-8), ulp = std::exp2(-7);
+  EXPECT_EQ(compare(DType::bf16, {1}, {1 + 0.9 * std::exp2(-8)}, {bound_gate()}).computed, 0);
+  EXPECT_TRUE(std::isinf(compare(DType::bf16, {1}, {1 + 0.9 * std::exp2(-8)}, {bound_gate()}).computation_headroom()));
+  const Comparison flipped = compare(DType::bf16, {1}, {tie + computed / 4}, {bound_gate()});
+  EXPECT_NEAR(flipped.computed, 0.25, 0.15);
+  EXPECT_TRUE(flipped.passed());
+  // Beyond the fast path too: another element that fails.
+  const Comparison wrong = compare(DType::bf16, {1, 1 + 3 * ulp}, {tie + computed / 4, 1}, {bound_gate()});
+  EXPECT_FALSE(wrong.passed());
+  EXPECT_GT(wrong.computed, 1);
+  EXPECT_TRUE(std::isinf(compare(DType::bf16, {kNan}, {1}, {bound_gate()}).computed));
 }
 
 TEST(Compare, AllGatesMustHold) {
