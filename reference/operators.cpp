@@ -14,6 +14,7 @@ extern const Operator kMatmul;            // matmul.cpp
 extern const Operator kDetGemm;           // det_gemm.cpp
 extern const Operator kLmHead;            // lm_head.cpp
 extern const Operator kRmsNorm;           // rms_norm.cpp
+extern const Operator kAddRmsNorm;        // add_rms_norm.cpp
 extern const Operator kSilu;              // silu.cpp
 extern const Operator kSwiglu;            // swiglu.cpp
 extern const Operator kEmbedding;         // embedding.cpp
@@ -28,9 +29,9 @@ extern const Operator kPack;              // pack.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{
-      &kLogp,     &kLinearLogp, &kMatmul, &kDetGemm,   &kLmHead,           &kRmsNorm, &kSilu,
-      &kSwiglu,   &kEmbedding,  &kRope,   &kAttention, &kKvCacheAttention, &kEntropy, &kRatioKl,
-      &kGrpoLoss, &kPolicyLoss, &kPack,   &kTpLogp,    &kTpLinearLogp};
+      &kLogp,    &kLinearLogp, &kMatmul,     &kDetGemm, &kLmHead,    &kRmsNorm,          &kAddRmsNorm,
+      &kSilu,    &kSwiglu,     &kEmbedding,  &kRope,    &kAttention, &kKvCacheAttention, &kEntropy,
+      &kRatioKl, &kGrpoLoss,   &kPolicyLoss, &kPack,    &kTpLogp,    &kTpLinearLogp};
   return kTable;
 }
 
