@@ -15,6 +15,7 @@ extern const Operator kDetGemm;           // det_gemm.cpp
 extern const Operator kLmHead;            // lm_head.cpp
 extern const Operator kRmsNorm;           // rms_norm.cpp
 extern const Operator kAddRmsNorm;        // add_rms_norm.cpp
+extern const Operator kGatedRmsNorm;      // gated_rms_norm.cpp
 extern const Operator kSilu;              // silu.cpp
 extern const Operator kSwiglu;            // swiglu.cpp
 extern const Operator kEmbedding;         // embedding.cpp
@@ -29,9 +30,9 @@ extern const Operator kPack;              // pack.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{
-      &kLogp,    &kLinearLogp, &kMatmul,     &kDetGemm, &kLmHead,    &kRmsNorm,          &kAddRmsNorm,
-      &kSilu,    &kSwiglu,     &kEmbedding,  &kRope,    &kAttention, &kKvCacheAttention, &kEntropy,
-      &kRatioKl, &kGrpoLoss,   &kPolicyLoss, &kPack,    &kTpLogp,    &kTpLinearLogp};
+      &kLogp,         &kLinearLogp, &kMatmul,   &kDetGemm,    &kLmHead, &kRmsNorm,   &kAddRmsNorm,
+      &kGatedRmsNorm, &kSilu,       &kSwiglu,   &kEmbedding,  &kRope,   &kAttention, &kKvCacheAttention,
+      &kEntropy,      &kRatioKl,    &kGrpoLoss, &kPolicyLoss, &kPack,   &kTpLogp,    &kTpLinearLogp};
   return kTable;
 }
 
