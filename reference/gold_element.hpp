@@ -2,6 +2,8 @@
 // One element of a gold with its error coefficients, and its rounding by a recipe.
 #pragma once
 
+#include <cmath>
+
 #include "operator/operator.hpp"
 
 namespace checkop {
@@ -11,6 +13,12 @@ struct GoldElement {
   double value, magnitude, rounding;
   Spread spread = {};
 };
+
+/// a b, to the first order of their errors, with one rounding.
+inline GoldElement operator*(const GoldElement& a, const GoldElement& b) {
+  const double x = std::abs(a.value), y = std::abs(b.value);
+  return {a.value * b.value, x * b.magnitude + y * a.magnitude, x * b.rounding + y * a.rounding + x * y};
+}
 
 /// An intermediate value `e` of output `output`, rounded to the dtype of the case if `rounds`. A rounded value has lost
 /// the error of the computation before it; what is left is that a kernel may round it to the other side of a tie.

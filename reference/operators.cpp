@@ -14,10 +14,13 @@ extern const Operator kMatmul;            // matmul.cpp
 extern const Operator kDetGemm;           // det_gemm.cpp
 extern const Operator kLmHead;            // lm_head.cpp
 extern const Operator kRmsNorm;           // rms_norm.cpp
+extern const Operator kAddRmsNorm;        // add_rms_norm.cpp
+extern const Operator kGatedRmsNorm;      // gated_rms_norm.cpp
 extern const Operator kSilu;              // silu.cpp
 extern const Operator kSwiglu;            // swiglu.cpp
 extern const Operator kEmbedding;         // embedding.cpp
 extern const Operator kRope;              // rope.cpp
+extern const Operator kQkNormRope;        // qk_norm_rope.cpp
 extern const Operator kAttention;         // attention.cpp
 extern const Operator kKvCacheAttention;  // kv_cache_attention.cpp
 extern const Operator kEntropy;           // entropy.cpp
@@ -28,9 +31,9 @@ extern const Operator kPack;              // pack.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{
-      &kLogp,     &kLinearLogp, &kMatmul, &kDetGemm,   &kLmHead,           &kRmsNorm, &kSilu,
-      &kSwiglu,   &kEmbedding,  &kRope,   &kAttention, &kKvCacheAttention, &kEntropy, &kRatioKl,
-      &kGrpoLoss, &kPolicyLoss, &kPack,   &kTpLogp,    &kTpLinearLogp};
+      &kLogp,    &kLinearLogp, &kMatmul,     &kDetGemm, &kLmHead,     &kRmsNorm,     &kAddRmsNorm,       &kGatedRmsNorm,
+      &kSilu,    &kSwiglu,     &kEmbedding,  &kRope,    &kQkNormRope, &kAttention,   &kKvCacheAttention, &kEntropy,
+      &kRatioKl, &kGrpoLoss,   &kPolicyLoss, &kPack,    &kTpLogp,     &kTpLinearLogp};
   return kTable;
 }
 

@@ -110,10 +110,6 @@ GoldElement operator+(const GoldElement& a, const GoldElement& b) {
   const double value = a.value + b.value;
   return {value, a.magnitude + b.magnitude, a.rounding + b.rounding + std::abs(value)};
 }
-GoldElement operator*(const GoldElement& a, const GoldElement& b) {
-  const double x = std::abs(a.value), y = std::abs(b.value);
-  return {a.value * b.value, x * b.magnitude + y * a.magnitude, x * b.rounding + y * a.rounding + x * y};
-}
 GoldElement operator-(const GoldElement& a) { return {-a.value, a.magnitude, a.rounding}; }
 GoldElement exponential(const GoldElement& x) {
   const double value = std::exp(x.value);

@@ -6,10 +6,14 @@
 
 namespace checkop::recipe {
 
-// rms_norm
+// rms_norm, and the operators that contain it
 inline constexpr std::string_view kNormalisedRow = "normalised_row_in_16_bit",
                                   kWeightTerms = "weight_gradient_terms_in_16_bit",
                                   kWeightedGradient = "weighted_gradient_in_16_bit";
+// gated_rms_norm; the first one qk_norm_rope, too
+inline constexpr std::string_view kWeightedRow = "weighted_row_in_16_bit", kGatedGradient = "gated_gradient_in_16_bit";
+// qk_norm_rope
+inline constexpr std::string_view kRotatedGradient = "rotated_gradient_in_16_bit";
 // swiglu
 inline constexpr std::string_view kActivation = "activation_in_16_bit",
                                   kActivationGradient = "activation_gradient_in_16_bit";

@@ -113,10 +113,13 @@ inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype,
 }
 
 /// The value of an attribute. Throws Refusal if the call lacks it.
-inline float attribute(const checkop_call& c, std::string_view name) {
+inline double exact_attribute(const checkop_call& c, std::string_view name) {
   for (int32_t i = 0; i < c.n_attrs; ++i)
-    if (name == c.attrs[i].name) return static_cast<float>(c.attrs[i].value);
+    if (name == c.attrs[i].name) return c.attrs[i].value;
   throw Refusal(CHECKOP_FAILED, "attribute '" + std::string(name) + "' is missing");
+}
+inline float attribute(const checkop_call& c, std::string_view name) {
+  return static_cast<float>(exact_attribute(c, name));
 }
 
 /// Checks that `t` is one fp32 element.

@@ -6,17 +6,11 @@
 //   mask: [...] uint8 or none
 //   Limits: contiguous.   Expected error: sums of a row are chains of 68 + log2(hidden / 1024) additions, those of
 //   dweight of 64 + log2(rows / 64); one rounding to the stored dtype.
-#include "cpu/native.hpp"
+#include "cpu/rms_norm.hpp"
 
 namespace {
 
 using native::Extent;
-
-constexpr int64_t kRowBlock = 64;  // rows in one partial sum of dweight: a chain of 64 additions, then the tree
-
-float inverse_rms(const float* x, int64_t hidden, float eps) {
-  return 1.0f / std::sqrt(native::dot(x, x, hidden) / static_cast<float>(hidden) + eps);
-}
 
 float eps_of(const checkop_call& c) {
   if (c.n_attrs != 1) throw native::Refusal(CHECKOP_FAILED, "expected 1 attribute: eps");
@@ -39,7 +33,7 @@ checkop_status forward(const checkop_call* call) {
       std::vector<float> row(static_cast<size_t>(n));
       for (int64_t r = begin; r < end; ++r) {
         native::load(x, r * n, n, row.data());
-        const float scale = inverse_rms(row.data(), n, eps);
+        const float scale = native::inverse_rms(row.data(), n, eps);
         for (size_t h = 0; h < row.size(); ++h) row[h] = row[h] * scale * w[h];
         native::store(y, r * n, n, row.data());
       }
@@ -61,33 +55,22 @@ void store_dx(Backward& b, float eps) {
       native::load(b.x, r * b.hidden, b.hidden, x.data());
       native::load(b.grad, r * b.hidden, b.hidden, gw.data());
       for (size_t h = 0; h < gw.size(); ++h) gw[h] *= b.weight[h];
-      const float s = inverse_rms(x.data(), b.hidden, eps);
-      const float c = native::dot(gw.data(), x.data(), b.hidden) / static_cast<float>(b.hidden) * s * s;
-      for (size_t h = 0; h < gw.size(); ++h) gw[h] = s * (gw[h] - x[h] * c);
+      const float s = native::inverse_rms(x.data(), b.hidden, eps);
+      native::normalised_row_gradient(x.data(), s, b.hidden, gw.data());
       native::store(b.dx, r * b.hidden, b.hidden, gw.data());
       b.scale[static_cast<size_t>(r)] = s;
     }
   });
 }
 
-/// Threads divide the columns. A column's sum goes over the rows in the same order in any thread.
 void store_dweight(const Backward& b) {
-  native::parallel_for(b.hidden, 2 * b.rows * b.hidden, [&](int64_t begin, int64_t end) {
-    const int64_t n = end - begin;
-    std::vector<float> x(static_cast<size_t>(n)), g(x.size());
-    native::VectorTree tree;
-    tree.add(std::vector<float>(x.size()));  // all rows may be masked
-    for (int64_t first = 0; first < b.rows; first += kRowBlock) {
-      std::vector<float> sum(x.size());
-      for (int64_t r = first; r < std::min(first + kRowBlock, b.rows); ++r) {
-        if (b.mask != nullptr && b.mask[r] == 0) continue;
-        native::load(b.x, r * b.hidden + begin, n, x.data());
-        native::load(b.grad, r * b.hidden + begin, n, g.data());
-        for (size_t h = 0; h < sum.size(); ++h) sum[h] += g[h] * x[h] * b.scale[static_cast<size_t>(r)];
-      }
-      tree.add(std::move(sum));
-    }
-    native::store(b.dweight, begin, n, tree.finish().data());
+  native::store_row_sums(b.dweight, b.rows, b.hidden, [&](int64_t r, int64_t begin, int64_t end, auto& sum) {
+    if (b.mask != nullptr && b.mask[r] == 0) return;
+    thread_local std::vector<float> x, g;
+    x.resize(sum.size()), g.resize(sum.size());
+    native::load(b.x, r * b.hidden + begin, end - begin, x.data());
+    native::load(b.grad, r * b.hidden + begin, end - begin, g.data());
+    for (size_t h = 0; h < sum.size(); ++h) sum[h] += g[h] * x[h] * b.scale[static_cast<size_t>(r)];
   });
 }
 

@@ -3,9 +3,13 @@
 //   forward   y[i] = x[i] cos(a) - x[i+D/2] sin(a),  y[i+D/2] = x[i+D/2] cos(a) + x[i] sin(a)
 //   backward  dx from grad_y, the same with -a;  a[s,i] = positions[s] / theta^(2i/D)
 //   x, y, grad_y, dx: [batch, heads, seq, D] f32|f16|bf16, contiguous     positions: [seq] i64
-//   Limits: D even. A negative position is CHECKOP_FAILED.   Workspace: 256 + seq * D/2 * 8 bytes.
+//   Limits: D even; all columns turn, in halves, by frequencies that are not scaled; one list of positions for all
+//   sequences. Anything else is CHECKOP_UNSUPPORTED. A negative position is CHECKOP_FAILED.
+//   Workspace: 256 + seq * D/2 * 8 bytes.
 //   Expected error: that of an fp32 angle (powf, reciprocal, product), sincosf within 2 ulp, two products and a sum.
 #include <algorithm>
+#include <cmath>
+#include <string_view>
 
 #include "cuda/group.cuh"
 
@@ -96,9 +100,42 @@ size_t table_bytes(const checkop_tensor& x) {
   return static_cast<size_t>(x.shape[2] * (x.shape[3] / 2)) * sizeof(float2);
 }
 
+/// An attribute and the value that this file computes with; NaN: any, since another attribute decides.
+struct Attribute {
+  std::string_view name;
+  double only;
+};
+constexpr Attribute kAttributes[] = {
+    {"theta", NAN},           {"rotary_dim", -1},        {"interleaved", 0},
+    {"scaling", 0},           {"factor", NAN},           {"original_length", NAN},
+    {"low_freq_factor", NAN}, {"high_freq_factor", NAN}, {"beta_fast", NAN},
+    {"beta_slow", NAN},       {"truncate", NAN},         {"attention_factor", -1},
+    {"section_h", NAN},       {"section_w", NAN},        {"sections_interleaved", NAN}};
+
+checkop_status check_attributes(const checkop_call* call) {
+  for (int32_t i = 0; i < call->n_attrs; ++i) {
+    const checkop_attr& given = call->attrs[i];
+    const auto* known = std::find_if(std::begin(kAttributes), std::end(kAttributes),
+                                     [&](const Attribute& each) { return each.name == given.name; });
+    if (known == std::end(kAttributes))
+      return say(call, CHECKOP_UNSUPPORTED, "attribute '%s' is unknown to this kernel", given.name);
+    if (!std::isnan(known->only) && given.value != known->only)
+      return say(call, CHECKOP_UNSUPPORTED, "attribute '%s' is %g; this kernel computes with %g alone", given.name,
+                 given.value, known->only);
+  }
+  if (call->n_attrs < 1 || std::string_view(call->attrs[0].name) != "theta")
+    return say(call, CHECKOP_FAILED, "expected theta as the first attribute");
+  for (const int32_t optional : {2, 3}) {
+    if (call->inputs[optional].data != nullptr)
+      return say(call, CHECKOP_UNSUPPORTED, "this kernel takes one list of positions for all sequences");
+  }
+  return CHECKOP_OK;
+}
+
 checkop_status launch(const checkop_call* call, bool backward) {
   CallCheck check(call);
-  if (check.counts(2, 1).failed()) return check.status();
+  if (check.counts(4, 1).failed()) return check.status();
+  if (const auto status = check_attributes(call)) return status;
   const checkop_tensor &x = call->inputs[backward ? 1 : 0], &positions = call->inputs[backward ? 0 : 1];
   const checkop_tensor& y = call->outputs[0];
   const char *x_name = backward ? "grad_y" : "x", *y_name = backward ? "dx" : "y";
@@ -106,7 +143,6 @@ checkop_status launch(const checkop_call* call, bool backward) {
   if (x.rank != 4 || x.shape[3] % 2 != 0) {
     return say(call, CHECKOP_FAILED, "tensor '%s': expected rank 4 and an even last extent", x_name);
   }
-  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected 1 attribute: theta");
   check.float_dtype(x, x_name).contiguous(x, x_name).dtype(positions, "positions", CHECKOP_I64);
   check.shape(positions, "positions", x, 0, {x.shape[2]}).contiguous(positions, "positions");
   check.dtype(y, y_name, x.dtype).shape(y, y_name, x, 4, {}).contiguous(y, y_name);
@@ -144,10 +180,10 @@ checkop_status launch(const checkop_call* call, bool backward) {
 /// Called before the checks of launch().
 size_t workspace_bytes(const checkop_tensor& x) { return kIdCheckBytes + (x.rank == 4 ? table_bytes(x) : 0); }
 size_t forward_workspace(const checkop_call* call) {
-  return call->n_inputs == 2 ? workspace_bytes(call->inputs[0]) : 0;
+  return call->n_inputs == 4 ? workspace_bytes(call->inputs[0]) : 0;
 }
 size_t backward_workspace(const checkop_call* call) {
-  return call->n_inputs == 2 ? workspace_bytes(call->inputs[1]) : 0;
+  return call->n_inputs == 4 ? workspace_bytes(call->inputs[1]) : 0;
 }
 
 checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }

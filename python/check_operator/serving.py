@@ -13,8 +13,8 @@ one file is all that is needed, and may be copied:
 
 A function gets an operator's inputs (tensors of the framework) and attributes (numbers) by the names that
 `check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
-case, such as an optional one, the case is unsupported. It returns the output, a tuple of the outputs in order, or a dict by
-name. Each output is a contiguous tensor of its own, with the shape and dtype that the operator declares (`show` says fp32 if
+case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. It returns the
+output, a tuple of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape and dtype that the operator declares (`show` says fp32 if
 that is not the case's dtype).
 
 Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, which include
@@ -51,11 +51,12 @@ over a socket it should be, since the answer to a process of check_operator that
 kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver and runtime are optional, and so is
 "digest" beside "device": 16 hex digits that change with the candidate's code, for reports. A kernel may also declare
 "recipes": ["normalised_row_in_16_bit"]. Each request
-  {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-06}, "inputs": "FILE", "outputs": "FILE",
-           "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
+  {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-05}, "changed_attrs": ["eps"],
+           "inputs": "FILE", "outputs": "FILE", "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
 is answered, after the file with the wanted tensors has been written, by
   {"id": 1, "status": "ok"}     or "unsupported" or "failed"; "message": "why" is optional.
-Both files are safetensors. Attributes that are not finite are strings. The process exits at the end of its input.
+Both files are safetensors. Attributes that are not finite are strings; "changed_attrs" are those with other values than their
+defaults. The process exits at the end of its input.
 Protocol 2, in which tensors lie in shared memory, is described in docs/python.md.
 """
 import argparse
@@ -630,6 +631,19 @@ def call(function, tensors, attrs):
     return function(**tensors, **{name: value for name, value in attrs.items() if name in parameters})
 
 
+def require_attrs(function, attrs, changed):
+    """A function that lacks an attribute computes with a fixed value, which may be its default and is no other."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in function
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    for name in changed:
+        if name in attrs and name not in parameters:
+            raise Unsupported(f"the function takes no '{name}', which is {attrs[name]:g} in this case and not its default")
+
+
 def adapted(function, names):
     """`function` with other names for its parameters: `names` maps an operator's names to the function's."""
     if not names:
@@ -785,6 +799,7 @@ def run(request, functions, framework, arenas):
     op, direction = request["op"], request["pass"]
     function = functions.get(f"{op}/{direction}", functions.get(op) if direction == "forward" else None)
     names = [want["name"] for want in tensors.wants]
+    require_attrs(functions[op] if function is None else function, attrs, request.get("changed_attrs", []))
     process = os.getpid()
     try:
         if function is None:

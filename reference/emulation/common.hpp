@@ -2,6 +2,8 @@
 // Code shared by several emulations: matrices, products, softmax rows.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <vector>
 
 #include "operator/emulation.hpp"
@@ -38,6 +40,15 @@ struct Operand {
 
 /// x y; each element is one dot product.
 Matrix product(const EmulationArgs& args, Operand x, Operand y);
+
+/// x after it was stored in `dtype`, with one rounding.
+inline float stored_as(DType dtype, float x) {
+  double value = x;
+  std::byte bytes[sizeof(double)];
+  info(dtype).encode(&value, bytes, 1);
+  info(dtype).decode(bytes, &value, 1);
+  return static_cast<float>(value);
+}
 
 inline void store(const Matrix& m, std::vector<double>& to) { to.assign(m.values.begin(), m.values.end()); }
 
@@ -85,6 +96,15 @@ void logp_gradient_row(const Arithmetic& arithmetic, const SoftmaxRow& row, cons
 inline void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int64_t n, int64_t id, float g,
                               double* to) {
   logp_gradient_row(arithmetic, softmax_row(arithmetic, z, n), z, n, id, g, to);
+}
+
+/// The two lists of faults as one.
+template <size_t n, size_t m>
+constexpr std::array<FaultSpec, n + m> joined(const std::array<FaultSpec, n>& a, const std::array<FaultSpec, m>& b) {
+  std::array<FaultSpec, n + m> all{};
+  std::copy(a.begin(), a.end(), all.begin());
+  std::copy(b.begin(), b.end(), all.begin() + n);
+  return all;
 }
 
 /// `id`, or with the fault kWrongLabel the next id.

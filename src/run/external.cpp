@@ -447,12 +447,16 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
     }
   }
   const int64_t id = ++requests_;
-  json attrs = json::object();
-  for (int32_t i = 0; i < call.n_attrs; ++i) attrs[call.attrs[i].name] = number(call.attrs[i].value);
+  json attrs = json::object(), changed = json::array();
+  for (int32_t i = 0; i < call.n_attrs; ++i) {
+    attrs[call.attrs[i].name] = number(call.attrs[i].value);
+    if (call.attrs[i].value != kernel.op->attrs[static_cast<size_t>(i)].fallback) changed.push_back(call.attrs[i].name);
+  }
   json request{{"id", id},
                {"op", kernel.op->name},
                {"pass", kernel.pass->name},
                {"attrs", attrs},
+               {"changed_attrs", changed},
                {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
   RequestFiles files;
   try {

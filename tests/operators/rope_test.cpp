@@ -2,7 +2,9 @@
 // rope: properties of the gold, refusals, and the allowed error of an fp32 angle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "base/error.hpp"
 #include "support/gold_helper.hpp"
@@ -67,6 +69,67 @@ TEST(Rope, OddHeadSizesAndBadBasesAreRefused) {
     c.attrs[0] = theta;
     EXPECT_THROW(validate(c), InputError) << theta;
   }
+}
+
+/// The index of an attribute.
+size_t attr(std::string_view name) {
+  const std::span<const AttrSpec> attrs = find_operator("rope")->attrs;
+  return static_cast<size_t>(
+      std::find_if(attrs.begin(), attrs.end(), [&](const AttrSpec& each) { return each.name == name; }) -
+      attrs.begin());
+}
+
+TEST(Rope, AttributesOutOfRangeAreRefused) {
+  const Case usual = gold_case("rope", "forward", DType::f32, kDims);
+  const std::pair<const char*, double> wrong[] = {{"rotary_dim", 3},
+                                                  {"rotary_dim", 10},
+                                                  {"rotary_dim", 0},
+                                                  {"interleaved", 2},
+                                                  {"scaling", 4},
+                                                  {"scaling", 0.5},
+                                                  {"factor", 0},
+                                                  {"original_length", -1},
+                                                  {"high_freq_factor", 1},
+                                                  {"attention_factor", 0},
+                                                  {"section_h", 5},
+                                                  {"section_w", -1},
+                                                  {"sections_interleaved", 2}};
+  for (const auto& [name, value] : wrong) {
+    Case c = usual;
+    c.attrs[attr(name)] = value;
+    EXPECT_THROW(validate(c), InputError) << name << " " << value;
+  }
+}
+
+TEST(Rope, ColumnsBehindRotaryDimAreCopied) {
+  Case c = gold_case("rope", "forward", DType::f64, kDims);
+  c.attrs[attr("rotary_dim")] = 4, c.attrs[attr("attention_factor")] = 3;
+  const std::vector<Tensor> inputs = gold_inputs(c);
+  const GoldOutput y = collect_gold(c, inputs, 1).at(0);
+  for (size_t i = 0; i < y.value.size(); ++i) {
+    if (i % 8 < 4) continue;
+    EXPECT_EQ(y.value[i], inputs[0].at(static_cast<int64_t>(i)));
+    EXPECT_EQ(y.rounding[i], 0);
+  }
+}
+
+// Frequencies 1 and 1/100 of 4 columns: in 4096 positions 652 and 6.5 turns.
+TEST(Rope, Llama3ScalesLowFrequenciesAlone) {
+  Case c = gold_case("rope", "forward", DType::f64, {{"batch", 1}, {"heads", 1}, {"seq", 1}, {"head_dim", 4}});
+  c.attrs[attr("theta")] = 10000, c.attrs[attr("scaling")] = 2, c.attrs[attr("factor")] = 8;
+  c.attrs[attr("original_length")] = 4096;
+  std::vector<Tensor> inputs = gold_inputs(c);
+  inputs[0].set(0, 1), inputs[0].set(1, 1), inputs[0].set(2, 0), inputs[0].set(3, 0), inputs[1].set(0, 3);
+  const auto angle_of_second = [&](double low, double high) {
+    c.attrs[attr("low_freq_factor")] = low, c.attrs[attr("high_freq_factor")] = high;
+    const GoldOutput y = collect_gold(c, inputs, 1).at(0);
+    EXPECT_NEAR(y.value[0], std::cos(3.0), 1e-15);
+    return std::asin(y.value[3]);
+  };
+  EXPECT_NEAR(angle_of_second(1, 4), 0.03, 1e-15);
+  EXPECT_NEAR(angle_of_second(7, 8), 0.03 / 8, 1e-15);
+  const double kept = (40.96 / (2 * M_PI) - 6) / 2;
+  EXPECT_NEAR(angle_of_second(6, 8), 0.03 * (kept + (1 - kept) / 8), 1e-15);
 }
 
 // The error of a rotation with fp32 angles stays within the rounding that the gold allows, and gets so large that a

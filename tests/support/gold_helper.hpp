@@ -76,6 +76,7 @@ struct OwnExtent {
 };
 inline constexpr OwnExtent kOwnExtents[] = {
     {"rope", "head_dim", 6},      // even
+    {"qk_norm_rope", "head_dim", 6},
     {"attention", "q_heads", 6},  // a multiple of kv_heads
     {"attention", "kv_heads", 2},
     {"kv_cache_attention", "q_heads", 6},

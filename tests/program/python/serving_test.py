@@ -78,6 +78,13 @@ class Calls(unittest.TestCase):
         self.assertEqual(helper.call(lambda x, eps: (x, eps), {"x": 1}, {"eps": 2, "beta": 3}), (1, 2))
         self.assertEqual(helper.call(lambda **all: all, {"x": 1}, {"eps": 2}), {"x": 1, "eps": 2})
 
+    def test_an_attribute_that_is_not_named_and_changed_is_unsupported(self):
+        for function in (lambda x, eps: x, lambda **all: all, lambda x, eps, beta=3: x):
+            helper.require_attrs(function, {"eps": 2, "beta": 3}, ["eps"])
+        helper.require_attrs(lambda x, eps, beta: x, {"eps": 2, "beta": 3}, ["eps", "beta"])
+        with self.assertRaisesRegex(helper.Unsupported, "takes no 'beta', which is 3 in this case and not its default"):
+            helper.require_attrs(lambda x, eps: x, {"eps": 2, "beta": 3}, ["eps", "beta"])
+
     def test_tensor_that_is_not_named_is_unsupported(self):
         with self.assertRaisesRegex(helper.Unsupported, "takes no 'bias'"):
             helper.call(lambda x: x, {"x": 1, "bias": 2}, {})

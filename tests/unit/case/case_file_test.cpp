@@ -110,6 +110,7 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
     for (const Pass& pass : op->passes) {
       const std::string name = std::string(op->name) + "/" + std::string(pass.name);
       const auto all_rows = [](const Case& c) {
+        if (c.dims.contains("tokens")) return c.dims.at("tokens");
         int64_t rows = c.dims.at("batch");
         if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
         return rows;
@@ -238,7 +239,7 @@ TEST(CaseFile, NightlyHasEveryPresetForEveryOperatorAndPassAtTheTokensOfARun) {
   const auto nightly = shipped("nightly");
   const auto tokens = [](const Case& c) {
     int64_t n = 1;
-    for (const char* dim : {"batch", "seq", "q_seq"}) n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
+    for (const char* dim : {"batch", "seq", "q_seq", "tokens"}) n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
     return n;
   };
   for (const Operator* op : operators()) {
