@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "moved_rows.hpp"
 #include "operator/operator.hpp"
 #include "softmax.hpp"
 
@@ -29,15 +30,7 @@ constexpr std::array kBackwardOut{OutputSpec{{"dweight", kTable}, Numerics::redu
 /// Throws InputError for an id outside [0, vocab).
 void forward(const GoldArgs& args) {
   const Tensor& weight = args.in(1);
-  const std::vector<int64_t> ids = read_ids(args.in(0), weight.shape.front());
-  const int64_t hidden = weight.shape.back();
-  const std::vector<double> none(static_cast<size_t>(hidden));
-  args.parallel_for(static_cast<int64_t>(ids.size()), [&](int64_t row) {
-    static thread_local std::vector<double> value;
-    value.resize(static_cast<size_t>(hidden));
-    decode_row(weight, ids[static_cast<size_t>(row)], value);
-    args.sink({0, row, 1, hidden, value.data(), none.data(), none.data()});
-  });
+  emit_moved_rows(args, 0, weight, read_ids(args.in(0), weight.shape.front()));
 }
 
 /// Tokens sorted by id: the tokens of id v are order[start[v]], ..., order[start[v + 1] - 1], ascending.

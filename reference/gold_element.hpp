@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One element of a gold with its error coefficients, and its rounding by a recipe.
+// One element of a gold with its error coefficients, arithmetic of such elements, and their rounding by a recipe.
 #pragma once
 
 #include <cmath>
+#include <vector>
 
 #include "operator/operator.hpp"
 
@@ -14,11 +15,48 @@ struct GoldElement {
   Spread spread = {};
 };
 
-/// a b, to the first order of their errors, with one rounding.
-inline GoldElement operator*(const GoldElement& a, const GoldElement& b) {
-  const double x = std::abs(a.value), y = std::abs(b.value);
-  return {a.value * b.value, x * b.magnitude + y * a.magnitude, x * b.rounding + y * a.rounding + x * y};
+/// a + b, a - b, a b and a/b with the errors of both operands to first order, and one rounding.
+inline GoldElement plus(const GoldElement& a, const GoldElement& b) {
+  const double value = a.value + b.value;
+  return {value, a.magnitude + b.magnitude, a.rounding + b.rounding + std::abs(value)};
 }
+inline GoldElement minus(const GoldElement& a, const GoldElement& b) {
+  return plus(a, {-b.value, b.magnitude, b.rounding});
+}
+inline GoldElement times(const GoldElement& a, const GoldElement& b) {
+  const double value = a.value * b.value, of_a = std::abs(a.value), of_b = std::abs(b.value);
+  return {value, of_b * a.magnitude + of_a * b.magnitude, of_b * a.rounding + of_a * b.rounding + std::abs(value)};
+}
+inline GoldElement over(const GoldElement& a, const GoldElement& b) {
+  const double value = a.value / b.value, size = std::abs(value), divisor = std::abs(b.value);
+  return {value, (a.magnitude + size * b.magnitude) / divisor, (a.rounding + size * b.rounding) / divisor + size};
+}
+/// The sum of `terms`, whose own growth is that of the sum of |terms|.
+inline GoldElement sum_of(const std::vector<GoldElement>& terms) {
+  GoldElement sum{0, 0, 0};
+  for (const GoldElement& e : terms) {
+    sum.value += e.value, sum.magnitude += e.magnitude + std::abs(e.value), sum.rounding += e.rounding;
+  }
+  return sum;
+}
+
+/// A row of gold elements, all 0 at first.
+class GoldElements {
+ public:
+  explicit GoldElements(int64_t columns)
+      : value_(static_cast<size_t>(columns)), magnitude_(value_), rounding_(value_) {}
+
+  void set(int64_t column, const GoldElement& e) {
+    const auto at = static_cast<size_t>(column);
+    value_[at] = e.value, magnitude_[at] = e.magnitude, rounding_[at] = e.rounding;
+  }
+  void emit(const GoldArgs& args, int output, int64_t row) const {
+    args.sink({output, row, 1, std::ssize(value_), value_.data(), magnitude_.data(), rounding_.data()});
+  }
+
+ private:
+  std::vector<double> value_, magnitude_, rounding_;
+};
 
 /// An intermediate value `e` of output `output`, rounded to the dtype of the case if `rounds`. A rounded value has lost
 /// the error of the computation before it; what is left is that a kernel may round it to the other side of a tie.

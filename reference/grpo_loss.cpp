@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "groups.hpp"
 #include "identity.hpp"
 #include "left_out.hpp"
 #include "operator/operator.hpp"
@@ -51,57 +52,16 @@ constexpr std::array kAttrs{
     AttrSpec{"eps", 1e-6, "least standard deviation of a group's rewards"},
 };
 
-/// First completion of every group, then the number of completions. `boundaries`: nullptr if absent.
-std::vector<int64_t> read_groups(const Tensor* boundaries, std::span<const double> attrs, int64_t batch) {
-  std::vector<int64_t> bounds;
-  if (boundaries == nullptr) {
-    const auto samples = static_cast<int64_t>(attrs[kSamplesPerPrompt]);
-    for (int64_t i = 0; i <= batch; i += samples) bounds.push_back(i);
-    return bounds;
-  }
-  bounds.resize(static_cast<size_t>(boundaries->count()));
-  decode_int(boundaries->dtype, boundaries->bytes.data(), bounds.data(), bounds.size());
-  const auto refuse = [](size_t i, int64_t value, const std::string& rule) {
-    throw InputError("input 'group_boundaries'", fmt::format("element {} is {}{}", i, value, rule),
-                     "give boundaries that start with 0, increase, and end with the batch");
-  };
-  if (bounds.front() != 0) refuse(0, bounds.front(), ", not 0");
-  if (bounds.back() != batch) {
-    refuse(bounds.size() - 1, bounds.back(), fmt::format(", not the batch, which is {}", batch));
-  }
-  for (size_t i = 1; i < bounds.size(); ++i) {
-    if (bounds[i] <= bounds[i - 1]) refuse(i, bounds[i], ", not above the one before it");
-  }
-  return bounds;
-}
-
-/// A = (r - mu)/s, s = sqrt(max(var, eps^2)), for the rewards of one group; population variance. With E(mu) =
-/// growth*mean|r| + u|mu| and E(var) = (growth + 4u)*var (mu's error has no first-order effect):
-///   E(A) = (E(mu) + u|r - mu|)/s + |A|*(E(var)/(2 var) + 2u)
-/// If all rewards are equal, A must be exactly 0: such a group must not change the policy.
+/// A = (r - mu)/s, s = sqrt(max(var, eps^2)), for the rewards of one group; population variance. If all rewards are
+/// equal, A must be exactly 0: such a group must not change the policy.
 void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double eps, std::vector<GoldElement>& to) {
-  // Relative to the first reward: otherwise the mean of equal rewards could be an ulp off, which a floor of 1e-6 would
-  // magnify.
-  const double first = rewards.at(begin), n = static_cast<double>(end - begin);
-  double mean = 0, size = 0, variance = 0;
-  bool equal = true;
-  for (int64_t i = begin; i < end; ++i) {
-    mean += rewards.at(i) - first, size += std::abs(rewards.at(i));
-    equal = equal && rewards.at(i) == first;
-  }
-  mean /= n, size /= n;
-  for (int64_t i = begin; i < end; ++i) variance += std::pow(rewards.at(i) - first - mean, 2);
-  variance /= n;
-  const double s = std::sqrt(std::max(variance, eps * eps)), of_variance = variance > eps * eps ? 0.5 : 0.0;
-  for (int64_t i = begin; i < end; ++i) {
-    const double away = rewards.at(i) - first - mean, a = away / s;
-    if (equal) {
-      to.push_back({0, 0, 0});
-    } else {
-      to.push_back(
-          {a, size / s + of_variance * std::abs(a), (std::abs(first + mean) + std::abs(away)) / s + 4 * std::abs(a)});
-    }
-  }
+  Moments moments;
+  for (int64_t i = begin; i < end; ++i) moments.add(rewards.at(i));
+  moments.finish(/*unbiased=*/false);
+  const double s = std::sqrt(std::max(moments.variance, eps * eps));
+  const double of_variance = moments.variance > eps * eps ? 0.5 : 0.0;
+  for (int64_t i = begin; i < end; ++i)
+    to.push_back(moments.equal ? GoldElement{0, 0, 0} : moments.standardised(rewards.at(i), s, of_variance));
 }
 
 /// 1 where both masks are nonzero.
@@ -129,8 +89,8 @@ struct Batch {
         vocab(args.in(kPolicyLogits).shape.back()) {
     for (const char token : active) n_active += token;
     ids = read_active_ids(args.in(kActionIds), active, vocab);
-    const std::vector<int64_t> bounds = read_groups(args.has(kGroupBoundaries) ? &args.in(kGroupBoundaries) : nullptr,
-                                                    args.attrs, args.in(kRewards).count());
+    const std::vector<int64_t> bounds =
+        read_groups(args.inputs[kGroupBoundaries], args.in(kRewards).count(), args.attrs[kSamplesPerPrompt]);
     for (size_t g = 1; g < bounds.size(); ++g) {
       add_advantages(args.in(kRewards), bounds[g - 1], bounds[g], args.attrs[kEps], advantages);
     }
@@ -183,12 +143,9 @@ GoldElement coefficient(PolicyToken& token, const Branch& branch, const GoldElem
   return c;
 }
 
-/// Sum over the tokens, in order, divided by `divisor`. The sum itself errs by its growth times the sum of |terms|.
+/// Sum over the tokens, in order, divided by `divisor`.
 GoldElement mean_of(const std::vector<GoldElement>& terms, double divisor) {
-  GoldElement sum{0, 0, 0};
-  for (const GoldElement& e : terms) {
-    sum.value += e.value, sum.magnitude += e.magnitude + std::abs(e.value), sum.rounding += e.rounding;
-  }
+  const GoldElement sum = sum_of(terms);
   return {sum.value / divisor, sum.magnitude / divisor, (sum.rounding + std::abs(sum.value)) / divisor};
 }
 
@@ -272,36 +229,13 @@ constexpr std::array kPasses{
     Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kGrpoLossBackward}};
 
 void validate(const CaseSizes& sizes) {
-  const int64_t batch = sizes.dim("batch"), bounds = sizes.dim("group_bounds");
-  const double samples = sizes.attrs[kSamplesPerPrompt];
-  if (sizes.has("group_boundaries")) {
-    if (bounds < 2 || bounds > batch + 1) {
-      throw InputError("--group-bounds",
-                       fmt::format("{} boundaries cannot cut a batch of {} into groups of one or more", bounds, batch),
-                       "give 2 to batch + 1");
-    }
-  } else if (!(samples >= 2) || !(samples <= static_cast<double>(batch)) || samples != std::floor(samples) ||
-             batch % static_cast<int64_t>(samples) != 0) {
-    throw InputError("--samples-per-prompt",
-                     fmt::format("expected an integer >= 2 that divides the batch of {}, got {}", batch, samples),
-                     "choose another batch, or give groups with --with group_boundaries");
-  }
+  validate_groups(sizes, sizes.attrs[kSamplesPerPrompt]);
   if (!(sizes.attrs[kClipEps] >= 0 && sizes.attrs[kClipEps] < 1)) {
     throw InputError("--clip-eps", fmt::format("expected a number in [0, 1), got {}", sizes.attrs[kClipEps]),
                      "0.2 is usual");
   }
   if (!(sizes.attrs[kEps] > 0)) {
     throw InputError("--eps", fmt::format("expected a number above 0, got {}", sizes.attrs[kEps]), "1e-6 is usual");
-  }
-}
-
-/// Sets the boundaries, of groups that grow towards the end of the batch.
-void plant_boundaries(Tensor& boundaries, int64_t batch) {
-  const int64_t groups = boundaries.count() - 1;
-  int64_t bound = 0;
-  for (int64_t i = 0; i <= groups; ++i) {
-    if (i > 0) bound = std::clamp(batch * i * i / (groups * groups), bound + 1, batch - (groups - i));
-    boundaries.set(i, static_cast<double>(bound));
   }
 }
 
@@ -321,8 +255,8 @@ void refine(const FillArgs& args) {
   refine_old_logps(args);
   plant_masked_tokens(args, active_tokens(*args.find("attention_mask"), *args.find("completion_mask")));
   Tensor *const rewards = args.find("rewards"), *const boundaries = args.find("group_boundaries");
-  if (boundaries != nullptr) plant_boundaries(*boundaries, rewards->count());
-  plant_rewards(*rewards, args.attrs[kEps], read_groups(boundaries, args.attrs, rewards->count()));
+  plant_boundaries(args, rewards->count());
+  plant_rewards(*rewards, args.attrs[kEps], read_groups(boundaries, rewards->count(), args.attrs[kSamplesPerPrompt]));
 }
 
 }  // namespace

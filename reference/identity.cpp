@@ -55,7 +55,8 @@ Applied apply(const IdentityArgs& args, const Factor& f, const std::vector<doubl
 
 }  // namespace
 
-void check_product(const IdentityArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias) {
+void check_product(const IdentityArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias,
+                   int64_t first_row) {
   const Tensor& out = *args.out(index);
   const int64_t n = y.transposed ? y.rows : y.columns, m = x.transposed ? x.columns : x.rows;
   std::vector<double> signs(static_cast<size_t>(n));
@@ -64,7 +65,7 @@ void check_product(const IdentityArgs& args, int index, const Factor& x, const F
   const bool tf32 = args.recipes.has(kTf32Operands);
   const Applied of_y = apply(args, y, signs, ones, tf32);
   const Applied expected = apply(args, x, of_y.value, of_y.square, tf32);
-  const Applied got = apply(args, {&out, m, n}, signs, ones);
+  const Applied got = apply(args, {&out, m, n, false, first_row}, signs, ones);
   double bias_sum = 0, bias_square = 0;
   for (int64_t j = 0; bias != nullptr && j < n; ++j) {
     const double b = bias->at(j);
@@ -77,7 +78,7 @@ void check_product(const IdentityArgs& args, int index, const Factor& x, const F
     const double squares = 3 * (product_square + expected.square[r] + bias_square);
     const double stored =
         got.square[r] + (expected.square[r] + bias_square > 0 ? of_subnormals : 0);  // zeros are exact
-    args.sink({"freivalds", index, static_cast<int64_t>(r), got.value[r] - expected.value[r] - bias_sum,
+    args.sink({"freivalds", index, first_row + static_cast<int64_t>(r), got.value[r] - expected.value[r] - bias_sum,
                kDeviations * std::sqrt(squares), 0, kDeviations * std::sqrt(stored)});
   }
 }

@@ -17,9 +17,10 @@ namespace checkop {
 /// they are independent of the signs; t is 7. So the coefficients are 7 times the root of the sum of squares of
 /// emit_product's coefficients of the elements, with (a + b + c)^2 <= 3(a^2 + b^2 + c^2). A stored value errs by half
 /// an ulp, which is u_out times the larger of its size and the smallest normal number f: sum max(v^2, f^2) <= sum v^2 +
-/// n f^2.
+/// n f^2. The rows of the product are those of the output from `first_row` on.
 /// Source: Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977.
-void check_product(const IdentityArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias = nullptr);
+void check_product(const IdentityArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias = nullptr,
+                   int64_t first_row = 0);
 
 /// Rows of output `index` with active[row] == 0 must be exactly 0. Emits a residual "masked_zero" per such row: the
 /// largest |element|.

@@ -28,12 +28,20 @@ extern const Operator kRatioKl;           // ratio_kl.cpp
 extern const Operator kGrpoLoss;          // grpo_loss.cpp
 extern const Operator kPolicyLoss;        // policy_loss.cpp
 extern const Operator kPack;              // pack.cpp
+extern const Operator kMoePermute;        // moe_permute.cpp
+extern const Operator kMoeCombine;        // moe_combine.cpp
+extern const Operator kMoeRoute;          // moe_route.cpp
+extern const Operator kGroupedGemm;       // grouped_gemm.cpp
+extern const Operator kGae;               // gae.cpp
+extern const Operator kWhiten;            // whiten.cpp
+extern const Operator kGroupNorm;         // group_norm.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{
-      &kLogp,    &kLinearLogp, &kMatmul,     &kDetGemm, &kLmHead,     &kRmsNorm,     &kAddRmsNorm,       &kGatedRmsNorm,
-      &kSilu,    &kSwiglu,     &kEmbedding,  &kRope,    &kQkNormRope, &kAttention,   &kKvCacheAttention, &kEntropy,
-      &kRatioKl, &kGrpoLoss,   &kPolicyLoss, &kPack,    &kTpLogp,     &kTpLinearLogp};
+      &kLogp,    &kLinearLogp, &kMatmul,     &kDetGemm, &kLmHead,      &kRmsNorm,    &kAddRmsNorm,       &kGatedRmsNorm,
+      &kSilu,    &kSwiglu,     &kEmbedding,  &kRope,    &kQkNormRope,  &kAttention,  &kKvCacheAttention, &kEntropy,
+      &kRatioKl, &kGrpoLoss,   &kPolicyLoss, &kPack,    &kMoePermute,  &kMoeCombine, &kMoeRoute,         &kGroupedGemm,
+      &kGae,     &kWhiten,     &kGroupNorm,  &kTpLogp,  &kTpLinearLogp};
   return kTable;
 }
 

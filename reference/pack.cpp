@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "left_out.hpp"
+#include "moved_rows.hpp"
 #include "operator/operator.hpp"
 
 namespace checkop {
@@ -25,22 +26,7 @@ constexpr std::array kForwardOut{
 constexpr std::array kBackwardIn{kMask, kGradPacked};
 constexpr std::array kBackwardOut{OutputSpec{{"dx", kRowHidden}, Numerics::exact, ""}};
 
-constexpr int64_t kNone = -1;
-
 bool keeps(const Tensor& mask, int64_t row) { return mask.at(row) != 0; }
-
-/// Emits output 0: row r is row from[r] of `source`, or zeros for kNone. Bits are copied, so there is no error.
-void emit_rows(const GoldArgs& args, const Tensor& source, const std::vector<int64_t>& from) {
-  const int64_t hidden = source.shape.back();
-  const std::vector<double> none(static_cast<size_t>(hidden));
-  args.parallel_for(static_cast<int64_t>(from.size()), [&](int64_t row) {
-    static thread_local std::vector<double> value;
-    value.assign(static_cast<size_t>(hidden), 0.0);
-    const int64_t place = from[static_cast<size_t>(row)];
-    if (place != kNone) decode_row(source, place, value);
-    args.sink({0, row, 1, hidden, value.data(), none.data(), none.data()});
-  });
-}
 
 /// Gold of pack. A row is kept where its mask is nonzero.
 ///   in:  x[batch, seq, hidden], mask[batch, seq]     out: packed[batch*seq, hidden], cu_seqlens[batch+1]
@@ -51,15 +37,14 @@ void forward(const GoldArgs& args) {
   const Tensor& mask = args.in(1);
   const int64_t seq = mask.shape.back(), rows = mask.count();
   std::vector<int64_t> from;
-  std::vector<double> ends{0};
+  std::vector<int64_t> ends{0};
   for (int64_t row = 0; row < rows; ++row) {
     if (keeps(mask, row)) from.push_back(row);
-    if (row % seq == seq - 1) ends.push_back(static_cast<double>(from.size()));
+    if (row % seq == seq - 1) ends.push_back(std::ssize(from));
   }
-  from.resize(static_cast<size_t>(rows), kNone);
-  emit_rows(args, args.in(0), from);
-  const std::vector<double> none(ends.size());
-  args.sink({1, 0, static_cast<int64_t>(ends.size()), 1, ends.data(), none.data(), none.data()});
+  from.resize(static_cast<size_t>(rows), kNoRow);
+  emit_moved_rows(args, 0, args.in(0), from);
+  emit_integers(args, 1, ends);
 }
 
 /// Gold of pack's gradient.
@@ -69,12 +54,12 @@ void forward(const GoldArgs& args) {
 /// Source: differentiated by hand; checked by gradient_test.
 void backward(const GoldArgs& args) {
   const Tensor& mask = args.in(0);
-  std::vector<int64_t> from(static_cast<size_t>(mask.count()), kNone);
+  std::vector<int64_t> from(static_cast<size_t>(mask.count()), kNoRow);
   int64_t kept = 0;
   for (int64_t row = 0; row < mask.count(); ++row) {
     if (keeps(mask, row)) from[static_cast<size_t>(row)] = kept++;
   }
-  emit_rows(args, args.in(1), from);
+  emit_moved_rows(args, 0, args.in(1), from);
 }
 
 /// Plants sequences that a random mask would hardly ever have: nothing kept, only the last row, only the first row.

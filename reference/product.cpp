@@ -70,7 +70,7 @@ void decode_operand(const GoldArgs& args, const Factor& f, const RowSet& rows, i
 /// Emits empty sums: the weight's gradient of a batch without rows.
 void emit_zeros(const GoldArgs& args, int index, int64_t rows, int64_t columns) {
   const std::vector<double> zeros(static_cast<size_t>(columns), 0.0);
-  args.parallel_for(rows, [&](int64_t row) {
+  args.for_rows(index, rows, [&](int64_t row) {
     args.sink({index, row, 1, columns, zeros.data(), zeros.data(), zeros.data()});
   });
 }
@@ -81,7 +81,7 @@ void decode_block(const Factor& matrix, int64_t row, int64_t rows, int64_t colum
                   double* square) {
   const DTypeInfo& type = info(matrix.tensor->dtype);
   for (int64_t r = 0; r < rows; ++r) {
-    const auto offset = static_cast<size_t>((row + r) * matrix.columns + column) * type.bytes;
+    const auto offset = static_cast<size_t>((matrix.first_row + row + r) * matrix.columns + column) * type.bytes;
     type.decode(matrix.tensor->bytes.data() + offset, value + r * columns, static_cast<size_t>(columns));
   }
   std::transform(value, value + rows * columns, square, [](double v) { return v * v; });
@@ -110,12 +110,12 @@ void dense_product(bool transpose_x, bool transpose_y, int64_t m, int64_t n, int
 void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor& y, const Tensor* bias) {
   static const RowSet kAll;
   const RowSet& chosen = args.rows(index);
-  const int64_t m = chosen.count(x.transposed ? x.columns : x.rows), k = x.transposed ? x.rows : x.columns;
-  const int64_t n = y.transposed ? y.rows : y.columns;
-  if (k == 0) return emit_zeros(args, index, m, n);
+  const int64_t total = x.transposed ? x.columns : x.rows, k = x.transposed ? x.rows : x.columns;
+  const int64_t m = chosen.count(total), n = y.transposed ? y.rows : y.columns;
+  if (k == 0) return emit_zeros(args, index, total, n);
   const int64_t row_block = block_extent(std::max(n, k), 512), column_block = block_extent(k, 2048);
   // y is read by columns: column j of y is row j of its transpose.
-  const Factor columns_of_y{y.tensor, y.rows, y.columns, !y.transposed};
+  const Factor columns_of_y{y.tensor, y.rows, y.columns, !y.transposed, y.first_row};
   Block xs, ys;
   std::vector<double> value, magnitude, b(static_cast<size_t>(n), 0.0);
   if (bias != nullptr) info(bias->dtype).decode(bias->bytes.data(), b.data(), b.size());

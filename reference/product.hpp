@@ -11,11 +11,12 @@
 
 namespace checkop {
 
-/// A stored tensor as an operand of a matrix product: [rows, columns] row-major, or its transpose.
+/// Rows of a stored tensor as an operand of a matrix product: [rows, columns] row-major, or its transpose.
 struct Factor {
   const Tensor* tensor;
   int64_t rows, columns;  ///< as stored
   bool transposed = false;
+  int64_t first_row = 0;  ///< of the tensor seen as a matrix with `columns` columns
 };
 
 /// Emits the args.rows(index) of output `index` = x * y + bias without further rounding; bias may be nullptr:

@@ -7,6 +7,7 @@
 //   policy_logits, ref_logits, dpolicy_logits: [batch, seq, vocab] fp32|bf16|fp16   action_ids: int64   masks: uint8
 //   old_logps, rewards[batch], grad_loss, loss, policy_loss, kl: fp32   group_boundaries: int64, may be absent
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(terms / 1024) additions.
+#include "cpu/groups.hpp"
 #include "cpu/policy.hpp"
 
 namespace {
@@ -14,31 +15,6 @@ namespace {
 using native::attribute;
 using native::Extent;
 using native::Refusal;
-
-/// Group i consists of completions [bounds[i], bounds[i + 1]).
-std::vector<int64_t> group_bounds(const checkop_call& c, int64_t batch) {
-  const checkop_tensor& given = c.inputs[7];
-  std::vector<int64_t> bounds;
-  if (given.data == nullptr && given.rank == 0) {
-    const auto samples = static_cast<int64_t>(attribute(c, "samples_per_prompt"));
-    if (samples < 2 || batch % samples != 0)
-      throw Refusal(CHECKOP_FAILED, "samples_per_prompt is " + std::to_string(samples) +
-                                        ", expected a divisor of the batch of " + std::to_string(batch) +
-                                        " that is at least 2");
-    for (int64_t i = 0; i <= batch; i += samples) bounds.push_back(i);
-    return bounds;
-  }
-  Extent length{"group_bounds"};
-  native::check_list(given, "group_boundaries", CHECKOP_I64, length);
-  const auto* data = static_cast<const int64_t*>(given.data);
-  bounds.assign(data, data + length.value);
-  bool right = bounds.size() >= 2 && bounds.front() == 0 && bounds.back() == batch;
-  for (size_t i = 1; i < bounds.size(); ++i) right = right && bounds[i] > bounds[i - 1];
-  if (!right)
-    throw Refusal(CHECKOP_FAILED,
-                  "group_boundaries must start with 0, increase, and end with the batch of " + std::to_string(batch));
-  return bounds;
-}
 
 /// Advantages relative to the first reward: so equal rewards give exactly 0, although their computed mean could be an
 /// ulp off.
@@ -68,7 +44,7 @@ struct GrpoCall : native::PolicyCall {
     seq = rows.value / batch.value;
     completion_mask = static_cast<const uint8_t*>(c.inputs[6].data);
     check_active_ids([this](int64_t r) { return active(r); });
-    const std::vector<int64_t> bounds = group_bounds(c, batch.value);
+    const std::vector<int64_t> bounds = native::group_bounds(c, c.inputs[7], batch.value);
     advantages.resize(static_cast<size_t>(batch.value));
     for (size_t g = 1; g < bounds.size(); ++g)
       group_advantages(static_cast<const float*>(c.inputs[5].data) + bounds[g - 1], bounds[g] - bounds[g - 1],

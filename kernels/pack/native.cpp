@@ -4,37 +4,12 @@
 //   dx[r] = the row of grad_packed where row r went, zero where mask is 0
 //   x, dx: [batch, seq, hidden]  packed, grad_packed: [batch * seq, hidden] fp32|bf16|fp16, all the same
 //   mask: [batch, seq] uint8     cu_seqlens: [batch + 1] int64     Limits: contiguous.   Expected error: none.
-#include <cstring>
-
-#include "cpu/native.hpp"
+#include "cpu/rows.hpp"
 
 namespace {
 
 using native::Extent;
 using native::Refusal;
-
-constexpr int64_t kNone = -1;
-
-size_t row_bytes(const checkop_tensor& t, int64_t hidden) {
-  return static_cast<size_t>(hidden) * (t.dtype == CHECKOP_F32 ? 4 : 2);
-}
-
-/// Row r of `to` becomes row from[r] of `source`, or zeros if from[r] is kNone.
-void copy_rows(const checkop_tensor& source, const std::vector<int64_t>& from, int64_t hidden,
-               const checkop_tensor& to) {
-  const size_t bytes = row_bytes(source, hidden);
-  const auto rows = static_cast<int64_t>(from.size());
-  native::parallel_for(rows, rows * hidden, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      char* const row = static_cast<char*>(to.data) + static_cast<size_t>(r) * bytes;
-      const int64_t source_row = from[static_cast<size_t>(r)];
-      if (source_row == kNone)
-        std::memset(row, 0, bytes);
-      else
-        std::memcpy(row, static_cast<const char*>(source.data) + static_cast<size_t>(source_row) * bytes, bytes);
-    }
-  });
-}
 
 /// Checks `x`, `packed` (or their gradients) and the mask; sets the number of rows and their width.
 void check(const checkop_tensor& x, const char* x_name, const checkop_tensor& packed, const char* packed_name,
@@ -64,8 +39,8 @@ checkop_status forward(const checkop_call* call) {
         if (keep[r] != 0) from.push_back(r);
       *bound++ = static_cast<int64_t>(from.size());
     }
-    from.resize(static_cast<size_t>(rows.value), kNone);
-    copy_rows(x, from, hidden.value, packed);
+    from.resize(static_cast<size_t>(rows.value), native::kNoRow);
+    native::copy_rows(x, from, hidden.value, packed);
   });
 }
 
@@ -76,11 +51,11 @@ checkop_status backward(const checkop_call* call) {
     Extent rows{"rows"}, hidden{"hidden"};
     check(dx, "dx", grad, "grad_packed", mask, rows, hidden);
     const auto* keep = static_cast<const uint8_t*>(mask.data);
-    std::vector<int64_t> from(static_cast<size_t>(rows.value), kNone);
+    std::vector<int64_t> from(static_cast<size_t>(rows.value), native::kNoRow);
     int64_t kept = 0;
     for (size_t r = 0; r < from.size(); ++r)
       if (keep[r] != 0) from[r] = kept++;
-    copy_rows(grad, from, hidden.value, dx);
+    native::copy_rows(grad, from, hidden.value, dx);
   });
 }
 

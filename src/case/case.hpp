@@ -13,7 +13,6 @@
 
 namespace checkop {
 
-enum class InputMode : uint8_t { random, constant, integer, peaked, extreme, wide };
 inline constexpr std::array kInputModes{InputMode::random, InputMode::constant, InputMode::integer,
                                         InputMode::peaked, InputMode::extreme,  InputMode::wide};
 enum class GradMode : uint8_t { random, ones };

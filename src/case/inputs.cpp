@@ -156,7 +156,8 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_ou
     const auto stream = [&](std::string_view name) { return Stream::derive(c.seed, c.op->name, name); };
     c.op->refine({tensors, c.attrs, [&](std::string_view name, uint64_t i) { return stream(name).normal(i); },
                   [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }, threads,
-                  c.input_mode == InputMode::constant ? 0 : c.ignored_every, c.ignored_run, left_out});
+                  c.input_mode == InputMode::constant ? 0 : c.ignored_every, c.ignored_run, left_out,
+                  [&](std::string_view dim) { return c.dims.find(dim)->second; }, c.input_mode});
   }
   return tensors;
 }

@@ -138,7 +138,8 @@ int64_t default_size(std::string_view dim) {
   if (dim == "kv_heads") return 8;
   if (dim == "head_dim") return 128;
   if (dim == "vocab") return 257;
-  if (dim == "group_bounds") return 2;
+  if (dim == "group_bounds" || dim == "topk") return 2;
+  if (dim == "experts") return 8;
   if (dim == kWorldSize) return 1;
   return 4096;
 }

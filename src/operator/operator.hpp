@@ -185,6 +185,9 @@ enum class LeftOut : uint8_t { nonfinite, finite };
 inline constexpr std::array kLeftOutContents{LeftOut::nonfinite, LeftOut::finite};
 std::string_view to_string(LeftOut content);
 
+/// The data of a case; inputs.cpp has the generators.
+enum class InputMode : uint8_t { random, constant, integer, peaked, extreme, wide };
+
 /// Generated inputs, for the operator's own changes: values that depend on each other, such as group boundaries.
 struct FillArgs {
   std::span<Tensor> inputs;  ///< in the order of the pass; an absent one has an empty name
@@ -195,6 +198,8 @@ struct FillArgs {
   int64_t ignored_every = 0;  ///< one run of rows in this many gets ignore_index as its ids; 0: none
   int64_t ignored_run = 1;    ///< rows per such run
   LeftOut left_out = LeftOut::nonfinite;
+  std::function<int64_t(std::string_view)> dim = {};  ///< the case's extent of a dimension, which no input need have
+  InputMode mode = InputMode::random;
 
   Tensor* find(std::string_view name) const;  ///< nullptr when absent
 };

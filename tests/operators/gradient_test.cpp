@@ -24,6 +24,7 @@ struct Variant {
 std::vector<Variant> variants() {
   std::vector<Variant> all;
   for (const Operator* op : operators()) {
+    if (find_pass(*op, "backward") == nullptr) continue;
     all.push_back({op, false});
     for (const TensorSpec& spec : op->passes[0].inputs) {
       if (spec.optional && !all.back().optionals) all.push_back({op, true});

@@ -161,7 +161,7 @@ TEST(Refusal, WrongDtype) {
     int of_the_case = 0;  // a tensor that alone has the case's dtype may have any
     for (size_t other = 0; other < call.data.size(); ++other) of_the_case += call.spec(other).dtype ? 0 : 1;
     if (!call.spec(i).dtype && of_the_case < 2) return false;
-    call.tensors[i].dtype = info(dtype).is_float ? CHECKOP_F16 : CHECKOP_I32;
+    call.tensors[i].dtype = info(dtype).is_float ? CHECKOP_F16 : dtype == DType::i32 ? CHECKOP_I64 : CHECKOP_I32;
     return true;
   });
   expect_refusals("fp64", [](SpoiltCall& call, size_t i) {

@@ -83,6 +83,10 @@ inline constexpr OwnExtent kOwnExtents[] = {
     {"kv_cache_attention", "kv_heads", 2},
     {"kv_cache_attention", "q_seq", 3},  // one new key per query
     {"kv_cache_attention", "new_seq", 3},
+    {"moe_permute", "topk", 2},  // a row for each slot
+    {"moe_permute", "rows", 264},
+    {"moe_combine", "topk", 2},
+    {"moe_combine", "rows", 264},
     {"tp_logp", "world_size", 1},  // ranks need each other
     {"tp_linear_logp", "world_size", 1},
 };
@@ -174,7 +178,9 @@ inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
     const auto number = [](std::string_view name, uint64_t i) {
       return static_cast<double>((i * 5 + name.size()) % 7) / 8.0 - 0.375;
     };
-    c.op->refine({inputs, c.attrs, number, [&](std::string_view name, uint64_t i) { return 0.5 + number(name, i); }});
+    FillArgs args{inputs, c.attrs, number, [&](std::string_view name, uint64_t i) { return 0.5 + number(name, i); }};
+    args.dim = [&](std::string_view dim) { return c.dims.find(dim)->second; };
+    c.op->refine(args);
   }
   return inputs;
 }

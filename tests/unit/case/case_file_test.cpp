@@ -111,7 +111,7 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
       const std::string name = std::string(op->name) + "/" + std::string(pass.name);
       const auto all_rows = [](const Case& c) {
         if (c.dims.contains("tokens")) return c.dims.at("tokens");
-        int64_t rows = c.dims.at("batch");
+        int64_t rows = c.dims.contains("batch") ? c.dims.at("batch") : c.dims.at("rows");
         if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
         return rows;
       };
@@ -127,10 +127,12 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
               << name << " " << spec.name << " " << with;
         }
       }
-      if (!op->passes.front().inputs.empty() && find_pass(*op, "forward")->inputs[0].fill == Fill::logits) {
+      const TensorSpec& first = find_pass(*op, "forward")->inputs[0];
+      if (first.fill == Fill::logits) {
         EXPECT_TRUE(smoke_has(*op, pass, [](const Case& c) { return c.input_mode == InputMode::extreme; })) << name;
-        for (const int64_t vocab : {1, 31, 32, 33, 127, 128, 129, 4097}) {
-          EXPECT_TRUE(smoke_has(*op, pass, [&](const Case& c) { return c.dims.at("vocab") == vocab; })) << name;
+        for (const int64_t columns : {1, 31, 32, 33, 127, 128, 129, 4097}) {
+          EXPECT_TRUE(smoke_has(*op, pass, [&](const Case& c) { return extent_of(c, first.fan_in) == columns; }))
+              << name << " " << first.fan_in << " " << columns;
         }
       }
     }
@@ -239,7 +241,7 @@ TEST(CaseFile, NightlyHasEveryPresetForEveryOperatorAndPassAtTheTokensOfARun) {
   const auto nightly = shipped("nightly");
   const auto tokens = [](const Case& c) {
     int64_t n = 1;
-    for (const char* dim : {"batch", "seq", "q_seq", "tokens"}) n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
+    for (const char* dim : {"batch", "seq", "q_seq", "tokens", "rows"}) n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
     return n;
   };
   for (const Operator* op : operators()) {

@@ -31,8 +31,8 @@ TEST(Operator, IsFoundByName) {
 
 TEST(Operator, HasAGoldForEveryPass) {
   for (const Operator* op : operators()) {
-    ASSERT_NE(find_pass(*op, "forward"), nullptr) << op->name;
-    ASSERT_NE(find_pass(*op, "backward"), nullptr) << op->name;
+    EXPECT_EQ(op->passes.front().name, "forward") << op->name;
+    EXPECT_EQ(find_pass(*op, "backward") == nullptr, op->passes.size() == 1) << op->name;
     for (const Pass& pass : op->passes) {
       EXPECT_NE(pass.gold, nullptr);
       EXPECT_FALSE(pass.inputs.empty());
@@ -98,7 +98,9 @@ TEST(Operator, DimensionListsAreWellFormed) {
 TEST(Operator, GradientsAreNamedAfterTheirInputs) {
   for (const Operator* op : operators()) {
     const Pass& forward = *find_pass(*op, "forward");
-    for (const OutputSpec& output : find_pass(*op, "backward")->outputs) {
+    const Pass* const backward = find_pass(*op, "backward");
+    if (backward == nullptr) continue;
+    for (const OutputSpec& output : backward->outputs) {
       const auto matches = [&](const TensorSpec& input) {
         return output.tensor.name == fmt::format("d{}", input.name) && output.tensor.dims == input.dims &&
                output.tensor.optional == input.optional;

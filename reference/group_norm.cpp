@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// group_norm: the rewards of a group of completions as advantages, relative to their mean and deviation.
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "groups.hpp"
+#include "operator/operator.hpp"
+
+namespace checkop {
+
+extern const Emulation kGroupNormForward;  // emulation/group_norm.cpp
+
+namespace {
+
+constexpr TensorSpec kRewards{"rewards", "batch", Fill::normal, "", DType::f32, false, true};
+constexpr TensorSpec kBoundaries{"group_boundaries", "group_bounds", Fill::positions, "", DType::i64, true};
+constexpr int kOfRewards = 0, kOfBoundaries = 1;
+
+constexpr std::array kForwardIn{kRewards, kBoundaries};
+constexpr std::array kForwardOut{
+    OutputSpec{{"advantages", "batch", Fill::normal, "", DType::f32}, Numerics::reduction, "batch"}};
+
+enum Attr : size_t { kSamplesPerPrompt, kOfScale, kOfUnbiased, kOfEps, kOfLeaveOneOut, kOfSingleton };
+constexpr std::array kAttrs{
+    AttrSpec{"samples_per_prompt", 2, "completions per group, at least 2; has no effect with group_boundaries"},
+    AttrSpec{"scale", 1, "1: divides by the deviation; 0: does not"},
+    AttrSpec{"unbiased", 1, "1: the variance of n rewards is divided by n - 1; 0: by n"},
+    AttrSpec{"eps", 1e-6, "is added to the deviation"},
+    AttrSpec{"leave_one_out", 0, "1: mean and deviation of a reward are those of the others of its group"},
+    AttrSpec{"singleton", 0, "the advantage of a group of one: 0: 0; 1: its reward"},
+};
+
+/// The advantage of reward x by the moments of its set. A set of equal rewards has no deviation to divide by.
+GoldElement advantage(const GoldArgs& args, const Moments& set, double x) {
+  if (set.equal && x == set.first) return {0, 0, 0};
+  if (args.attrs[kOfScale] == 0 || set.equal) {
+    GoldElement e = set.centred(x);
+    if (set.equal) e.magnitude = 0;  // the mean of equal rewards is one of them
+    return e;
+  }
+  const double deviation = std::sqrt(set.variance);
+  return set.standardised(x, deviation + args.attrs[kOfEps], 0.5);
+}
+
+/// Gold of group_norm.
+///   in:  rewards[batch], group_boundaries[group_bounds] optional: where groups begin, then the batch
+///   out: advantages[batch] = (r - mean)/(std + eps) by the rewards of the same group, or by the others of it
+///   a group, or others, that are bit-equal: r - mean, so exactly 0 for a reward that equals them;  without scale: r -
+///   mean a group of one: 0, or r
+/// Throws InputError for boundaries that do not partition the batch.
+/// Source: GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740, is leave_one_out without scale.
+void forward(const GoldArgs& args) {
+  const Tensor& rewards = args.in(kOfRewards);
+  const bool unbiased = args.attrs[kOfUnbiased] != 0, leaves_out = args.attrs[kOfLeaveOneOut] != 0;
+  const std::vector<int64_t> bounds =
+      read_groups(args.inputs[kOfBoundaries], rewards.count(), args.attrs[kSamplesPerPrompt]);
+  args.parallel_for(std::ssize(bounds) - 1, [&](int64_t group) {
+    const int64_t begin = bounds[static_cast<size_t>(group)], end = bounds[static_cast<size_t>(group) + 1];
+    Moments of_all;
+    for (int64_t i = begin; i < end; ++i) of_all.add(rewards.at(i));
+    of_all.finish(unbiased);
+    for (int64_t i = begin; i < end; ++i) {
+      const double x = rewards.at(i);
+      GoldElement e{args.attrs[kOfSingleton] != 0 ? x : 0, 0, 0};
+      if (end - begin > 1 && !leaves_out) e = advantage(args, of_all, x);
+      if (end - begin > 1 && leaves_out) {
+        Moments others;
+        for (int64_t j = begin; j < end; ++j)
+          if (j != i) others.add(rewards.at(j));
+        others.finish(unbiased);
+        e = advantage(args, others, x);
+      }
+      args.sink({0, i, 1, 1, &e.value, &e.magnitude, &e.rounding});
+    }
+  });
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kGroupNormForward}};
+
+void validate(const CaseSizes& sizes) {
+  validate_groups(sizes, sizes.attrs[kSamplesPerPrompt]);
+  for (const auto& [attr, flag] :
+       {std::pair{kOfScale, "--scale"}, std::pair{kOfUnbiased, "--unbiased"},
+        std::pair{kOfLeaveOneOut, "--leave-one-out"}, std::pair{kOfSingleton, "--singleton"}}) {
+    if (sizes.attrs[attr] == 0 || sizes.attrs[attr] == 1) continue;
+    throw InputError(flag, fmt::format("expected 0 or 1, got {}", sizes.attrs[attr]), "1: yes, 0: no");
+  }
+  if (!(sizes.attrs[kOfEps] > 0) || !std::isfinite(sizes.attrs[kOfEps])) {
+    throw InputError("--eps", fmt::format("expected a number above 0, got {}", sizes.attrs[kOfEps]), "1e-6 is usual");
+  }
+}
+
+/// Of every four groups, in one all rewards are 0.95, and in one all but the first: sums of 0.95 are not exact, so that
+/// the others' deviation is 0 only for a kernel that takes it from one of them.
+void refine(const FillArgs& args) {
+  constexpr double kUsual = 0.95;
+  Tensor& rewards = *args.find("rewards");
+  plant_boundaries(args, rewards.count());
+  if (args.mode != InputMode::random) return;
+  const std::vector<int64_t> bounds =
+      read_groups(args.find("group_boundaries"), rewards.count(), args.attrs[kSamplesPerPrompt]);
+  for (size_t group = 0; group + 1 < bounds.size(); ++group) {
+    for (int64_t i = bounds[group]; i < bounds[group + 1]; ++i) {
+      if (group % 4 == 1) rewards.set(i, kUsual);
+      if (group % 4 == 2) rewards.set(i, i == bounds[group] ? 0 : kUsual);
+    }
+  }
+}
+
+}  // namespace
+
+extern const Operator kGroupNorm;
+constexpr Operator kGroupNorm{
+    "group_norm", "reduction", "advantages = (r - mean)/(std + eps) of the rewards r of each group; equal ones: 0",
+    "",           kAttrs,      kPasses,
+    validate,     refine};
+
+}  // namespace checkop

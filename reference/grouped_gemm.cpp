@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// grouped_gemm: successive groups of rows, each times the matrix of its expert.
+#include <fmt/format.h>
+
+#include <array>
+#include <vector>
+
+#include "base/error.hpp"
+#include "identity.hpp"
+#include "left_out.hpp"
+#include "moe.hpp"
+#include "product.hpp"
+
+namespace checkop {
+
+extern const Emulation kGroupedGemmForward, kGroupedGemmBackward;  // emulation/grouped_gemm.cpp
+
+namespace {
+
+constexpr std::string_view kRowsK = "rows k_dim", kRowsN = "rows n_dim", kExpertsNK = "experts n_dim k_dim";
+constexpr TensorSpec kA{"a", kRowsK}, kB{"b", kExpertsNK}, kGradC{"grad_c", kRowsN, Fill::upstream};
+constexpr TensorSpec kOffsets{"offsets", "experts+1", Fill::positions, "", DType::i32};
+enum Input : int { kOfA, kOfB, kOfOffsets, kOfGradC };
+
+constexpr std::array kForwardIn{kA, kB, kOffsets};
+constexpr std::array kForwardOut{OutputSpec{{"c", kRowsN}, Numerics::contraction, "k_dim", /*sampled=*/true}};
+constexpr std::array kBackwardIn{kA, kB, kOffsets, kGradC};
+constexpr std::array kBackwardOut{
+    OutputSpec{{"da", kRowsK}, Numerics::contraction, "n_dim", /*sampled=*/true},
+    OutputSpec{{"db", kExpertsNK}, Numerics::contraction, "rows", /*sampled=*/true},
+};
+constexpr std::array kForwardRecipes{tf32_operands("c")};
+constexpr std::array kBackwardRecipes{tf32_operands("da db")};
+
+/// The sizes, and where the rows of each expert begin.
+struct Groups {
+  Groups(const Tensor& a, const Tensor& b, const Tensor& given)
+      : rows(a.shape.front()), k_dim(b.shape.back()), n_dim(b.shape[1]), offsets(static_cast<size_t>(given.count())) {
+    decode_int(given.dtype, given.bytes.data(), offsets.data(), offsets.size());
+  }
+
+  int64_t experts() const { return std::ssize(offsets) - 1; }
+  int64_t first(int64_t expert) const { return offsets[static_cast<size_t>(expert)]; }
+  int64_t count(int64_t expert) const { return first(expert + 1) - first(expert); }
+  int64_t end() const { return offsets.back(); }
+
+  /// The rows of `expert` of a tensor [rows, columns].
+  Factor part(const Tensor& of_rows, int64_t expert, bool transposed = false) const {
+    return {&of_rows, count(expert), of_rows.shape.back(), transposed, first(expert)};
+  }
+  Factor matrix(const Tensor& b, int64_t expert, bool transposed = false) const {
+    return {&b, n_dim, k_dim, transposed, expert * n_dim};
+  }
+
+  /// Throws InputError unless the groups follow each other within the rows.
+  void require_order() const {
+    const auto refuse = [](size_t i, int64_t value, const std::string& rule) {
+      throw InputError("input 'offsets'", fmt::format("element {} is {}, {}", i, value, rule),
+                       "give offsets that start with 0, do not decrease, and end within the rows");
+    };
+    if (offsets.front() != 0) refuse(0, offsets.front(), "not 0");
+    for (size_t i = 1; i < offsets.size(); ++i)
+      if (offsets[i] < offsets[i - 1]) refuse(i, offsets[i], "below the one before it");
+    if (end() > rows) refuse(offsets.size() - 1, end(), fmt::format("beyond the {} rows", rows));
+  }
+
+  int64_t rows, k_dim, n_dim;
+  std::vector<int64_t> offsets;
+};
+
+Groups groups_of(const GoldArgs& args) {
+  Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
+  groups.require_order();
+  return groups;
+}
+
+/// Emits rows [first, first + rows of x) of output `index` = x y.
+void emit_part(const GoldArgs& args, int index, int64_t first, const Factor& x, const Factor& y) {
+  const RowSet& chosen = args.rows(index);
+  const int64_t rows = x.transposed ? x.columns : x.rows;
+  std::vector<RowSet> own(args.output_shapes.size());
+  if (RowSet& set = own[static_cast<size_t>(index)]; !chosen.all) {
+    set.all = false;
+    for (const int64_t row : chosen.chosen)
+      if (row >= first && row < first + rows) set.chosen.push_back(row - first);
+    if (set.chosen.empty()) return;
+  }
+  GoldArgs part = args;
+  part.row_sets = own;
+  part.sink = [&](GoldRows block) {
+    block.first_row += first;
+    args.sink(block);
+  };
+  emit_product(part, index, x, y);
+}
+
+/// Emits zeros in the rows of output `index` behind those of all experts.
+void emit_rest(const GoldArgs& args, int index, const Groups& groups, int64_t columns) {
+  const std::vector<double> zeros(static_cast<size_t>(columns));
+  args.for_rows(index, groups.rows, [&](int64_t row) {
+    if (row >= groups.end()) args.sink({index, row, 1, columns, zeros.data(), zeros.data(), zeros.data()});
+  });
+}
+
+/// Gold of grouped_gemm.
+///   in:  a[rows, k_dim], b[experts, n_dim, k_dim], offsets[experts+1]     out: c[rows, n_dim]
+///   c_r = a_r b_e^T for the rows offsets_e <= r < offsets_(e+1) of expert e;  0 from row offsets_experts on
+/// The rows of a behind those of all experts are never read; they may hold anything.
+/// Throws InputError for offsets that do not start with 0, decrease, or end beyond the rows.
+void forward(const GoldArgs& args) {
+  const Groups groups = groups_of(args);
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    emit_part(args, 0, groups.first(e), groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true));
+  emit_rest(args, 0, groups, groups.n_dim);
+}
+
+/// Gold of grouped_gemm's gradients.
+///   in:  as forward, then grad_c[rows, n_dim]
+///   out: da[rows, k_dim] = grad_c b_e for the rows of expert e, 0 behind them
+///        db[experts, n_dim, k_dim]: db_e = grad_c_e^T a_e of the rows of expert e, 0 for an expert without rows
+/// Source: differentiated by hand; checked by gradient_test.
+void backward(const GoldArgs& args) {
+  const Groups groups = groups_of(args);
+  for (int64_t e = 0; e < groups.experts(); ++e) {
+    emit_part(args, 0, groups.first(e), groups.part(args.in(kOfGradC), e), groups.matrix(args.in(kOfB), e));
+    emit_part(args, 1, e * groups.n_dim, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e));
+  }
+  emit_rest(args, 0, groups, groups.k_dim);
+}
+
+/// Rows behind those of all experts must be 0.
+void check_rest(const IdentityArgs& args, const Groups& groups) {
+  std::vector<char> active(static_cast<size_t>(groups.rows));
+  std::fill_n(active.begin(), groups.end(), 1);
+  check_zero_rows(args, 0, active);
+}
+
+void check_forward(const IdentityArgs& args) {
+  const Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
+  for (int64_t e = 0; e < groups.experts(); ++e)
+    check_product(args, 0, groups.part(args.in(kOfA), e), groups.matrix(args.in(kOfB), e, true), nullptr,
+                  groups.first(e));
+  check_rest(args, groups);
+}
+
+/// The gradient of an expert without rows must be 0, too.
+void check_backward(const IdentityArgs& args) {
+  const Groups groups(args.in(kOfA), args.in(kOfB), args.in(kOfOffsets));
+  std::vector<char> active;
+  for (int64_t e = 0; e < groups.experts(); ++e) {
+    const Factor grad = groups.part(args.in(kOfGradC), e);
+    check_product(args, 0, grad, groups.matrix(args.in(kOfB), e), nullptr, groups.first(e));
+    check_product(args, 1, groups.part(args.in(kOfGradC), e, true), groups.part(args.in(kOfA), e), nullptr,
+                  e * groups.n_dim);
+    active.insert(active.end(), static_cast<size_t>(groups.n_dim), groups.count(e) > 0 ? 1 : 0);
+  }
+  check_rest(args, groups);
+  check_zero_rows(args, 1, active);
+}
+
+/// `products` products of the experts' rows. Rows behind them are not read, nor are matrices of experts without rows.
+template <int products>
+Work work(const GoldArgs& args) {
+  const Groups groups = groups_of(args);
+  std::vector<char> used_rows(static_cast<size_t>(groups.rows)), used_experts;
+  std::fill_n(used_rows.begin(), groups.end(), 1);
+  for (int64_t e = 0; e < groups.experts(); ++e) used_experts.push_back(groups.count(e) > 0 ? 1 : 0);
+  double unread = bytes_left_out(args.in(kOfA), used_rows) + bytes_left_out(args.in(kOfB), used_experts);
+  if (products > 1) unread += bytes_left_out(args.in(kOfGradC), used_rows);
+  const double of_row = static_cast<double>(groups.k_dim) * static_cast<double>(groups.n_dim);
+  return {2.0 * products * static_cast<double>(groups.end()) * of_row, unread};
+}
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<1>,
+                                  &kGroupedGemmForward, nullptr, kForwardRecipes},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward, work<2>,
+                                  &kGroupedGemmBackward, nullptr, kBackwardRecipes}};
+
+/// Draws the experts of the rows as moe_route's tokens have them: one with about half of all rows, some without rows.
+/// Some rows at the end are no expert's, if rows are to be left out; they hold payloads.
+void refine(const FillArgs& args) {
+  const int64_t rows = args.dim("rows"), experts = args.dim("experts");
+  const int64_t left_out = args.ignored_every == 0 ? 0 : rows / (2 * args.ignored_every);
+  std::vector<int64_t> ids = draw_experts(args, rows, 1, experts, 0);
+  ids.resize(static_cast<size_t>(rows - left_out));
+  for (int64_t& id : ids) id = id == kNoExpert ? 0 : id;
+  store_integers(ExpertOrder(ids, experts, 1, rows).offsets, *args.find("offsets"));
+  std::vector<char> used(static_cast<size_t>(rows));
+  std::fill_n(used.begin(), ids.size(), 1);
+  for (const char* name : {"a", "grad_c"})
+    if (Tensor* const tensor = args.find(name); tensor != nullptr) plant_unused_rows(args, *tensor, used);
+}
+
+}  // namespace
+
+extern const Operator kGroupedGemm;
+constexpr Operator kGroupedGemm{"grouped_gemm",
+                                "reduction",
+                                "c = a b[expert]^T, expert: the one whose offsets hold the row; rows behind them: 0",
+                                "",
+                                {},
+                                kPasses,
+                                nullptr,
+                                refine,
+                                /*parallel_dim=*/"",
+                                /*left_out=*/"rows of no expert"};
+
+}  // namespace checkop
