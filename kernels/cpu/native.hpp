@@ -113,9 +113,9 @@ inline void check_list(const checkop_tensor& t, const char* name, int32_t dtype,
 }
 
 /// The value of an attribute. Throws Refusal if the call lacks it.
-inline float attribute(const checkop_call& c, std::string_view name) {
+inline double attribute(const checkop_call& c, std::string_view name) {
   for (int32_t i = 0; i < c.n_attrs; ++i)
-    if (name == c.attrs[i].name) return static_cast<float>(c.attrs[i].value);
+    if (name == c.attrs[i].name) return c.attrs[i].value;
   throw Refusal(CHECKOP_FAILED, "attribute '" + std::string(name) + "' is missing");
 }
 
@@ -128,11 +128,8 @@ inline float* scalar(const checkop_tensor& t, const char* name) {
   return static_cast<float*>(t.data);
 }
 
-/// The only attribute of logp and linear_logp: rows with this id are ignored.
-inline int64_t ignore_index(const checkop_call& call) {
-  if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected 1 attribute: ignore_index");
-  return static_cast<int64_t>(call.attrs[0].value);
-}
+/// Rows with this id are ignored.
+inline int64_t ignore_index(const checkop_call& call) { return static_cast<int64_t>(attribute(call, "ignore_index")); }
 
 /// Refuses ids outside [0, vocab) other than `except`. The default, 0, is inside and so changes nothing.
 inline void check_ids(const checkop_tensor& t, const char* name, int64_t count, int64_t vocab, int64_t except = 0) {

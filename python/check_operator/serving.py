@@ -51,11 +51,13 @@ over a socket it should be, since the answer to a process of check_operator that
 kind is cpu or cuda; index, name, arch (90), multiprocessors, memory_bytes, driver and runtime are optional, and so is
 "digest" beside "device": 16 hex digits that change with the candidate's code, for reports. A kernel may also declare
 "recipes": ["normalised_row_in_16_bit"]. Each request
-  {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-06}, "inputs": "FILE", "outputs": "FILE",
+  {"run": {"id": 1, "op": "rms_norm", "pass": "forward", "attrs": {"eps": 1e-06}, "defaults": {"eps": 1e-06},
+           "inputs": "FILE", "outputs": "FILE",
            "want": [{"name": "y", "dtype": "BF16", "shape": [2, 3, 64]}], "forward_outputs": ["y"]}}
 is answered, after the file with the wanted tensors has been written, by
   {"id": 1, "status": "ok"}     or "unsupported" or "failed"; "message": "why" is optional.
-Both files are safetensors. Attributes that are not finite are strings. The process exits at the end of its input.
+Both files are safetensors. Attributes that are not finite are strings; a process that does not know one may go on if it has
+its value in "defaults", and must answer "unsupported" otherwise. The process exits at the end of its input.
 Protocol 2, in which tensors lie in shared memory, is described in docs/python.md.
 """
 import argparse
@@ -630,6 +632,20 @@ def call(function, tensors, attrs):
     return function(**tensors, **{name: value for name, value in attrs.items() if name in parameters})
 
 
+def require_attributes(function, attrs, defaults):
+    """Throws Unsupported if the function lacks a parameter for an attribute that is not as usual: it would compute something
+    else."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in function, which gets all of them
+        return
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    for name, value in attrs.items():
+        if name not in parameters and value != defaults.get(name, value):
+            raise Unsupported(f"the function takes no '{name}', which is {value} here")
+
+
 def adapted(function, names):
     """`function` with other names for its parameters: `names` maps an operator's names to the function's."""
     if not names:
@@ -785,6 +801,8 @@ def run(request, functions, framework, arenas):
     op, direction = request["op"], request["pass"]
     function = functions.get(f"{op}/{direction}", functions.get(op) if direction == "forward" else None)
     names = [want["name"] for want in tensors.wants]
+    require_attributes(functions[op] if function is None else function, attrs,
+                       {name: number(value) for name, value in request.get("defaults", {}).items()})
     process = os.getpid()
     try:
         if function is None:

@@ -18,15 +18,6 @@ inline constexpr FaultSpec kShardOffset{"shard_offset_off_by_one",
                                         "every rank but the first takes its part to begin one column later"};
 inline constexpr FaultSpec kNotReduced{"dhidden_not_reduced", "dhidden is not reduced over the ranks"};
 
-/// The two lists of faults as one.
-template <size_t n, size_t m>
-constexpr std::array<FaultSpec, n + m> joined(const std::array<FaultSpec, n>& a, const std::array<FaultSpec, m>& b) {
-  std::array<FaultSpec, n + m> all{};
-  std::copy(a.begin(), a.end(), all.begin());
-  std::copy(b.begin(), b.end(), all.begin() + n);
-  return all;
-}
-
 /// The rank that holds column `id`.
 inline size_t owner_of(const EmulationArgs& args, int64_t id) {
   size_t rank = 0;

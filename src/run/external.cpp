@@ -447,13 +447,11 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
     }
   }
   const int64_t id = ++requests_;
-  json attrs = json::object();
+  json attrs = json::object(), defaults = json::object();
   for (int32_t i = 0; i < call.n_attrs; ++i) attrs[call.attrs[i].name] = number(call.attrs[i].value);
-  json request{{"id", id},
-               {"op", kernel.op->name},
-               {"pass", kernel.pass->name},
-               {"attrs", attrs},
-               {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
+  for (const AttrSpec& attr : kernel.op->attrs) defaults[std::string(attr.name)] = number(attr.fallback);
+  json request{{"id", id},       {"op", kernel.op->name}, {"pass", kernel.pass->name},
+               {"attrs", attrs}, {"defaults", defaults},  {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
   RequestFiles files;
   try {
     if (shared_) {

@@ -86,6 +86,14 @@ class Calls(unittest.TestCase):
         with self.assertRaisesRegex(helper.BadResult, "the function needs 'weight', which is neither an input nor an attribute"):
             helper.call(lambda x, weight, bias=None: x, {"x": 1}, {"eps": 2})
 
+    def test_an_unknown_attribute_is_ignored_only_where_it_is_as_usual(self):
+        usual = {"eps": 1e-6, "softcap": 0}
+        helper.require_attributes(lambda x, eps: x, {"eps": 1e-5, "softcap": 0}, usual)
+        helper.require_attributes(lambda **all: all, {"eps": 1e-5, "softcap": 30}, usual)
+        helper.require_attributes(lambda x: x, {"eps": 1e-5}, {})  # of a program that tells no defaults
+        with self.assertRaisesRegex(helper.Unsupported, "the function takes no 'softcap', which is 30 here"):
+            helper.require_attributes(lambda x, eps: x, {"eps": 1e-6, "softcap": 30}, usual)
+
     def test_results_get_their_names(self):
         self.assertEqual(helper.by_name(5, ["y"]), {"y": 5})
         self.assertEqual(helper.by_name((5, 6), ["y", "lse"]), {"y": 5, "lse": 6})
