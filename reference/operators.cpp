@@ -21,6 +21,7 @@ extern const Operator kRope;              // rope.cpp
 extern const Operator kAttention;         // attention.cpp
 extern const Operator kKvCacheAttention;  // kv_cache_attention.cpp
 extern const Operator kEntropy;           // entropy.cpp
+extern const Operator kLinearEntropy;     // linear_entropy.cpp
 extern const Operator kRatioKl;           // ratio_kl.cpp
 extern const Operator kGrpoLoss;          // grpo_loss.cpp
 extern const Operator kPolicyLoss;        // policy_loss.cpp
@@ -28,9 +29,9 @@ extern const Operator kPack;              // pack.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{
-      &kLogp,     &kLinearLogp, &kMatmul, &kDetGemm,   &kLmHead,           &kRmsNorm, &kSilu,
-      &kSwiglu,   &kEmbedding,  &kRope,   &kAttention, &kKvCacheAttention, &kEntropy, &kRatioKl,
-      &kGrpoLoss, &kPolicyLoss, &kPack,   &kTpLogp,    &kTpLinearLogp};
+      &kLogp,    &kLinearLogp, &kMatmul,     &kDetGemm,   &kLmHead,           &kRmsNorm,     &kSilu,
+      &kSwiglu,  &kEmbedding,  &kRope,       &kAttention, &kKvCacheAttention, &kEntropy,     &kLinearEntropy,
+      &kRatioKl, &kGrpoLoss,   &kPolicyLoss, &kPack,      &kTpLogp,           &kTpLinearLogp};
   return kTable;
 }
 
