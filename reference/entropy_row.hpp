@@ -69,9 +69,4 @@ class EntropyRow {
   double chain_off_mean_ = 0;  ///< the same of its magnitude
 };
 
-/// g times a derivative.
-inline GoldElement scaled(double g, const GoldElement& e) {
-  return {g * e.value, std::abs(g) * e.magnitude, std::abs(g) * e.rounding};
-}
-
 }  // namespace checkop

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // entropy / cuda: one block per row, both sums in fp32 in one pass over the row, portable CUDA.
 //   z = softcap tanhf(logits / softcap) / temperature, or logits / temperature if softcap is 0
-//   forward   entropy[row] = log(s) + M,  s = sum_c exp(-b_c),  M = sum_c exp(-b_c) b_c / s,  b_c = max z[row,:] -
-//   z[row,c] backward  dlogits[row,c] = g[row] exp(-b_c) / s (b_c - M) (1 - tanh^2) / temperature,  g = grad_entropy
+//   b_c = max z[row,:] - z[row,c],  s = sum_c exp(-b_c),  M = sum_c exp(-b_c) b_c / s
+//   forward   entropy[row] = log(s) + M
+//   backward  dlogits[row,c] = g[row] exp(-b_c) / s (b_c - M) (1 - tanh^2) / temperature,  g = grad_entropy
 //   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     mask: [rows] u8 or none
 //   entropy, grad_entropy: [rows] f32
 //   Where the mask is 0: entropy and gradient are 0, and the row of logits is not read. A logit of -inf adds nothing.
