@@ -178,7 +178,7 @@ class Entry {
       row.size[j] = std::abs(scale) * dot.magnitude;
     }
     SoftmaxRow softmax;
-    softmax.add(row.score.data(), row.size.data(), n);
+    softmax.add(row.score.data(), n, {row.size.data()});
     const double fixed = softmax.lse_rounding() + kExpUnits + 2 + kScaleRounding * softmax.mean_magnitude();
     for (size_t j = 0; j < row.keys.size(); ++j) {
       const double below = row.score[j] - softmax.max;

@@ -67,7 +67,7 @@ void forward(const GoldArgs& args) {
               2 * size + of_gamma * std::abs(later) + both * (next.rounding + of_both * next.magnitude)};
       next_value = value;
       a.set(t, next);
-      returns.set(t, plus(next, {value, 0, 0}));
+      returns.set(t, next + exact(value));
     }
     a.emit(args, 0, sequence);
     returns.emit(args, 1, sequence);

@@ -92,7 +92,7 @@ struct Norm {
     decode_columns(args.in(kOfX), hidden, row, first, x);
     decode_columns(args.in(kOfGate), hidden, row, first, gate);
     for (size_t h = 0; h < x.size(); ++h) {
-      const GoldElement e = gates_later ? GoldElement{x[h], 0, 0} : times({x[h], 0, 0}, activation(gate[h]));
+      const GoldElement e = gates_later ? GoldElement{x[h], 0, 0} : exact(x[h]) * activation(gate[h]);
       s.value[h] = e.value, s.error[h] = e.rounding;
     }
   }
@@ -100,7 +100,7 @@ struct Norm {
   void gate_gradient(int output, std::span<const double> gate, const Erring& g) const {
     const bool rounds = args.recipes.has(recipe::kGatedGradient);
     for (size_t h = 0; h < gate.size() && gates_later; ++h) {
-      const GoldElement e = rounded_if(rounds, args, output, times({g.value[h], 0, 0}, activation(gate[h])));
+      const GoldElement e = rounded_if(rounds, args, output, exact(g.value[h]) * activation(gate[h]));
       g.value[h] = e.value, g.error[h] = e.rounding;
     }
   }
@@ -144,7 +144,7 @@ void forward(const GoldArgs& args) {
     norm.for_groups(s.row(), [&](size_t first, const Root& root) {
       for (size_t h = first; h < first + static_cast<size_t>(norm.group); ++h) {
         const GoldElement e = norm.weighted_row(0, h, s.row(), root);
-        s.set(h, norm.gates_later ? times(e, activation(more.gate[h])) : e);
+        s.set(h, norm.gates_later ? e * activation(more.gate[h]) : e);
       }
     });
     args.sink({0, row, 1, norm.hidden, s.value.data(), s.magnitude.data(), s.rounding.data()});
@@ -169,11 +169,10 @@ void emit_row_gradients(const GoldArgs& args, const Norm& norm, std::vector<Root
       gradient_of_row(of_group, g, root, [&](size_t column, const GoldElement& of_s) {
         const size_t h = first + column;
         const GoldElement slope = scaled_silu_derivative(1, more.gate[h], 1);
-        const GoldElement of_activation = norm.gates_later
-                                              ? times({grad[h], 0, 0}, norm.weighted_row(1, h, s.row(), root))
-                                              : times({more.x[h], 0, 0}, of_s);
-        const GoldElement dgate = times(of_activation, slope);
-        s.set(h, norm.gates_later ? of_s : times(of_s, activation(more.gate[h])));
+        const GoldElement of_activation =
+            norm.gates_later ? exact(grad[h]) * norm.weighted_row(1, h, s.row(), root) : exact(more.x[h]) * of_s;
+        const GoldElement dgate = of_activation * slope;
+        s.set(h, norm.gates_later ? of_s : of_s * activation(more.gate[h]));
         more.of_gate[h] = dgate.value, more.gate_magnitude[h] = dgate.magnitude, more.gate_rounding[h] = dgate.rounding;
       });
     });

@@ -15,21 +15,29 @@ struct GoldElement {
   Spread spread = {};
 };
 
-/// a + b, a - b, a b and a/b with the errors of both operands to first order, and one rounding.
-inline GoldElement plus(const GoldElement& a, const GoldElement& b) {
+// --- values with errors of first order, whose operations round once ---
+
+inline GoldElement exact(double value) { return {value, 0, 0}; }
+/// An attribute in fp32, or a difference.
+inline GoldElement rounded(double value) { return {value, 0, std::abs(value)}; }
+
+inline GoldElement operator+(const GoldElement& a, const GoldElement& b) {
   const double value = a.value + b.value;
   return {value, a.magnitude + b.magnitude, a.rounding + b.rounding + std::abs(value)};
 }
-inline GoldElement minus(const GoldElement& a, const GoldElement& b) {
-  return plus(a, {-b.value, b.magnitude, b.rounding});
+inline GoldElement operator-(const GoldElement& a) { return {-a.value, a.magnitude, a.rounding}; }
+inline GoldElement operator-(const GoldElement& a, const GoldElement& b) { return a + -b; }
+inline GoldElement operator*(const GoldElement& a, const GoldElement& b) {
+  const double x = std::abs(a.value), y = std::abs(b.value);
+  return {a.value * b.value, x * b.magnitude + y * a.magnitude, x * b.rounding + y * a.rounding + x * y};
 }
-inline GoldElement times(const GoldElement& a, const GoldElement& b) {
-  const double value = a.value * b.value, of_a = std::abs(a.value), of_b = std::abs(b.value);
-  return {value, of_b * a.magnitude + of_a * b.magnitude, of_b * a.rounding + of_a * b.rounding + std::abs(value)};
-}
-inline GoldElement over(const GoldElement& a, const GoldElement& b) {
+inline GoldElement operator/(const GoldElement& a, const GoldElement& b) {
   const double value = a.value / b.value, size = std::abs(value), divisor = std::abs(b.value);
   return {value, (a.magnitude + size * b.magnitude) / divisor, (a.rounding + size * b.rounding) / divisor + size};
+}
+/// g times a derivative, not rounded.
+inline GoldElement scaled(double g, const GoldElement& e) {
+  return {g * e.value, std::abs(g) * e.magnitude, std::abs(g) * e.rounding};
 }
 /// The sum of `terms`, whose own growth is that of the sum of |terms|.
 inline GoldElement sum_of(const std::vector<GoldElement>& terms) {

@@ -101,7 +101,7 @@ void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char
 }
 
 void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active,
-                    double unit) {
+                    const LogitTransform& transform, double unit) {
   const Tensor& out = *args.out(index);
   const int64_t vocab = out.shape.back();
   const double log_vocab = std::log(static_cast<double>(vocab));
@@ -113,19 +113,23 @@ void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, c
     decode_row(args.in(logits), r, s.z);
     decode_row(out, r, s.value);
     double max = -INFINITY, sum = 0, size = 0;
-    for (const double z : s.z) max = std::max(max, z);
+    for (const double x : s.z) max = std::max(max, x);
+    const TransformedLogit largest = transform(max);
     for (const double dz : s.value) sum += dz, size += std::abs(dz);
-    const double g = std::abs(args.in(grad).at(r));
+    const double g = std::abs(args.in(grad).at(r)) * largest.slope.value;
     // Stored values err by half an ulp: u_out times their size, or times the smallest normal number if that is larger.
     // Not if g is 0: then the whole row is exactly 0.
     double stored = 0;
     for (const double dz : s.value) stored += g == 0 ? 0 : std::max(std::abs(dz), least_normal);
     // lse_rounding() with mean_spread, log_sum <= log V and |lse| <= |max| + log V; then sum p*argument in the same
     // way.
-    const double lse = kArgumentUnits * log_vocab + kExpUnits + 3 * log_vocab + 2 * std::abs(max);
-    const double rounding = lse + kExpUnits + 2 + (kArgumentUnits + 1) * log_vocab;
+    const double lse = kArgumentUnits * log_vocab + kExpUnits + 3 * log_vocab + 2 * std::abs(largest.z.value);
+    // Two exponentials of each transformed logit: sum p |z| <= |max| + log V.
+    const double of_slope = largest.slope.rounding / largest.slope.value;
+    const double of_logits = 2 * (largest.z.rounding + of_slope * log_vocab);
+    const double rounding = of_logits + lse + kExpUnits + 2 + (kArgumentUnits + 1) * log_vocab;
     const double flushed = kFlushUnits * static_cast<double>(vocab);
-    args.sink({"row_sum", index, r, sum, g, g * (rounding + flushed + of_rounded) + 2 * size, stored});
+    args.sink({"row_sum", index, r, sum, g, g * (rounding + flushed + of_rounded) + (2 + of_slope) * size, stored});
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "logit_transform.hpp"
 #include "operator/operator.hpp"
 #include "product.hpp"
 
@@ -29,11 +30,12 @@ void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char
 /// Rows of output `index` are gradients g*(onehot - softmax(logits)), whose elements sum to 0. Emits a residual
 /// "row_sum" per row. The coefficients are those of LogitGradient, summed over the row with sum p = 1. The rest is
 /// bounded by the entropy of a softmax over V columns, and so its mean distance from the maximum, which is at most log
-/// V. `logits` and `grad` are indices of inputs. Rows with active[row] == 0 are left out.
+/// V. `logits` and `grad` are indices of inputs. Rows with active[row] == 0 are left out. A `transform` of the logits
+/// must be linear: then all gradients of a row have the same factor.
 /// `unit`: logarithms of the probabilities p are rounded with this unit roundoff, 0 for not at all. Each is off by at
 /// most unit*|log p|, so the sum of p by no more than sum p^(1 - unit) - 1 <= V^unit - 1, for which the row may be off
 /// by g times that. A log p that is subnormal errs by unit times the smallest normal number of the output's dtype.
 void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active,
-                    double unit = 0);
+                    const LogitTransform& transform, double unit = 0);
 
 }  // namespace checkop

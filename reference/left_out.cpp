@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/error.hpp"
+#include "policy.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
@@ -72,6 +73,17 @@ void plant_ignored_rows(const FillArgs& args, std::string_view ids, std::string_
       of_ids.set(row, args.attrs[0]);
       plant_payload(args, of_features, of_features.shape.back(), row, static_cast<uint64_t>(block + row - first));
     }
+  }
+}
+
+void plant_masked_rows(const FillArgs& args, std::string_view mask, std::string_view features) {
+  const Tensor* const of_mask = args.find(mask);
+  if (of_mask == nullptr) return;
+  Tensor& of_features = *args.find(features);
+  const std::vector<char> active = read_mask(*of_mask);
+  for (int64_t row = 0; row < std::ssize(active); ++row) {
+    if (active[static_cast<size_t>(row)] != 0) continue;
+    plant_payload(args, of_features, of_features.shape.back(), row, payload_kind(args, static_cast<uint64_t>(row)));
   }
 }
 

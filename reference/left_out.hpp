@@ -51,4 +51,7 @@ uint64_t payload_kind(const FillArgs& args, uint64_t i);
 /// ids become ignore_index, the rows of `features` payloads.
 void plant_ignored_rows(const FillArgs& args, std::string_view ids, std::string_view features);
 
+/// Rows of `features` where the optional input `mask` is 0 hold payloads.
+void plant_masked_rows(const FillArgs& args, std::string_view mask, std::string_view features);
+
 }  // namespace checkop

@@ -2,9 +2,13 @@
 // What models and samplers do to logits before the softmax: a soft cap, then a temperature.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
+#include "gold_element.hpp"
 #include "operator/operator.hpp"
+#include "softmax.hpp"
 
 namespace checkop {
 
@@ -14,35 +18,67 @@ inline constexpr AttrSpec kSoftcap{"softcap", 0, "c: logits x become c tanh(x/c)
 /// Throws InputError unless attributes `temperature` and `softcap`, by index, are above 0 and at least 0.
 void validate_logit_transform(const CaseSizes& sizes, size_t temperature, size_t softcap);
 
-/// A transformed logit z and its derivative by x, with their errors in units of u.
+/// A transformed logit z and its derivative by the logit x.
 struct TransformedLogit {
-  double z, error, slope, slope_error;
+  GoldElement z, slope;
+  double slack = 0;  ///< of z, if x was rounded; see Rounded
 };
 
 /// z = t/temperature,  t = softcap tanh(x/softcap), or x without a cap.
-/// Errors: x/softcap and the product with the cap round once, tanh errs by 2 ulp, which is 4u; with y = x/c an error of
-/// y moves tanh y by y (1 - tanh^2 y) <= tanh y times its relative size. So t errs by 6u|t|. A temperature costs the
-/// rounding of its reciprocal and of the product. The slope is (1 - tanh^2 y)/temperature: 2 tanh^2 y times tanh's
-/// relative error, and one rounding each.
+/// Roundings: x/softcap and the product with the cap round once, tanh errs by 2 ulp, which is 4u; with y = x/c an error
+/// of y moves tanh y by y (1 - tanh^2 y) <= tanh y times its relative size. So t errs by 6u|t|. A temperature costs its
+/// rounding to fp32, that of its reciprocal and that of the product. The slope is (1 - tanh^2 y)/temperature: 2 tanh^2
+/// y times tanh's relative error, and one rounding each; the product of a gradient with it rounds once more. An error
+/// of x itself moves z by the slope, and the slope by 2 tanh y/c times itself.
 class LogitTransform {
  public:
   LogitTransform(double temperature, double softcap) : temperature_(temperature), softcap_(softcap) {}
 
-  TransformedLogit operator()(double x) const {
-    const double of_temperature = temperature_ == 1 ? 0 : 2;
+  /// Whether gradients of logits that are off by a constant stay the same, and those of a row add up to 0.
+  bool is_linear() const { return softcap_ == 0; }
+
+  /// Of the logit x, whose sums have the coefficient `magnitude`.
+  TransformedLogit operator()(double x, double magnitude = 0) const {
+    const double of_temperature = temperature_ == 1 ? 0 : 3;
     if (softcap_ == 0) {
       const double z = x / temperature_, slope = 1 / temperature_;
-      return {z, std::isfinite(z) ? of_temperature * std::abs(z) : 0, slope, of_temperature * slope};
+      return {{z, slope * magnitude, std::isfinite(z) ? of_temperature * std::abs(z) : 0},
+              {slope, 0, of_temperature * slope}};
     }
     const double tanh = std::tanh(x / softcap_), z = softcap_ * tanh / temperature_;
     const double slope = (1 - tanh * tanh) / temperature_;
-    return {z, (kTanhUnits + 2 + of_temperature) * std::abs(z), slope,
-            (2 * (kTanhUnits + 1) + 1) * tanh * tanh / temperature_ + (1 + of_temperature) * slope};
+    return {{z, slope * magnitude, (kTanhUnits + 2 + of_temperature) * std::abs(z)},
+            {slope, 2 * std::abs(tanh) / softcap_ * slope * magnitude,
+             (2 * (kTanhUnits + 1) + 1) * tanh * tanh / temperature_ + (2 + of_temperature) * slope}};
+  }
+
+  /// Of a logit that was rounded to x and may be off by `slack`.
+  TransformedLogit operator()(double x, double slack, const ActiveRecipes& recipes) const {
+    TransformedLogit logit = (*this)(x);
+    if (slack == 0) return logit;
+    for (const double other : {x - slack, x + slack}) {
+      const TransformedLogit moved = (*this)(other);
+      logit.slack = std::max(logit.slack, std::abs(moved.z.value - logit.z.value));
+      logit.slope.rounding =
+          std::max(logit.slope.rounding,
+                   moved.slope.rounding + recipes.in_units(std::abs(moved.slope.value - logit.slope.value)));
+    }
+    return logit;
   }
 
  private:
   static constexpr double kTanhUnits = 4;
   double temperature_, softcap_;
 };
+
+/// Adds transformed logits to a row's statistics.
+void add_logits(SoftmaxRow& softmax, std::span<const TransformedLogit> logits);
+
+/// The gradient by x of what has the gradient dz by z.
+inline GoldElement by_logit(const GoldElement& dz, const TransformedLogit& logit) {
+  const double slope = logit.slope.value, size = std::abs(dz.value);
+  return {slope * dz.value, slope * dz.magnitude + size * logit.slope.magnitude,
+          slope * dz.rounding + size * logit.slope.rounding};
+}
 
 }  // namespace checkop

@@ -7,6 +7,7 @@
 
 #include "identity.hpp"
 #include "left_out.hpp"
+#include "logit_transform.hpp"
 #include "operator/operator.hpp"
 #include "recipes.hpp"
 #include "softmax.hpp"
@@ -28,7 +29,8 @@ constexpr std::array kForwardOut{
 };
 constexpr std::array kBackwardIn{kLogits, kTokenIds, kGradLogp};
 constexpr std::array kBackwardOut{OutputSpec{{"dlogits", kRowVocab}, Numerics::logprob, "vocab", /*sampled=*/true}};
-constexpr std::array kAttrs{kIgnoreIndex};
+enum Attr : size_t { kOfIgnoreIndex, kOfTemperature, kOfSoftcap };
+constexpr std::array kAttrs{kIgnoreIndex, kTemperature, kSoftcap};
 
 constexpr std::array kForwardRecipes{
     Recipe{recipe::kLogp, "logp", k16Bit, /*exact=*/true, "logp = round(z_t - lse(z))",
@@ -39,64 +41,89 @@ constexpr std::array kBackwardRecipes{
     Recipe{recipe::kUpstream, "dlogits", k16Bit, /*exact=*/true, "dlogits_v = round(g) (1[v = t] - softmax(z)_v)",
            "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"}};
 
+/// The logits of a row, transformed, and their softmax.
+struct Row {
+  std::vector<TransformedLogit> logits;
+  SoftmaxRow softmax;
+
+  Row(const Tensor& tensor, int64_t row, const LogitTransform& transform) {
+    RowScratch& s = row_scratch(tensor.shape.back());
+    decode_row(tensor, row, s.z);
+    for (const double x : s.z) logits.push_back(transform(x));
+    add_logits(softmax, logits);
+  }
+};
+
 /// Gold of logp.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq]     out: logp[batch, seq]
 ///   logp = z_t - lse(z),  lse(z) = m + log sum_v exp(z_v - m),  m = max_v z_v
+///   z = c/temperature,  c = softcap tanh(x/softcap), or the logit x if softcap is 0
 /// If the id is ignore_index: 0, and the row's logits are not read.
 /// Throws InputError for any other id outside [0, vocab).
-void forward(const GoldArgs& args) {
+void select(const GoldArgs& args, const LogitTransform& transform) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
   const bool rounds = args.recipes.has(recipe::kLogp);
-  args.for_rows(0, rows, [&](int64_t row) {
-    const int64_t id = ids[static_cast<size_t>(row)];
+  args.for_rows(0, rows, [&](int64_t r) {
+    const int64_t id = ids[static_cast<size_t>(r)];
     GoldElement e{0, 0, 0};
     if (id != kLeftOut) {
-      RowScratch& s = row_scratch(vocab);
-      const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
-      e = rounded_if(rounds, args, 0, selected_logp(softmax, s.z[static_cast<size_t>(id)], 0));
+      const Row row(args.in(0), r, transform);
+      e = rounded_if(rounds, args, 0, selected_logp(row.softmax, row.logits[static_cast<size_t>(id)].z));
     }
-    args.sink({0, row, 1, 1, &e.value, &e.magnitude, &e.rounding});
+    args.sink({0, r, 1, 1, &e.value, &e.magnitude, &e.rounding});
   });
 }
 
 /// Gold of logp's gradient.
 ///   in:  logits[batch, seq, vocab], token_ids[batch, seq], grad_logp[batch, seq]     out: dlogits[batch, seq, vocab]
-///   dz_v = g*(1[v = t] - softmax(z)_v);  0 where the id is ignore_index
+///   dlogits_v = g*(1[v = t] - softmax(z)_v) dz_v/dx_v;  0 where the id is ignore_index
 /// Source: differentiated by hand; checked by gradient_test.
-void backward(const GoldArgs& args) {
+void differentiate(const GoldArgs& args, const LogitTransform& transform) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
   const bool rounds = args.recipes.has(recipe::kLogp), rounds_upstream = args.recipes.has(recipe::kUpstream);
-  args.for_rows(0, rows, [&](int64_t row) {
+  args.for_rows(0, rows, [&](int64_t r) {
     RowScratch& s = row_scratch(vocab);
-    const int64_t id = ids[static_cast<size_t>(row)];
+    const int64_t id = ids[static_cast<size_t>(r)];
     if (id == kLeftOut) {
       s.clear_results();
     } else {
-      const SoftmaxRow softmax = read_row(args.in(0), row, s.z);
-      const double upstream = args.in(2).at(row), g = rounds_upstream ? args.recipes.round(upstream) : upstream;
-      const LogitGradient gradient(softmax, g);
-      const RoundedLogitGradient rounded(args, 0, softmax, g, rounds);
-      for (size_t v = 0; v < s.z.size(); ++v) {
+      const Row row(args.in(0), r, transform);
+      const double upstream = args.in(2).at(r), g = rounds_upstream ? args.recipes.round(upstream) : upstream;
+      const LogitGradient gradient(row.softmax, g);
+      const RoundedLogitGradient rounded(args, 0, row.softmax, g, rounds);
+      for (size_t v = 0; v < row.logits.size(); ++v) {
         const bool selected = v == static_cast<size_t>(id);
-        const GoldElement e = rounds ? rounded(s.z[v], 0, 0, selected) : gradient(s.z[v], 0, selected);
+        const TransformedLogit& logit = row.logits[v];
+        const GoldElement e = by_logit(rounds ? rounded(logit.z, 0, selected) : gradient(logit.z, selected), logit);
         s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
       }
     }
-    args.sink({0, row, 1, vocab, s.value.data(), s.magnitude.data(), s.rounding.data()});
+    args.sink({0, r, 1, vocab, s.value.data(), s.magnitude.data(), s.rounding.data()});
   });
 }
+
+LogitTransform transform_of(std::span<const double> attrs) { return {attrs[kOfTemperature], attrs[kOfSoftcap]}; }
+constexpr auto kNoTransform = [] { return LogitTransform(1, 0); };
+
+void forward(const GoldArgs& args) { select(args, transform_of(args.attrs)); }
+void backward(const GoldArgs& args) { differentiate(args, transform_of(args.attrs)); }
+void tp_forward(const GoldArgs& args) { select(args, kNoTransform()); }
+void tp_backward(const GoldArgs& args) { differentiate(args, kNoTransform()); }
 
 /// Ignored rows must be 0.
 void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use(args.in(1), args.attrs)); }
 
-/// The gradients of a row must sum to 0; ignored rows must be 0.
-void check_gradient(const IdentityArgs& args) {
+/// The gradients of a row must sum to 0, unless each has another derivative of a soft cap; ignored rows must be 0.
+void check_differentiated(const IdentityArgs& args, const LogitTransform& transform) {
   const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
-  check_row_sums(args, 0, 0, 2, used, args.recipes.has(recipe::kLogp) ? args.recipes.case_unit() : 0);
+  if (transform.is_linear())
+    check_row_sums(args, 0, 0, 2, used, transform, args.recipes.has(recipe::kLogp) ? args.recipes.case_unit() : 0);
   check_zero_rows(args, 0, used);
 }
+void check_gradient(const IdentityArgs& args) { check_differentiated(args, transform_of(args.attrs)); }
+void check_tp_gradient(const IdentityArgs& args) { check_differentiated(args, kNoTransform()); }
 
 Work work(const GoldArgs& args) { return {0, bytes_left_out(args.in(0), rows_to_use(args.in(1), args.attrs))}; }
 
@@ -104,24 +131,30 @@ constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kLogpForward, nullptr, kForwardRecipes},
     Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kLogpBackward, nullptr,
          kBackwardRecipes}};
+
+void validate(const CaseSizes& sizes) {
+  validate_ignore_index(sizes);
+  validate_logit_transform(sizes, kOfTemperature, kOfSoftcap);
+}
 }  // namespace
 
 void plant_in_logp(const FillArgs& args) { plant_ignored_rows(args, "token_ids", "logits"); }
 
 constexpr std::array<Pass, 2> kTpLogpPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, check_logp, work, &kTpLogpForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_gradient, work, &kTpLogpBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, tp_forward, check_logp, work, &kTpLogpForward},
+    Pass{"backward", kBackwardIn, kBackwardOut, tp_backward, check_tp_gradient, work, &kTpLogpBackward}};
 
 extern const Operator kLogp;
-constexpr Operator kLogp{"logp",
-                         "logprob",
-                         "logp = logits[t] - log(sum_v exp(logits[v])); 0 where t = ignore_index",
-                         kRow,
-                         kAttrs,
-                         kPasses,
-                         validate_ignore_index,
-                         plant_in_logp,
-                         /*parallel_dim=*/"",
-                         /*left_out=*/"ignored rows"};
+constexpr Operator kLogp{
+    "logp",
+    "logprob",
+    "logp = z[t] - log(sum_v exp(z[v])), z = softcap tanh(logits/softcap)/temperature; 0 where t = ignore_index",
+    kRow,
+    kAttrs,
+    kPasses,
+    validate,
+    plant_in_logp,
+    /*parallel_dim=*/"",
+    /*left_out=*/"ignored rows"};
 
 }  // namespace checkop

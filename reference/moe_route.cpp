@@ -192,11 +192,11 @@ struct Weights {
     } else {
       scores = router.scores(z);
       for (const int64_t id : ids) chosen.push_back(scores[static_cast<size_t>(id)]);
-      if (router.renorm) divisor = plus(sum_of(chosen), {router.norm_eps, 0, 0});
+      if (router.renorm) divisor = sum_of(chosen) + exact(router.norm_eps);
     }
     for (const GoldElement& s : chosen) {
-      const GoldElement scaled = times({router.route_scale, 0, 0}, s);
-      weights.push_back(router.renorm && router.score != Score::logit ? over(scaled, divisor) : scaled);
+      const GoldElement scaled = exact(router.route_scale) * s;
+      weights.push_back(router.renorm && router.score != Score::logit ? scaled / divisor : scaled);
     }
   }
 };
@@ -290,27 +290,26 @@ void backward(const GoldArgs& args) {
     std::vector<GoldElement> terms, ds;
     const bool divides = router.renorm && router.score != Score::logit;
     for (size_t i = 0; i < ids.size(); ++i)
-      terms.push_back(times(upstream(i), divides ? found.weights[i] : found.chosen[i]));
+      terms.push_back(upstream(i) * (divides ? found.weights[i] : found.chosen[i]));
     const GoldElement of_chosen = sum_of(terms);
     for (size_t i = 0; i < ids.size(); ++i) {
-      const GoldElement scaled = times(scale, upstream(i));
-      ds.push_back(divides ? over(minus(scaled, of_chosen), found.divisor) : scaled);
+      const GoldElement scaled = scale * upstream(i);
+      ds.push_back(divides ? (scaled - of_chosen) / found.divisor : scaled);
     }
     if (router.score == Score::softmax) {
       terms.clear();
-      for (size_t i = 0; i < ids.size(); ++i) terms.push_back(times(found.chosen[i], ds[i]));
+      for (size_t i = 0; i < ids.size(); ++i) terms.push_back(found.chosen[i] * ds[i]);
       const GoldElement mean = sum_of(terms);
-      for (size_t e = 0; e < found.scores.size(); ++e) put(e, times(found.scores[e], minus({0, 0, 0}, mean)));
-      for (size_t i = 0; i < ids.size(); ++i)
-        put(static_cast<size_t>(ids[i]), times(found.chosen[i], minus(ds[i], mean)));
+      for (size_t e = 0; e < found.scores.size(); ++e) put(e, found.scores[e] * -mean);
+      for (size_t i = 0; i < ids.size(); ++i) put(static_cast<size_t>(ids[i]), found.chosen[i] * (ds[i] - mean));
     } else {
       for (size_t i = 0; i < ids.size(); ++i) {
         const auto expert = static_cast<size_t>(ids[i]);
         const GoldElement& s = found.chosen[i];
         const Sigmoid sigmoid(row.z[expert]);
         put(expert, router.score == Score::sigmoid
-                        ? times(ds[i], times(s, {sigmoid.complement, 0, s.rounding + sigmoid.complement}))
-                        : times(scale, times(s, minus(upstream(i), of_chosen))));
+                        ? ds[i] * (s * GoldElement{sigmoid.complement, 0, s.rounding + sigmoid.complement})
+                        : scale * (s * (upstream(i) - of_chosen)));
       }
     }
     args.sink({0, token, 1, experts, row.value.data(), row.magnitude.data(), row.rounding.data()});

@@ -24,9 +24,11 @@ extern const Operator kQkNormRope;        // qk_norm_rope.cpp
 extern const Operator kAttention;         // attention.cpp
 extern const Operator kKvCacheAttention;  // kv_cache_attention.cpp
 extern const Operator kEntropy;           // entropy.cpp
+extern const Operator kLinearEntropy;     // linear_entropy.cpp
 extern const Operator kRatioKl;           // ratio_kl.cpp
 extern const Operator kGrpoLoss;          // grpo_loss.cpp
 extern const Operator kPolicyLoss;        // policy_loss.cpp
+extern const Operator kLinearPolicyLoss;  // linear_policy_loss.cpp
 extern const Operator kPack;              // pack.cpp
 extern const Operator kMoePermute;        // moe_permute.cpp
 extern const Operator kMoeCombine;        // moe_combine.cpp
@@ -37,11 +39,17 @@ extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{
-      &kLogp,    &kLinearLogp, &kMatmul,     &kDetGemm, &kLmHead,      &kRmsNorm,    &kAddRmsNorm,       &kGatedRmsNorm,
-      &kSilu,    &kSwiglu,     &kEmbedding,  &kRope,    &kQkNormRope,  &kAttention,  &kKvCacheAttention, &kEntropy,
-      &kRatioKl, &kGrpoLoss,   &kPolicyLoss, &kPack,    &kMoePermute,  &kMoeCombine, &kMoeRoute,         &kGroupedGemm,
-      &kGae,     &kWhiten,     &kGroupNorm,  &kTpLogp,  &kTpLinearLogp};
+  static constexpr std::array kTable{&kLogp,        &kLinearLogp,    &kMatmul,
+                                     &kDetGemm,     &kLmHead,        &kRmsNorm,
+                                     &kAddRmsNorm,  &kGatedRmsNorm,  &kSilu,
+                                     &kSwiglu,      &kEmbedding,     &kRope,
+                                     &kQkNormRope,  &kAttention,     &kKvCacheAttention,
+                                     &kEntropy,     &kLinearEntropy, &kRatioKl,
+                                     &kGrpoLoss,    &kPolicyLoss,    &kLinearPolicyLoss,
+                                     &kPack,        &kMoePermute,    &kMoeCombine,
+                                     &kMoeRoute,    &kGroupedGemm,   &kGae,
+                                     &kWhiten,      &kGroupNorm,     &kTpLogp,
+                                     &kTpLinearLogp};
   return kTable;
 }
 

@@ -13,10 +13,10 @@ PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& 
                          std::vector<double>& z) {
   const auto target = static_cast<size_t>(id);
   const SoftmaxRow ref_row = read_row(ref, row, z);
-  const GoldElement lr = selected_logp(ref_row, z[target], 0);
+  const GoldElement lr = selected_logp(ref_row, {z[target], 0, 0});
   PolicyToken token;
   token.policy = read_row(policy, row, z);
-  const GoldElement lp = selected_logp(token.policy, z[target], 0);
+  const GoldElement lp = selected_logp(token.policy, {z[target], 0, 0});
 
   token.delta = lp.value - old_logps.at(row);
   const double ratio = std::exp(token.delta);
@@ -38,7 +38,7 @@ PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& 
 }
 
 GoldElement PolicyGradient::operator()(double z, bool selected) const {
-  const GoldElement e = unit_(z, 0, selected);
+  const GoldElement e = unit_({z, 0, 0}, selected);
   const double size = std::abs(c_.value), share = std::abs(e.value);
   return {c_.value * e.value, size * e.magnitude + share * c_.magnitude, size * e.rounding + share * c_.rounding};
 }
@@ -98,7 +98,8 @@ void refine_old_logps(const FillArgs& args) {
     z.resize(static_cast<size_t>(logits.shape.back()));
     const SoftmaxRow softmax = read_row(logits, row, z);
     const auto i = static_cast<uint64_t>(row);
-    double old = selected_logp(softmax, z[static_cast<size_t>(ids[i])], 0).value + kDrift * args.normal("drift", i);
+    double old =
+        selected_logp(softmax, {z[static_cast<size_t>(ids[i])], 0, 0}).value + kDrift * args.normal("drift", i);
     const double drawn = args.uniform("outliers", i);
     if (drawn < 2 * kHalfOfOutliers) old += drawn < kHalfOfOutliers ? -kOutlier : kOutlier;
     old_logps.set(row, old);

@@ -10,7 +10,7 @@
 
 namespace checkop {
 
-void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n, const double* slacks) {
+void SoftmaxRow::add(const double* z, int64_t n, const LogitErrors& errors) {
   double top = max;
   for (int64_t i = 0; i < n; ++i) {
     if (z[i] != z[i]) top = z[i];  // a NaN stays, because the comparison below is false for it
@@ -20,7 +20,7 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n, const 
     const double shift = top - max, scale = std::exp(-shift);
     spread = scale * (spread + shift * sum);
     sum *= scale;
-    weighted *= scale;
+    weighted *= scale, rounded *= scale;
     slack *= scale, slack_square *= scale * scale;
   }
   max = top;
@@ -30,9 +30,10 @@ void SoftmaxRow::add(const double* z, const double* magnitude, int64_t n, const 
     if (term == 0) continue;  // also keeps inf*0 out of the spread
     sum += term;
     spread += term * below;
-    if (magnitude != nullptr) weighted += term * magnitude[i];
-    if (slacks == nullptr || slacks[i] == 0) continue;
-    const double off = term * std::expm1(slacks[i]);
+    if (errors.magnitude != nullptr) weighted += term * errors.magnitude[i];
+    if (errors.rounding != nullptr) rounded += term * errors.rounding[i];
+    if (errors.slack == nullptr || errors.slack[i] == 0) continue;
+    const double off = term * std::expm1(errors.slack[i]);
     slack += off, slack_square += off * off;
   }
 }
@@ -48,7 +49,7 @@ RowScratch& row_scratch(int64_t vocab) {
 SoftmaxRow read_row(const Tensor& logits, int64_t row, std::vector<double>& z) {
   decode_row(logits, row, z);
   SoftmaxRow softmax;
-  softmax.add(z.data(), nullptr, static_cast<int64_t>(z.size()));
+  softmax.add(z.data(), std::ssize(z));
   return softmax;
 }
 

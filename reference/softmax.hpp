@@ -25,32 +25,42 @@ inline constexpr double kFlushUnits = 0x1p-102;
 /// only be expressed as part of a magnitude (see linear_logp.cpp) counts as 1/6 of a growth.
 inline constexpr double kLeastGrowth = 6;
 
+/// Error coefficients of logits, as those of GoldRows, and how far rounded ones may be off; nullptr: zeros, as for
+/// logits that are inputs.
+struct LogitErrors {
+  const double *magnitude = nullptr, *rounding = nullptr, *slack = nullptr;
+};
+
 /// Softmax statistics of a row of logits z[0..V), accumulated term by term in a fixed order.
-///   max = max z;  sum = sum exp(z - max);  spread = sum exp(z - max)*|z - max|;  weighted = sum exp(z - max)*magnitude
-/// `magnitude` is the error coefficient of each logit; 0 if the logits are inputs. For logits that were rounded:
+///   max = max z;  sum = sum exp(z - max);  spread = sum exp(z - max)*|z - max|
+///   weighted, rounded = sum exp(z - max)*e, for the coefficients magnitude and rounding of each logit
+/// For logits that were rounded:
 ///   slack = sum exp(z - max)*e,  slack_square = sum (exp(z - max)*e)^2,  e = exp(s) - 1, where a logit may be off by s
 struct SoftmaxRow {
-  double max = -INFINITY, sum = 0, spread = 0, weighted = 0, slack = 0, slack_square = 0;
+  double max = -INFINITY, sum = 0, spread = 0, weighted = 0, rounded = 0, slack = 0, slack_square = 0;
 
-  void add(const double* z, const double* magnitude, int64_t n, const double* slacks = nullptr);
+  void add(const double* z, int64_t n, const LogitErrors& errors = {});
 
   double log_sum() const { return std::log(sum); }
   double lse() const { return max + log_sum(); }
   double mean_spread() const { return spread / sum; }
   double mean_magnitude() const { return weighted / sum; }
-  /// Coefficient of u in the error of a computed log-sum-exp, without its chain of additions: each argument is rounded,
-  /// each exponential errs, log errs, and max is added back. After Blanchard, Higham & Higham, "Accurately computing
-  /// the log-sum-exp and softmax functions", IMA J. Numer. Anal. 2021.
+  double mean_rounding() const { return rounded / sum; }
+  /// Coefficient of u in the error of a computed log-sum-exp, without its chain of additions: the logits have errors,
+  /// each argument is rounded, each exponential errs, log errs, and max is added back. After Blanchard, Higham &
+  /// Higham, "Accurately computing the log-sum-exp and softmax functions", IMA J. Numer. Anal. 2021.
   double lse_rounding() const {
-    return kArgumentUnits * mean_spread() + kExpUnits + 2 * std::abs(log_sum()) + std::abs(max) + std::abs(lse());
+    return mean_rounding() + kArgumentUnits * mean_spread() + kExpUnits + 2 * std::abs(log_sum()) + std::abs(max) +
+           std::abs(lse());
   }
 };
 
-/// logp = z - lse for the selected logit z, whose own error coefficient is `z_magnitude`.
-inline GoldElement selected_logp(const SoftmaxRow& row, double z, double z_magnitude) {
+/// logp = z - lse for the selected logit z.
+inline GoldElement selected_logp(const SoftmaxRow& row, const GoldElement& z) {
   // (z - max) - log(sum), not z - lse: keeps all digits when max is large.
-  const double value = (z - row.max) - row.log_sum();
-  return {value, 1 + z_magnitude + row.mean_magnitude(), row.lse_rounding() + std::abs(z - row.max) + std::abs(value)};
+  const double below = z.value - row.max, value = below - row.log_sum();
+  return {value, 1 + z.magnitude + row.mean_magnitude(),
+          z.rounding + row.lse_rounding() + std::abs(below) + std::abs(value)};
 }
 
 /// dz = g*(selected - p), p = exp(z - lse): the upstream gradient g times the derivative of logp by the logit z.
@@ -64,14 +74,14 @@ class LogitGradient {
     fixed_ = row.lse_rounding() + kExpUnits + 2;
   }
 
-  GoldElement operator()(double z, double z_magnitude, bool selected) const {
-    const double p = std::exp(z - max_) / sum_;
+  GoldElement operator()(const GoldElement& z, bool selected) const {
+    const double p = std::exp(z.value - max_) / sum_;
     const double value = g_ * ((selected ? 1.0 : 0.0) - p);
     const double last = 2 * std::abs(value) + kFlushUnits * abs_g_;
     if (p == 0) return {value, 0, last};  // p*|exponent| tends to 0; computed it would be 0*inf
-    const double share = abs_g_ * p, below = max_ - z, exponent = below + log_sum_;
-    const double argument = kArgumentUnits * below + std::abs(exponent);
-    return {value, share * (z_magnitude + chain_), share * (fixed_ + argument) + last};
+    const double share = abs_g_ * p, below = max_ - z.value, exponent = below + log_sum_;
+    const double argument = z.rounding + kArgumentUnits * below + std::abs(exponent);
+    return {value, share * (z.magnitude + chain_), share * (fixed_ + argument) + last};
   }
 
  private:
@@ -98,15 +108,15 @@ class RoundedLogitGradient {
         lse_slack_(lse_slack(args.recipes, output, row)),
         rounds_logp_(rounds_logp) {}
 
-  GoldElement operator()(double z, double z_magnitude, double slack, bool selected) const {
+  GoldElement operator()(const GoldElement& z, double slack, bool selected) const {
     const double off = slack + lse_slack_;
     if (!rounds_logp_) {
-      GoldElement e = gradient_(z, z_magnitude, selected);
-      e.rounding += std::abs(g_) * std::exp(z - row_.max) / row_.sum * args_.recipes.in_units(std::expm1(off));
+      GoldElement e = gradient_(z, selected);
+      e.rounding += std::abs(g_) * std::exp(z.value - row_.max) / row_.sum * args_.recipes.in_units(std::expm1(off));
       return e;
     }
-    GoldElement logp = selected_logp(row_, z, z_magnitude);
-    if (logp.value == -INFINITY) return gradient_(z, z_magnitude, selected);
+    GoldElement logp = selected_logp(row_, z);
+    if (logp.value == -INFINITY) return gradient_(z, selected);
     logp.rounding += args_.recipes.in_units(off);
     const Rounded rounded = args_.recipes.round(output_, logp.value, logp.magnitude, logp.rounding);
     const double p = std::exp(rounded.value), value = g_ * ((selected ? 1.0 : 0.0) - p);

@@ -131,10 +131,9 @@ inline float* scalar(const checkop_tensor& t, const char* name) {
   return static_cast<float*>(t.data);
 }
 
-/// The only attribute of logp and linear_logp: rows with this id are ignored.
+/// Rows with this id are ignored.
 inline int64_t ignore_index(const checkop_call& call) {
-  if (call.n_attrs != 1) throw Refusal(CHECKOP_FAILED, "expected 1 attribute: ignore_index");
-  return static_cast<int64_t>(call.attrs[0].value);
+  return static_cast<int64_t>(exact_attribute(call, "ignore_index"));
 }
 
 /// Refuses ids outside [0, vocab) other than `except`. The default, 0, is inside and so changes nothing.

@@ -18,13 +18,6 @@ struct RankInfo {
   char message[200] = {};
 };
 
-/// Value of attribute `name`; refuses a call that lacks it.
-inline double attribute(const checkop_call& c, const char* name) {
-  for (int32_t i = 0; i < c.n_attrs; ++i)
-    if (std::strcmp(c.attrs[i].name, name) == 0) return c.attrs[i].value;
-  throw Refusal(CHECKOP_FAILED, std::string("attribute '") + name + "' is missing");
-}
-
 inline uint64_t hash_of(const int64_t* ids, int64_t n) {
   uint64_t hash = 0xcbf29ce484222325;
   for (int64_t i = 0; i < n; ++i) hash = (hash ^ static_cast<uint64_t>(ids[i])) * 0x100000001b3;
@@ -69,7 +62,7 @@ class Ranks {
     own.begin = call_.shard_begin, own.end = call_.shard_end, own.total = call_.shard_total;
     try {
       own.segments = static_cast<int64_t>(attribute(call_, "canonical_segments"));
-      own.ignored = static_cast<int64_t>(attribute(call_, "ignore_index"));
+      own.ignored = ignore_index(call_);
       check(own);
     } catch (const Refusal& refusal) {
       own.status = refusal.status;

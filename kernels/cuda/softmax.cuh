@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/group.cuh"
+#include "cuda/logit_transform.cuh"
 
 namespace checkop::kernels {
 
@@ -69,14 +70,20 @@ __device__ void load_step(const T* __restrict__ row, int64_t base, int64_t n_who
 struct Partial {
   float max = -INFINITY, sum = 0.0f;
 
-  template <typename T>
-  __device__ void add(const Group<T> (&groups)[kGroups]) {
+  /// `first`: the first column of the first group; the next one begins `step` columns later.
+  template <typename T, typename Transform>
+  __device__ void add(const Group<T> (&groups)[kGroups], const Transform& transform, int64_t first, int64_t step,
+                      int64_t vocab) {
     float z[kGroups][kGroupColumns<T>], new_max = max;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       groups[g].unpack(z[g]);
 #pragma unroll
-      for (int i = 0; i < kGroupColumns<T>; ++i) new_max = fmaxf(new_max, z[g][i]);
+      for (int i = 0; i < kGroupColumns<T>; ++i) {
+        const bool inside = Transform::keeps_infinity || first + g * step + i < vocab;
+        z[g][i] = inside ? transform.apply(z[g][i]) : -INFINITY;
+        new_max = fmaxf(new_max, z[g][i]);
+      }
     }
     const float shift = exp_shift(new_max);
     if (new_max > max) {  // rare after the first groups
@@ -95,8 +102,8 @@ struct Partial {
 
 /// Maximum and sum of exp(z - exp_shift(max)) of a row, in every thread. All threads of the block must call, with a
 /// barrier between two calls, because both use the same shared memory.
-template <typename T, Reuse reuse>
-__device__ Partial reduce_row(const T* __restrict__ row, int64_t vocab) {
+template <typename T, Reuse reuse, typename Transform = NoTransform>
+__device__ Partial reduce_row(const T* __restrict__ row, int64_t vocab, const Transform& transform = {}) {
   __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
   const int64_t n_groups = ceil_div(vocab, kColumns);
@@ -105,33 +112,37 @@ __device__ Partial reduce_row(const T* __restrict__ row, int64_t vocab) {
   Group<T> groups[kGroups];
   for (int64_t base = 0; base < n_groups; base += int64_t{blockDim.x} * kGroups) {
     load_step<T, reuse>(row, base, n_whole, vocab, groups);
-    mine.add<T>(groups);
+    mine.add<T>(groups, transform, (base + threadIdx.x) * kColumns, int64_t{blockDim.x} * kColumns, vocab);
   }
   const float max = block_max(mine.max, max_per_warp);
   const float sum = block_sum(mine.sum * expf(mine.max - exp_shift(max)), sum_per_warp);
   return {max, sum};
 }
 
-/// dz = grad*(onehot(target) - softmax(z)) of one row, where `total` is the result of reduce_row(). Reads the row from
-/// its end to its start. p = exp(z - max)/sum, not exp(z - lse): a large lse would be rounded.
-template <typename T>
-__device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Partial& total, float grad, int64_t target,
-                               T* __restrict__ dz) {
+/// dx = grad*(onehot(target) - softmax(z)) dz/dx of one row of logits x, which the transform makes z, where `total` is
+/// the result of reduce_row(). Reads the row from its end to its start. p = exp(z - max)/sum, not exp(z - lse): a large
+/// lse would be rounded.
+template <typename T, typename Transform = NoTransform>
+__device__ void write_gradient(const T* __restrict__ x, int64_t vocab, const Partial& total, float grad, int64_t target,
+                               T* __restrict__ dx, const Transform& transform = {}) {
   constexpr int kColumns = kGroupColumns<T>;
   const float shift = exp_shift(total.max), scale = 1.0f / total.sum;
   const int64_t n_groups = ceil_div(vocab, kColumns);
-  const int64_t n_whole = is_aligned(z) && is_aligned(dz) ? vocab / kColumns : 0;
+  const int64_t n_whole = is_aligned(x) && is_aligned(dx) ? vocab / kColumns : 0;
   const int64_t step = int64_t{blockDim.x} * kGroups;
   Group<T> groups[kGroups];
   for (int64_t base = (n_groups - 1) / step * step; base >= 0; base -= step) {
-    load_step<T, Reuse::once>(z, base, n_whole, vocab, groups);
+    load_step<T, Reuse::once>(x, base, n_whole, vocab, groups);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const int64_t group = base + g * int64_t{blockDim.x} + threadIdx.x, first = group * kColumns;
-      float value[kColumns];
+      float value[kColumns], slope[kColumns];
       groups[g].unpack(value);
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) value[i] = expf(value[i] - shift) * scale;
+      for (int i = 0; i < kColumns; ++i) {
+        slope[i] = transform.slope(value[i]);
+        value[i] = expf(transform.apply(value[i]) - shift) * scale;
+      }
       // Computed once per group: a comparison per column would cost as much as the exp
       const int64_t target_in_group = target - first;
       if (target_in_group >= 0 && target_in_group < kColumns) {
@@ -141,13 +152,13 @@ __device__ void write_gradient(const T* __restrict__ z, int64_t vocab, const Par
         }
       }
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) value[i] *= -grad;
-      if (group < n_whole) {  // streaming store: dz is not read here, so L2 is left to the logits
-        __stcs(reinterpret_cast<uint4*>(dz + first), Group<T>::packed(value).bits);
+      for (int i = 0; i < kColumns; ++i) value[i] = value[i] * -grad * slope[i];
+      if (group < n_whole) {  // streaming store: dx is not read here, so L2 is left to the logits
+        __stcs(reinterpret_cast<uint4*>(dx + first), Group<T>::packed(value).bits);
       } else {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
-          if (first + i < vocab) dz[first + i] = from_float<T>(value[i]);
+          if (first + i < vocab) dx[first + i] = from_float<T>(value[i]);
         }
       }
     }

@@ -1,34 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // entropy / cuda: one block per row, both sums in fp32 in one pass over the row, portable CUDA.
 //   z = softcap tanhf(logits / softcap) / temperature, or logits / temperature if softcap is 0
-//   forward   entropy[row] = log(s) + M,  s = sum_c exp(-b_c),  M = sum_c exp(-b_c) b_c / s,  b_c = max z[row,:] -
-//   z[row,c] backward  dlogits[row,c] = g[row] exp(-b_c) / s (b_c - M) (1 - tanh^2) / temperature,  g = grad_entropy
+//   b_c = max z[row,:] - z[row,c],  s = sum_c exp(-b_c),  M = sum_c exp(-b_c) b_c / s
+//   forward   entropy[row] = log(s) + M
+//   backward  dlogits[row,c] = g[row] exp(-b_c) / s (b_c - M) (1 - tanh^2) / temperature,  g = grad_entropy
 //   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     mask: [rows] u8 or none
 //   entropy, grad_entropy: [rows] f32
 //   Where the mask is 0: entropy and gradient are 0, and the row of logits is not read. A logit of -inf adds nothing.
 //   Limits: rows < 2^31, vocab >= 1.
 //   Expected error: chains of about vocab/2048 + 20 fp32 additions, expf, tanhf and logf within 2 ulp, one output
 //   rounding. A row's bits depend only on its own values: see cuda/softmax.cuh.
+#include "cuda/logit_transform.cuh"
 #include "cuda/softmax.cuh"
 
 namespace checkop::kernels {
 namespace {
-
-/// The temperature's reciprocal and the cap; `has_cap` is a template argument, since tanhf costs more than the rest.
-struct Transform {
-  float reciprocal, cap, cap_reciprocal;
-
-  template <bool has_cap>
-  __device__ float apply(float x) const {
-    return (has_cap ? cap * tanhf(x * cap_reciprocal) : x) * reciprocal;
-  }
-  template <bool has_cap>
-  __device__ float slope(float x) const {
-    if constexpr (!has_cap) return reciprocal;
-    const float tanh = tanhf(x * cap_reciprocal);
-    return (1.0f - tanh * tanh) * reciprocal;
-  }
-};
 
 /// The maximum of the transformed logits that a thread has read, and its sums relative to exp_shift(max).
 struct EntropyPartial {
@@ -43,7 +29,7 @@ struct EntropyPartial {
   }
 
   template <bool has_cap, typename T>
-  __device__ void add(const Transform& transform, const Group<T> (&groups)[kGroups], int64_t first, int64_t step,
+  __device__ void add(const LogitTransform& transform, const Group<T> (&groups)[kGroups], int64_t first, int64_t step,
                       int64_t vocab) {
     constexpr int kColumns = kGroupColumns<T>;
     float z[kGroups][kColumns], new_max = max;
@@ -83,7 +69,7 @@ struct EntropyRow {
 
 /// Maximum, sum of exponentials and M of a row, in every thread. All threads of the block must call.
 template <typename T, Reuse reuse, bool has_cap>
-__device__ EntropyRow reduce_entropy(const Transform& transform, const T* __restrict__ row, int64_t vocab) {
+__device__ EntropyRow reduce_entropy(const LogitTransform& transform, const T* __restrict__ row, int64_t vocab) {
   __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp], weighted_per_warp[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
   const int64_t n_groups = ceil_div(vocab, kColumns);
@@ -104,7 +90,7 @@ __device__ EntropyRow reduce_entropy(const Transform& transform, const T* __rest
 template <typename T, bool has_cap>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void entropy_forward(const T* __restrict__ logits,
                                                                              const uint8_t* __restrict__ mask,
-                                                                             int64_t vocab, Transform transform,
+                                                                             int64_t vocab, LogitTransform transform,
                                                                              float* __restrict__ entropy) {
   const int64_t row = blockIdx.x;
   if (mask != nullptr && mask[row] == 0) {  // the same for the whole block
@@ -120,7 +106,7 @@ template <typename T, bool has_cap>
 __global__ __launch_bounds__(kMaxBackwardThreads) void entropy_backward(const T* __restrict__ logits,
                                                                         const uint8_t* __restrict__ mask,
                                                                         const float* __restrict__ grad_entropy,
-                                                                        int64_t vocab, Transform transform,
+                                                                        int64_t vocab, LogitTransform transform,
                                                                         T* __restrict__ dlogits) {
   const int64_t row = blockIdx.x;
   T* __restrict__ dx = dlogits + row * vocab;
@@ -159,7 +145,7 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void entropy_backward(const T*
 
 struct EntropyParams {
   int64_t rows, vocab;
-  Transform transform;
+  LogitTransform transform;
 };
 
 checkop_status check_call(const checkop_call* call, bool backward, EntropyParams& params) {
@@ -167,11 +153,8 @@ checkop_status check_call(const checkop_call* call, bool backward, EntropyParams
   if (check.counts(backward ? 3 : 2, 1).failed()) return check.status();
   const checkop_tensor &logits = call->inputs[0], &mask = call->inputs[1];
   if (check.rank_at_least(logits, "logits", 1).failed()) return check.status();
-  if (call->n_attrs != 2) return say(call, CHECKOP_FAILED, "expected 2 attributes: temperature and softcap");
-  const double temperature = call->attrs[0].value, softcap = call->attrs[1].value;
   params = {leading_count(logits), last_extent(logits), {}};
-  params.transform = {static_cast<float>(1 / temperature), static_cast<float>(softcap),
-                      softcap == 0 ? 0.0f : static_cast<float>(1 / softcap)};
+  if (auto status = read_transform(call, params.transform)) return status;
   const int32_t n_leading = logits.rank - 1;
   check.float_dtype(logits, "logits").contiguous(logits, "logits");
   const auto list = [&](const checkop_tensor& t, const char* name, int32_t dtype) {

@@ -2,50 +2,20 @@
 // entropy / native: CPU, one row at a time in fp32.
 //   z = softcap tanh(logits / softcap) / temperature, or logits / temperature if softcap is 0
 //   entropy[r] = log(s) + M,  s = sum_v exp(-b_v),  M = sum_v exp(-b_v) b_v / s,  b_v = max_w z[r,w] - z[r,v]
-//   dlogits[r,v] = g[r] exp(-b_v) / s (b_v - M) (1 - (softcapped / softcap)^2) / temperature
+//   dlogits[r,v] = g[r] exp(-b_v) / s (b_v - M) (1 - tanh^2) / temperature
 //   logits, dlogits: [..., vocab] fp32|bf16|fp16    mask: [...] uint8 or none    entropy, grad_entropy: [...] fp32
 //   Where the mask is 0: entropy and gradient are 0, and the row of logits is not read. A logit of -inf adds nothing.
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.
-#include "cpu/native.hpp"
+#include "cpu/entropy.hpp"
+#include "cpu/logit_transform.hpp"
 
 namespace {
 
 using native::Extent;
 
-struct Transform {
-  float temperature, softcap;
-
-  explicit Transform(const checkop_call& c) {
-    if (c.n_attrs != 2) throw native::Refusal(CHECKOP_FAILED, "expected 2 attributes: temperature and softcap");
-    temperature = static_cast<float>(c.attrs[0].value), softcap = static_cast<float>(c.attrs[1].value);
-  }
-  float operator()(float x) const { return (softcap == 0 ? x : softcap * std::tanh(x / softcap)) / temperature; }
-  /// The derivative at the logit that became z.
-  float slope(float z) const {
-    const float tanh = softcap == 0 ? 0.0f : z * temperature / softcap;
-    return (1.0f - tanh * tanh) / temperature;
-  }
-};
-
-struct Statistics {
-  float max, sum, mean;
-
-  explicit Statistics(const std::vector<float>& z) : max(*std::max_element(z.begin(), z.end())) {
-    const auto n = static_cast<int64_t>(z.size());
-    const auto below = [&](int64_t v) { return max - z[static_cast<size_t>(v)]; };
-    sum = native::blocked_sum(n, [&](int64_t v) { return std::exp(-below(v)); });
-    mean = native::blocked_sum(n,
-                               [&](int64_t v) {
-                                 const float b = below(v), e = std::exp(-b);
-                                 return e == 0 ? 0.0f : e * b;  // b may be infinite
-                               }) /
-           sum;
-  }
-};
-
 struct Rows {
   const checkop_tensor& logits;
-  Transform transform;
+  native::LogitTransform transform;
   Extent rows{"rows"}, vocab{"vocab"};
   const uint8_t* mask;
 
@@ -59,7 +29,7 @@ struct Rows {
   /// The transformed logits of row r.
   void load(int64_t r, std::vector<float>& z) const {
     native::load(logits, r * vocab.value, vocab.value, z.data());
-    for (float& x : z) x = transform(x);
+    transform(z.data(), vocab.value);
   }
 };
 
@@ -75,8 +45,7 @@ checkop_status forward(const checkop_call* call) {
         out[r] = 0.0f;
         if (in.masked(r)) continue;
         in.load(r, z);
-        const Statistics s(z);
-        out[r] = std::log(s.sum) + s.mean;
+        out[r] = native::entropy_sums(z.data(), in.vocab.value).entropy();
       }
     });
   });
@@ -91,17 +60,15 @@ checkop_status backward(const checkop_call* call) {
     native::check_matrix(dlogits, "dlogits", in.logits.dtype, in.rows, in.vocab);
     const auto* g = static_cast<const float*>(grad.data);
     native::parallel_for(in.rows.value, 48 * in.rows.value * in.vocab.value, [&](int64_t begin, int64_t end) {
-      std::vector<float> z(static_cast<size_t>(in.vocab.value));
+      std::vector<float> x(static_cast<size_t>(in.vocab.value)), z(x.size());
       for (int64_t r = begin; r < end; ++r) {
         if (in.masked(r)) {
           std::fill(z.begin(), z.end(), 0.0f);
         } else {
           in.load(r, z);
-          const Statistics s(z);
-          for (float& x : z) {
-            const float b = s.max - x, p = std::exp(-b) / s.sum;
-            x = p == 0 ? 0.0f : g[r] * p * (b - s.mean) * in.transform.slope(x);
-          }
+          const native::EntropySums s = native::entropy_sums(z.data(), in.vocab.value);
+          native::load(in.logits, r * in.vocab.value, in.vocab.value, x.data());
+          for (size_t v = 0; v < z.size(); ++v) z[v] = g[r] * s.gradient(z[v]) * in.transform.slope(x[v]);
         }
         native::store(dlogits, r * in.vocab.value, in.vocab.value, z.data());
       }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp / cuda: logits in fp32 blocks of at most 1024 rows x 16384 columns, portable CUDA, fp32 throughout.
-//   z = hidden * lm_head_weight^T + bias,  t = target_ids[row],  g = grad_logp[row],  p = softmax(z[row,:])
+//   x = hidden * lm_head_weight^T + bias,  t = target_ids[row],  g = grad_logp[row],  p = softmax(z[row,:])
+//   z = softcap tanhf(x / softcap) / temperature, or x / temperature if softcap is 0
 //   forward   logp[row] = z[row,t] - lse(z[row,:])
-//   backward  dz[row,c] = g * ((c == t) - p[c]);  dhidden = dz * lm_head_weight, dlm_head_weight = dz^T * hidden,
-//             dbias[c] = sum_row dz[row,c]
+//   backward  dx[row,c] = g * ((c == t) - p[c]) * dz/dx;  dhidden = dx * lm_head_weight,
+//             dlm_head_weight = dx^T * hidden,  dbias[c] = sum_row dx[row,c]
 //   hidden, dhidden: [rows, hidden]   lm_head_weight, dlm_head_weight: [vocab, hidden]   bias, dbias: [vocab],
 //   optional; all of one dtype, f32|f16|bf16, contiguous      target_ids: [rows] i64      logp, grad_logp: [rows] f32
 //   If target_ids[row] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[row] holds.
@@ -11,7 +12,7 @@
 //   are f32, one chain of multiply-adds each that begins with the carry; their bits don't depend on how
 //   rows are cut into calls.
 //   Limits: hidden <= 65535 * 128. Other ids outside [0, vocab) are CHECKOP_FAILED.
-//   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, with a carry chains of n; z and dz are
+//   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, with a carry chains of n; x and dx are
 //   never rounded below fp32.
 #include "linear_logp/portable.cuh"
 

@@ -167,7 +167,11 @@ checkop_status launch(const checkop_call* call, bool backward) {
   const hopper::HopperWorkspaceLayout layout = hopper::workspace_layout(shape, backward);
   if (auto status = check_call(call, backward, layout.bytes)) return status;
   int64_t ignored = 0;
-  if (auto status = read_ignore_index(call, ignored)) return status;
+  LogitTransform transform;
+  if (auto status = read_attributes(call, ignored, transform)) return status;
+  if (!transform.is_none()) {
+    return say(call, CHECKOP_UNSUPPORTED, "logits are neither capped nor divided by a temperature");
+  }
   return call->inputs[0].dtype == CHECKOP_F16 ? run<__half>(call, backward, layout, ignored)
                                               : run<__nv_bfloat16>(call, backward, layout, ignored);
 }

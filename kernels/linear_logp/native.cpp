@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_logp / native: CPU, fp32, by chunks of the vocabulary; no [rows, vocab] array is ever stored.
-//   z[r,v] = sum_h hidden[r,h] W[v,h] + bias[v]     logp[r] = (z[r,t] - m) - log(s),  s = sum_v exp(z[r,v] - m)
-//   dz[r,v] = g[r] ([v = t] - exp(z[r,v] - m) / s)  dhidden = dz W    dW = dz^T hidden    dbias = sum_r dz
+//   x[r,v] = sum_h hidden[r,h] W[v,h] + bias[v]
+//   z = softcap tanh(x / softcap) / temperature, or x / temperature if softcap is 0
+//   logp[r] = (z[r,t] - m) - log(s),  m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
+//   dx[r,v] = g[r] ([v = t] - exp(z[r,v] - m) / s) dz/dx  dhidden = dx W    dW = dx^T hidden    dbias = sum_r dx
 //   hidden: [..., hidden]  W: [vocab, hidden]  bias: [vocab], fp32|bf16|fp16
 //   target_ids: int64   logp, grad_logp: fp32
 //   If target_ids[r] = ignore_index: logp is 0 and the row adds nothing to any gradient, whatever hidden[r] holds.
@@ -31,7 +33,9 @@ void check_inputs(const checkop_call& c, Extent& rows, Extent& hidden, Extent& v
 LinearLogpParams load_checked(const checkop_call& c, int64_t rows, int64_t hidden, int64_t vocab) {
   const int64_t ignored = native::ignore_index(c);
   native::check_ids(c.inputs[2], "target_ids", rows, vocab, ignored);
-  return load_params(c, rows, hidden, vocab, ignored);
+  LinearLogpParams p = load_params(c, rows, hidden, vocab, ignored);
+  p.transform = native::LogitTransform(c);
+  return p;
 }
 
 checkop_status forward(const checkop_call* call) {

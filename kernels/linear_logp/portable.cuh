@@ -20,10 +20,10 @@ static_assert(kBlockRows % kSumUnit == 0 && kBlockColumns % kSumUnit == 0);
 // The fp32 sums of dlm_head_weight are held for one block of columns at a time, in about 256 MiB.
 constexpr int64_t kWeightSums = int64_t{64} << 20;
 
-/// Turns z into dz, in place; 0 in ignored rows. first_id: vocabulary index of the first column.
+/// Turns logits into their gradients, in place; 0 in ignored rows. first_id: vocabulary index of the first column.
 template <typename T>
-__global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ z, int64_t ldz,
-                                                               const T* __restrict__ bias,
+__global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ x, int64_t ldx,
+                                                               const T* __restrict__ bias, LogitTransform transform,
                                                                const int64_t* __restrict__ target_ids, int64_t ignored,
                                                                const float* __restrict__ grad_logp,
                                                                const Partial* __restrict__ totals, int64_t first_id,
@@ -33,13 +33,14 @@ __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict
   if (column >= n_columns) return;
   const Partial total = totals[row];
   const int64_t target = target_ids[row];
-  float* __restrict__ element = z + row * ldz + column;
+  float* __restrict__ element = x + row * ldx + column;
   if (target == ignored) {
     *element = 0.0f;
     return;
   }
-  const float p = expf(biased(*element, bias, column) - exp_shift(total.max)) * (1.0f / total.sum);
-  *element = grad_logp[row] * ((first_id + column == target ? 1.0f : 0.0f) - p);
+  const float logit = biased(*element, bias, column);
+  const float p = expf(transform.apply(logit) - exp_shift(total.max)) * (1.0f / total.sum);
+  *element = grad_logp[row] * ((first_id + column == target ? 1.0f : 0.0f) - p) * transform.slope(logit);
 }
 
 /// Copies hidden with ignored rows replaced by zeros: otherwise 0 * NaN would reach dlm_head_weight.
@@ -113,6 +114,7 @@ struct LinearLogpParams {
   int64_t ignored;
   std::byte* workspace;
   cudaStream_t stream;
+  LogitTransform transform = {};
   int64_t first_id = 0;  ///< vocabulary index of the weight's first column
 
   template <typename U>
@@ -159,7 +161,7 @@ void launch_softmax(const LinearLogpParams<T>& p, FinishAt&& finish_at) {
       const int64_t columns = p.columns_from(column);
       launch_logits(p, row, column);
       const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSegment * kWarpsPerBlock)), static_cast<unsigned>(rows));
-      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.layout.block_columns, p.bias_from(column),
+      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.layout.block_columns, p.bias_from(column), p.transform,
                                                           p.target_ids + row, p.first_id + column, column, columns,
                                                           p.layout.n_segments, partials, target_logit);
     }
@@ -199,7 +201,7 @@ void launch_gradients(const LinearLogpParams<T>& p, const float* grad_logp, floa
       const int64_t rows = p.rows_from(row);
       launch_logits(p, row, column);
       logits_to_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
-          z, ldz, p.bias_from(column), p.target_ids + row, p.ignored, grad_logp + row, totals + row,
+          z, ldz, p.bias_from(column), p.transform, p.target_ids + row, p.ignored, grad_logp + row, totals + row,
           p.first_id + column, columns);
       launch_gemm(make_operand<true>(z, ldz, rows), make_operand<false>(p.weight + column * hidden, hidden, hidden),
                   columns, hidden_sums + row * ld, ld, column > 0, p.stream);
@@ -333,10 +335,13 @@ inline checkop_status launch(const checkop_call* call, bool backward) {
   const WorkspaceLayout layout = workspace_layout(shape, backward);
   if (auto status = check_call(call, backward, layout.bytes)) return status;
   int64_t ignored = 0;
-  if (auto status = read_ignore_index(call, ignored)) return status;
+  LogitTransform transform;
+  if (auto status = read_attributes(call, ignored, transform)) return status;
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    return run<T>(call, params_of<T>(call, shape, layout, ignored), backward);
+    LinearLogpParams<T> params = params_of<T>(call, shape, layout, ignored);
+    params.transform = transform;
+    return run<T>(call, params, backward);
   });
 }
 

@@ -3,6 +3,7 @@
 // reduced as they come and merged in a fixed order at the end.
 #pragma once
 
+#include "cuda/logit_transform.cuh"
 #include "cuda/row_sums.cuh"
 #include "gemm/tile.cuh"
 
@@ -20,16 +21,16 @@ struct Partial {
 };
 
 template <typename T>
-__device__ float biased(float z, const T* __restrict__ bias, int64_t column) {
-  return bias == nullptr ? z : z + to_float(bias[column]);
+__device__ float biased(float x, const T* __restrict__ bias, int64_t column) {
+  return bias == nullptr ? x : x + to_float(bias[column]);
 }
 
 /// Computes partials[row, segment], and target_logit[row] where the target is in the block.
-///   z: [rows, ldz] f32, columns first_column .. first_column + n_columns - 1 of the weight   bias: [n_columns]
+///   x: [rows, ldx] f32, columns first_column .. first_column + n_columns - 1 of the weight   bias: [n_columns]
 ///   first_id: vocabulary index of the first of these columns
 template <typename T>
-__global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restrict__ z, int64_t ldz,
-                                                            const T* __restrict__ bias,
+__global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restrict__ x, int64_t ldx,
+                                                            const T* __restrict__ bias, LogitTransform transform,
                                                             const int64_t* __restrict__ target_ids, int64_t first_id,
                                                             int64_t first_column, int64_t n_columns, int64_t n_segments,
                                                             Partial* __restrict__ partials,
@@ -45,7 +46,7 @@ __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restr
     const int64_t column = segment * kSegment + i * kWarp + lane;
     value[i] = -INFINITY;
     if (column < n_columns) {
-      value[i] = biased(z[row * ldz + column], bias, column);
+      value[i] = transform.apply(biased(x[row * ldx + column], bias, column));
       if (column == target) target_logit[row] = value[i];
     }
     max = fmaxf(max, value[i]);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // logp / cuda: one block per row, log-sum-exp in fp32 in one pass over the row, portable CUDA.
 //   forward   logp[row] = z[row,t] - lse(z[row,:]),  t = token_ids[row]
-//   backward  dlogits[row,c] = g[row] * ((c == t) - softmax(z[row,:])[c]),  g = grad_logp
-//   logits z, dlogits: [rows, vocab] f32|f16|bf16, contiguous     token_ids: [rows] i64     logp, grad_logp: [rows] f32
+//   backward  dlogits[row,c] = g[row] * ((c == t) - softmax(z[row,:])[c]) * dz/dlogits,  g = grad_logp
+//   z = softcap tanhf(logits / softcap) / temperature, or logits / temperature if softcap is 0
+//   logits, dlogits: [rows, vocab] f32|f16|bf16, contiguous     token_ids: [rows] i64     logp, grad_logp: [rows] f32
 //   If token_ids[row] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   Limits: rows < 2^31, vocab >= 1. Other ids outside [0, vocab) are CHECKOP_FAILED.
 //   Expected error: a chain of about vocab/2048 + 20 fp32 additions, expf and logf within 2 ulp, one output rounding.
@@ -13,40 +14,42 @@ namespace checkop::kernels {
 namespace {
 
 /// logp of one row per block. Error: see the head of the file.
-template <typename T>
+template <typename T, typename Transform>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void logp_forward(const T* __restrict__ logits,
                                                                           const int64_t* __restrict__ token_ids,
                                                                           int64_t ignored, int64_t vocab,
+                                                                          Transform transform,
                                                                           float* __restrict__ logp) {
   const int64_t row = blockIdx.x, target = token_ids[row];
   if (target == ignored) {  // the same for the whole block
     if (threadIdx.x == 0) logp[row] = 0.0f;
     return;
   }
-  const T* __restrict__ z = logits + row * vocab;
-  const Partial total = reduce_row<T, Reuse::once>(z, vocab);
+  const T* __restrict__ x = logits + row * vocab;
+  const Partial total = reduce_row<T, Reuse::once>(x, vocab, transform);
   if (threadIdx.x != 0) return;
   if (target < 0 || target >= vocab) return;  // IdCheck refuses it
   // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
-  logp[row] = (to_float(z[target]) - total.max) - logf(total.sum);
+  logp[row] = (transform.apply(to_float(x[target])) - total.max) - logf(total.sum);
 }
 
 /// dlogits of one row per block.
-template <typename T>
+template <typename T, typename Transform>
 __global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(const T* __restrict__ logits,
                                                                      const int64_t* __restrict__ token_ids,
                                                                      const float* __restrict__ grad_logp,
                                                                      int64_t ignored, int64_t vocab,
-                                                                     T* __restrict__ dlogits) {
+                                                                     Transform transform, T* __restrict__ dlogits) {
   const int64_t row = blockIdx.x;
   if (token_ids[row] == ignored) return write_zeros(dlogits + row * vocab, vocab);  // the whole block
-  const T* __restrict__ z = logits + row * vocab;
-  const Partial total = reduce_row<T, Reuse::again>(z, vocab);
-  write_gradient<T>(z, vocab, total, grad_logp[row], token_ids[row], dlogits + row * vocab);
+  const T* __restrict__ x = logits + row * vocab;
+  const Partial total = reduce_row<T, Reuse::again>(x, vocab, transform);
+  write_gradient(x, vocab, total, grad_logp[row], token_ids[row], dlogits + row * vocab, transform);
 }
 
 struct LogpParams {
   int64_t rows, vocab, ignored;
+  LogitTransform transform;
 };
 
 checkop_status check_call(const checkop_call* call, bool backward, LogpParams& params) {
@@ -54,8 +57,8 @@ checkop_status check_call(const checkop_call* call, bool backward, LogpParams& p
   if (check.counts(backward ? 3 : 2, 1).failed()) return check.status();
   const checkop_tensor &logits = call->inputs[0], &ids = call->inputs[1];
   if (check.rank_at_least(logits, "logits", 1).failed()) return check.status();
-  params = {leading_count(logits), last_extent(logits), 0};
-  if (auto status = read_ignore_index(call, params.ignored)) return status;
+  params = {leading_count(logits), last_extent(logits), 0, {}};
+  if (auto status = read_attributes(call, params.ignored, params.transform)) return status;
   const int32_t n_leading = logits.rank - 1;
   check.float_dtype(logits, "logits").contiguous(logits, "logits");
   check.dtype(ids, "token_ids", CHECKOP_I64)
@@ -80,27 +83,37 @@ checkop_status check_call(const checkop_call* call, bool backward, LogpParams& p
 
 size_t workspace_bytes(const checkop_call*) { return kIdCheckBytes; }
 
+template <typename T, typename Transform>
+checkop_status launch(const checkop_call* call, const LogpParams& params, const Transform& transform, bool backward) {
+  auto* stream = static_cast<cudaStream_t>(call->stream);
+  const auto rows = static_cast<unsigned>(params.rows);
+  const auto* logits = static_cast<const T*>(call->inputs[0].data);
+  const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
+  if (backward) {
+    logp_backward<<<rows, backward_threads_for(params.vocab), 0, stream>>>(
+        logits, ids, static_cast<const float*>(call->inputs[2].data), params.ignored, params.vocab, transform,
+        static_cast<T*>(call->outputs[0].data));
+  } else {
+    logp_forward<<<rows, threads_for(params.vocab), 0, stream>>>(logits, ids, params.ignored, params.vocab, transform,
+                                                                 static_cast<float*>(call->outputs[0].data));
+  }
+  return launch_status(call, backward ? "launch logp backward" : "launch logp forward");
+}
+
 checkop_status launch(const checkop_call* call, bool backward) {
   LogpParams params;
   if (auto status = check_call(call, backward, params)) return status;
   if (params.rows == 0) return CHECKOP_OK;
-  auto* stream = static_cast<cudaStream_t>(call->stream);
   const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
-  IdCheck id_check(call, ids, params.rows, params.vocab, "token_ids", call->workspace, stream);
+  IdCheck id_check(call, ids, params.rows, params.vocab, "token_ids", call->workspace,
+                   static_cast<cudaStream_t>(call->stream));
   if (auto status = id_check.begin(nullptr, params.ignored)) return status;
-  const auto rows = static_cast<unsigned>(params.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
-    const auto* logits = static_cast<const T*>(call->inputs[0].data);
-    if (backward) {
-      logp_backward<T><<<rows, backward_threads_for(params.vocab), 0, stream>>>(
-          logits, ids, static_cast<const float*>(call->inputs[2].data), params.ignored, params.vocab,
-          static_cast<T*>(call->outputs[0].data));
-    } else {
-      logp_forward<T><<<rows, threads_for(params.vocab), 0, stream>>>(logits, ids, params.ignored, params.vocab,
-                                                                      static_cast<float*>(call->outputs[0].data));
+    if (auto status = params.transform.is_none() ? launch<T>(call, params, NoTransform{}, backward)
+                                                 : launch<T>(call, params, params.transform, backward)) {
+      return status;
     }
-    if (auto status = launch_status(call, backward ? "launch logp backward" : "launch logp forward")) return status;
     return id_check.finish();
   });
 }

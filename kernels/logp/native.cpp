@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // logp / native: CPU, one row at a time in fp32.
+//   z = softcap tanh(logits / softcap) / temperature, or logits / temperature if softcap is 0
 //   logp[r] = (z[r,t] - m) - log(s),  m = max_v z[r,v],  s = sum_v exp(z[r,v] - m)
-//   dlogits[r,v] = g[r] * ([v = t] - exp(z[r,v] - m) / s)
+//   dlogits[r,v] = g[r] * ([v = t] - exp(z[r,v] - m) / s) * dz/dlogits
 //   logits, dlogits: [..., vocab] fp32|bf16|fp16    token_ids: [...] int64    logp, grad_logp: [...] fp32
 //   If token_ids[r] = ignore_index: logp and gradient are 0, and the row of logits is not read.
 //   Limits: contiguous.   Expected error: sums are chains of 68 + log2(vocab / 1024) additions.
-#include "cpu/native.hpp"
+#include "cpu/logit_transform.hpp"
 
 namespace {
 
@@ -16,12 +17,14 @@ float row_logp(const float* z, int64_t vocab, int64_t token) {
   return (z[token] - s.shift()) - std::log(s.sum);
 }
 
-/// Replaces the logits in `z` by their gradient.
-void row_dlogits(float* z, int64_t vocab, int64_t token, float g) {
-  const native::SumExp s = native::sum_exp(z, vocab);
+/// Replaces the logits in `x` by their gradient.
+void row_dlogits(float* x, int64_t vocab, int64_t token, float g, const native::LogitTransform& transform) {
+  std::vector<float> z(x, x + vocab);
+  transform(z.data(), vocab);
+  const native::SumExp s = native::sum_exp(z.data(), vocab);
   for (int64_t v = 0; v < vocab; ++v) {
-    const float p = std::exp(z[v] - s.shift()) / s.sum;
-    z[v] = v == token ? g * (1.0f - p) : -g * p;
+    const float p = std::exp(z[static_cast<size_t>(v)] - s.shift()) / s.sum;
+    x[v] = (v == token ? g * (1.0f - p) : -g * p) * transform.slope(x[v]);
   }
 }
 
@@ -35,6 +38,7 @@ checkop_status forward(const checkop_call* call) {
     native::check_list(token_ids, "token_ids", CHECKOP_I64, rows);
     native::check_list(logp, "logp", CHECKOP_F32, rows);
     const int64_t ignored = native::ignore_index(c);
+    const native::LogitTransform transform(c);
     native::check_ids(token_ids, "token_ids", rows.value, vocab.value, ignored);
 
     const auto* tokens = static_cast<const int64_t*>(token_ids.data);
@@ -45,6 +49,7 @@ checkop_status forward(const checkop_call* call) {
         out[r] = 0.0f;
         if (tokens[r] == ignored) continue;
         native::load(logits, r * vocab.value, vocab.value, z.data());
+        transform(z.data(), vocab.value);
         out[r] = row_logp(z.data(), vocab.value, tokens[r]);
       }
     });
@@ -63,6 +68,7 @@ checkop_status backward(const checkop_call* call) {
     native::check_list(grad_logp, "grad_logp", CHECKOP_F32, rows);
     native::check_matrix(dlogits, "dlogits", logits.dtype, rows, vocab);
     const int64_t ignored = native::ignore_index(c);
+    const native::LogitTransform transform(c);
     native::check_ids(token_ids, "token_ids", rows.value, vocab.value, ignored);
 
     const auto* tokens = static_cast<const int64_t*>(token_ids.data);
@@ -74,7 +80,7 @@ checkop_status backward(const checkop_call* call) {
           std::fill(z.begin(), z.end(), 0.0f);
         } else {
           native::load(logits, r * vocab.value, vocab.value, z.data());
-          row_dlogits(z.data(), vocab.value, tokens[r], g[r]);
+          row_dlogits(z.data(), vocab.value, tokens[r], g[r], transform);
         }
         native::store(dlogits, r * vocab.value, vocab.value, z.data());
       }

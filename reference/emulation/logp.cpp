@@ -3,6 +3,7 @@
 #include <array>
 
 #include "emulation/ignored_rows.hpp"
+#include "emulation/logit_transform.hpp"
 #include "emulation/ranks.hpp"
 #include "recipes.hpp"
 
@@ -11,56 +12,71 @@ namespace {
 
 using namespace emulation;
 
-template <class Row>
-void for_each_row(const EmulationArgs& args, const Row& row) {
-  const Matrix z = matrix(args, 0);
+/// body(r, row, id, scale) for every row that is not left out.
+template <class Body>
+void for_each_row(const EmulationArgs& args, const LogitTransform& transform, const Body& body) {
+  const Matrix x = matrix(args, 0);
   const std::vector<int64_t> ids = args.integers(1);
   const auto ignore_index = static_cast<int64_t>(args.attrs[0]);
-  args.parallel_for(z.rows(), [&](int64_t r) {
-    const TakenRow taken = take_row(args.arithmetic, ids[static_cast<size_t>(r)], ignore_index, z.columns);
-    if (!taken.skipped) row(z, r, taken.id, taken.scale);
+  args.parallel_for(x.rows(), [&](int64_t r) {
+    const TakenRow taken = take_row(args.arithmetic, ids[static_cast<size_t>(r)], ignore_index, x.columns);
+    if (taken.skipped) return;
+    body(r, TransformedRow(args.arithmetic, transform, x.row(r), x.columns), column_of(args, taken.id), taken.scale);
   });
 }
 
-void forward(const EmulationArgs& args) {
-  for_each_row(args, [&](const Matrix& z, int64_t r, int64_t id, float scale) {
-    const SoftmaxRow row = rank_softmax_row(args, z.row(r), z.columns);
-    const float logp = row.logp(target_of(args, z.row(r), column_of(args, id)));
+void select(const EmulationArgs& args, const LogitTransform& transform) {
+  for_each_row(args, transform, [&](int64_t r, const TransformedRow& row, int64_t id, float scale) {
+    const SoftmaxRow softmax = rank_softmax_row(args, row.z.data(), std::ssize(row.z));
+    const float logp = softmax.logp(target_of(args, row.z.data(), id));
     args.out(0)[static_cast<size_t>(r)] =
         scale * args.arithmetic.rounded_if(args.arithmetic.rounds(recipe::kLogp), logp);
   });
 }
 
-void backward(const EmulationArgs& args) {
+void differentiate(const EmulationArgs& args, const LogitTransform& transform) {
   const std::vector<float> g = args.floats(2);
-  for_each_row(args, [&](const Matrix& z, int64_t r, int64_t id, float scale) {
-    logp_gradient_row(args.arithmetic, rank_softmax_row(args, z.row(r), z.columns), z.row(r), z.columns,
-                      column_of(args, id), scale * g[static_cast<size_t>(r)],
-                      &args.out(0)[static_cast<size_t>(r * z.columns)]);
+  for_each_row(args, transform, [&](int64_t r, const TransformedRow& row, int64_t id, float scale) {
+    const int64_t vocab = std::ssize(row.z);
+    double* const to = &args.out(0)[static_cast<size_t>(r * vocab)];
+    logp_gradient_row(args.arithmetic, rank_softmax_row(args, row.z.data(), vocab), row.z.data(), vocab, id,
+                      scale * g[static_cast<size_t>(r)], to);
+    for (int64_t v = 0; v < vocab; ++v) to[v] = static_cast<float>(to[v]) * row.slope[static_cast<size_t>(v)];
   });
 }
 
-constexpr std::array kForwardFaults{
+LogitTransform transform_of(const EmulationArgs& args) {
+  return {static_cast<float>(args.attrs[1]), static_cast<float>(args.attrs[2])};
+}
+void forward(const EmulationArgs& args) { select(args, transform_of(args)); }
+void backward(const EmulationArgs& args) { differentiate(args, transform_of(args)); }
+void tp_forward(const EmulationArgs& args) { select(args, {}); }
+void tp_backward(const EmulationArgs& args) { differentiate(args, {}); }
+
+constexpr std::array kSharedForwardFaults{
     faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
     faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kMaximumNotSubtracted,
     kMaximumOfFirstTile,      kTileOfInfinities,        kWrongLabel,           kIgnoredRowCounted,
     kIgnoredAsIdZero,         kIgnoredRowMultiplied};
-constexpr std::array kBackwardFaults{
+constexpr std::array kSharedBackwardFaults{
     faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
     faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kMaximumNotSubtracted,
     kMaximumOfFirstTile,      kTileOfInfinities,        kWrongLabel,           kSoftmaxTermDropped,
     kSoftmaxSignFlipped,      kIgnoredRowCounted,       kIgnoredAsIdZero,      kIgnoredRowMultiplied};
 
+constexpr auto kForwardFaults = joined(kSharedForwardFaults, kTransformFaults);
+constexpr auto kBackwardFaults = joined(kSharedBackwardFaults, kTransformGradientFaults);
 constexpr auto kTpForwardFaults =
-    joined(kForwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kTargetTwice, kShardOffset});
-constexpr auto kTpBackwardFaults = joined(kBackwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kShardOffset});
+    joined(kSharedForwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kTargetTwice, kShardOffset});
+constexpr auto kTpBackwardFaults =
+    joined(kSharedBackwardFaults, std::array{kRankLost, kRankTwice, kLocalMax, kShardOffset});
 
 }  // namespace
 
 extern const Emulation kLogpForward, kLogpBackward, kTpLogpForward, kTpLogpBackward;
 const Emulation kLogpForward{forward, kForwardFaults};
 const Emulation kLogpBackward{backward, kBackwardFaults};
-const Emulation kTpLogpForward{forward, kTpForwardFaults};
-const Emulation kTpLogpBackward{backward, kTpBackwardFaults};
+const Emulation kTpLogpForward{tp_forward, kTpForwardFaults};
+const Emulation kTpLogpBackward{tp_backward, kTpBackwardFaults};
 
 }  // namespace checkop

@@ -61,6 +61,16 @@ def softmax(z):
     return [mp.exp(v) / total for v in z]
 
 
+def transformed(x, temperature, softcap):
+    """A logit after a soft cap, then a temperature."""
+    return (softcap * mp.tanh(x / softcap) if softcap else x) / temperature
+
+
+def slope(x, temperature, softcap):
+    """Its derivative."""
+    return (mp.sech(x / softcap) ** 2 if softcap else mpf(1)) / temperature
+
+
 def logp_forward(rows, ids, ignored=IGNORE_INDEX):
     values, scales = [], []
     for z, t in zip(rows, ids):

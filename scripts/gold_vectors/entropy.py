@@ -3,11 +3,7 @@
 import mpmath
 from mpmath import mp, mpf
 
-from common import NEGATIVE_INFINITY, Stream, check_gradient, flat, softmax, vector
-
-
-def transformed(x, temperature, softcap):
-    return (softcap * mp.tanh(x / softcap) if softcap else x) / temperature
+from common import NEGATIVE_INFINITY, Stream, check_gradient, flat, slope, softmax, transformed, vector
 
 
 def entropy(row, temperature, softcap):
@@ -25,7 +21,7 @@ def gradient(row, g, temperature, softcap):
     top, p = max(z), softmax(z)
     below = [mpf(0) if mpmath.isinf(v) else top - v for v in z]  # of -inf p is 0
     mean = mp.fsum(q * b for q, b in zip(p, below))
-    slopes = [(1 - mp.tanh(x / softcap) ** 2 if softcap else mpf(1)) / temperature for x in row]
+    slopes = [slope(x, temperature, softcap) for x in row]
     return ([g * q * (b - mean) * s for q, b, s in zip(p, below, slopes)],
             [abs(g) * q * (b + mean) * s for q, b, s in zip(p, below, slopes)])
 

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of logp."""
 from common import (IGNORE_INDEX, NEGATIVE_INFINITY, Stream, check_gradient, flat, logit_gradients, logp_forward, logsumexp, mpf,
-                    vector)
+                    slope, transformed, vector)
 
 
-def logp_vectors(name, rows, ids, upstream, ignored=IGNORE_INDEX):
+def logp_vectors(name, rows, ids, upstream, ignored=IGNORE_INDEX, temperature=mpf(1), softcap=mpf(0)):
     vocab = len(rows[0])
     dims = {"batch": 1, "seq": len(rows), "vocab": vocab}
     inputs = {"logits": flat(rows), "token_ids": ids}
-    yield vector(f"{name}/forward", "logp", "forward", dims, inputs, {"logp": logp_forward(rows, ids, ignored)},
-                 attrs={"ignore_index": ignored})
-    gradients, scales = logit_gradients(rows, ids, upstream, ignored)
-    for z, t, g, row in zip(rows, ids, upstream, gradients):
-        check_gradient(name + "/dlogits", lambda x: 0 if t == ignored else g * (x[t] - logsumexp(x)), z, row)
+    attrs = {"ignore_index": ignored, "temperature": float(temperature), "softcap": float(softcap)}
+
+    def changed(row):
+        return [transformed(x, temperature, softcap) for x in row]
+
+    yield vector(f"{name}/forward", "logp", "forward", dims, inputs,
+                 {"logp": logp_forward([changed(row) for row in rows], ids, ignored)}, attrs=attrs)
+    gradients, scales = logit_gradients([changed(row) for row in rows], ids, upstream, ignored)
+    slopes = [[slope(x, temperature, softcap) for x in row] for row in rows]
+    gradients, scales = ([[d * s for d, s in zip(row, of_row)] for row, of_row in zip(values, slopes)]
+                         for values in (gradients, scales))
+    for x, t, g, row in zip(rows, ids, upstream, gradients):
+        check_gradient(name + "/dlogits", lambda x: 0 if t == ignored else g * (changed(x)[t] - logsumexp(changed(x))), x, row)
     yield vector(f"{name}/backward", "logp", "backward", dims, {**inputs, "grad_logp": upstream},
-                 {"dlogits": (flat(gradients), flat(scales))}, attrs={"ignore_index": ignored})
+                 {"dlogits": (flat(gradients), flat(scales))}, attrs=attrs)
 
 
 def vectors():
@@ -40,3 +48,8 @@ def vectors():
     for ignored, ids in ((-100, [2, -100, 0, -100]), (0, [0, 6, 3, 0]), (7, [7, 7, 7, 7])):
         rows = [random.values(7) for _ in range(4)]
         yield from logp_vectors(f"logp_ignored_{ignored}", rows, ids, random.values(4), ignored)
+    for case, temperature, softcap in (("temperature", mpf("0.75"), mpf(0)), ("softcap", mpf(1), mpf(2)),
+                                       ("both", mpf("1.25"), mpf(30))):
+        rows = [random.values(7) for _ in range(3)]
+        yield from logp_vectors(f"logp_{case}", rows, [1, -100, 5], random.values(3), -100, temperature, softcap)
+    yield from logp_vectors("logp_capped_infinity", [[NEGATIVE_INFINITY, mpf(1), mpf("0.5")]], [1], [mpf(1)], softcap=mpf(4))

@@ -6,5 +6,7 @@ import linear_logp
 def vectors():
     for given in linear_logp.vectors():
         dims = {**given["dims"], "world_size": min(3, given["dims"]["vocab"])}
-        attrs = {**given.get("attrs", {"ignore_index": -100}), "canonical_segments": 0}
+        if given["attrs"]["temperature"] != 1 or given["attrs"]["softcap"] != 0:
+            continue  # the operator has no such attributes
+        attrs = {"ignore_index": given["attrs"]["ignore_index"], "canonical_segments": 0}
         yield {**given, "name": "tp_" + given["name"], "op": "tp_linear_logp", "dims": dims, "attrs": attrs}

@@ -46,7 +46,7 @@ TEST(RightAnswers, Fp32LinearLogpFarFromZero) {
   c.pass = find_pass(*c.op, "forward");
   c.dtype = DType::f32;
   c.dims = {{"batch", 1}, {"seq", 16}, {"hidden", 2048}, {"vocab", 1021}};
-  c.attrs = {-100};
+  c.attrs = {-100, 1, 0};
   std::vector<Tensor> inputs = make_inputs(c, 1);
   Tensor& weight = inputs[1];
   for (int64_t i = 0; i < weight.count(); ++i) weight.set(i, 64 * weight.at(i));
@@ -68,7 +68,7 @@ TEST(RightAnswers, Fp16GradientsBelowTheNormalNumbers) {
   c.pass = find_pass(*c.op, "backward");
   c.dtype = DType::f16;
   c.dims = {{"batch", 1}, {"seq", 64}, {"vocab", 1021}};
-  c.attrs = {-100};
+  c.attrs = {-100, 1, 0};
   std::vector<Tensor> inputs = make_inputs(c, 1);
   Tensor& upstream = input(c, inputs, "grad_logp");
   for (int64_t i = 0; i < upstream.count(); ++i) upstream.set(i, 1e-5 * static_cast<double>(i));

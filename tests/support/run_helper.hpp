@@ -34,7 +34,7 @@ inline Case linear_logp_case(std::string_view pass, bool bias) {
   c.op = find_operator("linear_logp");
   c.pass = find_pass(*c.op, pass);
   c.dims = {{"batch", 1}, {"seq", 6}, {"hidden", 3}, {"vocab", 5}};
-  c.attrs = {-100};  // ignore_index
+  c.attrs = {-100, 1, 0};  // ignore_index, temperature, softcap
   if (bias) c.optionals = {"bias"};
   return c;
 }

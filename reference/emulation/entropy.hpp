@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The entropy of a row of logits, and its gradient, as kernels compute them; masked rows; the faults in all of it.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "emulation/logit_transform.hpp"
+
+namespace checkop::emulation {
+
+inline constexpr FaultSpec kMeanLeftOut{"mean_left_out", "the mean distance from the maximum is not added"};
+inline constexpr FaultSpec kInBits{"in_bits", "logarithms are to base 2"};
+inline constexpr FaultSpec kMeanOfLogits{"mean_of_logits",
+                                         "the mean is that of all logits alike, without their probabilities"};
+inline constexpr FaultSpec kEntropyRounded{"entropy_rounded", "the entropy is rounded to bf16"};
+inline constexpr FaultSpec kLogSumForMean{"log_sum_for_mean", "the gradient has the log-sum-exp in place of the mean"};
+inline constexpr FaultSpec kMaskIgnored{"mask_ignored", "masked rows count like the others", "nonfinite", "", "mask"};
+inline constexpr FaultSpec kMaskedMultiplied{"masked_multiplied", "a masked row is computed, then multiplied by 0",
+                                             "nonfinite", "", "mask"};
+
+inline constexpr std::array kRowFaults{faults::kLastTileSkipped,
+                                       faults::kBf16Accumulator,
+                                       faults::kBf16Partials,
+                                       faults::kPartialLost,
+                                       faults::kBf16Exponential,
+                                       kPaddedColumnCounted,
+                                       kSumNotRescaled,
+                                       kMaximumNotSubtracted,
+                                       kMaximumOfFirstTile,
+                                       kMeanLeftOut,
+                                       kMeanOfLogits,
+                                       kMaskIgnored,
+                                       kMaskedMultiplied};
+inline constexpr auto kEntropyFaults =
+    joined(joined(kRowFaults, std::array{kInBits, kEntropyRounded}), kTransformFaults);
+inline constexpr auto kEntropyGradientFaults =
+    joined(joined(kRowFaults, std::array{kLogSumForMean}), kTransformGradientFaults);
+
+/// How the emulated kernel treats each of `rows` rows: the factor of its results; 0 and skipped, or 0 after all.
+class MaskedRows {
+ public:
+  MaskedRows(const EmulationArgs& args, int mask)
+      : a_(args.arithmetic), mask_(args.has(mask) ? args.integers(mask) : std::vector<int64_t>()) {}
+
+  bool skips(int64_t r) const { return is_masked(r) && !a_.has(kMaskIgnored.name) && !a_.has(kMaskedMultiplied.name); }
+  float scale(int64_t r) const { return is_masked(r) && a_.has(kMaskedMultiplied.name) ? 0.0F : 1.0F; }
+
+ private:
+  bool is_masked(int64_t r) const { return !mask_.empty() && mask_[static_cast<size_t>(r)] == 0; }
+
+  const Arithmetic& a_;
+  std::vector<int64_t> mask_;
+};
+
+/// exp(-below) * below of a logit that is `below` the maximum; 0 for one of -inf.
+inline float weighted(const Arithmetic& a, float below) {
+  const float weight = a.exponential(-below);
+  return weight == 0 ? 0 : weight * below;
+}
+
+/// sum_v p_v (max - z_v)
+inline float mean_spread(const Arithmetic& a, const SoftmaxRow& softmax, const std::vector<float>& z) {
+  const auto n = std::ssize(z);
+  const auto below = [&](int64_t v) { return softmax.max - z[static_cast<size_t>(v)]; };
+  if (a.has(kMeanLeftOut.name)) return 0;
+  if (a.has(kMeanOfLogits.name)) return a.sum(n, below) / static_cast<float>(n);
+  return a.sum(n, [&](int64_t v) { return weighted(a, below(v)); }) / softmax.sum;
+}
+
+inline float entropy_of(const Arithmetic& a, const TransformedRow& row) {
+  const SoftmaxRow softmax = softmax_row(a, row.z.data(), std::ssize(row.z));
+  float entropy = std::log(softmax.sum) + mean_spread(a, softmax, row.z);
+  if (a.has(kInBits.name)) entropy *= 1.44269504F;
+  return a.has(kEntropyRounded.name) ? Arithmetic::to_bf16(entropy) : entropy;
+}
+
+/// g times the derivative of the entropy by each untransformed logit.
+inline std::vector<float> entropy_gradient(const Arithmetic& a, const TransformedRow& row, float g) {
+  const SoftmaxRow softmax = softmax_row(a, row.z.data(), std::ssize(row.z));
+  const float mean = a.has(kLogSumForMean.name) ? -std::log(softmax.sum) : mean_spread(a, softmax, row.z);
+  std::vector<float> gradient;
+  for (size_t v = 0; v < row.z.size(); ++v) {
+    const float below = softmax.max - row.z[v], p = a.exponential(-below) / softmax.sum;
+    gradient.push_back(p == 0 ? 0 : g * p * (below - mean) * row.slope[v]);
+  }
+  return gradient;
+}
+
+}  // namespace checkop::emulation

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Logits of hidden states and weights, and the gradients of both, as kernels compute them; the faults in either.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "emulation/common.hpp"
+#include "recipes.hpp"
+
+namespace checkop::emulation {
+
+inline constexpr FaultSpec kLogitsRounded{"logits_rounded", "the logits are rounded to bf16 before the softmax",
+                                          "accuracy", "fp32 fp16"};  // in bf16 it is a recipe
+inline constexpr FaultSpec kDlogitsRounded{"dlogits_rounded", "the gradient of the logits is rounded to bf16",
+                                           "accuracy", "fp32 fp16"};  // in bf16 it is a recipe
+inline constexpr FaultSpec kIgnoredRowReachesWeight{
+    "ignored_row_reaches_weight", "an ignored row's gradient is 0, and multiplied with its hidden state", "nonfinite"};
+
+/// Faults that every operator over such logits can have.
+inline constexpr std::array kLinearFaults{faults::kLastKDropped, faults::kLastKTileDropped, faults::kTf32Factors,
+                                          kLogitsRounded, kBiasLeftOut};
+inline constexpr auto kLinearGradientFaults =
+    joined(kLinearFaults, std::array{kDlogitsRounded, kIgnoredRowReachesWeight});
+
+struct LinearProblem {
+  Matrix hidden, weight, logits;
+  std::vector<float> bias;  ///< empty where absent
+};
+
+/// Loads hidden, input 0, with zeros in rows with skipped(row), and weight, input 1, and computes the logits. `bias`:
+/// its input.
+template <class Skipped>
+LinearProblem load_linear(const EmulationArgs& args, int bias, const Skipped& skipped) {
+  const Arithmetic& a = args.arithmetic;
+  LinearProblem p{factor(args, 0), factor(args, 1), {}, {}};
+  for (int64_t r = 0; r < p.hidden.rows(); ++r)
+    if (skipped(r)) std::fill_n(p.hidden.row(r), p.hidden.columns, 0.0F);
+  p.logits = product(args, {p.hidden}, {p.weight, true});
+  if (args.has(bias) && !a.has(kBiasLeftOut.name)) p.bias = args.floats(bias);
+  const bool rounded = a.has(kLogitsRounded.name), rounds = a.rounds(recipe::kLogits);
+  for (size_t i = 0; i < p.logits.values.size(); ++i) {
+    float& x = p.logits.values[i];
+    if (!p.bias.empty()) x += p.bias[i % p.bias.size()];
+    x = rounded ? Arithmetic::to_bf16(x) : a.rounded_if(rounds, x);
+  }
+  return p;
+}
+
+/// The gradient of a logit as it is multiplied.
+inline float as_factor(const Arithmetic& a, float dx) {
+  return a.has(kDlogitsRounded.name) ? Arithmetic::to_bf16(dx) : a.rounded_if(a.rounds(recipe::kDz), dx);
+}
+
+/// Stores the gradient of hidden in output 0, for which `own` stands in for dx, and that of the weight in output 1;
+/// with `has_bias` that of the bias in output 2.
+inline void store_linear_gradients(const EmulationArgs& args, const LinearProblem& p, const Matrix& own,
+                                   const Matrix& dx, bool has_bias) {
+  store(product(args, {own}, {p.weight}), args.out(0));
+  const bool reaches_weight = args.arithmetic.has(kIgnoredRowReachesWeight.name);
+  store(product(args, {dx, true}, {reaches_weight ? factor(args, 0) : p.hidden}), args.out(1));
+  for (int64_t v = 0; has_bias && v < dx.columns; ++v)
+    args.out(2)[static_cast<size_t>(v)] = args.arithmetic.sum(dx.rows(), [&](int64_t r) { return dx.row(r)[v]; });
+}
+
+}  // namespace checkop::emulation

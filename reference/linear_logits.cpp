@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Computes chunks of logits, and the products of their gradients.
+#include "linear_logits.hpp"
+
+#include "left_out.hpp"
+#include "softmax.hpp"
+
+namespace checkop {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const RowSet& set)
+    : args_(args),
+      in_(in),
+      set_(set),
+      rows_(set.count(std::ssize(in.used))),
+      hidden_(in.hidden.shape.back()),
+      vocab_(in.weight.shape[0]),
+      chunk_(std::min(kChunk, vocab_)),
+      h_(size(std::max<int64_t>(rows_, 1), hidden_)),  // without rows, one row of zeros: it adds nothing to any sum
+      h_square_(h_.size()),
+      w_(size(chunk_, hidden_)),
+      w_square_(size(chunk_, hidden_)),
+      logits_(size(std::max<int64_t>(rows_, 1), chunk_)),
+      magnitude_(logits_.size()),
+      rounds_logits_(args.recipes.has(recipe::kLogits)),
+      rounds_dz_(args.recipes.has(recipe::kDz)),
+      slack_(rounds_logits_ ? logits_.size() : 0) {
+  args_.parallel_for(rows_, [&](int64_t r) {
+    if (left_out(r)) return;  // zeros replace the row's content, which may be NaN
+    decode_block({&in_.hidden, std::ssize(in_.used), hidden_}, set_.at(r), 1, 0, hidden_, &h_[size(r, hidden_)],
+                 &h_square_[size(r, hidden_)]);
+  });
+}
+
+std::vector<EntropyRow> LinearLogits::entropies() {
+  std::vector<SoftmaxRow> softmax(size(rows_, 1));
+  for_each_part(
+      [&](int64_t r, int64_t, std::span<const TransformedLogit> part) { add_logits(softmax[size(r, 1)], part); });
+  std::vector<EntropyRow> all(softmax.begin(), softmax.end());
+  for_each_part([&](int64_t r, int64_t, std::span<const TransformedLogit> part) { all[size(r, 1)].add(part); });
+  return all;
+}
+
+int64_t LinearLogits::load_chunk(const RowSet& columns, int64_t begin) {
+  const int64_t n = std::min(chunk_, columns.count(vocab_) - begin);
+  args_.parallel_for(n, [&](int64_t v) {
+    decode_block({&in_.weight, vocab_, hidden_}, columns.at(begin + v), 1, 0, hidden_, &w_[size(v, hidden_)],
+                 &w_square_[size(v, hidden_)]);
+  });
+  const int64_t column_tiles = ceil_div(n, kTileColumns);
+  args_.parallel_for(ceil_div(rows_, kTileRows) * column_tiles, [&](int64_t task) {
+    const int64_t r = task / column_tiles * kTileRows, v = task % column_tiles * kTileColumns;
+    const int64_t m = std::min(kTileRows, rows_ - r), width = std::min(kTileColumns, n - v);
+    const size_t h_at = size(r, hidden_), w_at = size(v, hidden_), out_at = size(r, chunk_) + size(v, 1);
+    dense_product(false, true, m, width, hidden_, &h_[h_at], hidden_, &w_[w_at], hidden_, 0.0, &logits_[out_at],
+                  chunk_);
+    dense_product(false, true, m, width, hidden_, &h_square_[h_at], hidden_, &w_square_[w_at], hidden_, 0.0,
+                  &magnitude_[out_at], chunk_);
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < width; ++j) {
+        const size_t at = out_at + size(i, chunk_) + size(j, 1);
+        const double b = in_.bias == nullptr ? 0 : in_.bias->at(columns.at(begin + v + j));
+        magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
+        logits_[at] += b;
+        if (!rounds_logits_) continue;
+        const Rounded rounded = args_.recipes.round(0, logits_[at], magnitude_[at], 0);
+        logits_[at] = rounded.value, slack_[at] = rounded.slack;
+      }
+    }
+  });
+  return n;
+}
+
+void LinearLogits::add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x,
+                               const std::vector<double>& y, double keep, std::vector<double>& out) {
+  const int64_t column_tiles = ceil_div(hidden_, kTileColumns);
+  args_.parallel_for(ceil_div(m, kTileRows) * column_tiles, [&](int64_t task) {
+    const int64_t r = task / column_tiles * kTileRows, c = task % column_tiles * kTileColumns;
+    dense_product(transpose, false, std::min(kTileRows, m - r), std::min(kTileColumns, hidden_ - c), k,
+                  &x[transpose ? size(r, 1) : size(r, chunk_)], chunk_, &y[size(c, 1)], hidden_, keep,
+                  &out[size(r, hidden_) + size(c, 1)], hidden_);
+  });
+}
+
+GoldElement LinearLogits::finish(int output, int64_t terms, double value, double square, double error,
+                                 double carry) const {
+  value += carry;
+  const Spread of_dz =
+      rounds_dz_ ? args_.recipes.of_terms(output, square, std::sqrt(static_cast<double>(terms) * square)) : Spread();
+  return {value, std::abs(value) + std::sqrt(square) + error,
+          kLeastGrowth * std::sqrt(static_cast<double>(rows_)) * std::abs(carry), of_dz};
+}
+
+void LinearLogits::emit_row(int output, int64_t row, int64_t terms, int64_t from, Sums& sums,
+                            const Tensor* carry) const {
+  static thread_local std::vector<double> rounding, spread, deviation, carried;
+  for (auto* array : {&rounding, &spread, &deviation}) array->resize(size(hidden_, 1));
+  carried.assign(size(hidden_, 1), 0);
+  if (carry != nullptr) decode_row(*carry, row, carried);
+  const size_t at = size(from, hidden_);
+  for (size_t i = 0; i < size(hidden_, 1); ++i) {
+    const GoldElement e =
+        finish(output, terms, sums.value[at + i], sums.square[at + i], sums.error[at + i], carried[i]);
+    sums.value[at + i] = e.value, sums.error[at + i] = e.magnitude, rounding[i] = e.rounding;
+    spread[i] = e.spread.most, deviation[i] = e.spread.deviation;
+  }
+  args_.sink(
+      {output, row, 1, hidden_, &sums.value[at], &sums.error[at], rounding.data(), spread.data(), deviation.data()});
+}
+
+void LinearLogits::emit_bias_gradient(const LinearOutputs& outputs, int64_t row, int64_t v) const {
+  double value = 0, square = 0, error = 0;
+  for (int64_t r = 0; r < rows_; ++r) {
+    const size_t at = size(r, chunk_) + size(v, 1);
+    value += logits_[at];
+    square += dz_square_[at];
+    error += magnitude_[at];
+  }
+  const Tensor* const carry = outputs.bias_carry;
+  const GoldElement e = finish(outputs.bias, rows_, value, square, error, carry == nullptr ? 0 : carry->at(row));
+  args_.sink({outputs.bias, row, 1, 1, &e.value, &e.magnitude, &e.rounding, &e.spread.most, &e.spread.deviation});
+}
+
+Work linear_work(const Tensor& hidden, const Tensor& weight, const std::vector<char>& used, int products) {
+  const auto rows = static_cast<double>(std::count_if(used.begin(), used.end(), [](char u) { return u != 0; }));
+  return {2.0 * products * rows * static_cast<double>(weight.count()), bytes_left_out(hidden, used)};
+}
+
+}  // namespace checkop

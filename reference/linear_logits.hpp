@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gold of operators over logits = hidden W^T + bias that are never stored: the logits a chunk of the vocabulary at a
+// time, with their errors, and the products of their gradients with weights and hidden states.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "entropy_row.hpp"
+#include "gold_element.hpp"
+#include "logit_transform.hpp"
+#include "operator/operator.hpp"
+#include "product.hpp"
+#include "recipes.hpp"
+
+namespace checkop {
+
+/// The operands of the logits, and which rows have any.
+struct LinearInputs {
+  const Tensor &hidden, &weight;
+  const Tensor* bias;      ///< nullptr for none
+  std::vector<char> used;  ///< for each row of hidden; 0: the row is not read and adds nothing to any gradient
+  LogitTransform transform;
+  bool folds_slack = false;  ///< what rounded logits may be off by counts as roundings of theirs
+};
+
+/// Which outputs the gradients are, and sums of earlier calls that those of weights continue; nullptr for none.
+struct LinearOutputs {
+  int hidden, weight, bias;
+  const Tensor *weight_carry = nullptr, *bias_carry = nullptr;
+};
+
+/// A set of rows: FP64 copies of hidden, the decoded chunk of weights, and its logits with their error coefficients.
+/// Arrays have one row per row of the set.
+class LinearLogits {
+ public:
+  /// With the recipe logits_in_16_bit the logits are rounded, with dz_in_16_bit their gradients.
+  LinearLogits(const GoldArgs& args, const LinearInputs& in, const RowSet& set);
+
+  int64_t rows() const { return rows_; }
+  /// The row of hidden that row r of the set is.
+  int64_t row(int64_t r) const { return set_.at(r); }
+  bool left_out(int64_t r) const { return in_.used[size(set_.at(r), 1)] == 0; }
+
+  /// Calls body(r, first, logits) for every row and chunk of the vocabulary, with the transformed logits of the columns
+  /// from `first` on: several rows at once, the chunks of a row in order. Not for rows that are left out.
+  template <class Body>
+  void for_each_part(const Body& body) {
+    for (int64_t begin = 0; begin < vocab_; begin += chunk_) {
+      const int64_t n = load_chunk({}, begin);
+      args_.parallel_for(rows_, [&](int64_t r) {
+        if (left_out(r)) return;
+        static thread_local std::vector<TransformedLogit> part;
+        part.clear();
+        for (int64_t v = 0; v < n; ++v) part.push_back(logit(r, v));
+        body(r, begin, std::span<const TransformedLogit>(part));
+      });
+    }
+  }
+
+  /// The entropy of each row. Reads the logits twice.
+  std::vector<EntropyRow> entropies();
+
+  /// Recomputes the logits chunk by chunk, turns them into gradients and multiplies these by weights and hidden states.
+  /// gradient_of(r) returns a function (column, logit) -> gradient of the untransformed logit, a GoldElement. The
+  /// gradient of hidden accumulates over the chunks and needs every column; those of weight and bias are final after
+  /// each chunk and need every row.
+  template <class GradientOf>
+  void emit_gradients(const RowSet& columns, bool wants_dh, bool wants_dw, const LinearOutputs& outputs,
+                      const GradientOf& gradient_of) {
+    const auto absolute = [](const std::vector<double>& values) {
+      std::vector<double> result(values.size());
+      std::transform(values.begin(), values.end(), result.begin(), [](double v) { return std::abs(v); });
+      return result;
+    };
+    Sums dh(wants_dh ? size(rows_, hidden_) : 0), dw(wants_dw ? size(chunk_, hidden_) : 0);
+    const std::vector<double> abs_h = wants_dw ? absolute(h_) : std::vector<double>();
+    dz_square_.resize(logits_.size());
+    for (int64_t begin = 0; begin < columns.count(vocab_); begin += chunk_) {
+      const int64_t n = load_chunk(columns, begin);
+      args_.parallel_for(rows_, [&](int64_t r) { differentiate_row(r, columns, begin, n, gradient_of); });
+      if (wants_dh) {
+        const std::vector<double> abs_w = absolute(w_);
+        add_product(false, rows_, n, logits_, w_, 1.0, dh.value);
+        add_product(false, rows_, n, dz_square_, w_square_, 1.0, dh.square);
+        add_product(false, rows_, n, magnitude_, abs_w, 1.0, dh.error);
+      }
+      if (!wants_dw) continue;
+      const int64_t terms = std::max<int64_t>(rows_, 1);
+      add_product(true, n, terms, logits_, h_, 0.0, dw.value);
+      add_product(true, n, terms, dz_square_, h_square_, 0.0, dw.square);
+      add_product(true, n, terms, magnitude_, abs_h, 0.0, dw.error);
+      args_.parallel_for(n, [&](int64_t v) {
+        emit_row(outputs.weight, columns.at(begin + v), rows_, v, dw, outputs.weight_carry);
+        if (in_.bias != nullptr) emit_bias_gradient(outputs, columns.at(begin + v), v);
+      });
+    }
+    if (wants_dh)
+      args_.parallel_for(rows_, [&](int64_t r) { emit_row(outputs.hidden, set_.at(r), vocab_, r, dh, nullptr); });
+  }
+
+ private:
+  static constexpr int64_t kChunk = 1024;  // columns with logits at one time; fixed: it orders the sums
+  static constexpr int64_t kTileRows = 128, kTileColumns = 256;
+
+  /// The parts of a gradient's element: the sum, the sum of squared terms, and the sum of the terms' own errors.
+  struct Sums {
+    explicit Sums(size_t count) : value(count), square(count), error(count) {}
+    std::vector<double> value, square, error;
+  };
+
+  static size_t size(int64_t a, int64_t b) { return static_cast<size_t>(a * b); }
+
+  /// Computes logits_[rows, chunk] = hidden * weight^T + bias for as many columns of the set as a chunk holds, from its
+  /// begin-th column on; magnitude_ is emit_product's plus |bias|. Returns the number of columns.
+  int64_t load_chunk(const RowSet& columns, int64_t begin);
+
+  TransformedLogit logit(int64_t r, int64_t v) const {
+    const size_t at = size(r, chunk_) + size(v, 1);
+    if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at]);
+    TransformedLogit rounded = in_.transform(logits_[at], slack_[at], args_.recipes);
+    if (!in_.folds_slack) return rounded;
+    // exp(slack) - 1 is what probabilities may be off by; twice the slack covers what that changes in their turn.
+    rounded.z.rounding += args_.recipes.in_units(std::expm1(2 * rounded.slack) / 2);
+    rounded.slack = 0;
+    return rounded;
+  }
+
+  /// Turns a row of the chunk's logits into gradients and their squares, and the magnitudes into the errors of the
+  /// gradients as operands of the following sums. All errors of a row depend on the same log-sum-exp, so their absolute
+  /// values add up.
+  template <class GradientOf>
+  void differentiate_row(int64_t r, const RowSet& columns, int64_t begin, int64_t n, const GradientOf& gradient_of) {
+    double *z = &logits_[size(r, chunk_)], *s = &magnitude_[size(r, chunk_)], *square = &dz_square_[size(r, chunk_)];
+    if (left_out(r)) {
+      for (double* array : {z, s, square}) std::fill_n(array, n, 0.0);
+      return;
+    }
+    const auto gradient = gradient_of(r);
+    for (int64_t v = 0; v < n; ++v) {
+      const GoldElement e = gradient(columns.at(begin + v), logit(r, v));
+      const double of_square = rounds_dz_ ? args_.recipes.size(e.value) : e.value;
+      z[v] = e.value, square[v] = of_square * of_square, s[v] = e.magnitude + e.rounding / kLeastGrowth;
+    }
+  }
+
+  /// out[m, hidden] = keep*out + x * y[k, hidden], where x is a [rows, chunk] array or its transpose.
+  void add_product(bool transpose, int64_t m, int64_t k, const std::vector<double>& x, const std::vector<double>& y,
+                   double keep, std::vector<double>& out);
+
+  /// Adds the carry and returns the element with its error coefficients. `terms`: how many the sum has. The carry is
+  /// one more exact term: it has no operands with errors, so it is in neither `square` nor `error`. It makes partial
+  /// sums larger by up to its own size, in at most one addition per token, at whichever end it is added. That is growth
+  /// over the chain of tokens. It is not part of the magnitude: dz_in_16_bit rounds the other terms alone, of which sum
+  /// |t| <= sqrt(n sum t^2).
+  GoldElement finish(int output, int64_t terms, double value, double square, double error, double carry) const;
+
+  /// Emits row `row` of output `output` from row `from` of `sums`. `carry`: nullptr for none.
+  void emit_row(int output, int64_t row, int64_t terms, int64_t from, Sums& sums, const Tensor* carry) const;
+  /// Emits row `row` of the bias's gradient from column v of the chunk.
+  void emit_bias_gradient(const LinearOutputs& outputs, int64_t row, int64_t v) const;
+
+  const GoldArgs& args_;
+  const LinearInputs& in_;
+  const RowSet& set_;
+  int64_t rows_, hidden_, vocab_, chunk_;
+  std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
+  const bool rounds_logits_, rounds_dz_;
+  std::vector<double> slack_;
+};
+
+/// Emits all gradients: the rows args.rows(outputs.hidden) of that of hidden, and args.rows(outputs.weight) of those of
+/// weight and bias. `prepare(logits)` returns what emit_gradients() takes as gradient_of.
+template <class Prepare>
+void emit_linear_gradients(const GoldArgs& args, const LinearInputs& in, const LinearOutputs& outputs,
+                           const Prepare& prepare) {
+  static const RowSet kAll;
+  const RowSet &rows = args.rows(outputs.hidden), &columns = args.rows(outputs.weight);
+  const auto emit = [&](const RowSet& of_hidden, const RowSet& of_weight, bool wants_dh, bool wants_dw) {
+    LinearLogits logits(args, in, of_hidden);
+    logits.emit_gradients(of_weight, wants_dh, wants_dw, outputs, prepare(logits));
+  };
+  if (rows.all && columns.all) {
+    emit(kAll, kAll, true, true);
+  } else {
+    emit(rows, kAll, true, false);
+    emit(kAll, columns, false, true);
+  }
+}
+
+/// Operations of `products` products, each of 2 hidden vocab operations per used row, and the bytes that are left out.
+Work linear_work(const Tensor& hidden, const Tensor& weight, const std::vector<char>& used, int products);
+
+}  // namespace checkop
