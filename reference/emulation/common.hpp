@@ -98,15 +98,6 @@ inline void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int6
   logp_gradient_row(arithmetic, softmax_row(arithmetic, z, n), z, n, id, g, to);
 }
 
-/// The two lists of faults as one.
-template <size_t n, size_t m>
-constexpr std::array<FaultSpec, n + m> joined(const std::array<FaultSpec, n>& a, const std::array<FaultSpec, m>& b) {
-  std::array<FaultSpec, n + m> all{};
-  std::copy(a.begin(), a.end(), all.begin());
-  std::copy(b.begin(), b.end(), all.begin() + n);
-  return all;
-}
-
 /// `id`, or with the fault kWrongLabel the next id.
 inline int64_t label(const Arithmetic& arithmetic, int64_t id, int64_t vocab) {
   return arithmetic.has(kWrongLabel.name) ? (id + 1) % vocab : id;

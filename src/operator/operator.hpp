@@ -36,8 +36,8 @@ enum class Fill : uint8_t {
 };
 
 /// One input or output. A dimension list is a string of extents, "batch seq vocab". An extent is a name, or a sum of
-/// products of names and digits: "batch*seq", "batch+1". A tensor is per-row if its list starts with the operator's
-/// `row_dims`.
+/// products of names and digits: "batch*seq", "batch+1", or a number: "3". A tensor is per-row if its list starts with
+/// the operator's `row_dims`.
 struct TensorSpec {
   std::string_view name;
   std::string_view dims;
