@@ -7,7 +7,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <vector>
 
 #include "base/error.hpp"
@@ -56,10 +55,10 @@ enum class Score : uint8_t { softmax, sigmoid, logit };
 /// Generated scores that decide differ by this many of their errors; see separate().
 constexpr double kMarginOfData = 8;
 
-/// The experts of a token in their order; two experts that are too close to say which comes first, if there are.
+/// The experts of a token in their order; pairs of experts that are too close to say which comes first.
 struct Choice {
   std::vector<int64_t> ids;
-  std::optional<std::array<int64_t, 2>> unclear = {};
+  std::vector<std::array<int64_t, 2>> unclear = {};
 };
 
 class Router {
@@ -155,7 +154,7 @@ Choice Router::choose(const std::vector<double>& z, const std::vector<double>& b
   std::sort(of_groups.begin(), of_groups.end(), comes_before);
   Choice choice;
   const auto note = [&](const Rank& a, const Rank& b, int64_t expert_of_a, int64_t expert_of_b) {
-    if (!choice.unclear && !is_clear(a, b, margin, ties)) choice.unclear = {{expert_of_a, expert_of_b}};
+    if (!is_clear(a, b, margin, ties)) choice.unclear.push_back({expert_of_a, expert_of_b});
   };
   std::vector<Rank> candidates;
   for (size_t g = 0; g < of_groups.size(); ++g) {
@@ -227,10 +226,10 @@ void forward(const GoldArgs& args) {
     std::vector<double> z(static_cast<size_t>(experts));
     decode_row(logits, token, z);
     const Choice choice = router.choose(z, bias, 1);
-    if (choice.unclear) {
+    if (!choice.unclear.empty()) {
       throw InputError("input 'logits'",
                        fmt::format("token {}: the scores of experts {} and {} are closer than they err in fp32", token,
-                                   (*choice.unclear)[0], (*choice.unclear)[1]),
+                                   choice.unclear[0][0], choice.unclear[0][1]),
                        "give data whose choice does not depend on rounding");
     }
     std::copy(choice.ids.begin(), choice.ids.end(), ids.begin() + token * topk);
@@ -367,19 +366,23 @@ void plant_extremes(const FillArgs& args, int64_t token, int64_t topk, std::vect
 }
 
 /// Changes logits until the choice is clear by a margin. Modes whose values are often equal get equal logits, the
-/// others none: those lose 1 for the lower of two experts.
+/// others none: there the lower of two experts loses 1 or more. Where too many experts are to be told apart in 16 bits,
+/// some logits stay equal.
 void separate(const FillArgs& args, const Router& router, const std::vector<double>& bias, int64_t token,
               Tensor& logits, std::vector<double>& z) {
-  constexpr int kMost = 1000, kEqualFirst = 100;
+  constexpr int kMost = 50, kEqualFirst = 10;
   const bool ties = args.mode != InputMode::random && args.mode != InputMode::wide && args.mode != InputMode::peaked;
   for (int attempt = 0; attempt < kMost; ++attempt) {
     const auto unclear = router.choose(z, bias, kMarginOfData, ties).unclear;
-    if (!unclear) return;
-    const auto [upper, lower] = *unclear;
-    const auto at = static_cast<size_t>(lower);
-    z[at] = ties && attempt < kEqualFirst ? z[static_cast<size_t>(upper)] : z[at] - 1;
-    logits.set(token * std::ssize(z) + lower, z[at]);
-    z[at] = logits.at(token * std::ssize(z) + lower);
+    if (unclear.empty()) return;
+    double step = 0;
+    for (const auto& [upper, lower] : unclear) {
+      const auto at = static_cast<size_t>(lower);
+      step = step < 8 ? step + 1 : 1;
+      z[at] = ties && attempt < kEqualFirst ? z[static_cast<size_t>(upper)] : z[at] - step;
+      logits.set(token * std::ssize(z) + lower, z[at]);
+      z[at] = logits.at(token * std::ssize(z) + lower);
+    }
   }
 }
 
