@@ -26,14 +26,15 @@ extern const Operator kRatioKl;           // ratio_kl.cpp
 extern const Operator kGrpoLoss;          // grpo_loss.cpp
 extern const Operator kPolicyLoss;        // policy_loss.cpp
 extern const Operator kLinearPolicyLoss;  // linear_policy_loss.cpp
+extern const Operator kKlFull;            // kl_full.cpp
 extern const Operator kPack;              // pack.cpp
 
 std::span<const Operator* const> operators() {
   static constexpr std::array kTable{
-      &kLogp,    &kLinearLogp,    &kMatmul,      &kDetGemm,  &kLmHead,     &kRmsNorm,
-      &kSilu,    &kSwiglu,        &kEmbedding,   &kRope,     &kAttention,  &kKvCacheAttention,
-      &kEntropy, &kLinearEntropy, &kRatioKl,     &kGrpoLoss, &kPolicyLoss, &kLinearPolicyLoss,
-      &kPack,    &kTpLogp,        &kTpLinearLogp};
+      &kLogp,    &kLinearLogp,    &kMatmul,    &kDetGemm,     &kLmHead,     &kRmsNorm,
+      &kSilu,    &kSwiglu,        &kEmbedding, &kRope,        &kAttention,  &kKvCacheAttention,
+      &kEntropy, &kLinearEntropy, &kRatioKl,   &kGrpoLoss,    &kPolicyLoss, &kLinearPolicyLoss,
+      &kKlFull,  &kPack,          &kTpLogp,    &kTpLinearLogp};
   return kTable;
 }
 
