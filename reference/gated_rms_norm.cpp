@@ -17,7 +17,7 @@ extern const Emulation kGatedRmsNormForward, kGatedRmsNormBackward;  // emulatio
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kRowHidden = "batch seq hidden";
-constexpr TensorSpec kX{"x", kRowHidden}, kGate{"gate", kRowHidden}, kWeight{"weight", "hidden"};
+constexpr TensorSpec kX{"x", kRowHidden, Fill::rows}, kGate{"gate", kRowHidden}, kWeight{"weight", "hidden"};
 constexpr TensorSpec kGradY{"grad_y", kRowHidden, Fill::upstream};
 enum Input : int { kOfX, kOfGate, kOfWeight, kOfGrad };
 

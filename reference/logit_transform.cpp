@@ -10,10 +10,14 @@
 
 namespace checkop {
 
-void validate_logit_transform(const CaseSizes& sizes, size_t temperature, size_t softcap) {
-  if (!(sizes.attrs[temperature] > 0))
-    throw InputError("--temperature", fmt::format("expected a number above 0, got {}", sizes.attrs[temperature]),
+void validate_temperature(double temperature) {
+  if (!(temperature > 0))
+    throw InputError("--temperature", fmt::format("expected a number above 0, got {}", temperature),
                      "1 leaves logits as they are");
+}
+
+void validate_logit_transform(const CaseSizes& sizes, size_t temperature, size_t softcap) {
+  validate_temperature(sizes.attrs[temperature]);
   if (!(sizes.attrs[softcap] >= 0))
     throw InputError("--softcap", fmt::format("expected 0 or a number above it, got {}", sizes.attrs[softcap]),
                      "0 leaves logits as they are");

@@ -15,6 +15,8 @@ namespace checkop {
 inline constexpr AttrSpec kTemperature{"temperature", 1, "logits are divided by it, after the soft cap"};
 inline constexpr AttrSpec kSoftcap{"softcap", 0, "c: logits x become c tanh(x/c) first; 0: they stay as they are"};
 
+/// Throws InputError unless it is above 0.
+void validate_temperature(double temperature);
 /// Throws InputError unless attributes `temperature` and `softcap`, by index, are above 0 and at least 0.
 void validate_logit_transform(const CaseSizes& sizes, size_t temperature, size_t softcap);
 

@@ -29,6 +29,7 @@ extern const Operator kRatioKl;           // ratio_kl.cpp
 extern const Operator kGrpoLoss;          // grpo_loss.cpp
 extern const Operator kPolicyLoss;        // policy_loss.cpp
 extern const Operator kLinearPolicyLoss;  // linear_policy_loss.cpp
+extern const Operator kKlFull;            // kl_full.cpp
 extern const Operator kPack;              // pack.cpp
 extern const Operator kMoePermute;        // moe_permute.cpp
 extern const Operator kMoeCombine;        // moe_combine.cpp
@@ -39,16 +40,37 @@ extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,        &kLinearLogp,    &kMatmul,
-                                     &kDetGemm,     &kLmHead,        &kRmsNorm,
-                                     &kAddRmsNorm,  &kGatedRmsNorm,  &kSilu,
-                                     &kSwiglu,      &kEmbedding,     &kRope,
-                                     &kQkNormRope,  &kAttention,     &kKvCacheAttention,
-                                     &kEntropy,     &kLinearEntropy, &kRatioKl,
-                                     &kGrpoLoss,    &kPolicyLoss,    &kLinearPolicyLoss,
-                                     &kPack,        &kMoePermute,    &kMoeCombine,
-                                     &kMoeRoute,    &kGroupedGemm,   &kGae,
-                                     &kWhiten,      &kGroupNorm,     &kTpLogp,
+  static constexpr std::array kTable{&kLogp,
+                                     &kLinearLogp,
+                                     &kMatmul,
+                                     &kDetGemm,
+                                     &kLmHead,
+                                     &kRmsNorm,
+                                     &kAddRmsNorm,
+                                     &kGatedRmsNorm,
+                                     &kSilu,
+                                     &kSwiglu,
+                                     &kEmbedding,
+                                     &kRope,
+                                     &kQkNormRope,
+                                     &kAttention,
+                                     &kKvCacheAttention,
+                                     &kEntropy,
+                                     &kLinearEntropy,
+                                     &kRatioKl,
+                                     &kKlFull,
+                                     &kGrpoLoss,
+                                     &kPolicyLoss,
+                                     &kLinearPolicyLoss,
+                                     &kPack,
+                                     &kMoePermute,
+                                     &kMoeCombine,
+                                     &kMoeRoute,
+                                     &kGroupedGemm,
+                                     &kGae,
+                                     &kWhiten,
+                                     &kGroupNorm,
+                                     &kTpLogp,
                                      &kTpLinearLogp};
   return kTable;
 }

@@ -4,7 +4,7 @@ from typing import Literal
 
 Op = Literal["logp", "linear_logp", "matmul", "det_gemm", "lm_head", "rms_norm", "silu", "swiglu", "embedding", "rope",
              "attention", "kv_cache_attention", "entropy", "linear_entropy", "ratio_kl", "grpo_loss", "policy_loss",
-             "linear_policy_loss", "pack", "tp_logp", "tp_linear_logp"]
+             "linear_policy_loss", "kl_full", "pack", "tp_logp", "tp_linear_logp"]
 DType = Literal["fp32", "bf16", "fp16", "fp64"]
 Class = Literal["pointwise", "reduction", "contraction", "logprob", "composite", "exact"]
 CheckName = Literal["accuracy", "invariance", "determinism", "memory"]
