@@ -22,7 +22,7 @@ extern const Emulation kMoeRouteForward, kMoeRouteBackward;  // emulation/moe_ro
 namespace {
 
 constexpr std::string_view kRow = "batch seq", kTokenExperts = "batch seq experts", kTokenSlots = "batch seq topk";
-constexpr TensorSpec kLogits{"logits", kTokenExperts, Fill::logits, "experts"};
+constexpr TensorSpec kLogits{"logits", kTokenExperts, Fill::scores, "experts"};
 constexpr TensorSpec kBias{"bias", "experts", Fill::normal, "", DType::f32, /*optional=*/true, /*constant=*/true};
 constexpr TensorSpec kIds{"ids", kTokenSlots, Fill::positions, "", DType::i32};
 constexpr TensorSpec kGradWeights{"grad_weights", kTokenSlots, Fill::upstream, "", DType::f32};
@@ -88,11 +88,11 @@ class Router {
 
   static std::vector<GoldElement> softmax(const std::vector<double>& z) {
     SoftmaxRow row;
-    row.add(z.data(), nullptr, std::ssize(z));
+    row.add(z.data(), std::ssize(z));
     const LogitGradient gradient(row, 1);
     std::vector<GoldElement> p;
     for (const double x : z) {
-      const GoldElement e = gradient(x, 0, false);
+      const GoldElement e = gradient(exact(x), false);
       p.push_back({-e.value, e.magnitude, e.rounding});
     }
     return p;

@@ -59,7 +59,8 @@ void forward(const GoldArgs& args) {
       GoldElement e = moments.standardised(x.at(i), s, 0.5 * moments.variance / square);
       // Equal elements: the distances from their mean are 0 only for a kernel that takes them from one of them.
       if (moments.equal) e = {0, moments.size / s, 0};
-      if (args.attrs[kOfShift] == 0) e = plus(e, {moments.whole_mean(), moments.size, std::abs(moments.whole_mean())});
+      if (args.attrs[kOfShift] == 0)
+        e = e + GoldElement{moments.whole_mean(), moments.size, std::abs(moments.whole_mean())};
       y.set(t, e);
     }
     y.emit(args, 0, row);

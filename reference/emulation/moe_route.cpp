@@ -21,7 +21,7 @@ constexpr FaultSpec kGroupsIgnored{"groups_ignored", "experts of all groups may 
 constexpr FaultSpec kLastOfEqual{"last_of_equal", "of equal scores, the highest index comes first"};
 constexpr FaultSpec kSortedByIndex{"sorted_by_index", "ids are in the order of experts, not of scores"};
 constexpr FaultSpec kSmallestFirst{"smallest_first", "ids are right, but the smallest score comes first"};
-constexpr FaultSpec kNanFirst{"nan_first", "NaN ranks above every number"};
+constexpr FaultSpec kNanFirst{"nan_first", "NaN ranks above every number", "accuracy", "", "", "", "extreme"};
 constexpr FaultSpec kIdsOf8Bits{"ids_of_8_bits", "ids are stored in 8 bits"};
 constexpr FaultSpec kOtherScore{"other_score", "a sigmoid is taken for the softmax, the softmax for others"};
 constexpr FaultSpec kBf16Scores{"bf16_scores", "scores are rounded to bf16"};

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Plants targets of given odds, logits of twelve kinds, and queries whose products are of seven kinds.
 #include "case/planting.hpp"
 
 #include <algorithm>
@@ -43,8 +44,8 @@ void encode_row(Tensor& tensor, int64_t row, const std::vector<double>& values) 
   type.encode(values.data(), tensor.bytes.data() + static_cast<size_t>(row) * bytes, values.size());
 }
 
-/// Adds alpha * w to row `row` of `hidden`, where w is row `id` of `weight` with 0 before column `from`. alpha is chosen
-/// so that the row's product with row `id` is `target`. Sums run from the first column to the last.
+/// Adds alpha * w to row `row` of `hidden`, where w is row `id` of `weight` with 0 before column `from`. alpha is
+/// chosen so that the row's product with row `id` is `target`. Sums run from the first column to the last.
 void align_hidden(int64_t row, const Tensor& weight, int64_t id, double target, size_t from, Tensor& hidden) {
   const auto columns = static_cast<size_t>(weight.shape.back());
   std::vector<double> w(columns), h(columns);
@@ -163,15 +164,16 @@ void plant_extreme_logits(const Case& c, unsigned threads, std::vector<Tensor>& 
   }
 }
 
-/// What the products of a row of hidden states, or of a query, are in mode extreme. The last three need target ids.
+/// What the products of a row of hidden states, or of a query, are in mode extreme. `first` and `last` need a weight,
+/// `target` ids.
 enum class ProductKind : uint8_t {
   raised,   ///< far above 0, by about the same
   lowered,  ///< far below 0, by about the same
   equal,    ///< all 0
   spread,   ///< times 64: one takes nearly all
-  target,   ///< the target far above the others
   first,    ///< the first far above the others
   last,     ///< the last far above the others
+  target,   ///< the target far above the others
   count
 };
 
@@ -190,7 +192,9 @@ void plant_extreme_products(const Case& c, std::vector<Tensor>& tensors) {
   }
   // Attention divides by the root of the length.
   const double far = weight_at ? kFar : kFar * std::sqrt(static_cast<double>(columns));
-  const auto kinds = static_cast<int64_t>(ids_at && weight_at ? ProductKind::count : ProductKind::target);
+  const auto kinds = static_cast<int64_t>(!weight_at ? ProductKind::first
+                                          : ids_at   ? ProductKind::count
+                                                     : ProductKind::target);
   for (int64_t row = 0; row < queries.count() / queries.shape.back(); ++row) {
     std::vector<double> q(columns);
     decode_row(queries, row, q);
@@ -202,7 +206,7 @@ void plant_extreme_products(const Case& c, std::vector<Tensor>& tensors) {
       for (double& x : q) x *= kSpread;
     }
     encode_row(queries, row, q);
-    if (kind < ProductKind::target) continue;
+    if (kind < ProductKind::first) continue;
     const int64_t last = tensors[*weight_at].shape.front() - 1;
     const int64_t id = kind == ProductKind::first  ? 0
                        : kind == ProductKind::last ? last
@@ -213,8 +217,9 @@ void plant_extreme_products(const Case& c, std::vector<Tensor>& tensors) {
 
 bool takes_extremes(const Operator& op) {
   const auto inputs = op.passes.front().inputs;
-  return std::any_of(inputs.begin(), inputs.end(),
-                     [](const TensorSpec& spec) { return spec.fill == Fill::logits || spec.fill == Fill::query; });
+  return std::any_of(inputs.begin(), inputs.end(), [](const TensorSpec& spec) {
+    return spec.fill == Fill::logits || spec.fill == Fill::scores || spec.fill == Fill::query;
+  });
 }
 
 }  // namespace checkop

@@ -27,6 +27,7 @@ enum class Fill : uint8_t {
   rows,       ///< standard normal; every fourth row is times 2^-10, where an eps of 1e-6 counts
   weight,     ///< standard normal over the square root of the extent `fan_in`
   logits,     ///< standard normal; mode `peaked` plants the target, mode `extreme` see plant_extreme_logits
+  scores,     ///< standard normal; mode `extreme` is left to the operator's refine
   query,      ///< standard normal; a softmax is taken of its products with keys, or with the rows of a `weight`
   key,        ///< standard normal; see `query`
   ids,        ///< integers in [0, extent of `fan_in`)

@@ -111,7 +111,8 @@ TEST(GrpoLoss, BoundariesOfEqualGroupsAreSamplesPerPrompt) {
   auto inputs = active_policy_inputs(with);
   for (int64_t i = 0; i < 3; ++i) input(with, inputs, "group_boundaries").set(i, static_cast<double>(3 * i));
   auto others = active_policy_inputs(without);
-  input(without, others, "rewards") = input(with, inputs, "rewards");  // which depend on the groups
+  for (int64_t i = 0; i < 6; ++i)  // rewards depend on the groups
+    input(without, others, "rewards").set(i, input(with, inputs, "rewards").at(i));
   EXPECT_EQ(gold_and_native(with, inputs), gold_and_native(without, others));
 }
 

@@ -150,7 +150,8 @@ TEST(ContractCommand, LintFindsLimitsThatATrivialAnswerMeets) {
   const std::string command = "contract lint contracts/rl_kernel.json --op logp --pass backward --dtype ";
   expect_exit(run_program(command + "bf16"), 1,
               "contracts/rl_kernel.json: accuracy.default.logprob.bfloat16: looser than the vacuity floor: only the "
-              "largest element of every row would pass as logp/backward dlogits of logp-bf16-2x12x1021");
+              "largest element of every row would pass as logp/backward dlogits of "
+              "logp-bf16-1x12x509+temperature=0.7+softcap=4");
   expect_exit(run_program(command + "fp32"), 0, "contracts/rl_kernel.json: clean");
   expect_exit(run_program(command + "bf16 --batch 2 --seq 4 --vocab 4099"), 1, "of logp-bf16-2x4x4099");
 }

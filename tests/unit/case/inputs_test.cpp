@@ -341,7 +341,7 @@ TEST(Inputs, ExtremeProductsAreOfSevenKinds) {
   for (size_t row = 0; row < 14; ++row) {
     const std::vector<double>& z = logits[row];
     const auto [least, top] = std::minmax_element(z.begin(), z.end());
-    const size_t kind = row % 7, far = kind == 4 ? static_cast<size_t>(ids[row]) : kind == 5 ? 0 : 199;
+    const size_t kind = row % 7, far = kind == 4 ? 0 : kind == 5 ? 199 : static_cast<size_t>(ids[row]);
     EXPECT_EQ(*least > 100, kind == 0) << row;
     EXPECT_EQ(*top < -100, kind == 1) << row;
     EXPECT_EQ(*least == 0 && *top == 0, kind == 2) << row;

@@ -163,7 +163,7 @@ TEST(MutationOfContracts, TheFrameworkOneRejectsEveryFaultWhereItsRecipesAreExac
         EXPECT_TRUE(is_killed) << op->name << "/" << pass.name << " " << fault;
     }
   }
-  EXPECT_EQ(passes, 16);
+  EXPECT_EQ(passes, 18);
 }
 
 TEST(MutationOfContracts, ATooStrictOneRejectsControls) {
