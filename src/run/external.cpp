@@ -452,12 +452,8 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
     attrs[call.attrs[i].name] = number(call.attrs[i].value);
     if (call.attrs[i].value != kernel.op->attrs[static_cast<size_t>(i)].fallback) changed.push_back(call.attrs[i].name);
   }
-  json request{{"id", id},
-               {"op", kernel.op->name},
-               {"pass", kernel.pass->name},
-               {"attrs", attrs},
-               {"changed_attrs", changed},
-               {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
+  json request{{"id", id},       {"op", kernel.op->name},    {"pass", kernel.pass->name},
+               {"attrs", attrs}, {"changed_attrs", changed}, {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
   RequestFiles files;
   try {
     if (shared_) {
