@@ -98,6 +98,11 @@ inline void logp_gradient_row(const Arithmetic& arithmetic, const float* z, int6
   logp_gradient_row(arithmetic, softmax_row(arithmetic, z, n), z, n, id, g, to);
 }
 
+/// Faults of every softmax_row().
+inline constexpr std::array kSoftmaxFaults{faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials,
+                                           faults::kPartialLost,     faults::kBf16Exponential, kPaddedColumnCounted,
+                                           kSumNotRescaled,          kMaximumNotSubtracted,    kMaximumOfFirstTile};
+
 /// `id`, or with the fault kWrongLabel the next id.
 inline int64_t label(const Arithmetic& arithmetic, int64_t id, int64_t vocab) {
   return arithmetic.has(kWrongLabel.name) ? (id + 1) % vocab : id;

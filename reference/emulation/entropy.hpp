@@ -20,19 +20,8 @@ inline constexpr FaultSpec kMaskIgnored{"mask_ignored", "masked rows count like 
 inline constexpr FaultSpec kMaskedMultiplied{"masked_multiplied", "a masked row is computed, then multiplied by 0",
                                              "nonfinite", "", "mask"};
 
-inline constexpr std::array kRowFaults{faults::kLastTileSkipped,
-                                       faults::kBf16Accumulator,
-                                       faults::kBf16Partials,
-                                       faults::kPartialLost,
-                                       faults::kBf16Exponential,
-                                       kPaddedColumnCounted,
-                                       kSumNotRescaled,
-                                       kMaximumNotSubtracted,
-                                       kMaximumOfFirstTile,
-                                       kMeanLeftOut,
-                                       kMeanOfLogits,
-                                       kMaskIgnored,
-                                       kMaskedMultiplied};
+inline constexpr auto kRowFaults =
+    joined(kSoftmaxFaults, std::array{kMeanLeftOut, kMeanOfLogits, kMaskIgnored, kMaskedMultiplied});
 inline constexpr auto kEntropyFaults =
     joined(joined(kRowFaults, std::array{kInBits, kEntropyRounded}), kTransformFaults);
 inline constexpr auto kEntropyGradientFaults =

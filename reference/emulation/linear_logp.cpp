@@ -116,30 +116,12 @@ void tp_forward(const EmulationArgs& args) { select(args, {}); }
 void tp_backward(const EmulationArgs& args) { differentiate(args, {}); }
 
 constexpr auto kSharedForwardFaults =
-    joined(kLinearFaults, std::array{faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials,
-                                     faults::kPartialLost, faults::kBf16Exponential, kPaddedColumnCounted,
-                                     kSumNotRescaled, kMaximumNotSubtracted, kMaximumOfFirstTile, kWrongLabel,
-                                     kTargetWithoutBias, kIgnoredRowCounted, kIgnoredAsIdZero, kIgnoredRowMultiplied});
-constexpr auto kSharedBackwardFaults = joined(kLinearGradientFaults, std::array{faults::kLastTileSkipped,
-                                                                                faults::kBf16Accumulator,
-                                                                                faults::kBf16Partials,
-                                                                                faults::kPartialLost,
-                                                                                faults::kBf16Exponential,
-                                                                                kPaddedColumnCounted,
-                                                                                kSumNotRescaled,
-                                                                                kMaximumNotSubtracted,
-                                                                                kMaximumOfFirstTile,
-                                                                                kWrongLabel,
-                                                                                kSoftmaxTermDropped,
-                                                                                kSoftmaxSignFlipped,
-                                                                                kUpstreamShifted,
-                                                                                kIgnoredRowCounted,
-                                                                                kIgnoredAsIdZero,
-                                                                                kIgnoredRowMultiplied,
-                                                                                kCarryIgnored,
-                                                                                kCarryTwice,
-                                                                                kCarryRounded,
-                                                                                kCarriedSumRounded});
+    joined(joined(kLinearFaults, kSoftmaxFaults),
+           std::array{kWrongLabel, kTargetWithoutBias, kIgnoredRowCounted, kIgnoredAsIdZero, kIgnoredRowMultiplied});
+constexpr auto kSharedBackwardFaults = joined(
+    joined(kLinearGradientFaults, kSoftmaxFaults),
+    std::array{kWrongLabel, kSoftmaxTermDropped, kSoftmaxSignFlipped, kUpstreamShifted, kIgnoredRowCounted,
+               kIgnoredAsIdZero, kIgnoredRowMultiplied, kCarryIgnored, kCarryTwice, kCarryRounded, kCarriedSumRounded});
 
 constexpr auto kForwardFaults = joined(kSharedForwardFaults, kTransformFaults);
 constexpr auto kBackwardFaults = joined(kSharedBackwardFaults, kTransformGradientFaults);

@@ -111,18 +111,7 @@ constexpr std::array<FaultSpec, n> with_own_entropy(std::array<FaultSpec, n> all
   return all;
 }
 
-constexpr std::array kOfRows{faults::kLastTileSkipped,
-                             faults::kBf16Accumulator,
-                             faults::kBf16Partials,
-                             faults::kPartialLost,
-                             faults::kBf16Exponential,
-                             kPaddedColumnCounted,
-                             kSumNotRescaled,
-                             kMaximumNotSubtracted,
-                             kMaximumOfFirstTile,
-                             kWrongLabel,
-                             kMeanLeftOut,
-                             kMeanOfLogits};
+constexpr auto kOfRows = joined(kSoftmaxFaults, std::array{kWrongLabel, kMeanLeftOut, kMeanOfLogits});
 constexpr auto kForwardFaults = joined(joined(kOfRows, joined(kLinearFaults, kTransformFaults)),
                                        joined(with_own_entropy(kPolicyFaults), std::array{kInBits, kEntropyRounded}));
 constexpr auto kBackwardFaults =

@@ -53,16 +53,12 @@ void backward(const EmulationArgs& args) { differentiate(args, transform_of(args
 void tp_forward(const EmulationArgs& args) { select(args, {}); }
 void tp_backward(const EmulationArgs& args) { differentiate(args, {}); }
 
-constexpr std::array kSharedForwardFaults{
-    faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
-    faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kMaximumNotSubtracted,
-    kMaximumOfFirstTile,      kTileOfInfinities,        kWrongLabel,           kIgnoredRowCounted,
-    kIgnoredAsIdZero,         kIgnoredRowMultiplied};
-constexpr std::array kSharedBackwardFaults{
-    faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
-    faults::kBf16Exponential, kPaddedColumnCounted,     kSumNotRescaled,       kMaximumNotSubtracted,
-    kMaximumOfFirstTile,      kTileOfInfinities,        kWrongLabel,           kSoftmaxTermDropped,
-    kSoftmaxSignFlipped,      kIgnoredRowCounted,       kIgnoredAsIdZero,      kIgnoredRowMultiplied};
+constexpr auto kSharedForwardFaults =
+    joined(kSoftmaxFaults,
+           std::array{kTileOfInfinities, kWrongLabel, kIgnoredRowCounted, kIgnoredAsIdZero, kIgnoredRowMultiplied});
+constexpr auto kSharedBackwardFaults =
+    joined(kSoftmaxFaults, std::array{kTileOfInfinities, kWrongLabel, kSoftmaxTermDropped, kSoftmaxSignFlipped,
+                                      kIgnoredRowCounted, kIgnoredAsIdZero, kIgnoredRowMultiplied});
 
 constexpr auto kForwardFaults = joined(kSharedForwardFaults, kTransformFaults);
 constexpr auto kBackwardFaults = joined(kSharedBackwardFaults, kTransformGradientFaults);

@@ -75,7 +75,7 @@ struct OwnExtent {
   int64_t extent;
 };
 inline constexpr OwnExtent kOwnExtents[] = {
-    {"rope", "head_dim", 6},      // even
+    {"rope", "head_dim", 6},  // even
     {"qk_norm_rope", "head_dim", 6},
     {"attention", "q_heads", 6},  // a multiple of kv_heads
     {"attention", "kv_heads", 2},
