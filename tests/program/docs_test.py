@@ -26,6 +26,7 @@ Commands  In blocks fenced as ```bash every line that runs check_operator is che
 Output    A block fenced as ```text title="output" is a part of what the command before it prints.
 Files     A block fenced as ```LANGUAGE title="NAME", of another name, is written to NAME in that folder before the page's
           commands run.
+Mutants   Names in backticks in the last column of a table, if it is headed "mutants", are faults that `mutate` plants.
 Recipes   The table between the comments of RECIPES in docs/recipes.md is what `show` says of every operator.
 """
 import glob
@@ -57,6 +58,8 @@ OUTPUT = re.compile(r"\n*```text title=\"output\"\n(.*?)^```\s*$", re.M | re.S)
 FENCE = re.compile(r"^```(\w*)(?:[^\n]*title=\"([^\"]+)\")?[^\n]*\n(.*?)^```\s*$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
+FAULT = re.compile(r'\{\s*"([a-z0-9_.]+)",\s*"')
+MUTANTS = re.compile(r"^\|[^\n]*\| mutants \|\n\|[-|]+\|\n((?:\|[^\n]*\n)*)", re.M)
 
 
 class Command(NamedTuple):
@@ -289,6 +292,27 @@ def recipe_table(program):
     return "\n".join(table) + "\n"
 
 
+def planted_faults(root):
+    """The names of all faults: of emulated kernels, of spoiled results and of misbehaviour."""
+    names = set()
+    for pattern in ("reference/emulation/*", "src/mutate/*", "src/operator/emulation.hpp"):
+        for path in glob.glob(os.path.join(root, pattern)):
+            with open(path, encoding="utf-8") as file:
+                names.update(FAULT.findall(file.read()))
+    return names
+
+
+def check_mutants(root, pages):
+    known = None
+    for page, text in pages.items():
+        for table in MUTANTS.finditer(text):
+            known = known or planted_faults(root)
+            for row in table[1].splitlines():
+                for name in CODE.findall(row.rstrip(" |").rpartition("|")[2]):
+                    if name not in known:
+                        yield f"{page}:{line_of(text, text.find(row))}: no fault is named '{name}'; see reference/emulation/ and src/mutate/"
+
+
 def check_recipes(program, pages):
     """Of pages that have the comments of RECIPES."""
     for path, text in pages.items():
@@ -308,6 +332,7 @@ def findings(program, root, pages):
     yield from check_length(pages)
     yield from check_links(root, pages)
     yield from check_paths(root, pages)
+    yield from check_mutants(root, pages)
     yield from check_recipes(program, pages)
     yield from check_commands(program, root, pages)
 
@@ -319,6 +344,7 @@ FAULTS = (
     ("broken anchor", "# One\n[x](#two)\n", "has no heading 'two'"),
     ("two equal headings", "# One\n## One\n", "more than one heading 'one'"),
     ("missing path", "`src/none.cpp`\n", "`src/none.cpp` does not exist"),
+    ("unknown mutant", "| bug | mutants |\n|---|---|\n| x | `wrong_label`, `none_such` |\n", "no fault is named 'none_such'"),
     ("unknown flag", "```bash\ncheck_operator --op logp --vocabulary 7 --device cuda\n```\n", "unknown flag --vocabulary"),
     ("unknown operator on a GPU", "```bash\ncheck_operator --op logq --device cuda\n```\n", "exits 2, not 0"),
     ("other exit code", "```bash\ncheck_operator --op silu --device cpu --hidden 7  # exits 1\n```\n", "exits 0, not 1"),
