@@ -174,6 +174,22 @@ std::vector<const Operator*> parse_operators(const std::string& where, const std
   return found;
 }
 
+namespace {
+
+/// Whether an operator has a pass of this name.
+bool is_pass(std::string_view name) {
+  const auto all = operators();
+  return std::any_of(all.begin(), all.end(), [&](const Operator* op) { return find_pass(*op, name) != nullptr; });
+}
+
+}  // namespace
+
+bool lacks_pass(const Operator& op, const std::vector<std::string>& names) {
+  return !is_all(names) && std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    return find_pass(op, name) == nullptr && is_pass(name);
+  });
+}
+
 std::vector<const Pass*> parse_passes(const std::string& where, const Operator& op,
                                       const std::vector<std::string>& names) {
   std::vector<const Pass*> found;
@@ -183,10 +199,12 @@ std::vector<const Pass*> parse_passes(const std::string& where, const Operator& 
   }
   for (const std::string& name : names) {
     const Pass* pass = find_pass(op, name);
-    if (pass == nullptr)
+    if (pass != nullptr) {
+      found.push_back(pass);
+    } else if (lacks_pass(op, names) || !is_pass(name)) {
       unknown(where, fmt::format("pass of {}", op.name), name,
               names_of(op.passes, [](const Pass& p) { return p.name; }));
-    found.push_back(pass);
+    }
   }
   return found;
 }

@@ -47,7 +47,10 @@ bool is_all(const std::vector<std::string>& names);  ///< whether the list is ju
 
 /// Operators by name; "all" selects every operator. Throws InputError with a suggestion for an unknown name.
 std::vector<const Operator*> parse_operators(const std::string& where, const std::vector<std::string>& names);
-/// Passes of `op`; "all" selects both.
+/// Whether `op` has none of the passes `names`, each of which another operator has.
+bool lacks_pass(const Operator& op, const std::vector<std::string>& names);
+/// Those of the passes that `op` has; "all" selects all of them. Throws InputError if there are none, or for a name
+/// that no operator has.
 std::vector<const Pass*> parse_passes(const std::string& where, const Operator& op,
                                       const std::vector<std::string>& names);
 /// Floating-point dtypes; "all" selects fp32, bf16 and fp16.

@@ -102,6 +102,8 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       sweep.presets = sizes_of("--preset", *op, presets, shipped_mappings(*op), !is_all(options.ops));
       if (sweep.presets.empty()) continue;
     }
+    // With --op all, skips operators that lack the pass.
+    if (is_all(options.ops) && lacks_pass(*op, options.passes)) continue;
     sweep.passes = parse_passes("--pass", *op, options.passes);
     sweep.dtypes = parse_dtypes("--dtype", options.dtypes);
     sweep.optionals = parse_optionals("--with", *op, ops, options.with);
@@ -188,6 +190,7 @@ std::vector<Case> cases_of_files(const CaseChoice& options) {
     if (std::find(ops.begin(), ops.end(), c.op) == ops.end()) return true;
     if (options.has("--dtype") && std::find(dtypes.begin(), dtypes.end(), c.dtype) == dtypes.end()) return true;
     if (any_pass) return false;
+    if (lacks_pass(*c.op, options.passes)) return true;
     const auto passes = parse_passes("--pass", *c.op, options.passes);
     return std::find(passes.begin(), passes.end(), c.pass) == passes.end();
   });

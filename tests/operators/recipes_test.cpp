@@ -52,6 +52,7 @@ class Recipes : public testing::TestWithParam<Subject> {
     const Subject& subject = GetParam();
     const std::string file = fmt::format("{}/cases/{}.json", CHECKOP_SOURCE_DIR, subject.op->name);
     for (const Case& each : load_cases(file, "mutation")) {
+      if (each.input_mode == InputMode::extreme) continue;  // what recipes allow is of the first order of rounding
       if (each.op == subject.op && each.pass == subject.pass && each.dtype == subject.dtype) c = each;
     }
     inputs = make_inputs(c, 1);

@@ -108,7 +108,7 @@ case $what in
     # The tests detect a wrong kernel, and use the contract that they name.
     sed -i 's/rms_norm(call, 1)/rms_norm(call, 2)/' rms_norm_test.cpp
     expect 0 "" cmake --build build
-    expect 1 "does not pass as \"rms_norm\" 2 of 6 checks did not pass" build/rms_norm_test --gtest_filter=RmsNorm.Mine
+    expect 1 "does not pass as \"rms_norm\" 4 of 6 checks did not pass" build/rms_norm_test --gtest_filter=RmsNorm.Mine
     sed -i 's/"cases.json", "--device cpu"/"cases.json", "--device cpu", {"--contract", "no such.json"}/' rms_norm_test.cpp
     expect 0 "" cmake --build build
     expect 1 "no such.json: cannot be opened" build/rms_norm_test --gtest_filter=RmsNorm.Mine
