@@ -63,12 +63,11 @@ struct Choice {
 
 class Router {
  public:
-  Router(std::span<const double> attrs, int64_t experts, int64_t topk, DType dtype)
+  Router(std::span<const double> attrs, int64_t topk, DType dtype)
       : score(static_cast<Score>(attrs[kOfScore])),
         renorm(attrs[kOfRenorm] != 0),
         norm_eps(attrs[kOfNormEps]),
         route_scale(attrs[kOfRouteScale]),
-        experts_(experts),
         topk_(topk),
         groups_(static_cast<int64_t>(attrs[kOfGroups])),
         groups_kept_(static_cast<int64_t>(attrs[kOfGroupsKept])),
@@ -125,7 +124,7 @@ class Router {
     return std::abs(a.value - b.value) > margin * (a.error + b.error);
   }
 
-  int64_t experts_, topk_, groups_, groups_kept_;
+  int64_t topk_, groups_, groups_kept_;
   size_t group_top_;
   double unit_;
 };
@@ -219,7 +218,7 @@ std::vector<double> read_bias(const Tensor* bias) {
 void forward(const GoldArgs& args) {
   const Tensor& logits = args.in(kOfLogits);
   const int64_t experts = logits.shape.back(), topk = args.output_shapes[0].back(), tokens = logits.count() / experts;
-  const Router router(args.attrs, experts, topk, logits.dtype);
+  const Router router(args.attrs, topk, logits.dtype);
   const std::vector<double> bias = read_bias(args.inputs[kOfBias]);
   std::vector<int64_t> ids(static_cast<size_t>(tokens * topk)), counts(static_cast<size_t>(experts));
   args.parallel_for(tokens, [&](int64_t token) {
@@ -271,7 +270,7 @@ std::vector<int64_t> read_ids_of_tokens(const Tensor& ids, int64_t experts) {
 void backward(const GoldArgs& args) {
   const Tensor& logits = args.in(kOfLogits);
   const int64_t experts = logits.shape.back(), topk = args.in(kOfIds).shape.back();
-  const Router router(args.attrs, experts, topk, logits.dtype);
+  const Router router(args.attrs, topk, logits.dtype);
   const std::vector<int64_t> all_ids = read_ids_of_tokens(args.in(kOfIds), experts);
   args.for_rows(0, logits.count() / experts, [&](int64_t token) {
     RowScratch& row = row_scratch(experts);
@@ -406,7 +405,7 @@ void refine(const FillArgs& args) {
   const int64_t experts = args.dim("experts"), topk = args.dim("topk");
   if (bias != nullptr && (args.mode == InputMode::random || args.mode == InputMode::wide)) draw_bias(args, *bias);
   const std::vector<double> biases = read_bias(bias);
-  const Router router(args.attrs, experts, topk, logits.dtype);
+  const Router router(args.attrs, topk, logits.dtype);
   GoldArgs parallel;
   parallel.threads = args.threads;
   parallel.parallel_for(logits.count() / experts, [&](int64_t token) {
