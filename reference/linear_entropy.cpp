@@ -102,15 +102,11 @@ Work work(const GoldArgs& args) {
   return linear_work(hidden, args.in(kOfWeight), used_rows(hidden, args.inputs[kOfMask]), products);
 }
 
-constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias", kOfLogits = "x = round(hidden W^T + bias)",
+constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias",
                            kLmHead = "a 16-bit lm_head (F.linear) before the entropy, as in TRL and verl";
-constexpr std::array kForwardRecipes{Recipe{recipe::kLogits, "entropy", k16Bit, /*exact=*/true, kOfLogits, kLmHead}};
-constexpr std::array kBackwardRecipes{
-    Recipe{recipe::kDz, kGradients, k16Bit, /*exact=*/false,
-           "dhidden = round(dx) W, dlm_head_weight = round(dx)^T hidden, dbias = sum_rows round(dx)",
-           "autograd of a 16-bit lm_head", "",
-           /*independent=*/"batch seq vocab"},
-    Recipe{recipe::kLogits, kGradients, k16Bit, /*exact=*/true, kOfLogits, kLmHead}};
+constexpr std::array kForwardRecipes{rounds_logits("entropy", kLmHead)};
+constexpr std::array kBackwardRecipes{rounds_dz(kGradients, "autograd of a 16-bit lm_head"),
+                                      rounds_logits(kGradients, kLmHead)};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_masked, work<1>,
                                   &kLinearEntropyForward, nullptr, kForwardRecipes},

@@ -32,6 +32,22 @@ struct LinearOutputs {
   const Tensor *weight_carry = nullptr, *bias_carry = nullptr;
 };
 
+/// Logits rounded to 16 bits before what follows them.
+constexpr Recipe rounds_logits(std::string_view outputs, std::string_view source) {
+  return {recipe::kLogits, outputs, k16Bit, /*exact=*/true, "x = round(hidden W^T + bias)", source};
+}
+/// Gradients of logits rounded to 16 bits as operands of the backward products.
+constexpr Recipe rounds_dz(std::string_view outputs, std::string_view source) {
+  return {recipe::kDz,
+          outputs,
+          k16Bit,
+          /*exact=*/false,
+          "dhidden = round(dx) W, dlm_head_weight = round(dx)^T hidden, dbias = sum_rows round(dx)",
+          source,
+          "",
+          /*independent=*/"batch seq vocab"};
+}
+
 /// A set of rows: FP64 copies of hidden, the decoded chunk of weights, and its logits with their error coefficients.
 /// Arrays have one row per row of the set.
 class LinearLogits {

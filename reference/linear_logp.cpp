@@ -58,17 +58,15 @@ constexpr std::array kAttrs{kIgnoreIndex, kTemperature, kSoftcap};
 
 constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias";
 constexpr std::array kForwardRecipes{
-    Recipe{recipe::kLogits, "logp", k16Bit, /*exact=*/true, "x = round(hidden W^T + bias)",
-           "a 16-bit lm_head (F.linear) before the log-probability, as in Hugging Face models, TRL and verl"},
+    rounds_logits("logp",
+                  "a 16-bit lm_head (F.linear) before the log-probability, as in Hugging Face models, TRL and verl"),
     Recipe{recipe::kLogp, "logp", k16Bit, /*exact=*/true, "logp = round(z_t - lse(z))",
            "F.log_softmax of 16-bit logits in PyTorch"}};
 constexpr std::array kBackwardRecipes{
-    Recipe{recipe::kDz, kGradients, k16Bit, /*exact=*/false,
-           "dhidden = round(dx) W, dlm_head_weight = round(dx)^T hidden, dbias = sum_rows round(dx)",
-           "autograd of a 16-bit lm_head, Liger's fused linear cross entropy, Apple's cut cross entropy", "",
-           /*independent=*/"batch seq vocab"},
-    Recipe{recipe::kLogits, kGradients, k16Bit, /*exact=*/true, "x = round(hidden W^T + bias)",
-           "a 16-bit lm_head (F.linear) before the log-probability, Liger's fused linear cross entropy"},
+    rounds_dz(kGradients,
+              "autograd of a 16-bit lm_head, Liger's fused linear cross entropy, Apple's cut cross entropy"),
+    rounds_logits(kGradients,
+                  "a 16-bit lm_head (F.linear) before the log-probability, Liger's fused linear cross entropy"),
     Recipe{recipe::kLogp, kGradients, k16Bit, /*exact=*/true, "dz_v = g (1[v = t] - exp(round(z_v - lse(z))))",
            "autograd of F.log_softmax of 16-bit logits: its backward pass reads the saved 16-bit result"},
     Recipe{recipe::kUpstream, kGradients, k16Bit, /*exact=*/true, "dz_v = round(g) (1[v = t] - softmax(z)_v)",

@@ -208,15 +208,11 @@ Work work(const GoldArgs& args) {
 }
 
 constexpr std::string_view kResults = "loss logps entropy", kGradients = "dhidden dlm_head_weight dbias",
-                           kOfLogits = "x = round(hidden W^T + bias)",
                            kLmHead = "a 16-bit lm_head (F.linear) before the loss, as in TRL and verl";
-constexpr std::array kForwardRecipes{Recipe{recipe::kLogits, kResults, k16Bit, /*exact=*/true, kOfLogits, kLmHead}};
+constexpr std::array kForwardRecipes{rounds_logits(kResults, kLmHead)};
 constexpr std::array kBackwardRecipes{
-    Recipe{recipe::kDz, kGradients, k16Bit, /*exact=*/false,
-           "dhidden = round(dx) W, dlm_head_weight = round(dx)^T hidden, dbias = sum_rows round(dx)",
-           "autograd of a 16-bit lm_head, Liger's fused linear GRPO loss", "",
-           /*independent=*/"batch seq vocab"},
-    Recipe{recipe::kLogits, kGradients, k16Bit, /*exact=*/true, kOfLogits, kLmHead}};
+    rounds_dz(kGradients, "autograd of a 16-bit lm_head, Liger's fused linear GRPO loss"),
+    rounds_logits(kGradients, kLmHead)};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_tokens, work<1>,
                                   &kLinearPolicyLossForward, nullptr, kForwardRecipes},

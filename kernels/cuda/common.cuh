@@ -254,13 +254,6 @@ checkop_status with_float_type(int32_t dtype, F&& f) {
 // --- token ids
 // ---------------------------------------------------------------------------------------------------------
 
-/// The only attribute of logp and linear_logp: rows with this id are ignored.
-inline checkop_status read_ignore_index(const checkop_call* call, int64_t& index) {
-  if (call->n_attrs != 1) return say(call, CHECKOP_FAILED, "expected 1 attribute: ignore_index");
-  index = static_cast<int64_t>(call->attrs[0].value);
-  return CHECKOP_OK;
-}
-
 /// Workspace bytes that IdCheck needs; a whole alignment unit, so that what follows stays aligned.
 constexpr size_t kIdCheckBytes = 256;
 constexpr unsigned long long kNoBadRow = std::numeric_limits<unsigned long long>::max();

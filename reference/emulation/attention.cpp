@@ -223,7 +223,7 @@ void backward(const EmulationArgs& args) {
   store(gradients.dv, args.out(2));
 }
 
-constexpr std::array kBackwardFaults = concatenated(kAttentionForwardFaults, kAttentionGradientFaults);
+constexpr std::array kBackwardFaults = joined(kAttentionForwardFaults, kAttentionGradientFaults);
 
 }  // namespace
 

@@ -100,13 +100,4 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
 inline constexpr std::array kAttentionGradientFaults{kRowSumDropped, kRowSumAdded, kGradientNotScaled,
                                                      kScoreGradientsRounded, kGroupOverwritten};
 
-/// The two lists as one.
-template <size_t m, size_t n>
-constexpr std::array<FaultSpec, m + n> concatenated(const std::array<FaultSpec, m>& a,
-                                                    const std::array<FaultSpec, n>& b) {
-  std::array<FaultSpec, m + n> all;
-  std::copy(b.begin(), b.end(), std::copy(a.begin(), a.end(), all.begin()));
-  return all;
-}
-
 }  // namespace checkop::emulation

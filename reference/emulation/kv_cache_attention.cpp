@@ -79,9 +79,9 @@ void backward(const EmulationArgs& args) {
 
 constexpr std::array kCacheFaults{kNewKeysFirst,        kMaskedNewKeysFirst, kNewKeysSkipped,  kCacheSkipped,
                                   kCacheEndOverwritten, kCacheOfFirstEntry,  kKeyCacheAsValues};
-constexpr std::array kForwardFaults = concatenated(kAttentionForwardFaults, kCacheFaults);
+constexpr std::array kForwardFaults = joined(kAttentionForwardFaults, kCacheFaults);
 constexpr std::array kBackwardFaults =
-    concatenated(concatenated(kForwardFaults, kAttentionGradientFaults), std::array{kNewGradientsNotOffset});
+    joined(joined(kForwardFaults, kAttentionGradientFaults), std::array{kNewGradientsNotOffset});
 
 }  // namespace
 

@@ -39,8 +39,9 @@ Problem load(const EmulationArgs& args) {
   return p;
 }
 
-void select(const EmulationArgs& args, const LogitTransform& transform) {
+void forward(const EmulationArgs& args) {
   const Problem p = load(args);
+  const LogitTransform transform = LogitTransform::of(args);
   const Arithmetic& a = args.arithmetic;
   const std::vector<float>& bias = p.linear.bias;
   const bool without_bias = !bias.empty() && a.has(kTargetWithoutBias.name);
@@ -60,7 +61,8 @@ void select(const EmulationArgs& args, const LogitTransform& transform) {
 }
 
 /// The gradients of the logits; 0 in skipped rows.
-Matrix logit_gradients(const EmulationArgs& args, const Problem& p, const LogitTransform& transform) {
+Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
+  const LogitTransform transform = LogitTransform::of(args);
   const std::vector<float> g = args.floats(4);
   const size_t shift = args.arithmetic.has(kUpstreamShifted.name) ? 1 : 0;
   const Matrix& logits = p.linear.logits;
@@ -99,21 +101,13 @@ void carry_on(const EmulationArgs& args, int carry, std::vector<double>& gradien
   }
 }
 
-void differentiate(const EmulationArgs& args, const LogitTransform& transform) {
+void backward(const EmulationArgs& args) {
   const Problem p = load(args);
-  const Matrix dx = logit_gradients(args, p, transform);
+  const Matrix dx = logit_gradients(args, p);
   store_linear_gradients(args, p.linear, own_part(args, dx), dx, args.has(3));
   carry_on(args, 5, args.out(1));
   if (args.has(3)) carry_on(args, 6, args.out(2));
 }
-
-LogitTransform transform_of(const EmulationArgs& args) {
-  return {static_cast<float>(args.attrs[1]), static_cast<float>(args.attrs[2])};
-}
-void forward(const EmulationArgs& args) { select(args, transform_of(args)); }
-void backward(const EmulationArgs& args) { differentiate(args, transform_of(args)); }
-void tp_forward(const EmulationArgs& args) { select(args, {}); }
-void tp_backward(const EmulationArgs& args) { differentiate(args, {}); }
 
 constexpr auto kSharedForwardFaults =
     joined(joined(kLinearFaults, kSoftmaxFaults),
@@ -135,7 +129,7 @@ constexpr auto kTpBackwardFaults =
 extern const Emulation kLinearLogpForward, kLinearLogpBackward, kTpLinearLogpForward, kTpLinearLogpBackward;
 const Emulation kLinearLogpForward{forward, kForwardFaults};
 const Emulation kLinearLogpBackward{backward, kBackwardFaults};
-const Emulation kTpLinearLogpForward{tp_forward, kTpForwardFaults};
-const Emulation kTpLinearLogpBackward{tp_backward, kTpBackwardFaults};
+const Emulation kTpLinearLogpForward{forward, kTpForwardFaults};
+const Emulation kTpLinearLogpBackward{backward, kTpBackwardFaults};
 
 }  // namespace checkop

@@ -28,6 +28,12 @@ inline constexpr std::array kTransformGradientFaults{
 
 struct LogitTransform {
   float temperature = 1, softcap = 0;
+
+  /// From the attributes after `ignore_index`, which tensor-parallel operators lack.
+  static LogitTransform of(const EmulationArgs& args) {
+    if (args.attrs.size() < 3) return {};
+    return {static_cast<float>(args.attrs[1]), static_cast<float>(args.attrs[2])};
+  }
 };
 
 /// A row of transformed logits and the derivative of each.

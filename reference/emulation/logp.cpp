@@ -14,7 +14,8 @@ using namespace emulation;
 
 /// body(r, row, id, scale) for every row that is not left out.
 template <class Body>
-void for_each_row(const EmulationArgs& args, const LogitTransform& transform, const Body& body) {
+void for_each_row(const EmulationArgs& args, const Body& body) {
+  const LogitTransform transform = LogitTransform::of(args);
   const Matrix x = matrix(args, 0);
   const std::vector<int64_t> ids = args.integers(1);
   const auto ignore_index = static_cast<int64_t>(args.attrs[0]);
@@ -25,8 +26,8 @@ void for_each_row(const EmulationArgs& args, const LogitTransform& transform, co
   });
 }
 
-void select(const EmulationArgs& args, const LogitTransform& transform) {
-  for_each_row(args, transform, [&](int64_t r, const TransformedRow& row, int64_t id, float scale) {
+void forward(const EmulationArgs& args) {
+  for_each_row(args, [&](int64_t r, const TransformedRow& row, int64_t id, float scale) {
     const SoftmaxRow softmax = rank_softmax_row(args, row.z.data(), std::ssize(row.z));
     const float logp = softmax.logp(target_of(args, row.z.data(), id));
     args.out(0)[static_cast<size_t>(r)] =
@@ -34,9 +35,9 @@ void select(const EmulationArgs& args, const LogitTransform& transform) {
   });
 }
 
-void differentiate(const EmulationArgs& args, const LogitTransform& transform) {
+void backward(const EmulationArgs& args) {
   const std::vector<float> g = args.floats(2);
-  for_each_row(args, transform, [&](int64_t r, const TransformedRow& row, int64_t id, float scale) {
+  for_each_row(args, [&](int64_t r, const TransformedRow& row, int64_t id, float scale) {
     const int64_t vocab = std::ssize(row.z);
     double* const to = &args.out(0)[static_cast<size_t>(r * vocab)];
     logp_gradient_row(args.arithmetic, rank_softmax_row(args, row.z.data(), vocab), row.z.data(), vocab, id,
@@ -44,14 +45,6 @@ void differentiate(const EmulationArgs& args, const LogitTransform& transform) {
     for (int64_t v = 0; v < vocab; ++v) to[v] = static_cast<float>(to[v]) * row.slope[static_cast<size_t>(v)];
   });
 }
-
-LogitTransform transform_of(const EmulationArgs& args) {
-  return {static_cast<float>(args.attrs[1]), static_cast<float>(args.attrs[2])};
-}
-void forward(const EmulationArgs& args) { select(args, transform_of(args)); }
-void backward(const EmulationArgs& args) { differentiate(args, transform_of(args)); }
-void tp_forward(const EmulationArgs& args) { select(args, {}); }
-void tp_backward(const EmulationArgs& args) { differentiate(args, {}); }
 
 constexpr auto kSharedForwardFaults =
     joined(kSoftmaxFaults,
@@ -72,7 +65,7 @@ constexpr auto kTpBackwardFaults =
 extern const Emulation kLogpForward, kLogpBackward, kTpLogpForward, kTpLogpBackward;
 const Emulation kLogpForward{forward, kForwardFaults};
 const Emulation kLogpBackward{backward, kBackwardFaults};
-const Emulation kTpLogpForward{tp_forward, kTpForwardFaults};
-const Emulation kTpLogpBackward{tp_backward, kTpBackwardFaults};
+const Emulation kTpLogpForward{forward, kTpForwardFaults};
+const Emulation kTpLogpBackward{backward, kTpBackwardFaults};
 
 }  // namespace checkop

@@ -121,35 +121,21 @@ inline std::vector<double> weight_gradient(const EmulationArgs& args, const Norm
 }
 
 // A tile of dweight's sum is a set of rows, a tile of a dot product a set of columns.
-inline constexpr std::array kNormForwardFaults{faults::kLastKDropped,
-                                               faults::kLastKTileDropped,
-                                               faults::kBf16Accumulator,
-                                               faults::kBf16Partials,
-                                               faults::kPartialLost,
-                                               kMeanSubtracted,
-                                               kSumForMean,
-                                               kRootLeftOut,
-                                               kEpsLeftOut,
-                                               kEpsOutsideRoot,
-                                               kNeighboursRoot,
-                                               kWeightPlusOne,
-                                               kBf16BeforeWeight};
-inline constexpr std::array kNormBackwardFaults{faults::kLastTileSkipped,
-                                                faults::kLastKDropped,
-                                                faults::kLastKTileDropped,
-                                                faults::kBf16Accumulator,
-                                                faults::kBf16Partials,
-                                                faults::kPartialLost,
-                                                kMeanSubtracted,
-                                                kSumForMean,
-                                                kRootLeftOut,
-                                                kEpsLeftOut,
-                                                kEpsOutsideRoot,
-                                                kNeighboursRoot,
-                                                kWeightPlusOne,
-                                                kWeightLeftOut,
-                                                kProjectionDropped,
-                                                kProjectionScaledOnce,
-                                                kNotNormalised};
+inline constexpr std::array kNormRowFaults{faults::kLastKDropped,
+                                           faults::kLastKTileDropped,
+                                           faults::kBf16Accumulator,
+                                           faults::kBf16Partials,
+                                           faults::kPartialLost,
+                                           kMeanSubtracted,
+                                           kSumForMean,
+                                           kRootLeftOut,
+                                           kEpsLeftOut,
+                                           kEpsOutsideRoot,
+                                           kNeighboursRoot,
+                                           kWeightPlusOne};
+inline constexpr auto kNormForwardFaults = joined(kNormRowFaults, std::array{kBf16BeforeWeight});
+inline constexpr auto kNormBackwardFaults = joined(
+    kNormRowFaults,
+    std::array{faults::kLastTileSkipped, kWeightLeftOut, kProjectionDropped, kProjectionScaledOnce, kNotNormalised});
 
 }  // namespace checkop::emulation
