@@ -15,11 +15,15 @@ count() { { grep -o '"case_name"' "$1" || true; } | wc -l; }
 many=(--op silu --candidate native --device cpu --batch 1 --seq 1:400 --hidden 8 --threads 1)
 
 # --- SIGKILL at twenty moments, spread over the run ---
+started=${EPOCHREALTIME/./}
+"$tool" "${many[@]}" --json "$work/killed-0.json" >/dev/null
+span=$(((${EPOCHREALTIME/./} - started) / 1000))
 finished=0
 for i in {1..20}; do
   "$tool" "${many[@]}" --json "$work/killed-$i.json" >"$work/killed-$i.txt" 2>&1 &
   pid=$!
-  sleep "$(printf '0.%03d' $((RANDOM % 70 * 10 + 5)))"
+  moment=$((RANDOM % span))
+  sleep "$((moment / 1000)).$(printf '%03d' $((moment % 1000)))"
   kill -KILL "$pid" 2>/dev/null || true
   code=0
   wait "$pid" 2>/dev/null || code=$?
