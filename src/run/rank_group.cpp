@@ -171,6 +171,13 @@ Device& RankGroup::device_of(int32_t rank) {
 }
 
 std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const RankPart& place) {
+  std::vector<std::byte> part = contiguous_part_of(whole, i, place);
+  if (whole.layout().inputs == Arrangement::contiguous) return part;
+  const Case c = rank_case(whole.stage_case(), place.rank);
+  return arrange(placement_of(c, c.pass->inputs[i], whole.layout()), whole.inputs[i]->dtype(), part.data());
+}
+
+std::vector<std::byte> RankGroup::contiguous_part_of(const Stage& whole, size_t i, const RankPart& place) {
   const TensorSpec& spec = whole.stage_case().pass->inputs[i];
   std::vector<std::byte> all = whole.inputs[i]->content();
   if (!is_divided(whole.stage_case(), spec)) return all;
@@ -301,7 +308,8 @@ void RankGroup::check_inputs(const Stage& whole, std::vector<std::string>& modif
       const auto told = [&](const std::string& sentence) { return sentence.starts_with(prefix); };
       if (std::any_of(modified.begin(), modified.end(), told)) continue;
       const std::vector<std::byte> given = part_of(whole, i, places_[r]), found = ranks_[r]->input(i);
-      const DType dtype = whole.inputs[i]->dtype();
+      const Case c = rank_case(whole.stage_case(), places_[r].rank);
+      const DType dtype = placement_of(c, c.pass->inputs[i], whole.layout()).dtype;
       const auto count = static_cast<int64_t>(given.size() / info(dtype).bytes);
       const BitDifference bits = compare_bits(dtype, given.data(), found.data(), count);
       if (bits.different == 0) continue;

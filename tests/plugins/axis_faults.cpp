@@ -43,18 +43,10 @@ struct Product {
   int64_t k, n, m, pitch, c_pitch;
 };
 
-bool is_contiguous(const checkop_tensor& t) {
-  int64_t count = 1;
-  for (int32_t d = t.rank; d-- > 0; count *= t.shape[d]) {
-    if (t.shape[d] > 1 && t.strides[d] != count) return false;
-  }
-  return true;
-}
-
 /// A launch that accepts only contiguous tensors.
 template <checkop_status (*launch)(const checkop_call*)>
 checkop_status of_contiguous(const checkop_call* call) {
-  if (!is_contiguous(call->inputs[0]) || !is_contiguous(call->outputs[0])) return CHECKOP_UNSUPPORTED;
+  if (!checkop_all_contiguous(call)) return CHECKOP_UNSUPPORTED;
   return launch(call);
 }
 

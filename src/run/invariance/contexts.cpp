@@ -203,6 +203,7 @@ class Planner {
                                          : fmt::format("tensors {} bytes past a 256-byte boundary", offset),
                            [&](Context& x) { x.offset = offset; });
     }
+    layouts();
     for (const int percent : {50, 75}) {
       add_focused_and_full(Axis::contention, fmt::format("other work on {} % of the multiprocessors", percent),
                            [&](Context& x) {
@@ -212,6 +213,19 @@ class Planner {
     add_focused_and_full(Axis::graph, "the second of two replays of a graph",
                          [](Context& x) { x.mode.kind = LaunchMode::Kind::replayed; });
     add(full(Axis::after_shapes, "the same launch after those of other shapes"));
+  }
+
+  /// On a few rows only: a kernel that misreads an arrangement does so in every launch.
+  void layouts() {
+    for (const Arrangement arrangement : kArrangements) {
+      Context context = focused(Axis::layout, std::string(describe(arrangement)));
+      context.arrangement = arrangement;
+      // Rows are expanded along one of two row dimensions, so that not all of them are equal.
+      if (arrangement == Arrangement::expanded_rows && context.outer == 1 && row_dims_.size() > 1 && focus_ % 2 == 0)
+        context.outer = 2;
+      if (is_expanded(arrangement)) context.twin = {0, focus_};
+      if (changes_inputs(context_case(c_, context), arrangement)) add(std::move(context));
+    }
   }
 
   /// Several launches, each compared with the first one of its context.
