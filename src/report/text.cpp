@@ -257,6 +257,27 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
   std::fflush(out);
 }
 
+namespace {
+
+/// "layout 3 of 6, graph 2 of 2": contexts that proved nothing, since the candidate or the device declined them.
+std::string unsupported_contexts(const Report& report) {
+  std::vector<std::string> parts;
+  for (const Axis axis : all_axes()) {
+    int64_t all = 0, unsupported = 0;
+    for (const CaseRecord& record : report.records) {
+      for (const ContextRun& context : record.run.contexts) {
+        if (context.axis != axis) continue;
+        ++all;
+        unsupported += context.supported ? 0 : 1;
+      }
+    }
+    if (unsupported > 0) parts.push_back(fmt::format("{} {} of {}", to_string(axis), unsupported, all));
+  }
+  return fmt::to_string(fmt::join(parts, ", "));
+}
+
+}  // namespace
+
 void print_summary(std::FILE* out, const Report& report, bool color) {
   fmt::print(out, "[==========] {}{} check{} ran ({:.0f} ms)\n", report.records.size(),
              report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
@@ -266,6 +287,8 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
                "[ CONTROL  ] the positive control, a product whose bits depend on the batch size, was {}caught on {}\n",
                control.caught ? "" : "NOT ", control.device);
   }
+  if (const std::string contexts = unsupported_contexts(report); !contexts.empty())
+    fmt::print(out, "[ CONTEXTS ] unsupported, so not compared: {}\n", contexts);
   const auto verdicts = verdicts_of(report);
   for (const Verdict verdict : all_verdicts()) {
     const auto count = std::count(verdicts.begin(), verdicts.end(), verdict);

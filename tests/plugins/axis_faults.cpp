@@ -88,6 +88,8 @@ checkop_status neighbour_leak(const checkop_call* call) {
 /// Multiplies the padding between rows by 0 and adds it.
 checkop_status padding_leak(const checkop_call* call) {
   const Product p(call);
+  const bool only_rows_lie_apart = p.a.strides[2] == 1 && p.a.strides[0] == p.a.shape[1] * p.pitch && p.pitch >= p.k;
+  if (!only_rows_lie_apart || !checkop_is_contiguous(&p.b) || p.c.strides[2] != 1) return CHECKOP_UNSUPPORTED;
   for (int64_t i = 0; i < p.m; ++i) {
     float extra = 0;
     for (int64_t l = p.k; l < p.pitch; ++l) extra += p.row(i)[l] * 0;
