@@ -69,6 +69,7 @@ struct AxisPlan {
   bool all = false;  ///< false: cheap contexts only; see plan_contexts() in run/invariance/contexts.hpp
   int runs = 20;     ///< number of launches for `repetition`
   AxisSet axes = AxisSet::all();
+  bool layouts = false;  ///< without `all`: also contexts of `layout`, for the cost of a launch or two
 };
 
 /// The invariance axes of `axes`, or the others.

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "base/random.hpp"
+#include "base/text.hpp"
 #include "case/rank_parts.hpp"
 #include "case/sampling.hpp"
 
@@ -135,8 +136,9 @@ class Planner {
     if (plan_.all) {
       launches();
       if (!row_dims_.empty()) all_of_rows();
-    } else if (!row_dims_.empty() && n_ > 1) {
-      few_of_rows();
+    } else {
+      if (!row_dims_.empty() && n_ > 1) few_of_rows();
+      if (plan_.layouts) few_layouts();
     }
     return within_budget();
   }
@@ -226,6 +228,22 @@ class Planner {
       if (is_expanded(arrangement)) context.twin = {0, focus_};
       if (changes_inputs(context_case(c_, context), arrangement)) add(std::move(context));
     }
+  }
+
+  /// Drops contexts beyond kMostForLayouts, so that the cases of an operator share the arrangements.
+  void few_layouts() {
+    layouts();
+    std::vector<Context>& list = lists_[Axis::layout];
+    if (list.empty()) return;
+    const uint64_t turn = fnv1a(case_name(c_) + std::string(c_.pass->name)) % list.size();
+    std::rotate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(turn), list.end());
+    double cost = 0;
+    std::erase_if(list, [&](const Context& context) {
+      const double more = cost_of(c_, device_, context) * (context.has_twin() ? 2 : 1);
+      if (cost > 0 && cost + more > kMostForLayouts) return true;
+      cost += more;
+      return false;
+    });
   }
 
   /// Several launches, each compared with the first one of its context.

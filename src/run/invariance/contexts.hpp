@@ -56,6 +56,9 @@ struct Context {
 /// The largest total cost of a case's contexts, in launches of the whole case, including the runner's own two.
 inline constexpr double kMostLaunches = 20;
 
+/// The largest cost of contexts of `layout` without `AxisPlan::all`.
+inline constexpr double kMostForLayouts = 2;
+
 /// The largest additional cost of launches next to the boundaries between a candidate's variants.
 inline constexpr double kMostForBoundaries = 4;
 
@@ -88,7 +91,8 @@ int64_t compared_elements(const Case& c, const TensorSpec& output, const Context
 
 /// The contexts of `c` in the order in which they run.
 /// Without `plan.all`: batch (the last row alone, the first half), position and neighbours, on at most 64 rows. They
-/// find the most frequent faults for the cost of one or two launches.
+/// find the most frequent faults for the cost of one or two launches. With `plan.layouts` also contexts of `layout`, all
+/// of them where they cost at most kMostForLayouts, else some, which depend on the case.
 /// With `plan.all`: every axis has contexts, and every row axis compares every row but the first. If all contexts would
 /// cost more than kMostLaunches, the least useful ones are left out.
 /// `repetition` keeps its number of launches, most of them on few rows. Only if few rows cost as much as many, because

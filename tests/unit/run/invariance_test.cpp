@@ -274,6 +274,27 @@ TEST_P(BrokenLayout, IsCaughtByItsArrangementAlone) {
 INSTANTIATE_TEST_SUITE_P(Six, BrokenLayout, testing::ValuesIn(layout_faults()),
                          [](const auto& each) { return std::string(each.param.candidate); });
 
+TEST(Layout, IsPlannedInCheapRunsWhereItIsWanted) {
+  const auto planned = [](const Case& c, bool layouts) {
+    AxisPlan plan;
+    plan.layouts = layouts;
+    std::vector<Context> contexts = plan_contexts(c, cpu(), plan);
+    std::erase_if(contexts, [](const Context& context) { return context.axis != Axis::layout; });
+    return contexts;
+  };
+  EXPECT_EQ(planned(product_case(2, 20), false).size(), 0U);
+  EXPECT_EQ(planned(product_case(2, 20), true).size(), 6U);
+  // A launch of its weights costs as much as the case: which arrangements it has depends on it.
+  std::set<std::string> seen;
+  for (const int64_t n : {2000, 2001, 2002, 2003, 2004, 2005, 2006, 2007}) {
+    const std::vector<Context> some = planned(product_case(1, 16, 1024, n), true);
+    EXPECT_GE(some.size(), 1U) << n;
+    EXPECT_LE(some.size(), 2U) << n;
+    for (const Context& context : some) seen.insert(context.what);
+  }
+  EXPECT_GE(seen.size(), 4U);
+}
+
 TEST(Layout, StridesThatAreFollowedPassAndRefusalsAreUnsupported) {
   const RunResult result = run_all_axes("follows_strides", product_case(2, 20), "layout_faults");
   EXPECT_EQ(broken_axes(result), std::set<std::string_view>());
