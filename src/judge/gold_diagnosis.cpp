@@ -85,17 +85,24 @@ std::vector<MaskOf> masks_of(const Case& c, const std::vector<Tensor>& inputs, c
 
 }  // namespace
 
-std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
-                            const OutputComparison& comparison, const RowSet& rows, unsigned threads, bool poisoned) {
-  const TensorSpec& spec = c.pass->outputs[index].tensor;
-  const MatrixView view = judged_view(*c.op, spec, output.shape);
-  const FailureSummary failures = comparison.failures();
-  const std::vector<int64_t> wanted = rows_to_compare(failures, view.rows);
-  std::string text = diagnose({output.dtype, output.bytes.data(), view, rows, failures,
-                               nearby_rows(c, inputs, index, view, comparison, wanted, threads),
-                               masks_of(c, inputs, spec, view.columns), poisoned});
-  const std::string fault = emulated_fault(c, inputs, index, failures, threads);
-  return text.empty() || fault.empty() ? text + fault : fault + "; " + text;
+void diagnose_outputs(const JudgedOutputs& judged, EmulatedFaults& emulated, std::vector<Comparison>& results,
+                      bool poisoned) {
+  const Case& c = judged.c;
+  const std::vector<KnownFaults> known = known_faults(judged, emulated);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].out_of_bound == 0) continue;
+    const TensorSpec& spec = c.pass->outputs[i].tensor;
+    const Tensor& output = judged.outputs[i];
+    const MatrixView view = judged_view(*c.op, spec, output.shape);
+    const FailureSummary failures = judged.compared[i]->failures();
+    const std::vector<int64_t> wanted = rows_to_compare(failures, view.rows);
+    const std::string seen =
+        diagnose({output.dtype, output.bytes.data(), view, judged.rows[i], failures,
+                  nearby_rows(c, judged.inputs, i, view, *judged.compared[i], wanted, judged.threads),
+                  masks_of(c, judged.inputs, spec, view.columns), poisoned});
+    const std::string fault = describe(known[i]);
+    results[i].diagnosis = seen.empty() || fault.empty() ? fault + seen : fault + "; " + seen;
+  }
 }
 
 }  // namespace checkop

@@ -369,6 +369,17 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
   return judgment;
 }
 
+std::vector<std::string> causes(const Case& c, const std::vector<Comparison>& comparisons) {
+  std::vector<std::string> all;
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    const std::string& text = comparisons[i].diagnosis;
+    if (text.empty()) continue;
+    const bool is_sentence = text.starts_with("is ") || text.starts_with("looks ");
+    all.push_back(fmt::format("{}{} {}", spec_of(c, i).tensor.name, is_sentence ? "" : ":", text));
+  }
+  return all;
+}
+
 int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip) {
   const auto any = [&](std::initializer_list<Verdict> wanted) {
     return std::any_of(verdicts.begin(), verdicts.end(),
