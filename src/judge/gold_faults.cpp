@@ -11,6 +11,7 @@
 
 #include "case/rank_parts.hpp"
 #include "case/sampling.hpp"
+#include "judge/gold.hpp"
 
 namespace checkop {
 namespace {
@@ -48,7 +49,8 @@ std::vector<double> decoded(const Tensor& tensor) {
 class Suspects {
  public:
   Suspects(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), emulated_(emulated) {
-    for (const Tensor& output : judged.outputs) got_.push_back(decoded(output));
+    for (const Tensor& output : judged.outputs)
+      got_.push_back(output.name.empty() ? std::vector<double>() : decoded(output));
   }
 
   /// By output; outputs that the part does not hold agree with everything.
@@ -103,7 +105,7 @@ class Suspects {
 };
 
 struct Candidate {
-  const FaultSpec* fault;
+  FaultSpec fault;
   std::vector<Fit> fits;
 
   bool gives_every_output() const {
@@ -111,16 +113,38 @@ struct Candidate {
   }
 };
 
+double work_of(const JudgedOutputs& judged) {
+  return std::max(gold_work(judged.c), cost_of(judged.c, judged.inputs).flops / 2);
+}
+
+/// The share of the gold that was computed, from 0 to 1.
+double share_of_gold(const JudgedOutputs& judged) {
+  double share = 0;
+  bool sampled = false;
+  for (size_t i = 0; i < judged.outputs.size(); ++i) {
+    const TensorSpec& spec = judged.c.pass->outputs[i].tensor;
+    if (!is_present(judged.c, spec) || judged.outputs[i].count() == 0) continue;
+    const int64_t rows = judged_view(*judged.c.op, spec, judged.outputs[i].shape).rows;
+    const int64_t compared = judged.rows[i].count(rows);
+    sampled |= compared < rows;
+    if (compared < rows) share = std::max(share, static_cast<double>(compared) / static_cast<double>(rows));
+  }
+  return sampled ? share : 1;
+}
+
 /// The search for known faults within a number of operations.
 class Search {
  public:
   Search(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), suspects_(judged, emulated) {
     for (const FaultSpec& fault : judged.c.pass->emulation->faults) {
-      if (applies_to(fault, judged.c)) faults_.push_back(&fault);
+      if (applies_to(fault, judged.c)) faults_.push_back(fault);
     }
-    const double share = share_of_gold();
+    for (const Recipe& recipe : judged.c.pass->recipes) {
+      if (lists(recipe.dtypes, info(judged.c.dtype).name)) faults_.push_back({recipe.name, recipe.formula});
+    }
+    const double share = share_of_gold(judged);
     sampled_ = share < 1;
-    work_ = gold_work(judged.c);
+    work_ = work_of(judged);
     left_ = std::max(kLeastWork, share * work_);
   }
 
@@ -131,7 +155,7 @@ class Search {
     if (!part.whole && part.n == 0) return none();
     std::vector<Candidate> all = examined(part, faults_);
     if (part.whole) return explained(all, /*everywhere=*/true);
-    std::vector<const FaultSpec*> possible;
+    std::vector<FaultSpec> possible;
     for (const Candidate& each : all) {
       if (each.gives_every_output()) possible.push_back(each.fault);
     }
@@ -142,19 +166,6 @@ class Search {
 
  private:
   std::vector<KnownFaults> none() const { return std::vector<KnownFaults>(judged_.outputs.size()); }
-
-  double share_of_gold() const {
-    double share = 0;
-    for (size_t i = 0; i < judged_.outputs.size(); ++i) {
-      const TensorSpec& spec = judged_.c.pass->outputs[i].tensor;
-      if (!is_present(judged_.c, spec)) continue;
-      const int64_t rows = judged_view(*judged_.c.op, spec, judged_.outputs[i].shape).rows;
-      const auto compared = static_cast<double>(judged_.rows[i].count(rows));
-      share = std::max(share, judged_.rows[i].all ? 1 : compared / static_cast<double>(std::max<int64_t>(rows, 1)));
-      if (!judged_.rows[i].all && compared < static_cast<double>(rows)) sampled_ = true;
-    }
-    return share;
-  }
 
   /// Rows of the batch around a failing one, as many as `work` allows; none if it allows none.
   Part some_rows(double work) const {
@@ -177,17 +188,17 @@ class Search {
     return part;
   }
 
-  std::vector<Candidate> examined(const Part& part, const std::vector<const FaultSpec*>& faults) {
+  std::vector<Candidate> examined(const Part& part, const std::vector<FaultSpec>& faults) {
     const double cost =
         part.whole ? work_ : work_ * static_cast<double>(part.n) / static_cast<double>(row_count(judged_.c));
     left_ -= cost;  // of the gold
     std::vector<Candidate> all;
-    for (const FaultSpec* fault : faults) {
-      all.push_back({fault, suspects_.fits(part, *fault, kUsual)});
+    for (const FaultSpec& fault : faults) {
+      all.push_back({fault, suspects_.fits(part, fault, kUsual)});
       left_ -= cost;
     }
     for (Candidate& each : all) {
-      if (each.fault->name == faults::kBf16Accumulator.name && is_near(each)) try_orders(part, cost, each);
+      if (each.fault.name == faults::kBf16Accumulator.name && is_near(each)) try_orders(part, cost, each);
     }
     return all;
   }
@@ -203,7 +214,7 @@ class Search {
     for (const Plan& plan : all_plans()) {
       if (left_ < cost) return;
       left_ -= cost;
-      Candidate other{candidate.fault, suspects_.fits(part, *candidate.fault, plan)};
+      Candidate other{candidate.fault, suspects_.fits(part, candidate.fault, plan)};
       if (!other.gives_every_output()) continue;
       candidate = std::move(other);
       return;
@@ -229,8 +240,8 @@ class Search {
 
   const JudgedOutputs& judged_;
   Suspects suspects_;
-  std::vector<const FaultSpec*> faults_;
-  mutable bool sampled_ = false;
+  std::vector<FaultSpec> faults_;
+  bool sampled_ = false;
   double work_ = 0, left_ = 0;  ///< of the whole case; that may still be done
 };
 
@@ -295,7 +306,10 @@ const Values& EmulatedFaults::values(const Part& part, std::string_view fault, c
     const bool present = is_present(sliced.c, output.tensor);
     values.emplace_back(present ? static_cast<size_t>(element_count(shape_of(sliced.c, output.tensor))) : 0);
   }
-  const Arithmetic arithmetic(plan, fault);
+  const bool is_recipe = std::any_of(c_.pass->recipes.begin(), c_.pass->recipes.end(),
+                                     [&](const Recipe& recipe) { return recipe.name == fault; });
+  const std::vector<std::string_view> recipes(is_recipe ? 1 : 0, fault);
+  const Arithmetic arithmetic(plan, is_recipe ? "" : fault, ActiveRecipes(recipes, c_.dtype, 1, {}));
   const std::vector<int64_t> bounds = part_bounds(sliced.c);
   c_.pass->emulation->run({sliced.inputs, sliced.c.attrs, arithmetic, values, threads_, bounds});
   for (size_t i = 0; i < values.size(); ++i) {
@@ -308,6 +322,8 @@ const Values& EmulatedFaults::values(const Part& part, std::string_view fault, c
   return values;
 }
 
+bool has_cheap_gold(const JudgedOutputs& judged) { return share_of_gold(judged) == 1 && work_of(judged) <= kLeastWork; }
+
 std::vector<KnownFaults> known_faults(const JudgedOutputs& judged, EmulatedFaults& emulated) {
   if (judged.c.pass->emulation == nullptr || row_count(judged.c) == 0)
     return std::vector<KnownFaults>(judged.outputs.size());
@@ -317,7 +333,7 @@ std::vector<KnownFaults> known_faults(const JudgedOutputs& judged, EmulatedFault
 std::string describe(const KnownFaults& found) {
   if (found.faults.empty()) return "";
   std::vector<std::string> each;
-  for (const FaultSpec* fault : found.faults) each.push_back(fmt::format("where {} ({})", fault->meaning, fault->name));
+  for (const FaultSpec& fault : found.faults) each.push_back(fmt::format("where {} ({})", fault.meaning, fault.name));
   return fmt::format("{} {}", found.certain ? "is as" : "looks like that of a kernel", fmt::join(each, ", or "));
 }
 

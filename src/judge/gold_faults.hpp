@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the known faults of the operator that explain wrong outputs: their emulation must give the elements that pass as
-// well as those that fail.
+// Finds the known faults of the operator that explain wrong outputs: their emulation must give the elements that pass
+// as well as those that fail.
 #pragma once
 
 #include <map>
@@ -19,15 +19,15 @@ namespace checkop {
 struct JudgedOutputs {
   const Case& c;
   const std::vector<Tensor>& inputs;
-  const std::vector<Tensor>& outputs;                             ///< an absent one has no name
+  const std::vector<Tensor>& outputs;                            ///< an absent one has no name
   const std::vector<std::optional<OutputComparison>>& compared;  ///< by output
-  const std::vector<RowSet>& rows;                                ///< by output: the rows that were compared
+  const std::vector<RowSet>& rows;                               ///< by output: the rows that were compared
   unsigned threads;
 };
 
-/// The known faults that explain an output.
+/// The known faults, and the rounding points of recipes, that explain an output.
 struct KnownFaults {
-  std::vector<const FaultSpec*> faults;
+  std::vector<FaultSpec> faults;  ///< of a recipe: its name and formula
   /// One fault alone explains every compared element of every output.
   bool certain = false;
 };
@@ -51,13 +51,13 @@ class EmulatedFaults {
       : c_(c), inputs_(inputs), threads_(threads) {}
 
   const Gold& gold(const Part& part);
-  /// The stored values, by output.
+  /// The stored values, by output. `fault` may also be a recipe of the pass.
   const Values& values(const Part& part, std::string_view fault, const Plan& plan);
 
  private:
   struct Sliced {
     Case c;
-    std::vector<Tensor> tensors;         ///< the rows of per-row inputs
+    std::vector<Tensor> tensors;        ///< the rows of per-row inputs
     std::vector<const Tensor*> inputs;  ///< nullptr for an absent one
   };
   const Sliced& slice(const Part& part);
@@ -69,6 +69,9 @@ class EmulatedFaults {
   std::map<Part, Gold> golds_;
   std::map<std::tuple<Part, std::string, std::string>, Values> values_;
 };
+
+/// Whether the gold of the whole case costs no more than any diagnosis may.
+bool has_cheap_gold(const JudgedOutputs& judged);
 
 /// By output, the known faults that explain it. Work is limited to about that of the check itself, counted in
 /// operations: of a large case, only some rows of the batch are emulated. Nothing is explained where even those take

@@ -249,7 +249,7 @@ class Trials {
     Trial trial;
     trial.judgment = judge(c_, run, comparisons, demands_, {false, false, false}, /*accuracy=*/true);
     trial.worst_gate = worst_gate_of(c_, comparisons);
-    trial.cause = fmt::format("{}", fmt::join(causes(c_, comparisons), "; "));
+    if (const auto all = causes(c_, comparisons); !all.empty()) trial.cause = all.front();
     return trial;
   }
 
