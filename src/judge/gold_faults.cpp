@@ -113,8 +113,15 @@ struct Candidate {
   }
 };
 
+/// Multiply-adds of the pass, and some for each element that is read, written or compared.
 double work_of(const JudgedOutputs& judged) {
-  return std::max(gold_work(judged.c), cost_of(judged.c, judged.inputs).flops / 2);
+  constexpr double kPerElement = 8;
+  double elements = 0;
+  for (const auto* tensors : {&judged.inputs, &judged.outputs}) {
+    for (const Tensor& tensor : *tensors) elements += tensor.name.empty() ? 0 : static_cast<double>(tensor.count());
+  }
+  const double flops = cost_of(judged.c, judged.inputs).flops;
+  return (flops > 0 ? flops / 2 : gold_work(judged.c)) + kPerElement * elements;
 }
 
 /// The share of the gold that was computed, from 0 to 1.
