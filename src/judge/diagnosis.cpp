@@ -119,15 +119,19 @@ bool fails(const Suspect& s, int64_t row) { return s.failures.by_row[static_cast
 
 Pattern other_row(const Suspect& s) {
   for (const int64_t step : {-1, 1}) {
-    int64_t looked_at = 0, last = -1;
+    int64_t looked_at = 0, last = -1, without = 0;
     bool every = true;
     for (const auto& [row, gold] : s.nearby) {
-      if (!fails(s, row) || !s.nearby.contains(row + step)) continue;
+      // The row at the edge may hold anything, unless it is all that speaks for the pattern.
+      if (!fails(s, row) || !s.nearby.contains(row + step)) {
+        without += fails(s, row) && s.failures.count > 1 ? 1 : 0;
+        continue;
+      }
       every = every && is_gold_of(s, row, row + step);
       ++looked_at, last = row;
       if (!every) break;
     }
-    if (looked_at > 0 && every)
+    if (looked_at > without && every)
       return {fmt::format("failing rows hold the gold of the row {}: row {} that of row {}",
                           step < 0 ? "before" : "after", last, last + step)};
   }
@@ -269,10 +273,11 @@ Pattern small_factor(const Suspect& s) {
   const bool fits = each([&](double got, double gold, double allowed) {
     const double before = (got - gold) / allowed, after = (got - by * gold) / allowed;
     from_gold += before * before, from_factor += after * after;
-    return std::abs(after) <= 1.5 * std::max(1.0, std::abs(by));
+    return std::abs(after) <= 2.5 * std::max(1.0, std::abs(by));
   });
-  if (seen < static_cast<int64_t>(kFew) || !fits || !(from_gold > kNearer * from_factor)) return {};
-  return {fmt::format("the output is {:.4g} times the gold", by), true};
+  if (seen < static_cast<int64_t>(kFew) || !fits || !(std::abs(by) > 0.01) || !(from_gold > kNearer * from_factor))
+    return {};
+  return {fmt::format("it looks like {:.4g} times the gold", by), true};
 }
 
 Pattern truncated(const Suspect& s) {
@@ -284,7 +289,7 @@ Pattern truncated(const Suspect& s) {
     return e.got == nearest - std::copysign(step, e.gold) && step > 0;
   });
   if (!fits) return {};
-  return {"the failing elements are rounded toward zero, not to nearest", true};
+  return {"it looks like rounding toward zero, not to nearest", true};
 }
 
 Pattern fewer_bits(const Suspect& s) {
@@ -436,8 +441,8 @@ Pattern diagnose(const Suspect& s) {
   std::vector<std::string> parts;
   bool complete = false;
   const bool one = s.failures.count == 1 && s.view.rows * s.view.columns > 1;
-  for (const auto& pattern : {unwritten, not_a_number, flushed, largest_alone, zeros, constant, other_row, rows_swapped,
-                              factor, small_factor, tiles_swapped, transposed, truncated, fewer_bits}) {
+  for (const auto& pattern : {unwritten, not_a_number, flushed, largest_alone, zeros, constant, rows_swapped, other_row,
+                              tiles_swapped, transposed, factor, truncated, small_factor, fewer_bits}) {
     if (!parts.empty()) break;
     Pattern found = pattern(s);
     if (found.text.empty()) continue;

@@ -10,7 +10,6 @@
 #include <cmath>
 
 #include "case/rank_parts.hpp"
-#include "case/sampling.hpp"
 #include "judge/gold.hpp"
 
 namespace checkop {
@@ -18,7 +17,7 @@ namespace {
 
 using Part = EmulatedFaults::Part;
 
-constexpr double kLeastWork = 8e6;        // that any check may cost once more, in units of gold_work(): milliseconds
+constexpr double kLeastWork = 2e7;        // that any check may cost once more, in multiply-adds: some ten ms
 constexpr double kExplained = 4e-4;       // share of the squared errors that may remain: 2 % in norm
 constexpr double kMostlyExplained = 0.1;  // the same for a guess
 constexpr double kFarthest = 1e6;         // an error that counts, in bounds: one element must not speak for all
@@ -45,6 +44,9 @@ std::vector<double> decoded(const Tensor& tensor) {
   return values;
 }
 
+/// Whether the size of the errors alone says something, since they depend on the order of addition.
+bool is_of_order(const FaultSpec& fault) { return fault.name == faults::kBf16Accumulator.name; }
+
 /// The outputs of a check, held against emulations of one part of it.
 class Suspects {
  public:
@@ -57,15 +59,17 @@ class Suspects {
   std::vector<Fit> fits(const Part& part, const FaultSpec& fault, const Plan& plan) {
     const EmulatedFaults::Gold& gold = emulated_.gold(part);
     const Values& wrong = emulated_.values(part, fault.name, plan);
+    const bool to_the_end = is_of_order(fault);
     std::vector<Fit> all(got_.size());
     for (size_t i = 0; i < all.size(); ++i) {
-      if (!gold.value[i].empty()) all[i] = fit_of(i, part, gold, wrong[i]);
+      if (!gold.value[i].empty()) all[i] = fit_of(i, part, gold, wrong[i], to_the_end);
     }
     return all;
   }
 
  private:
-  Fit fit_of(size_t index, const Part& part, const EmulatedFaults::Gold& gold, const std::vector<double>& wrong) const {
+  Fit fit_of(size_t index, const Part& part, const EmulatedFaults::Gold& gold, const std::vector<double>& wrong,
+             bool to_the_end) const {
     const DType dtype = judged_.outputs[index].dtype;
     const OutputComparison& comparison = *judged_.compared[index];
     const std::vector<double>& value = gold.value[index];
@@ -84,6 +88,7 @@ class Suspects {
       }
       const double stored = half_ulp(dtype, wrong[i]), off = std::abs(got[i] - wrong[i]);
       fit.gives_all &= off <= 2 * (growth * allowed + stored);
+      if (!fit.gives_all && !to_the_end) return fit;
       if (!fails) continue;
       const double unit = allowed + half_ulp(dtype, value[i]);
       const double before = std::min(std::abs(got[i] - value[i]) / unit, kFarthest), after = off / unit;
@@ -115,13 +120,12 @@ struct Candidate {
 
 /// Multiply-adds of the pass, and some for each element that is read, written or compared.
 double work_of(const JudgedOutputs& judged) {
-  constexpr double kPerElement = 8;
+  constexpr double kPerElement = 4;
   double elements = 0;
   for (const auto* tensors : {&judged.inputs, &judged.outputs}) {
     for (const Tensor& tensor : *tensors) elements += tensor.name.empty() ? 0 : static_cast<double>(tensor.count());
   }
-  const double flops = cost_of(judged.c, judged.inputs).flops;
-  return (flops > 0 ? flops / 2 : gold_work(judged.c)) + kPerElement * elements;
+  return cost_of(judged.c, judged.inputs).flops / 2 + kPerElement * elements;
 }
 
 /// The share of the gold that was computed, from 0 to 1.
@@ -155,32 +159,40 @@ class Search {
     left_ = std::max(kLeastWork, share * work_);
   }
 
+  /// First a few rows of the batch, which rule out most faults, and then the whole case.
   std::vector<KnownFaults> run() {
     const auto n = static_cast<double>(faults_.size());
-    Part part;
-    if (sampled_ || (n + 1) * work_ > left_) part = some_rows(left_ / 2 / (n + 1));
-    if (!part.whole && part.n == 0) return none();
-    std::vector<Candidate> all = examined(part, faults_);
-    if (part.whole) return explained(all, /*everywhere=*/true);
-    std::vector<FaultSpec> possible;
-    for (const Candidate& each : all) {
-      if (each.gives_every_output()) possible.push_back(each.fault);
-    }
-    if (sampled_ || possible.empty() || static_cast<double>(possible.size() + 1) * work_ > left_)
-      return explained(all, /*everywhere=*/false);
-    return explained(examined({}, possible), /*everywhere=*/true);
+    const Part part = some_rows(0.75 * left_ / (n + 1));
+    std::vector<Candidate> in_part;
+    std::vector<FaultSpec> possible, others;
+    if (part.n > 0) in_part = examined(part, faults_);
+    for (const Candidate& each : in_part) (each.gives_every_output() ? possible : others).push_back(each.fault);
+    if (in_part.empty()) possible = faults_;
+    if (sampled_ || !is_affordable(possible)) return explained(in_part, /*everywhere=*/false);
+    std::vector<Candidate> all = examined({}, possible);
+    std::vector<KnownFaults> found = explained(all, /*everywhere=*/true);
+    const bool explains =
+        std::any_of(found.begin(), found.end(), [](const auto& each) { return !each.faults.empty(); });
+    // The fault may mix rows, so that it looks different in a part.
+    if (explains || others.empty() || !is_affordable(others)) return found;
+    for (Candidate& each : examined({}, others)) all.push_back(std::move(each));
+    return explained(all, /*everywhere=*/true);
   }
 
  private:
   std::vector<KnownFaults> none() const { return std::vector<KnownFaults>(judged_.outputs.size()); }
 
-  /// Rows of the batch around a failing one, as many as `work` allows; none if it allows none.
+  bool is_affordable(const std::vector<FaultSpec>& faults) const {
+    return static_cast<double>(faults.size() + 1) * work_ <= left_;
+  }
+
+  /// An eighth of the rows of the batch, around a failing one, or as many as `work` allows; maybe none.
   Part some_rows(double work) const {
     const Case& c = judged_.c;
     const int64_t rows = row_count(c);
     Part part{0, 0, false};
     if (c.op->row_dims.empty() || rows < 2) return part;
-    part.n = std::min<int64_t>(rows - 1, static_cast<int64_t>(work * static_cast<double>(rows) / work_));
+    part.n = std::min((rows + 7) / 8, static_cast<int64_t>(work * static_cast<double>(rows) / work_));
     for (size_t i = 0; i < judged_.outputs.size(); ++i) {
       const TensorSpec& spec = c.pass->outputs[i].tensor;
       if (!is_present(c, spec) || !is_per_row(*c.op, spec)) continue;
@@ -205,7 +217,7 @@ class Search {
       left_ -= cost;
     }
     for (Candidate& each : all) {
-      if (each.fault.name == faults::kBf16Accumulator.name && is_near(each)) try_orders(part, cost, each);
+      if (is_of_order(each.fault) && is_near(each)) try_orders(part, cost, each);
     }
     return all;
   }

@@ -369,6 +369,10 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
   return judgment;
 }
 
+bool is_of_numbers(const Judgment& judgment) {
+  return judgment.kind == "accuracy" || judgment.kind == "nonfinite" || judgment.kind == "identity";
+}
+
 std::vector<std::string> causes(const Case& c, const std::vector<Comparison>& comparisons) {
   std::vector<std::string> all;
   for (size_t i = 0; i < comparisons.size(); ++i) {

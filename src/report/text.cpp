@@ -142,7 +142,7 @@ std::string describe(const KnownFailure& known) {
                      known.issue.empty() ? "" : known.issue + "; ", known.owner);
 }
 
-/// Prints every gate of every output, and what a failed output looks like.
+/// Prints every gate of every output.
 void print_gates(std::FILE* out, const CaseRecord& record) {
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
     const TensorSpec& spec = record.c.pass->outputs[i].tensor;
@@ -155,9 +155,6 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
       if (of_model && !model->orders.empty())
         fmt::print(out, "             {}, orders on {} of its rows: {}\n", spec.name, model->rows_tried,
                    describe_orders(*model));
-    }
-    if (!record.comparisons[i].diagnosis.empty()) {
-      fmt::print(out, "             {} likely cause: {}\n", spec.name, record.comparisons[i].diagnosis);
     }
   }
 }
@@ -242,7 +239,13 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
   if (pass && !record.judgment.reason.empty()) fmt::print(out, "             {}\n", record.judgment.reason);
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
   if (!pass) {
+    const std::vector<std::string> causes = checkop::causes(record.c, record.comparisons);
+    const bool first = is_of_numbers(record.judgment);
+    for (const std::string& cause : causes)
+      if (first) fmt::print(out, "             {}\n", cause);
     fmt::print(out, "             {}\n", record.judgment.reason);
+    for (const std::string& cause : causes)
+      if (!first) fmt::print(out, "             {}\n", cause);
     if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
   }
   if (!record.run.unobserved.empty())
