@@ -103,7 +103,7 @@ Pattern constant(const Suspect& s) {
   const auto same = [&](double x) { return std::abs(x - sample.front().gold) <= sample.front().bound; };
   if (sample.size() < kFew || most(sample, [&](const auto& e) { return same(e.gold); })) return {};
   if (!all(sample, [&](const auto& e) { return e.got == value; })) return {};
-  return {fmt::format("the failing elements all hold the same value, {:.6g}", value)};
+  return {fmt::format("the failing elements all hold the same value, {:.6g}", value), true};
 }
 
 /// Whether stored row `row` holds the gold of row `other`.
@@ -133,7 +133,8 @@ Pattern other_row(const Suspect& s) {
     }
     if (looked_at > without && every)
       return {fmt::format("failing rows hold the gold of the row {}: row {} that of row {}",
-                          step < 0 ? "before" : "after", last, last + step)};
+                          step < 0 ? "before" : "after", last, last + step),
+              true};
   }
   return {};
 }
@@ -145,7 +146,7 @@ Pattern rows_swapped(const Suspect& s) {
   }
   if (failing.size() != 2 || !s.nearby.contains(failing[0]) || !s.nearby.contains(failing[1])) return {};
   if (!is_gold_of(s, failing[0], failing[1]) || !is_gold_of(s, failing[1], failing[0])) return {};
-  return {fmt::format("rows {} and {} have changed places", failing[0], failing[1])};
+  return {fmt::format("rows {} and {} have changed places", failing[0], failing[1]), true};
 }
 
 /// The first and the last failing index of a direction.
@@ -187,7 +188,8 @@ Pattern tiles_swapped(const Suspect& s) {
     const auto from = [&](int64_t row, int64_t c) { return std::pair{row, c < begin + width ? c + width : c - width}; };
     if (holds_gold_from(s, begin, end, from))
       return {fmt::format("columns {} to {} and {} to {} have changed places", begin, begin + width - 1, begin + width,
-                          end - 1)};
+                          end - 1),
+              true};
   }
   return {};
 }
@@ -201,7 +203,8 @@ Pattern transposed(const Suspect& s) {
       continue;
     const auto from = [&](int64_t r, int64_t c) { return std::pair{row + (c - column), column + (r - row)}; };
     if (holds_gold_from(s, column, column + size, from))
-      return {fmt::format("the block of {} x {} elements at row {}, column {} is transposed", size, size, row, column)};
+      return {fmt::format("the block of {} x {} elements at row {}, column {} is transposed", size, size, row, column),
+              true};
   }
   return {};
 }
@@ -399,6 +402,7 @@ std::string masked(const Suspect& s) {
 /// "only where q_heads is 3": all of a good part of what has that index fails, and nothing else. The last dimension and
 /// those of one or two are left to chance and to other patterns.
 std::string one_index(const Suspect& s) {
+  if (const auto [first, last] = range_of(s.failures.by_row); first == last) return "";
   int64_t stride = 1;
   for (const auto& [name, extent] : s.dims) stride *= extent;
   for (size_t d = 0; d + 1 < s.dims.size(); ++d) {
