@@ -225,6 +225,7 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
 /// Everything wrong with the candidate's run. Sets `compared` if any comparison was made.
 Findings findings(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
                   const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy, bool& compared) {
+  Findings found;
   switch (run.status) {
     case RunStatus::ok:
       break;
@@ -242,9 +243,11 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
       return {{Verdict::skipped, "memory", run.message}};
     case RunStatus::failed:
       if (run.device_lost) return {{Verdict::error, "device", run.message}};
+      // Inputs and what lies around them can't be written to, and the attempt was its end.
+      judge_memory(c, run, found);
+      if (!found.empty()) return found;
       return {fail("candidate", fmt::format("the candidate failed: {}", run.message))};
   }
-  Findings found;
   if (checks.memory) judge_memory(c, run, found);
   if (!run.rank_differences.empty()) found.push_back(fail("ranks", run.rank_differences.front()));
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {

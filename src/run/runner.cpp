@@ -127,6 +127,8 @@ RunResult run_candidate(Device& device, const Candidate& candidate, const Case& 
     result.status = RunStatus::ok;
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);
+    if (!stopped.modified_input.empty()) result.modified_inputs.push_back(stopped.modified_input);
+    if (!stopped.guard_violation.empty()) result.guard_violations.push_back(stopped.guard_violation);
     // The next check needs a fresh process: a rank that did not return is still running in this one.
     result.device_lost = stopped.status == RunStatus::crashed || stopped.status == RunStatus::timeout;
   } catch (const OutOfMemory& e) {

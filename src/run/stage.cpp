@@ -181,7 +181,8 @@ void Stage::make_workspace(size_t extra) {
   if (bytes == 0) return;
   bytes += extra;
   workspace =
-      std::make_unique<GuardedBuffer>(device_, DType::u8, static_cast<int64_t>(bytes), "workspace" + suffix_, "byte");
+      std::make_unique<GuardedBuffer>(device_, DType::u8, static_cast<int64_t>(bytes), "workspace" + suffix_, "byte",
+                                      /*offset=*/0, Access::write);
 }
 
 std::vector<BufferPtr> Stage::copy_outputs() {
@@ -252,7 +253,8 @@ std::string Stage::launch(const InitialState& initial, int run) {
     for (const RankRun& rank : ranks_->runs()) elapsed_ms = std::max(elapsed_ms, rank.ms);
   }
   if (const auto& stopped = answer.stopped) {
-    throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_)};
+    throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_),
+                  stopped->modified_input, stopped->guard_violation};
   }
   if (ranks_) ranks_->gather(*this, rank_differences_);
   return answer.message;

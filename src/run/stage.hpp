@@ -31,6 +31,8 @@ bool is_small(const Device& device, size_t bytes);
 struct Stopped {
   RunStatus status;
   std::string message;
+  /// Entries of RunResult::modified_inputs and RunResult::guard_violations; "": none.
+  std::string modified_input = {}, guard_violation = {};
 };
 
 /// The result of one call to a candidate; `stopped` is set unless it was ok.
