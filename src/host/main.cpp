@@ -111,9 +111,10 @@ void map_windows(Unpacker& unpacker, const std::vector<Descriptor>& descriptors)
   }
 }
 
-Packer call_kernel(Request request, Unpacker& unpacker, Lane& lane, const std::vector<Descriptor>& descriptors) {
+Packer call_kernel(Request request, Unpacker& unpacker, Lane& lane, std::vector<Descriptor>& descriptors) {
   drop_windows(unpacker);
   map_windows(unpacker, descriptors);
+  descriptors.clear();
   const auto plugin = unpacker.get<uint64_t>(), number = unpacker.get<uint64_t>();
   const checkop_kernel& kernel = *plugins.at(plugin).kernels.at(number);
   Call call(unpacker, kernel, windows, &lane.comm);

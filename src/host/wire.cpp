@@ -87,7 +87,7 @@ bool receive(int socket, std::string& message, std::vector<Descriptor>& descript
   }
   std::memcpy(&length, piece.data(), sizeof length);
   got -= sizeof length;
-  if (length > most || got > length) return false;  // nobody sends before it was answered
+  if (length > most || got > length) throw WireError("a message that nobody asked for");
   message.assign(piece.data() + sizeof length, got);
   message.resize(length);
   while (got < length) {

@@ -102,8 +102,8 @@ class Unpacker {
 /// Sends one message and waits as long as it takes. Returns whether the other end took it.
 bool send(int socket, std::string_view message, const std::vector<int>& descriptors = {});
 
-/// Waits for one message. Returns false where the other end has closed the connection, or sends what is no message of
-/// at most `most` bytes.
+/// Waits for one message. Returns false where the other end has closed the connection. Throws WireError for what is no
+/// message of at most `most` bytes.
 bool receive(int socket, std::string& message, std::vector<Descriptor>& descriptors, uint64_t most);
 
 /// For requests, which the process believes.

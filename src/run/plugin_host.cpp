@@ -108,6 +108,12 @@ PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string&
   shared_->before_large_block([this] { drop_freed(); });
 }
 
+std::optional<std::string> PluginHost::end() {
+  const std::lock_guard lock(mutex_);
+  if (end_.empty() && child_.is_alive()) return {};
+  return how_it_ended();
+}
+
 PluginHost::~PluginHost() { shared_->before_large_block({}); }
 
 void PluginHost::limit_memory(uint64_t has, uint64_t bytes) {
@@ -284,6 +290,7 @@ std::string PluginHost::call(Request what, const checkop_call& call, Answer want
     if (kind != wanted) throw WireError("no such answer was expected");
     return answer;
   } catch (const WireError& e) {
+    child_.kill();  // what it says means nothing from now on
     throw Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
   } catch (const DeviceError& e) {
     throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};

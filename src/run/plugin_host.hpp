@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -33,6 +34,8 @@ class PluginHost {
 
   const std::vector<Candidate>& candidates() const { return candidates_; }
 
+  /// How the process ended, if it has: a thread of a kernel can outlive its call, and then crash.
+  std::optional<std::string> end();
   /// Private memory of the process.
   uint64_t memory() const { return process_memory(child_.id()); }
   /// Limits memory() to `has` + `bytes`, and workspaces to `bytes`.

@@ -103,6 +103,11 @@ LaunchStatus answer_of(const std::vector<std::optional<RankLaunchStatus>>& answe
   // A crash, timeout or lost device of one rank is worse than what the other ranks report.
   for (const RunStatus status : {RunStatus::crashed, RunStatus::timeout, RunStatus::no_device})
     if (std::find(stopped.begin(), stopped.end(), status) != stopped.end()) return {Stopped{status, words}, ""};
+  for (const auto& answer : answers) {
+    const auto& why = answer->status.stopped;
+    if (!why || answer->is_broken_off || why->status == RunStatus::unsupported) continue;
+    if (!why->modified_input.empty() || !why->guard_violation.empty()) return {*why, ""};
+  }
   for (const RunStatus status : stopped)
     if (status != RunStatus::unsupported) return {Stopped{status, words}, ""};
   // All ranks or none must support a plain launch; other launch modes may be supported by some ranks only.

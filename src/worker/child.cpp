@@ -78,7 +78,13 @@ void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() +
 
 /// Runs one candidate, or times several.
 json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates, RankLink* ranks,
-               External* external, std::vector<Descriptor>& descriptors) {
+               External* external, PluginHost* host, std::vector<Descriptor>& descriptors) {
+  if (const auto end = host != nullptr ? host->end() : std::nullopt) {
+    RunResult result;
+    result.status = RunStatus::crashed;
+    result.message = "between two cases: " + *end;
+    return encode(result);
+  }
   size_t next = 0;
   const Case c = decode_case(request.at("case"));
   const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
@@ -117,7 +123,7 @@ void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* r
       const uint64_t has = in_all ? at_start : used();
       host != nullptr ? host->limit_memory(has, allowed) : limit_own_memory(has, allowed);
     }
-    json answer = answer_to(request, device, candidates, ranks, external, message.descriptors);
+    json answer = answer_to(request, device, candidates, ranks, external, host, message.descriptors);
     fflush(stdout);  // what the plugin printed belongs to this case
     // A candidate that forked came back twice; only the worker itself may answer.
     if (getpid() != own_pid) _exit(0);
