@@ -205,21 +205,56 @@ class Filter {
 };
 
 /// Reach other processes, the kernel's inside or the machine's set-up; no candidate needs them.
-constexpr long kForbidden[] = {
-    __NR_ptrace,         __NR_process_vm_readv, __NR_process_vm_writev,  __NR_process_madvise, __NR_pidfd_getfd,
-    __NR_kcmp,           __NR_perf_event_open,  __NR_bpf,                __NR_userfaultfd,     __NR_io_uring_setup,
-    __NR_io_uring_enter, __NR_keyctl,           __NR_add_key,            __NR_request_key,     __NR_mount,
-    __NR_umount2,        __NR_unshare,          __NR_setns,              __NR_chroot,          __NR_pivot_root,
-    __NR_open_tree,      __NR_move_mount,       __NR_fsopen,             __NR_open_by_handle_at,
-    __NR_init_module,    __NR_finit_module,     __NR_delete_module,      __NR_kexec_load,      __NR_reboot,
-    __NR_swapon,         __NR_swapoff,          __NR_settimeofday,       __NR_clock_settime,   __NR_clock_adjtime,
-    __NR_adjtimex,       __NR_sethostname,      __NR_setdomainname,      __NR_syslog,          __NR_acct,
-    __NR_quotactl,       __NR_migrate_pages,    __NR_move_pages,         __NR_setpriority,     __NR_ioprio_set};
+constexpr long kForbidden[] = {__NR_ptrace,
+                               __NR_process_vm_readv,
+                               __NR_process_vm_writev,
+                               __NR_process_madvise,
+                               __NR_pidfd_getfd,
+                               __NR_kcmp,
+                               __NR_perf_event_open,
+                               __NR_bpf,
+                               __NR_userfaultfd,
+                               __NR_io_uring_setup,
+                               __NR_io_uring_enter,
+                               __NR_keyctl,
+                               __NR_add_key,
+                               __NR_request_key,
+                               __NR_mount,
+                               __NR_umount2,
+                               __NR_unshare,
+                               __NR_setns,
+                               __NR_chroot,
+                               __NR_pivot_root,
+                               __NR_open_tree,
+                               __NR_move_mount,
+                               __NR_fsopen,
+                               __NR_open_by_handle_at,
+                               __NR_init_module,
+                               __NR_finit_module,
+                               __NR_delete_module,
+                               __NR_kexec_load,
+                               __NR_reboot,
+                               __NR_swapon,
+                               __NR_swapoff,
+                               __NR_settimeofday,
+                               __NR_clock_settime,
+                               __NR_clock_adjtime,
+                               __NR_adjtimex,
+                               __NR_sethostname,
+                               __NR_setdomainname,
+                               __NR_syslog,
+                               __NR_acct,
+                               __NR_quotactl,
+                               __NR_migrate_pages,
+                               __NR_move_pages,
+                               __NR_setpriority,
+                               __NR_ioprio_set};
 
 /// What outlives a process and would carry answers to the next one, and what starts or limits processes.
-constexpr long kForbiddenToPlugins[] = {__NR_socket, __NR_shmget,    __NR_msgget,    __NR_semget,
-                                        __NR_mq_open, __NR_execve,   __NR_execveat,  __NR_setrlimit,
-                                        __NR_pidfd_open, __NR_pidfd_send_signal, __NR_tkill};
+constexpr long kForbiddenToPlugins[] = {
+    __NR_socket, __NR_shmget,   __NR_msgget,    __NR_semget,     __NR_mq_open,
+    __NR_execve, __NR_execveat, __NR_setrlimit, __NR_pidfd_open, __NR_pidfd_send_signal,
+    __NR_tkill};
 
 /// Only among a process's own threads. A signal 0 to others, which tells whether they live, is refused as well.
 constexpr long kSignals[] = {__NR_kill, __NR_tgkill, __NR_rt_sigqueueinfo, __NR_rt_tgsigqueueinfo};

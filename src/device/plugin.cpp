@@ -80,7 +80,6 @@ std::map<std::string, const checkop_plugin*>& linked_plugins() {
   return plugins;
 }
 
-
 }  // namespace
 
 void require_recipes(const std::string& where, const Operator& op, const std::vector<std::string>& names) {

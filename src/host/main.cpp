@@ -197,8 +197,8 @@ void serve(int socket) {
       if (!send(socket, packed.bytes())) _exit(1);
     }
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "check_operator plugin host: %s\n", e.what());
-    _exit(1);
+    const std::string text = std::string("check_operator, process of plugins: ") + e.what() + "\n";
+    _exit(write(STDERR_FILENO, text.data(), text.size()) < 0 ? 2 : 1);
   }
 }
 

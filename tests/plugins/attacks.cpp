@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attacks on the judge: each candidate of matmul/forward answers wrongly unless its attack succeeds, and says in its
-// message whether a step of it did. Beside them honest candidates that use the same features. Only for worker processes.
+// message whether a step of it did. Beside them honest candidates that use the same features. Only for worker
+// processes.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -178,7 +179,7 @@ checkop_status makes_input_writable(const checkop_call* call) {
 }
 checkop_status writes_input_by_proc_self_mem(const checkop_call* call) {
   const int memory = open("/proc/self/mem", O_RDWR);
-  const float value = 0;
+  const float value = *static_cast<const float*>(call->inputs[0].data);  // what is there already
   const ssize_t n = pwrite(memory, &value, sizeof value, reinterpret_cast<off_t>(call->inputs[0].data));
   return succeed_if(n == sizeof value, call);
 }
@@ -186,17 +187,18 @@ checkop_status writes_input(const checkop_call* call) {
   static_cast<float*>(call->inputs[0].data)[1] = 0;
   return multiply(call);
 }
-/// Says "done" on every connection that it finds, and works no more.
+/// Answers this call and the next one itself, and works no more.
 checkop_status forges_done(const checkop_call* call) {
-  struct [[gnu::packed]] {
+  struct [[gnu::packed]] Done {
     uint64_t length = 13;
     uint8_t kind = 2;
     int32_t status = 0;
     uint64_t message = 0;
-  } const done;
-  write(3, &done, sizeof done);
+  };
+  const Done done[2];
+  const bool is_sent = write(3, &done, sizeof done) == sizeof done;
   write_zeros(call->outputs[0]);
-  return CHECKOP_OK;
+  return is_sent ? CHECKOP_OK : CHECKOP_FAILED;
 }
 /// Writes only what seems not to be written yet.
 checkop_status writes_over_nan_alone(const checkop_call* call) {
@@ -285,20 +287,47 @@ size_t some_workspace(const checkop_call*) { return 1000; }
 
 #define ATTACK(name) kernel(#name, name)
 constexpr checkop_kernel kKernels[] = {
-    ATTACK(signals_parent),       ATTACK(signals_group),         ATTACK(signals_everyone),
-    ATTACK(signals_by_descriptor), ATTACK(queues_signal),        ATTACK(ptraces_parent),
-    ATTACK(reads_parent_memory),  ATTACK(opens_parent_memory),   ATTACK(reads_parent_command),
-    ATTACK(limits_parent),        ATTACK(forks),                 ATTACK(becomes_daemon),
-    ATTACK(leaves_group),         ATTACK(starts_a_program),      ATTACK(becomes_a_program),
-    ATTACK(rewrites_file),        ATTACK(removes_file),          ATTACK(reads_file),
-    ATTACK(rewrites_itself),      ATTACK(remembers_on_disk),     ATTACK(remembers_in_shared_memory),
-    ATTACK(remembers_in_system_v), ATTACK(asks_the_network),     ATTACK(asks_a_local_socket),
-    ATTACK(traces_events),        ATTACK(makes_input_writable),  ATTACK(writes_input_by_proc_self_mem),
-    ATTACK(writes_input),         ATTACK(forges_done),           ATTACK(writes_over_nan_alone),
-    ATTACK(writes_after_done),    ATTACK(writes_slack),          ATTACK(raises_its_limit),
-    ATTACK(honest_threads),       ATTACK(honest_memory),         ATTACK(honest_temporary_file),
-    ATTACK(honest_signal),        ATTACK(honest_look_at_the_machine), ATTACK(honest_library),
-    ATTACK(honest_exception),     kernel("honest_workspace", honest_workspace, some_workspace),
+    ATTACK(signals_parent),
+    ATTACK(signals_group),
+    ATTACK(signals_everyone),
+    ATTACK(signals_by_descriptor),
+    ATTACK(queues_signal),
+    ATTACK(ptraces_parent),
+    ATTACK(reads_parent_memory),
+    ATTACK(opens_parent_memory),
+    ATTACK(reads_parent_command),
+    ATTACK(limits_parent),
+    ATTACK(forks),
+    ATTACK(becomes_daemon),
+    ATTACK(leaves_group),
+    ATTACK(starts_a_program),
+    ATTACK(becomes_a_program),
+    ATTACK(rewrites_file),
+    ATTACK(removes_file),
+    ATTACK(reads_file),
+    ATTACK(rewrites_itself),
+    ATTACK(remembers_on_disk),
+    ATTACK(remembers_in_shared_memory),
+    ATTACK(remembers_in_system_v),
+    ATTACK(asks_the_network),
+    ATTACK(asks_a_local_socket),
+    ATTACK(traces_events),
+    ATTACK(makes_input_writable),
+    ATTACK(writes_input_by_proc_self_mem),
+    ATTACK(writes_input),
+    ATTACK(forges_done),
+    ATTACK(writes_over_nan_alone),
+    ATTACK(writes_after_done),
+    ATTACK(writes_slack),
+    ATTACK(raises_its_limit),
+    ATTACK(honest_threads),
+    ATTACK(honest_memory),
+    ATTACK(honest_temporary_file),
+    ATTACK(honest_signal),
+    ATTACK(honest_look_at_the_machine),
+    ATTACK(honest_library),
+    ATTACK(honest_exception),
+    kernel("honest_workspace", honest_workspace, some_workspace),
 };
 constexpr checkop_plugin kPlugin = plugin(kKernels);
 
