@@ -80,11 +80,14 @@ class PackedCall {
     const size_t from_width = width_of(t.dtype), to_width = width_of(dtype);
     std::vector<std::byte> copy(static_cast<size_t>(count) * to_width);
     const auto* from = static_cast<const std::byte*>(t.data);
+    const int64_t run = rank == 0 ? 1 : t.shape[rank - 1], step = rank == 0 ? 1 : t.strides[rank - 1];
     int64_t there = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      move_element(from + there * static_cast<int64_t>(from_width), t.dtype, &copy[static_cast<size_t>(i) * to_width],
-                   dtype);
+    for (int64_t first = 0; first < count; first += run) {
+      for (int64_t k = 0; k < run; ++k)
+        move_element(from + (there + k * step) * static_cast<int64_t>(from_width), t.dtype,
+                     &copy[static_cast<size_t>(first + k) * to_width], dtype);
       for (size_t d = rank; d-- > 0;) {
+        if (d + 1 == rank) continue;
         there += t.strides[d];
         if (++at[d] < t.shape[d]) break;
         there -= t.shape[d] * t.strides[d];
@@ -98,7 +101,16 @@ class PackedCall {
 
   static void move_element(const std::byte* from, int32_t from_dtype, std::byte* to, int32_t to_dtype) {
     if (from_dtype == to_dtype) {
-      std::memcpy(to, from, width_of(to_dtype));
+      switch (width_of(to_dtype)) {  // the compiler knows how to copy these
+        case 1:
+          return void(std::memcpy(to, from, 1));
+        case 2:
+          return void(std::memcpy(to, from, 2));
+        case 4:
+          return void(std::memcpy(to, from, 4));
+        default:
+          return void(std::memcpy(to, from, 8));
+      }
     } else if (from_dtype == CHECKOP_I32) {
       int32_t narrow;
       std::memcpy(&narrow, from, sizeof(narrow));

@@ -100,47 +100,53 @@ void place_input(const Case& c, const TensorSpec& spec, size_t index, Arrangemen
   }
 }
 
-/// Calls body(index in the contiguous tensor, index in the buffer, whether it is the first element there) for each
-/// element.
+/// Calls body(index in the contiguous tensor, index in the buffer, stride, elements) for each run of the last
+/// dimension.
 template <class Body>
-void for_each_element(const Placement& placement, const Body& body) {
+void for_each_run(const Placement& placement, const Body& body) {
   const size_t rank = placement.shape.size();
+  const int64_t n = element_count(placement.shape), run = rank == 0 ? 1 : placement.shape.back();
+  const int64_t stride = rank == 0 ? 1 : placement.strides.back();
   Shape at(rank, 0);
-  int64_t there = placement.first, shared = 0;  // dimensions of stride 0 whose index is not 0
-  const int64_t n = element_count(placement.shape);
-  for (int64_t i = 0; i < n; ++i) {
-    body(i, there, shared == 0);
+  int64_t there = placement.first;
+  for (int64_t i = 0; i < n; i += run) {
+    body(i, there, stride, run);
     for (size_t d = rank; d-- > 0;) {
-      const bool is_shared = placement.strides[d] == 0;
-      if (++at[d] < placement.shape[d]) {
-        there += placement.strides[d];
-        if (is_shared && at[d] == 1) ++shared;
-        break;
-      }
-      there -= (at[d] - 1) * placement.strides[d];
-      if (is_shared && at[d] > 1) --shared;
+      if (d + 1 == rank) continue;
+      there += placement.strides[d];
+      if (++at[d] < placement.shape[d]) break;
+      there -= placement.shape[d] * placement.strides[d];
       at[d] = 0;
     }
   }
 }
 
-/// Copies `n` elements of `width` bytes; the compiler unrolls the widths.
+/// Where elements share memory, they must be equal.
 template <size_t width>
 void scatter(const Placement& placement, const std::byte* from, std::byte* to) {
-  for_each_element(placement, [&](int64_t i, int64_t there, bool is_first) {
-    if (is_first) std::memcpy(to + static_cast<size_t>(there) * width, from + static_cast<size_t>(i) * width, width);
+  for_each_run(placement, [&](int64_t i, int64_t there, int64_t stride, int64_t n) {
+    const std::byte* const begin = from + static_cast<size_t>(i) * width;
+    std::byte* const place = to + static_cast<size_t>(there) * width;
+    if (stride == 1) {
+      std::memcpy(place, begin, static_cast<size_t>(n) * width);
+    } else {
+      for (int64_t k = 0; k < n; ++k)
+        std::memcpy(place + static_cast<size_t>(k * stride) * width, begin + static_cast<size_t>(k) * width, width);
+    }
   });
 }
 
 template <class To, class From>
 void convert(const Placement& placement, const std::byte* from, std::byte* to) {
-  for_each_element(placement, [&](int64_t i, int64_t there, bool) {
-    From value;
-    std::memcpy(&value, from + static_cast<size_t>(i) * sizeof(From), sizeof(From));
-    // What is no id stays none: left-out rows may hold any number.
-    using Limits = std::numeric_limits<To>;
-    const To stored = std::in_range<To>(value) ? static_cast<To>(value) : value < 0 ? Limits::min() : Limits::max();
-    std::memcpy(to + static_cast<size_t>(there) * sizeof(To), &stored, sizeof(To));
+  for_each_run(placement, [&](int64_t i, int64_t there, int64_t stride, int64_t n) {
+    for (int64_t k = 0; k < n; ++k) {
+      From value;
+      std::memcpy(&value, from + static_cast<size_t>(i + k) * sizeof(From), sizeof(From));
+      // What is no id stays none: left-out rows may hold any number.
+      using Limits = std::numeric_limits<To>;
+      const To stored = std::in_range<To>(value) ? static_cast<To>(value) : value < 0 ? Limits::min() : Limits::max();
+      std::memcpy(to + static_cast<size_t>(there + k * stride) * sizeof(To), &stored, sizeof(To));
+    }
   });
 }
 
@@ -201,11 +207,14 @@ bool changes_inputs(const Case& c, Arrangement arrangement) {
 void equalise(const Placement& placement, std::byte* content) {
   if (std::find(placement.strides.begin(), placement.strides.end(), 0) == placement.strides.end()) return;
   const size_t width = info(placement.dtype).bytes;
-  std::vector<int64_t> firsts(static_cast<size_t>(placement.elements));
-  for_each_element(placement, [&](int64_t i, int64_t there, bool is_first) {
-    int64_t& first = firsts[static_cast<size_t>(there)];
-    if (is_first) first = i;
-    std::memmove(content + static_cast<size_t>(i) * width, content + static_cast<size_t>(first) * width, width);
+  std::vector<int64_t> firsts(static_cast<size_t>(placement.elements), -1);
+  for_each_run(placement, [&](int64_t begin, int64_t there, int64_t stride, int64_t n) {
+    for (int64_t k = 0; k < n; ++k) {
+      const int64_t i = begin + k;
+      int64_t& first = firsts[static_cast<size_t>(there + k * stride)];
+      if (first < 0) first = i;
+      std::memmove(content + static_cast<size_t>(i) * width, content + static_cast<size_t>(first) * width, width);
+    }
   });
 }
 

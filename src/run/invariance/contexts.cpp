@@ -230,6 +230,23 @@ class Planner {
     }
   }
 
+  /// In launches of the whole case: a launch, its twin, and the copies of inputs, which are made and checked on the
+  /// host.
+  double cost_of_layout(const Context& context) const {
+    constexpr double kCopyingPerLaunch = 4;
+    const Case launched = context_case(c_, context);
+    double moved = 0;
+    for (const TensorSpec& spec : launched.pass->inputs) {
+      if (!is_present(launched, spec)) continue;
+      const Placement placement = placement_of(launched, spec, {0, 0, context.arrangement});
+      if (placement != placement_of(launched, spec, {}))
+        moved += static_cast<double>(element_count(placement.shape)) * static_cast<double>(info(placement.dtype).bytes);
+    }
+    const double small = device_.kind == "cpu" ? kSmallBytes : kSmallGpuBytes;
+    return cost_of(c_, device_, context) * (context.has_twin() ? 2 : 1) +
+           kCopyingPerLaunch * moved / std::max(small, static_cast<double>(tensor_bytes(c_)));
+  }
+
   /// Drops contexts beyond kMostForLayouts, so that the cases of an operator share the arrangements.
   void few_layouts() {
     layouts();
@@ -239,7 +256,7 @@ class Planner {
     std::rotate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(turn), list.end());
     double cost = 0;
     std::erase_if(list, [&](const Context& context) {
-      const double more = cost_of(c_, device_, context) * (context.has_twin() ? 2 : 1);
+      const double more = cost_of_layout(context);
       if (cost > 0 && cost + more > kMostForLayouts) return true;
       cost += more;
       return false;

@@ -167,12 +167,16 @@ ContextInputs::ContextInputs(Device& device, const Case& c, const std::vector<Te
 std::vector<BufferPtr> ContextInputs::add_to(Stage& stage, const Context& context,
                                              const std::vector<BufferPtr>& carries, bool is_looked_at) const {
   std::vector<BufferPtr> own(host_.size());
-  const bool moves = context.offset > 0 || context.row_padding > 0 || is_arranged(context);
+  const auto moves = [&](const TensorSpec& spec) {
+    if (context.offset > 0 || context.row_padding > 0) return true;
+    const Case& c = stage.stage_case();
+    return placement_of(c, spec, {0, 0, context.arrangement}) != placement_of(c, spec, {});
+  };
   for (size_t i = 0; i < host_.size(); ++i) {
     const TensorSpec& spec = c_.pass->inputs[i];
     if (!carries.empty() && carries[i]) {
       stage.inputs.push_back(carries[i]);
-    } else if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves)) {
+    } else if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves(spec))) {
       stage.inputs.push_back(kept_[i]);
     } else {
       stage.inputs.push_back(own[i] = stage.make_buffer("input", spec));
