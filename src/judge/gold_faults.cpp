@@ -226,7 +226,7 @@ class Search {
   static bool is_near(const Candidate& candidate) {
     return !candidate.gives_every_output() &&
            std::any_of(candidate.fits.begin(), candidate.fits.end(), [](const Fit& fit) {
-             return fit.before > 0 && fit.after <= 10 * fit.before && fit.before <= 10 * fit.after;
+             return fit.before > 0 && fit.after <= 100 * fit.before && fit.before <= 100 * fit.after;
            });
   }
   void try_orders(const Part& part, double cost, Candidate& candidate) {
