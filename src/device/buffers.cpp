@@ -46,9 +46,9 @@ Poison poisons[] = {
 
 const Poison& poison_of(DType dtype) { return poisons[static_cast<size_t>(dtype)]; }
 
-void draw_poison() {
-  std::random_device random;
-  const auto bits = [&](int n) { return (uint64_t{random()} << 32 | random()) & ((uint64_t{1} << n) - 1); };
+void draw_poison(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto bits = [&](int n) { return random() & ((uint64_t{1} << n) - 1); };
   for (size_t i = 0; i < std::size(poisons); ++i) {
     const DType dtype = static_cast<DType>(i);
     Poison& poison = poisons[i];

@@ -22,9 +22,9 @@ struct Poison {
 };
 const Poison& poison_of(DType dtype);
 
-/// Replaces the patterns by ones that no candidate can know, in this process and those that it forks later. For
-/// processes whose candidates run elsewhere.
-void draw_poison();
+/// Replaces the patterns by others, made of `seed`, in this process and those that it forks later: who does not know
+/// the seed does not know them. Not where ranks are processes, which would each have their own.
+void draw_poison(uint64_t seed);
 
 /// Guard elements on each side of every buffer.
 inline constexpr int64_t kGuardElements = 4096;

@@ -25,7 +25,6 @@
 #include "base/interruption.hpp"
 #include "base/sandbox.hpp"
 #include "base/text.hpp"
-#include "device/buffers.hpp"
 #include "run/invariance/contexts.hpp"
 #include "run/memory_need.hpp"
 #include "run/runner.hpp"
@@ -149,8 +148,6 @@ const WorkerInfo& Worker::info() const { return info_; }
 void Worker::start() {
   if (has_plugin_host(config_)) {
     hide_memory();
-    static const bool is_drawn = (draw_poison(), true);  // once: what is judged later was filled with the same
-    static_cast<void>(is_drawn);
     try {  // new for each process: the next one must not find what the last one left there
       folder_ = std::make_unique<TempFolder>();
       config_.folder = folder_->path();
