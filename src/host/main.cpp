@@ -31,9 +31,6 @@ struct Lane {
 Windows windows;
 std::vector<PluginTable> plugins;
 
-/// What the signal handler has to say it with.
-thread_local int socket_of_thread = kOwner;
-
 template <class T>
 Packer answer(Answer kind, const T& value) {
   return Packer().put(kind).put(value);
@@ -53,7 +50,7 @@ void note_write_to_input(int number, siginfo_t* info, void*) {
       Answer kind;
       uint64_t number, offset;
     } const message{sizeof message - sizeof message.length, Answer::wrote_input, hit->number, hit->offset};
-    if (write(socket_of_thread, &message, sizeof message) < 0) _exit(1);
+    if (write(kControl, &message, sizeof message) < 0) _exit(1);
   }
   // The access is repeated, and now ends the process.
 }
@@ -188,7 +185,6 @@ Packer answer_to(const std::string& message, Lane& lane, std::vector<Descriptor>
 /// Answers requests until the owner closes its end.
 void serve(int socket) {
   try {
-    socket_of_thread = socket;
     Lane lane{{sizeof(checkop_host_comm), 0, 1, all_gather, barrier, error_of}, socket, ""};
     std::string message;
     for (std::vector<Descriptor> descriptors; receive(socket, message, descriptors, kAnyLength); descriptors.clear()) {

@@ -110,8 +110,8 @@ PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string&
 
 std::optional<std::string> PluginHost::end() {
   const std::lock_guard lock(mutex_);
-  if (end_.empty() && child_.is_alive()) return {};
-  return how_it_ended();
+  if (!stopped_ && child_.is_alive()) return {};
+  return why_it_ended().message;
 }
 
 PluginHost::~PluginHost() { shared_->before_large_block({}); }
@@ -182,18 +182,46 @@ void PluginHost::control(const std::string& request, const std::vector<int>& des
   std::string answer;
   std::vector<Descriptor> none;
   if (!host::send(control_.get(), request, descriptors) || !host::receive(control_.get(), answer, none, kLongestText))
-    throw Stopped{RunStatus::crashed, how_it_ended()};
+    throw why_it_ended();
 }
 
-/// Call it with the mutex held, after the connection has ended.
-const std::string& PluginHost::how_it_ended() {
-  if (end_.empty()) end_ = bury(child_, allowed_bytes_);
-  return end_;
+/// Why the process ended, the same for all ranks. Call it with the mutex held, after a connection has ended.
+const Stopped& PluginHost::why_it_ended() {
+  if (stopped_) return *stopped_;
+  stopped_ = Stopped{RunStatus::crashed, bury(child_, allowed_bytes_)};
+  std::string last;
+  std::vector<Descriptor> none;
+  try {
+    if (!host::receive(control_.get(), last, none, kLongestText)) return *stopped_;
+    Unpacker unpacker(last);
+    if (unpacker.get<Answer>() != Answer::wrote_input) return *stopped_;
+    const auto window = unpacker.get<uint64_t>(), offset = unpacker.get<uint64_t>();
+    if (const auto found = mapped_.find(window); found != mapped_.end() && !found->second.name.empty())
+      stopped_ = stopped_by_write(found->second, static_cast<int64_t>(offset));
+  } catch (const WireError&) {  // the process made that up
+  }
+  return *stopped_;
+}
+
+/// A store to an input or beside it, which is read-only, was the end of the process.
+Stopped PluginHost::stopped_by_write(const Window& input, int64_t offset) {
+  const int64_t distance = offset - input.offset;
+  if (distance < 0) {
+    const std::string what = fmt::format("input '{}': written before its start, at -{} bytes", input.name, -distance);
+    return {RunStatus::failed, what, "", what};
+  }
+  if (distance >= input.bytes) {
+    const std::string what =
+        fmt::format("input '{}': written behind its end, at +{} bytes", input.name, distance - input.bytes);
+    return {RunStatus::failed, what, "", what};
+  }
+  const std::string what = fmt::format("{}: written to, first at index {}", input.name, distance / input.width);
+  return {RunStatus::failed, what, what};
 }
 
 void PluginHost::stop_after_end() {
   const std::lock_guard lock(mutex_);
-  throw Stopped{RunStatus::crashed, how_it_ended()};
+  throw why_it_ended();
 }
 
 /// The answer to a request, after all exchanges between ranks. Throws Stopped where the process ends.
@@ -224,7 +252,7 @@ std::string PluginHost::ask(const checkop_call* call, const std::string& request
 /// Lets windows of freed blocks go.
 void PluginHost::drop_freed() {
   const std::lock_guard lock(mutex_);
-  if (!end_.empty()) return;
+  if (stopped_) return;
   const std::vector<uint64_t> gone = take_gone();
   if (gone.empty()) return;
   Packer request;
@@ -240,6 +268,22 @@ std::vector<uint64_t> PluginHost::take_gone() {
   return gone;
 }
 
+/// The input whose data `pointer` is.
+PluginHost::Window PluginHost::describe(const Kernel& kernel, const checkop_call& call, const void* pointer,
+                                        const SharedMemory::Block& block) {
+  for (int32_t i = 0; i < call.n_inputs; ++i) {
+    const checkop_tensor& input = call.inputs[i];
+    if (input.data != pointer) continue;
+    const auto width = static_cast<int64_t>(info(static_cast<DType>(input.dtype)).bytes);
+    int64_t elements = 1;  // up to the last one, by its strides
+    for (int32_t d = 0; d < input.rank; ++d) elements += (input.shape[d] - 1) * input.strides[d];
+    for (int32_t d = 0; d < input.rank; ++d) elements = input.shape[d] == 0 ? 0 : elements;
+    return {std::string(kernel.pass->inputs[static_cast<size_t>(i)].name),
+            static_cast<const std::byte*>(pointer) - block.begin, elements * width, width};
+  }
+  return {};
+}
+
 /// The request to run a kernel on a call, and the memory that it needs.
 std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_call& call,
                              std::vector<Descriptor>& memory) {
@@ -250,7 +294,8 @@ std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_c
   const auto place = [&](const void* pointer) -> host::Place {
     if (pointer == nullptr) return {};
     const SharedMemory::Block& block = shared_->block_at(pointer);
-    if (mapped_.insert(block.number).second) {
+    if (const auto [window, added] = mapped_.emplace(block.number, Window{}); added) {
+      if (block.access == Access::read) window->second = describe(kernel, call, pointer, block);
       const auto [position, is_new] = arenas.emplace(block.arena, memory.size());
       if (is_new) memory.push_back(shared_->arena(block.arena).open());
       windows.put(host::Window{block.number, block.offset, block.bytes, block.access == Access::write});
@@ -283,10 +328,6 @@ std::string PluginHost::call(Request what, const checkop_call& call, Answer want
     if (kind == Answer::no_memory) throw std::bad_alloc();
     if (kind == Answer::threw) throw std::runtime_error(shown(unpacker.text()));
     if (kind == Answer::threw_other) throw 0;
-    if (kind == Answer::wrote_input) {
-      const auto window = unpacker.get<uint64_t>(), offset = unpacker.get<uint64_t>();
-      stop_after_write(kernel, call, window, offset);
-    }
     if (kind != wanted) throw WireError("no such answer was expected");
     return answer;
   } catch (const WireError& e) {
@@ -295,41 +336,6 @@ std::string PluginHost::call(Request what, const checkop_call& call, Answer want
   } catch (const DeviceError& e) {
     throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};
   }
-}
-
-/// Ends the process, which says that the kernel writes to an input or beside it: that memory is read-only, so the
-/// process would end by that.
-void PluginHost::stop_after_write(const Kernel& kernel, const checkop_call& call, uint64_t window, uint64_t offset) {
-  child_ = {};
-  const std::lock_guard lock(mutex_);
-  end_ = "wrote to memory that is read-only";
-  for (int32_t i = 0; i < call.n_inputs; ++i) {
-    const checkop_tensor& input = call.inputs[i];
-    if (input.data == nullptr) continue;
-    const SharedMemory::Block& block = shared_->block_at(input.data);
-    if (block.number != window) continue;
-    const auto width = static_cast<int64_t>(info(static_cast<DType>(input.dtype)).bytes);
-    const int64_t distance = static_cast<int64_t>(offset) - (static_cast<const std::byte*>(input.data) - block.begin);
-    bool is_empty = false;
-    int64_t last = 0;
-    for (int32_t d = 0; d < input.rank; ++d) {
-      last += (input.shape[d] - 1) * input.strides[d];
-      is_empty |= input.shape[d] == 0;
-    }
-    const int64_t behind = distance - (is_empty ? 0 : (last + 1) * width);
-    const std::string_view name = kernel.pass->inputs[static_cast<size_t>(i)].name;
-    if (distance < 0) {
-      end_ = fmt::format("input '{}': written before its start, at -{} bytes", name, -distance);
-      throw Stopped{RunStatus::failed, end_, "", end_};
-    }
-    if (behind >= 0) {
-      end_ = fmt::format("input '{}': written behind its end, at +{} bytes", name, behind);
-      throw Stopped{RunStatus::failed, end_, "", end_};
-    }
-    end_ = fmt::format("{}: written to, first at index {}", name, distance / width);
-    throw Stopped{RunStatus::failed, end_, end_};
-  }
-  throw Stopped{RunStatus::crashed, end_};
 }
 
 checkop_status PluginHost::launch(const checkop_call* call) {

@@ -4,10 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +18,7 @@
 #include "device/device.hpp"
 #include "device/plugin.hpp"
 #include "host/wire.hpp"
+#include "run/stage.hpp"
 
 namespace checkop {
 
@@ -43,7 +44,15 @@ class PluginHost {
 
  private:
   struct Kernel;
+  /// What a window shows, where it is an input: `bytes` of elements of `width` bytes begin at `offset`.
+  struct Window {
+    std::string name = {};
+    int64_t offset = 0, bytes = 0, width = 1;
+  };
 
+  static Window describe(const Kernel& kernel, const checkop_call& call, const void* pointer,
+                         const SharedMemory::Block& block);
+  static Stopped stopped_by_write(const Window& input, int64_t offset);
   static checkop_status launch(const checkop_call* call);
   static size_t workspace_bytes(const checkop_call* call);
 
@@ -55,19 +64,18 @@ class PluginHost {
   void control(const std::string& request, const std::vector<int>& descriptors);
   void drop_freed();
   std::vector<uint64_t> take_gone();
-  const std::string& how_it_ended();
+  const Stopped& why_it_ended();
   [[noreturn]] void stop_after_end();
-  [[noreturn]] void stop_after_write(const Kernel& kernel, const checkop_call& call, uint64_t window, uint64_t offset);
 
   std::shared_ptr<SharedMemory> shared_;
   uint64_t memory_bytes_;  ///< of the machine
   ChildProcess child_;
-  uint64_t allowed_bytes_ = 0;     ///< 0: no limit
-  std::mutex mutex_;               ///< of what follows: ranks are threads
-  std::string end_;                ///< how the process ended; "" while it may live
-  Descriptor control_;             ///< for requests while kernels run
-  std::vector<Descriptor> lanes_;  ///< connections that are free; a kernel has one for itself
-  std::set<uint64_t> mapped_;      ///< numbers of blocks
+  uint64_t allowed_bytes_ = 0;         ///< 0: no limit
+  std::mutex mutex_;                   ///< of what follows: ranks are threads
+  std::optional<Stopped> stopped_;     ///< why the process ended, once somebody has seen it
+  Descriptor control_;                 ///< for requests while kernels run
+  std::vector<Descriptor> lanes_;      ///< connections that are free; a kernel has one for itself
+  std::map<uint64_t, Window> mapped_;  ///< by the blocks' numbers
   std::vector<std::unique_ptr<Kernel>> kernels_;
   std::vector<Candidate> candidates_;
 };

@@ -106,7 +106,7 @@ LaunchStatus answer_of(const std::vector<std::optional<RankLaunchStatus>>& answe
   for (const auto& answer : answers) {
     const auto& why = answer->status.stopped;
     if (!why || answer->is_broken_off || why->status == RunStatus::unsupported) continue;
-    if (!why->modified_input.empty() || !why->guard_violation.empty()) return {*why, ""};
+    if (!why->modified_input.empty() || !why->guard_violation.empty()) return {*why, ""};  // of all: one process
   }
   for (const RunStatus status : stopped)
     if (status != RunStatus::unsupported) return {Stopped{status, words}, ""};
