@@ -63,6 +63,12 @@ struct Distribution {
   size_t size() const { return p.size(); }
   /// Coefficients of the relative error of p[v]: its exponential rounds, and a division or a product.
   GoldElement relative(size_t v) const { return {1, log[v].magnitude, log[v].rounding + kExpUnits + 2}; }
+  /// p[v]. The logarithm of a probability of 0 has no finite error.
+  GoldElement probability(size_t v) const {
+    if (p[v] == 0) return {0, 0, kFlushUnits};
+    const GoldElement of_p = relative(v);
+    return {p[v], p[v] * of_p.magnitude, p[v] * of_p.rounding + kFlushUnits};
+  }
 };
 
 /// The logarithm of M = beta T + (1-beta) S. M has two positive terms, so its relative error is no larger than the
@@ -121,12 +127,9 @@ struct Row {
 
   /// The derivative by the transformed logit v of the student.
   GoldElement gradient(size_t v) const {
-    const GoldElement of_s = s.relative(v), p{s.p[v], s.p[v] * of_s.magnitude, s.p[v] * of_s.rounding + kFlushUnits};
-    if (beta == 0) {
-      const GoldElement of_t = t.relative(v);
-      return p + -GoldElement{t.p[v], t.p[v] * of_t.magnitude, t.p[v] * of_t.rounding + kFlushUnits};
-    }
-    if (s.p[v] == 0) return {0, 0, kFlushUnits};
+    const GoldElement p = s.probability(v);
+    if (beta == 0) return p + -t.probability(v);
+    if (s.p[v] == 0) return p;
     const GoldElement away = s.log[v] + -log_q[v] + -of_student;
     return beta == 1 ? p * away : rounded(1 - beta) * (p * away);
   }
