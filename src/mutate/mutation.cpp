@@ -26,10 +26,11 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// The order of addition in which faults are emulated. Its error is far below every limit.
 constexpr Plan kUsual{Plan::Order::blocked, 512};
 
-bool is_extreme(const Case& c) { return c.input_mode == InputMode::extreme; }
+/// Data for faults that say so, and for no others.
+bool is_special(InputMode mode) { return mode == InputMode::extreme || mode == InputMode::captured; }
 
 bool shows_in(const FaultSpec& fault, const Case& c, DType dtype) {
-  if (is_extreme(c) != (fault.input_mode == to_string(InputMode::extreme))) return false;
+  if (fault.input_mode != (is_special(c.input_mode) ? to_string(c.input_mode) : "")) return false;
   if (!fault.dtypes.empty() && !lists(fault.dtypes, info(dtype).name)) return false;
   if (fault.needs.starts_with('-')) return !c.optionals.contains(fault.needs.substr(1));
   return fault.needs.empty() || c.optionals.contains(fault.needs);
@@ -312,7 +313,7 @@ std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::st
   Trials trials(c, contract, arch_key, threads, diagnoses);
   trials.controls();
   trials.emulated_faults();
-  if (is_extreme(c)) return trials.take();  // data for a few faults, which hide others
+  if (is_special(c.input_mode)) return trials.take();  // data for a few faults, which hide others
   trials.recipes_without_grant();
   trials.spoiled_results();
   trials.misbehaviour();
