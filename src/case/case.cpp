@@ -51,8 +51,6 @@ std::string_view to_string(InputMode mode) {
       return "extreme";
     case InputMode::wide:
       return "wide";
-    case InputMode::captured:
-      return "captured";
   }
   return "?";
 }

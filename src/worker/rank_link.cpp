@@ -268,8 +268,7 @@ class RemoteRank final : public Rank {
     return link_.explained(*connection_, [&] { return connection_->fetch_bytes(request, bytes); });
   }
   size_t bytes_of(const TensorSpec& spec) const {
-    const Placement placement = placement_of(case_, spec, layout_);
-    return static_cast<size_t>(placement.elements) * info(placement.dtype).bytes;
+    return static_cast<size_t>(buffer_elements(case_, spec, layout_)) * info(dtype_of(case_, spec)).bytes;
   }
 
   RankLink& link_;
@@ -337,7 +336,7 @@ std::unique_ptr<Rank> RankLink::make_rank(const checkop_kernel& kernel, const Ca
                                            {"digest", candidate->digest},
                                            {"case", encode(c)},
                                            {"suffix", suffix},
-                                           {"layout", {layout.offset, layout.row_padding, layout.inputs}},
+                                           {"layout", {layout.offset, layout.row_padding}},
                                            {"place", encode(place)}});
 }
 
