@@ -10,7 +10,7 @@ namespace {
 
 checkop_status split_k_by_rows(const checkop_call* call) {
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &c = call->outputs[0];
-  if (c.dtype != CHECKOP_F32 || a.strides[1] != a.shape[2] || c.strides[1] != c.shape[2]) {
+  if (c.dtype != CHECKOP_F32 || !checkop_all_contiguous(call)) {
     std::snprintf(call->message, call->message_bytes, "only contiguous fp32 tensors are supported");
     return CHECKOP_UNSUPPORTED;
   }

@@ -30,7 +30,7 @@ __global__ void product(const float* __restrict__ a, const float* __restrict__ b
 checkop_status split_k_by_rows(const checkop_call* call) {
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &c = call->outputs[0];
   const int64_t m = c.shape[0] * c.shape[1], k = b.shape[0], n = b.shape[1], blocks = (m * n + kThreads - 1) / kThreads;
-  if (c.dtype != CHECKOP_F32 || a.strides[1] != a.shape[2] || c.strides[1] != c.shape[2] || blocks > INT32_MAX) {
+  if (c.dtype != CHECKOP_F32 || !checkop_all_contiguous(call) || blocks > INT32_MAX) {
     std::snprintf(call->message, call->message_bytes, "only contiguous fp32 tensors are supported");
     return CHECKOP_UNSUPPORTED;
   }

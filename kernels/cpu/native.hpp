@@ -7,8 +7,10 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <iterator>
@@ -34,6 +36,114 @@ struct Refusal : std::runtime_error {
   checkop_status status;
 };
 
+/// Refuses an input of int32 where a kernel reads int64, or the reverse.
+struct OtherIntegers : Refusal {
+  OtherIntegers(const std::string& sentence, const void* of, int32_t dtype)
+      : Refusal(CHECKOP_UNSUPPORTED, sentence), data(of), wanted(dtype) {}
+  const void* data;
+  int32_t wanted;
+};
+
+/// A call whose inputs are contiguous: those that are not are copied.
+class PackedCall {
+ public:
+  explicit PackedCall(const checkop_call& call) : call_(call), inputs_(call.inputs, call.inputs + call.n_inputs) {
+    call_.inputs = inputs_.data();
+    for (checkop_tensor& t : inputs_)
+      if (!checkop_is_contiguous(&t)) pack(t, t.dtype);
+  }
+  PackedCall(const PackedCall&) = delete;
+  PackedCall& operator=(const PackedCall&) = delete;
+
+  const checkop_call& get() const { return call_; }
+  /// Whether an input has these data; it then has the wanted type.
+  bool convert(const OtherIntegers& integers) {
+    for (checkop_tensor& t : inputs_) {
+      if (t.data != integers.data) continue;
+      pack(t, integers.wanted);
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static size_t width_of(int32_t dtype) {
+    constexpr size_t kWidths[] = {8, 4, 2, 2, 8, 4, 1};
+    return kWidths[dtype];
+  }
+
+  void pack(checkop_tensor& t, int32_t dtype) {
+    const auto rank = static_cast<size_t>(t.rank);
+    std::vector<int64_t> strides(rank), at(rank);
+    int64_t count = 1;
+    for (size_t d = rank; d-- > 0; count *= t.shape[d]) strides[d] = count;
+    const size_t from_width = width_of(t.dtype), to_width = width_of(dtype);
+    std::vector<std::byte> copy(static_cast<size_t>(count) * to_width);
+    const auto* from = static_cast<const std::byte*>(t.data);
+    const int64_t run = rank == 0 ? 1 : t.shape[rank - 1], step = rank == 0 ? 1 : t.strides[rank - 1];
+    int64_t there = 0;
+    for (int64_t first = 0; first < count; first += run) {
+      for (int64_t k = 0; k < run; ++k)
+        move_element(from + (there + k * step) * static_cast<int64_t>(from_width), t.dtype,
+                     &copy[static_cast<size_t>(first + k) * to_width], dtype);
+      for (size_t d = rank; d-- > 0;) {
+        if (d + 1 == rank) continue;
+        there += t.strides[d];
+        if (++at[d] < t.shape[d]) break;
+        there -= t.shape[d] * t.strides[d];
+        at[d] = 0;
+      }
+    }
+    copies_.push_back(std::move(copy));
+    strides_.push_back(std::move(strides));
+    t.data = copies_.back().data(), t.dtype = dtype, t.strides = strides_.back().data();
+  }
+
+  static void move_element(const std::byte* from, int32_t from_dtype, std::byte* to, int32_t to_dtype) {
+    if (from_dtype == to_dtype) {
+      switch (width_of(to_dtype)) {  // the compiler knows how to copy these
+        case 1:
+          return void(std::memcpy(to, from, 1));
+        case 2:
+          return void(std::memcpy(to, from, 2));
+        case 4:
+          return void(std::memcpy(to, from, 4));
+        default:
+          return void(std::memcpy(to, from, 8));
+      }
+    } else if (from_dtype == CHECKOP_I32) {
+      int32_t narrow;
+      std::memcpy(&narrow, from, sizeof(narrow));
+      const int64_t value = narrow;
+      std::memcpy(to, &value, sizeof(value));
+    } else {
+      int64_t wide;
+      std::memcpy(&wide, from, sizeof(wide));
+      using Limits = std::numeric_limits<int32_t>;
+      const auto value = static_cast<int32_t>(std::clamp<int64_t>(wide, Limits::min(), Limits::max()));
+      std::memcpy(to, &value, sizeof(value));
+    }
+  }
+
+  checkop_call call_;
+  std::vector<checkop_tensor> inputs_;
+  std::vector<std::vector<std::byte>> copies_;
+  std::vector<std::vector<int64_t>> strides_;
+};
+
+/// Calls launch(*call), on contiguous copies of inputs that lie otherwise or have other integers than it reads.
+template <class Launch>
+void run_packed(const checkop_call* call, Launch launch) {
+  PackedCall packed(*call);
+  while (true) {
+    try {
+      return launch(packed.get());
+    } catch (const OtherIntegers& integers) {  // a check before any work
+      if (!packed.convert(integers)) throw;
+    }
+  }
+}
+
 /// Calls launch(*call); no exception crosses the ABI.
 template <class Launch>
 checkop_status run(const checkop_call* call, Launch launch) {
@@ -44,7 +154,11 @@ checkop_status run(const checkop_call* call, Launch launch) {
     return status;
   };
   try {
-    launch(*call);
+    if (call->kernel != nullptr && call->kernel->device == CHECKOP_CPU) {
+      run_packed(call, launch);
+    } else {
+      launch(*call);  // a GPU's memory can't be copied here, so check_matrix() refuses
+    }
     return CHECKOP_OK;
   } catch (const Refusal& refusal) {
     return answer(refusal.status, refusal.what());
@@ -86,9 +200,13 @@ inline void check_computed_dtype(int32_t dtype) {
 
 /// Checks `t` viewed as [rows, columns]: leading extents multiply into rows.
 inline void check_matrix(const checkop_tensor& t, const char* name, int32_t dtype, Extent& rows, Extent& columns) {
-  if (t.dtype != dtype)
-    throw Refusal(CHECKOP_UNSUPPORTED,
-                  std::string(name) + ": dtype " + dtype_name(t.dtype) + ", expected " + dtype_name(dtype));
+  if (t.dtype != dtype) {
+    const std::string sentence =
+        std::string(name) + ": dtype " + dtype_name(t.dtype) + ", expected " + dtype_name(dtype);
+    const auto is_integer = [](int32_t type) { return type == CHECKOP_I64 || type == CHECKOP_I32; };
+    if (is_integer(t.dtype) && is_integer(dtype)) throw OtherIntegers(sentence, t.data, dtype);
+    throw Refusal(CHECKOP_UNSUPPORTED, sentence);
+  }
   if (t.rank < 1)
     throw Refusal(CHECKOP_FAILED, std::string(name) + ": rank " + std::to_string(t.rank) + ", expected at least 1");
   int64_t count = 1;

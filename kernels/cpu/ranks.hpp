@@ -64,6 +64,8 @@ class Ranks {
       own.segments = static_cast<int64_t>(attribute(call_, "canonical_segments"));
       own.ignored = ignore_index(call_);
       check(own);
+    } catch (const OtherIntegers&) {
+      throw;  // run() converts them and starts over
     } catch (const Refusal& refusal) {
       own.status = refusal.status;
       std::snprintf(own.message, sizeof(own.message), "%s", refusal.what());

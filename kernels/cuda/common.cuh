@@ -145,18 +145,6 @@ inline int64_t leading_count(const checkop_tensor& t) {
 }
 inline int64_t last_extent(const checkop_tensor& t) { return t.rank > 0 ? t.shape[t.rank - 1] : 0; }
 
-inline bool is_contiguous(const checkop_tensor& t) {
-  int64_t expected = 1;
-  for (int32_t i = 0; i < t.rank; ++i) {
-    if (t.shape[i] == 0) return true;
-  }
-  for (int32_t i = t.rank - 1; i >= 0; --i) {
-    if (t.shape[i] != 1 && t.strides[i] != expected) return false;
-    expected *= t.shape[i];
-  }
-  return true;
-}
-
 /// Runs checks in sequence. After the first failure later checks do nothing, so that the message is about the first.
 class CallCheck {
  public:
@@ -197,7 +185,7 @@ class CallCheck {
   }
 
   CallCheck& contiguous(const checkop_tensor& t, const char* name) {
-    if (!failed() && !is_contiguous(t)) {
+    if (!failed() && !checkop_is_contiguous(&t)) {
       status_ = say(call_, CHECKOP_UNSUPPORTED, "tensor '%s': strides are not supported; make it contiguous", name);
     }
     return *this;

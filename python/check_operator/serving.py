@@ -41,7 +41,8 @@ registered operator of torch; see --help.
 Inputs and outputs lie in memory of check_operator, which this file maps: do not write to inputs. A function that has a
 parameter `out` gets the output to write to (a tuple, if there are several); it returns None, or `out`. Then
 check_operator sees elements that it leaves out and writes beyond the tensor. What a function returns is copied.
-serve(functions, strides=True): the functions honour the strides of their tensors, whose rows may lie apart.
+serve(functions, strides=True): the functions honour the strides of their tensors, whose rows and elements may lie apart,
+be exchanged or expanded. serve(functions, any_ids=True): they take ids as int32 and as int64.
 
 The protocol, for other languages: JSON objects, one per line. The first one answers {"hello": {"protocol": 1,
 "device": D, "id": N}}, where D is "auto", "cpu" or "cuda:N":
@@ -961,9 +962,9 @@ def require_request(request):
 class Server:
     """Answers requests, one after the other. The parameters are those of converse()."""
 
-    def __init__(self, functions, framework, device, may_exit, differentiate, recipes, strides, take_descriptor):
+    def __init__(self, functions, framework, device, may_exit, differentiate, recipes, layouts, take_descriptor):
         self.functions, self.wanted_framework, self.device, self.may_exit = functions, framework, device, may_exit
-        self.differentiate, self.recipes, self.strides = differentiate, recipes or {}, strides
+        self.differentiate, self.recipes, self.layouts = differentiate, recipes or {}, layouts or {}
         self.take_descriptor = take_descriptor
         self.framework, self.arenas = None, {}
 
@@ -998,7 +999,7 @@ class Server:
                                    "give the function that computes them, or none")
             kernels = declare(self.recipes, kernels_of(self.functions, self.framework))
             if protocol > 1:
-                kernels = [{**kernel, "strides": self.strides} for kernel in kernels]
+                kernels = [{**kernel, "strides": False, "any_ids": False, **self.layouts} for kernel in kernels]
             answer = {"protocol": protocol, "device": self.framework.describe_device(),
                       "digest": digest_of(self.functions), "kernels": kernels}
         except NoDevice as error:
@@ -1048,12 +1049,12 @@ class Server:
 
 
 def converse(lines, answers, functions, framework=None, device=None, may_exit=True, newer=None, differentiate=False,
-             recipes=None, strides=False, take_descriptor=None):
+             recipes=None, layouts=None, take_descriptor=None):
     """Answers requests until the other end closes. `newer()`: whether it has asked again without waiting for an answer,
     which is then no longer wanted. `may_exit`: this process is the candidate's alone. `differentiate`: a framework that
-    can't is an error. `recipes`, `strides`: those of serve(). `take_descriptor()`: the next descriptor that came with a
-    line; None if none can come."""
-    server = Server(functions, framework, device, may_exit, differentiate, recipes, strides, take_descriptor)
+    can't is an error. `recipes`: those of serve(); `layouts`: its `strides` and `any_ids`. `take_descriptor()`: the next
+    descriptor that came with a line; None if none can come."""
+    server = Server(functions, framework, device, may_exit, differentiate, recipes, layouts, take_descriptor)
     for line in lines:
         answer, is_last = server.answer(line)
         if newer is None or not newer():
@@ -1146,12 +1147,13 @@ class SocketLines:
         return b"\n" in self.pending or bool(select.select([self.connection], [], [], 0)[0])
 
 
-def serve(functions, framework=None, device=None, recipes=None, strides=False):
+def serve(functions, framework=None, device=None, recipes=None, strides=False, any_ids=False):
     """Answers requests until check_operator ends. `device`: "cpu", "cuda" or "cuda:1"; None: check_operator's --device.
-    `recipes`: declared rounding points, by keys of `functions`. `strides`: the functions honour strides."""
+    `recipes`: declared rounding points, by keys of `functions`. `strides`: the functions honour strides.
+    `any_ids`: they take ids as int32 and as int64."""
     take = descriptors_beside()
-    converse(*take_standard_streams(), functions, framework, device, recipes=recipes, strides=strides,
-             take_descriptor=take)
+    converse(*take_standard_streams(), functions, framework, device, recipes=recipes,
+             layouts={"strides": strides, "any_ids": any_ids}, take_descriptor=take)
 
 
 def serve_socket(connection, functions, differentiate=False):

@@ -40,6 +40,12 @@ enum {
 };                                  /* checkop_tensor.dtype */
 enum { CHECKOP_CPU, CHECKOP_CUDA }; /* checkop_kernel.device */
 
+/* A tensor in memory. Outputs are contiguous, or have a gap between runs of their last dimension. Inputs, upstream
+ * gradients among them, may have any strides that are not negative: gaps between rows or elements, dimensions that are
+ * exchanged in memory, stride 0 where all elements along a dimension are one. `data` is the first element of the view,
+ * aligned to one element, not to 16 bytes. What lies between and around the elements may be NaN and is not to be read.
+ * Integers that `check_operator show OP` calls int64 may come as int32 and the reverse: `dtype` counts. A kernel
+ * follows all this or declines the call, best in one place: see checkop_all_contiguous(). */
 typedef struct checkop_tensor {
   void* data;             /* device memory for CUDA kernels; NULL for an optional tensor that is absent */
   int32_t dtype;          /* CHECKOP_F64 ... */
@@ -97,6 +103,25 @@ typedef enum {
   CHECKOP_UNSUPPORTED = 1, /* not for these shapes, dtypes or attributes; nothing was written */
   CHECKOP_FAILED = 2       /* bad input such as an id out of range, or a launch error; `message` says why */
 } checkop_status;
+
+/* Whether the elements lie in row-major order without gaps. */
+static inline int checkop_is_contiguous(const checkop_tensor* tensor) {
+  int64_t count = 1;
+  int32_t d;
+  for (d = tensor->rank; d-- > 0; count *= tensor->shape[d])
+    if (tensor->shape[d] != 1 && tensor->strides[d] != count) return 0;
+  return 1;
+}
+
+/* Whether this holds for every tensor of a call. */
+static inline int checkop_all_contiguous(const checkop_call* call) {
+  int32_t i;
+  for (i = 0; i < call->n_inputs; ++i)
+    if (!checkop_is_contiguous(&call->inputs[i])) return 0;
+  for (i = 0; i < call->n_outputs; ++i)
+    if (!checkop_is_contiguous(&call->outputs[i])) return 0;
+  return 1;
+}
 
 typedef struct checkop_kernel {
   uint32_t struct_size;

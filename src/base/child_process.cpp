@@ -10,12 +10,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <thread>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace checkop {
 
@@ -83,6 +87,34 @@ ChildProcess::End ChildProcess::wait() {
   pid_ = -1;
   end.peak_bytes = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   return end;
+}
+
+namespace {
+
+/// A process whose connection is closed is dying; a CUDA driver may take some time to clean up after it.
+constexpr std::chrono::seconds kBuryLimit{20};
+
+/// Whether the end may have to do with memory.
+std::string describe_memory(const ChildProcess::End& end, uint64_t allowed_bytes) {
+  if (allowed_bytes > 0 && end.peak_bytes >= allowed_bytes / 4 * 3) {
+    return fmt::format("; its memory had come to {} of the {} that it may have", format_bytes(end.peak_bytes),
+                       format_bytes(allowed_bytes));
+  }
+  const bool killed = WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL;
+  return killed ? ", and not by this program: perhaps the system ran out of memory" : "";
+}
+
+}  // namespace
+
+std::string bury(ChildProcess& child, uint64_t allowed_bytes) {
+  for (const auto until = Clock::now() + kBuryLimit; child.is_alive();) {
+    if (Clock::now() >= until) return "closed its connection but kept running; killed";
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  child.kill();  // what the child started may live on
+  const ChildProcess::End end = child.wait();
+  return describe_end(end.status) + (WIFEXITED(end.status) ? " before it answered" : "") +
+         describe_memory(end, allowed_bytes);
 }
 
 }  // namespace checkop

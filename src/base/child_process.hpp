@@ -30,6 +30,8 @@ class ChildProcess {
   ChildProcess& operator=(ChildProcess&& other) noexcept;
   ~ChildProcess();
 
+  /// The number of a live child; less than 1 of none.
+  pid_t id() const { return pid_; }
   /// Whether it was started and not yet waited for.
   bool is_started() const { return pid_ > 0; }
   /// Whether it runs. Leaves it waitable, so that its number stays its own.
@@ -48,5 +50,9 @@ class ChildProcess {
   pid_t pid_ = -1;
   Group group_ = Group::shared;
 };
+
+/// How a child that should have answered ended; kills it where it closed its connection and lives on. `allowed_bytes`:
+/// of memory that it could use, 0 for no limit.
+std::string bury(ChildProcess& child, uint64_t allowed_bytes);
 
 }  // namespace checkop

@@ -2,6 +2,7 @@
 // Isolated mappings; reads /proc/meminfo and the memory files of cgroups, versions 1 and 2.
 #include "base/host_memory.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -176,15 +177,20 @@ uint64_t room_for_candidates(uint64_t need) {
   return free ? *free - std::min(*free, std::max(*free / 16, kLeastReserve)) : 0;
 }
 
-uint64_t own_memory() { return number_in("/proc/self/status", "VmData:").value_or(0) * 1024; }
+uint64_t own_memory() { return process_memory(getpid()); }
+void limit_own_memory(uint64_t has, uint64_t bytes) { limit_process_memory(0, has, bytes); }
 
-void limit_own_memory(uint64_t has, uint64_t bytes) {
+uint64_t process_memory(pid_t process) {
+  return number_in(fmt::format("/proc/{}/status", process), "VmData:").value_or(0) * 1024;
+}
+
+void limit_process_memory(pid_t process, uint64_t has, uint64_t bytes) {
   rlimit limit{};
-  if (getrlimit(RLIMIT_DATA, &limit) != 0) return;
+  if (prlimit(process, RLIMIT_DATA, nullptr, &limit) != 0) return;
   // A sum beyond the hard limit means no additional limit.
   const uint64_t most = limit.rlim_max == RLIM_INFINITY ? std::numeric_limits<uint64_t>::max() : limit.rlim_max;
   limit.rlim_cur = bytes > most - std::min(most, has) ? limit.rlim_max : has + bytes;
-  setrlimit(RLIMIT_DATA, &limit);
+  prlimit(process, RLIMIT_DATA, &limit, nullptr);
 }
 
 }  // namespace checkop

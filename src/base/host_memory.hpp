@@ -2,6 +2,8 @@
 // Isolated host memory, and how much memory the machine has left.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -39,5 +41,9 @@ uint64_t room_for_candidates(uint64_t need);
 uint64_t own_memory();
 /// Limits own_memory() to `has` + `bytes`. A further call replaces the limit.
 void limit_own_memory(uint64_t has, uint64_t bytes);
+
+/// The same of another process, a child.
+uint64_t process_memory(pid_t process);
+void limit_process_memory(pid_t process, uint64_t has, uint64_t bytes);
 
 }  // namespace checkop

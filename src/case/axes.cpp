@@ -18,6 +18,7 @@ constexpr std::array<AxisName, kAxes> kNames{{
     {Axis::outputs, "outputs", "the result depends on what lay in the outputs before"},
     {Axis::workspace, "workspace", "the result depends on what lies in the workspace or on its size"},
     {Axis::alignment, "alignment", "the result depends on the alignment of the tensors"},
+    {Axis::layout, "layout", "the result depends on how the inputs lie in memory"},
     {Axis::after_shapes, "after_shapes", "the result depends on launches of other shapes before"},
     {Axis::contention, "contention", "the result depends on other work on the device"},
     {Axis::graph, "graph", "a replayed graph and a launch disagree"},

@@ -19,6 +19,7 @@ enum class Axis : uint8_t {
   outputs,       ///< old contents of the outputs
   workspace,     ///< contents and size of the workspace
   alignment,     ///< alignment of the tensors
+  layout,        ///< strides, storage offsets and integer types of the inputs
   after_shapes,  ///< launches of other shapes before this one
   contention,    ///< other work that occupies some SMs
   graph,         ///< replay from a CUDA graph
@@ -31,7 +32,7 @@ enum class Axis : uint8_t {
   chunks,        ///< where a batch is split into launches
   padding,       ///< extra rows after the last one
 };
-inline constexpr int kAxes = 16;
+inline constexpr int kAxes = 17;
 
 std::string_view to_string(Axis axis);
 std::string_view describe(Axis axis);  ///< "a row's bits depend on what the other rows hold"
@@ -68,6 +69,7 @@ struct AxisPlan {
   bool all = false;  ///< false: cheap contexts only; see plan_contexts() in run/invariance/contexts.hpp
   int runs = 20;     ///< number of launches for `repetition`
   AxisSet axes = AxisSet::all();
+  bool layouts = false;  ///< without `all`: also contexts of `layout`, for the cost of a launch or two
 };
 
 /// The invariance axes of `axes`, or the others.

@@ -16,6 +16,7 @@
 #include "base/error.hpp"
 #include "base/output_file.hpp"
 #include "base/paths.hpp"
+#include "base/sandbox.hpp"
 #include "base/text.hpp"
 #include "base/version.hpp"
 #include "case/sweep.hpp"
@@ -107,6 +108,15 @@ void look_at_sanitizer(Findings& findings) {
       {"compute-sanitizer", path.empty() ? "not found" : path, !path.empty(), false, std::string(kInstallSanitizer)});
 }
 
+/// What candidates are kept from.
+void look_at_sandbox(Findings& findings) {
+  for (const SandboxMeasure& measure : probe_sandbox()) {
+    findings.push_back(
+        {"sandbox", fmt::format("{}: {}", measure.what, measure.how), measure.holds, false,
+         "a kernel from 5.13 on with Landlock and seccomp filters, outside a container that forbids them"});
+  }
+}
+
 /// Loads each plugin in its own process, so that one that can't be loaded does not hide the others.
 void look_at_plugin(const std::string& path, Findings& findings) {
   Diagnosed plugin{"plugin " + short_path(path), "", true, true, ""};
@@ -154,6 +164,7 @@ Findings look_around(const RunOptions& options) {
   look_at_devices(findings);
   look_at_nccl(findings);
   look_at_sanitizer(findings);
+  look_at_sandbox(findings);
   look_at_shipped(
       "contracts/default.json", [&](const std::string& path) { return "hash " + load_contract(options, path).hash(); },
       findings);

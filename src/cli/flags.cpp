@@ -190,6 +190,9 @@ void add_case_options(CLI::App& app, RunOptions& run) {
       ->check(not_negative())
       ->capture_default_str()
       ->group("Data");
+  app.add_flag("--secret-seed", run.secret_seed,
+               "draw --seed and --grad-seed, so that no candidate knows the data; the report names them")
+      ->group("Data");
   app.add_option("--grad-mode", run.grad_mode, "kind of upstream gradients: random or ones")
       ->capture_default_str()
       ->group("Data");

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <random>
 #include <set>
 
 #include "abi/check_operator.h"
@@ -57,10 +58,29 @@ void note_given(const CLI::App& app, RunOptions& run) {
     const std::string name = "--" + option->get_single_name();
     run.given.insert(name);
     const std::string& group = option->get_group();
-    const bool is_seed = name == "--seed" || name == "--grad-seed";  // of cases of files too
+    const bool is_seed = name == "--seed" || name == "--grad-seed" || name == "--secret-seed";  // of cases of files too
     if ((group == "Sizes" || group == "Attributes" || group == "Data") && !is_seed)
       run.given_case_flags.push_back(name);
   }
+}
+
+/// The seeds of --secret-seed, as if they had been given. Any reader of the report holds them exactly.
+void draw_seeds(RunOptions& run) {
+  if (!run.secret_seed) return;
+  for (const char* flag : {"--seed", "--grad-seed", "--inputs", "--replay"}) {
+    if (run.has(flag)) throw InputError(flag, "cannot be combined with --secret-seed", "leave out one of them");
+  }
+  std::random_device random;  // the system's, as getrandom()
+  constexpr int kBits = 53;
+  const auto draw = [&] { return (uint64_t{random()} << 32 | random()) >> (64 - kBits); };
+  const auto give = [&](const char* flag, uint64_t& seed) {
+    seed = draw();
+    run.given.insert(flag);
+    for (std::vector<std::string>* flags : {&run.check_flags, &run.shard_flags})
+      flags->push_back(fmt::format("{}={}", flag, seed));
+  };
+  give("--seed", run.seed);
+  if (!run.random_cases) give("--grad-seed", run.grad_seed);
 }
 
 /// A case of files has the sizes and values of its files.
@@ -369,8 +389,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     options.completion = completion_script(app, shell);
   }
   note_given(innermost(app), options.run);
-  options.run.check_flags = flags_besides(innermost(app), {"--sanitize", "--max-skip"});
-  options.run.shard_flags = flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads"});
+  options.run.check_flags = flags_besides(innermost(app), {"--sanitize", "--max-skip", "--secret-seed"});
+  options.run.shard_flags =
+      flags_besides(innermost(app), {"--shard-index", "--total-shards", "--threads", "--secret-seed"});
+  draw_seeds(options.run);
   refuse_idle_flags(options.run);
   serve_python_candidates(options.run);
   if (!compare->parsed()) refuse_idle_flags_of_files(options.run);

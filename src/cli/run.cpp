@@ -22,6 +22,7 @@
 #include "cli/commands.hpp"
 #include "cli/launch.hpp"
 #include "cli/run_outputs.hpp"
+#include "device/buffers.hpp"
 #include "judge/gold.hpp"
 #include "report/report.hpp"
 #include "session/check_order.hpp"
@@ -117,6 +118,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
   const Contract contract = load_contract(options.run);
   std::optional<RankService> ranks;
   if (others != nullptr) ranks = RankService{others->job.channel(), others->processes};
+  if (options.run.has("--seed") && !ranks) draw_poison(options.run.seed);  // before any worker's process
   Session session(options.run, select_checks(options.run), ranks);
   const Selection& selection = session.selection();
   const std::vector<const Check*> here = selection.checks_here();

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <random>
 #include <utility>
 
 namespace checkop {
@@ -13,12 +15,28 @@ namespace {
 
 constexpr size_t kBlockBytes = size_t{32} << 20;
 
+/// Explicit bits of the fraction; 0 for integers.
+int mantissa_bits(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return 52;
+    case DType::f32:
+      return 23;
+    case DType::f16:
+      return 10;
+    case DType::bf16:
+      return 7;
+    default:
+      return 0;
+  }
+}
+
 // In the order of DType. 8-bit guards miss a write of the guard's own value; wider guards practically never do.
-constexpr Poison kPoison[] = {
-    {{0x7ff8d00dc0ffee01, 0x7ff9beef0ddba112}, 0x7ffa5afe5afe5afe},  // f64
-    {{0x7fc1d00d, 0x7fd2beef}, 0x7fe35afe},                          // f32
-    {{0x7e11, 0x7e22}, 0x7e5a},                                      // f16
-    {{0x7fc1, 0x7fd2}, 0x7fe3},                                      // bf16
+Poison poisons[] = {
+    {{0x7ff8d00dc0ffee01, 0x3fe8beef0ddba112}, 0x7ffa5afe5afe5afe},  // f64
+    {{0x7fc1d00d, 0x3f42beef}, 0x7fe35afe},                          // f32
+    {{0x7e11, 0x3a22}, 0x7e5a},                                      // f16
+    {{0x7fc1, 0x3f52}, 0x7fe3},                                      // bf16
     {{0x5bad1deadc0ffee1, 0x6dead1deadbea7e5}, 0x7a5afe5afe5afe5b},  // i64
     {{0x5badc0e1, 0x6deadbe5}, 0x7a5afe5b},                          // i32
     {{0xa5, 0x5b}, 0xc3},                                            // u8
@@ -26,7 +44,35 @@ constexpr Poison kPoison[] = {
 
 }  // namespace
 
-const Poison& poison_of(DType dtype) { return kPoison[static_cast<size_t>(dtype)]; }
+const Poison& poison_of(DType dtype) { return poisons[static_cast<size_t>(dtype)]; }
+
+void draw_poison(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto bits = [&](int n) { return random() & ((uint64_t{1} << n) - 1); };
+  for (size_t i = 0; i < std::size(poisons); ++i) {
+    const DType dtype = static_cast<DType>(i);
+    Poison& poison = poisons[i];
+    const Poison before = poison;
+    do {
+      if (const int mantissa = mantissa_bits(dtype); mantissa > 0) {
+        // Quiet NaNs; and a value whose exponent is one of four that end with 1's, of either sign.
+        const int width = static_cast<int>(info(dtype).bytes) * 8;
+        const uint64_t quiet = before.guard & ~((uint64_t{1} << (mantissa - 1)) - 1);
+        poison.output[0] = quiet | bits(mantissa - 1);
+        poison.guard = quiet | bits(mantissa - 1);
+        const uint64_t exponents = ((uint64_t{1} << (width - 2 - mantissa)) - 1) & ~uint64_t{3};
+        poison.output[1] = bits(1) << (width - 1) | (exponents | bits(2)) << mantissa | bits(mantissa);
+      } else {
+        const int width = static_cast<int>(info(dtype).bytes) * 8;
+        // A large positive number, as before: no id that a candidate could take for valid.
+        const uint64_t top = dtype == DType::u8 ? 0 : uint64_t{0x5b} << (width - 8);
+        const int free = dtype == DType::u8 ? width : width - 8;
+        poison = {{top | bits(free), top | bits(free)}, top | bits(free)};
+      }
+    } while (poison.output[0] == poison.output[1] || poison.output[0] == poison.guard ||
+             poison.output[1] == poison.guard || poison.output[0] == 0 || poison.output[1] == 0 || poison.guard == 0);
+  }
+}
 
 GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit,
                              size_t offset, Access access)

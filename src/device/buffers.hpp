@@ -12,7 +12,8 @@
 
 namespace checkop {
 
-/// Bit patterns of one element type: quiet NaNs with a payload for floats, odd patterns for integers. All patterns
+/// Bit patterns of one element type: quiet NaNs with a payload for floats, but for `output[1]`, which looks like a
+/// result, so that a kernel can't tell by NaN what is still to be written; odd patterns for integers. All patterns
 /// differ. So an element that holds `output[0]` after the first launch and `output[1]` after the second was not
 /// written.
 struct Poison {
@@ -20,6 +21,10 @@ struct Poison {
   uint64_t guard;
 };
 const Poison& poison_of(DType dtype);
+
+/// Replaces the patterns by others, made of `seed`, in this process and those that it forks later: who does not know
+/// the seed does not know them. Not where ranks are processes, which would each have their own.
+void draw_poison(uint64_t seed);
 
 /// Guard elements on each side of every buffer.
 inline constexpr int64_t kGuardElements = 4096;

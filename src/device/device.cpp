@@ -59,12 +59,17 @@ class CpuDevice final : public Device {
 
   void* stream() override { return nullptr; }
 
-  /// Short, because inaccessible memory follows it (map_apart()), and touching pages takes time. In an arena the next
-  /// block follows.
-  size_t least_guard_bytes() const override { return shared_ ? kMostGuardBytes : 8192; }
+  /// Short, because inaccessible memory follows it (map_apart()), and touching pages takes time. In an arena that is
+  /// mapped as a whole the next block follows.
+  size_t least_guard_bytes() const override { return shared_ && !by_block_ ? kMostGuardBytes : 8192; }
 
   std::shared_ptr<SharedMemory> share_memory(bool read_only_inputs) override {
     return shared_ = std::make_shared<SharedMemory>(memfd_arenas(read_only_inputs));
+  }
+
+  std::shared_ptr<SharedMemory> share_blocks() override {
+    by_block_ = true;
+    return shared_ = std::make_shared<SharedMemory>(memfd_arenas(/*read_only_inputs=*/true, by_block_));
   }
 
   std::byte* allocate(size_t bytes, const std::string& what) override {
@@ -171,7 +176,8 @@ class CpuDevice final : public Device {
   }
 
   std::unordered_map<std::byte*, size_t> sizes_;
-  std::shared_ptr<SharedMemory> shared_;  ///< nullptr until share_memory()
+  std::shared_ptr<SharedMemory> shared_;  ///< nullptr until share_memory() or share_blocks()
+  bool by_block_ = false;                 ///< see share_blocks()
   std::vector<uint64_t> flushed_;
   volatile uint64_t read_ = 0;  // keeps the reads of flush_cache()
   std::optional<DeviceInfo> elsewhere_;
@@ -193,6 +199,8 @@ void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
 std::shared_ptr<SharedMemory> Device::share_memory(bool) {
   throw EnvironmentError(fmt::format("'{}' has no memory that another process can map", info().kind));
 }
+
+std::shared_ptr<SharedMemory> Device::share_blocks() { return share_memory(true); }
 
 Device& Device::of_rank(int32_t) { return *this; }
 std::string Device::comm_id(int32_t) { return ""; }

@@ -130,6 +130,8 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
   /// the other process can't write to memory of Access::read, where the system allows this. Throws EnvironmentError
   /// with the reason if there is no such memory, which is the default.
   virtual std::shared_ptr<SharedMemory> share_memory(bool read_only_inputs);
+  /// The same for a process that maps each block by itself, inputs for reading only.
+  virtual std::shared_ptr<SharedMemory> share_blocks();
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override;
 
   // For ranks that share a case. Each rank has a device; the first rank of a process has this one.

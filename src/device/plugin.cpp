@@ -2,15 +2,13 @@
 // Loads plugins. Refuses anything that violates the ABI, with a message that names the file.
 #include "device/plugin.hpp"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <tuple>
 
@@ -24,47 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kSymbol[] = "check_operator_plugin";
-/// Of checkop_kernel in the first header of this ABI version.
-constexpr size_t kLeastKernelBytes = offsetof(checkop_kernel, recipes);
-
 using Key = std::tuple<std::string, std::string, std::string>;  // op, pass, candidate
 Key key_of(const Candidate& candidate) { return {candidate.op, candidate.pass, candidate.name}; }
-
-/// The kernel table that the library at `path` exports.
-const checkop_plugin& open_library(const std::string& path) {
-  // An absolute path, because dlopen searches the system's libraries for a name without a slash.
-  void* library = dlopen(fs::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* why = dlerror();
-    throw InputError(path, fmt::format("not a loadable shared library: {}", why ? why : "no reason given"),
-                     "build it with '-shared -fPIC' and see that its own libraries are found");
-  }
-  auto* entry = reinterpret_cast<decltype(&check_operator_plugin)>(dlsym(library, kSymbol));
-  if (entry == nullptr) {
-    throw InputError(path, fmt::format("no symbol '{}'", kSymbol), "declare it with CHECKOP_EXPORT");
-  }
-  const checkop_plugin* plugin = nullptr;
-  try {
-    plugin = entry();
-  } catch (const std::exception& e) {
-    throw InputError(path, fmt::format("{}() threw: {}", kSymbol, e.what()), "return the table without doing work");
-  }
-  if (plugin == nullptr) throw InputError(path, fmt::format("{}() returned NULL", kSymbol), "return the table");
-  // Read only abi_version before this test: in another version, other members may be at other offsets.
-  if (plugin->abi_version != CHECKOP_ABI_VERSION) {
-    throw InputError(
-        path, fmt::format("built for ABI version {}, this program has {}", plugin->abi_version, CHECKOP_ABI_VERSION),
-        "compile it again with this program's check_operator.h");
-  }
-  if (plugin->n_kernels < 1 || plugin->kernels == nullptr) {
-    throw InputError(path,
-                     fmt::format("the table holds no kernels (n_kernels = {}, kernels {} NULL)", plugin->n_kernels,
-                                 plugin->kernels ? "not" : "is"),
-                     "list at least one checkop_kernel");
-  }
-  return *plugin;
-}
 
 bool is_blank(const char* text) { return text == nullptr || *text == '\0'; }
 
@@ -105,11 +64,12 @@ void require_valid(const std::string& path, int index, const checkop_kernel& ker
   }
 }
 
-/// The recipes that a valid `kernel` declares; none where the plugin's header had no such member.
-std::vector<std::string> declared_recipes(const std::string& where, const checkop_kernel& kernel) {
-  if (kernel.struct_size < kLeastKernelBytes + sizeof kernel.recipes || kernel.recipes == nullptr) return {};
+/// The recipes that a valid `kernel` declares.
+std::vector<std::string> recipes_of(const std::string& where, const checkop_kernel& kernel) {
+  const char* const declared = declared_recipes(kernel);
+  if (declared == nullptr) return {};
   std::vector<std::string> names;
-  for (const std::string_view name : split_dims(kernel.recipes)) names.emplace_back(name);
+  for (const std::string_view name : split_dims(declared)) names.emplace_back(name);
   require_recipes(where, *find_operator(kernel.op), names);
   return names;
 }
@@ -118,11 +78,6 @@ std::vector<std::string> declared_recipes(const std::string& where, const checko
 std::map<std::string, const checkop_plugin*>& linked_plugins() {
   static std::map<std::string, const checkop_plugin*> plugins;
   return plugins;
-}
-
-const checkop_plugin& table_of(const std::string& path) {
-  const auto linked = linked_plugins().find(path);
-  return linked == linked_plugins().end() ? open_library(path) : *linked->second;
 }
 
 }  // namespace
@@ -149,31 +104,22 @@ LinkedPlugin::LinkedPlugin(const std::string& path, const checkop_plugin& plugin
 
 LinkedPlugin::~LinkedPlugin() { linked_plugins().erase(path_); }
 
-std::vector<Candidate> load_plugin(const std::string& path) {
-  if (!fs::exists(path)) throw InputError(path, "no such file", "give the path of a plugin's shared library");
-  const checkop_plugin& plugin = table_of(path);
-  const std::string digest = file_digest(path);
+bool is_linked(const std::string& path) { return linked_plugins().contains(path); }
 
-  // A plugin built with a later header has larger entries, so its struct_size is the distance between entries.
-  const uint32_t stride = plugin.kernels[0].struct_size;
-  if (stride < kLeastKernelBytes) {
-    throw InputError(path + ": kernels[0]",
-                     fmt::format("struct_size is {}, expected at least {}", stride, kLeastKernelBytes),
-                     "set it to sizeof(checkop_kernel)");
-  }
+void require_plugin_file(const std::string& path) {
+  if (!fs::exists(path)) throw InputError(path, "no such file", "give the path of a plugin's shared library");
+}
+
+std::vector<Candidate> candidates_of(const PluginTable& table) {
+  const std::string& path = table.path;
+  const std::string digest = file_digest(path);
   std::vector<Candidate> candidates;
   std::map<Key, int> seen;
-  for (int i = 0; i < plugin.n_kernels; ++i) {
-    const auto* kernel = reinterpret_cast<const checkop_kernel*>(reinterpret_cast<const std::byte*>(plugin.kernels) +
-                                                                 static_cast<size_t>(i) * stride);
-    if (kernel->struct_size != stride) {
-      throw InputError(fmt::format("{}: kernels[{}]", path, i),
-                       fmt::format("struct_size is {}, but {} in kernels[0]", kernel->struct_size, stride),
-                       "set it to sizeof(checkop_kernel) in every entry");
-    }
-    require_valid(path, i, *kernel);
-    Candidate candidate{kernel->name, kernel->op, kernel->pass, path, digest, kernel};
-    candidate.recipes = declared_recipes(fmt::format("{}: kernels[{}] '{}'", path, i, kernel->name), *kernel);
+  for (int i = 0; i < std::ssize(table.kernels); ++i) {
+    const checkop_kernel& kernel = *table.kernels[static_cast<size_t>(i)];
+    require_valid(path, i, kernel);
+    Candidate candidate{kernel.name, kernel.op, kernel.pass, path, digest, &kernel};
+    candidate.recipes = recipes_of(fmt::format("{}: kernels[{}] '{}'", path, i, kernel.name), kernel);
     if (const auto [first, added] = seen.emplace(key_of(candidate), i); !added) {
       throw InputError(path,
                        fmt::format("kernels[{}] and kernels[{}] are both {}/{} '{}'", first->second, i, candidate.op,
@@ -185,13 +131,19 @@ std::vector<Candidate> load_plugin(const std::string& path) {
   return candidates;
 }
 
-std::vector<Candidate> load_plugins(const std::vector<std::string>& paths) {
+std::vector<Candidate> load_plugin(const std::string& path) {
+  require_plugin_file(path);
+  const auto linked = linked_plugins().find(path);
+  return candidates_of(linked == linked_plugins().end() ? open_plugin(path) : read_table(path, *linked->second));
+}
+
+std::vector<Candidate> join_candidates(std::vector<std::vector<Candidate>> plugins) {
   std::vector<Candidate> all;
   std::map<Key, std::string> seen;
-  for (const std::string& path : paths) {
-    for (Candidate& candidate : load_plugin(path)) {
-      if (const auto [first, added] = seen.emplace(key_of(candidate), path); !added) {
-        throw InputError(path,
+  for (std::vector<Candidate>& plugin : plugins) {
+    for (Candidate& candidate : plugin) {
+      if (const auto [first, added] = seen.emplace(key_of(candidate), candidate.path); !added) {
+        throw InputError(candidate.path,
                          fmt::format("brings {}/{} '{}', which {} brings too", candidate.op, candidate.pass,
                                      candidate.name, first->second),
                          "rename one or load only one");
@@ -200,6 +152,12 @@ std::vector<Candidate> load_plugins(const std::vector<std::string>& paths) {
     }
   }
   return all;
+}
+
+std::vector<Candidate> load_plugins(const std::vector<std::string>& paths) {
+  std::vector<std::vector<Candidate>> plugins;
+  for (const std::string& path : paths) plugins.push_back(load_plugin(path));
+  return join_candidates(std::move(plugins));
 }
 
 std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops) {

@@ -8,6 +8,7 @@
 
 #include "abi/check_operator.h"
 #include "device/device.hpp"
+#include "device/plugin_table.hpp"
 #include "operator/operator.hpp"
 
 namespace checkop {
@@ -35,12 +36,23 @@ class LinkedPlugin {
   std::string path_;
 };
 
-/// Loads a plugin and keeps it loaded. Throws InputError if the file is no shared library, has no symbol
-/// check_operator_plugin, has another ABI version, has a kernel without name or launch function, names an unknown
-/// operator, pass or recipe, or contains the same kernel twice.
+/// Whether a LinkedPlugin stands for this path.
+bool is_linked(const std::string& path);
+
+/// Throws InputError if there is no file at `path`.
+void require_plugin_file(const std::string& path);
+
+/// The kernels of a table. Throws InputError if one has no name or launch function, names an unknown operator, pass or
+/// recipe, or is there twice.
+std::vector<Candidate> candidates_of(const PluginTable& table);
+
+/// Loads a plugin and keeps it loaded. Throws as open_plugin() and candidates_of().
 std::vector<Candidate> load_plugin(const std::string& path);
 
-/// Loads all paths. Throws InputError if two plugins have the same candidate for the same operator and pass.
+/// The candidates of several plugins. Throws InputError if two have the same candidate for the same operator and pass.
+std::vector<Candidate> join_candidates(std::vector<std::vector<Candidate>> plugins);
+
+/// load_plugin() for all paths, and join_candidates().
 std::vector<Candidate> load_plugins(const std::vector<std::string>& paths);
 
 /// <op>/*.so below shipped_kernels() for the given operators (all if `ops` is empty), sorted.

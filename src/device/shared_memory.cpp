@@ -4,11 +4,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <stdexcept>
 #include <utility>
 
 #include "base/error.hpp"
@@ -49,7 +51,7 @@ class MemfdArena final : public Arena {
 
 }  // namespace
 
-ArenaKind memfd_arenas(bool read_only_inputs) {
+ArenaKind memfd_arenas(bool read_only_inputs, bool by_block) {
   const auto make = [=](size_t bytes, Access access) -> std::unique_ptr<Arena> {
     try {
       return std::make_unique<MemfdArena>(Bytes(bytes), read_only_inputs && access == Access::read);
@@ -57,13 +59,15 @@ ArenaKind memfd_arenas(bool read_only_inputs) {
       throw OutOfMemory(e.what());
     }
   };
-  return {"memfd", size_t{1} << 16, size_t{4} << 20, size_t{64} << 20, make};
+  return {"memfd", size_t{1} << 16, size_t{4} << 20, size_t{64} << 20, make, by_block};
 }
 
 SharedMemory::SharedMemory(ArenaKind kind) : kind_(std::move(kind)) {}
 
 std::byte* SharedMemory::allocate(size_t bytes, Access access) {
-  bytes = round_up(std::max<size_t>(bytes, 1), kAlignment);
+  static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  bytes = round_up(std::max<size_t>(bytes, 1), kind_.by_block ? page : kAlignment);
+  if (bytes >= kLargeBytes && before_large_block_) before_large_block_();
   if (std::byte* memory = take(bytes, access)) return memory;
   try {
     add_arena(bytes, access);
@@ -84,7 +88,7 @@ std::byte* SharedMemory::take(size_t bytes, Access access) {
     entry.free.erase(found);
     if (size > bytes) entry.free[offset + bytes] = size - bytes;
     std::byte* const memory = entry.arena->data() + offset;
-    blocks_[memory] = {id, offset, bytes};
+    blocks_[memory] = {id, offset, bytes, access, next_number_++, memory};
     return memory;
   }
   return nullptr;
@@ -105,7 +109,8 @@ std::optional<size_t> SharedMemory::size_of(const std::byte* memory) const {
 void SharedMemory::free(std::byte* memory) noexcept {
   const auto found = blocks_.find(memory);
   if (found == blocks_.end()) return;
-  auto [id, offset, bytes] = found->second;
+  auto [id, offset, bytes, access, number, begin] = found->second;
+  if (kind_.by_block) freed_.push_back(number);
   blocks_.erase(found);
   std::map<size_t, size_t>& free = arenas_.at(id).free;
   auto next = free.lower_bound(offset);
@@ -141,6 +146,14 @@ std::optional<SharedMemory::Place> SharedMemory::find(const std::byte* memory) c
     if (memory >= begin && memory < begin + entry.arena->bytes()) return Place{id, static_cast<size_t>(memory - begin)};
   }
   return {};
+}
+
+const SharedMemory::Block& SharedMemory::block_at(const void* memory) const {
+  const auto* const byte = static_cast<const std::byte*>(memory);
+  auto found = blocks_.upper_bound(byte);
+  if (found == blocks_.begin() || byte >= (--found)->first + found->second.bytes)
+    throw std::out_of_range("an address in no block");
+  return found->second;
 }
 
 std::vector<int64_t> SharedMemory::take_gone() { return std::exchange(gone_, {}); }

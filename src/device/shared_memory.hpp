@@ -10,7 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/frame.hpp"
@@ -44,6 +44,7 @@ struct ArenaKind {
   size_t most_unused_bytes;  ///< of arenas without blocks that are kept for later blocks
   /// Makes an arena of `bytes` bytes of zeros. Throws OutOfMemory or DeviceError.
   std::function<std::unique_ptr<Arena>(size_t bytes, Access access)> make;
+  bool by_block = false;  ///< the other process maps single blocks: each begins at a page, and has pages of its own
 };
 
 /// Blocks in arenas. Ids of arenas are never used twice, and an arena lives as long as it has blocks, so that another
@@ -61,6 +62,15 @@ class SharedMemory {
 
   const std::string& transport() const { return kind_.transport; }
 
+  /// A block as the other process maps it.
+  struct Block {
+    int64_t arena;
+    size_t offset, bytes;  ///< whole pages
+    Access access;
+    uint64_t number;  ///< never used twice
+    const std::byte* begin;
+  };
+
   /// A block of at least one byte, 256-byte aligned, in an arena of this access. `access` is not none. Throws
   /// OutOfMemory or DeviceError.
   std::byte* allocate(size_t bytes, Access access);
@@ -72,6 +82,14 @@ class SharedMemory {
   std::optional<Place> find(const std::byte* memory) const;
   /// Throws std::out_of_range for an id that is not there, or no longer.
   const Arena& arena(int64_t id) const { return *arenas_.at(id).arena; }
+  /// The block that holds an address. With ArenaKind::by_block only. Throws std::out_of_range for an address in none.
+  const Block& block_at(const void* memory) const;
+  /// Numbers of blocks that were freed since the last call. With ArenaKind::by_block only.
+  std::vector<uint64_t> take_freed() { return std::exchange(freed_, {}); }
+  /// Called before a block of `kLargeBytes` or more is made: the other process should let freed blocks go.
+  void before_large_block(std::function<void()> body) { before_large_block_ = std::move(body); }
+  static constexpr size_t kLargeBytes = size_t{16} << 20;
+
   /// Ids of arenas that have gone since the last call.
   std::vector<int64_t> take_gone();
 
@@ -82,10 +100,6 @@ class SharedMemory {
     std::map<size_t, size_t> free;  ///< sizes by offset; no two are adjacent
     bool is_unused() const { return free.size() == 1 && free.begin()->second == arena->bytes(); }
   };
-  struct Block {
-    int64_t arena;
-    size_t offset, bytes;
-  };
 
   /// A block in an arena that has room for it; nullptr if none has.
   std::byte* take(size_t bytes, Access access);
@@ -95,14 +109,17 @@ class SharedMemory {
 
   ArenaKind kind_;
   std::map<int64_t, Entry> arenas_;
-  std::unordered_map<const std::byte*, Block> blocks_;
+  std::map<const std::byte*, Block> blocks_;
   std::vector<int64_t> gone_;
   int64_t next_ = 1;
+  std::vector<uint64_t> freed_;
+  uint64_t next_number_ = 1;
+  std::function<void()> before_large_block_;
 };
 
 /// Arenas of host memory: memfds that can't be resized. With `read_only_inputs`, those of Access::read are sealed
 /// against writing by others.
-ArenaKind memfd_arenas(bool read_only_inputs);
+ArenaKind memfd_arenas(bool read_only_inputs, bool by_block = false);
 
 /// Arenas of the memory of CUDA device `index`, which the calling process uses: the driver's virtual memory with
 /// descriptors, between unmapped addresses. Throws EnvironmentError with the reason if the driver refuses.

@@ -55,32 +55,55 @@ double rounded_to(DType dtype, double x) {
 // --- values of the failing elements ----------------------------------------------------------------------------------
 
 /// Only the poison itself says so: other NaNs with a payload, 0x7fffffff among them, are what GPUs compute.
-std::string unwritten(const Suspect& s) {
-  if (!info(s.dtype).is_float || !s.poisoned) return "";
+Pattern unwritten(const Suspect& s) {
+  if (!info(s.dtype).is_float || !s.poisoned) return {};
   const uint64_t poison = poison_of(s.dtype).output[0];
-  if (!all(s.failures.sample, [&](const auto& e) { return stored_bits(s, e) == poison; })) return "";
-  return fmt::format(
-      "the failing elements hold the bits that outputs are filled with before a launch, {:#x}: they were "
-      "not written",
-      poison);
+  if (!all(s.failures.sample, [&](const auto& e) { return stored_bits(s, e) == poison; })) return {};
+  return {
+      fmt::format("the failing elements hold the bits that outputs are filled with before a launch, {:#x}: they "
+                  "were not written",
+                  poison)};
 }
 
-std::string zeros(const Suspect& s) {
-  if (!all(s.failures.sample, [](const auto& e) { return e.got == 0; })) return "";
+Pattern not_a_number(const Suspect& s) {
+  if (!all(s.failures.sample, [](const auto& e) { return std::isnan(e.got); })) return {};
+  return {"the failing elements are NaN"};
+}
+
+/// Whether every stored element of the output is as asked.
+template <class Is>
+bool every_stored(const Suspect& s, const Is& is) {
   for (int64_t r = 0; r < s.view.rows; ++r) {
     const std::vector<double> row = stored_row(s, r);
-    if (std::any_of(row.begin(), row.end(), [](double x) { return x != 0; })) return "the failing elements are zeros";
+    if (!std::all_of(row.begin(), row.end(), is)) return false;
   }
-  return "the whole output is zeros";
+  return true;
 }
 
-std::string constant(const Suspect& s) {
+/// The output has no subnormal number at all, and what fails are zeros in place of some.
+Pattern flushed(const Suspect& s) {
+  if (!info(s.dtype).is_float) return {};
+  const double least = std::ldexp(1.0, info(s.dtype).min_exponent);
+  if (!all(s.failures.sample, [&](const auto& e) { return e.got == 0 && e.gold != 0 && std::abs(e.gold) < least; }))
+    return {};
+  if (!every_stored(s, [&](double x) { return x == 0 || !(std::abs(x) < least); })) return {};
+  return {fmt::format("subnormal numbers of {}, those below {:.3g}, are flushed to zero", info(s.dtype).name, least),
+          true};
+}
+
+Pattern zeros(const Suspect& s) {
+  if (!all(s.failures.sample, [](const auto& e) { return e.got == 0; })) return {};
+  if (every_stored(s, [](double x) { return x == 0; })) return {"the whole output is zeros", true};
+  return {"the failing elements are zeros"};
+}
+
+Pattern constant(const Suspect& s) {
   const Sample& sample = s.failures.sample;
   const double value = sample.front().got;
   const auto same = [&](double x) { return std::abs(x - sample.front().gold) <= sample.front().bound; };
-  if (sample.size() < kFew || most(sample, [&](const auto& e) { return same(e.gold); })) return "";
-  if (!all(sample, [&](const auto& e) { return e.got == value; })) return "";
-  return fmt::format("the failing elements all hold the same value, {:.6g}", value);
+  if (sample.size() < kFew || most(sample, [&](const auto& e) { return same(e.gold); })) return {};
+  if (!all(sample, [&](const auto& e) { return e.got == value; })) return {};
+  return {fmt::format("the failing elements all hold the same value, {:.6g}", value), true};
 }
 
 /// Whether stored row `row` holds the gold of row `other`.
@@ -92,20 +115,115 @@ bool is_gold_of(const Suspect& s, int64_t row, int64_t other) {
   return static_cast<double>(fits) >= 0.99 * static_cast<double>(got.size());
 }
 
-std::string other_row(const Suspect& s) {
+bool fails(const Suspect& s, int64_t row) { return s.failures.by_row[static_cast<size_t>(row)] > 0; }
+
+Pattern other_row(const Suspect& s) {
   for (const int64_t step : {-1, 1}) {
-    int64_t looked_at = 0, last = -1;
+    int64_t looked_at = 0, last = -1, without = 0;
     bool every = true;
     for (const auto& [row, gold] : s.nearby) {
-      if (s.failures.by_row[static_cast<size_t>(row)] == 0 || !s.nearby.contains(row + step)) continue;
+      // The row at the edge may hold anything, unless it is all that speaks for the pattern.
+      if (!fails(s, row) || !s.nearby.contains(row + step)) {
+        without += fails(s, row) && s.failures.count > 1 ? 1 : 0;
+        continue;
+      }
       every = every && is_gold_of(s, row, row + step);
       ++looked_at, last = row;
+      if (!every) break;
     }
-    if (looked_at > 0 && every)
-      return fmt::format("failing rows hold the gold of the row {}: row {} that of row {}",
-                         step < 0 ? "before" : "after", last, last + step);
+    if (looked_at > without && every)
+      return {fmt::format("failing rows hold the gold of the row {}: row {} that of row {}",
+                          step < 0 ? "before" : "after", last, last + step),
+              true};
   }
-  return "";
+  return {};
+}
+
+Pattern rows_swapped(const Suspect& s) {
+  std::vector<int64_t> failing;
+  for (int64_t r = 0; r < s.view.rows && failing.size() < 3; ++r) {
+    if (fails(s, r)) failing.push_back(r);
+  }
+  if (failing.size() != 2 || !s.nearby.contains(failing[0]) || !s.nearby.contains(failing[1])) return {};
+  if (!is_gold_of(s, failing[0], failing[1]) || !is_gold_of(s, failing[1], failing[0])) return {};
+  return {fmt::format("rows {} and {} have changed places", failing[0], failing[1]), true};
+}
+
+/// The first and the last failing index of a direction.
+std::pair<int64_t, int64_t> range_of(const std::vector<int64_t>& failed) {
+  const auto is_hit = [](int64_t n) { return n > 0; };
+  const auto first = std::find_if(failed.begin(), failed.end(), is_hit);
+  const auto last = std::find_if(failed.rbegin(), failed.rend(), is_hit);
+  return {first - failed.begin(), failed.rend() - last - 1};
+}
+
+/// Whether nearly all elements of the known rows in columns [begin, end) hold the gold at from(row, column), and some
+/// rows are known. A gold that is not known fits nothing.
+template <class From>
+bool holds_gold_from(const Suspect& s, int64_t begin, int64_t end, const From& from) {
+  int64_t fits = 0, seen = 0;
+  for (const auto& [row, gold] : s.nearby) {
+    if (!fails(s, row)) continue;
+    const std::vector<double> got = stored_row(s, row);
+    for (int64_t c = begin; c < end; ++c) {
+      const auto [r, column] = from(row, c);
+      const auto source = s.nearby.find(r);
+      ++seen;
+      if (source == s.nearby.end()) continue;
+      const auto at = static_cast<size_t>(column);
+      fits +=
+          std::abs(got[static_cast<size_t>(c)] - source->second.value[at]) <= std::max(source->second.allowed[at], 0.0);
+    }
+  }
+  return seen >= 2 && 100 * fits >= 99 * seen;
+}
+
+Pattern tiles_swapped(const Suspect& s) {
+  const auto [first, last] = range_of(s.failures.by_column);
+  std::vector<int64_t> widths(kTiles.begin(), kTiles.end());
+  widths.insert(widths.begin(), {8, s.view.columns / 2});
+  for (const int64_t width : widths) {
+    const int64_t begin = width > 0 ? first / width * width : 0, end = begin + 2 * width;
+    if (width < 1 || last < begin + width || last >= end || end > s.view.columns) continue;
+    const auto from = [&](int64_t row, int64_t c) { return std::pair{row, c < begin + width ? c + width : c - width}; };
+    if (holds_gold_from(s, begin, end, from))
+      return {fmt::format("columns {} to {} and {} to {} have changed places", begin, begin + width - 1, begin + width,
+                          end - 1),
+              true};
+  }
+  return {};
+}
+
+Pattern transposed(const Suspect& s) {
+  const auto [top, bottom] = range_of(s.failures.by_row);
+  const auto [left, right] = range_of(s.failures.by_column);
+  for (const int64_t size : {8, 16, 32, 64, 128}) {
+    const int64_t row = top / size * size, column = left / size * size;
+    if (bottom >= row + size || right >= column + size || row + size > s.view.rows || column + size > s.view.columns)
+      continue;
+    const auto from = [&](int64_t r, int64_t c) { return std::pair{row + (c - column), column + (r - row)}; };
+    if (holds_gold_from(s, column, column + size, from))
+      return {fmt::format("the block of {} x {} elements at row {}, column {} is transposed", size, size, row, column),
+              true};
+  }
+  return {};
+}
+
+Pattern largest_alone(const Suspect& s) {
+  if (s.view.columns < static_cast<int64_t>(kFew)) return {};
+  int64_t rows = 0;
+  for (const auto& [row, gold] : s.nearby) {
+    if (!fails(s, row)) continue;
+    const auto less = [](double a, double b) { return std::abs(a) < std::abs(b); };
+    const auto largest = std::max_element(gold.value.begin(), gold.value.end(), less) - gold.value.begin();
+    const std::vector<double> got = stored_row(s, row);
+    const auto at = static_cast<size_t>(largest);
+    const auto others = std::count_if(got.begin(), got.end(), [](double x) { return x != 0; });
+    if (others != 1 || !(std::abs(got[at] - gold.value[at]) <= gold.allowed[at])) return {};
+    ++rows;
+  }
+  if (rows == 0) return {};
+  return {"of every failing row only the largest element is not 0", true};
 }
 
 /// Whether got = factor*gold explains the sample and got = gold does not.
@@ -118,7 +236,7 @@ bool is_factor(const Sample& sample, double factor) {
   });
 }
 
-std::string factor(const Suspect& s) {
+Pattern factor(const Suspect& s) {
   constexpr std::pair<double, const char*> kKnown[] = {{2, "2 times"},
                                                        {0.5, "1/2 of"},
                                                        {-1, "-1 times"},
@@ -126,38 +244,69 @@ std::string factor(const Suspect& s) {
                                                        {0.6931471805599453, "ln(2) times"}};
   const Sample& sample = s.failures.sample;
   for (const auto& [value, name] : kKnown) {
-    if (is_factor(sample, value)) return fmt::format("the failing elements are {} the gold", name);
+    if (is_factor(sample, value)) return {fmt::format("the failing elements are {} the gold", name), true};
   }
-  if (sample.size() < kFew) return "";
+  if (sample.size() < kFew) return {};
   double product = 0, square = 0;
   for (const FailingElement& e : sample) product += e.got * e.gold, square += e.gold * e.gold;
-  if (!is_factor(sample, product / square)) return "";
-  return fmt::format("the failing elements are {:.5g} times the gold", product / square);
+  if (!is_factor(sample, product / square)) return {};
+  return {fmt::format("the failing elements are {:.5g} times the gold", product / square), true};
 }
 
-std::string truncated(const Suspect& s) {
+/// A factor too near to 1 to show in single elements: the known rows, passing elements too, are nearer to it than to
+/// the gold.
+Pattern small_factor(const Suspect& s) {
+  constexpr double kNearer = 4;  // times, in squares
+  double product = 0, square = 0, from_gold = 0, from_factor = 0;
+  int64_t seen = 0;
+  const auto each = [&](const auto& body) {
+    for (const auto& [row, gold] : s.nearby) {
+      const std::vector<double> got = stored_row(s, row);
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (gold.allowed[i] > 0 && !body(got[i], gold.value[i], gold.allowed[i])) return false;
+      }
+    }
+    return true;
+  };
+  each([&](double got, double gold, double allowed) {
+    product += got / allowed * (gold / allowed), square += gold / allowed * (gold / allowed);
+    return ++seen > 0;
+  });
+  const double by = product / square;
+  const bool fits = each([&](double got, double gold, double allowed) {
+    const double before = (got - gold) / allowed, after = (got - by * gold) / allowed;
+    from_gold += before * before, from_factor += after * after;
+    return std::abs(after) <= 2.5 * std::max(1.0, std::abs(by));
+  });
+  if (seen < static_cast<int64_t>(kFew) || !fits || !(std::abs(by) > 0.01) || !(from_gold > kNearer * from_factor))
+    return {};
+  return {fmt::format("it looks like {:.4g} times the gold", by), true};
+}
+
+Pattern truncated(const Suspect& s) {
   const Sample& sample = s.failures.sample;
-  if (!info(s.dtype).is_float || sample.size() < kFew) return "";
+  if (!info(s.dtype).is_float || sample.size() < kFew) return {};
   const bool fits = most(sample, [&](const FailingElement& e) {
     const double nearest = rounded_to(s.dtype, e.gold);
     const double step = std::abs(nearest) > std::abs(e.gold) ? 2 * half_ulp(s.dtype, e.gold) : 0;
     return e.got == nearest - std::copysign(step, e.gold) && step > 0;
   });
-  return fits ? "the failing elements are rounded toward zero, not to nearest" : "";
+  if (!fits) return {};
+  return {"it looks like rounding toward zero, not to nearest", true};
 }
 
-std::string fewer_bits(const Suspect& s) {
+Pattern fewer_bits(const Suspect& s) {
   const Sample& sample = s.failures.sample;
-  if (!info(s.dtype).is_float || sample.size() < kFew) return "";
+  if (!info(s.dtype).is_float || sample.size() < kFew) return {};
   for (const DType narrow : {DType::bf16, DType::f16, DType::f32}) {
     if (info(narrow).precision >= info(s.dtype).precision) continue;
     const bool fits = all(sample, [&](const FailingElement& e) {
       return rounded_to(narrow, e.got) == e.got && rounded_to(narrow, e.gold) != e.gold &&
              std::abs(e.got - e.gold) <= 64 * half_ulp(narrow, e.gold);  // leaves room for a sum kept in `narrow`
     });
-    if (fits) return fmt::format("the failing elements have no more bits than {}", info(narrow).name);
+    if (fits) return {fmt::format("the failing elements have no more bits than {}", info(narrow).name)};
   }
-  return "";
+  return {};
 }
 
 // --- positions of the failing elements -------------------------------------------------------------------------------
@@ -172,6 +321,18 @@ struct Direction {
   bool fails(int64_t i) const { return failed[static_cast<size_t>(i)] > 0; }
 };
 
+/// "only in columns 100 to 199, the last 100", "only in column 199, the last one". Needs nearly all of them to fail,
+/// and for a single column or row several elements.
+std::string last_of(const Direction& axis, int64_t first) {
+  const int64_t n = axis.extent() - first;
+  int64_t hit = 0, compared = 0;
+  for (int64_t i = first; i < axis.extent(); ++i) hit += axis.fails(i), compared += axis.compared(i);
+  if (2 * n > axis.extent() || !axis.fails(axis.extent() - 1) || 10 * hit < 9 * compared) return "";
+  if (n > 1) return fmt::format("only in {} {} to {}, the last {}", axis.name, first, axis.extent() - 1, n);
+  if (axis.failed.back() < kPeriods) return "";
+  return fmt::format("only in {} {}, the last one", axis.name.substr(0, axis.name.size() - 1), first);
+}
+
 /// "only in columns 1024 to 1030, behind the last whole tile of 128". Needs two failing columns, and half of the tail.
 std::string tail(const Direction& axis) {
   int64_t first = 0, hit = 0, behind = 0;
@@ -181,9 +342,9 @@ std::string tail(const Direction& axis) {
     const int64_t last_tile = (axis.extent() - 1) / tile * tile;
     if (last_tile <= first && last_tile >= start && last_tile > 0) start = last_tile, width = tile;
   }
-  if (start == 0) return "";
+  if (start == 0) return last_of(axis, first);
   for (int64_t i = start; i < axis.extent(); ++i) hit += axis.fails(i), behind += axis.compared(i);
-  if (hit < 2 || 2 * hit < behind) return "";
+  if (hit < 2 || 2 * hit < behind) return last_of(axis, first);
   const char* what = axis.extent() % width == 0 ? "the last tile" : "behind the last whole tile";
   return fmt::format("only in {} {} to {}, {} of {}", axis.name, start, axis.extent() - 1, what, width);
 }
@@ -238,6 +399,28 @@ std::string masked(const Suspect& s) {
   return "";
 }
 
+/// "only where q_heads is 3": all of a good part of what has that index fails, and nothing else. The last dimension and
+/// those of one or two are left to chance and to other patterns.
+std::string one_index(const Suspect& s) {
+  if (const auto [first, last] = range_of(s.failures.by_row); first == last) return "";
+  int64_t stride = 1;
+  for (const auto& [name, extent] : s.dims) stride *= extent;
+  for (size_t d = 0; d + 1 < s.dims.size(); ++d) {
+    const auto& [name, extent] = s.dims[d];
+    stride /= extent;
+    const auto index_of = [&](const FailingElement& e) {
+      return (e.row * s.view.columns + e.column) / stride % extent;
+    };
+    const int64_t index = index_of(s.failures.sample.front());
+    const int64_t with_index = s.view.rows * s.view.columns / extent;
+    if (extent < kPeriods || s.failures.count < static_cast<int64_t>(kFew) || 10 * s.failures.count < with_index ||
+        !all(s.failures.sample, [&](const auto& e) { return index_of(e) == index; }))
+      continue;
+    return fmt::format("only where {} is {} of 0 to {}", name, index, extent - 1);
+  }
+  return "";
+}
+
 }  // namespace
 
 std::vector<int64_t> rows_to_compare(const FailureSummary& failures, int64_t total) {
@@ -251,17 +434,28 @@ std::vector<int64_t> rows_to_compare(const FailureSummary& failures, int64_t tot
       if (near >= 0 && near < total) rows.push_back(near);
     }
   }
+  rows.insert(rows.end(), {0, total - 1});
   std::sort(rows.begin(), rows.end());
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   return rows;
 }
 
-std::string diagnose(const Suspect& s) {
-  if (s.failures.sample.empty()) return "";
+Pattern diagnose(const Suspect& s) {
+  if (s.failures.sample.empty()) return {};
   std::vector<std::string> parts;
-  for (const auto& pattern : {unwritten, zeros, constant, other_row, factor, truncated, fewer_bits}) {
+  bool complete = false;
+  const bool one = s.failures.count == 1 && s.view.rows * s.view.columns > 1;
+  for (const auto& pattern : {unwritten, not_a_number, flushed, largest_alone, zeros, constant, rows_swapped, other_row,
+                              tiles_swapped, transposed, factor, truncated, small_factor, fewer_bits}) {
     if (!parts.empty()) break;
-    if (std::string found = pattern(s); !found.empty()) parts.push_back(std::move(found));
+    Pattern found = pattern(s);
+    if (found.text.empty()) continue;
+    parts.push_back(std::move(found.text)), complete = found.complete;
+  }
+  if (one) {
+    const FailingElement& e = s.failures.sample.front();
+    parts.insert(parts.begin(), fmt::format("one element alone fails, in row {}, column {}", e.row, e.column));
+    return {fmt::format("{}", fmt::join(parts, ": ")), complete};
   }
   const Direction columns{"columns", s.failures.by_column, [](int64_t) { return true; }};
   const Direction rows{"rows", s.failures.by_row, [&s](int64_t r) { return s.rows.has(r); }};
@@ -271,8 +465,9 @@ std::string diagnose(const Suspect& s) {
     if (!found.empty()) parts.push_back(std::move(found));
   }
   if (std::string found = masked(s); !found.empty()) parts.push_back(std::move(found));
+  if (std::string found = one_index(s); !found.empty()) parts.push_back(std::move(found));
   if (!parts.empty() && parts.front().starts_with("only")) parts.front().insert(0, "it fails ");
-  return fmt::format("{}", fmt::join(parts, ", "));
+  return {fmt::format("{}", fmt::join(parts, ", ")), complete};
 }
 
 }  // namespace checkop

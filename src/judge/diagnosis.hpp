@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "judge/failures.hpp"
@@ -30,20 +31,28 @@ struct Suspect {
   MatrixView view;
   const RowSet& rows;  ///< the rows that were compared
   const FailureSummary& failures;
-  std::map<int64_t, NearbyRow> nearby;  ///< gold of rows_to_compare(), as far as it is available
+  std::map<int64_t, NearbyRow> nearby;  ///< gold of all compared rows or of rows_to_compare(), as far as available
   std::vector<MaskOf> masks;
+  std::vector<std::pair<std::string, int64_t>> dims;  ///< name and extent of each dimension of the output
   bool poisoned = true;  ///< the memory of the output was filled with the poison before the launch
 };
 
-/// Some failing rows and their neighbours.
+/// What the failing elements have in common.
+struct Pattern {
+  std::string text;  ///< "the failing elements are zeros, only in columns 192 to 199, behind the last whole tile of 64"
+  /// It says what every compared element of the output is, so that a known fault that gives the same is a guess.
+  bool complete = false;
+};
+
+/// Some failing rows, their neighbours, the first and the last row.
 std::vector<int64_t> rows_to_compare(const FailureSummary& failures, int64_t total);
 
 /// One sentence on the values and positions of the failing elements; "" if neither shows a pattern.
-///   values:    not written, zeros, one value, the gold of the row before or after, a multiple of the gold, truncated,
-///              fewer bits than the output's dtype
-///   positions: behind the last whole tile of columns or rows, in columns or rows that repeat with a tile's width, only
-///              where a mask is 0
-/// A guess from a sample of failing elements, to help the reader; no verdict depends on it.
-std::string diagnose(const Suspect& suspect);
+///   values:    not written, NaN, flushed to zero, zeros, one value, the gold of other rows, columns or of a transposed
+///              block, the largest of each row, a multiple of the gold, truncated, fewer bits than the output's dtype
+///   positions: one element, the last columns or rows, often behind the last whole tile, columns or rows that repeat
+///              with a tile's width, one index of a dimension, only where a mask is 0
+/// Of a sample of failing elements, to help the reader; no verdict depends on it.
+Pattern diagnose(const Suspect& suspect);
 
 }  // namespace checkop

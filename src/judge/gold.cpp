@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "base/parallel.hpp"
 #include "case/sampling.hpp"
+#include "judge/gold_faults.hpp"
 #include "judge/model_bits.hpp"
 #include "judge/recipe_sets.hpp"
 #include "judge/residuals.hpp"
@@ -88,7 +89,8 @@ using Names = RecipeSet;
 class Judge {
  public:
   Judge(const Case& c, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs, const Contract& contract,
-        const Subject& subject, unsigned threads, const std::vector<RowSet>& rows, const GoldReplay& stored)
+        const Subject& subject, unsigned threads, const std::vector<RowSet>& rows, const GoldReplay& stored,
+        EmulatedFaults* emulated)
       : c_(c),
         inputs_(inputs),
         outputs_(outputs),
@@ -97,6 +99,7 @@ class Judge {
         copies_outputs_(subject.copies_outputs),
         rows_(rows),
         stored_(stored),
+        emulated_(emulated),
         sets_(rows.empty() ? std::vector<RowSet>(outputs.size()) : rows),
         gates_(outputs.size()),
         terms_(outputs.size()) {
@@ -114,7 +117,10 @@ class Judge {
   }
 
   std::vector<Comparison> judged(GoldTimes* times, RecipeSearch search) {
-    std::vector<Comparison> results = once(outputs_, {}, times, /*diagnoses=*/true);
+    std::vector<std::optional<OutputComparison>> compared;
+    std::vector<Comparison> results = once(outputs_, {}, times, &compared);
+    for (const Comparison& result : results)
+      plain_worst_.push_back(result.worst ? std::optional(result.worst->index) : std::nullopt);
     for (size_t i = 0; i < results.size(); ++i) {
       if (outputs_[i].name.empty() || results[i].passed()) continue;
       search == RecipeSearch::every_set ? find_every_set(i, results[i]) : try_recipes(i, results[i]);
@@ -123,13 +129,23 @@ class Judge {
       results[i].granted = gates_[i].recipes;
       reject_trivial_answers(i, results[i]);
     }
+    diagnose(compared, results);
     return results;
   }
 
  private:
+  void diagnose(const std::vector<std::optional<OutputComparison>>& compared, std::vector<Comparison>& results) const {
+    const bool any_fails =
+        std::any_of(results.begin(), results.end(), [](const Comparison& result) { return result.out_of_bound > 0; });
+    if (!any_fails || inputs_.empty() || (stored_ && emulated_ == nullptr)) return;
+    EmulatedFaults own(c_, inputs_, threads_);
+    diagnose_outputs({c_, inputs_, outputs_, compared, sets_, threads_}, emulated_ != nullptr ? *emulated_ : own,
+                     results, !copies_outputs_);
+  }
+
   /// One run of the gold with `recipes`, compared with `outputs`.
-  std::vector<Comparison> once(const std::vector<Tensor>& outputs, const Names& recipes, GoldTimes* times,
-                               bool diagnoses) const {
+  std::vector<Comparison> once(const std::vector<Tensor>& outputs, const Names& recipes, GoldTimes* times = nullptr,
+                               std::vector<std::optional<OutputComparison>>* kept = nullptr) const {
     std::vector<std::optional<OutputComparison>> comparisons(outputs.size());
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (outputs[i].name.empty()) continue;
@@ -155,11 +171,6 @@ class Judge {
     const auto identities_start = Clock::now();
     std::vector<Comparison> results;
     for (const auto& comparison : comparisons) results.push_back(comparison ? comparison->finish() : Comparison{});
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (results[i].out_of_bound == 0 || stored_ || !diagnoses) continue;
-      results[i].diagnosis =
-          diagnose_output(c_, inputs_, i, outputs[i], *comparisons[i], sets_[i], threads_, !copies_outputs_);
-    }
     check_identities(c_, inputs_, outputs, gates_, terms_, sets_, threads_, active, results);
     check_model(c_, inputs_, outputs, gates_, terms_, sets_, threads_, results);
     if (times != nullptr) {
@@ -167,6 +178,7 @@ class Judge {
       times->wall_ms = ms(end - start);
       times->compare_ms = static_cast<double>(compare_ns) / 1e6 / std::max(1u, threads_) + ms(end - identities_start);
     }
+    if (kept != nullptr) *kept = std::move(comparisons);
     return results;
   }
 
@@ -266,13 +278,37 @@ class Judge {
     for (const Recipe* recipe : known) {
       if (is_part_of({recipe->name}, recipe->exact ? set : allowed)) widest.push_back(recipe->name);
     }
-    return judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed();
+    return passes_in_worst_row(i, widest) && judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed();
+  }
+
+  /// Whether the worst element's row of output i is within its bounds under `set`: where it is not, the whole gold,
+  /// which takes much longer, has nothing to add. True where the gold can't compute single rows.
+  bool passes_in_worst_row(size_t i, const Names& set) {
+    const OutputSpec& output = c_.pass->outputs[i];
+    if (stored_ || !output.sampled || !plain_worst_[i]) return true;
+    const auto found = in_worst_row_.find({i, set});
+    if (found != in_worst_row_.end()) return found->second;
+    const MatrixView view = judged_view(*c_.op, output.tensor, outputs_[i].shape);
+    std::vector<RowSet> rows(outputs_.size());
+    for (size_t k = 0; k < rows.size(); ++k) {
+      const OutputSpec& spec = c_.pass->outputs[k];
+      if (!spec.sampled || outputs_[k].name.empty() || outputs_[k].count() == 0) continue;
+      const bool same = row_group(c_, spec.tensor) == row_group(c_, output.tensor);
+      rows[k] = {false, {same ? *plain_worst_[i] / view.columns : 0}};
+    }
+    OutputComparison comparison(outputs_[i].dtype, outputs_[i].bytes.data(), view, gates_under(i, set), terms_[i],
+                                rows[i], token_quantity(output));
+    const auto compare = [&](const GoldRows& block) {
+      if (block.output == static_cast<int>(i)) comparison.add(block);
+    };
+    run_gold(c_, inputs_, threads_, compare, rows, active_recipes(set));
+    return in_worst_row_[{i, set}] = comparison.finish().out_of_bound == 0;
   }
 
   const std::vector<Comparison>& judged_by(const Names& set) {
     const auto found = by_recipes_.find(set);
     if (found != by_recipes_.end()) return found->second;
-    return by_recipes_.emplace(set, once(outputs_, set, nullptr, /*diagnoses=*/false)).first->second;
+    return by_recipes_.emplace(set, once(outputs_, set)).first->second;
   }
 
   /// Takes the trivial answers that the other gates reject out of those that the gates of single elements accept.
@@ -286,7 +322,7 @@ class Judge {
       for (const Tensor& output : outputs_) tried.push_back(copy_of(output));
       tried[i] =
           trivial_tensor(answer, outputs_[i], judged_view(*c_.op, c_.pass->outputs[i].tensor, outputs_[i].shape));
-      return !once(tried, recipes, nullptr, /*diagnoses=*/false)[i].passed();
+      return !once(tried, recipes)[i].passed();
     });
   }
 
@@ -304,10 +340,13 @@ class Judge {
   const bool copies_outputs_;
   const std::vector<RowSet>& rows_;
   const GoldReplay& stored_;
+  EmulatedFaults* const emulated_;
   const std::vector<RowSet> sets_;
   std::vector<Gates> gates_;
   std::vector<int64_t> terms_;
   std::map<Names, std::vector<Comparison>> by_recipes_;
+  std::vector<std::optional<int64_t>> plain_worst_;  ///< by output: the worst element without recipes
+  std::map<std::pair<size_t, Names>, bool> in_worst_row_;
 };
 
 }  // namespace
@@ -315,8 +354,9 @@ class Judge {
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows,
-                                      GoldTimes* times, const GoldReplay& stored, RecipeSearch search) {
-  return Judge(c, inputs, outputs, contract, subject, threads, rows, stored).judged(times, search);
+                                      GoldTimes* times, const GoldReplay& stored, RecipeSearch search,
+                                      EmulatedFaults* emulated) {
+  return Judge(c, inputs, outputs, contract, subject, threads, rows, stored, emulated).judged(times, search);
 }
 
 bool accepts_finite(const Case& c, const std::vector<Comparison>& with_nan, const Contract& contract,

@@ -14,6 +14,9 @@
 
 namespace checkop {
 
+class EmulatedFaults;
+struct JudgedOutputs;
+
 /// Runs the gold of c.pass on `inputs` (from make_inputs) and hands its rows to `sink`: the rows of sample_rows(), or
 /// all rows if `rows` is empty.
 void run_gold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const GoldSink& sink,
@@ -25,11 +28,11 @@ struct Cost {
 };
 Cost cost_of(const Case& c, const std::vector<Tensor>& inputs);
 
-/// Describes the errors of output `index` of a failed comparison; see emulated_fault() and diagnose(). Runs the gold
-/// again for some rows, unless the gold can't compute single rows and the case is large. `poisoned`: see Suspect.
-std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
-                            const OutputComparison& comparison, const RowSet& rows, unsigned threads,
-                            bool poisoned = true);
+/// Describes the errors of the outputs that failed, in Comparison::diagnosis; see known_faults() and diagnose(). Runs
+/// the gold again for some rows, unless the gold can't compute single rows and the case is large. `poisoned`: see
+/// Suspect.
+void diagnose_outputs(const JudgedOutputs& judged, EmulatedFaults& emulated, std::vector<Comparison>& results,
+                      bool poisoned = true);
 
 /// The length of the longest sum behind one element of `output`, from OutputSpec::reduced; 1 without sums.
 int64_t sum_terms(const Case& c, const OutputSpec& output);
@@ -56,12 +59,13 @@ enum class RecipeSearch : uint8_t {
 /// and the contract has other gates, the answer is generated and judged, which runs the gold again.
 /// An output that fails is judged once more by the sets of granted recipes, the smallest first; Comparison::recipes
 /// names the set by which it passes. If there is none, Comparison::passes_under says which set of others would do,
-/// unless the gold takes too long. If `stored` is set, all gold rows are taken from it and failures are not diagnosed.
+/// unless the gold takes too long. If `stored` is set, all gold rows are taken from it, and failures are diagnosed only
+/// if there is `emulated`.
 std::vector<Comparison> judge_outputs(const Case& c, const std::vector<Tensor>& inputs,
                                       const std::vector<Tensor>& outputs, const Contract& contract,
                                       const Subject& subject, unsigned threads, const std::vector<RowSet>& rows = {},
                                       GoldTimes* times = nullptr, const GoldReplay& stored = {},
-                                      RecipeSearch search = RecipeSearch::granted);
+                                      RecipeSearch search = RecipeSearch::granted, EmulatedFaults* emulated = nullptr);
 
 /// Whether `contract` judges the outputs by a run with finite numbers in what the operator leaves out, given the
 /// comparisons of the run with NaN there: all outputs that fail are granted it. `with_nan` is empty if that run gave no

@@ -83,19 +83,46 @@ std::vector<MaskOf> masks_of(const Case& c, const std::vector<Tensor>& inputs, c
   return masks;
 }
 
+/// All rows of an output, of the gold of the whole case.
+std::map<int64_t, NearbyRow> all_rows(const EmulatedFaults::Gold& gold, size_t index, const MatrixView& view,
+                                      const OutputComparison& comparison) {
+  std::map<int64_t, NearbyRow> rows;
+  for (int64_t r = 0; r < view.rows; ++r) {
+    const auto at = static_cast<size_t>(r * view.columns), n = static_cast<size_t>(view.columns);
+    NearbyRow& row = rows[r];
+    row.value.assign(&gold.value[index][at], &gold.value[index][at] + n);
+    for (size_t i = at; i < at + n; ++i)
+      row.allowed.push_back(
+          comparison.allowed(gold.value[index][i], gold.magnitude[index][i], gold.rounding[index][i]));
+  }
+  return rows;
+}
+
 }  // namespace
 
-std::string diagnose_output(const Case& c, const std::vector<Tensor>& inputs, size_t index, const Tensor& output,
-                            const OutputComparison& comparison, const RowSet& rows, unsigned threads, bool poisoned) {
-  const TensorSpec& spec = c.pass->outputs[index].tensor;
-  const MatrixView view = judged_view(*c.op, spec, output.shape);
-  const FailureSummary failures = comparison.failures();
-  const std::vector<int64_t> wanted = rows_to_compare(failures, view.rows);
-  std::string text = diagnose({output.dtype, output.bytes.data(), view, rows, failures,
-                               nearby_rows(c, inputs, index, view, comparison, wanted, threads),
-                               masks_of(c, inputs, spec, view.columns), poisoned});
-  const std::string fault = emulated_fault(c, inputs, index, failures, threads);
-  return text.empty() || fault.empty() ? text + fault : fault + "; " + text;
+void diagnose_outputs(const JudgedOutputs& judged, EmulatedFaults& emulated, std::vector<Comparison>& results,
+                      bool poisoned) {
+  const Case& c = judged.c;
+  std::vector<KnownFaults> known = known_faults(judged, emulated);
+  const bool is_cheap = has_cheap_gold(judged);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].out_of_bound == 0) continue;
+    const TensorSpec& spec = c.pass->outputs[i].tensor;
+    const Tensor& output = judged.outputs[i];
+    const OutputComparison& compared = *judged.compared[i];
+    const MatrixView view = judged_view(*c.op, spec, output.shape);
+    const FailureSummary failures = compared.failures();
+    Suspect suspect{output.dtype, output.bytes.data(), view, judged.rows[i], failures, {}, {}, {}, poisoned};
+    suspect.nearby = is_cheap ? all_rows(emulated.gold({}), i, view, compared)
+                              : nearby_rows(c, judged.inputs, i, view, compared, rows_to_compare(failures, view.rows),
+                                            judged.threads);
+    suspect.masks = masks_of(c, judged.inputs, spec, view.columns);
+    for (const std::string_view dim : split_dims(spec.dims)) suspect.dims.emplace_back(dim, extent_of(c, dim));
+    const Pattern seen = diagnose(suspect);
+    known[i].certain &= !seen.complete;
+    const std::string fault = describe(known[i]);
+    results[i].diagnosis = seen.text.empty() || fault.empty() ? fault + seen.text : fault + "; " + seen.text;
+  }
 }
 
 }  // namespace checkop

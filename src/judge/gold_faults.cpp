@@ -1,133 +1,359 @@
 // SPDX-License-Identifier: Apache-2.0
-// Emulates the known faults one by one until one explains the failing elements.
+// Emulates the known faults and keeps those that give the candidate's outputs, element by element.
 #include "judge/gold_faults.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <optional>
 
 #include "case/rank_parts.hpp"
-#include "case/sampling.hpp"
-#include "operator/emulation.hpp"
+#include "judge/gold.hpp"
 
 namespace checkop {
 namespace {
 
-constexpr double kMostEmulationWork = 5e8;  // of all emulations together, in units of gold_work()
-constexpr double kExplained = 4e-4;         // share of the squared errors that may remain: 2 % in norm
+using Part = EmulatedFaults::Part;
 
-/// The emulated part of a case: all of it, or the batch's rows [first, first + n).
-struct Part {
-  Case c;
-  std::vector<Tensor> sliced;  // by input; inputs that are not per-row have no name
-  std::vector<const Tensor*> inputs;
-  int64_t first_element = 0, elements = 0;  // range of the output
+constexpr double kLeastWork = 2e7;        // that any check may cost once more, in multiply-adds: some ten ms
+constexpr double kExplained = 4e-4;       // share of the squared errors that may remain: 2 % in norm
+constexpr double kMostlyExplained = 0.1;  // the same for a guess
+constexpr double kFarthest = 1e6;         // an error that counts, in bounds: one element must not speak for all
+constexpr Plan kUsual{Plan::Order::blocked, 512};
+
+/// What a fault says of one output.
+struct Fit {
+  bool gives_all = true;         ///< each element, as well as the bounds allow
+  double before = 0, after = 0;  ///< squared errors of the failing elements from the gold, and from the fault's result
+
+  bool explains(double share) const { return gives_all && before > 0 && after <= share * before; }
 };
 
-Part whole(const Case& c, const std::vector<Tensor>& inputs, size_t index) {
-  Part part{c, {}, {}, 0, element_count(shape_of(c, c.pass->outputs[index].tensor))};
-  for (const Tensor& tensor : inputs) part.inputs.push_back(tensor.name.empty() ? nullptr : &tensor);
-  return part;
+bool alike(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
+
+bool applies_to(const FaultSpec& fault, const Case& c) {
+  if (fault.needs.starts_with('-')) return !c.optionals.contains(fault.needs.substr(1));
+  return fault.needs.empty() || c.optionals.contains(fault.needs);
 }
 
-Part rows_of(const Case& c, const std::vector<Tensor>& inputs, size_t index, int64_t first, int64_t n) {
-  Part part{slice_rows(c, first, first + n), {}, {}, 0, 0};
-  const TensorSpec& output = c.pass->outputs[index].tensor;
-  const int64_t width = matrix_view(*c.op, output, shape_of(c, output)).columns;
-  part.first_element = first * width, part.elements = n * width;
-  part.sliced.resize(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const TensorSpec& spec = c.pass->inputs[i];
-    if (inputs[i].name.empty() || !is_per_row(*c.op, spec)) {
-      part.inputs.push_back(inputs[i].name.empty() ? nullptr : &inputs[i]);
-      continue;
+std::vector<double> decoded(const Tensor& tensor) {
+  std::vector<double> values(static_cast<size_t>(tensor.count()));
+  info(tensor.dtype).decode(tensor.bytes.data(), values.data(), values.size());
+  return values;
+}
+
+/// Whether the size of the errors alone says something, since they depend on the order of addition.
+bool is_of_order(const FaultSpec& fault) { return fault.name == faults::kBf16Accumulator.name; }
+
+/// The outputs of a check, held against emulations of one part of it.
+class Suspects {
+ public:
+  Suspects(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), emulated_(emulated) {
+    for (const Tensor& output : judged.outputs)
+      got_.push_back(output.name.empty() ? std::vector<double>() : decoded(output));
+  }
+
+  /// By output; outputs that the part does not hold agree with everything.
+  std::vector<Fit> fits(const Part& part, const FaultSpec& fault, const Plan& plan) {
+    const EmulatedFaults::Gold& gold = emulated_.gold(part);
+    const Values& wrong = emulated_.values(part, fault.name, plan);
+    const bool to_the_end = is_of_order(fault);
+    std::vector<Fit> all(got_.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (!gold.value[i].empty()) all[i] = fit_of(i, part, gold, wrong[i], to_the_end);
     }
-    Tensor rows(inputs[i].name, inputs[i].dtype, shape_of(part.c, spec));
-    const auto row_bytes = inputs[i].bytes.size() / static_cast<size_t>(row_count(c));
-    std::copy_n(inputs[i].bytes.data() + static_cast<size_t>(first) * row_bytes, rows.bytes.size(), rows.bytes.data());
-    part.sliced[i] = std::move(rows);
-    part.inputs.push_back(&part.sliced[i]);
+    return all;
   }
-  return part;
-}
 
-/// The part that can be emulated in time: the whole case, or the batch row of a failing element; nullopt for neither.
-std::optional<Part> part_of(const Case& c, const std::vector<Tensor>& inputs, size_t index,
-                            const FailureSummary& failures) {
-  const double runs = static_cast<double>(c.pass->emulation->faults.size() + all_plans().size());
-  if (gold_work(c) * runs <= kMostEmulationWork) return whole(c, inputs, index);
-  const TensorSpec& output = c.pass->outputs[index].tensor;
-  const int64_t rows = row_count(c);
-  if (!is_per_row(*c.op, output) || gold_work(c) / static_cast<double>(rows) * runs > kMostEmulationWork) return {};
-  const Shape shape = shape_of(c, output);
-  const int64_t judged = judged_view(*c.op, output, shape).columns, width = matrix_view(*c.op, output, shape).columns;
-  const FailingElement& one = failures.sample[failures.sample.size() / 2];
-  return rows_of(c, inputs, index, (one.row * judged + one.column) / width, 1);
-}
-
-std::vector<double> emulated(const Part& part, size_t index, const Plan& plan, std::string_view fault,
-                             unsigned threads) {
-  Values values;
-  for (const OutputSpec& output : part.c.pass->outputs) {
-    const bool present = is_present(part.c, output.tensor);
-    values.emplace_back(present ? static_cast<size_t>(element_count(shape_of(part.c, output.tensor))) : 0);
+ private:
+  Fit fit_of(size_t index, const Part& part, const EmulatedFaults::Gold& gold, const std::vector<double>& wrong,
+             bool to_the_end) const {
+    const DType dtype = judged_.outputs[index].dtype;
+    const OutputComparison& comparison = *judged_.compared[index];
+    const std::vector<double>& value = gold.value[index];
+    const double* const got =
+        got_[index].data() + (part.whole ? 0 : part.first * std::ssize(value) / std::max<int64_t>(part.n, 1));
+    const double growth = std::max(1.0, norm(wrong) / norm(value));
+    Fit fit;
+    for (size_t i = 0; i < value.size(); ++i) {
+      const double allowed =
+          std::max(0.0, comparison.allowed(value[i], gold.magnitude[index][i], gold.rounding[index][i]));
+      const bool fails = !alike(got[i], value[i]) && !(std::abs(got[i] - value[i]) <= allowed);
+      if (!std::isfinite(wrong[i]) || !std::isfinite(got[i])) {
+        fit.gives_all &= alike(got[i], wrong[i]);
+        if (fails) fit.before += kFarthest, fit.after += alike(got[i], wrong[i]) ? 0 : kFarthest;
+        continue;
+      }
+      const double stored = half_ulp(dtype, wrong[i]), off = std::abs(got[i] - wrong[i]);
+      fit.gives_all &= off <= 2 * (growth * allowed + stored);
+      if (!fit.gives_all && !to_the_end) return fit;
+      if (!fails) continue;
+      const double unit = allowed + half_ulp(dtype, value[i]);
+      const double before = std::min(std::abs(got[i] - value[i]) / unit, kFarthest), after = off / unit;
+      fit.before += std::isfinite(value[i]) ? before * before : kFarthest;
+      fit.after += after * after;
+    }
+    return fit;
   }
-  const Arithmetic arithmetic(plan, fault);
-  const std::vector<int64_t> bounds = part_bounds(part.c);
-  part.c.pass->emulation->run({part.inputs, part.c.attrs, arithmetic, values, threads, bounds});
-  return std::move(values[index]);
+
+  static double norm(const std::vector<double>& x) {
+    double squares = 0;
+    for (const double each : x) squares += std::isfinite(each) ? each * each : 0;
+    return squares > 0 ? std::sqrt(squares) : 1;
+  }
+
+  const JudgedOutputs& judged_;
+  EmulatedFaults& emulated_;
+  Values got_;
+};
+
+struct Candidate {
+  FaultSpec fault;
+  std::vector<Fit> fits;
+
+  bool gives_every_output() const {
+    return std::all_of(fits.begin(), fits.end(), [](const Fit& fit) { return fit.gives_all; });
+  }
+};
+
+/// Multiply-adds of the pass, and some for each element that is read, written or compared.
+double work_of(const JudgedOutputs& judged) {
+  constexpr double kPerElement = 4;
+  double elements = 0;
+  for (const auto* tensors : {&judged.inputs, &judged.outputs}) {
+    for (const Tensor& tensor : *tensors) elements += tensor.name.empty() ? 0 : static_cast<double>(tensor.count());
+  }
+  return cost_of(judged.c, judged.inputs).flops / 2 + kPerElement * elements;
 }
 
-/// The errors of bf16 sums depend on the order of addition; those of other faults hardly do.
-std::span<const Plan> plans_for(const FaultSpec& fault) {
-  static constexpr std::array kAny{Plan{Plan::Order::blocked, 512}};
-  return fault.name == faults::kBf16Accumulator.name ? all_plans() : kAny;
+/// The share of the gold that was computed, from 0 to 1.
+double share_of_gold(const JudgedOutputs& judged) {
+  double share = 0;
+  bool sampled = false;
+  for (size_t i = 0; i < judged.outputs.size(); ++i) {
+    const TensorSpec& spec = judged.c.pass->outputs[i].tensor;
+    if (!is_present(judged.c, spec) || judged.outputs[i].count() == 0) continue;
+    const int64_t rows = judged_view(*judged.c.op, spec, judged.outputs[i].shape).rows;
+    const int64_t compared = judged.rows[i].count(rows);
+    sampled |= compared < rows;
+    if (compared < rows) share = std::max(share, static_cast<double>(compared) / static_cast<double>(rows));
+  }
+  return sampled ? share : 1;
 }
+
+/// The search for known faults within a number of operations.
+class Search {
+ public:
+  Search(const JudgedOutputs& judged, EmulatedFaults& emulated) : judged_(judged), suspects_(judged, emulated) {
+    for (const FaultSpec& fault : judged.c.pass->emulation->faults) {
+      if (applies_to(fault, judged.c)) faults_.push_back(fault);
+    }
+    for (const Recipe& recipe : judged.c.pass->recipes) {
+      if (lists(recipe.dtypes, info(judged.c.dtype).name)) faults_.push_back({recipe.name, recipe.formula});
+    }
+    const double share = share_of_gold(judged);
+    sampled_ = share < 1;
+    work_ = work_of(judged);
+    left_ = std::max(kLeastWork, share * work_);
+  }
+
+  /// First a few rows of the batch, which rule out most faults, and then the whole case.
+  std::vector<KnownFaults> run() {
+    const auto n = static_cast<double>(faults_.size());
+    const Part part = some_rows(0.75 * left_ / (n + 1));
+    std::vector<Candidate> in_part;
+    std::vector<FaultSpec> possible, others;
+    if (part.n > 0) in_part = examined(part, faults_);
+    for (const Candidate& each : in_part) (each.gives_every_output() ? possible : others).push_back(each.fault);
+    if (in_part.empty()) possible = faults_;
+    if (sampled_ || !is_affordable(possible)) return explained(in_part, /*everywhere=*/false);
+    std::vector<Candidate> all = examined({}, possible);
+    std::vector<KnownFaults> found = explained(all, /*everywhere=*/true);
+    const bool explains =
+        std::any_of(found.begin(), found.end(), [](const auto& each) { return !each.faults.empty(); });
+    // The fault may mix rows, so that it looks different in a part.
+    if (explains || others.empty() || !is_affordable(others)) return found;
+    for (Candidate& each : examined({}, others)) all.push_back(std::move(each));
+    return explained(all, /*everywhere=*/true);
+  }
+
+ private:
+  std::vector<KnownFaults> none() const { return std::vector<KnownFaults>(judged_.outputs.size()); }
+
+  bool is_affordable(const std::vector<FaultSpec>& faults) const {
+    return static_cast<double>(faults.size() + 1) * work_ <= left_;
+  }
+
+  /// An eighth of the rows of the batch, around a failing one, or as many as `work` allows; maybe none.
+  Part some_rows(double work) const {
+    const Case& c = judged_.c;
+    const int64_t rows = row_count(c);
+    Part part{0, 0, false};
+    if (c.op->row_dims.empty() || rows < 2) return part;
+    part.n = std::min((rows + 7) / 8, static_cast<int64_t>(work * static_cast<double>(rows) / work_));
+    for (size_t i = 0; i < judged_.outputs.size(); ++i) {
+      const TensorSpec& spec = c.pass->outputs[i].tensor;
+      if (!is_present(c, spec) || !is_per_row(*c.op, spec)) continue;
+      const FailureSummary failures = judged_.compared[i]->failures();
+      if (failures.sample.empty()) continue;
+      const int64_t columns = judged_view(*c.op, spec, judged_.outputs[i].shape).columns;
+      const FailingElement& one = failures.sample[failures.sample.size() / 2];
+      const int64_t row = (one.row * columns + one.column) / (judged_.outputs[i].count() / rows);
+      part.first = part.n > 0 ? std::min(row / part.n * part.n, rows - part.n) : 0;
+      break;
+    }
+    return part;
+  }
+
+  std::vector<Candidate> examined(const Part& part, const std::vector<FaultSpec>& faults) {
+    const double cost =
+        part.whole ? work_ : work_ * static_cast<double>(part.n) / static_cast<double>(row_count(judged_.c));
+    left_ -= cost;  // of the gold
+    std::vector<Candidate> all;
+    for (const FaultSpec& fault : faults) {
+      all.push_back({fault, suspects_.fits(part, fault, kUsual)});
+      left_ -= cost;
+    }
+    for (Candidate& each : all) {
+      if (is_of_order(each.fault) && is_near(each)) try_orders(part, cost, each);
+    }
+    return all;
+  }
+
+  /// The errors of sums in bf16 depend on the order of addition: those of another order are as large, and different.
+  static bool is_near(const Candidate& candidate) {
+    return !candidate.gives_every_output() &&
+           std::any_of(candidate.fits.begin(), candidate.fits.end(), [](const Fit& fit) {
+             return fit.before > 0 && fit.after <= 100 * fit.before && fit.before <= 100 * fit.after;
+           });
+  }
+  void try_orders(const Part& part, double cost, Candidate& candidate) {
+    for (const Plan& plan : all_plans()) {
+      if (left_ < cost) return;
+      left_ -= cost;
+      Candidate other{candidate.fault, suspects_.fits(part, candidate.fault, plan)};
+      if (!other.gives_every_output()) continue;
+      candidate = std::move(other);
+      return;
+    }
+  }
+
+  std::vector<KnownFaults> explained(const std::vector<Candidate>& candidates, bool everywhere) const {
+    std::vector<KnownFaults> all = none();
+    for (size_t i = 0; i < all.size(); ++i) {
+      for (const bool every_output : {true, false}) {
+        for (const double share : {kExplained, kMostlyExplained}) {
+          if (!all[i].faults.empty()) continue;
+          for (const Candidate& each : candidates) {
+            if (each.fits[i].explains(share) && (!every_output || each.gives_every_output()))
+              all[i].faults.push_back(each.fault);
+          }
+          all[i].certain = everywhere && every_output && share == kExplained && all[i].faults.size() == 1;
+        }
+      }
+    }
+    return all;
+  }
+
+  const JudgedOutputs& judged_;
+  Suspects suspects_;
+  std::vector<FaultSpec> faults_;
+  bool sampled_ = false;
+  double work_ = 0, left_ = 0;  ///< of the whole case; that may still be done
+};
 
 }  // namespace
 
-std::string emulated_fault(const Case& c, const std::vector<Tensor>& inputs, size_t index,
-                           const FailureSummary& failures, unsigned threads) {
-  if (c.pass->emulation == nullptr || failures.sample.empty()) return "";
-  const std::optional<Part> part = part_of(c, inputs, index, failures);
-  if (!part) return "";
-  const TensorSpec& output = c.pass->outputs[index].tensor;
-  const DTypeInfo& type = info(dtype_of(c, output));
-  const int64_t columns = judged_view(*c.op, output, shape_of(c, output)).columns;
-  struct Seen {
-    size_t at;
-    const FailingElement* element;
-  };
-  std::vector<Seen> seen;
-  double squared_error = 0;
-  for (const FailingElement& e : failures.sample) {
-    const int64_t at = e.row * columns + e.column - part->first_element;
-    if (at < 0 || at >= part->elements || !std::isfinite(e.got) || !std::isfinite(e.gold)) continue;
-    seen.push_back({static_cast<size_t>(at), &e});
-    squared_error += (e.got - e.gold) * (e.got - e.gold);
-  }
-  if (seen.empty()) return "";
-  for (const FaultSpec& fault : c.pass->emulation->faults) {
-    if (fault.needs.starts_with('-') ? c.optionals.contains(fault.needs.substr(1))
-                                     : !fault.needs.empty() && !c.optionals.contains(fault.needs))
+const EmulatedFaults::Sliced& EmulatedFaults::slice(const Part& part) {
+  const auto found = slices_.find(part);
+  if (found != slices_.end()) return found->second;
+  Sliced& to = slices_.emplace(part, Sliced{part.whole ? c_ : slice_rows(c_, part.first, part.first + part.n), {}, {}})
+                   .first->second;
+  to.tensors.resize(inputs_.size());
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const TensorSpec& spec = c_.pass->inputs[i];
+    const Tensor& all = inputs_[i];
+    if (all.name.empty() || part.whole || !is_per_row(*c_.op, spec)) {
+      to.inputs.push_back(all.name.empty() ? nullptr : &all);
       continue;
-    for (const Plan& plan : plans_for(fault)) {
-      const std::vector<double> wrong = emulated(*part, index, plan, fault.name, threads);
-      double unexplained = 0;
-      for (const Seen& s : seen) {
-        std::array<std::byte, 8> stored{};
-        double value = 0;
-        type.encode(&wrong[s.at], stored.data(), 1);
-        type.decode(stored.data(), &value, 1);
-        unexplained += (s.element->got - value) * (s.element->got - value);
-      }
-      if (unexplained <= kExplained * squared_error) return fmt::format("as where {} ({})", fault.meaning, fault.name);
     }
+    Tensor rows(all.name, all.dtype, shape_of(to.c, spec));
+    const auto row_bytes = all.bytes.size() / static_cast<size_t>(row_count(c_));
+    std::copy_n(all.bytes.data() + static_cast<size_t>(part.first) * row_bytes, rows.bytes.size(), rows.bytes.data());
+    to.tensors[i] = std::move(rows);
+    to.inputs.push_back(&to.tensors[i]);
   }
-  return "";
+  return to;
+}
+
+const EmulatedFaults::Gold& EmulatedFaults::gold(const Part& part) {
+  const auto found = golds_.find(part);
+  if (found != golds_.end()) return found->second;
+  const Sliced& sliced = slice(part);
+  const auto& outputs = c_.pass->outputs;
+  Gold& gold = golds_[part];
+  std::vector<Shape> shapes;
+  for (Values* each : {&gold.value, &gold.magnitude, &gold.rounding}) each->resize(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool present = is_present(c_, outputs[i].tensor);
+    shapes.push_back(present ? shape_of(sliced.c, outputs[i].tensor) : Shape());
+    if (!present || (!part.whole && !is_per_row(*c_.op, outputs[i].tensor))) continue;
+    for (Values* each : {&gold.value, &gold.magnitude, &gold.rounding})
+      (*each)[i].resize(static_cast<size_t>(element_count(shapes[i])));
+  }
+  const auto keep = [&](const GoldRows& rows) {
+    const auto i = static_cast<size_t>(rows.output);
+    if (gold.value[i].empty()) return;
+    const int64_t at = rows.first_row * rows.columns, n = rows.n_rows * rows.columns;
+    std::copy_n(rows.value, n, gold.value[i].begin() + at);
+    std::copy_n(rows.magnitude, n, gold.magnitude[i].begin() + at);
+    std::copy_n(rows.rounding, n, gold.rounding[i].begin() + at);
+  };
+  c_.pass->gold({sliced.inputs, sliced.c.attrs, threads_, keep, shapes});
+  return gold;
+}
+
+const Values& EmulatedFaults::values(const Part& part, std::string_view fault, const Plan& plan) {
+  const std::tuple key{part, std::string(fault), to_string(plan)};
+  const auto found = values_.find(key);
+  if (found != values_.end()) return found->second;
+  const Sliced& sliced = slice(part);
+  Values& values = values_[key];
+  for (const OutputSpec& output : c_.pass->outputs) {
+    const bool present = is_present(sliced.c, output.tensor);
+    values.emplace_back(present ? static_cast<size_t>(element_count(shape_of(sliced.c, output.tensor))) : 0);
+  }
+  const bool is_recipe = std::any_of(c_.pass->recipes.begin(), c_.pass->recipes.end(),
+                                     [&](const Recipe& recipe) { return recipe.name == fault; });
+  const std::vector<std::string_view> recipes(is_recipe ? 1 : 0, fault);
+  const Arithmetic arithmetic(plan, is_recipe ? "" : fault, ActiveRecipes(recipes, c_.dtype, 1, {}));
+  const std::vector<int64_t> bounds = part_bounds(sliced.c);
+  c_.pass->emulation->run({sliced.inputs, sliced.c.attrs, arithmetic, values, threads_, bounds});
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].empty()) continue;
+    const DTypeInfo& type = info(dtype_of(c_, c_.pass->outputs[i].tensor));
+    std::vector<std::byte> stored(values[i].size() * type.bytes);
+    type.encode(values[i].data(), stored.data(), values[i].size());
+    type.decode(stored.data(), values[i].data(), values[i].size());
+  }
+  return values;
+}
+
+bool has_cheap_gold(const JudgedOutputs& judged) { return share_of_gold(judged) == 1 && work_of(judged) <= kLeastWork; }
+
+std::vector<KnownFaults> known_faults(const JudgedOutputs& judged, EmulatedFaults& emulated) {
+  if (judged.c.pass->emulation == nullptr || row_count(judged.c) == 0)
+    return std::vector<KnownFaults>(judged.outputs.size());
+  return Search(judged, emulated).run();
+}
+
+std::string describe(const KnownFaults& found) {
+  if (found.faults.empty()) return "";
+  std::vector<std::string> each;
+  for (const FaultSpec& fault : found.faults) each.push_back(fmt::format("where {} ({})", fault.meaning, fault.name));
+  return fmt::format("{} {}", found.certain ? "is as" : "looks like that of a kernel", fmt::join(each, ", or "));
 }
 
 }  // namespace checkop

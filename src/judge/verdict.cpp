@@ -225,6 +225,7 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
 /// Everything wrong with the candidate's run. Sets `compared` if any comparison was made.
 Findings findings(const Case& c, const RunResult& run, const std::vector<Comparison>& comparisons,
                   const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy, bool& compared) {
+  Findings found;
   switch (run.status) {
     case RunStatus::ok:
       break;
@@ -242,9 +243,11 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
       return {{Verdict::skipped, "memory", run.message}};
     case RunStatus::failed:
       if (run.device_lost) return {{Verdict::error, "device", run.message}};
+      // Inputs and what lies around them can't be written to, and the attempt was its end.
+      judge_memory(c, run, found);
+      if (!found.empty()) return found;
       return {fail("candidate", fmt::format("the candidate failed: {}", run.message))};
   }
-  Findings found;
   if (checks.memory) judge_memory(c, run, found);
   if (!run.rank_differences.empty()) found.push_back(fail("ranks", run.rank_differences.front()));
   for (size_t i = 0; accuracy && i < comparisons.size(); ++i) {
@@ -367,6 +370,21 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
                                    judgment.reason.empty() ? "" : "; ", entry.path);
   }
   return judgment;
+}
+
+bool is_of_numbers(const Judgment& judgment) {
+  return judgment.kind == "accuracy" || judgment.kind == "nonfinite" || judgment.kind == "identity";
+}
+
+std::vector<std::string> causes(const Case& c, const std::vector<Comparison>& comparisons) {
+  std::vector<std::string> all;
+  for (size_t i = 0; i < comparisons.size(); ++i) {
+    const std::string& text = comparisons[i].diagnosis;
+    if (text.empty()) continue;
+    const bool is_sentence = text.starts_with("is ") || text.starts_with("looks ");
+    all.push_back(fmt::format("{}{} {}", spec_of(c, i).tensor.name, is_sentence ? "" : ":", text));
+  }
+  return all;
 }
 
 int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip) {

@@ -33,6 +33,11 @@ Judgment judge(const Case& c, const RunResult& run, const std::vector<Comparison
                const std::vector<Demands>& demands, const RunChecks& checks, bool accuracy,
                const std::vector<KnownFailure>& known = {});
 
+/// Whether the judgment is of wrong numbers, which causes() are about.
+bool is_of_numbers(const Judgment& judgment);
+/// What made the outputs fail, or looks like it, a sentence for each output that says something: "o is as where ...".
+std::vector<std::string> causes(const Case& c, const std::vector<Comparison>& comparisons);
+
 /// Exit code of a whole run, in the documented priority: 4, 1, 3, 0. 3 means that nothing ran or a check was
 /// unsupported. 1 also if more than `max_skip` checks were skipped.
 int exit_code(const std::vector<Verdict>& verdicts, const std::optional<int64_t>& max_skip = {});

@@ -18,14 +18,14 @@
 
 namespace checkop {
 
-/// Calls body(offset in the tensor's memory, row-major offset, length), in elements, for each run of the last
-/// dimension.
+/// Calls body(offset in the tensor's memory, row-major offset, length), in elements, for each run without gaps.
 template <class Body>
 void for_each_run(const checkop_tensor& t, const Body& body) {
   const Shape shape(t.shape, t.shape + t.rank);
-  const int64_t count = element_count(shape), run = t.rank == 0 ? 1 : shape.back();
+  const int64_t count = element_count(shape), width = t.rank == 0 ? 1 : shape.back();
+  const int64_t run = t.rank > 0 && t.strides[t.rank - 1] != 1 ? 1 : width;
   for (int64_t first = 0; first < count; first += run) {
-    int64_t place = 0, rest = first / run;
+    int64_t place = first % width * (run == width ? 1 : t.strides[t.rank - 1]), rest = first / width;
     for (int32_t d = t.rank - 1; d-- > 0; rest /= shape[static_cast<size_t>(d)]) {
       place += rest % shape[static_cast<size_t>(d)] * t.strides[d];
     }
@@ -33,17 +33,20 @@ void for_each_run(const checkop_tensor& t, const Body& body) {
   }
 }
 
-/// A copy of a call's tensor; an absent tensor gets an empty name.
-inline Tensor copy_of(const checkop_tensor& t, std::string_view name) {
+/// A copy of a call's tensor, with the integer type that `spec` has; an absent tensor gets an empty name.
+inline Tensor copy_of(const checkop_tensor& t, const TensorSpec& spec) {
   if (t.data == nullptr && t.rank == 0) return {};
-  Tensor copy(std::string(name), static_cast<DType>(t.dtype), Shape(t.shape, t.shape + t.rank));
+  Tensor copy(std::string(spec.name), static_cast<DType>(t.dtype), Shape(t.shape, t.shape + t.rank));
   const size_t width = info(copy.dtype).bytes;
   for_each_run(t, [&](int64_t place, int64_t first, int64_t n) {
     std::memcpy(copy.bytes.data() + static_cast<size_t>(first) * width,
                 static_cast<const std::byte*>(t.data) + static_cast<size_t>(place) * width,
                 static_cast<size_t>(n) * width);
   });
-  return copy;
+  if (copy.dtype == spec.dtype.value_or(copy.dtype)) return copy;
+  Tensor converted(copy.name, *spec.dtype, copy.shape);
+  for (int64_t i = 0; i < copy.count(); ++i) converted.set(i, copy.at(i));
+  return converted;
 }
 
 inline int64_t count_of(const checkop_tensor& t) { return element_count(Shape(t.shape, t.shape + t.rank)); }
@@ -134,7 +137,7 @@ class Parts {
 inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call, const Parts& parts) {
   std::vector<Tensor> inputs;
   for (size_t i = 0; i < pass.inputs.size(); ++i)
-    inputs.push_back(parts.whole(pass.inputs[i], copy_of(call.inputs[i], pass.inputs[i].name)));
+    inputs.push_back(parts.whole(pass.inputs[i], copy_of(call.inputs[i], pass.inputs[i])));
   return inputs;
 }
 inline std::vector<Tensor> inputs_of(const Pass& pass, const checkop_call& call) {

@@ -13,6 +13,7 @@
 #include "base/parallel.hpp"
 #include "case/inputs.hpp"
 #include "case/rank_parts.hpp"
+#include "judge/gold_faults.hpp"
 #include "judge/stored_gold.hpp"
 #include "mutate/behaviour_faults.hpp"
 #include "mutate/result_faults.hpp"
@@ -77,13 +78,14 @@ bool same_values(const Tensor& a, const Tensor& b) {
 
 class Trials {
  public:
-  Trials(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads)
+  Trials(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads, bool diagnoses)
       : c_(c),
         contract_(contract),
         arch_key_(arch_key),
         threads_(threads),
         inputs_(make_inputs(c, threads)),
         gold_(c, inputs_, threads) {
+    if (diagnoses) emulated_.emplace(c, inputs_, threads);
     for (const OutputSpec& spec : c.pass->outputs) {
       demands_.push_back(contract.demands_for(c, spec));
       if (!is_present(c, spec.tensor)) continue;
@@ -212,11 +214,13 @@ class Trials {
     if (!leaks || !accepts_finite(c_, compared(wrong), contract_, {arch_key_, {}})) return trial;
     if (finite_inputs_.empty()) finite_inputs_ = make_inputs(c_, threads_, LeftOut::finite);
     std::swap(inputs_, finite_inputs_);
+    swapped_ = true;
     const std::vector<Tensor> right_then = stored(c_, emulated(kUsual, "", recipes)),
                               wrong_then = stored(c_, emulated(kUsual, fault.name, recipes));
     const bool changed = !std::equal(right_then.begin(), right_then.end(), wrong_then.begin(), same_values);
     trial = changed ? judged(wrong_then) : unchanged();
     std::swap(inputs_, finite_inputs_);
+    swapped_ = false;
     return trial;
   }
 
@@ -233,7 +237,8 @@ class Trials {
   }
 
   std::vector<Comparison> compared(const std::vector<Tensor>& outputs) const {
-    return judge_outputs(c_, inputs_, outputs, contract_, {arch_key_, {}}, threads_, {}, nullptr, gold_.replay());
+    return judge_outputs(c_, inputs_, outputs, contract_, {arch_key_, {}}, threads_, {}, nullptr, gold_.replay(),
+                         RecipeSearch::granted, emulated_ && !swapped_ ? &*emulated_ : nullptr);
   }
 
   Trial judged(const std::vector<Tensor>& outputs) const {
@@ -244,6 +249,7 @@ class Trials {
     Trial trial;
     trial.judgment = judge(c_, run, comparisons, demands_, {false, false, false}, /*accuracy=*/true);
     trial.worst_gate = worst_gate_of(c_, comparisons);
+    if (const auto all = causes(c_, comparisons); !all.empty()) trial.cause = all.front();
     return trial;
   }
 
@@ -294,13 +300,16 @@ class Trials {
   std::vector<Demands> demands_;
   std::vector<std::string> granted_;  ///< recipes that the contract grants to any output
   std::vector<Trial> trials_;
+  mutable std::optional<EmulatedFaults> emulated_;  ///< of inputs_ as they were at first; only to diagnose
+  bool swapped_ = false;                            ///< whether inputs_ are the finite ones
 };
 
 }  // namespace
 
-std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads) {
+std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads,
+                                bool diagnoses) {
   if (row_count(c) == 0) return {};  // no elements, so nothing can be wrong
-  Trials trials(c, contract, arch_key, threads);
+  Trials trials(c, contract, arch_key, threads, diagnoses);
   trials.controls();
   trials.emulated_faults();
   if (is_extreme(c)) return trials.take();  // data for a few faults, which hide others

@@ -31,14 +31,16 @@ struct Trial {
   std::string output;                   ///< the only output with the fault; "" for all
   Judgment judgment;
   WorstGate worst_gate;
+  std::string cause;  ///< what is said of the failing outputs first; "" unless asked for
 
   bool rejected() const { return judgment.verdict == Verdict::fail; }
 };
 
 /// Tries all controls and faults of `c` under `contract`: orders of addition and faults of the pass's emulation, result
 /// faults for each output, and behaviour faults. Determined by the case's seed. Returns nothing for a case without
-/// rows. Needs 24 bytes per element of the outputs.
-std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads);
+/// rows. Needs 24 bytes per element of the outputs. `diagnoses`: fills in Trial::cause.
+std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::string_view arch_key, unsigned threads,
+                                bool diagnoses = false);
 
 /// A trivial, wrong answer that `contract` would accept for an output of a case.
 struct Vacuity {

@@ -142,7 +142,7 @@ std::string describe(const KnownFailure& known) {
                      known.issue.empty() ? "" : known.issue + "; ", known.owner);
 }
 
-/// Prints every gate of every output, and what a failed output looks like.
+/// Prints every gate of every output.
 void print_gates(std::FILE* out, const CaseRecord& record) {
   for (size_t i = 0; i < record.comparisons.size(); ++i) {
     const TensorSpec& spec = record.c.pass->outputs[i].tensor;
@@ -155,9 +155,6 @@ void print_gates(std::FILE* out, const CaseRecord& record) {
       if (of_model && !model->orders.empty())
         fmt::print(out, "             {}, orders on {} of its rows: {}\n", spec.name, model->rows_tried,
                    describe_orders(*model));
-    }
-    if (!record.comparisons[i].diagnosis.empty()) {
-      fmt::print(out, "             {} likely cause: {}\n", spec.name, record.comparisons[i].diagnosis);
     }
   }
 }
@@ -242,7 +239,13 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
   if (pass && !record.judgment.reason.empty()) fmt::print(out, "             {}\n", record.judgment.reason);
   if (!record.run.message.empty() && pass) fmt::print(out, "             {}\n", record.run.message);
   if (!pass) {
+    const std::vector<std::string> causes = checkop::causes(record.c, record.comparisons);
+    const bool first = is_of_numbers(record.judgment);
+    for (const std::string& cause : causes)
+      if (first) fmt::print(out, "             {}\n", cause);
     fmt::print(out, "             {}\n", record.judgment.reason);
+    for (const std::string& cause : causes)
+      if (!first) fmt::print(out, "             {}\n", cause);
     if (record.judgment.known) fmt::print(out, "             {}\n", describe(*record.judgment.known));
   }
   if (!record.run.unobserved.empty())
@@ -257,6 +260,27 @@ void print_record(std::FILE* out, const CaseRecord& record, bool color) {
   std::fflush(out);
 }
 
+namespace {
+
+/// "layout 3 of 6, graph 2 of 2": contexts that proved nothing, since the candidate or the device declined them.
+std::string unsupported_contexts(const Report& report) {
+  std::vector<std::string> parts;
+  for (const Axis axis : all_axes()) {
+    int64_t all = 0, unsupported = 0;
+    for (const CaseRecord& record : report.records) {
+      for (const ContextRun& context : record.run.contexts) {
+        if (context.axis != axis) continue;
+        ++all;
+        unsupported += context.supported ? 0 : 1;
+      }
+    }
+    if (unsupported > 0) parts.push_back(fmt::format("{} {} of {}", to_string(axis), unsupported, all));
+  }
+  return fmt::to_string(fmt::join(parts, ", "));
+}
+
+}  // namespace
+
 void print_summary(std::FILE* out, const Report& report, bool color) {
   fmt::print(out, "[==========] {}{} check{} ran ({:.0f} ms)\n", report.records.size(),
              report.complete ? "" : fmt::format(" of {}", report.planned), report.records.size() == 1 ? "" : "s",
@@ -266,6 +290,8 @@ void print_summary(std::FILE* out, const Report& report, bool color) {
                "[ CONTROL  ] the positive control, a product whose bits depend on the batch size, was {}caught on {}\n",
                control.caught ? "" : "NOT ", control.device);
   }
+  if (const std::string contexts = unsupported_contexts(report); !contexts.empty())
+    fmt::print(out, "[ CONTEXTS ] unsupported, so not compared: {}\n", contexts);
   const auto verdicts = verdicts_of(report);
   for (const Verdict verdict : all_verdicts()) {
     const auto count = std::count(verdicts.begin(), verdicts.end(), verdict);

@@ -86,17 +86,9 @@ void require_wanted_device(const std::string& where, const std::string& wanted, 
                    "choose another --device, or have it heed the one in the first request");
 }
 
-bool is_contiguous(const checkop_tensor& tensor) {
-  int64_t stride = 1;
-  for (int32_t i = tensor.rank; i-- > 0; stride *= tensor.shape[i]) {
-    if (tensor.shape[i] > 1 && tensor.strides[i] != stride) return false;
-  }
-  return true;
-}
-
 /// Why a tensor can't be passed as a file; "" if it can.
 std::string why_not_portable(const checkop_tensor& tensor) {
-  if (!is_contiguous(tensor)) return "a file has no strides: rows can't lie apart";
+  if (!checkop_is_contiguous(&tensor)) return "a file has no strides";
   if (reinterpret_cast<uintptr_t>(tensor.data) % kAlignment != 0) return "a file has no alignment of memory";
   return "";
 }
@@ -227,7 +219,7 @@ struct External::Kernel {
   External* owner;
   const Operator* op;
   const Pass* pass;
-  bool takes_strides;  ///< rows that lie apart
+  bool takes_strides, takes_any_ids;
 };
 
 namespace {
@@ -292,14 +284,18 @@ void External::read_hello(const ExternalCommand& command, const JsonValue& answe
     const Pass& pass = *find_pass(op, item.at("pass").one_of("pass", passes));
     const auto same = [&](const Candidate& each) { return each.op == op.name && each.pass == pass.name; };
     if (std::any_of(candidates_.begin(), candidates_.end(), same)) item.fail("each operator and pass once");
-    const auto strides = item.find("strides");
+    const auto says = [&](const char* key) {
+      const auto said = item.find(key);
+      return said && said->boolean();
+    };
     auto kernel = std::make_unique<Kernel>();
     *kernel = {{sizeof(checkop_kernel), command.name.c_str(), op.name.data(), pass.name.data(), kind, 0, 0, nullptr,
                 &External::launch},
                this,
                &op,
                &pass,
-               strides && strides->boolean()};
+               says("strides"),
+               says("any_ids")};
     std::vector<std::string> recipes;
     if (const auto declared = item.find("recipes")) {
       for (const JsonValue& recipe : declared->items()) recipes.push_back(recipe.string());
@@ -429,22 +425,37 @@ checkop_status External::launch(const checkop_call* call) {
   return kernel.owner->run(kernel, *call);
 }
 
+/// Why the process can't get the tensors of a call; "" if it can.
+std::string External::why_not_handed_over(const Kernel& kernel, const checkop_call& call) const {
+  for (const auto& [tensors, n] : {std::pair{call.inputs, call.n_inputs}, {call.outputs, call.n_outputs}}) {
+    for (int32_t i = 0; i < n; ++i) {
+      if (tensors[i].data == nullptr) continue;
+      if (!shared_) {
+        if (std::string why = why_not_portable(tensors[i]); !why.empty()) return why;
+      } else if (!kernel.takes_strides && !checkop_is_contiguous(&tensors[i])) {
+        return "it does not say that it follows strides (serve(..., strides=True))";
+      }
+    }
+  }
+  for (int32_t i = 0; i < call.n_inputs; ++i) {
+    const TensorSpec& spec = kernel.pass->inputs[static_cast<size_t>(i)];
+    const checkop_tensor& input = call.inputs[i];
+    if (input.data == nullptr || !spec.dtype || input.dtype == static_cast<int32_t>(*spec.dtype)) continue;
+    if (!kernel.takes_any_ids)
+      return fmt::format("it does not say that it takes '{}' as int32 and as int64 (serve(..., any_ids=True))",
+                         spec.name);
+  }
+  return "";
+}
+
 checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
   if (call.world_size > 1) {
     tell(call, "a command of --exec is one process and has no ranks; use --world-size 1");
     return CHECKOP_UNSUPPORTED;
   }
-  for (const auto& [tensors, n] : {std::pair{call.inputs, call.n_inputs}, {call.outputs, call.n_outputs}}) {
-    for (int32_t i = 0; i < n; ++i) {
-      if (tensors[i].data == nullptr) continue;
-      const std::string why = !shared_ ? why_not_portable(tensors[i])
-                              : kernel.takes_strides || is_contiguous(tensors[i])
-                                  ? ""
-                                  : "it does not say that it takes rows that lie apart (serve(..., strides=True))";
-      if (why.empty()) continue;
-      tell(call, why);
-      return CHECKOP_UNSUPPORTED;
-    }
+  if (const std::string why = why_not_handed_over(kernel, call); !why.empty()) {
+    tell(call, why);
+    return CHECKOP_UNSUPPORTED;
   }
   const int64_t id = ++requests_;
   json attrs = json::object(), changed = json::array();

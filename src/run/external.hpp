@@ -54,6 +54,7 @@ class External {
   struct Kernel;
   static checkop_status launch(const checkop_call* call);
   checkop_status run(const Kernel& kernel, const checkop_call& call);
+  std::string why_not_handed_over(const Kernel& kernel, const checkop_call& call) const;
   void read_hello(const ExternalCommand& command, const JsonValue& answer);
   void open_memory(const DeviceInfo& said, const JsonValue& answer);
   bool open_transport(const std::string& transport, const DeviceInfo& said, const JsonValue& answer,

@@ -103,6 +103,11 @@ LaunchStatus answer_of(const std::vector<std::optional<RankLaunchStatus>>& answe
   // A crash, timeout or lost device of one rank is worse than what the other ranks report.
   for (const RunStatus status : {RunStatus::crashed, RunStatus::timeout, RunStatus::no_device})
     if (std::find(stopped.begin(), stopped.end(), status) != stopped.end()) return {Stopped{status, words}, ""};
+  for (const auto& answer : answers) {
+    const auto& why = answer->status.stopped;
+    if (!why || answer->is_broken_off || why->status == RunStatus::unsupported) continue;
+    if (!why->modified_input.empty() || !why->guard_violation.empty()) return {*why, ""};  // of all: one process
+  }
   for (const RunStatus status : stopped)
     if (status != RunStatus::unsupported) return {Stopped{status, words}, ""};
   // All ranks or none must support a plain launch; other launch modes may be supported by some ranks only.
@@ -171,6 +176,13 @@ Device& RankGroup::device_of(int32_t rank) {
 }
 
 std::vector<std::byte> RankGroup::part_of(const Stage& whole, size_t i, const RankPart& place) {
+  std::vector<std::byte> part = contiguous_part_of(whole, i, place);
+  if (whole.layout().inputs == Arrangement::contiguous) return part;
+  const Case c = rank_case(whole.stage_case(), place.rank);
+  return arrange(placement_of(c, c.pass->inputs[i], whole.layout()), whole.inputs[i]->dtype(), part.data());
+}
+
+std::vector<std::byte> RankGroup::contiguous_part_of(const Stage& whole, size_t i, const RankPart& place) {
   const TensorSpec& spec = whole.stage_case().pass->inputs[i];
   std::vector<std::byte> all = whole.inputs[i]->content();
   if (!is_divided(whole.stage_case(), spec)) return all;
@@ -301,7 +313,8 @@ void RankGroup::check_inputs(const Stage& whole, std::vector<std::string>& modif
       const auto told = [&](const std::string& sentence) { return sentence.starts_with(prefix); };
       if (std::any_of(modified.begin(), modified.end(), told)) continue;
       const std::vector<std::byte> given = part_of(whole, i, places_[r]), found = ranks_[r]->input(i);
-      const DType dtype = whole.inputs[i]->dtype();
+      const Case c = rank_case(whole.stage_case(), places_[r].rank);
+      const DType dtype = placement_of(c, c.pass->inputs[i], whole.layout()).dtype;
       const auto count = static_cast<int64_t>(given.size() / info(dtype).bytes);
       const BitDifference bits = compare_bits(dtype, given.data(), found.data(), count);
       if (bits.different == 0) continue;

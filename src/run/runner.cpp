@@ -87,9 +87,21 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
   if (!checks.determinism && !checks.invariance && !checks.memory) return note_rank_differences(stage, result);
 
   const std::vector<BufferPtr> copies = stage.copy_outputs();
+  // Another process can write at any time: what counts is the private copy, and it has to stay true.
+  const auto note_late_writes = [&](const std::vector<Tensor>& judged) {
+    for (size_t i = 0; i < judged.size(); ++i) {
+      if (!stage.outputs[i] || !checks.memory || !checks.outputs || device.info().kind != "cpu") continue;
+      if (const BitDifference late = stage.outputs[i]->difference_from(judged[i].bytes.data()); late.different > 0) {
+        result.guard_violations.push_back(fmt::format("{}: {} element{} changed after the launch had returned",
+                                                      stage.outputs[i]->what(), late.different,
+                                                      late.different == 1 ? "" : "s"));
+      }
+    }
+  };
   // Checked after each launch: the second may restore an input that the first one changed.
   if (checks.memory) note_modified_inputs(stage, inputs, result.modified_inputs);
   if (checks.determinism || checks.memory) {
+    note_late_writes(outputs);
     launch(1);
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (stage.outputs[i]) result.outputs[i] = compare_runs(*stage.outputs[i], outputs[i], copies[i].get());
@@ -127,6 +139,8 @@ RunResult run_candidate(Device& device, const Candidate& candidate, const Case& 
     result.status = RunStatus::ok;
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);
+    if (!stopped.modified_input.empty()) result.modified_inputs.push_back(stopped.modified_input);
+    if (!stopped.guard_violation.empty()) result.guard_violations.push_back(stopped.guard_violation);
     // The next check needs a fresh process: a rank that did not return is still running in this one.
     result.device_lost = stopped.status == RunStatus::crashed || stopped.status == RunStatus::timeout;
   } catch (const OutOfMemory& e) {

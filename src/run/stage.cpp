@@ -70,16 +70,16 @@ class Call {
   void add(std::vector<checkop_tensor>& tensors, const Stage& stage, const TensorSpec& spec, GuardedBuffer* buffer) {
     const Case& c = stage.stage_case();
     auto extents = std::make_unique<Extents>();
+    DType dtype = dtype_of(c, spec);
+    std::byte* data = nullptr;
     if (buffer != nullptr) {
-      extents->shape = shape_of(c, spec);
-      extents->strides.assign(extents->shape.size(), 1);
-      for (size_t i = extents->shape.size(); i-- > 1;) {
-        extents->strides[i - 1] = extents->strides[i] * extents->shape[i];
-        if (i + 1 == extents->shape.size()) extents->strides[i - 1] += stage.padding_of(spec);
-      }
+      Placement placement = stage.placement_of(spec);
+      dtype = placement.dtype;
+      data = buffer->data() + static_cast<size_t>(placement.first) * info(dtype).bytes;
+      *extents = {std::move(placement.shape), std::move(placement.strides)};
     }
-    tensors.push_back({buffer == nullptr ? nullptr : buffer->data(), static_cast<int32_t>(dtype_of(c, spec)),
-                       static_cast<int32_t>(extents->shape.size()), extents->shape.data(), extents->strides.data()});
+    tensors.push_back({data, static_cast<int32_t>(dtype), static_cast<int32_t>(extents->shape.size()),
+                       extents->shape.data(), extents->strides.data()});
     extents_.push_back(std::move(extents));
   }
 
@@ -141,30 +141,24 @@ bool is_small(const Device& device, size_t bytes) {
   return bytes <= device.info().memory_bytes / kPart;
 }
 
-namespace {
-
-int64_t padding_in(const Case& c, const TensorSpec& spec, const TensorLayout& layout) {
-  return is_per_row(*c.op, spec) && split_dims(spec.dims).size() >= 2 ? layout.row_padding : 0;
-}
-
-}  // namespace
-
-int64_t buffer_elements(const Case& c, const TensorSpec& spec, const TensorLayout& layout) {
-  const Shape shape = shape_of(c, spec);
-  const int64_t count = element_count(shape), padding = padding_in(c, spec, layout);
-  return padding > 0 ? count + count / shape.back() * padding : count;
-}
-
 BufferPtr Stage::make_buffer(std::string_view role, const TensorSpec& spec) {
   if (!is_present(case_, spec)) return nullptr;
-  const size_t width = info(dtype_of(case_, spec)).bytes;
-  return std::make_shared<GuardedBuffer>(device_, dtype_of(case_, spec), buffer_elements(case_, spec, layout_),
-                                         fmt::format("{} '{}'{}", role, spec.name, suffix_), "element",
-                                         (layout_.offset + width - 1) / width * width,
-                                         role == "input" ? Access::read : Access::write);
+  const Placement placement = placement_of(spec);
+  const size_t width = info(placement.dtype).bytes;
+  return std::make_shared<GuardedBuffer>(
+      device_, placement.dtype, placement.elements, fmt::format("{} '{}'{}", role, spec.name, suffix_), "element",
+      (layout_.offset + width - 1) / width * width, role == "input" ? Access::read : Access::write);
 }
 
-int64_t Stage::padding_of(const TensorSpec& spec) const { return padding_in(case_, spec, layout_); }
+Placement Stage::placement_of(const TensorSpec& spec) const {
+  TensorLayout layout = layout_;
+  if (is_tensor_parallel(case_) && !place_) layout.inputs = Arrangement::contiguous;
+  return checkop::placement_of(case_, spec, layout);
+}
+
+int64_t Stage::padding_of(const TensorSpec& spec) const {
+  return is_per_row(*case_.op, spec) && split_dims(spec.dims).size() >= 2 ? layout_.row_padding : 0;
+}
 
 void Stage::make_outputs_and_workspace() {
   for (const OutputSpec& spec : case_.pass->outputs) outputs.push_back(make_buffer("output", spec.tensor));
@@ -187,7 +181,8 @@ void Stage::make_workspace(size_t extra) {
   if (bytes == 0) return;
   bytes += extra;
   workspace =
-      std::make_unique<GuardedBuffer>(device_, DType::u8, static_cast<int64_t>(bytes), "workspace" + suffix_, "byte");
+      std::make_unique<GuardedBuffer>(device_, DType::u8, static_cast<int64_t>(bytes), "workspace" + suffix_, "byte",
+                                      /*offset=*/0, Access::write);
 }
 
 std::vector<BufferPtr> Stage::copy_outputs() {
@@ -258,7 +253,8 @@ std::string Stage::launch(const InitialState& initial, int run) {
     for (const RankRun& rank : ranks_->runs()) elapsed_ms = std::max(elapsed_ms, rank.ms);
   }
   if (const auto& stopped = answer.stopped) {
-    throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_)};
+    throw Stopped{stopped->status, fmt::format("{}{}{}", run == 0 ? "" : "second run: ", stopped->message, suffix_),
+                  stopped->modified_input, stopped->guard_violation};
   }
   if (ranks_) ranks_->gather(*this, rank_differences_);
   return answer.message;

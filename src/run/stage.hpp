@@ -14,6 +14,7 @@
 #include "abi/check_operator.h"
 #include "case/case.hpp"
 #include "device/buffers.hpp"
+#include "run/layout.hpp"
 #include "run/run_result.hpp"
 
 namespace checkop {
@@ -30,6 +31,8 @@ bool is_small(const Device& device, size_t bytes);
 struct Stopped {
   RunStatus status;
   std::string message;
+  /// Entries of RunResult::modified_inputs and RunResult::guard_violations; "": none.
+  std::string modified_input = {}, guard_violation = {};
 };
 
 /// The result of one call to a candidate; `stopped` is set unless it was ok.
@@ -43,15 +46,6 @@ struct RankPart {
   int32_t rank = 0, world_size = 1;
   int64_t begin = 0, end = 0, total = 0;
 };
-
-/// Placement of tensors in their buffers.
-struct TensorLayout {
-  size_t offset = 0;        ///< bytes past a 256-byte boundary, rounded up to whole elements
-  int64_t row_padding = 0;  ///< elements behind each run of the last dimension, in per-row tensors of rank 2 or more
-};
-
-/// Elements in the buffer of a present tensor.
-int64_t buffer_elements(const Case& c, const TensorSpec& spec, const TensorLayout& layout);
 
 /// The content of outputs and workspace before a launch, and how it is launched.
 struct InitialState {
@@ -93,6 +87,8 @@ class Stage {
   /// Copies of the outputs on the device; nullptr for outputs that are absent or not small.
   std::vector<BufferPtr> copy_outputs();
 
+  /// How a tensor lies in its buffer. If ranks share the case, only their own inputs are arranged.
+  Placement placement_of(const TensorSpec& spec) const;
   /// Padding elements behind each run of `spec`'s last dimension.
   int64_t padding_of(const TensorSpec& spec) const;
   const Case& stage_case() const { return case_; }

@@ -31,6 +31,7 @@ struct CaseChoice {
   double constant_value = 0.25;
   int64_t token_value = 0, ignored_every = 8, ignored_run = 1;
   uint64_t seed = 123, grad_seed = 123;
+  bool secret_seed = false;             ///< both are drawn; they count as given
   std::optional<int64_t> random_cases;  ///< random cases per operator; unset: sweep the given sizes
 
   std::vector<std::string> inputs;     ///< NAME=FILE:TENSOR in place of generated inputs

@@ -49,6 +49,15 @@ std::string flags_of_case(const RunOptions& options, const CaseRecord& record) {
   return flags;
 }
 
+/// Whether a context of `layout`, which not every run has without --check, changed bits.
+bool depends_on_layout(const RunResult& run) {
+  for (const OutputRun& output : run.outputs) {
+    for (size_t k = 0; k < output.contexts.size(); ++k)
+      if (run.contexts[k].axis == Axis::layout && output.contexts[k].bits.different > 0) return true;
+  }
+  return false;
+}
+
 /// The command that repeats one check alone, from the same folder.
 std::string repeat_line(const RunOptions& options, const Check& check, const CaseRecord& record,
                         const std::string& contract) {
@@ -63,6 +72,7 @@ std::string repeat_line(const RunOptions& options, const Check& check, const Cas
   if (options.force_arch_key) line += " --force-arch-key";
   if (!options.recipes.empty()) line += fmt::format(" --recipe {}", fmt::join(options.recipes, ","));
   if (!options.checks.empty()) line += fmt::format(" --check {}", fmt::join(options.checks, ","));
+  if (options.checks.empty() && depends_on_layout(record.run)) line += " --check determinism";
   if (!options.gold_rows.empty()) line += " --gold-rows " + options.gold_rows;
   if (options.has("--timeout-s")) line += fmt::format(" --timeout-s {}", options.timeout_s);
   if (options.memory_limit > 0) line += fmt::format(" --memory-limit {}", options.memory_limit);
@@ -118,6 +128,7 @@ Session::Session(const RunOptions& options, Selection selection, std::optional<R
       own_inputs_(options.inputs, options.inputs_file) {
   if (!options.gold_file.empty()) gold_ = std::make_shared<const SafetensorsReader>(options.gold_file);
   plan_.all = options.has("--check");
+  plan_.layouts = options.suite == "ci" || options.suite == "nightly";
 }
 
 void Session::plan_for(const Contract& contract) {

@@ -19,6 +19,8 @@
 #include "base/error.hpp"
 #include "base/external_process.hpp"
 #include "base/host_memory.hpp"
+#include "base/sandbox.hpp"
+#include "run/plugin_host.hpp"
 #include "run/runner.hpp"
 #include "worker/rank_link.hpp"
 #include "worker/wire.hpp"
@@ -76,7 +78,13 @@ void say(const json& body) { send_message(kChildSocket, body, {}, Clock::now() +
 
 /// Runs one candidate, or times several.
 json answer_to(const json& request, Device& device, const std::vector<Candidate>& candidates, RankLink* ranks,
-               External* external, std::vector<Descriptor>& descriptors) {
+               External* external, PluginHost* host, std::vector<Descriptor>& descriptors) {
+  if (const auto end = host != nullptr ? host->end() : std::nullopt) {
+    RunResult result;
+    result.status = RunStatus::crashed;
+    result.message = "between two cases: " + *end;
+    return encode(result);
+  }
   size_t next = 0;
   const Case c = decode_case(request.at("case"));
   const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
@@ -102,16 +110,20 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
 
 /// Answers requests until the parent closes its end. Each says how much memory may be used: where `in_all`, counted
 /// from the first one, otherwise by each.
-void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, External* external, bool in_all) {
+void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, External* external,
+           PluginHost* host, bool in_all) {
   Message message;
-  const uint64_t at_start = own_memory();
+  const auto used = [&] { return host != nullptr ? host->memory() : own_memory(); };
+  const uint64_t at_start = used();
   const pid_t own_pid = getpid();
   const auto never = Clock::now() + std::chrono::hours(24 * 365);
   while (receive_message(kChildSocket, message, never, kAlwaysAlive) == Received::message) {
     const json request = json::parse(message.body);
-    if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0)
-      limit_own_memory(in_all ? at_start : own_memory(), allowed);
-    json answer = answer_to(request, device, candidates, ranks, external, message.descriptors);
+    if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0) {
+      const uint64_t has = in_all ? at_start : used();
+      host != nullptr ? host->limit_memory(has, allowed) : limit_own_memory(has, allowed);
+    }
+    json answer = answer_to(request, device, candidates, ranks, external, host, message.descriptors);
     fflush(stdout);  // what the plugin printed belongs to this case
     // A candidate that forked came back twice; only the worker itself may answer.
     if (getpid() != own_pid) _exit(0);
@@ -137,6 +149,11 @@ std::unique_ptr<Device> open_device(const std::string& name) {
   return open_cuda_device(index);
 }
 
+bool has_plugin_host(const WorkerConfig& config) {
+  return config.device == "cpu" && !config.in_worker && !config.external && !config.ranks && !config.plugins.empty() &&
+         std::none_of(config.plugins.begin(), config.plugins.end(), is_linked);
+}
+
 int run_child(int socket, const WorkerConfig& config) {
   int code = 0;
   try {
@@ -152,14 +169,22 @@ int run_child(int socket, const WorkerConfig& config) {
       }
       // Before the plugins: how much is free is noted then, and they can take some as they are loaded.
       const std::unique_ptr<Device> device = external ? external->take_device() : open_device(config.device);
-      const std::vector<Candidate> candidates = external ? external->candidates() : load_plugins(config.plugins);
+      std::optional<PluginHost> host;
+      if (has_plugin_host(config)) {
+        hide_memory();
+        host.emplace(config.plugins, config.folder, *device);
+      }
+      const std::vector<Candidate> candidates = external ? external->candidates()
+                                                : host   ? host->candidates()
+                                                         : load_plugins(config.plugins);
       std::optional<RankLink> ranks;
       if (config.ranks) {
         ranks.emplace(kChildChannel, candidates);
         device->share(*ranks, config.ranks->processes);
       }
       say(hello(candidates, *device, config.count_cuda_devices));
-      serve(*device, candidates, ranks ? &*ranks : nullptr, external ? &*external : nullptr, config.memory_limit > 0);
+      serve(*device, candidates, ranks ? &*ranks : nullptr, external ? &*external : nullptr, host ? &*host : nullptr,
+            config.memory_limit > 0);
     } catch (const InputError& e) {
       say({{"error", "input"}, {"text", e.what()}});
     } catch (const EnvironmentError& e) {

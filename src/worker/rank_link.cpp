@@ -268,7 +268,8 @@ class RemoteRank final : public Rank {
     return link_.explained(*connection_, [&] { return connection_->fetch_bytes(request, bytes); });
   }
   size_t bytes_of(const TensorSpec& spec) const {
-    return static_cast<size_t>(buffer_elements(case_, spec, layout_)) * info(dtype_of(case_, spec)).bytes;
+    const Placement placement = placement_of(case_, spec, layout_);
+    return static_cast<size_t>(placement.elements) * info(placement.dtype).bytes;
   }
 
   RankLink& link_;
@@ -336,7 +337,7 @@ std::unique_ptr<Rank> RankLink::make_rank(const checkop_kernel& kernel, const Ca
                                            {"digest", candidate->digest},
                                            {"case", encode(c)},
                                            {"suffix", suffix},
-                                           {"layout", {layout.offset, layout.row_padding}},
+                                           {"layout", {layout.offset, layout.row_padding, layout.inputs}},
                                            {"place", encode(place)}});
 }
 

@@ -161,7 +161,8 @@ class Serving {
       const json& layout = request.at("layout");
       ranks_[number] = std::make_shared<LocalRank>(
           *device_, *each.kernel, decode_case(request.at("case")), request.at("suffix").get<std::string>(),
-          TensorLayout{layout.at(0).get<size_t>(), layout.at(1).get<int64_t>()}, decode_place(request.at("place")));
+          TensorLayout{layout.at(0).get<size_t>(), layout.at(1).get<int64_t>(), layout.at(2).get<Arrangement>()},
+          decode_place(request.at("place")));
       return json::object();
     }
     throw InputError(path->second, "has no such candidate");

@@ -73,15 +73,16 @@ Case decode_case(const json& json) {
 }
 
 json encode(const RunChecks& checks) {
-  return {checks.determinism,      checks.invariance,         checks.memory, checks.plan.all, checks.plan.runs,
-          checks.plan.axes.bits(), checks.rank_limit.count(), checks.outputs};
+  return {checks.determinism,      checks.invariance,         checks.memory,  checks.plan.all,    checks.plan.runs,
+          checks.plan.axes.bits(), checks.rank_limit.count(), checks.outputs, checks.plan.layouts};
 }
 
 RunChecks decode_checks(const json& json) {
   return {json.at(0).get<bool>(),
           json.at(1).get<bool>(),
           json.at(2).get<bool>(),
-          {json.at(3).get<bool>(), json.at(4).get<int>(), AxisSet::from_bits(json.at(5).get<uint32_t>())},
+          {json.at(3).get<bool>(), json.at(4).get<int>(), AxisSet::from_bits(json.at(5).get<uint32_t>()),
+           json.at(8).get<bool>()},
           std::chrono::milliseconds(json.at(6).get<int64_t>()),
           json.at(7).get<bool>()};
 }

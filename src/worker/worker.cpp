@@ -23,6 +23,7 @@
 #include "base/error.hpp"
 #include "base/host_memory.hpp"
 #include "base/interruption.hpp"
+#include "base/sandbox.hpp"
 #include "base/text.hpp"
 #include "run/invariance/contexts.hpp"
 #include "run/memory_need.hpp"
@@ -36,8 +37,6 @@ namespace {
 using nlohmann::json;
 /// Loading many CUDA plugins and opening a busy device takes seconds, not minutes.
 constexpr std::chrono::seconds kStartLimit{120};
-/// A process whose socket is closed is dying; a CUDA driver may take some time to clean up after it.
-constexpr std::chrono::seconds kDeathLimit{20};
 
 /// Of this program; see Isolation.
 bool isolates = true;
@@ -56,26 +55,7 @@ struct Worker::Process {
   Descriptor socket;
   uint64_t allowed_bytes = 0;  ///< memory that the latest request allows; 0: unlimited
 
-  /// How the child ended; kills it when it closed its socket and lives on.
-  std::string bury() {
-    for (const auto until = Clock::now() + kDeathLimit; child.is_alive();) {
-      if (Clock::now() >= until) return "closed its connection but kept running; killed";
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    child.kill();  // what the child started may live on
-    const ChildProcess::End end = child.wait();
-    return describe_end(end.status) + (WIFEXITED(end.status) ? " before it answered" : "") + describe_memory(end);
-  }
-
-  /// Whether the end may have to do with memory.
-  std::string describe_memory(const ChildProcess::End& end) const {
-    if (allowed_bytes > 0 && end.peak_bytes >= allowed_bytes / 4 * 3) {
-      return fmt::format("; its memory had come to {} of the {} that it may have", format_bytes(end.peak_bytes),
-                         format_bytes(allowed_bytes));
-    }
-    const bool killed = WIFSIGNALED(end.status) && WTERMSIG(end.status) == SIGKILL;
-    return killed ? ", and not by this program: perhaps the system ran out of memory" : "";
-  }
+  std::string bury() { return checkop::bury(child, allowed_bytes); }
 };
 
 /// Why a request has no answer.
@@ -166,6 +146,15 @@ Worker::~Worker() = default;
 const WorkerInfo& Worker::info() const { return info_; }
 
 void Worker::start() {
+  if (has_plugin_host(config_)) {
+    hide_memory();
+    try {  // new for each process: the next one must not find what the last one left there
+      folder_ = std::make_unique<TempFolder>();
+      config_.folder = folder_->path();
+    } catch (const EnvironmentError&) {
+      config_.folder.clear();
+    }
+  }
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     throw EnvironmentError(fmt::format("worker: socketpair: {}", std::strerror(errno)));
@@ -409,6 +398,10 @@ BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case
   std::vector<size_t> indices;
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
   if (local_) return local_->bench(indices, c, inputs, plan);
+  if (has_plugin_host(config_)) {
+    config_.in_worker = true;
+    process_.reset();
+  }
   for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
   BenchResult result;
   std::optional<Failure> failure = guarded([&] {

@@ -33,6 +33,8 @@ struct WorkerConfig {
   bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
   std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; its folder is the worker's affair
   std::optional<RankService> ranks = {};
+  bool in_worker = false;     ///< plugins of the CPU are loaded into the worker's process: times without a way between
+  std::string folder = {};    ///< that plugins may write to; the worker makes it
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free
 };
 
@@ -102,7 +104,7 @@ class Worker {
 
   WorkerConfig config_;
   WorkerInfo info_;
-  std::unique_ptr<TempFolder> folder_;  ///< of an external process; outlives it
+  std::unique_ptr<TempFolder> folder_;  ///< of a process that is no worker itself; outlives it
   std::unique_ptr<Process> process_;
   std::unique_ptr<Pending> pending_;  ///< between begin() and finish()
   std::string request_number_;        ///< of the latest request

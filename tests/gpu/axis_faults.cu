@@ -54,7 +54,7 @@ checkop_status finish(const checkop_call* call) {
 template <class Before>
 checkop_status launch(const checkop_call* call, const Before& before) {
   const checkop_tensor &a = call->inputs[0], &b = call->inputs[1], &c = call->outputs[0];
-  if (c.dtype != CHECKOP_F32 || a.strides[1] != a.shape[2] || c.strides[1] != c.shape[2]) return CHECKOP_UNSUPPORTED;
+  if (c.dtype != CHECKOP_F32 || !checkop_all_contiguous(call)) return CHECKOP_UNSUPPORTED;
   const int64_t m = c.shape[0] * c.shape[1], n = b.shape[1];
   auto* const flags = static_cast<Flags*>(call->workspace);
   const auto stream = static_cast<cudaStream_t>(call->stream);

@@ -43,18 +43,10 @@ struct Product {
   int64_t k, n, m, pitch, c_pitch;
 };
 
-bool is_contiguous(const checkop_tensor& t) {
-  int64_t count = 1;
-  for (int32_t d = t.rank; d-- > 0; count *= t.shape[d]) {
-    if (t.shape[d] > 1 && t.strides[d] != count) return false;
-  }
-  return true;
-}
-
 /// A launch that accepts only contiguous tensors.
 template <checkop_status (*launch)(const checkop_call*)>
 checkop_status of_contiguous(const checkop_call* call) {
-  if (!is_contiguous(call->inputs[0]) || !is_contiguous(call->outputs[0])) return CHECKOP_UNSUPPORTED;
+  if (!checkop_all_contiguous(call)) return CHECKOP_UNSUPPORTED;
   return launch(call);
 }
 
@@ -96,6 +88,8 @@ checkop_status neighbour_leak(const checkop_call* call) {
 /// Multiplies the padding between rows by 0 and adds it.
 checkop_status padding_leak(const checkop_call* call) {
   const Product p(call);
+  const bool only_rows_lie_apart = p.a.strides[2] == 1 && p.a.strides[0] == p.a.shape[1] * p.pitch && p.pitch >= p.k;
+  if (!only_rows_lie_apart || !checkop_is_contiguous(&p.b) || p.c.strides[2] != 1) return CHECKOP_UNSUPPORTED;
   for (int64_t i = 0; i < p.m; ++i) {
     float extra = 0;
     for (int64_t l = p.k; l < p.pitch; ++l) extra += p.row(i)[l] * 0;

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "base/random.hpp"
+#include "base/text.hpp"
 #include "case/rank_parts.hpp"
 #include "case/sampling.hpp"
 
@@ -135,8 +136,9 @@ class Planner {
     if (plan_.all) {
       launches();
       if (!row_dims_.empty()) all_of_rows();
-    } else if (!row_dims_.empty() && n_ > 1) {
-      few_of_rows();
+    } else {
+      if (!row_dims_.empty() && n_ > 1) few_of_rows();
+      if (plan_.layouts) few_layouts();
     }
     return within_budget();
   }
@@ -203,6 +205,7 @@ class Planner {
                                          : fmt::format("tensors {} bytes past a 256-byte boundary", offset),
                            [&](Context& x) { x.offset = offset; });
     }
+    layouts();
     for (const int percent : {50, 75}) {
       add_focused_and_full(Axis::contention, fmt::format("other work on {} % of the multiprocessors", percent),
                            [&](Context& x) {
@@ -212,6 +215,52 @@ class Planner {
     add_focused_and_full(Axis::graph, "the second of two replays of a graph",
                          [](Context& x) { x.mode.kind = LaunchMode::Kind::replayed; });
     add(full(Axis::after_shapes, "the same launch after those of other shapes"));
+  }
+
+  /// On a few rows only: a kernel that misreads an arrangement does so in every launch.
+  void layouts() {
+    for (const Arrangement arrangement : kArrangements) {
+      Context context = focused(Axis::layout, std::string(describe(arrangement)));
+      context.arrangement = arrangement;
+      // Rows are expanded along one of two row dimensions, so that not all of them are equal.
+      if (arrangement == Arrangement::expanded_rows && context.outer == 1 && row_dims_.size() > 1 && focus_ % 2 == 0)
+        context.outer = 2;
+      if (is_expanded(arrangement)) context.twin = {0, focus_};
+      if (changes_inputs(context_case(c_, context), arrangement)) add(std::move(context));
+    }
+  }
+
+  /// In launches of the whole case: a launch, its twin, and the copies of inputs, which are made and checked on the
+  /// host.
+  double cost_of_layout(const Context& context) const {
+    constexpr double kCopyingPerLaunch = 4;
+    const Case launched = context_case(c_, context);
+    double moved = 0;
+    for (const TensorSpec& spec : launched.pass->inputs) {
+      if (!is_present(launched, spec)) continue;
+      const Placement placement = placement_of(launched, spec, {0, 0, context.arrangement});
+      if (placement != placement_of(launched, spec, {}))
+        moved += static_cast<double>(element_count(placement.shape)) * static_cast<double>(info(placement.dtype).bytes);
+    }
+    const double small = device_.kind == "cpu" ? kSmallBytes : kSmallGpuBytes;
+    return cost_of(c_, device_, context) * (context.has_twin() ? 2 : 1) +
+           kCopyingPerLaunch * moved / std::max(small, static_cast<double>(tensor_bytes(c_)));
+  }
+
+  /// Drops contexts beyond kMostForLayouts, so that the cases of an operator share the arrangements.
+  void few_layouts() {
+    layouts();
+    std::vector<Context>& list = lists_[Axis::layout];
+    if (list.empty()) return;
+    const uint64_t turn = fnv1a(case_name(c_) + std::string(c_.pass->name)) % list.size();
+    std::rotate(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(turn), list.end());
+    double cost = 0;
+    std::erase_if(list, [&](const Context& context) {
+      const double more = cost_of_layout(context);
+      if (cost > 0 && cost + more > kMostForLayouts) return true;
+      cost += more;
+      return false;
+    });
   }
 
   /// Several launches, each compared with the first one of its context.

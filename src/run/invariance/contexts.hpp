@@ -11,6 +11,7 @@
 #include "case/axes.hpp"
 #include "case/case.hpp"
 #include "device/device.hpp"
+#include "run/layout.hpp"
 #include "run/run_result.hpp"
 
 namespace checkop {
@@ -34,6 +35,8 @@ struct Context {
   size_t offset = 0;                 ///< of every tensor: bytes past a 256-byte boundary, rounded up to whole elements
   int64_t row_padding = 0;           ///< elements between rows of per-row tensors of rank 2 or more
   bool zeros_between = false;        ///< whether the padding holds zeros; else NaN
+  Arrangement arrangement = {};      ///< of the inputs; where elements share memory, their values are equal
+  bool is_contiguous = false;        ///< the inputs have only the values of `arrangement`, and lie contiguously
   int outputs_before = 0;            ///< initial content of the outputs: poison 0 or 1, or zeros (2)
   uint64_t workspace_before = 0xff;  ///< initial value of every byte of the workspace
   size_t workspace_extra = 0;        ///< bytes more than requested
@@ -47,10 +50,14 @@ struct Context {
   std::pair<int64_t, int64_t> twin{0, 0};
 
   bool has_twin() const { return twin.second > twin.first; }
+  Arrangement arrangement_in_memory() const { return is_contiguous ? Arrangement::contiguous : arrangement; }
 };
 
 /// The largest total cost of a case's contexts, in launches of the whole case, including the runner's own two.
 inline constexpr double kMostLaunches = 20;
+
+/// The largest cost of contexts of `layout` without `AxisPlan::all`.
+inline constexpr double kMostForLayouts = 2;
 
 /// The largest additional cost of launches next to the boundaries between a candidate's variants.
 inline constexpr double kMostForBoundaries = 4;
@@ -84,7 +91,8 @@ int64_t compared_elements(const Case& c, const TensorSpec& output, const Context
 
 /// The contexts of `c` in the order in which they run.
 /// Without `plan.all`: batch (the last row alone, the first half), position and neighbours, on at most 64 rows. They
-/// find the most frequent faults for the cost of one or two launches.
+/// find the most frequent faults for the cost of one or two launches. With `plan.layouts` also contexts of `layout`, all
+/// of them where they cost at most kMostForLayouts, else some, which depend on the case.
 /// With `plan.all`: every axis has contexts, and every row axis compares every row but the first. If all contexts would
 /// cost more than kMostLaunches, the least useful ones are left out.
 /// `repetition` keeps its number of launches, most of them on few rows. Only if few rows cost as much as many, because

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <utility>
 
+#include "case/rank_parts.hpp"
+
 namespace checkop {
 namespace {
 
@@ -57,6 +59,29 @@ bool is_a_run(const std::vector<int64_t>& rows) {
 
 }  // namespace
 
+namespace {
+
+/// Gives the content of `from.dtype` the values and the layout of the context's arrangement.
+const std::byte* arranged(const Case& launched, const Context& context, const Tensor& from, const TensorSpec& spec,
+                          const std::byte* content, std::vector<std::byte>& storage) {
+  const Placement placement = placement_of(launched, spec, {0, 0, context.arrangement});
+  if (is_expanded(context.arrangement)) {
+    const std::byte* const end = content + static_cast<size_t>(element_count(placement.shape)) * info(from.dtype).bytes;
+    std::vector<std::byte> equal(content, end);
+    equalise(placement, equal.data());
+    storage = std::move(equal);
+    content = storage.data();
+  }
+  // Ranks arrange their own parts.
+  if (!context.is_contiguous && !is_tensor_parallel(launched)) {
+    storage = arrange(placement, from.dtype, content);
+    content = storage.data();
+  }
+  return content;
+}
+
+}  // namespace
+
 const std::byte* gather(const Case& c, const Context& context, const Tensor& from, const TensorSpec& spec,
                         int64_t padding, std::vector<std::byte>& storage) {
   const size_t width = info(from.dtype).bytes;
@@ -88,10 +113,13 @@ const std::byte* gather(const Case& c, const Context& context, const Tensor& fro
     storage = spread(content, count, run, padding, width, context.zeros_between ? 0 : poison_of(from.dtype).guard);
     content = storage.data();
   }
-  return content;
+  if (context.arrangement == Arrangement::contiguous) return content;
+  return arranged(context_case(c, context), context, from, spec, content, storage);
 }
 
 namespace {
+
+bool is_arranged(const Context& context) { return context.arrangement != Arrangement::contiguous; }
 
 /// Like gather_there(), without padding.
 void take_rows(Device& device, const Case& c, const Context& context, GuardedBuffer& from, const TensorSpec& spec,
@@ -139,12 +167,16 @@ ContextInputs::ContextInputs(Device& device, const Case& c, const std::vector<Te
 std::vector<BufferPtr> ContextInputs::add_to(Stage& stage, const Context& context,
                                              const std::vector<BufferPtr>& carries, bool is_looked_at) const {
   std::vector<BufferPtr> own(host_.size());
-  const bool moves = context.offset > 0 || context.row_padding > 0;
+  const auto moves = [&](const TensorSpec& spec) {
+    if (context.offset > 0 || context.row_padding > 0) return true;
+    const Case& c = stage.stage_case();
+    return placement_of(c, spec, {0, 0, context.arrangement}) != placement_of(c, spec, {});
+  };
   for (size_t i = 0; i < host_.size(); ++i) {
     const TensorSpec& spec = c_.pass->inputs[i];
     if (!carries.empty() && carries[i]) {
       stage.inputs.push_back(carries[i]);
-    } else if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves)) {
+    } else if (!is_present(c_, spec) || (!is_per_row(*c_.op, spec) && !moves(spec))) {
       stage.inputs.push_back(kept_[i]);
     } else {
       stage.inputs.push_back(own[i] = stage.make_buffer("input", spec));
@@ -157,7 +189,8 @@ std::vector<BufferPtr> ContextInputs::add_to(Stage& stage, const Context& contex
 
 void ContextInputs::fill(const Stage& stage, const Context& context, size_t i, GuardedBuffer& to) const {
   const TensorSpec& spec = c_.pass->inputs[i];
-  if (kept_[i]) return gather_there(device_, c_, context, *kept_[i], spec, stage.padding_of(spec), to);
+  if (kept_[i] && !is_arranged(context))
+    return gather_there(device_, c_, context, *kept_[i], spec, stage.padding_of(spec), to);
   std::vector<std::byte> storage;
   device_.upload(to.data(), gather(c_, context, host_[i], spec, stage.padding_of(spec), storage), to.bytes());
 }

@@ -11,7 +11,8 @@
 
 namespace checkop {
 
-/// Input `from` of `c` as the context's launch gets it, with `padding` elements behind each run of its last dimension.
+/// Input `from` of `c` as the context's launch gets it, with `padding` elements behind each run of its last dimension,
+/// in the context's arrangement.
 /// Points into `from`, or into `storage` if the data had to be copied.
 const std::byte* gather(const Case& c, const Context& context, const Tensor& from, const TensorSpec& spec,
                         int64_t padding, std::vector<std::byte>& storage);

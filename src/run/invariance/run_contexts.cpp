@@ -78,8 +78,8 @@ class Contexts {
   /// Whether the context can use the buffers of the full batch. after_shapes runs last, when these are freed.
   bool is_in_place(const Context& context) const {
     return context.sums && std::ssize(context.rows) == row_count(c_) && context.offset == 0 &&
-           context.row_padding == 0 && context.ranks == 0 && context.piece_rows == 0 &&
-           context.axis != Axis::after_shapes;
+           context.row_padding == 0 && context.arrangement == Arrangement::contiguous && context.ranks == 0 &&
+           context.piece_rows == 0 && context.axis != Axis::after_shapes;
   }
 
   static InitialState found_by(const Context& context) {
@@ -263,15 +263,20 @@ class Contexts {
     }
   }
 
-  /// The outputs of a plain launch of the context's twin.
+  /// The outputs of a plain launch of the context's twin, with the values of its arrangement.
   const std::vector<Tensor>& twin_of(const Context& context) {
-    const auto known = twins_.find(context.twin);
+    const Twin key{context.twin, is_expanded(context.arrangement) ? context.arrangement : Arrangement::contiguous};
+    const auto known = twins_.find(key);
     if (known != twins_.end()) return known->second;
     Context plain;
     plain.axis = Axis::batch, plain.what = fmt::format("rows [{}, {})", context.twin.first, context.twin.second);
     for (int64_t row = context.twin.first; row < context.twin.second; ++row) plain.rows.push_back(row);
+    if (is_expanded(context.arrangement)) {
+      plain.axis = context.axis, plain.what = fmt::format("contiguous copies of {}", context.what);
+      plain.arrangement = context.arrangement, plain.is_contiguous = true, plain.outer = context.outer;
+    }
     launch(plain, [&](Stage& stage, const std::string&) {
-      std::vector<Tensor>& twin = twins_.emplace(context.twin, make_outputs(stage.stage_case())).first->second;
+      std::vector<Tensor>& twin = twins_.emplace(key, make_outputs(stage.stage_case())).first->second;
       for (size_t i = 0; i < twin.size(); ++i) {
         if (!stage.outputs[i]) continue;
         references_[&twin[i]] = stage.outputs[i];
@@ -279,7 +284,7 @@ class Contexts {
         if (!is_small(device_, twin[i].bytes.size())) bring_back(twin[i]), references_.erase(&twin[i]);
       }
     });
-    return twins_.at(context.twin);
+    return twins_.at(key);
   }
 
   /// Downloads a twin's output, if it is only on the device.
@@ -293,7 +298,8 @@ class Contexts {
   /// `carries` replaces inputs; nullptr leaves the case's own input.
   template <class Look>
   void launch(const Context& context, const Look& look, const std::vector<BufferPtr>& carries = {}) {
-    Stage stage(device_, kernel_, context_case(c_, context), suffix(context), {context.offset, context.row_padding});
+    Stage stage(device_, kernel_, context_case(c_, context), suffix(context),
+                {context.offset, context.row_padding, context.arrangement_in_memory()});
     stage.rank_limit = checks_.rank_limit;
     const std::vector<BufferPtr> own = kept_->add_to(stage, context, carries, checks_.memory);
     stage.make_outputs_and_workspace();
@@ -388,7 +394,8 @@ class Contexts {
   std::optional<ContextInputs> kept_;  ///< set when the full batch's stage no longer needs its inputs
   std::vector<Tensor> warm_;
   std::map<const Tensor*, BufferPtr> references_;  ///< references on the device; nullptr: too large
-  std::map<std::pair<int64_t, int64_t>, std::vector<Tensor>> twins_;
+  using Twin = std::pair<std::pair<int64_t, int64_t>, Arrangement>;
+  std::map<Twin, std::vector<Tensor>> twins_;
   std::map<const Tensor*, Tensor*> not_here_;  ///< outputs of twins that were not downloaded yet
 };
 

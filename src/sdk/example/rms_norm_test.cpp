@@ -13,7 +13,7 @@ namespace {
 /// y[r,h] = x[r,h] * weight[h] / sqrt(mean_h x[r,h]^2 + eps), in fp32 on the CPU. An `eps_factor` other than 1 is a
 /// bug.
 checkop_status rms_norm(const checkop_call* call, float eps_factor) {
-  if (call->inputs[0].dtype != CHECKOP_F32) return CHECKOP_UNSUPPORTED;
+  if (call->inputs[0].dtype != CHECKOP_F32 || !checkop_all_contiguous(call)) return CHECKOP_UNSUPPORTED;
   const int64_t* shape = call->inputs[0].shape;
   const int64_t rows = shape[0] * shape[1], hidden = shape[2];
   const float* x = static_cast<const float*>(call->inputs[0].data);

@@ -56,6 +56,7 @@ checkop_status launch_as(const checkop_call* call) {
 }
 
 checkop_status launch(const checkop_call* call) {
+  if (!checkop_all_contiguous(call)) return CHECKOP_UNSUPPORTED;
   switch (call->inputs[0].dtype) {
     case CHECKOP_F32:
       return launch_as<float>(call);

@@ -92,12 +92,12 @@ TEST_P(BuffersOf, PoisonFitsTheElement) {
   }
 }
 
-TEST_P(BuffersOf, PoisonIsNaNExactlyForFloats) {
+TEST_P(BuffersOf, PoisonIsNaNForFloatsButForTheSecondLaunch) {
   for (const uint64_t pattern :
        {poison_of(GetParam()).output[0], poison_of(GetParam()).output[1], poison_of(GetParam()).guard}) {
     double value = 0;
     info(GetParam()).decode(reinterpret_cast<const std::byte*>(&pattern), &value, 1);
-    EXPECT_EQ(std::isnan(value), info(GetParam()).is_float) << pattern;
+    EXPECT_EQ(std::isnan(value), info(GetParam()).is_float && pattern != poison_of(GetParam()).output[1]) << pattern;
   }
 }
 

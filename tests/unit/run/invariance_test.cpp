@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts: which ones a case gets and their cost; ten candidates that each break one axis, caught by that axis.
+// Contexts: which ones a case gets and their cost; candidates that each break one axis, caught by that axis.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -169,9 +169,9 @@ TEST(Contexts, WaveEdgesFollowTheMultiprocessors) {
 
 // --- the axes at work: ten candidates
 
-/// Runs a candidate of tests/plugins/axis_faults.cpp in a fresh process on all axes.
-RunResult run_all_axes(const std::string& candidate, const Case& c) {
-  Worker worker({{test_plugin("axis_faults")}, "cpu"});
+/// Runs a candidate of a test plugin in a fresh process on all axes.
+RunResult run_all_axes(const std::string& candidate, const Case& c, const std::string& plugin = "axis_faults") {
+  Worker worker({{test_plugin(plugin)}, "cpu"});
   const auto inputs = make_inputs(c, 1);
   auto outputs = make_outputs(c);
   RunChecks checks;
@@ -218,11 +218,120 @@ INSTANTIATE_TEST_SUITE_P(
                         "neighbour_leak", {"neighbours", "position", "grouping", "batch", "chunks"}, "neighbours"},
                     AxisFault{"padding_leak", {"row_stride"}, "row_stride"},
                     AxisFault{"chunk_dependent_split", {"batch", "chunks", "padding"}, "batch"},
-                    AxisFault{"alignment_dependent_path", {"alignment"}, "alignment"},
+                    AxisFault{"alignment_dependent_path", {"alignment", "layout"}, "alignment"},
                     AxisFault{"stale_workspace", {"workspace"}, "workspace"},
                     AxisFault{"uninitialised_read", {"outputs"}, "outputs"},
                     AxisFault{"first_call_differs", {"first_call"}, "first_call"}),
     [](const auto& each) { return std::string(each.param.candidate); });
+
+struct LayoutFault {
+  const char* candidate;
+  Case c;
+  Arrangement arrangement;  ///< the only one that shows it
+};
+
+void PrintTo(const LayoutFault& fault, std::ostream* out) { *out << fault.candidate; }
+
+std::vector<LayoutFault> layout_faults() {
+  const Case product = product_case(2, 20);
+  return {{"ignores_column_stride", product, Arrangement::columns_apart},
+          {"ignores_storage_offset", product, Arrangement::shifted_odd},
+          {"copies_expanded_rows", product, Arrangement::expanded_rows},
+          {"copies_expanded_gradient",
+           gold_case("silu", "backward", DType::f32, {{"batch", 2}, {"seq", 20}, {"hidden", 16}}),
+           Arrangement::expanded_upstream},
+          {"reads_ids_as_int64",
+           gold_case("embedding", "forward", DType::f32, {{"batch", 2}, {"seq", 20}, {"vocab", 50}, {"hidden", 16}}),
+           Arrangement::other_integers},
+          {"reads_ids_as_int32",
+           gold_case("moe_combine", "forward", DType::f32,
+                     {{"batch", 2}, {"seq", 20}, {"topk", 2}, {"rows", 80}, {"hidden", 16}}),
+           Arrangement::other_integers}};
+}
+
+class BrokenLayout : public testing::TestWithParam<LayoutFault> {};
+
+// Every other axis, and the comparison with the gold, pass.
+TEST_P(BrokenLayout, IsCaughtByItsArrangementAlone) {
+  const auto& [candidate, c, arrangement] = GetParam();
+  const RunResult result = run_all_axes(candidate, c, "layout_faults");
+  ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+  EXPECT_TRUE(result.guard_violations.empty() && result.modified_inputs.empty());
+  std::set<std::string> broken;
+  for (size_t k = 0; k < result.contexts.size(); ++k)
+    if (result.outputs[0].contexts[k].bits.different > 0) broken.insert(result.contexts[k].what);
+  EXPECT_EQ(broken, std::set<std::string>{std::string(describe(arrangement))});
+  const Judgment judgment = judge(c, result, {}, {Demands()}, {}, /*accuracy=*/false);
+  EXPECT_EQ(judgment.kind, "determinism");
+  EXPECT_NE(judgment.reason.find("(layout: "), std::string::npos) << judgment.reason;
+  Demands others;
+  others.axes = AxisSet();
+  for (const Axis axis : all_axes())
+    if (axis != Axis::layout) others.axes.insert(axis);
+  EXPECT_EQ(judge(c, result, {}, {others}, {}, /*accuracy=*/false).verdict, Verdict::pass);
+}
+
+INSTANTIATE_TEST_SUITE_P(Six, BrokenLayout, testing::ValuesIn(layout_faults()),
+                         [](const auto& each) { return std::string(each.param.candidate); });
+
+TEST(Layout, IsPlannedInCheapRunsWhereItIsWanted) {
+  const auto planned = [](const Case& c, bool layouts) {
+    AxisPlan plan;
+    plan.layouts = layouts;
+    std::vector<Context> contexts = plan_contexts(c, cpu(), plan);
+    std::erase_if(contexts, [](const Context& context) { return context.axis != Axis::layout; });
+    return contexts;
+  };
+  EXPECT_EQ(planned(product_case(2, 20), false).size(), 0U);
+  EXPECT_EQ(planned(product_case(2, 20), true).size(), 6U);
+  // A launch of its weights costs as much as the case: which arrangements it has depends on it.
+  std::set<std::string> seen;
+  for (const int64_t n : {2000, 2001, 2002, 2003, 2004, 2005, 2006, 2007}) {
+    const std::vector<Context> some = planned(product_case(1, 16, 1024, n), true);
+    EXPECT_GE(some.size(), 1U) << n;
+    EXPECT_LE(some.size(), 2U) << n;
+    for (const Context& context : some) seen.insert(context.what);
+  }
+  EXPECT_GE(seen.size(), 4U);
+}
+
+TEST(Layout, StridesThatAreFollowedPassAndRefusalsAreUnsupported) {
+  const RunResult result = run_all_axes("follows_strides", product_case(2, 20), "layout_faults");
+  EXPECT_EQ(broken_axes(result), std::set<std::string_view>());
+  std::map<std::string, bool> supported;
+  for (const ContextRun& context : result.contexts)
+    if (context.axis == Axis::layout) supported[context.what] = context.supported;
+  EXPECT_TRUE(supported.at(std::string(describe(Arrangement::columns_apart))));
+  EXPECT_TRUE(supported.at(std::string(describe(Arrangement::shifted_odd))));
+  EXPECT_FALSE(supported.at(std::string(describe(Arrangement::slice))));  // its sequences lie apart
+  EXPECT_FALSE(supported.contains(std::string(describe(Arrangement::expanded_upstream))));
+  EXPECT_FALSE(supported.contains(std::string(describe(Arrangement::other_integers))));
+}
+
+// The native candidate copies what does not lie contiguously; every arrangement of every input reaches it.
+TEST(Layout, NativeCandidatesFollowEveryArrangement) {
+  for (const auto& [op, pass, dims, n] :
+       {std::tuple{"logp", "backward",
+                   std::map<std::string, int64_t, std::less<>>{{"batch", 2}, {"seq", 150}, {"vocab", 33}}, 8U},
+        {"ratio_kl", "forward", {{"batch", 3}, {"seq", 20}, {"vocab", 33}}, 7U},
+        {"tp_logp", "backward", {{"batch", 2}, {"seq", 20}, {"vocab", 33}, {"world_size", 3}}, 8U}}) {
+    const Case c = gold_case(op, pass, DType::bf16, dims);
+    Worker worker({{native_plugin(op)}, "cpu"});
+    const auto inputs = make_inputs(c, 1);
+    auto outputs = make_outputs(c);
+    RunChecks checks;
+    checks.plan.all = true;
+    checks.plan.axes = {Axis::layout};
+    const RunResult result = worker.run("native", c, inputs, outputs, checks, std::chrono::seconds(60));
+    ASSERT_EQ(result.status, RunStatus::ok) << result.message;
+    EXPECT_EQ(result.contexts.size(), n) << op;
+    for (size_t k = 0; k < result.contexts.size(); ++k) {
+      EXPECT_TRUE(result.contexts[k].supported) << result.contexts[k].message;
+      EXPECT_GT(result.outputs[0].contexts[k].bits.compared, 0) << result.contexts[k].what;
+      EXPECT_EQ(result.outputs[0].contexts[k].bits.different, 0) << result.contexts[k].what;
+    }
+  }
+}
 
 // A race shows in any launch, whatever else the launch changes. Repetition is named, because it invalidates the other
 // comparisons.

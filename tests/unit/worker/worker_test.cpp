@@ -122,7 +122,7 @@ TEST(Worker, ReportsWhatTheRunnerFound) {
   Worker worker = make_worker("memory_faults");
   const RunResult result = run(worker, "changes_input");
   ASSERT_EQ(result.modified_inputs.size(), 1u);
-  EXPECT_EQ(result.modified_inputs[0], "a: 2 elements changed, first at index 2");
+  EXPECT_EQ(result.modified_inputs[0], "a: written to, first at index 2");
 }
 
 TEST(Worker, FailureIsNoCrash) {

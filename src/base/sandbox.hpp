@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a candidate's process may do. Each measure is taken where the kernel has it; probe_sandbox() tells which hold.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace checkop {
+
+/// The rights of a process that was started for candidates.
+struct SandboxRules {
+  enum class Processes : uint8_t {
+    none,     ///< threads alone: a plugin
+    in_group  ///< what it starts stays in its process group, and so ends with it: a command
+  };
+  Processes processes = Processes::none;
+  /// Only these files and folders may be read, and all that the system's libraries need; `restrict_files` false: all.
+  bool restrict_files = true;
+  std::vector<std::string> readable, writable;
+  /// Processes that it must not signal, besides those of others where the kernel can tell.
+  std::vector<pid_t> untouchable;
+};
+
+/// Confines the calling process, which must have one thread, and all that it starts. Can't be undone.
+void enter_sandbox(const SandboxRules& rules);
+
+/// Keeps other processes of this user from reading and changing the memory of the calling process.
+void hide_memory();
+
+struct SandboxMeasure {
+  std::string what;  ///< "no network"
+  bool holds;
+  std::string how;  ///< "seccomp"; where it does not hold, what is missing
+};
+/// Tries each measure in a child process.
+std::vector<SandboxMeasure> probe_sandbox();
+
+}  // namespace checkop

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// Starts the process, tells it where the memory of each call lies, and takes its answers for no more than "done".
+#include "run/plugin_host.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/host_memory.hpp"
+#include "base/paths.hpp"
+#include "base/text.hpp"
+#include "host/calls.hpp"
+#include "host/wire.hpp"
+#include "operator/operator.hpp"
+#include "run/stage.hpp"
+
+namespace checkop {
+namespace {
+
+using host::Answer;
+using host::Packer;
+using host::Request;
+using host::Unpacker;
+
+/// Of an answer: the table of very many kernels, or what ranks exchange.
+constexpr uint64_t kLongestAnswer = uint64_t{1} << 34;
+/// Of texts that are shown.
+constexpr size_t kLongestText = 4096;
+
+std::string program() {
+  return (std::filesystem::path(shipped_kernels()).parent_path() / "host" / "plugin_host").string();
+}
+
+std::pair<Descriptor, Descriptor> socket_pair() {
+  std::array<int, 2> ends{};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw EnvironmentError(fmt::format("plugin process: socketpair: {}", std::strerror(errno)));
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+std::string shown(std::string_view text) { return std::string(text.substr(0, kLongestText)); }
+
+/// In the child: becomes the program, with its ends of both sockets alone.
+int become(const char* path, int socket, int control) {
+  const int aside = fcntl(control, F_DUPFD, host::kControl + 1);
+  if (socket == host::kOwner) {
+    fcntl(socket, F_SETFD, 0);
+  } else {
+    dup2(socket, host::kOwner);
+  }
+  dup2(aside, host::kControl);
+  close_range(host::kControl + 1, ~0u, 0);
+  execl(path, path, static_cast<char*>(nullptr));
+  return 127;
+}
+
+}  // namespace
+
+/// `entry` must be the first member: a call's `kernel` points to it.
+struct PluginHost::Kernel {
+  checkop_kernel entry;
+  PluginHost* owner;
+  uint64_t plugin, number;
+  const Pass* pass = nullptr;
+  std::array<std::optional<std::string>, 4> texts;  ///< that entry points to
+};
+
+PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string& folder, Device& device)
+    : shared_(device.share_blocks()), memory_bytes_(device.info().memory_bytes) {
+  for (const std::string& path : paths) require_plugin_file(path);
+  const std::string path = program();
+  if (access(path.c_str(), X_OK) != 0)
+    throw EnvironmentError(fmt::format("{}: the program for plugins' processes is missing; install it again", path));
+  auto [ours, theirs] = socket_pair();
+  auto [our_control, their_control] = socket_pair();
+  const int socket = theirs.get(), control = their_control.get();
+  child_ = ChildProcess([&path, socket, control] { return become(path.c_str(), socket, control); });
+  theirs = Descriptor();
+  their_control = Descriptor();
+  lanes_.push_back(std::move(ours));
+  control_ = std::move(our_control);
+
+  Packer request;
+  request.put(Request::load).put(uint64_t{paths.size()});
+  for (const std::string& each : paths) request.text(each);
+  request.text(folder);
+  try {
+    read_table(paths, ask(nullptr, request.bytes(), {}));
+  } catch (const Stopped& stopped) {
+    throw InputError(fmt::format("worker for {}", fmt::join(paths, ", ")), stopped.message,
+                     "it crashes while it is loaded");
+  }
+  shared_->before_large_block([this] { drop_freed(); });
+}
+
+std::optional<std::string> PluginHost::end() {
+  const std::lock_guard lock(mutex_);
+  if (!stopped_ && child_.is_alive()) return {};
+  return why_it_ended().message;
+}
+
+PluginHost::~PluginHost() { shared_->before_large_block({}); }
+
+void PluginHost::limit_memory(uint64_t has, uint64_t bytes) {
+  allowed_bytes_ = bytes;
+  if (child_.is_started()) limit_process_memory(child_.id(), has, bytes);
+}
+
+void PluginHost::read_table(const std::vector<std::string>& paths, const std::string& message) {
+  Unpacker unpacker(message);
+  const auto kind = unpacker.get<Answer>();
+  if (kind == Answer::refused) throw InputError("", shown(unpacker.text()));
+  if (kind != Answer::table || unpacker.count() != paths.size()) throw WireError("no table of plugins");
+  std::vector<std::vector<Candidate>> plugins;
+  for (uint64_t plugin = 0; plugin < paths.size(); ++plugin) {
+    PluginTable table{paths[plugin], {}};
+    const uint64_t n = unpacker.count();
+    for (uint64_t number = 0; number < n; ++number) {
+      auto kernel = std::make_unique<Kernel>();
+      kernel->owner = this;
+      kernel->plugin = plugin;
+      kernel->number = number;
+      for (std::optional<std::string>& text : kernel->texts) {
+        const bool is_there = unpacker.get<bool>();
+        const std::string_view value = unpacker.text();
+        if (is_there) text = std::string(value);
+      }
+      const auto pointer = [&](size_t i) { return kernel->texts[i] ? kernel->texts[i]->c_str() : nullptr; };
+      const auto device = unpacker.get<int32_t>(), min_arch = unpacker.get<int32_t>();
+      const auto max_arch = unpacker.get<int32_t>();
+      const bool has_workspace = unpacker.get<bool>(), has_launch = unpacker.get<bool>();
+      kernel->entry = {sizeof(checkop_kernel),
+                       pointer(0),
+                       pointer(1),
+                       pointer(2),
+                       device,
+                       min_arch,
+                       max_arch,
+                       has_workspace ? &PluginHost::workspace_bytes : nullptr,
+                       has_launch ? &PluginHost::launch : nullptr,
+                       pointer(3)};
+      table.kernels.push_back(&kernel->entry);
+      kernels_.push_back(std::move(kernel));
+    }
+    plugins.push_back(candidates_of(table));
+  }
+  candidates_ = join_candidates(std::move(plugins));
+  for (const std::unique_ptr<Kernel>& kernel : kernels_)
+    kernel->pass = find_pass(*find_operator(kernel->entry.op), kernel->entry.pass);
+}
+
+/// A connection that nobody uses.
+Descriptor PluginHost::take_lane() {
+  const std::lock_guard lock(mutex_);
+  if (!lanes_.empty()) {
+    Descriptor lane = std::move(lanes_.back());
+    lanes_.pop_back();
+    return lane;
+  }
+  auto [ours, theirs] = socket_pair();
+  control(Packer().put(Request::lane).bytes(), {theirs.get()});
+  return std::move(ours);
+}
+
+/// A request that no kernel answers. Call it with the mutex held.
+void PluginHost::control(const std::string& request, const std::vector<int>& descriptors) {
+  std::string answer;
+  std::vector<Descriptor> none;
+  if (!host::send(control_.get(), request, descriptors) || !host::receive(control_.get(), answer, none, kLongestText))
+    throw why_it_ended();
+}
+
+/// Why the process ended, the same for all ranks. Call it with the mutex held, after a connection has ended.
+const Stopped& PluginHost::why_it_ended() {
+  if (stopped_) return *stopped_;
+  stopped_ = Stopped{RunStatus::crashed, bury(child_, allowed_bytes_)};
+  std::string last;
+  std::vector<Descriptor> none;
+  try {
+    if (!host::receive(control_.get(), last, none, kLongestText)) return *stopped_;
+    Unpacker unpacker(last);
+    if (unpacker.get<Answer>() != Answer::wrote_input) return *stopped_;
+    const auto window = unpacker.get<uint64_t>(), offset = unpacker.get<uint64_t>();
+    if (const auto found = mapped_.find(window); found != mapped_.end() && !found->second.name.empty())
+      stopped_ = stopped_by_write(found->second, static_cast<int64_t>(offset));
+  } catch (const WireError&) {  // the process made that up
+  }
+  return *stopped_;
+}
+
+/// A store to an input or beside it, which is read-only, was the end of the process.
+Stopped PluginHost::stopped_by_write(const Window& input, int64_t offset) {
+  const int64_t distance = offset - input.offset;
+  if (distance < 0) {
+    const std::string what = fmt::format("input '{}': written before its start, at -{} bytes", input.name, -distance);
+    return {RunStatus::failed, what, "", what};
+  }
+  if (distance >= input.bytes) {
+    const std::string what =
+        fmt::format("input '{}': written behind its end, at +{} bytes", input.name, distance - input.bytes);
+    return {RunStatus::failed, what, "", what};
+  }
+  const std::string what = fmt::format("{}: written to, first at index {}", input.name, distance / input.width);
+  return {RunStatus::failed, what, what};
+}
+
+void PluginHost::stop_after_end() {
+  const std::lock_guard lock(mutex_);
+  throw why_it_ended();
+}
+
+/// The answer to a request, after all exchanges between ranks. Throws Stopped where the process ends.
+std::string PluginHost::ask(const checkop_call* call, const std::string& request, const std::vector<int>& descriptors) {
+  Descriptor lane = take_lane();
+  std::string answer;
+  std::vector<Descriptor> none;
+  if (!host::send(lane.get(), request, descriptors)) stop_after_end();
+  for (;;) {
+    if (!host::receive(lane.get(), answer, none, kLongestAnswer)) stop_after_end();
+    none.clear();
+    Unpacker unpacker(answer);
+    if (unpacker.get<Answer>() != Answer::gather || call == nullptr || call->host_comm == nullptr) break;
+    const std::string_view bytes = unpacker.text();
+    checkop_host_comm* const comm = call->host_comm;
+    std::string all(bytes.size() * static_cast<size_t>(comm->world_size), '\0');
+    const int failed = comm->all_gather(comm, bytes.data(), all.data(), bytes.size());
+    Packer reply;
+    reply.text(failed != 0 ? comm->error(comm) : "");
+    if (failed == 0) reply.text(all);
+    if (!host::send(lane.get(), reply.bytes())) stop_after_end();
+  }
+  const std::lock_guard lock(mutex_);
+  lanes_.push_back(std::move(lane));
+  return answer;
+}
+
+/// Lets windows of freed blocks go.
+void PluginHost::drop_freed() {
+  const std::lock_guard lock(mutex_);
+  if (stopped_) return;
+  const std::vector<uint64_t> gone = take_gone();
+  if (gone.empty()) return;
+  Packer request;
+  request.put(Request::drop).put(uint64_t{gone.size()});
+  for (const uint64_t number : gone) request.put(number);
+  control(request.bytes(), {});
+}
+
+/// Numbers of windows that are mapped and whose blocks are no more.
+std::vector<uint64_t> PluginHost::take_gone() {
+  std::vector<uint64_t> gone = shared_->take_freed();
+  std::erase_if(gone, [this](uint64_t number) { return mapped_.erase(number) == 0; });
+  return gone;
+}
+
+/// The input whose data `pointer` is.
+PluginHost::Window PluginHost::describe(const Kernel& kernel, const checkop_call& call, const void* pointer,
+                                        const SharedMemory::Block& block) {
+  for (int32_t i = 0; i < call.n_inputs; ++i) {
+    const checkop_tensor& input = call.inputs[i];
+    if (input.data != pointer) continue;
+    const auto width = static_cast<int64_t>(info(static_cast<DType>(input.dtype)).bytes);
+    int64_t elements = 1;  // up to the last one, by its strides
+    for (int32_t d = 0; d < input.rank; ++d) elements += (input.shape[d] - 1) * input.strides[d];
+    for (int32_t d = 0; d < input.rank; ++d) elements = input.shape[d] == 0 ? 0 : elements;
+    return {std::string(kernel.pass->inputs[static_cast<size_t>(i)].name),
+            static_cast<const std::byte*>(pointer) - block.begin, elements * width, width};
+  }
+  return {};
+}
+
+/// The request to run a kernel on a call, and the memory that it needs.
+std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_call& call,
+                             std::vector<Descriptor>& memory) {
+  const std::lock_guard lock(mutex_);
+  Packer windows;
+  uint64_t n_windows = 0;
+  std::map<int64_t, uint64_t> arenas;  // position in `memory` by id
+  const auto place = [&](const void* pointer) -> host::Place {
+    if (pointer == nullptr) return {};
+    const SharedMemory::Block& block = shared_->block_at(pointer);
+    if (const auto [window, added] = mapped_.emplace(block.number, Window{}); added) {
+      if (block.access == Access::read) window->second = describe(kernel, call, pointer, block);
+      const auto [position, is_new] = arenas.emplace(block.arena, memory.size());
+      if (is_new) memory.push_back(shared_->arena(block.arena).open());
+      windows.put(host::Window{block.number, block.offset, block.bytes, block.access == Access::write});
+      windows.put(position->second);
+      ++n_windows;
+    }
+    return {block.number, static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - block.begin)};
+  };
+  const std::vector<uint64_t> gone = take_gone();
+  Packer packed_call;
+  host::pack_call(packed_call, call, place);
+  Packer request;
+  request.put(what).put(uint64_t{gone.size()});
+  for (const uint64_t number : gone) request.put(number);
+  request.put(n_windows).append(windows).put(kernel.plugin).put(kernel.number).append(packed_call);
+  return request.bytes();
+}
+
+/// Runs a function of a kernel. Throws what the function threw, or Stopped.
+std::string PluginHost::call(Request what, const checkop_call& call, Answer wanted) {
+  const auto& kernel = *reinterpret_cast<const Kernel*>(call.kernel);
+  try {
+    std::vector<Descriptor> memory;
+    const std::string request = pack(what, kernel, call, memory);
+    std::vector<int> descriptors;
+    for (const Descriptor& each : memory) descriptors.push_back(each.get());
+    std::string answer = ask(&call, request, descriptors);
+    Unpacker unpacker(answer);
+    const auto kind = unpacker.get<Answer>();
+    if (kind == Answer::no_memory) throw std::bad_alloc();
+    if (kind == Answer::threw) throw std::runtime_error(shown(unpacker.text()));
+    if (kind == Answer::threw_other) throw 0;
+    if (kind != wanted) throw WireError("no such answer was expected");
+    return answer;
+  } catch (const WireError& e) {
+    child_.kill();  // what it says means nothing from now on
+    throw Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
+  } catch (const DeviceError& e) {
+    throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};
+  }
+}
+
+checkop_status PluginHost::launch(const checkop_call* call) {
+  const auto& kernel = *reinterpret_cast<const Kernel*>(call->kernel);
+  const std::string answer = kernel.owner->call(Request::launch, *call, Answer::done);
+  Unpacker unpacker(answer);
+  unpacker.get<Answer>();
+  try {
+    const auto status = unpacker.get<int>();
+    const std::string_view message = unpacker.text();
+    if (call->message_bytes > 0) {
+      const size_t n = std::min(message.size(), call->message_bytes);  // one more byte is there than a kernel is told
+      std::memcpy(call->message, message.data(), n);
+      call->message[n] = '\0';
+    }
+    return static_cast<checkop_status>(status);
+  } catch (const WireError& e) {
+    throw Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
+  }
+}
+
+size_t PluginHost::workspace_bytes(const checkop_call* call) {
+  const auto& kernel = *reinterpret_cast<const Kernel*>(call->kernel);
+  PluginHost& owner = *kernel.owner;
+  const std::string answer = owner.call(Request::workspace, *call, Answer::bytes);
+  if (answer.size() != sizeof(Answer) + sizeof(uint64_t)) throw Stopped{RunStatus::crashed, "its answer can't be read"};
+  Unpacker unpacker(answer);
+  unpacker.get<Answer>();
+  const auto bytes = unpacker.get<uint64_t>();
+  // More than the machine has is told where it is allocated.
+  if (owner.allowed_bytes_ > 0 && bytes > owner.allowed_bytes_ && bytes <= owner.memory_bytes_)
+    throw Stopped{RunStatus::no_memory, fmt::format("could not be prepared: a workspace of {}", format_bytes(bytes))};
+  return bytes;
+}
+
+}  // namespace checkop
