@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attacks on the judge, through the whole program: none succeeds, and candidates that use the same features honestly
 // pass. docs/adversary.md has the same table.
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -22,45 +24,46 @@ namespace {
 using nlohmann::json;
 
 struct Attack {
-  std::string name, verdict, kind;
-  bool shown = true;  ///< succeeds where a plugin runs in the judge's own process, on every machine
+  std::string name;
+  std::vector<std::string> outcomes;  ///< any one of them, for attacks that race with the judge
+  bool shown = true;                  ///< succeeds where a plugin runs in the judge's own process, on every machine
 };
 
 const std::vector<Attack>& attacks() {
   static const std::vector<Attack> all{
-      {"signals_parent", "fail", "accuracy"},
-      {"signals_group", "fail", "accuracy"},
-      {"signals_everyone", "fail", "accuracy"},
-      {"signals_by_descriptor", "fail", "accuracy"},
-      {"queues_signal", "fail", "accuracy"},
-      {"ptraces_parent", "fail", "accuracy", false},
-      {"reads_parent_memory", "fail", "accuracy", false},
-      {"opens_parent_memory", "fail", "accuracy", false},
-      {"reads_parent_command", "fail", "accuracy"},
-      {"limits_parent", "fail", "accuracy", false},
-      {"forks", "fail", "accuracy"},
-      {"becomes_daemon", "fail", "accuracy"},
-      {"leaves_group", "fail", "accuracy"},
-      {"starts_a_program", "fail", "accuracy"},
-      {"becomes_a_program", "fail", "accuracy"},
-      {"rewrites_file", "fail", "accuracy"},
-      {"reads_file", "fail", "accuracy"},
-      {"removes_file", "fail", "accuracy"},
-      {"rewrites_itself", "fail", "accuracy"},
-      {"remembers_on_disk", "fail", "accuracy"},
-      {"remembers_in_shared_memory", "fail", "accuracy"},
-      {"remembers_in_system_v", "fail", "accuracy"},
-      {"asks_the_network", "fail", "accuracy"},
-      {"asks_a_local_socket", "fail", "accuracy"},
-      {"traces_events", "fail", "accuracy", false},
-      {"makes_input_writable", "fail", "accuracy"},
-      {"writes_input_by_proc_self_mem", "fail", "accuracy"},
-      {"raises_its_limit", "fail", "accuracy"},
-      {"writes_input", "fail", "input", false},
-      {"forges_done", "error", "crash", false},
-      {"writes_over_nan_alone", "fail", "unwritten", false},
-      {"writes_after_done", "error", "crash", false},
-      {"writes_slack", "fail", "guard", false},
+      {"signals_parent", {"fail: accuracy"}},
+      {"signals_group", {"fail: accuracy"}},
+      {"signals_everyone", {"fail: accuracy"}},
+      {"signals_by_descriptor", {"fail: accuracy"}},
+      {"queues_signal", {"fail: accuracy"}},
+      {"ptraces_parent", {"fail: accuracy"}, false},
+      {"reads_parent_memory", {"fail: accuracy"}, false},
+      {"opens_parent_memory", {"fail: accuracy"}, false},
+      {"reads_parent_command", {"fail: accuracy"}},
+      {"limits_parent", {"fail: accuracy"}, false},
+      {"forks", {"fail: accuracy"}},
+      {"becomes_daemon", {"fail: accuracy"}},
+      {"leaves_group", {"fail: accuracy"}},
+      {"starts_a_program", {"fail: accuracy"}},
+      {"becomes_a_program", {"fail: accuracy"}},
+      {"rewrites_file", {"fail: accuracy"}},
+      {"reads_file", {"fail: accuracy"}},
+      {"removes_file", {"fail: accuracy"}},
+      {"rewrites_itself", {"fail: accuracy"}},
+      {"remembers_on_disk", {"fail: accuracy"}},
+      {"remembers_in_shared_memory", {"fail: accuracy"}},
+      {"remembers_in_system_v", {"fail: accuracy"}},
+      {"asks_the_network", {"fail: accuracy"}},
+      {"asks_a_local_socket", {"fail: accuracy"}},
+      {"traces_events", {"fail: accuracy"}, false},
+      {"makes_input_writable", {"fail: accuracy"}},
+      {"writes_input_by_proc_self_mem", {"fail: accuracy"}},
+      {"raises_its_limit", {"fail: accuracy"}},
+      {"writes_input", {"fail: input"}, false},
+      {"forges_done", {"error: crash"}, false},
+      {"writes_over_nan_alone", {"fail: unwritten"}, false},
+      {"writes_after_done", {"error: crash", "fail: accuracy"}, false},
+      {"writes_slack", {"fail: guard"}, false},
   };
   return all;
 }
@@ -110,8 +113,10 @@ TEST(Attacks, NoneSucceeds) {
   for (const Attack& attack : attacks()) {
     ASSERT_TRUE(cases.contains(attack.name)) << attack.name;
     const json& c = cases.at(attack.name);
-    EXPECT_EQ(c.at("verdict"), attack.verdict) << attack.name << ": " << c.at("reason");
-    EXPECT_EQ(c.at("kind"), attack.kind) << attack.name << ": " << c.at("reason");
+    const std::string outcome =
+        fmt::format("{}: {}", c.at("verdict").get<std::string>(), c.at("kind").get<std::string>());
+    EXPECT_EQ(std::ranges::count(attack.outcomes, outcome), 1)
+        << attack.name << ": " << outcome << ": " << c.at("reason");
   }
   std::stringstream content;
   content << std::ifstream(file).rdbuf();
@@ -143,7 +148,7 @@ TEST(Attacks, DocumentHasTheSameTable) {
   std::stringstream text;
   text << std::ifstream(CHECKOP_SOURCE_DIR "/docs/adversary.md").rdbuf();
   for (const Attack& attack : attacks()) {
-    const std::string row = fmt::format("| `{}` | {}: {} |", attack.name, attack.verdict, attack.kind);
+    const std::string row = fmt::format("| `{}` | {} |", attack.name, fmt::join(attack.outcomes, " or "));
     EXPECT_NE(text.str().find(row), std::string::npos) << row;
   }
   for (const std::string& name : honest())

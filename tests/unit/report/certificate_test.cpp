@@ -86,7 +86,7 @@ TEST(Certificate, NamesAxesRowsSensitivityAndTheDevice) {
   const auto& entry = content["entries"][0];
   EXPECT_EQ(entry["variants"][0]["rows"], "1-9, 13, 15-17, 20, 23-25, 27, 31-33, 39-41, 48, 64, 128");
   const auto& bits = entry["bits"][0];
-  EXPECT_EQ(bits["axes"].size(), 15u);
+  EXPECT_EQ(bits["axes"].size(), 16u);
   EXPECT_TRUE(bits["sensitivity"]["proves"]);
   EXPECT_EQ(entry["plugin"].template get<std::string>().size(), 16u);
 }
