@@ -55,8 +55,20 @@ std::pair<Descriptor, Descriptor> socket_pair() {
 
 std::string shown(std::string_view text) { return std::string(text.substr(0, kLongestText)); }
 
+/// This process's environment, without the libraries that a tool such as compute-sanitizer loads into every program:
+/// they need descriptors and sockets, which the process of plugins does not have.
+std::vector<char*> environment_of_host() {
+  std::vector<char*> kept;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    if (!text.starts_with("LD_PRELOAD=") && !text.starts_with("CUDA_INJECTION64_PATH=")) kept.push_back(*variable);
+  }
+  kept.push_back(nullptr);
+  return kept;
+}
+
 /// In the child: becomes the program, with its ends of both sockets alone.
-int become(const char* path, int socket, int control) {
+int become(const char* path, char* const* environment, int socket, int control) {
   const int aside = fcntl(control, F_DUPFD, host::kControl + 1);
   if (socket == host::kOwner) {
     fcntl(socket, F_SETFD, 0);
@@ -65,7 +77,7 @@ int become(const char* path, int socket, int control) {
   }
   dup2(aside, host::kControl);
   close_range(host::kControl + 1, ~0u, 0);
-  execl(path, path, static_cast<char*>(nullptr));
+  execle(path, path, static_cast<char*>(nullptr), environment);
   return 127;
 }
 
@@ -89,7 +101,8 @@ PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string&
   auto [ours, theirs] = socket_pair();
   auto [our_control, their_control] = socket_pair();
   const int socket = theirs.get(), control = their_control.get();
-  child_ = ChildProcess([&path, socket, control] { return become(path.c_str(), socket, control); });
+  const std::vector<char*> environment = environment_of_host();
+  child_ = ChildProcess([&] { return become(path.c_str(), environment.data(), socket, control); });
   theirs = Descriptor();
   their_control = Descriptor();
   lanes_.push_back(std::move(ours));

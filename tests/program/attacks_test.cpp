@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attacks on the judge, through the whole program: none succeeds, and candidates that use the same features honestly
 // pass. docs/adversary.md has the same table.
+#include <fcntl.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -142,6 +144,22 @@ TEST(Attacks, HonestUseOfTheSameFeaturesPasses) {
     ASSERT_TRUE(cases.contains(name)) << name;
     EXPECT_EQ(cases.at(name).at("verdict"), "pass") << name << ": " << cases.at(name).at("reason");
   }
+}
+
+// Here it finds its descriptor in the judge, and would not find it in the process of plugins.
+TEST(Attacks, ProcessOfPluginsIsNotFollowedByPreloadedTools) {
+  const int descriptor = open("/dev/null", O_RDONLY);
+  const std::string number = std::to_string(descriptor);
+  setenv("CHECKOP_TOOL_DESCRIPTOR", number.c_str(), 1);
+  setenv("LD_PRELOAD", test_plugin("preloaded_tool").c_str(), 1);
+  const ProcessResult followed =
+      run_program("--op matmul --batch 1 --seq 2 --k-dim 4 --n-dim 4 --device cpu --candidate native");
+  close(descriptor);
+  const ProcessResult without_descriptor = run_program("list");
+  unsetenv("LD_PRELOAD");
+  unsetenv("CHECKOP_TOOL_DESCRIPTOR");
+  EXPECT_EQ(followed.code, 0) << followed.text;
+  EXPECT_EQ(without_descriptor.code, 255) << without_descriptor.text;
 }
 
 TEST(Attacks, DocumentHasTheSameTable) {

@@ -91,13 +91,12 @@ int64_t compared_elements(const Case& c, const TensorSpec& output, const Context
 
 /// The contexts of `c` in the order in which they run.
 /// Without `plan.all`: batch (the last row alone, the first half), position and neighbours, on at most 64 rows. They
-/// find the most frequent faults for the cost of one or two launches. With `plan.layouts` also contexts of `layout`, all
-/// of them where they cost at most kMostForLayouts, else some, which depend on the case.
-/// With `plan.all`: every axis has contexts, and every row axis compares every row but the first. If all contexts would
-/// cost more than kMostLaunches, the least useful ones are left out.
-/// `repetition` keeps its number of launches, most of them on few rows. Only if few rows cost as much as many, because
-/// weights are larger than the rows, can the total exceed kMostLaunches.
-/// Returns nothing for a case without rows, and no row contexts for operators without row dimensions.
+/// find the most frequent faults for the cost of one or two launches. With `plan.layouts` also contexts of `layout`,
+/// all of them where they cost at most kMostForLayouts, else some, which depend on the case. With `plan.all`: every
+/// axis has contexts, and every row axis compares every row but the first. If all contexts would cost more than
+/// kMostLaunches, the least useful ones are left out. `repetition` keeps its number of launches, most of them on few
+/// rows. Only if few rows cost as much as many, because weights are larger than the rows, can the total exceed
+/// kMostLaunches. Returns nothing for a case without rows, and no row contexts for operators without row dimensions.
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan);
 
 /// The contexts that `checks` request.
