@@ -148,7 +148,8 @@ TEST(Attacks, HonestUseOfTheSameFeaturesPasses) {
 
 // Here it finds its descriptor in the judge, and would not find it in the process of plugins.
 TEST(Attacks, ProcessOfPluginsIsNotFollowedByPreloadedTools) {
-  const int descriptor = open("/dev/null", O_RDONLY);
+  const int low = open("/dev/null", O_RDONLY), descriptor = fcntl(low, F_DUPFD, 100);
+  close(low);
   const std::string number = std::to_string(descriptor);
   setenv("CHECKOP_TOOL_DESCRIPTOR", number.c_str(), 1);
   setenv("LD_PRELOAD", test_plugin("preloaded_tool").c_str(), 1);
