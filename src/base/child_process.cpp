@@ -30,13 +30,13 @@ std::string describe_end(int status) {
   return fmt::format("exited with code {}", WEXITSTATUS(status));
 }
 
-ChildProcess::ChildProcess(const std::function<int()>& body, Group group) : group_(group) {
+ChildProcess::ChildProcess(const std::function<int()>& body, Group group, Body kind) : group_(group) {
   // A child that calls exit() would print again what is still in these buffers.
   std::cout.flush();
   fflush(stdout);
   fflush(stderr);
   const pid_t parent = getpid();
-  pid_ = fork();
+  pid_ = kind == Body::becomes_program ? _Fork() : fork();
   if (pid_ < 0) throw EnvironmentError(fmt::format("fork: {}", std::strerror(errno)));
   if (pid_ > 0) {
     if (group_ == Group::own) setpgid(pid_, pid_);  // both processes do this, whoever comes first

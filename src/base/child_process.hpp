@@ -20,12 +20,18 @@ class ChildProcess {
     shared,  ///< the child stays in the process group of its parent
     own      ///< the child leads a group of its own: kill() ends everything that it started, too
   };
+  enum class Body : uint8_t {
+    any,
+    /// The child only makes system calls and becomes another program. What is registered with fork() is not called:
+    /// tools that are loaded into programs register what fails where their descriptors are closed.
+    becomes_program
+  };
 
   ChildProcess() = default;
   /// Forks. The child calls `body` and leaves with _exit(): with the value that `body` returns, or with 1 if it throws.
   /// No destructor, no atexit handler and no buffered output of the parent runs in the child, whatever `body` does.
   /// The child dies with the parent. Throws EnvironmentError when there can't be another process.
-  explicit ChildProcess(const std::function<int()>& body, Group group = Group::shared);
+  explicit ChildProcess(const std::function<int()>& body, Group group = Group::shared, Body kind = Body::any);
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&& other) noexcept;
   ~ChildProcess();

@@ -154,7 +154,8 @@ LineProcess::LineProcess(const std::string& command, const std::string& stderr_f
     pointers.push_back(nullptr);
     const Streams streams{in[0], out[1], errors_, sockets[1]};
     try {
-      child_ = ChildProcess([&] { return become_shell(in_shell.c_str(), streams, pointers.data()); });
+      child_ = ChildProcess([&] { return become_shell(in_shell.c_str(), streams, pointers.data()); },
+                            ChildProcess::Group::shared, ChildProcess::Body::becomes_program);
     } catch (const EnvironmentError& e) {
       trouble = e.what();
     }

@@ -61,8 +61,7 @@ std::string shown(std::string_view text) { return std::string(text.substr(0, kLo
 std::vector<char*> environment_of_host() {
   std::vector<char*> kept;
   for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text(*variable);
-    if (!text.starts_with("LD_PRELOAD=") && !text.starts_with("CUDA_INJECTION64_PATH=")) kept.push_back(*variable);
+    if (!std::string_view(*variable).starts_with("LD_PRELOAD=")) kept.push_back(*variable);
   }
   kept.push_back(nullptr);
   return kept;
@@ -104,7 +103,8 @@ PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string&
   auto [our_control, their_control] = socket_pair();
   const int socket = theirs.get(), control = their_control.get();
   const std::vector<char*> environment = environment_of_host();
-  child_ = ChildProcess([&] { return become(path.c_str(), environment.data(), socket, control); });
+  child_ = ChildProcess([&] { return become(path.c_str(), environment.data(), socket, control); },
+                        ChildProcess::Group::shared, ChildProcess::Body::becomes_program);
   theirs = Descriptor();
   their_control = Descriptor();
   lanes_.push_back(std::move(ours));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Not a plugin: a library that a tool such as compute-sanitizer loads into every program that it follows. It ends
-// programs that lack the descriptor over which it would report.
+// Not a plugin: a library that a tool such as compute-sanitizer loads into every program that it follows. It replaces
+// fork() and execve(), and ends programs that lack the descriptor over which it would report.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -14,3 +15,17 @@ namespace {
 }
 
 }  // namespace
+
+extern "C" {
+
+[[gnu::visibility("default")]] pid_t fork() {
+  ask_for_descriptor();
+  return reinterpret_cast<pid_t (*)()>(dlsym(RTLD_NEXT, "fork"))();
+}
+
+[[gnu::visibility("default")]] int execve(const char* path, char* const* arguments, char* const* environment) {
+  ask_for_descriptor();
+  return reinterpret_cast<int (*)(const char*, char* const*, char* const*)>(dlsym(RTLD_NEXT, "execve"))(path, arguments,
+                                                                                                        environment);
+}
+}
