@@ -406,7 +406,8 @@ std::string one_index(const Suspect& s) {
   int64_t stride = 1;
   for (const auto& [name, extent] : s.dims) stride *= extent;
   for (size_t d = 0; d + 1 < s.dims.size(); ++d) {
-    const auto& [name, extent] = s.dims[d];
+    const std::string_view name = s.dims[d].first;
+    const int64_t extent = s.dims[d].second;
     stride /= extent;
     const auto index_of = [&](const FailingElement& e) {
       return (e.row * s.view.columns + e.column) / stride % extent;

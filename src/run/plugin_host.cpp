@@ -197,7 +197,7 @@ void PluginHost::control(const std::string& request, const std::vector<int>& des
   std::string answer;
   std::vector<Descriptor> none;
   if (!host::send(control_.get(), request, descriptors) || !host::receive(control_.get(), answer, none, kLongestText))
-    throw why_it_ended();
+    throw Stopped(why_it_ended());
 }
 
 /// Why the process ended, the same for all ranks. Call it with the mutex held, after a connection has ended.
@@ -236,7 +236,7 @@ Stopped PluginHost::stopped_by_write(const Window& input, int64_t offset) {
 
 void PluginHost::stop_after_end() {
   const std::lock_guard lock(mutex_);
-  throw why_it_ended();
+  throw Stopped(why_it_ended());
 }
 
 /// The answer to a request, after all exchanges between ranks. Throws Stopped where the process ends.
