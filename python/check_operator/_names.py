@@ -10,5 +10,5 @@ Op = Literal["logp", "linear_logp", "matmul", "det_gemm", "lm_head", "rms_norm",
 DType = Literal["fp32", "bf16", "fp16", "fp64"]
 Class = Literal["pointwise", "reduction", "contraction", "logprob", "composite", "exact"]
 CheckName = Literal["accuracy", "invariance", "determinism", "memory"]
-Suite = Literal["smoke", "ci", "nightly", "large", "invariance", "mutation"]
+Suite = Literal["smoke", "ci", "nightly", "large", "captured", "invariance", "mutation"]
 Policy = Literal["abs_or_rel", "assert_close", "cosine", "kernelbench", "nmse", "two_times", "vs_reference"]

@@ -119,9 +119,9 @@ def read_safetensors(path):
         return tensors
 
 
-def write_safetensors(path, tensors):
-    """tensors: {name: (dtype, shape, bytes-like object with items of one byte)}"""
-    header, end = {}, 0
+def write_safetensors(path, tensors, metadata=None):
+    """tensors: {name: (dtype, shape, bytes-like object with items of one byte)}; metadata: {text: text}"""
+    header, end = {"__metadata__": metadata} if metadata else {}, 0
     for name, (dtype, shape, data) in tensors.items():
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + len(data)]}
         end += len(data)

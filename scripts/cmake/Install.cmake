@@ -16,7 +16,7 @@ file(RELATIVE_PATH CHECK_OPERATOR_PREFIX_FROM_BIN /prefix/${CMAKE_INSTALL_BINDIR
 function(install_check_operator)
   install(TARGETS check_operator RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS check_operator_gtest LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(DIRECTORY contracts cases DESTINATION ${CHECK_OPERATOR_SHARE} FILES_MATCHING PATTERN "*.json")
+  install(DIRECTORY contracts cases DESTINATION ${CHECK_OPERATOR_SHARE} FILES_MATCHING PATTERN "*.json" PATTERN "*.safetensors")
   install(DIRECTORY src/sdk/init DESTINATION ${CHECK_OPERATOR_SHARE}/sdk)
   install(FILES src/abi/check_operator.h src/abi/check_operator_gtest.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -51,6 +51,8 @@ std::string_view to_string(InputMode mode) {
       return "extreme";
     case InputMode::wide:
       return "wide";
+    case InputMode::captured:
+      return "captured";
   }
   return "?";
 }

@@ -13,8 +13,8 @@
 
 namespace checkop {
 
-inline constexpr std::array kInputModes{InputMode::random, InputMode::constant, InputMode::integer,
-                                        InputMode::peaked, InputMode::extreme,  InputMode::wide};
+inline constexpr std::array kInputModes{InputMode::random,  InputMode::constant, InputMode::integer, InputMode::peaked,
+                                        InputMode::extreme, InputMode::wide,     InputMode::captured};
 enum class GradMode : uint8_t { random, ones };
 std::string_view to_string(InputMode mode);
 

@@ -10,6 +10,7 @@
 //             an FP32 accumulator is exact in any order up to K = 2^20.
 //   peaked    see plant_targets
 //   extreme   see plant_extreme_logits and plant_extreme_products
+//   captured  see captured.hpp; what the file lacks is random
 //   wide      as random, with each floating element times its own 2^-n, n random in [0, 12]: sums that round more often
 // Upstream gradients are ones with GradMode::ones; otherwise integers in mode integer, normals in all other modes, and
 // 0 in every eighth row.
@@ -21,6 +22,7 @@
 
 #include "base/error.hpp"
 #include "base/parallel.hpp"
+#include "case/captured.hpp"
 #include "case/planting.hpp"
 
 namespace checkop {
@@ -158,6 +160,11 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_ou
                   [&](std::string_view name, uint64_t i) { return stream(name).uniform(i); }, threads,
                   c.input_mode == InputMode::constant ? 0 : c.ignored_every, c.ignored_run, left_out,
                   [&](std::string_view dim) { return c.dims.find(dim)->second; }, c.input_mode});
+  }
+  for (size_t i = 0; c.input_mode == InputMode::captured && i < tensors.size(); ++i) {
+    const TensorSpec& spec = c.pass->inputs[i];
+    const bool is_ones = spec.fill == Fill::upstream && c.grad_mode == GradMode::ones;
+    if (!tensors[i].name.empty() && !is_ones) fill_captured(c, spec, threads, tensors[i]);
   }
   return tensors;
 }

@@ -26,10 +26,19 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// The order of addition in which faults are emulated. Its error is far below every limit.
 constexpr Plan kUsual{Plan::Order::blocked, 512};
 
-bool is_extreme(const Case& c) { return c.input_mode == InputMode::extreme; }
+/// Data for faults that say so, and for no others.
+bool is_special(InputMode mode) { return mode == InputMode::extreme || mode == InputMode::captured; }
+
+constexpr FaultSpec kUpstreamInFp16{"upstream_in_fp16",
+                                    "upstream gradients are converted to fp16, whose smallest number is 6e-8",
+                                    "accuracy",
+                                    "bf16",
+                                    "",
+                                    "",
+                                    "captured"};
 
 bool shows_in(const FaultSpec& fault, const Case& c, DType dtype) {
-  if (is_extreme(c) != (fault.input_mode == to_string(InputMode::extreme))) return false;
+  if (fault.input_mode != (is_special(c.input_mode) ? to_string(c.input_mode) : "")) return false;
   if (!fault.dtypes.empty() && !lists(fault.dtypes, info(dtype).name)) return false;
   if (fault.needs.starts_with('-')) return !c.optionals.contains(fault.needs.substr(1));
   return fault.needs.empty() || c.optionals.contains(fault.needs);
@@ -109,6 +118,27 @@ class Trials {
     add_emulated_faults({});
     if (granted_.empty()) return;
     for (const auto& family : families()) add_emulated_faults(family);
+  }
+
+  /// A kernel that converts what it reads to another type.
+  void converted_inputs() {
+    if (c_.pass->emulation == nullptr || !shows_in(kUpstreamInFp16, c_, c_.dtype)) return;
+    std::vector<Tensor> read = make_inputs(c_, threads_);
+    bool has_upstream = false;
+    for (size_t i = 0; i < read.size(); ++i) {
+      if (c_.pass->inputs[i].fill != Fill::upstream || read[i].name.empty() || read[i].dtype != DType::bf16) continue;
+      has_upstream = true;
+      Tensor half({}, DType::f16, {1});
+      for (int64_t e = 0; e < read[i].count(); ++e) {
+        half.set(0, read[i].at(e));
+        read[i].set(e, half.at(0));
+      }
+    }
+    if (!has_upstream) return;
+    const std::vector<Tensor> right = stored(c_, emulated(kUsual, "", {}));
+    const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, "", {}, read));
+    const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_bytes);
+    add(kUpstreamInFp16, "", changed ? judged(wrong) : unchanged());
   }
 
   /// A rounding that the contract does not grant is a fault.
@@ -225,8 +255,13 @@ class Trials {
   }
 
   Values emulated(const Plan& plan, std::string_view fault, const std::vector<std::string>& recipes) const {
+    return emulated(plan, fault, recipes, inputs_);
+  }
+
+  Values emulated(const Plan& plan, std::string_view fault, const std::vector<std::string>& recipes,
+                  const std::vector<Tensor>& inputs) const {
     std::vector<const Tensor*> present;
-    for (const Tensor& tensor : inputs_) present.push_back(tensor.name.empty() ? nullptr : &tensor);
+    for (const Tensor& tensor : inputs) present.push_back(tensor.name.empty() ? nullptr : &tensor);
     Values values;
     for (const auto& gold : gold_.values()) values.emplace_back(gold.size());
     const std::vector<std::string_view> names(recipes.begin(), recipes.end());
@@ -312,7 +347,8 @@ std::vector<Trial> try_contract(const Case& c, const Contract& contract, std::st
   Trials trials(c, contract, arch_key, threads, diagnoses);
   trials.controls();
   trials.emulated_faults();
-  if (is_extreme(c)) return trials.take();  // data for a few faults, which hide others
+  trials.converted_inputs();
+  if (is_special(c.input_mode)) return trials.take();  // data for a few faults, which hide others
   trials.recipes_without_grant();
   trials.spoiled_results();
   trials.misbehaviour();

@@ -45,7 +45,7 @@ struct FaultSpec {
   std::string_view dtypes = "";      ///< dtypes in which it is visible, "bf16 fp16"; "" for all
   std::string_view needs = "";       ///< an optional input that must be present; "-mask": one that must be absent
   std::string_view recipes = "";     ///< granted one of these, a kernel may err so, except in fp16
-  std::string_view input_mode = "";  ///< "extreme" if no other data show it
+  std::string_view input_mode = "";  ///< "extreme" or "captured" if no other data show it
 };
 
 /// Faults of sums, products and exponentials, which Arithmetic implements. An emulation lists the ones that its pass

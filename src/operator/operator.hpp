@@ -187,7 +187,7 @@ inline constexpr std::array kLeftOutContents{LeftOut::nonfinite, LeftOut::finite
 std::string_view to_string(LeftOut content);
 
 /// The data of a case; inputs.cpp has the generators.
-enum class InputMode : uint8_t { random, constant, integer, peaked, extreme, wide };
+enum class InputMode : uint8_t { random, constant, integer, peaked, extreme, wide, captured };
 
 /// Generated inputs, for the operator's own changes: values that depend on each other, such as group boundaries.
 struct FillArgs {

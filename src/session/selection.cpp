@@ -14,6 +14,7 @@
 #include "base/mix.hpp"
 #include "base/paths.hpp"
 #include "base/text.hpp"
+#include "case/captured.hpp"
 #include "case/planting.hpp"
 #include "case/random_cases.hpp"
 #include "case/sweep.hpp"
@@ -71,6 +72,10 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
     throw InputError("--input-mode", "extreme is for operators with a softmax, and no selected operator has one",
                      "use random");
   }
+  if (options.input_mode == "captured" &&
+      std::none_of(ops.begin(), ops.end(), [](const Operator* op) { return is_captured(*op); })) {
+    throw InputError("--input-mode", "captured: no tensors were captured of any selected operator", "use random");
+  }
   for (const char* flag : {"--ignored-every", "--ignored-run"}) {
     if (!options.has(flag)) continue;
     const bool all =
@@ -124,10 +129,12 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // Data without ids have no targets to plant, and data without a softmax nothing extreme; they are random.
+    // Data without ids have no targets to plant, data without a softmax nothing extreme; they are random, as is what
+    // was not captured.
     const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
     const bool no_extremes = sweep.data.input_mode == InputMode::extreme && !takes_extremes(*op);
-    if (no_ids || no_extremes) sweep.data.input_mode = InputMode::random;
+    const bool not_captured = sweep.data.input_mode == InputMode::captured && !is_captured(*op);
+    if (no_ids || no_extremes || not_captured) sweep.data.input_mode = InputMode::random;
     sweep.data.constant_value = options.constant_value;
     sweep.data.token_value = options.token_value;
     sweep.data.ignored_every = options.ignored_every;

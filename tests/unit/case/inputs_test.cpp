@@ -9,11 +9,14 @@
 #include <limits>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 #include "base/error.hpp"
 #include "case/inputs.hpp"
+#include "operator/operator.hpp"
 #include "support/gold_helper.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace checkop::inputs_test {
 namespace {
@@ -288,6 +291,72 @@ TEST(Inputs, WideSpreadsExponentsAndKeepsMantissas) {
   std::set<double> expected;
   for (int n = 0; n <= 12; ++n) expected.insert(n);
   EXPECT_EQ(powers, expected);
+}
+
+Case captured_case(std::string_view op, std::string_view pass, Dims dims, DType dtype = DType::bf16) {
+  Case c;
+  c.op = find_operator(op);
+  c.pass = find_pass(*c.op, pass);
+  c.dtype = dtype;
+  c.dims = std::move(dims);
+  c.input_mode = InputMode::captured;
+  for (const AttrSpec& attr : c.op->attrs) c.attrs.push_back(attr.fallback);
+  return c;
+}
+
+const Tensor& named(const std::vector<Tensor>& tensors, std::string_view name) {
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return t.name == name; });
+  if (found == tensors.end()) throw std::out_of_range(std::string(name));
+  return *found;
+}
+
+/// A tensor of the shipped file.
+std::vector<double> captured(const std::string& name) {
+  const SafetensorsReader reader(CHECKOP_SOURCE_DIR "/cases/captured.safetensors");
+  return values_of(reader.read(reader.at(name)));
+}
+
+TEST(Inputs, CapturedOnesAreTheFilesInItsOwnSizes) {
+  const Case c = captured_case("rms_norm", "backward", {{"batch", 2}, {"seq", 128}, {"hidden", 256}});
+  const auto inputs = make_inputs(c, 2);
+  EXPECT_EQ(values_of(inputs[0]), captured("1.mlp_norm.x"));
+  EXPECT_EQ(values_of(inputs[1]), captured("1.mlp_norm.weight"));
+  EXPECT_EQ(values_of(named(inputs, "grad_y")), captured("1.mlp_norm.y.grad"));
+  Case other_seed = c;
+  other_seed.seed = c.seed + 1;
+  EXPECT_EQ(hash_of(make_inputs(other_seed, 1)[0]), hash_of(inputs[0]));
+}
+
+TEST(Inputs, CapturedOnesRepeatInLargerSizesAndAreCutToSmallerOnes) {
+  const std::vector<double> x = captured("1.mlp_norm.x");  // 256 rows of 256
+  const auto wide =
+      values_of(make_inputs(captured_case("rms_norm", "forward", {{"batch", 1}, {"seq", 258}, {"hidden", 300}}), 2)[0]);
+  for (const size_t row : {0u, 255u, 256u, 257u})
+    for (const size_t column : {0u, 255u, 256u, 299u})
+      EXPECT_EQ(wide[row * 300 + column], x[row % 256 * 256 + column % 256]) << row << " " << column;
+  const auto narrow =
+      values_of(make_inputs(captured_case("rms_norm", "forward", {{"batch", 3}, {"seq", 1}, {"hidden", 5}}), 1)[0]);
+  for (size_t i = 0; i < narrow.size(); ++i) EXPECT_EQ(narrow[i], x[i / 5 * 256 + i % 5]) << i;
+}
+
+TEST(Inputs, CapturedIdsAreOfTheVocabulary) {
+  const auto inputs =
+      make_inputs(captured_case("embedding", "forward", {{"batch", 2}, {"seq", 64}, {"vocab", 100}, {"hidden", 8}}), 1);
+  const Tensor& ids = named(inputs, "token_ids");
+  const std::vector<double> from = captured("token_ids");
+  for (int64_t i = 0; i < ids.count(); ++i) EXPECT_EQ(ids.at(i), std::fmod(from[static_cast<size_t>(i)], 100)) << i;
+}
+
+TEST(Inputs, OfWhatWasNotCapturedAreRandom) {
+  Case c = captured_case("rms_norm", "backward", {{"batch", 1}, {"seq", 4}, {"hidden", 8}});
+  c.optionals = {"mask"};
+  c.grad_mode = GradMode::ones;
+  const auto with_captured = make_inputs(c, 1);
+  c.input_mode = InputMode::random;
+  const auto random = make_inputs(c, 1);
+  EXPECT_NE(hash_of(with_captured[0]), hash_of(random[0]));
+  for (const std::string_view other : {"mask", "grad_y"})
+    EXPECT_EQ(hash_of(named(with_captured, other)), hash_of(named(random, other))) << other;
 }
 
 /// Rows of a matrix of this many columns.
