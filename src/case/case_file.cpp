@@ -147,7 +147,8 @@ std::vector<Case> load_cases(const std::string& path, std::string_view suite) {
 }
 
 const std::vector<std::string>& shipped_suites() {
-  static const std::vector<std::string> kSuites{"smoke", "ci", "nightly", "large", "captured", "invariance", "mutation"};
+  static const std::vector<std::string> kSuites{"smoke",    "ci",         "nightly", "large",
+                                                "captured", "invariance", "mutation"};
   return kSuites;
 }
 
