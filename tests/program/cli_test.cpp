@@ -213,7 +213,7 @@ TEST(Cli, ListShowAndSelectionWork) {
   expect_exit(help, 0, "tensor-parallel parts: where each rank's part begins");
   expect_exit(help, 0, "run only this run shard, counted from 0");
   expect_exit(help, 0, "none begins a check after its share");
-  expect_exit(help, 0, "smoke, ci, nightly, large, invariance, mutation");
+  expect_exit(help, 0, "smoke, ci, nightly, large, captured, invariance, mutation");
   expect_exit(run_program("--version"), 0, ".");
 }
 
