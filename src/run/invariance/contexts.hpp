@@ -89,14 +89,17 @@ int64_t rows_that_count(const Context& context);
 /// Elements of an output that `context` compares, on row axes without row 0; 0 if it does not compare the output.
 int64_t compared_elements(const Case& c, const TensorSpec& output, const Context& context);
 
-/// The contexts of `c` in the order in which they run.
+/// The contexts of `c` in the order in which they run; none for a case without rows, and no row contexts for operators
+/// without row dimensions.
+///
 /// Without `plan.all`: batch (the last row alone, the first half), position and neighbours, on at most 64 rows. They
 /// find the most frequent faults for the cost of one or two launches. With `plan.layouts` also contexts of `layout`,
-/// all of them where they cost at most kMostForLayouts, else some, which depend on the case. With `plan.all`: every
-/// axis has contexts, and every row axis compares every row but the first. If all contexts would cost more than
-/// kMostLaunches, the least useful ones are left out. `repetition` keeps its number of launches, most of them on few
-/// rows. Only if few rows cost as much as many, because weights are larger than the rows, can the total exceed
-/// kMostLaunches. Returns nothing for a case without rows, and no row contexts for operators without row dimensions.
+/// all of them where they cost at most kMostForLayouts, else some, which depend on the case.
+///
+/// With `plan.all`: every axis has contexts, and every row axis compares every row but the first. If all contexts would
+/// cost more than kMostLaunches, the least useful ones are left out. `repetition` keeps its number of launches, most of
+/// them on few rows. Only if few rows cost as much as many, because weights are larger than the rows, can the total
+/// exceed kMostLaunches.
 std::vector<Context> plan_contexts(const Case& c, const DeviceInfo& device, const AxisPlan& plan);
 
 /// The contexts that `checks` request.
