@@ -10,15 +10,26 @@ namespace checkop::kernels::linear_logp::hopper {
 
 constexpr auto kTma = sm90::Loads::tma;
 constexpr auto kDirect = sm90::Stores::direct;
-struct ManyRows : sm90::KernelConfig<2, 256, 64, 4, 2, 1, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 128x256, cluster of 2";
+// A segment is what a consumer warpgroup computes, 64 rows by 256 columns, whatever the tile.
+struct Tile128x256Columns : sm90::KernelConfig<2, 256, 64, 4, 2, 1, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
+  static constexpr sm90::Speed kSpeed{6277, 660, 0, 1583};
 };
-// For at most 128 and at most 64 rows, where reading the weights dominates.
-struct Rows128 : sm90::KernelConfig<2, 256, 64, 4, 1, 1, kTma, kDirect> {
+struct Tile128x256Rows : sm90::KernelConfig<2, 256, 64, 4, 1, 2, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows";
+  static constexpr sm90::Speed kSpeed{6442, 521, 174, 1489};
+};
+struct Tile128x256 : sm90::KernelConfig<2, 256, 64, 4, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x256";
+  static constexpr sm90::Speed kSpeed{6155, 517, 193, 1413};
 };
-struct Rows64 : sm90::KernelConfig<1, 256, 64, 0, 1, 1, kTma, kDirect> {
+struct Tile64x256Columns : sm90::KernelConfig<1, 256, 64, 0, 2, 1, kTma, kDirect> {
+  static constexpr const char* kVariant = "wgmma, tile 64x256, clusters of 2 that share columns";
+  static constexpr sm90::Speed kSpeed{5850, 376, 2, 1709};
+};
+struct Tile64x256 : sm90::KernelConfig<1, 256, 64, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x256";
+  static constexpr sm90::Speed kSpeed{5807, 257, 223, 1572};
 };
 // For matrices that TMA can't read.
 struct Unaligned : sm90::KernelConfig<1, 256, 64, 4, 1, 1, sm90::Loads::elementwise, kDirect> {
@@ -205,11 +216,13 @@ cudaError_t keep_exponentials(const HopperParams<T>& p, const Kept& kept, int64_
     of_block.bias = p.bias_from(column), of_block.first_id += column;
     of_block.sums += segment * rows, of_block.exponents += segment * segments.ld_exponents;
     const T* destination = dweight + kept.start(block) + first * kept.ld(block);
-    if (!sm90::stage_tiles<sm90::Large>(of_block, destination, kept.columns(block), rows, kept.ld(block)) ||
+    if (!sm90::stage_tiles<sm90::Tile128x256Columns>(of_block, destination, kept.columns(block), rows,
+                                                     kept.ld(block)) ||
         !of_block.staged)
       return cudaErrorInvalidValue;
     const auto columns = make_operand<true>(p.weight + column * hidden, hidden, kept.columns(block));
-    if (const auto error = sm90::launch_with_epilogue<sm90::Large>(of_block, of_rows, columns, hidden, p.stream))
+    if (const auto error =
+            sm90::launch_with_epilogue<sm90::Tile128x256Columns>(of_block, of_rows, columns, hidden, p.stream))
       return error;
   }
   return cudaSuccess;
@@ -246,15 +259,15 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
       return sm90::launch_with_epilogue<Config>(segments, hidden, weight, p.shape.hidden, p.stream);
     };
     const auto keep = [&] {
-      variant = sm90::Large::kVariant;
+      variant = sm90::Tile128x256Columns::kVariant;
       if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials(p, kept, first, rows, dweight);
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
-    const auto error = keeps                                            ? keep()
-                       : !are_reachable(hidden, weight, p.shape.hidden) ? run(Unaligned{})
-                       : rows <= 64                                     ? run(Rows64{})
-                       : rows <= 128                                    ? run(Rows128{})
-                                                                        : run(ManyRows{});
+    const auto error = keeps ? keep()
+                       : !are_reachable(hidden, weight, p.shape.hidden)
+                           ? run(Unaligned{})
+                           : sm90::with_fastest(rows, p.shape.vocab, p.shape.hidden, run, Tile128x256Columns{},
+                                                Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{}, Tile64x256{});
     if (error != cudaSuccess) return error;
     sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream);
   }
@@ -270,7 +283,8 @@ cudaError_t multiply(Epilogue& out, const Operand<T, a_along_k>& a, const Operan
     return sm90::launch_with_epilogue<Config>(out, a, b, inner, stream);
   };
   if (!are_reachable(a, b, inner)) return run(sm90::Unaligned{});
-  return sm90::with_fastest(a.extent, b.extent, run, sm90::Large{}, sm90::Square{}, sm90::Low{}, sm90::Small{});
+  return sm90::with_fastest(a.extent, b.extent, inner, run, sm90::Tile128x256Columns{}, sm90::Tile128x128{},
+                            sm90::Tile64x128Columns{}, sm90::Tile64x64{});
 }
 
 /// Replaces the ignored rows of hidden by zeros, in a copy that p.hidden then points to.

@@ -29,28 +29,34 @@ enum class Stores { staged, direct };
 /// consumers: warpgroups that issue wgmma, 64 rows each; n: columns; stages: 0 for as many as fit. Blocks of a cluster
 /// share columns (cluster_m blocks) or rows (cluster_n blocks): each loads its slice of the shared operand and
 /// multicasts it.
-template <int consumers, int n, int block_k, int stages, int cluster_m, int cluster_n, Loads loads, Stores stores>
+/// tail_n: below n for tiles that may be divided, see GemmParams::whole.
+template <int consumers, int n, int block_k, int stages, int cluster_m, int cluster_n, Loads loads, Stores stores,
+          int tail_n = n>
 struct KernelConfig {
-  static constexpr int kConsumers = consumers, kM = 64 * consumers, kN = n, kBlockK = block_k;
+  static constexpr int kConsumers = consumers, kM = 64 * consumers, kN = n, kTailN = tail_n, kBlockK = block_k;
+  static constexpr int kParts = n / tail_n;
   static constexpr int kClusterM = cluster_m, kClusterN = cluster_n, kCluster = cluster_m * cluster_n;
   static constexpr Loads kLoads = loads;
   static constexpr Stores kStores = stores;
-  // 384 threads get 168 registers each, and 128 accumulators leave only 40 of them; so the producer warpgroup gives up
-  // registers.
-  static constexpr bool kUsesSetmaxnreg = consumers == 2 && n == 256 && loads == Loads::tma;
+  // A whole producer warpgroup may give up registers for the consumers: 384 threads get 168 registers each, 512 get
+  // 128, and the accumulators and packed sums of a consumer need up to 192.
+  static constexpr bool kUsesSetmaxnreg =
+      loads == Loads::tma && ((consumers == 2 && n >= 224) || (consumers == 3 && n >= 128));
+  static constexpr int kProducerRegisters = consumers == 2 ? 40 : 32, kConsumerRegisters = consumers == 2 ? 232 : 160;
   static constexpr int kProducerThreads = loads == Loads::elementwise || kUsesSetmaxnreg ? kWarpgroup : kWarp;
   static constexpr int kThreads = consumers * kWarpgroup + kProducerThreads;
 
   static constexpr int kStageBytes = (kM + kN) * kBlockK * 2;
-  // Staged stores: boxes of 16 rows by 64 columns of 16 bits, each warp with buffers of its own.
-  static constexpr int kBoxes = stores == Stores::staged ? n / 64 : 0, kBoxBytes = 16 * 64 * 2, kStoreBuffers = 2;
+  // Staged stores: boxes of 16 rows by 64 or 32 columns of 16 bits, each warp with buffers of its own.
+  static constexpr int kBoxColumns = n % 64 == 0 ? 64 : 32, kBoxBytes = 16 * kBoxColumns * 2, kStoreBuffers = 2;
+  static constexpr int kBoxes = stores == Stores::staged ? n / kBoxColumns : 0;
   static constexpr int kStagingBytes = stores == Stores::staged ? consumers * 4 * kStoreBuffers * kBoxBytes : 0;
   static constexpr int kFreeBytes = kMaxSmemBytes - kSmemAlign - kStagingBytes - 1024;
   static constexpr int kStages = stages > 0 ? stages : kFreeBytes / kStageBytes;
   static constexpr int kBarrierOffset = kStages * kStageBytes + kStagingBytes;
   static constexpr int kDynamicSmemBytes = kBarrierOffset + 2 * kStages * kBarrierBytes + kSmemAlign;
   static_assert(kDynamicSmemBytes <= kMaxSmemBytes && kStageBytes % 1024 == 0 && kStages > 1);
-  static_assert(stores == Stores::direct || n % 64 == 0);
+  static_assert(stores == Stores::direct || n % kBoxColumns == 0);
   static_assert(loads == Loads::tma || kCluster == 1);
   static_assert(kCluster <= 8);  // supported by every device
 };

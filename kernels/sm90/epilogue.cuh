@@ -43,27 +43,30 @@ __device__ __forceinline__ void pack_sums(const float (&sum)[count], uint32_t (&
   for (int i = 0; i < count / 2; ++i) packed[i] = pack_pair<T>(sum[2 * i], sum[2 * i + 1]);
 }
 
-/// Writes this warp's 16 rows by 64 columns, packed by pack_sums(), to `buffer` in shared memory, in the swizzled order
-/// of a TMA box. Each lane must then call fence_proxy_async().
+/// Writes this warp's 16 rows by 64 or 32 columns, packed by pack_sums(), to `buffer` in shared memory, in the swizzled
+/// order of a TMA box. Each lane must then call fence_proxy_async().
+template <int columns = 64>
 __device__ __forceinline__ void stage_box(const uint32_t* packed, uint32_t buffer) {
   // Lane l addresses row l % 16, and the left or right 8 of 16 columns.
   const int lane = threadIdx.x % kWarp, row = lane % 16, right = lane / 16;
+  const int swizzle = columns == 64 ? row % 8 : row / 2 % 4;
 #pragma unroll
-  for (int chunk = 0; chunk < 8; chunk += 2) {
+  for (int chunk = 0; chunk < columns / 8; chunk += 2) {
     const uint32_t* at = packed + chunk * 2;
-    stmatrix_x4(buffer + row * 128 + ((chunk + right) ^ row % 8) * 16, at[0], at[1], at[2], at[3]);
+    stmatrix_x4(buffer + row * columns * 2 + ((chunk + right) ^ swizzle) * 16, at[0], at[1], at[2], at[3]);
   }
 }
 
-/// Stores a box of c, 64 columns by this warp's 16 rows, that begins at (m, n). The box goes through `buffer` in shared
-/// memory; the warp cycles through Config::kStoreBuffers buffers, so stores of earlier boxes may still be in flight.
+/// Stores a box of c, kBoxColumns by this warp's 16 rows, that begins at (m, n). The box goes through `buffer` in
+/// shared memory; the warp cycles through Config::kStoreBuffers buffers, so stores of earlier boxes may still be in
+/// flight.
 template <typename Config>
 __device__ __forceinline__ void store_staged(const uint32_t* packed, const CUtensorMap& map, uint32_t buffer, int m,
                                              int n, int m_extent, int n_extent) {
   const int lane = threadIdx.x % kWarp;
   if (lane == 0) tma_store_wait<Config::kStoreBuffers - 1>();  // the store that last used this buffer has read it
   __syncwarp();
-  stage_box(packed, buffer);
+  stage_box<Config::kBoxColumns>(packed, buffer);
   fence_proxy_async();
   __syncwarp();
   if (lane == 0) {

@@ -18,6 +18,8 @@ struct GemmParams {
   Operand<T, b_along_k> b;
   int64_t k;
   uint32_t tiles_m, tiles_n, band;  ///< in tiles of a whole cluster
+  uint32_t
+      whole;  ///< the first so many tiles are computed whole, each other one in Config::kParts parts of kTailN columns
   int a_lines;  ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows
 };
 
@@ -27,7 +29,10 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
   using LayoutA = SmemLayout<a_along_k, Config::kM, Config::kBlockK>;
   using LayoutB = SmemLayout<b_along_k, Config::kN, Config::kBlockK>;
   using BoxA = Box<LayoutA, a_along_k, Config::kClusterN>;
-  using BoxB = Box<LayoutB, b_along_k, Config::kClusterM>;
+  using PartB = SmemLayout<b_along_k, Config::kTailN, Config::kBlockK>;
+  using BoxB = Box<PartB, b_along_k, Config::kClusterM>;
+  static_assert(LayoutB::kBytes == Config::kParts * PartB::kBytes);
+  static_assert(Config::kParts == 1 || !b_along_k || LayoutB::kSlabs == 1);  // the parts of a tile are contiguous
   static_assert(Config::kStageBytes == LayoutA::kBytes + LayoutB::kBytes);
   extern __shared__ uint8_t dynamic[];
   // Offsets must be the same in all blocks of a cluster: multicast needs that.
@@ -62,17 +67,22 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
 
   const int rank = Config::kCluster > 1 ? static_cast<int>(rank_in_cluster()) : 0;
   const int rank_m = rank % Config::kClusterM, rank_n = rank / Config::kClusterM;
-  const uint32_t tiles = p.tiles_m * p.tiles_n, stride = gridDim.x / Config::kCluster;
+  const uint32_t stride = gridDim.x / Config::kCluster;
+  // An item is what a cluster computes at a time: a whole tile or a part of one.
+  const uint32_t items = p.whole + (p.tiles_m * p.tiles_n - p.whole) * Config::kParts;
+  const auto is_part = [&](uint32_t item) { return Config::kParts > 1 && item >= p.whole; };
   const auto steps = static_cast<int>(ceil_div(p.k, Config::kBlockK));
-  // The first row and column of this block's tile; `tile` counts tiles of a whole cluster.
-  const auto tile_origin = [&](uint32_t tile, int64_t& m, int64_t& n) {
+  // The first row and column of this block's tile, or part of a tile
+  const auto origin = [&](uint32_t item, int64_t& m, int64_t& n) {
+    const uint32_t part = is_part(item) ? item - p.whole : 0;
+    const uint32_t tile = is_part(item) ? p.whole + part / Config::kParts : item;
     const TileIndex index = tile_index(tile, p.tiles_m, p.tiles_n, p.band);
     m = (int64_t{index.m} * Config::kClusterM + rank_m) * Config::kM;
-    n = (int64_t{index.n} * Config::kClusterN + rank_n) * Config::kN;
+    n = (int64_t{index.n} * Config::kClusterN + rank_n) * Config::kN + part % Config::kParts * Config::kTailN;
   };
 
   if (warp >= kFirstProducerWarp) {
-    if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_dec<40>();
+    if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_dec<Config::kProducerRegisters>();
     PipelineState<Config::kStages> pipe;
     if constexpr (Config::kLoads == Loads::tma) {
       if (warp == kFirstProducerWarp && lane == 0) {
@@ -81,10 +91,11 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
         for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (rank_m + i * Config::kClusterM);
         // Rows that are not loaded hold stale data; their results are not stored.
         const int a_lines = a_along_k ? p.a_lines : BoxA::kLines;
-        const int stage_bytes = LayoutB::kBytes + a_lines * BoxA::kCount * Config::kClusterN * LayoutA::kLine;
-        for (uint32_t tile = blockIdx.x / Config::kCluster; tile < tiles; tile += stride) {
+        for (uint32_t item = blockIdx.x / Config::kCluster; item < items; item += stride) {
           int64_t m, n;
-          tile_origin(tile, m, n);
+          origin(item, m, n);
+          const int parts = is_part(item) ? 1 : Config::kParts;
+          const int stage_bytes = parts * PartB::kBytes + a_lines * BoxA::kCount * Config::kClusterN * LayoutA::kLine;
           for (int step = 0; step < steps; ++step) {
             const uint32_t a_tile = base + pipe.stage * Config::kStageBytes, b_tile = a_tile + LayoutA::kBytes;
             wait(empty(pipe.stage), pipe.parity ^ 1);
@@ -92,9 +103,12 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
             load_slice<LayoutA, a_along_k, Config::kClusterN>(p.a_map, a_tile, full(pipe.stage), static_cast<int>(m),
                                                               step * Config::kBlockK, rank_n, a_lines,
                                                               static_cast<uint16_t>(row_mask));
-            load_slice<LayoutB, b_along_k, Config::kClusterM>(
-                p.b_map, b_tile, full(pipe.stage), static_cast<int>(n), step * Config::kBlockK, rank_m, BoxB::kLines,
-                static_cast<uint16_t>(kColumnMask << (rank_n * Config::kClusterM)));
+            for (int part = 0; part < parts; ++part) {
+              load_slice<PartB, b_along_k, Config::kClusterM>(
+                  p.b_map, b_tile + part * PartB::kBytes, full(pipe.stage), static_cast<int>(n) + part * Config::kTailN,
+                  step * Config::kBlockK, rank_m, BoxB::kLines,
+                  static_cast<uint16_t>(kColumnMask << (rank_n * Config::kClusterM)));
+            }
             pipe.advance();
           }
         }
@@ -105,9 +119,9 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
       }
     } else {
       const int thread = threadIdx.x - Config::kConsumers * kWarpgroup;
-      for (uint32_t tile = blockIdx.x; tile < tiles; tile += stride) {
+      for (uint32_t item = blockIdx.x; item < items; item += stride) {
         int64_t m, n;
-        tile_origin(tile, m, n);
+        origin(item, m, n);
         for (int step = 0; step < steps; ++step) {
           uint8_t* a_tile = dynamic + (base - unaligned) + pipe.stage * Config::kStageBytes;
           wait(empty(pipe.stage), pipe.parity ^ 1);
@@ -120,7 +134,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
       }
     }
   } else {
-    if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_inc<232>();
+    if constexpr (Config::kUsesSetmaxnreg) setmaxnreg_inc<Config::kConsumerRegisters>();
     const int group = warp / 4;
     // A stage is released to every block that fills it: lane i arrives at the i-th such block's barrier.
     constexpr int kProducers = Config::kClusterM + Config::kClusterN - 1;
@@ -144,8 +158,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     // Staged stores are deferred into the next tile: one box per step, while the tensor cores are busy.
     constexpr bool kMayStage = Epilogue::template kMayStage<Config>;
     uint32_t packed[kMayStage ? Config::kN / 4 : 1];
-    uint32_t packed_tile = 0;
-    int next_box = Config::kBoxes;  // first box of packed_tile that is not yet stored
+    uint32_t packed_item = 0;
+    int next_box = 0, boxes = 0;  // first box of packed_item that is not yet stored, and number of its boxes
     // A warp alternates between its buffers, also across tiles: a tile may have an odd number of boxes.
     const uint32_t staging =
         base + Config::kStages * Config::kStageBytes + warp * Config::kStoreBuffers * Config::kBoxBytes;
@@ -153,57 +167,66 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
     const auto store_next_box = [&] {
       if constexpr (kMayStage) {
         int64_t m, n;
-        tile_origin(packed_tile, m, n);
+        origin(packed_item, m, n);
 #pragma unroll
         for (int box = 0; box < Config::kBoxes; ++box) {  // registers can't be indexed at run time
           if (box != next_box) continue;
-          store_staged<Config>(packed + box * 16, p.out.c_map, staging + store_buffer * Config::kBoxBytes,
-                               static_cast<int>(m) + warp * 16, static_cast<int>(n) + box * 64,
-                               static_cast<int>(p.a.extent), static_cast<int>(p.b.extent));
+          store_staged<Config>(packed + box * (Config::kBoxColumns / 4), p.out.c_map,
+                               staging + store_buffer * Config::kBoxBytes, static_cast<int>(m) + warp * 16,
+                               static_cast<int>(n) + box * Config::kBoxColumns, static_cast<int>(p.a.extent),
+                               static_cast<int>(p.b.extent));
         }
         ++next_box;
         store_buffer = (store_buffer + 1) % Config::kStoreBuffers;
       }
     };
 
-    for (uint32_t tile = blockIdx.x / Config::kCluster; tile < tiles; tile += stride) {
+    for (uint32_t item = blockIdx.x / Config::kCluster; item < items; item += stride) {
       typename Epilogue::Rows rows{};
       if constexpr (Epilogue::kReadsRows) {  // read early, so that the row data has arrived when the epilogue needs it
         int64_t m, n;
-        tile_origin(tile, m, n);
+        origin(item, m, n);
         rows = p.out.read_rows(m + group * 64, n, p.a.extent);
       }
       if constexpr (Epilogue::kCarries) {
         int64_t m, n;
-        tile_origin(tile, m, n);
+        origin(item, m, n);
         p.out.template load<Config>(sum, m + group * 64, n, p.a.extent, p.b.extent);
 #pragma unroll
         for (int i = 0; i < Config::kN / 2; ++i) asm volatile("" : "+f"(sum[i])::"memory");
       }
       uint32_t before = 0;
-      int step = 0;
-      do {  // k_extent is positive; with a loop that might not run, the assembler would lose track of the accumulators
-        wait(full(pipe.stage), pipe.parity);
-        const uint32_t stage_address = base + pipe.stage * Config::kStageBytes;
-        const uint64_t a = LayoutA::descriptor(stage_address + group_offset);
-        const uint64_t b = LayoutB::descriptor(stage_address + LayoutA::kBytes);
-        wgmma_fence();
+      const auto multiply = [&]<int n>(std::integral_constant<int, n>) {
+        int step = 0;
+        do {  // k_extent is positive; with a loop that might not run, the assembler would lose track of the
+              // accumulators
+          wait(full(pipe.stage), pipe.parity);
+          const uint32_t stage_address = base + pipe.stage * Config::kStageBytes;
+          const uint64_t a = LayoutA::descriptor(stage_address + group_offset);
+          const uint64_t b = LayoutB::descriptor(stage_address + LayoutA::kBytes);
+          wgmma_fence();
 #pragma unroll
-        for (int q = 0; q < Config::kBlockK / 16; ++q) {
-          wgmma<T, a_along_k, b_along_k, Config::kN>(sum, a + LayoutA::k_offset(q) / 16, b + LayoutB::k_offset(q) / 16,
-                                                     Epilogue::kCarries | step | q);
-        }
-        wgmma_commit_group();
-        if constexpr (kMayStage) {
-          if (next_box < Config::kBoxes) store_next_box();
-        }
-        wgmma_wait_group<1>();  // the previous step is done, so its stage is free
-        if (step > 0) release(before);
-        before = pipe.stage;
-        pipe.advance();
-      } while (++step < steps);
+          for (int q = 0; q < Config::kBlockK / 16; ++q) {
+            wgmma<T, a_along_k, b_along_k, n>(sum, a + LayoutA::k_offset(q) / 16, b + LayoutB::k_offset(q) / 16,
+                                              Epilogue::kCarries | step | q);
+          }
+          wgmma_commit_group();
+          if constexpr (kMayStage) {
+            if (next_box < boxes) store_next_box();
+          }
+          wgmma_wait_group<1>();  // the previous step is done, so its stage is free
+          if (step > 0) release(before);
+          before = pipe.stage;
+          pipe.advance();
+        } while (++step < steps);
+      };
+      if (Config::kParts > 1 && is_part(item)) {
+        multiply(std::integral_constant<int, Config::kTailN>{});
+      } else {
+        multiply(std::integral_constant<int, Config::kN>{});
+      }
       if constexpr (kMayStage) {
-        while (next_box < Config::kBoxes) store_next_box();
+        while (next_box < boxes) store_next_box();
       }
       wgmma_wait_group<0>();
       release(before);
@@ -213,13 +236,13 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
 
       if constexpr (!kMayStage) {
         int64_t m, n;
-        tile_origin(tile, m, n);
+        origin(item, m, n);
         p.out.template consume<Config>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
         continue;
       } else {
         if (p.out.changes_sums() || !p.out.staged) {
           int64_t m, n;
-          tile_origin(tile, m, n);
+          origin(item, m, n);
           if (!p.out.staged) {
             p.out.template consume<Config>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
             continue;
@@ -227,12 +250,12 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
           p.out.template change<Config>(sum, rows, m + group * 64, n, p.a.extent, p.b.extent);
         }
         p.out.pack(sum, packed);
-        packed_tile = tile;
-        next_box = 0;
+        packed_item = item;
+        next_box = 0, boxes = is_part(item) ? Config::kBoxes / Config::kParts : Config::kBoxes;
       }
     }
     if constexpr (kMayStage) {
-      while (next_box < Config::kBoxes) store_next_box();
+      while (next_box < boxes) store_next_box();
       if (lane == 0) tma_store_wait<0>();
     }
   }

@@ -40,7 +40,6 @@ template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b
 cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b,
                                  int64_t k_extent, cudaStream_t stream) {
   using LayoutA = SmemLayout<a_along_k, Config::kM, Config::kBlockK>;
-  using LayoutB = SmemLayout<b_along_k, Config::kN, Config::kBlockK>;
   constexpr auto function = wgmma_kernel<Config, T, Epilogue, a_along_k, b_along_k>;
   // Rows of a band of tiles. With it, a wave of blocks covers about a square.
   constexpr int kBandRows = 2048;
@@ -52,7 +51,7 @@ cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k
   p.band = kBandRows / (Config::kM * Config::kClusterM);
   if constexpr (Config::kLoads == Loads::tma) {
     using BoxA = Box<LayoutA, a_along_k, Config::kClusterN>;
-    using BoxB = Box<LayoutB, b_along_k, Config::kClusterM>;
+    using BoxB = Box<SmemLayout<b_along_k, Config::kTailN, Config::kBlockK>, b_along_k, Config::kClusterM>;
     // A product of few rows is bound by memory. Its neighbouring blocks request the rest of a line soon enough anyway:
     // prefetching it was up to a third slower. Rows that don't exist are not loaded: filling in zeros takes time, too.
     const bool few_rows = a_along_k && p.tiles_m == 1;
@@ -72,11 +71,17 @@ cudaError_t launch_with_epilogue(const Epilogue& out, const Operand<T, a_along_k
   const int64_t tiles = int64_t{p.tiles_m} * p.tiles_n;
   const int resident = resident_clusters<Config>(reinterpret_cast<const void*>(function));
   if (resident == 0) return cudaErrorInvalidConfiguration;
+  p.whole = static_cast<uint32_t>(tiles);
+  if constexpr (Config::kParts > 1) {
+    // The last wave of tiles may leave most clusters idle. They share it if each then has at most one part of a tile.
+    if (const int64_t rest = tiles % resident; out.staged && rest * Config::kParts <= resident) p.whole -= rest;
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {Config::kCluster, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(Config::kCluster * (tiles < resident ? tiles : resident));
+  config.gridDim = static_cast<unsigned>(Config::kCluster *
+                                         std::min<int64_t>(p.whole + (tiles - p.whole) * Config::kParts, resident));
   config.blockDim = Config::kThreads, config.dynamicSmemBytes = Config::kDynamicSmemBytes, config.stream = stream;
   config.attrs = &attribute, config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, function, p);
@@ -91,7 +96,7 @@ bool stage_tiles(Epilogue& out, const Out* c, int64_t length, int64_t lines, int
   if constexpr (Epilogue::template kMayStage<Config>) {
     const Matrix matrix{c, length, lines, ld};
     out.staged = has_tensor_map<Out>(matrix);
-    return !out.staged || make_tensor_map<Out>(out.c_map, matrix, 64, 16, L2Promotion::none);
+    return !out.staged || make_tensor_map<Out>(out.c_map, matrix, Config::kBoxColumns, 16, L2Promotion::none);
   }
   return true;
 }

@@ -4,6 +4,8 @@
 // "cuda".
 #pragma once
 
+#include <cmath>
+
 #include "gemm/product.cuh"
 #include "sm90/launch.cuh"
 
@@ -13,60 +15,81 @@ constexpr auto kTma = Loads::tma;
 constexpr auto kStaged = Stores::staged;
 constexpr auto kDirect = Stores::direct;
 
-// For many rows. kSpeedPercent: speed of a fully occupied SM relative to Large, in percent; measured on an H200.
-struct Large : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 128x256, cluster of 2";
-  static constexpr int kSpeedPercent = 100;
+/// Measured on an H200, in nanoseconds, see estimated_ns().
+struct Speed {
+  int fixed;  ///< launch, first loads, last stores
+  int step;   ///< of 64 k, while all SMs are busy
+  int rows;   ///< more for a step if the operand has all rows of a tile; loads of a single block skip rows that do not
+              ///< exist
+  int wave;   ///< once per tile of an SM
 };
-struct Wide : KernelConfig<2, 192, 64, 4, 2, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 128x192, cluster of 2";
-  static constexpr int kSpeedPercent = 98;
+
+// "Columns" and "Rows": what the two blocks of a cluster share. "Divided": a last wave that would leave half of the SMs
+// idle computes half tiles.
+struct Tile128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
+  static constexpr Speed kSpeed{6390, 647, 0, 1627};
 };
-struct Square : KernelConfig<2, 128, 64, 0, 2, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 128x128, cluster of 2";
-  static constexpr int kSpeedPercent = 96;
+struct Divided128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged, 128> {
+  static constexpr const char* kVariant =
+      "wgmma, tile 128x256, clusters of 2 that share columns, the last tiles halved";
+  static constexpr Speed kSpeed{6693, 680, 0, 1652};
 };
-struct LowWide : KernelConfig<1, 192, 64, 0, 2, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 64x192, cluster of 2";
-  static constexpr int kSpeedPercent = 84;
+struct Divided128x256Rows : KernelConfig<2, 256, 64, 4, 1, 2, kTma, kStaged, 128> {
+  static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows, the last tiles halved";
+  static constexpr Speed kSpeed{6364, 648, 34, 1721};
 };
-struct Low : KernelConfig<1, 128, 64, 0, 2, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 64x128, cluster of 2";
-  static constexpr int kSpeedPercent = 73;
+struct Tile128x224Columns : KernelConfig<2, 224, 64, 0, 2, 1, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 128x224, clusters of 2 that share columns";
+  static constexpr Speed kSpeed{6359, 592, 0, 3253};
 };
-struct Narrow : KernelConfig<2, 64, 64, 0, 2, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 128x64, cluster of 2";
-  static constexpr int kSpeedPercent = 68;
+struct Tile128x192Columns : KernelConfig<2, 192, 64, 0, 2, 1, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 128x192, clusters of 2 that share columns";
+  static constexpr Speed kSpeed{6023, 507, 0, 1235};
 };
-struct Small : KernelConfig<1, 64, 128, 0, 2, 1, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 64x64, cluster of 2";
-  static constexpr int kSpeedPercent = 45;
+struct Tile128x192Rows : KernelConfig<2, 192, 64, 0, 1, 2, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 128x192, clusters of 2 that share rows";
+  static constexpr Speed kSpeed{5965, 409, 111, 1220};
 };
-// For at most 128 rows, where reading b dominates: about one full wave of tiles, all of shared memory used for loads.
-struct Rows128Large : KernelConfig<2, 256, 64, 4, 1, 1, kTma, kStaged> {
-  static constexpr const char* kVariant = "wgmma, tile 128x256";
+struct Tile192x160Columns : KernelConfig<3, 160, 64, 0, 2, 1, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 192x160, clusters of 2 that share columns";
+  static constexpr Speed kSpeed{6241, 522, 108, 2162};
 };
-struct Rows128 : KernelConfig<2, 128, 64, 0, 1, 1, kTma, kStaged> {
+struct Tile192x128Rows : KernelConfig<3, 128, 64, 0, 1, 2, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share rows";
+  static constexpr Speed kSpeed{5488, 430, 83, 1144};
+};
+struct Tile128x128 : KernelConfig<2, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x128";
+  static constexpr Speed kSpeed{5560, 260, 178, 689};
 };
-struct Rows128Narrow : KernelConfig<1, 32, 128, 0, 2, 1, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 64x32, cluster of 2";
+struct Tile128x64 : KernelConfig<2, 64, 64, 0, 1, 1, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 128x64";
+  static constexpr Speed kSpeed{5085, 139, 178, 487};
 };
-// For at most 64 rows.
-struct Rows64Large : KernelConfig<1, 192, 64, 0, 1, 1, kTma, kDirect> {
+struct Tile64x192Columns : KernelConfig<1, 192, 64, 0, 2, 1, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 64x192, clusters of 2 that share columns";
+  static constexpr Speed kSpeed{5521, 309, 0, 1249};
+};
+struct Tile64x192 : KernelConfig<1, 192, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x192";
+  static constexpr Speed kSpeed{5292, 191, 211, 1252};
 };
-struct Rows64 : KernelConfig<1, 128, 128, 0, 1, 1, kTma, kDirect> {
+struct Tile64x128Columns : KernelConfig<1, 128, 64, 0, 2, 1, kTma, kStaged> {
+  static constexpr const char* kVariant = "wgmma, tile 64x128, clusters of 2 that share columns";
+  static constexpr Speed kSpeed{5223, 248, 0, 795};
+};
+struct Tile64x128 : KernelConfig<1, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128";
+  static constexpr Speed kSpeed{5122, 128, 179, 820};
 };
-struct Rows64Cluster4 : KernelConfig<1, 64, 128, 0, 1, 4, kTma, kDirect> {
-  static constexpr const char* kVariant = "wgmma, tile 64x64, cluster of 4";
-};
-struct Rows64Small : KernelConfig<1, 64, 128, 0, 1, 1, kTma, kDirect> {
+struct Tile64x64 : KernelConfig<1, 64, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64";
+  static constexpr Speed kSpeed{5256, 110, 84, 405};
 };
-struct Rows64Narrow : KernelConfig<1, 32, 128, 0, 1, 1, kTma, kDirect> {
+struct Tile64x32 : KernelConfig<1, 32, 128, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32";
+  static constexpr Speed kSpeed{4334, 80, 51, 1100};
 };
 // For matrices that TMA can't read.
 struct Unaligned : KernelConfig<2, 128, 64, 4, 1, 1, Loads::elementwise, kDirect> {
@@ -79,49 +102,44 @@ constexpr int64_t kSMs = 132;
 
 /// Number of waves in which the SMs compute the tiles of an m x n product.
 template <typename Config>
-int64_t waves(int64_t m, int64_t n) {
+double waves(int64_t m, int64_t n) {
+  constexpr int64_t kResident = kSMs / Config::kCluster;
   const int64_t tiles = ceil_div(m, Config::kM * Config::kClusterM) * ceil_div(n, Config::kN * Config::kClusterN);
-  return ceil_div(tiles, kSMs / Config::kCluster);
+  const int64_t rest = tiles % kResident;  // as in launch_with_epilogue()
+  const bool divides = Config::kParts > 1 && rest > 0 && rest * Config::kParts <= kResident;
+  return static_cast<double>(ceil_div(tiles, kResident)) - (divides ? 1 - 1.0 / Config::kParts : 0);
 }
 
-/// Estimated time of an m x n product, in an arbitrary unit.
+/// Estimated time of an m x n product over k: of the waves, or of memory where that takes longer. The two overlap badly
+/// where they are alike, hence the norm. Within 5 % of the measured times of random sizes, on average.
 template <typename Config>
-int64_t estimated_time(int64_t m, int64_t n) {
-  return waves<Config>(m, n) * Config::kM * Config::kN * 100 / Config::kSpeedPercent;
+double estimated_ns(int64_t m, int64_t n, int64_t k) {
+  constexpr double kBytesPerNs = 4200;
+  const double rows = static_cast<double>(m), columns = static_cast<double>(n), inner = static_cast<double>(k);
+  const double filled = std::min(1.0, rows / Config::kM), steps = static_cast<double>(ceil_div(k, 64));
+  const double compute =
+      waves<Config>(m, n) * (steps * (Config::kSpeed.step + Config::kSpeed.rows * filled) + Config::kSpeed.wave);
+  const double memory = 2 * (rows * inner + columns * inner + rows * columns) / kBytesPerNs;
+  return Config::kSpeed.fixed + std::pow(std::pow(compute, 4) + std::pow(memory, 4), 0.25);
 }
 
-/// Calls run(Config{}) for the configuration that is fastest for m x n.
-template <typename Run, typename... Configs>
-auto with_fastest(int64_t m, int64_t n, Run&& run, Configs... configs) {
-  const int64_t least = std::min({estimated_time<Configs>(m, n)...});
-  decltype(run(Large{})) result{};
-  (void)((estimated_time<Configs>(m, n) == least && (result = run(configs), true)) || ...);
+/// Calls run(Config{}) for the configuration that is fastest for an m x n product over k.
+template <typename Run, typename First, typename... Others>
+auto with_fastest(int64_t m, int64_t n, int64_t k, Run&& run, First first, Others... others) {
+  const double least = std::min({estimated_ns<First>(m, n, k), estimated_ns<Others>(m, n, k)...});
+  decltype(run(first)) result{};
+  (void)((estimated_ns<First>(m, n, k) == least && (result = run(first), true)) || ... ||
+         (estimated_ns<Others>(m, n, k) == least && (result = run(others), true)));
   return result;
 }
 
-/// Calls run(Config{}) for a configuration that suits a product of m x n.
-template <bool a_along_k, bool b_along_k, typename Run>
-auto with_config(int64_t m, int64_t n, Run&& run) {
-  constexpr int64_t kBlocks = kSMs, kClustersOf2 = kSMs / 2;
-  if constexpr (a_along_k) {
-    if (m <= 64) {
-      // With b along rows, 32 columns of b are only half a line of memory.
-      if (n <= (b_along_k ? kBlocks : kClustersOf2) * Rows64Narrow::kN) return run(Rows64Narrow{});
-      constexpr int64_t kFew = 32;  // up to this many, sharing rows of a saves less than waiting for other blocks costs
-      if (n <= kBlocks * Rows64Small::kN) return m <= kFew ? run(Rows64Small{}) : run(Rows64Cluster4{});
-      const bool large = waves<Rows64Large>(m, n) * Rows64Large::kN < waves<Rows64>(m, n) * Rows64::kN;
-      return large ? run(Rows64Large{}) : run(Rows64{});
-    }
-    if (m <= 128) {
-      if (n <= kClustersOf2 * Rows128Narrow::kN) return run(Rows128Narrow{});
-      if (n <= kClustersOf2 * Small::kN) return run(Small{});
-      if (n <= kClustersOf2 * Low::kN) return run(Low{});
-      if (n <= kClustersOf2 * LowWide::kN) return run(LowWide{});
-      const bool large = waves<Rows128Large>(m, n) * Rows128Large::kN <= waves<Rows128>(m, n) * Rows128::kN;
-      return large ? run(Rows128Large{}) : run(Rows128{});
-    }
-  }
-  return with_fastest(m, n, run, Large{}, Wide{}, Square{}, LowWide{}, Low{}, Narrow{}, Small{});
+/// The configurations of plain products.
+template <typename Run>
+auto with_config(int64_t m, int64_t n, int64_t k, Run&& run) {
+  return with_fastest(m, n, k, run, Tile128x256Columns{}, Divided128x256Columns{}, Divided128x256Rows{},
+                      Tile128x224Columns{}, Tile128x192Columns{}, Tile128x192Rows{}, Tile192x160Columns{},
+                      Tile192x128Rows{}, Tile128x128{}, Tile128x64{}, Tile64x192Columns{}, Tile64x192{},
+                      Tile64x128Columns{}, Tile64x128{}, Tile64x64{}, Tile64x32{});
 }
 
 /// The same interface as PortableProduct.
@@ -144,7 +162,7 @@ struct Product {
         return sm90::launch<Config>(left, right, inner, bias, out, stream);
       };
       if (has_tensor_map<T>(matrix_of(left, inner)) && has_tensor_map<T>(matrix_of(right, inner))) {
-        return with_config<a_along_k, b_along_k>(rows, columns, run);
+        return with_config(rows, columns, inner, run);
       }
       // Element-wise loads dominate the time; with few tiles, mma.sync spreads them over more blocks.
       return a_along_k && waves<Unaligned>(rows, columns) > 1 ? run(Unaligned{}) : portable();

@@ -88,20 +88,32 @@ __device__ void wgmma_wait_group() {
 /// d = a * b, plus d when add_to is not 0; asynchronous. Operands are given by SmemLayout::descriptor(). Thread 32w + l
 /// of the warpgroup holds in d[4j .. 4j + 3] columns 8j + l % 4 * 2 and the next, of row 16w + l / 4 and of the row 8
 /// below.
-template <typename T, bool a_along_k, bool b_along_k, int n>
-__device__ __forceinline__ void wgmma(float (&d)[n / 2], uint64_t a_descriptor, uint64_t b_descriptor, int add_to) {
+template <typename T, bool a_along_k, bool b_along_k, int n, int count>
+__device__ __forceinline__ void wgmma(float (&d)[count], uint64_t a_descriptor, uint64_t b_descriptor, int add_to) {
+  static_assert(count >= n / 2);  // those beyond n / 2 stay
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
   if constexpr (n == 32) {
     CHECKOP_WGMMA(32, CHECKOP_P0, "%16", "%17", "%18", "%19", "%20", CHECKOP_D(0));
   } else if constexpr (n == 64) {
     CHECKOP_WGMMA(64, CHECKOP_P0 "," CHECKOP_P1, "%32", "%33", "%34", "%35", "%36", CHECKOP_D(0), CHECKOP_D(16));
+  } else if constexpr (n == 96) {
+    CHECKOP_WGMMA(96, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2, "%48", "%49", "%50", "%51", "%52", CHECKOP_D(0),
+                  CHECKOP_D(16), CHECKOP_D(32));
   } else if constexpr (n == 128) {
     CHECKOP_WGMMA(128, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3, "%64", "%65", "%66", "%67", "%68",
                   CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48));
+  } else if constexpr (n == 160) {
+    CHECKOP_WGMMA(160, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3 "," CHECKOP_P4, "%80", "%81", "%82",
+                  "%83", "%84", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48), CHECKOP_D(64));
   } else if constexpr (n == 192) {
     CHECKOP_WGMMA(192, CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3 "," CHECKOP_P4 "," CHECKOP_P5, "%96",
                   "%97", "%98", "%99", "%100", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48), CHECKOP_D(64),
                   CHECKOP_D(80));
+  } else if constexpr (n == 224) {
+    CHECKOP_WGMMA(224,
+                  CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3 "," CHECKOP_P4 "," CHECKOP_P5 "," CHECKOP_P6,
+                  "%112", "%113", "%114", "%115", "%116", CHECKOP_D(0), CHECKOP_D(16), CHECKOP_D(32), CHECKOP_D(48),
+                  CHECKOP_D(64), CHECKOP_D(80), CHECKOP_D(96));
   } else if constexpr (n == 256) {
     CHECKOP_WGMMA(256,
                   CHECKOP_P0 "," CHECKOP_P1 "," CHECKOP_P2 "," CHECKOP_P3 "," CHECKOP_P4 "," CHECKOP_P5 "," CHECKOP_P6

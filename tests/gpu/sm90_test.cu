@@ -167,25 +167,26 @@ void expect_same_bits(int64_t max_rows = 1 << 30) {
   expect_same_bits<Config, __half>(max_rows);
 }
 
-TEST_F(Sm90, LargeTilesHaveTheBitsOfMmaSync) {
-  expect_same_bits<sm90::Large>();
-  expect_same_bits<sm90::Wide>();
-  expect_same_bits<sm90::Square>();
-  expect_same_bits<sm90::LowWide>();
-  expect_same_bits<sm90::Low>();
-  expect_same_bits<sm90::Narrow>();
-  expect_same_bits<sm90::Small>();
+TEST_F(Sm90, WideTilesHaveTheBitsOfMmaSync) {
+  expect_same_bits<sm90::Tile128x256Columns>();
+  expect_same_bits<sm90::Divided128x256Columns>();
+  expect_same_bits<sm90::Divided128x256Rows>();
+  expect_same_bits<sm90::Tile128x224Columns>();
+  expect_same_bits<sm90::Tile128x192Columns>();
+  expect_same_bits<sm90::Tile128x192Rows>();
+  expect_same_bits<sm90::Tile192x160Columns>();
+  expect_same_bits<sm90::Tile192x128Rows>();
 }
 
-TEST_F(Sm90, TilesForFewRowsHaveTheBitsOfMmaSync) {
-  expect_same_bits<sm90::Rows128Large>(128);
-  expect_same_bits<sm90::Rows128>(128);
-  expect_same_bits<sm90::Rows128Narrow>(128);
-  expect_same_bits<sm90::Rows64Large>(64);
-  expect_same_bits<sm90::Rows64>(64);
-  expect_same_bits<sm90::Rows64Cluster4>(64);
-  expect_same_bits<sm90::Rows64Small>(64);
-  expect_same_bits<sm90::Rows64Narrow>(64);
+TEST_F(Sm90, NarrowTilesHaveTheBitsOfMmaSync) {
+  expect_same_bits<sm90::Tile128x128>();
+  expect_same_bits<sm90::Tile128x64>();
+  expect_same_bits<sm90::Tile64x192Columns>();
+  expect_same_bits<sm90::Tile64x192>();
+  expect_same_bits<sm90::Tile64x128Columns>();
+  expect_same_bits<sm90::Tile64x128>();
+  expect_same_bits<sm90::Tile64x64>();
+  expect_same_bits<sm90::Tile64x32>();
 }
 
 /// Odd sizes at odd addresses: element-wise loads, and stores of single elements.
