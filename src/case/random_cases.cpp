@@ -109,10 +109,54 @@ class Draw {
   double digits_ = 0;
 };
 
-}  // namespace
+class ModelDraw {
+ public:
+  ModelDraw(const Sweep& sweep, uint64_t seed)
+      : sweep_(sweep), stream_(Stream::derive(seed, sweep.op->name, "model cases")) {}
 
-void draw_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases) {
-  Draw draw(sweep, seed);
+  /// Draws a sweep of one case; the case may turn out invalid.
+  Sweep one() {
+    Sweep one = sweep_;
+    one.passes = {any_of(sweep_.passes)};
+    one.dtypes = {any_of(sweep_.dtypes)};
+    one.optionals = {any_of(sweep_.optionals)};
+    for (auto& [dim, values] : one.dims) values = {any_of(values)};
+    one.presets = {any_of(sweep_.presets)};
+    const bool changes = below(4) == 0;
+    for (auto [dim, size] : one.presets.front().dims) {
+      constexpr int64_t kStep = 8;
+      const double factor = 0.75 + stream_.uniform(next_++) / 2;
+      if (changes && size > 1)
+        size = std::max(kStep, static_cast<int64_t>(factor * static_cast<double>(size)) / kStep * kStep);
+      one.dims.try_emplace(dim, std::vector{size});
+    }
+    const double digits = std::log2(static_cast<double>(kMostSize)) * stream_.uniform(next_++);
+    const std::vector<std::string_view> of_rows = split_dims(sweep_.op->row_dims);
+    for (const std::string_view dim : of_rows) {
+      const int64_t rows = dim == of_rows.back() ? static_cast<int64_t>(std::exp2(digits)) : 1;
+      one.dims.try_emplace(std::string(dim), std::vector{rows});
+    }
+    one.data.seed = below(kSeeds);
+    one.data.grad_seed = below(kSeeds);
+    return one;
+  }
+
+ private:
+  uint64_t below(uint64_t bound) { return stream_.below(next_++, bound); }
+
+  template <class T>
+  const T& any_of(const std::vector<T>& values) {
+    return values.at(below(values.size()));
+  }
+
+  const Sweep& sweep_;
+  Stream stream_;
+  uint64_t next_ = 0;
+};
+
+/// Appends `count` cases that `draw` makes, and draws again when sizes do not fit together.
+template <class Draws>
+void draw_valid(Draws&& draw, int64_t count, int64_t most_bytes, std::vector<Case>& cases) {
   int failed = 0;
   for (int64_t made = 0; made < count;) {
     try {
@@ -120,13 +164,23 @@ void draw_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Ca
       const Sweep drawn = draw.one();
       require_fit(drawn);
       expand(drawn, one);
-      if (tensor_bytes(one.front()) > kMostBytes) throw too_large();
+      if (tensor_bytes(one.front()) > most_bytes) throw too_large();
       cases.push_back(std::move(one.front()));
       ++made, failed = 0;
     } catch (const InputError&) {
       if (++failed == kMostDraws) throw;
     }
   }
+}
+
+}  // namespace
+
+void draw_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases) {
+  draw_valid(Draw(sweep, seed), count, kMostBytes, cases);
+}
+
+void draw_model_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases) {
+  draw_valid(ModelDraw(sweep, seed), count, kMostModelBytes, cases);
 }
 
 }  // namespace checkop

@@ -276,6 +276,7 @@ int bench_command(const Options& options) {
   };
   flush();  // finds an unwritable path before the work
   std::vector<Verdict> verdicts;
+  std::vector<BenchRecord> all;
   std::optional<Bench> bench;
   for (const Group& group : groups) {
     const std::string& device = group.candidates.front().device;
@@ -290,7 +291,9 @@ int bench_command(const Options& options) {
     if (text) print_bench(stdout, records);
     std::fflush(stdout);
     flush();
+    all.insert(all.end(), records.begin(), records.end());
   }
+  if (text && options.run.random_cases) print_distribution(stdout, all);
   return exit_code(verdicts);
 }
 

@@ -346,6 +346,10 @@ void take_no_device_arch(CLI::App& app) {
 
 // --- Subcommands ---
 
+void add_random_cases_option(CLI::App& app, RunOptions& run, const std::string& help) {
+  app.add_option("--random-cases", run.random_cases, help)->type_name("N")->group("Sizes");
+}
+
 void add_run_options(CLI::App& app, RunOptions& run) {
   add_candidate_options(app, run);
   add_external_options(app, run);
@@ -367,10 +371,8 @@ void add_run_options(CLI::App& app, RunOptions& run) {
   add_names(app, "--sanitize", run.sanitizers,
             "also run the checks under these tools of compute-sanitizer: memcheck, racecheck, initcheck, synccheck");
   app.get_option("--sanitize")->group("Judging");
-  app.add_option("--random-cases", run.random_cases,
-                 "check N random cases of each operator; sizes that are not given are drawn with --seed")
-      ->type_name("N")
-      ->group("Sizes");
+  add_random_cases_option(app, run,
+                          "check N random cases of each operator; sizes that are not given are drawn with --seed");
   app.add_option("--for", run.for_s,
                  "make random cases for this time: candidates share it, and none begins a check after its share; the "
                  "last check runs to its end, and each candidate makes at least one")
@@ -411,6 +413,9 @@ void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench) {
       ->group("Timing");
   app.add_option("--baseline", bench.baseline, "candidate to compare the others with: its time is divided by theirs")
       ->group("Timing");
+  add_random_cases_option(app, run,
+                          "time N cases of each operator: sizes of a random model, some of them changed, and 1 to 8192 "
+                          "rows; drawn with --seed");
   add_json_option(app, run, "write JSON lines, one for each record, to FILE, or to stdout in place of the text");
 }
 

@@ -145,7 +145,9 @@ void refuse_idle_flags(const RunOptions& run) {
     refuse("--for", "cannot be combined with --check invariance, which examines every case before the first check",
            "leave out one of them");
   for (const char* flag : {"--preset", "--shard-bounds", "--grad-seed"}) {
-    if (run.random_cases && run.has(flag)) refuse(flag, "has no effect beside --random-cases", "leave out one of them");
+    const bool takes_presets = run.model_sizes && flag == std::string_view("--preset");
+    if (run.random_cases && run.has(flag) && !takes_presets)
+      refuse(flag, "has no effect beside --random-cases", "leave out one of them");
   }
   for (const char* flag : {"--constant-value", "--token-value"}) {
     if (run.has(flag) && run.input_mode != "constant") {
@@ -362,7 +364,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     if (!app.remaining(true).empty()) refuse_extra(app);
     throw InputError("command line", describe(e, app), see_help(app));
   }
-  if (bench->parsed()) options.command = Command::bench;
+  if (bench->parsed()) {
+    options.command = Command::bench;
+    options.run.model_sizes = true;
+  }
   if (mutate->parsed()) options.command = Command::mutate;
   if (recipe->parsed()) options.command = Command::recipe;
   if (init->parsed()) options.command = Command::init;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace checkop {
@@ -115,6 +116,37 @@ void print_bench(std::FILE* out, const std::vector<BenchRecord>& records) {
       fmt::print(out, "             {}: {} and {} differ by less than the spread from p20 to p80: neither is faster\n",
                  a.timing, a.candidate, b.candidate);
     }
+  }
+  std::fflush(out);
+}
+
+void print_distribution(std::FILE* out, const std::vector<BenchRecord>& records) {
+  constexpr size_t kWorst = 10;
+  struct Sample {
+    double value;
+    const BenchRecord* record;
+  };
+  std::map<std::string, std::vector<Sample>> samples;
+  const bool compared = std::any_of(records.begin(), records.end(), [](const auto& r) { return !r.baseline.empty(); });
+  std::string what = "of copy";
+  for (const BenchRecord& r : records) {
+    if (r.status != RunStatus::ok || (compared && r.baseline.empty())) continue;
+    if (compared) what = fmt::format("times as fast as {}", r.baseline);
+    const std::string key = fmt::format("{}/{} {} {}", r.c.op->name, r.c.pass->name, r.candidate, r.timing);
+    samples[key].push_back({compared ? r.ratio : r.gbps() / r.copy_gbps, &r});
+  }
+  for (auto& [key, of_key] : samples) {
+    std::stable_sort(of_key.begin(), of_key.end(), [](const auto& a, const auto& b) { return a.value < b.value; });
+    double logs = 0;
+    std::vector<double> values;
+    for (const Sample& sample : of_key) {
+      logs += std::log(sample.value);
+      values.push_back(sample.value);
+    }
+    fmt::print(out, "[  RATES   ] {}  {} cases: geometric mean {:.3g}, 5 % quantile {:.3g} {}; the worst:\n", key,
+               of_key.size(), std::exp(logs / static_cast<double>(of_key.size())), quantile(values, 0.05), what);
+    for (size_t i = 0; i < std::min(kWorst, of_key.size()); ++i)
+      fmt::print(out, "             {:.3g}  {}\n", of_key[i].value, case_name(of_key[i].record->c));
   }
   std::fflush(out);
 }

@@ -48,4 +48,9 @@ std::string to_json_line(const BenchRecord& record);
 /// Prints the records of one interleaved run as a table, and says which candidates can't be told apart.
 void print_bench(std::FILE* out, const std::vector<BenchRecord>& records);
 
+/// Prints how the records of many cases are distributed, for each operator, pass, candidate and kind of timing: the
+/// geometric mean and the 5 % quantile of the baseline's time over the candidate's, or of the share of the copy rate
+/// where there is no baseline, and the ten worst cases.
+void print_distribution(std::FILE* out, const std::vector<BenchRecord>& records);
+
 }  // namespace checkop

@@ -33,6 +33,7 @@ struct CaseChoice {
   uint64_t seed = 123, grad_seed = 123;
   bool secret_seed = false;             ///< both are drawn; they count as given
   std::optional<int64_t> random_cases;  ///< random cases per operator; unset: sweep the given sizes
+  bool model_sizes = false;             ///< random cases have sizes of models
 
   std::vector<std::string> inputs;     ///< NAME=FILE:TENSOR in place of generated inputs
   std::string inputs_file, gold_file;  ///< a case out of files: its inputs, and a gold of its outputs

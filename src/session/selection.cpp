@@ -142,7 +142,11 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
     sweep.data.seed = options.seed;
     sweep.data.grad_mode = parse_grad_mode("--grad-mode", options.grad_mode);
     sweep.data.grad_seed = options.grad_seed;
-    if (options.random_cases) {
+    if (options.random_cases && options.model_sizes) {
+      if (presets.empty())
+        sweep.presets = sizes_of("--random-cases", *op, shipped_models(), shipped_mappings(*op), true);
+      draw_model_cases(sweep, *options.random_cases, options.seed, cases);
+    } else if (options.random_cases) {
       draw_cases(sweep, *options.random_cases, options.seed, cases);
     } else {
       expand(sweep, cases);
