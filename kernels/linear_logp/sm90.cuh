@@ -13,23 +13,23 @@ constexpr auto kDirect = sm90::Stores::direct;
 // A segment is what a consumer warpgroup computes, 64 rows by 256 columns, whatever the tile.
 struct Tile128x256Columns : sm90::KernelConfig<2, 256, 64, 4, 2, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
-  static constexpr sm90::Speed kSpeed{6277, 660, 0, 1583};
+  static constexpr sm90::Speed kSpeed{6277, 660, 0, 0, 1583};
 };
 struct Tile128x256Rows : sm90::KernelConfig<2, 256, 64, 4, 1, 2, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows";
-  static constexpr sm90::Speed kSpeed{6442, 521, 174, 1489};
+  static constexpr sm90::Speed kSpeed{6442, 521, 174, 0, 1489};
 };
 struct Tile128x256 : sm90::KernelConfig<2, 256, 64, 4, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 128x256";
-  static constexpr sm90::Speed kSpeed{6155, 517, 193, 1413};
+  static constexpr sm90::Speed kSpeed{6155, 517, 193, 0, 1413};
 };
 struct Tile64x256Columns : sm90::KernelConfig<1, 256, 64, 0, 2, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x256, clusters of 2 that share columns";
-  static constexpr sm90::Speed kSpeed{5850, 376, 2, 1709};
+  static constexpr sm90::Speed kSpeed{5850, 376, 2, 0, 1709};
 };
 struct Tile64x256 : sm90::KernelConfig<1, 256, 64, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x256";
-  static constexpr sm90::Speed kSpeed{5807, 257, 223, 1572};
+  static constexpr sm90::Speed kSpeed{5807, 257, 223, 0, 1572};
 };
 // For matrices that TMA can't read.
 struct Unaligned : sm90::KernelConfig<1, 256, 64, 4, 1, 1, sm90::Loads::elementwise, kDirect> {
@@ -263,11 +263,12 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
       if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials(p, kept, first, rows, dweight);
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
-    const auto error = keeps ? keep()
-                       : !are_reachable(hidden, weight, p.shape.hidden)
-                           ? run(Unaligned{})
-                           : sm90::with_fastest(rows, p.shape.vocab, p.shape.hidden, run, Tile128x256Columns{},
-                                                Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{}, Tile64x256{});
+    const auto error =
+        keeps ? keep()
+        : !are_reachable(hidden, weight, p.shape.hidden)
+            ? run(Unaligned{})
+            : sm90::with_fastest(sm90::problem_of(hidden, weight, p.shape.hidden), run, Tile128x256Columns{},
+                                 Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{}, Tile64x256{});
     if (error != cudaSuccess) return error;
     sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream);
   }
@@ -283,7 +284,7 @@ cudaError_t multiply(Epilogue& out, const Operand<T, a_along_k>& a, const Operan
     return sm90::launch_with_epilogue<Config>(out, a, b, inner, stream);
   };
   if (!are_reachable(a, b, inner)) return run(sm90::Unaligned{});
-  return sm90::with_fastest(a.extent, b.extent, inner, run, sm90::Tile128x256Columns{}, sm90::Tile128x128{},
+  return sm90::with_fastest(sm90::problem_of(a, b, inner), run, sm90::Tile128x256Columns{}, sm90::Tile128x128{},
                             sm90::Tile64x128Columns{}, sm90::Tile64x64{});
 }
 

@@ -116,7 +116,7 @@ struct SumSegments {
       float total = (part[0] + part[1]) + (part[2] + part[3]);
       total += __shfl_xor_sync(kAllLanes, total, 1);
       total += __shfl_xor_sync(kAllLanes, total, 2);
-      if (quad_lane == 0 && row < m_extent) {
+      if (quad_lane == 0 && row < m_extent && n < n_extent) {  // the last cluster may have no columns left for a block
         sums[n / Config::kN * m_extent + row] = {most == -INFINITY ? most : exponent, total};
         if (exponents != nullptr) exponents[n / Config::kN * ld_exponents + row] = exponent;
       }

@@ -17,79 +17,79 @@ constexpr auto kDirect = Stores::direct;
 
 /// Measured on an H200, in nanoseconds, see estimated_ns().
 struct Speed {
-  int fixed;  ///< launch, first loads, last stores
-  int step;   ///< of 64 k, while all SMs are busy
-  int rows;   ///< more for a step if the operand has all rows of a tile; loads of a single block skip rows that do not
-              ///< exist
-  int wave;   ///< once per tile of an SM
+  int fixed;      ///< launch, first loads, last stores
+  int step;       ///< of 64 k, while all SMs are busy
+  int rows;       ///< more for a step if a tile has all its rows: others are not loaded
+  int unaligned;  ///< more for a step if lines of the right operand do not begin at multiples of 128 bytes
+  int wave;       ///< once per tile of an SM
 };
 
 // "Columns" and "Rows": what the two blocks of a cluster share. "Divided": a last wave that would leave half of the SMs
 // idle computes half tiles.
 struct Tile128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{6390, 647, 0, 1627};
+  static constexpr Speed kSpeed{6332, 643, 0, 32, 1635};
 };
 struct Divided128x256Columns : KernelConfig<2, 256, 64, 4, 2, 1, kTma, kStaged, 128> {
   static constexpr const char* kVariant =
       "wgmma, tile 128x256, clusters of 2 that share columns, the last tiles halved";
-  static constexpr Speed kSpeed{6693, 680, 0, 1652};
+  static constexpr Speed kSpeed{6676, 668, 0, 32, 1663};
 };
 struct Divided128x256Rows : KernelConfig<2, 256, 64, 4, 1, 2, kTma, kStaged, 128> {
   static constexpr const char* kVariant = "wgmma, tile 128x256, clusters of 2 that share rows, the last tiles halved";
-  static constexpr Speed kSpeed{6364, 648, 34, 1721};
+  static constexpr Speed kSpeed{6278, 635, 39, 124, 1733};
 };
 struct Tile128x224Columns : KernelConfig<2, 224, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x224, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{6359, 592, 0, 3253};
+  static constexpr Speed kSpeed{6281, 581, 0, 45, 3268};
 };
 struct Tile128x192Columns : KernelConfig<2, 192, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x192, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{6023, 507, 0, 1235};
+  static constexpr Speed kSpeed{5958, 502, 0, 35, 1237};
 };
 struct Tile128x192Rows : KernelConfig<2, 192, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x192, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{5965, 409, 111, 1220};
+  static constexpr Speed kSpeed{5926, 403, 111, 88, 1205};
 };
 struct Tile192x160Columns : KernelConfig<3, 160, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x160, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{6241, 522, 108, 2162};
+  static constexpr Speed kSpeed{6200, 502, 123, 55, 2168};
 };
 struct Tile192x128Rows : KernelConfig<3, 128, 64, 0, 1, 2, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 192x128, clusters of 2 that share rows";
-  static constexpr Speed kSpeed{5488, 430, 83, 1144};
+  static constexpr Speed kSpeed{5489, 422, 88, 35, 1139};
 };
 struct Tile128x128 : KernelConfig<2, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x128";
-  static constexpr Speed kSpeed{5560, 260, 178, 689};
+  static constexpr Speed kSpeed{5495, 258, 170, 102, 696};
 };
 struct Tile128x64 : KernelConfig<2, 64, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 128x64";
-  static constexpr Speed kSpeed{5085, 139, 178, 487};
+  static constexpr Speed kSpeed{5082, 137, 176, 11, 485};
 };
 struct Tile64x192Columns : KernelConfig<1, 192, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x192, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{5521, 309, 0, 1249};
+  static constexpr Speed kSpeed{5394, 303, 0, 56, 1245};
 };
 struct Tile64x192 : KernelConfig<1, 192, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x192";
-  static constexpr Speed kSpeed{5292, 191, 211, 1252};
+  static constexpr Speed kSpeed{5122, 187, 194, 99, 1267};
 };
 struct Tile64x128Columns : KernelConfig<1, 128, 64, 0, 2, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128, clusters of 2 that share columns";
-  static constexpr Speed kSpeed{5223, 248, 0, 795};
+  static constexpr Speed kSpeed{5208, 241, 0, 47, 799};
 };
 struct Tile64x128 : KernelConfig<1, 128, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x128";
-  static constexpr Speed kSpeed{5122, 128, 179, 820};
+  static constexpr Speed kSpeed{5014, 126, 173, 47, 829};
 };
 struct Tile64x64 : KernelConfig<1, 64, 64, 0, 1, 1, kTma, kStaged> {
   static constexpr const char* kVariant = "wgmma, tile 64x64";
-  static constexpr Speed kSpeed{5256, 110, 84, 405};
+  static constexpr Speed kSpeed{5191, 109, 78, 28, 410};
 };
 struct Tile64x32 : KernelConfig<1, 32, 128, 0, 1, 1, kTma, kDirect> {
   static constexpr const char* kVariant = "wgmma, tile 64x32";
-  static constexpr Speed kSpeed{4334, 80, 51, 1100};
+  static constexpr Speed kSpeed{4380, 79, 44, 26, 1028};
 };
 // For matrices that TMA can't read.
 struct Unaligned : KernelConfig<2, 128, 64, 4, 1, 1, Loads::elementwise, kDirect> {
@@ -110,36 +110,47 @@ double waves(int64_t m, int64_t n) {
   return static_cast<double>(ceil_div(tiles, kResident)) - (divides ? 1 - 1.0 / Config::kParts : 0);
 }
 
-/// Estimated time of an m x n product over k: of the waves, or of memory where that takes longer. The two overlap badly
-/// where they are alike, hence the norm. Within 5 % of the measured times of random sizes, on average.
-template <typename Config>
-double estimated_ns(int64_t m, int64_t n, int64_t k) {
-  constexpr double kBytesPerNs = 4200;
-  const double rows = static_cast<double>(m), columns = static_cast<double>(n), inner = static_cast<double>(k);
-  const double filled = std::min(1.0, rows / Config::kM), steps = static_cast<double>(ceil_div(k, 64));
-  const double compute =
-      waves<Config>(m, n) * (steps * (Config::kSpeed.step + Config::kSpeed.rows * filled) + Config::kSpeed.wave);
-  const double memory = 2 * (rows * inner + columns * inner + rows * columns) / kBytesPerNs;
-  return Config::kSpeed.fixed + std::pow(std::pow(compute, 4) + std::pow(memory, 4), 0.25);
+/// A product of m x n over k. is_aligned: lines of the right operand begin at multiples of 128 bytes.
+struct Problem {
+  int64_t m, n, k;
+  bool is_aligned;
+};
+template <typename T, bool a_along_k, bool b_along_k>
+Problem problem_of(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b, int64_t k) {
+  return {a.extent, b.extent, k, b.ld * static_cast<int64_t>(sizeof(T)) % 128 == 0};
 }
 
-/// Calls run(Config{}) for the configuration that is fastest for an m x n product over k.
+/// Estimated time: of the waves, or of memory where that takes longer. The two overlap badly
+/// where they are alike, hence the norm. Within 5 % of the measured times of random sizes, on average.
+template <typename Config>
+double estimated_ns(const Problem& p) {
+  constexpr double kBytesPerNs = 4200;
+  const auto rows = static_cast<double>(p.m), columns = static_cast<double>(p.n), inner = static_cast<double>(p.k);
+  constexpr const Speed& kSpeed = Config::kSpeed;
+  const double step =
+      kSpeed.step + kSpeed.rows * std::min(1.0, rows / Config::kM) + (p.is_aligned ? 0 : kSpeed.unaligned);
+  const double compute = waves<Config>(p.m, p.n) * (static_cast<double>(ceil_div(p.k, 64)) * step + kSpeed.wave);
+  const double memory = 2 * (rows * inner + columns * inner + rows * columns) / kBytesPerNs;
+  return kSpeed.fixed + std::sqrt(std::hypot(compute * compute, memory * memory));
+}
+
+/// Calls run(Config{}) for the configuration that is fastest.
 template <typename Run, typename First, typename... Others>
-auto with_fastest(int64_t m, int64_t n, int64_t k, Run&& run, First first, Others... others) {
-  const double least = std::min({estimated_ns<First>(m, n, k), estimated_ns<Others>(m, n, k)...});
+auto with_fastest(const Problem& p, Run&& run, First first, Others... others) {
+  const double least = std::min({estimated_ns<First>(p), estimated_ns<Others>(p)...});
   decltype(run(first)) result{};
-  (void)((estimated_ns<First>(m, n, k) == least && (result = run(first), true)) || ... ||
-         (estimated_ns<Others>(m, n, k) == least && (result = run(others), true)));
+  (void)((estimated_ns<First>(p) == least && (result = run(first), true)) || ... ||
+         (estimated_ns<Others>(p) == least && (result = run(others), true)));
   return result;
 }
 
 /// The configurations of plain products.
 template <typename Run>
-auto with_config(int64_t m, int64_t n, int64_t k, Run&& run) {
-  return with_fastest(m, n, k, run, Tile128x256Columns{}, Divided128x256Columns{}, Divided128x256Rows{},
-                      Tile128x224Columns{}, Tile128x192Columns{}, Tile128x192Rows{}, Tile192x160Columns{},
-                      Tile192x128Rows{}, Tile128x128{}, Tile128x64{}, Tile64x192Columns{}, Tile64x192{},
-                      Tile64x128Columns{}, Tile64x128{}, Tile64x64{}, Tile64x32{});
+auto with_config(const Problem& p, Run&& run) {
+  return with_fastest(p, run, Tile128x256Columns{}, Divided128x256Columns{}, Divided128x256Rows{}, Tile128x224Columns{},
+                      Tile128x192Columns{}, Tile128x192Rows{}, Tile192x160Columns{}, Tile192x128Rows{}, Tile128x128{},
+                      Tile128x64{}, Tile64x192Columns{}, Tile64x192{}, Tile64x128Columns{}, Tile64x128{}, Tile64x64{},
+                      Tile64x32{});
 }
 
 /// The same interface as PortableProduct.
@@ -162,7 +173,7 @@ struct Product {
         return sm90::launch<Config>(left, right, inner, bias, out, stream);
       };
       if (has_tensor_map<T>(matrix_of(left, inner)) && has_tensor_map<T>(matrix_of(right, inner))) {
-        return with_config(rows, columns, inner, run);
+        return with_config(problem_of(left, right, inner), run);
       }
       // Element-wise loads dominate the time; with few tiles, mma.sync spreads them over more blocks.
       return a_along_k && waves<Unaligned>(rows, columns) > 1 ? run(Unaligned{}) : portable();

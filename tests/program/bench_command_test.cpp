@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -174,6 +175,20 @@ TEST(BenchCommand, ConstantCasesOfFilesAreLeftOut) {
   expect_exit(run_program(command + " --filter '*~constant*'"), 3, "left out");
 }
 
+TEST(BenchCommand, RandomCasesHaveGivenSizesAndTheirRatesASummary) {
+  const std::string command =
+      "bench --op matmul --device cpu --k-dim 3 --n-dim 4 --seq 2 --timing burst --random-cases 3 " + plugin("honest") +
+      "--candidate native,honest --baseline native";
+  const ProcessResult result = run_program(command);
+  expect_exit(result, 0, "[  BENCH   ] matmul/forward  fp32  batch=1 seq=2 k_dim=3 n_dim=4");
+  expect_exit(result, 0, "[  RATES   ] matmul/forward honest burst  3 cases: geometric mean ");
+  EXPECT_EQ(lines_of(run_program(command + " --json").text).size(), 6u);
+  const ProcessResult listed = run_program(
+      "bench --op matmul --device cpu --candidate native --preset qwen3-8b --random-cases 40 --seed 3 --list");
+  expect_exit(listed, 0, "x12288x4096#");  // the down projection
+  EXPECT_EQ(std::count(listed.text.begin(), listed.text.end(), '\n'), 40);
+}
+
 TEST(BenchCommand, BadInputExitsTwoWithOneSentence) {
   const std::pair<std::string, std::string> mistakes[] = {
       {kMatmul + "--candidate native --baseline cublas", "--baseline: 'cublas' is not among the candidates"},
@@ -204,11 +219,11 @@ BenchRecord record(const std::string& candidate, Summary ms) {
   return r;
 }
 
-std::string printed(const std::vector<BenchRecord>& records) {
+std::string printed(const std::vector<BenchRecord>& records, decltype(print_bench)* print = print_bench) {
   char* text = nullptr;
   size_t size = 0;
   std::FILE* stream = open_memstream(&text, &size);
-  print_bench(stream, records);
+  print(stream, records);
   std::fclose(stream);
   const std::string result(text, size);
   std::free(text);
@@ -230,6 +245,31 @@ TEST(BenchRecord, DifferenceBelowTheSpreadIsSaid) {
   BenchRecord sustained = record("b", {1.05, 1.04, 1.06});
   sustained.timing = "sustained";
   EXPECT_EQ(printed({record("a", {1.00, 0.9, 1.1}), sustained}).find("neither"), std::string::npos);
+}
+
+TEST(BenchRecord, DistributionIsOfRatiosToTheBaseline) {
+  std::vector<BenchRecord> records;
+  for (const double ratio : {4.0, 1.0, 0.5, 2.0}) {
+    records.push_back(record("cublas", {1, 1, 1}));  // the baseline itself
+    BenchRecord& ours = records.emplace_back(record("ours", {1, 1, 1}));
+    ours.baseline = "cublas", ours.ratio = ratio;
+  }
+  EXPECT_EQ(printed(records, print_distribution),
+            "[  RATES   ] matmul/forward ours burst  4 cases: geometric mean 1.41, 5 % quantile 0.575 times as fast as "
+            "cublas; the worst:\n"
+            "             0.5  matmul-bf16-1x2x3x4\n"
+            "             1  matmul-bf16-1x2x3x4\n"
+            "             2  matmul-bf16-1x2x3x4\n"
+            "             4  matmul-bf16-1x2x3x4\n");
+}
+
+TEST(BenchRecord, DistributionWithoutABaselineIsOfTheCopyRate) {
+  BenchRecord failed = record("ours", {1, 1, 1});
+  failed.status = RunStatus::crashed;
+  EXPECT_EQ(printed({record("ours", {2, 1, 3}), failed}, print_distribution),
+            "[  RATES   ] matmul/forward ours burst  1 cases: geometric mean 0.25, 5 % quantile 0.25 of copy; the "
+            "worst:\n"
+            "             0.25  matmul-bf16-1x2x3x4\n");
 }
 
 }  // namespace

@@ -91,5 +91,50 @@ TEST(RandomCases, WhatNoDrawCanMendIsAnError) {
   EXPECT_NE(contract_test::error_of([&] { drawn(sweep, 1, 1); }).find("vocab"), std::string::npos);
 }
 
+/// `count` cases of det_gemm with the sizes of models.
+std::vector<Case> of_models(int64_t count, uint64_t seed) {
+  Sweep sweep = all_of(*find_operator("det_gemm"));
+  sweep.presets = sizes_of("--preset", *sweep.op, shipped_models(), shipped_mappings(*sweep.op), true);
+  std::vector<Case> cases;
+  draw_model_cases(sweep, count, seed, cases);
+  return cases;
+}
+
+TEST(RandomCases, OfModelsAreThoseOfTheirSeed) {
+  EXPECT_EQ(flags_of(of_models(20, 7)), flags_of(of_models(20, 7)));
+  EXPECT_NE(flags_of(of_models(20, 7)), flags_of(of_models(20, 8)));
+}
+
+TEST(RandomCases, OfModelsHaveTheirSizesOrSizesNearThem) {
+  std::set<std::pair<int64_t, int64_t>> known;
+  const Operator& op = *find_operator("det_gemm");
+  for (const PresetSizes& preset : sizes_of("--preset", op, shipped_models(), shipped_mappings(op), true))
+    known.emplace(preset.dims.at("k_dim"), preset.dims.at("n_dim"));
+  int64_t of_a_model = 0, changed = 0, few_rows = 0, many_rows = 0;
+  for (const Case& c : of_models(400, 1)) {
+    EXPECT_NO_THROW(validate(c)) << case_name(c);
+    EXPECT_LE(tensor_bytes(c), kMostModelBytes) << case_name(c);
+    const int64_t k = c.dims.at("k_dim"), n = c.dims.at("n_dim"), rows = c.dims.at("seq");
+    EXPECT_EQ(c.dims.at("batch"), 1);
+    EXPECT_GE(rows, 1);
+    EXPECT_LE(rows, 8192);
+    few_rows += rows < 64 ? 1 : 0, many_rows += rows >= 1024 ? 1 : 0;
+    if (known.contains({k, n})) {
+      ++of_a_model;
+      continue;
+    }
+    ++changed;
+    const auto is_near = [&](const auto& model) {
+      return k >= model.first * 3 / 4 - 8 && k <= model.first * 5 / 4 && n >= model.second * 3 / 4 - 8 &&
+             n <= model.second * 5 / 4;
+    };
+    EXPECT_TRUE(k % 8 == 0 && n % 8 == 0 && std::any_of(known.begin(), known.end(), is_near)) << case_name(c);
+  }
+  EXPECT_GT(of_a_model, 250);
+  EXPECT_GT(changed, 60);
+  EXPECT_GT(few_rows, 130);  // 6 of 13 powers of two
+  EXPECT_GT(many_rows, 60);
+}
+
 }  // namespace
 }  // namespace checkop::random_cases_test
