@@ -5,7 +5,7 @@
 //   x, y, grad_y, dx: [rows, hidden]   weight, dweight: [hidden]   f32|f16|bf16, all the same   mask: [rows] u8 or none
 //   Limits: rows < 2^31, contiguous.   Workspace: backward, min(1024, rows) * hidden floats at most.
 //   Expected error: chains of about hidden / 2048 + 15 additions (a team has up to 512 threads), for dweight
-//   max(4, rows / 512) + 56; rsqrtf within 2 ulp; one output rounding.
+//   max(64, rows / 264) + 56; rsqrtf within 2 ulp; one output rounding.
 //
 // A row's bits depend only on its own values: `hidden` and the dtype determine the team and which of its threads takes
 // a column. dweight is summed in two stages without atomics: each block adds its rows in ascending order and writes one
@@ -28,11 +28,43 @@ __device__ void write_normalized(const Group<T>& xs, const Group<T>& ws, float s
   store_group(y, first, params.hidden, params.aligned, value);
 }
 
-/// Computes y, for rows of at most team * n groups. Teams take rows in turn.
+/// Computes y, one row per team. A row longer than team * n groups is read twice, the second time from its end.
 template <typename T, int team, int n>
 __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward(const T* __restrict__ x, const T* __restrict__ w,
-                                                                    RmsNormParams params, T* __restrict__ y,
-                                                                    int slots) {
+                                                                    RmsNormParams params, T* __restrict__ y) {
+  __shared__ float2 shared[kWarp];
+  constexpr int kColumns = kGroupColumns<T>;
+  const int64_t row = int64_t{blockIdx.x} * kTeamsOf<team> + threadIdx.x / team;
+  const bool exists = row < params.rows;  // threads without a row still take part in the shuffles
+  const int64_t offset = (exists ? row : 0) * params.hidden, step = int64_t{team} * n;
+  const int64_t n_groups = ceil_div(params.hidden, kColumns), last = (n_groups - 1) / step * step;
+  const int64_t thread = threadIdx.x % team;
+  Group<T> xs[n], ws[n];
+  float squares = 0.0f;
+  for (int64_t base = 0; base <= last; base += step) {
+    load_groups<T, team>(x + offset, base + thread, params, xs);
+    load_groups<T, team>(w, base + thread, params, ws);
+    add_squares<T>(xs, squares);
+  }
+  const float scale = inverse_rms(team_sum<team>(squares, 0.0f, shared).x, params);
+  if (!exists) return;
+  for (int64_t base = last; base >= 0; base -= step) {
+    if (base != last) {
+      load_groups<T, team>(x + offset, base + thread, params, xs);
+      load_groups<T, team>(w, base + thread, params, ws);
+    }
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      write_normalized(xs[k], ws[k], scale, params, (base + thread + k * team) * kColumns, y + offset);
+    }
+  }
+}
+
+/// The same for rows of at most team * n groups, which teams take in turn: few threads load, so rows are fetched ahead.
+template <typename T, int team, int n>
+__global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward_ahead(const T* __restrict__ x,
+                                                                          const T* __restrict__ w, RmsNormParams params,
+                                                                          T* __restrict__ y, int slots) {
   __shared__ float2 shared[2][kWarp];
   constexpr int kTeams = kTeamsOf<team>;
   const int64_t thread = threadIdx.x % team, step = int64_t{gridDim.x} * kTeams;
@@ -56,35 +88,6 @@ __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward(const T* __r
       }
     }
     row += step, ahead += step;
-  }
-}
-
-/// The same for rows of any length, one per block: a row is read twice, the second time from its end.
-template <typename T, int team, int n>
-__global__ __launch_bounds__(team) void rms_forward_long(const T* __restrict__ x, const T* __restrict__ w,
-                                                         RmsNormParams params, T* __restrict__ y) {
-  static_assert(kTeamsOf<team> == 1);
-  __shared__ float2 shared[kWarp];
-  constexpr int kColumns = kGroupColumns<T>;
-  const int64_t offset = int64_t{blockIdx.x} * params.hidden, step = int64_t{team} * n, thread = threadIdx.x;
-  const int64_t n_groups = ceil_div(params.hidden, kColumns), last = (n_groups - 1) / step * step;
-  Group<T> xs[n], ws[n];
-  float squares = 0.0f;
-  for (int64_t base = 0; base <= last; base += step) {
-    load_groups<T, team>(x + offset, base + thread, params, xs);
-    load_groups<T, team>(w, base + thread, params, ws);
-    add_squares<T>(xs, squares);
-  }
-  const float scale = inverse_rms(team_sum<team>(squares, 0.0f, shared).x, params);
-  for (int64_t base = last; base >= 0; base -= step) {
-    if (base != last) {
-      load_groups<T, team>(x + offset, base + thread, params, xs);
-      load_groups<T, team>(w, base + thread, params, ws);
-    }
-#pragma unroll
-    for (int k = 0; k < n; ++k) {
-      write_normalized(xs[k], ws[k], scale, params, (base + thread + k * team) * kColumns, y + offset);
-    }
   }
 }
 
@@ -312,16 +315,22 @@ checkop_status launch_forward(const checkop_call* call) {
     auto* stream = static_cast<cudaStream_t>(call->stream);
     return with_mapping<T>(params.hidden, [&]<typename Map>(Map) {
       constexpr int kTeams = kTeamsOf<Map::team>;
-      if constexpr (Map::is_long) {
-        rms_forward_long<T, Map::team, Map::n>
-            <<<static_cast<unsigned>(params.rows), Map::team, 0, stream>>>(x, w, params, y);
-        return launch_status(call, "launch rms_norm forward");
-      } else {
-        const int64_t blocks = std::min<int64_t>(ceil_div(params.rows, kTeams), kMultiprocessors * kBlocksOnSM<Map, 1>);
-        const auto error = launch_with_ring<Map::n>(rms_forward<T, Map::team, Map::n>, blocks, Map::team * kTeams,
-                                                    kRowSlots, stream, x, w, params, y);
-        return cuda_status(call, error, "launch rms_norm forward");
+      // Blocks whose threads nearly all have columns already have enough loads in flight on an SM
+      const bool few_load =
+          Map::team == 16 || Map::team > 256 ||
+          (Map::team > kWarp && ceil_div(params.hidden, kGroupColumns<T>) * 8 < Map::team * Map::n * 7);
+      if constexpr (!Map::is_long) {
+        if (few_load) {
+          const int64_t blocks =
+              std::min<int64_t>(ceil_div(params.rows, kTeams), kMultiprocessors * kBlocksOnSM<Map, 1>);
+          const auto error = launch_with_ring<Map::n>(rms_forward_ahead<T, Map::team, Map::n>, blocks,
+                                                      Map::team * kTeams, kRowSlots, stream, x, w, params, y);
+          return cuda_status(call, error, "launch rms_norm forward");
+        }
       }
+      rms_forward<T, Map::team, Map::n>
+          <<<static_cast<unsigned>(ceil_div(params.rows, kTeams)), Map::team * kTeams, 0, stream>>>(x, w, params, y);
+      return launch_status(call, "launch rms_norm forward");
     });
   });
 }
