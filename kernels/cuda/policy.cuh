@@ -41,15 +41,15 @@ struct Token {
   int64_t target;
 };
 
-/// Computes the Token of `row`; all threads must call. The policy is read last, so that a second pass finds the row's
-/// end in L2.
-template <typename T, Reuse reuse>
-__device__ Token read_token(const PolicyInputs<T>& in, int64_t row) {
+/// Computes the Token of `row`; all threads must call. The policy is read last, so that the ring has its last steps.
+template <typename T>
+__device__ Token read_token(StepRing& ring, const PolicyInputs<T>& in, int64_t row) {
   const T* __restrict__ policy = in.policy + row * in.vocab;
   const T* __restrict__ ref = in.ref + row * in.vocab;
-  const Partial of_ref = reduce_row<T, Reuse::once>(ref, in.vocab);
+  const RowSteps<T> policy_steps(policy, in.vocab);
+  const Partial of_ref = reduce_row(ring, RowSteps<T>(ref, in.vocab), NoTransform{}, false, &policy_steps);
   __syncthreads();
-  const Partial of_policy = reduce_row<T, reuse>(policy, in.vocab);
+  const Partial of_policy = reduce_row(ring, policy_steps, NoTransform{}, true);
   int64_t target = in.ids[row];
   if (target < 0 || target >= in.vocab) target = 0;  // IdCheck refuses it
   // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.

@@ -8,6 +8,7 @@
 
 #include "cuda/group.cuh"
 #include "cuda/logit_transform.cuh"
+#include "cuda/ring.cuh"
 
 namespace checkop::kernels {
 
@@ -21,18 +22,39 @@ constexpr int kMaxThreads = 512;
 constexpr int kBlocksPerSM = 2;
 inline int threads_for(int64_t vocab) { return vocab <= 1024 ? 64 : vocab <= 8192 ? 256 : kMaxThreads; }
 
-// The backward pass reads a row twice. One big block per SM keeps few rows in progress, so that the second pass, which
-// goes from the row's end to its start, finds much of the row in L2.
+// The backward pass reads a row twice. A big block has three quarters of a row of 128k columns in 16 bits in shared
+// memory when the second pass begins; few rows in progress leave the rest in L2.
 constexpr int kMaxBackwardThreads = 1024;
-inline int backward_threads_for(int64_t vocab) { return vocab <= 8192 ? threads_for(vocab) : kMaxBackwardThreads; }
+inline int backward_threads_for(int64_t vocab) {
+  return vocab <= 8192 ? threads_for(vocab) : vocab <= 49152 ? kMaxThreads : kMaxBackwardThreads;
+}
 
-enum class Reuse { once, again };
+// Slots of a step each: two blocks of 512 threads, or one of 1024, have 192 KiB on an SM.
+constexpr int kStepSlots = 3;
+using StepRing = GroupRing<kGroups>;
 
-/// Loads a whole group at a 16-byte boundary.
-template <typename T, Reuse reuse>
-__device__ Group<T> load_whole(const T* __restrict__ from) {
-  const auto* words = reinterpret_cast<const uint4*>(from);
-  return {reuse == Reuse::once ? __ldcs(words) : *words};
+/// Launches a kernel of one block per row, whose last parameter is the number of slots of its StepRing.
+template <typename T, typename... Parameters, typename... Arguments>
+cudaError_t launch_rows(void (*kernel)(Parameters...), int64_t rows, int threads, int64_t vocab, cudaStream_t stream,
+                        const Arguments&... arguments) {
+  const int64_t steps = ceil_div(vocab, int64_t{threads} * kGroups * kGroupColumns<T>);
+  return launch_with_ring<kGroups>(kernel, rows, threads, std::min<int64_t>(steps, kStepSlots), stream, arguments...);
+}
+
+constexpr float kLog2e = 1.4426950408889634f;
+/// 2^x within 2 ulp; 0 if that is below 2^-126.
+__device__ inline float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// exp(x) for x <= 0, as exact as a sum of exponentials of T needs. In 16 bits: one multiplication and ex2, whose
+/// results below 2^-126 are 0. expf takes twice the instructions and would set the pace.
+template <typename T>
+__device__ float exp_in_sum(float x) {
+  if constexpr (sizeof(T) == 4) return expf(x);
+  return ex2(x * kLog2e);
 }
 
 /// Loads any group, element by element; -inf beyond the row's end, which adds exactly nothing to the sum of exps.
@@ -46,23 +68,89 @@ __device__ Group<T> load_ragged(const T* __restrict__ row, int64_t first, int64_
   return {bit_cast<uint4>(pack)};
 }
 
-/// Loads this thread's groups of the step that begins at group `base`. One branch for the block, so that all loads of a
-/// step are issued back to back.
-template <typename T, Reuse reuse>
-__device__ void load_step(const T* __restrict__ row, int64_t base, int64_t n_whole, int64_t vocab,
-                          Group<T> (&groups)[kGroups]) {
-  constexpr int kColumns = kGroupColumns<T>;
-  const int64_t first = base + threadIdx.x, stride = blockDim.x;
-  if (base + stride * kGroups <= n_whole) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) groups[g] = load_whole<T, reuse>(row + (first + g * stride) * kColumns);
-  } else {
+/// A row in steps: in each one a thread takes kGroups groups, blockDim.x groups apart. Whole groups of an aligned row
+/// come through the ring, others are loaded when they are needed.
+template <typename T>
+class RowSteps {
+ public:
+  static constexpr int kColumns = kGroupColumns<T>;
+
+  __device__ RowSteps(const T* row, int64_t vocab)
+      : row_(row), vocab_(vocab), n_whole_(is_aligned(row) ? vocab / kColumns : 0) {}
+  __device__ int64_t vocab() const { return vocab_; }
+  __device__ int64_t count() const { return ceil_div(vocab_, int64_t{blockDim.x} * kGroups * kColumns); }
+  /// The thread's group g in a step; columns from group * kColumns on.
+  __device__ static int64_t group(int64_t step, int g) { return (step * kGroups + g) * blockDim.x + threadIdx.x; }
+
+  __device__ void fetch(const StepRing& ring, int64_t step) const {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const int64_t group = first + g * stride;
-      groups[g] =
-          group < n_whole ? load_whole<T, reuse>(row + group * kColumns) : load_ragged<T>(row, group * kColumns, vocab);
+      if (group(step, g) < n_whole_) cp_async(ring.at(g), row_ + group(step, g) * kColumns, sizeof(uint4));
     }
+  }
+  __device__ void read(const StepRing& ring, int64_t step, Group<T> (&groups)[kGroups]) const {
+    ring.wait();
+    if ((step + 1) * kGroups * blockDim.x <= n_whole_) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) groups[g] = {*ring.at(g)};
+    } else {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        const int64_t at = group(step, g);
+        groups[g] = at < n_whole_ ? Group<T>{*ring.at(g)} : load_ragged<T>(row_, at * kColumns, vocab_);
+      }
+    }
+  }
+
+ private:
+  const T* row_;
+  int64_t vocab_, n_whole_;
+};
+
+/// Calls f(groups, step) for the steps of a row in ascending order. The ring then has the last steps. `fetched`: it has
+/// the first steps already. If the row `next` is given, the ring then has its first steps instead.
+template <typename T, typename F>
+__device__ void for_each_step(StepRing& ring, const RowSteps<T>& row, F&& f, bool fetched = false,
+                              const RowSteps<T>* next = nullptr) {
+  const int64_t count = row.count(), slots = ring.slots();
+  for (int64_t s = 0; s < slots && !fetched; ++s) {
+    row.fetch(ring, s);
+    ring.advance();
+  }
+  for (int64_t s = 0; s < count; ++s) {
+    Group<T> groups[kGroups];
+    row.read(ring, s, groups);
+    f(groups, s);
+    if (s + slots < count) {
+      row.fetch(ring, s + slots);
+    } else if (next != nullptr) {
+      next->fetch(ring, s + slots - count);
+    }
+    ring.advance();
+  }
+}
+
+/// The same for a row of which the ring has the last steps: these first, then the others from the last to the first,
+/// because the latest ones read are still in L2.
+template <typename T, typename F>
+__device__ void for_each_step_again(StepRing& ring, const RowSteps<T>& row, F&& f) {
+  const int64_t count = row.count(), slots = ring.slots();
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t s = i < slots ? count - slots + i : count - 1 - i;
+    Group<T> groups[kGroups];
+    row.read(ring, s, groups);
+    f(groups, s);
+    if (i + slots < count) row.fetch(ring, count - 1 - (i + slots));
+    ring.advance();
+  }
+}
+
+/// Fetches a row's last steps, as for_each_step() leaves them.
+template <typename T>
+__device__ void fetch_last_steps(StepRing& ring, const RowSteps<T>& row) {
+  for (int64_t s = row.count() - ring.slots(); s < row.count(); ++s) {
+    row.fetch(ring, s);
+    ring.advance();
   }
 }
 
@@ -94,65 +182,64 @@ struct Partial {
     for (int g = 0; g < kGroups; ++g) {
       float group_sum = 0.0f;  // two levels: the chain is one group, then the number of groups
 #pragma unroll
-      for (int i = 0; i < kGroupColumns<T>; ++i) group_sum += expf(z[g][i] - shift);
+      for (int i = 0; i < kGroupColumns<T>; ++i) group_sum += exp_in_sum<T>(z[g][i] - shift);
       sum += group_sum;
     }
   }
 };
 
 /// Maximum and sum of exp(z - exp_shift(max)) of a row, in every thread. All threads of the block must call, with a
-/// barrier between two calls, because both use the same shared memory.
-template <typename T, Reuse reuse, typename Transform = NoTransform>
-__device__ Partial reduce_row(const T* __restrict__ row, int64_t vocab, const Transform& transform = {}) {
+/// barrier between two calls, because both use the same shared memory. For `fetched` and `next` see for_each_step().
+template <typename T, typename Transform = NoTransform>
+__device__ Partial reduce_row(StepRing& ring, const RowSteps<T>& row, const Transform& transform = {},
+                              bool fetched = false, const RowSteps<T>* next = nullptr) {
   __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
-  const int64_t n_groups = ceil_div(vocab, kColumns);
-  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
   Partial mine;
-  Group<T> groups[kGroups];
-  for (int64_t base = 0; base < n_groups; base += int64_t{blockDim.x} * kGroups) {
-    load_step<T, reuse>(row, base, n_whole, vocab, groups);
-    mine.add<T>(groups, transform, (base + threadIdx.x) * kColumns, int64_t{blockDim.x} * kColumns, vocab);
-  }
+  for_each_step(
+      ring, row,
+      [&](const Group<T>(&groups)[kGroups], int64_t step) {
+        mine.add<T>(groups, transform, row.group(step, 0) * kColumns, int64_t{blockDim.x} * kColumns, row.vocab());
+      },
+      fetched, next);
   const float max = block_max(mine.max, max_per_warp);
   const float sum = block_sum(mine.sum * expf(mine.max - exp_shift(max)), sum_per_warp);
   return {max, sum};
 }
 
 /// dx = grad*(onehot(target) - softmax(z)) dz/dx of one row of logits x, which the transform makes z, where `total` is
-/// the result of reduce_row(). Reads the row from its end to its start. p = exp(z - max)/sum, not exp(z - lse): a large
-/// lse would be rounded.
+/// the result of reduce_row() and the ring is as that leaves it. p = exp(z - max)/sum, not exp(z - lse): a large lse
+/// would be rounded.
 template <typename T, typename Transform = NoTransform>
-__device__ void write_gradient(const T* __restrict__ x, int64_t vocab, const Partial& total, float grad, int64_t target,
+__device__ void write_gradient(StepRing& ring, const RowSteps<T>& row, const Partial& total, float grad, int64_t target,
                                T* __restrict__ dx, const Transform& transform = {}) {
   constexpr int kColumns = kGroupColumns<T>;
+  // In 16 bits exponentials are 2^24 times too large: their smallest ones are normal numbers, which ex2 keeps
+  constexpr float kExponent = sizeof(T) == 4 ? 0.0f : 24.0f;
   const float shift = exp_shift(total.max), scale = 1.0f / total.sum;
-  const int64_t n_groups = ceil_div(vocab, kColumns);
-  const int64_t n_whole = is_aligned(x) && is_aligned(dx) ? vocab / kColumns : 0;
-  const int64_t step = int64_t{blockDim.x} * kGroups;
-  Group<T> groups[kGroups];
-  for (int64_t base = (n_groups - 1) / step * step; base >= 0; base -= step) {
-    load_step<T, Reuse::once>(x, base, n_whole, vocab, groups);
+  const float scale_down = sizeof(T) == 4 ? scale : scale * 0x1p-24f;
+  const int64_t vocab = row.vocab(), n_whole = is_aligned(dx) ? vocab / kColumns : 0;
+  for_each_step_again(ring, row, [&](const Group<T>(&groups)[kGroups], int64_t step) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const int64_t group = base + g * int64_t{blockDim.x} + threadIdx.x, first = group * kColumns;
-      float value[kColumns], slope[kColumns];
-      groups[g].unpack(value);
+      const int64_t group = row.group(step, g), first = group * kColumns;
+      float x[kColumns], value[kColumns];
+      groups[g].unpack(x);
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        slope[i] = transform.slope(value[i]);
-        value[i] = expf(transform.apply(value[i]) - shift) * scale;
+        const float below = transform.apply(x[i]) - shift;
+        value[i] = (sizeof(T) == 4 ? expf(below) : ex2(fmaf(below, kLog2e, kExponent))) * scale_down;
       }
       // Computed once per group: a comparison per column would cost as much as the exp
       const int64_t target_in_group = target - first;
       if (target_in_group >= 0 && target_in_group < kColumns) {
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-          if (i == target_in_group) value[i] -= 1.0f;
+        for (int i = 0; i < kColumns; ++i) {  // exactly, because the difference may be small
+          if (i == target_in_group) value[i] = expf(transform.apply(x[i]) - shift) * scale - 1.0f;
         }
       }
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) value[i] = value[i] * -grad * slope[i];
+      for (int i = 0; i < kColumns; ++i) value[i] = value[i] * -grad * transform.slope(x[i]);
       if (group < n_whole) {  // streaming store: dx is not read here, so L2 is left to the logits
         __stcs(reinterpret_cast<uint4*>(dx + first), Group<T>::packed(value).bits);
       } else {
@@ -162,7 +249,7 @@ __device__ void write_gradient(const T* __restrict__ x, int64_t vocab, const Par
         }
       }
     }
-  }
+  });
 }
 
 /// Writes zeros for an ignored row without reading anything of it.

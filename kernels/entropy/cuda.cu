@@ -68,18 +68,14 @@ struct EntropyRow {
 };
 
 /// Maximum, sum of exponentials and M of a row, in every thread. All threads of the block must call.
-template <typename T, Reuse reuse, bool has_cap>
-__device__ EntropyRow reduce_entropy(const LogitTransform& transform, const T* __restrict__ row, int64_t vocab) {
+template <typename T, bool has_cap>
+__device__ EntropyRow reduce_entropy(StepRing& ring, const RowSteps<T>& row, const LogitTransform& transform) {
   __shared__ float max_per_warp[kWarp], sum_per_warp[kWarp], weighted_per_warp[kWarp];
   constexpr int kColumns = kGroupColumns<T>;
-  const int64_t n_groups = ceil_div(vocab, kColumns);
-  const int64_t n_whole = is_aligned(row) ? vocab / kColumns : 0;
   EntropyPartial mine;
-  Group<T> groups[kGroups];
-  for (int64_t base = 0; base < n_groups; base += int64_t{blockDim.x} * kGroups) {
-    load_step<T, reuse>(row, base, n_whole, vocab, groups);
-    mine.add<has_cap, T>(transform, groups, (base + threadIdx.x) * kColumns, int64_t{blockDim.x} * kColumns, vocab);
-  }
+  for_each_step(ring, row, [&](const Group<T>(&groups)[kGroups], int64_t step) {
+    mine.add<has_cap, T>(transform, groups, row.group(step, 0) * kColumns, int64_t{blockDim.x} * kColumns, row.vocab());
+  });
   const float max = block_max(mine.max, max_per_warp);
   mine.move_to(exp_shift(max));
   const float sum = block_sum(mine.sum, sum_per_warp);
@@ -91,13 +87,14 @@ template <typename T, bool has_cap>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void entropy_forward(const T* __restrict__ logits,
                                                                              const uint8_t* __restrict__ mask,
                                                                              int64_t vocab, LogitTransform transform,
-                                                                             float* __restrict__ entropy) {
+                                                                             float* __restrict__ entropy, int slots) {
   const int64_t row = blockIdx.x;
   if (mask != nullptr && mask[row] == 0) {  // the same for the whole block
     if (threadIdx.x == 0) entropy[row] = 0.0f;
     return;
   }
-  const EntropyRow r = reduce_entropy<T, Reuse::once, has_cap>(transform, logits + row * vocab, vocab);
+  StepRing ring(slots);
+  const EntropyRow r = reduce_entropy<T, has_cap>(ring, RowSteps<T>(logits + row * vocab, vocab), transform);
   if (threadIdx.x == 0) entropy[row] = logf(r.sum) + r.mean;
 }
 
@@ -107,23 +104,20 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void entropy_backward(const T*
                                                                         const uint8_t* __restrict__ mask,
                                                                         const float* __restrict__ grad_entropy,
                                                                         int64_t vocab, LogitTransform transform,
-                                                                        T* __restrict__ dlogits) {
+                                                                        T* __restrict__ dlogits, int slots) {
   const int64_t row = blockIdx.x;
   T* __restrict__ dx = dlogits + row * vocab;
   if (mask != nullptr && mask[row] == 0) return write_zeros(dx, vocab);  // the whole block
-  const T* __restrict__ x = logits + row * vocab;
-  const EntropyRow r = reduce_entropy<T, Reuse::again, has_cap>(transform, x, vocab);
+  StepRing ring(slots);
+  const RowSteps<T> x(logits + row * vocab, vocab);
+  const EntropyRow r = reduce_entropy<T, has_cap>(ring, x, transform);
   constexpr int kColumns = kGroupColumns<T>;
   const float shift = exp_shift(r.max), scale = grad_entropy[row] / r.sum;
-  const int64_t n_groups = ceil_div(vocab, kColumns);
-  const int64_t n_whole = is_aligned(x) && is_aligned(dx) ? vocab / kColumns : 0;
-  const int64_t step = int64_t{blockDim.x} * kGroups;
-  Group<T> groups[kGroups];
-  for (int64_t base = (n_groups - 1) / step * step; base >= 0; base -= step) {
-    load_step<T, Reuse::once>(x, base, n_whole, vocab, groups);
+  const int64_t n_whole = is_aligned(dx) ? vocab / kColumns : 0;
+  for_each_step_again(ring, x, [&](const Group<T>(&groups)[kGroups], int64_t step) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const int64_t group = base + g * int64_t{blockDim.x} + threadIdx.x, first = group * kColumns;
+      const int64_t group = x.group(step, g), first = group * kColumns;
       float value[kColumns];
       groups[g].unpack(value);
 #pragma unroll
@@ -140,7 +134,7 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void entropy_backward(const T*
         }
       }
     }
-  }
+  });
 }
 
 struct EntropyParams {
@@ -180,18 +174,19 @@ checkop_status check_call(const checkop_call* call, bool backward, EntropyParams
 template <typename T, bool has_cap>
 checkop_status launch(const checkop_call* call, const EntropyParams& params, bool backward) {
   auto* stream = static_cast<cudaStream_t>(call->stream);
-  const auto rows = static_cast<unsigned>(params.rows);
   const auto* logits = static_cast<const T*>(call->inputs[0].data);
   const auto* mask = static_cast<const uint8_t*>(call->inputs[1].data);
   if (backward) {
-    entropy_backward<T, has_cap><<<rows, backward_threads_for(params.vocab), 0, stream>>>(
-        logits, mask, static_cast<const float*>(call->inputs[2].data), params.vocab, params.transform,
-        static_cast<T*>(call->outputs[0].data));
-  } else {
-    entropy_forward<T, has_cap><<<rows, threads_for(params.vocab), 0, stream>>>(
-        logits, mask, params.vocab, params.transform, static_cast<float*>(call->outputs[0].data));
+    const auto error =
+        launch_rows<T>(entropy_backward<T, has_cap>, params.rows, backward_threads_for(params.vocab), params.vocab,
+                       stream, logits, mask, static_cast<const float*>(call->inputs[2].data), params.vocab,
+                       params.transform, static_cast<T*>(call->outputs[0].data));
+    return cuda_status(call, error, "launch entropy backward");
   }
-  return launch_status(call, backward ? "launch entropy backward" : "launch entropy forward");
+  const auto error =
+      launch_rows<T>(entropy_forward<T, has_cap>, params.rows, threads_for(params.vocab), params.vocab, stream, logits,
+                     mask, params.vocab, params.transform, static_cast<float*>(call->outputs[0].data));
+  return cuda_status(call, error, "launch entropy forward");
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {

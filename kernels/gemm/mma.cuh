@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "cuda/ring.cuh"
 #include "gemm/tile.cuh"
 
 namespace checkop::kernels {
@@ -43,19 +44,6 @@ struct SmemLayout {
     return line * kPerLine + (chunk ^ (along_k ? line / 2 % 4 : line % 8));
   }
 };
-
-/// Copies 16 bytes to shared memory without passing through registers. Reads the first `bytes` of the source and fills
-/// the rest with zeros.
-__device__ inline void cp_async(uint4* shared, const void* global, int bytes) {
-  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
-}
-__device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until all but the latest `pending` groups of this thread's copies are done.
-template <int pending>
-__device__ void cp_async_wait_group() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
 
 /// Loads tiles of one operand into shared memory, one step of kTileK after the other. A thread has the same chunk of
 /// every kLinesAtOnce-th line. Elements outside the matrix are zero in both operands: 0 * 0 adds nothing, where 0 * NaN

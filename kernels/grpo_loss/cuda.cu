@@ -97,13 +97,14 @@ template <typename T>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void token_losses(PolicyInputs<T> in, GrpoParams params,
                                                                           const float* __restrict__ advantages,
                                                                           float* __restrict__ losses,
-                                                                          float* __restrict__ kls) {
+                                                                          float* __restrict__ kls, int slots) {
   const int64_t row = blockIdx.x;
   if (in.active[row] == 0) {  // the same for the whole block
     if (threadIdx.x == 0) losses[row] = 0.0f, kls[row] = 0.0f;
     return;
   }
-  const Token token = read_token<T, Reuse::once>(in, row);
+  StepRing ring(slots);
+  const Token token = read_token(ring, in, row);
   if (threadIdx.x != 0) return;
   const float a = advantages[row / params.seq], ratio = expf(token.delta);
   // Not fminf(fmaxf()), which would turn a NaN into a finite loss.
@@ -136,17 +137,18 @@ __global__ __launch_bounds__(kMaxBackwardThreads) void grpo_backward(PolicyInput
                                                                      const float* __restrict__ advantages,
                                                                      const float* __restrict__ divisor,
                                                                      const float* __restrict__ grad_loss,
-                                                                     T* __restrict__ dpolicy) {
+                                                                     T* __restrict__ dpolicy, int slots) {
   const int64_t row = blockIdx.x;
   T* __restrict__ dz = dpolicy + row * in.vocab;
   if (in.active[row] == 0) return write_zeros(dz, in.vocab);
-  const Token token = read_token<T, Reuse::again>(in, row);
+  StepRing ring(slots);
+  const Token token = read_token(ring, in, row);
   const float a = advantages[row / params.seq], ratio = expf(token.delta);
   const bool unclipped = a < 0.0f ? !(ratio < 1.0f - params.clip) : !(ratio > 1.0f + params.clip);
   const float of_loss = unclipped ? -a * ratio : 0.0f;
   const float of_kl = params.beta == 0.0f ? 0.0f : params.beta * expm1f(token.d);
   const float c = *grad_loss / *divisor * (of_loss - of_kl);
-  write_gradient<T>(in.policy + row * in.vocab, in.vocab, token.policy, c, token.target, dz);
+  write_gradient(ring, RowSteps<T>(in.policy + row * in.vocab, in.vocab), token.policy, c, token.target, dz);
 }
 
 bool has_boundaries(const checkop_call* call) {
@@ -257,21 +259,23 @@ checkop_status launch(const checkop_call* call, bool backward) {
 
   const GrpoParams params{static_cast<float>(call->attrs[kClipEps].value), static_cast<float>(call->attrs[kBeta].value),
                           shape.rows / batch};
-  const auto rows = static_cast<unsigned>(shape.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const PolicyInputs<T> in = policy_inputs<T>(call, active, shape.vocab);
     if (backward) {
-      grpo_backward<T><<<rows, backward_threads_for(shape.vocab), 0, stream>>>(
-          in, params, advantages, divisor, static_cast<const float*>(call->inputs[kGradLoss].data),
-          static_cast<T*>(call->outputs[0].data));
+      const auto error = launch_rows<T>(
+          grpo_backward<T>, shape.rows, backward_threads_for(shape.vocab), shape.vocab, stream, in, params, advantages,
+          divisor, static_cast<const float*>(call->inputs[kGradLoss].data), static_cast<T*>(call->outputs[0].data));
+      if (auto s = cuda_status(call, error, "launch grpo_loss backward")) return s;
     } else {
-      token_losses<T><<<rows, threads_for(shape.vocab), 0, stream>>>(in, params, advantages, losses, kls);
+      const auto error = launch_rows<T>(token_losses<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream, in,
+                                        params, advantages, losses, kls);
+      if (auto s = cuda_status(call, error, "launch grpo_loss forward")) return s;
       average<<<1, kSumThreads, 0, stream>>>(
           losses, kls, shape.rows, divisor, params.beta, static_cast<float*>(call->outputs[0].data),
           static_cast<float*>(call->outputs[1].data), static_cast<float*>(call->outputs[2].data));
+      if (auto s = launch_status(call, "launch grpo_loss averages")) return s;
     }
-    if (auto s = launch_status(call, backward ? "launch grpo_loss backward" : "launch grpo_loss forward")) return s;
     return id_check.finish();
   });
 }

@@ -18,15 +18,16 @@ template <typename T, typename Transform>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void logp_forward(const T* __restrict__ logits,
                                                                           const int64_t* __restrict__ token_ids,
                                                                           int64_t ignored, int64_t vocab,
-                                                                          Transform transform,
-                                                                          float* __restrict__ logp) {
+                                                                          Transform transform, float* __restrict__ logp,
+                                                                          int slots) {
   const int64_t row = blockIdx.x, target = token_ids[row];
   if (target == ignored) {  // the same for the whole block
     if (threadIdx.x == 0) logp[row] = 0.0f;
     return;
   }
   const T* __restrict__ x = logits + row * vocab;
-  const Partial total = reduce_row<T, Reuse::once>(x, vocab, transform);
+  StepRing ring(slots);
+  const Partial total = reduce_row(ring, RowSteps<T>(x, vocab), transform);
   if (threadIdx.x != 0) return;
   if (target < 0 || target >= vocab) return;  // IdCheck refuses it
   // (z - max) first: the difference is small and nearly exact, but max + log(sum) may be large.
@@ -35,16 +36,15 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void logp_forward(const 
 
 /// dlogits of one row per block.
 template <typename T, typename Transform>
-__global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(const T* __restrict__ logits,
-                                                                     const int64_t* __restrict__ token_ids,
-                                                                     const float* __restrict__ grad_logp,
-                                                                     int64_t ignored, int64_t vocab,
-                                                                     Transform transform, T* __restrict__ dlogits) {
+__global__ __launch_bounds__(kMaxBackwardThreads) void logp_backward(
+    const T* __restrict__ logits, const int64_t* __restrict__ token_ids, const float* __restrict__ grad_logp,
+    int64_t ignored, int64_t vocab, Transform transform, T* __restrict__ dlogits, int slots) {
   const int64_t row = blockIdx.x;
   if (token_ids[row] == ignored) return write_zeros(dlogits + row * vocab, vocab);  // the whole block
-  const T* __restrict__ x = logits + row * vocab;
-  const Partial total = reduce_row<T, Reuse::again>(x, vocab, transform);
-  write_gradient(x, vocab, total, grad_logp[row], token_ids[row], dlogits + row * vocab, transform);
+  StepRing ring(slots);
+  const RowSteps<T> x(logits + row * vocab, vocab);
+  const Partial total = reduce_row(ring, x, transform);
+  write_gradient(ring, x, total, grad_logp[row], token_ids[row], dlogits + row * vocab, transform);
 }
 
 struct LogpParams {
@@ -86,18 +86,19 @@ size_t workspace_bytes(const checkop_call*) { return kIdCheckBytes; }
 template <typename T, typename Transform>
 checkop_status launch(const checkop_call* call, const LogpParams& params, const Transform& transform, bool backward) {
   auto* stream = static_cast<cudaStream_t>(call->stream);
-  const auto rows = static_cast<unsigned>(params.rows);
   const auto* logits = static_cast<const T*>(call->inputs[0].data);
   const auto* ids = static_cast<const int64_t*>(call->inputs[1].data);
   if (backward) {
-    logp_backward<<<rows, backward_threads_for(params.vocab), 0, stream>>>(
-        logits, ids, static_cast<const float*>(call->inputs[2].data), params.ignored, params.vocab, transform,
-        static_cast<T*>(call->outputs[0].data));
-  } else {
-    logp_forward<<<rows, threads_for(params.vocab), 0, stream>>>(logits, ids, params.ignored, params.vocab, transform,
-                                                                 static_cast<float*>(call->outputs[0].data));
+    const auto error =
+        launch_rows<T>(logp_backward<T, Transform>, params.rows, backward_threads_for(params.vocab), params.vocab,
+                       stream, logits, ids, static_cast<const float*>(call->inputs[2].data), params.ignored,
+                       params.vocab, transform, static_cast<T*>(call->outputs[0].data));
+    return cuda_status(call, error, "launch logp backward");
   }
-  return launch_status(call, backward ? "launch logp backward" : "launch logp forward");
+  const auto error =
+      launch_rows<T>(logp_forward<T, Transform>, params.rows, threads_for(params.vocab), params.vocab, stream, logits,
+                     ids, params.ignored, params.vocab, transform, static_cast<float*>(call->outputs[0].data));
+  return cuda_status(call, error, "launch logp forward");
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {

@@ -17,13 +17,14 @@ namespace {
 template <typename T>
 __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void ratio_kl_forward(PolicyInputs<T> in,
                                                                               float* __restrict__ ratio,
-                                                                              float* __restrict__ kl) {
+                                                                              float* __restrict__ kl, int slots) {
   const int64_t row = blockIdx.x;
   if (in.active[row] == 0) {  // the same for the whole block
     if (threadIdx.x == 0) ratio[row] = 1.0f, kl[row] = 0.0f;
     return;
   }
-  const Token token = read_token<T, Reuse::once>(in, row);
+  StepRing ring(slots);
+  const Token token = read_token(ring, in, row);
   if (threadIdx.x == 0) ratio[row] = expf(token.delta), kl[row] = k3(token.d);
 }
 
@@ -32,13 +33,14 @@ template <typename T>
 __global__ __launch_bounds__(kMaxBackwardThreads) void ratio_kl_backward(PolicyInputs<T> in,
                                                                          const float* __restrict__ grad_ratio,
                                                                          const float* __restrict__ grad_kl,
-                                                                         T* __restrict__ dpolicy) {
+                                                                         T* __restrict__ dpolicy, int slots) {
   const int64_t row = blockIdx.x;
   T* __restrict__ dz = dpolicy + row * in.vocab;
   if (in.active[row] == 0) return write_zeros(dz, in.vocab);
-  const Token token = read_token<T, Reuse::again>(in, row);
+  StepRing ring(slots);
+  const Token token = read_token(ring, in, row);
   const float c = grad_ratio[row] * expf(token.delta) - grad_kl[row] * expm1f(token.d);
-  write_gradient<T>(in.policy + row * in.vocab, in.vocab, token.policy, c, token.target, dz);
+  write_gradient(ring, RowSteps<T>(in.policy + row * in.vocab, in.vocab), token.policy, c, token.target, dz);
 }
 
 checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& shape) {
@@ -77,19 +79,18 @@ checkop_status launch(const checkop_call* call, bool backward) {
   const auto* active = static_cast<const uint8_t*>(call->inputs[3].data);
   IdCheck id_check(call, ids, shape.rows, shape.vocab, "action_ids", call->workspace, stream);
   if (auto status = id_check.begin(active)) return status;
-  const auto rows = static_cast<unsigned>(shape.rows);
   return with_float_type(call->inputs[0].dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const PolicyInputs<T> in = policy_inputs<T>(call, active, shape.vocab);
-    if (backward) {
-      ratio_kl_backward<T><<<rows, backward_threads_for(shape.vocab), 0, stream>>>(
-          in, static_cast<const float*>(call->inputs[5].data), static_cast<const float*>(call->inputs[6].data),
-          static_cast<T*>(call->outputs[0].data));
-    } else {
-      ratio_kl_forward<T><<<rows, threads_for(shape.vocab), 0, stream>>>(in, static_cast<float*>(call->outputs[0].data),
-                                                                         static_cast<float*>(call->outputs[1].data));
-    }
-    if (auto s = launch_status(call, backward ? "launch ratio_kl backward" : "launch ratio_kl forward")) return s;
+    const auto error =
+        backward
+            ? launch_rows<T>(ratio_kl_backward<T>, shape.rows, backward_threads_for(shape.vocab), shape.vocab, stream,
+                             in, static_cast<const float*>(call->inputs[5].data),
+                             static_cast<const float*>(call->inputs[6].data), static_cast<T*>(call->outputs[0].data))
+            : launch_rows<T>(ratio_kl_forward<T>, shape.rows, threads_for(shape.vocab), shape.vocab, stream, in,
+                             static_cast<float*>(call->outputs[0].data), static_cast<float*>(call->outputs[1].data));
+    const auto doing = backward ? "launch ratio_kl backward" : "launch ratio_kl forward";
+    if (auto s = cuda_status(call, error, doing)) return s;
     return id_check.finish();
   });
 }

@@ -3,9 +3,9 @@
 //   forward   y = x s w,  s = (sum_h x^2 / hidden + eps)^-1/2
 //   backward  dx = s (g w - x s^2 c),  c = sum_h(g w x) / hidden;   dweight[h] = sum of g x s over rows with mask != 0
 //   x, y, grad_y, dx: [rows, hidden]   weight, dweight: [hidden]   f32|f16|bf16, all the same   mask: [rows] u8 or none
-//   Limits: rows < 2^31, contiguous.   Workspace: backward, min(1024, rows) * hidden floats at most.
+//   Limits: rows < 2^31, contiguous.   Workspace: backward, min(2112, rows) * hidden floats at most.
 //   Expected error: chains of about hidden / 2048 + 15 additions (a team has up to 512 threads), for dweight
-//   max(4, rows / 512) + 56; rsqrtf within 2 ulp; one output rounding.
+//   max(64, rows / 264) + 105; rsqrtf within 2 ulp; one output rounding.
 //
 // A row's bits depend only on its own values: `hidden` and the dtype determine the team and which of its threads takes
 // a column. dweight is summed in two stages without atomics: each block adds its rows in ascending order and writes one
@@ -16,6 +16,17 @@
 
 namespace checkop::kernels {
 namespace {
+
+/// Computes y of one group.
+template <typename T>
+__device__ void write_normalized(const Group<T>& xs, const Group<T>& ws, float scale, const RmsNormParams& params,
+                                 int64_t first, T* __restrict__ y) {
+  float value[kGroupColumns<T>], weight[kGroupColumns<T>];
+  xs.unpack(value), ws.unpack(weight);
+#pragma unroll
+  for (int i = 0; i < kGroupColumns<T>; ++i) value[i] = value[i] * scale * weight[i];
+  store_group(y, first, params.hidden, params.aligned, value);
+}
 
 /// Computes y, one row per team. A row longer than team * n groups is read twice, the second time from its end.
 template <typename T, int team, int n>
@@ -44,12 +55,39 @@ __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward(const T* __r
     }
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      float value[kColumns], weight[kColumns];
-      xs[k].unpack(value), ws[k].unpack(weight);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) value[i] = value[i] * scale * weight[i];
-      store_group(y + offset, (base + thread + k * team) * kColumns, params.hidden, params.aligned, value);
+      write_normalized(xs[k], ws[k], scale, params, (base + thread + k * team) * kColumns, y + offset);
     }
+  }
+}
+
+/// The same for rows of at most team * n groups, which teams take in turn: few threads load, so rows are fetched ahead.
+template <typename T, int team, int n>
+__global__ __launch_bounds__(team* kTeamsOf<team>) void rms_forward_ahead(const T* __restrict__ x,
+                                                                          const T* __restrict__ w, RmsNormParams params,
+                                                                          T* __restrict__ y, int slots) {
+  __shared__ float2 shared[2][kWarp];
+  constexpr int kTeams = kTeamsOf<team>;
+  const int64_t thread = threadIdx.x % team, step = int64_t{gridDim.x} * kTeams;
+  RowRing<T, team, n, 1> ring(params, slots);
+  Group<T> ws[n], xs[n];
+  int64_t row = int64_t{blockIdx.x} * kTeams + threadIdx.x / team, ahead = row;
+  for (int i = 0; i < slots; ++i, ahead += step) ring.fetch({x}, ahead, ahead < params.rows);
+  load_groups<T, team>(w, thread, params, ws);
+  // Threads without a row still take part in the shuffles
+  for (int64_t first = int64_t{blockIdx.x} * kTeams, i = 0; first < params.rows; first += step, ++i) {
+    ring.wait();
+    ring.read(0, xs);
+    ring.fetch({x}, ahead, ahead < params.rows);
+    float squares = 0.0f;
+    add_squares<T>(xs, squares);
+    const float scale = inverse_rms(team_sum<team>(squares, 0.0f, shared[i % 2]).x, params);
+    if (row < params.rows) {
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        write_normalized(xs[k], ws[k], scale, params, (thread + k * team) * kGroupColumns<T>, y + row * params.hidden);
+      }
+    }
+    row += step, ahead += step;
   }
 }
 
@@ -77,35 +115,40 @@ __device__ void gradient(const Group<T>& xs, const Group<T>& gs, const Group<T>&
   }
 }
 
-/// Computes dx and one partial row of dweight per block, for rows of at most team * n groups. Block b has rows
-/// [b, b + 1) * rows_per_team * teams, which its teams take in turn. The next row is loaded while one is computed.
-template <typename T, int team, int n>
-__global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTensors<T> t, RmsNormParams params,
-                                                                     int64_t rows_per_team) {
+/// How the backward pass splits the rows, with block b at rows [first(b), first(b + 1)). The shape alone decides: it
+/// fixes the order of dweight's sums.
+struct Split {
+  int64_t rows, blocks;
+  __host__ __device__ int64_t first(int64_t block) const { return rows * block / blocks; }
+};
+
+/// Computes dx and one partial row of dweight per block, for rows of at most team * n groups. Teams take a block's rows
+/// in turn.
+template <typename T, int team, int n, int blocks_on_sm>
+__global__ __launch_bounds__(team* kTeamsOf<team>, blocks_on_sm) void rms_backward(BackwardTensors<T> t,
+                                                                                   RmsNormParams params, Split split,
+                                                                                   int slots) {
   constexpr int kColumns = kGroupColumns<T>, kTeams = kTeamsOf<team>;
   __shared__ float2 shared[2][kWarp];
   const int64_t thread = threadIdx.x % team, hidden = params.hidden;
-  const int64_t first_row = int64_t{blockIdx.x} * rows_per_team * kTeams + threadIdx.x / team;
-  Group<T> ws[n], xs[n], gs[n], next_xs[n], next_gs[n];
+  const int64_t begin = split.first(blockIdx.x), end = split.first(blockIdx.x + 1);
+  RowRing<T, team, n, 2> ring(params, slots);
+  Group<T> ws[n], xs[n], gs[n];
   float sums[n][kColumns] = {};
-  const auto load_row = [&](int64_t row, Group<T>(&to_xs)[n], Group<T>(&to_gs)[n]) {
-    const int64_t offset = (row < params.rows ? row : 0) * hidden;
-    load_groups<T, team>(t.x + offset, thread, params, to_xs);
-    load_groups<T, team>(t.g + offset, thread, params, to_gs);
-  };
+  int64_t row = begin + threadIdx.x / team, ahead = row;
+  for (int i = 0; i < slots; ++i, ahead += kTeams) ring.fetch({t.x, t.g}, ahead, ahead < end);
   load_groups<T, team>(t.w, thread, params, ws);
-  load_row(first_row, next_xs, next_gs);
-  for (int64_t i = 0; i < rows_per_team; ++i) {
-    const int64_t row = first_row + i * kTeams;
-#pragma unroll
-    for (int k = 0; k < n; ++k) xs[k] = next_xs[k], gs[k] = next_gs[k];
-    if (i + 1 < rows_per_team) load_row(row + kTeams, next_xs, next_gs);
+  // Threads without a row still take part in the shuffles
+  for (int64_t first = begin, i = 0; first < end; first += kTeams, row += kTeams, ahead += kTeams, ++i) {
+    ring.wait();
+    ring.read(0, xs), ring.read(1, gs);
+    ring.fetch({t.x, t.g}, ahead, ahead < end);
     float squares = 0.0f, products = 0.0f;
     add_squares<T>(xs, squares);
     add_products<T>(xs, gs, ws, products);
     const float2 total = team_sum<team>(squares, products, shared[i % 2]);
     const float scale = inverse_rms(total.x, params), mean = total.y / static_cast<float>(hidden);
-    if (row >= params.rows) continue;
+    if (row >= end) continue;
     const bool counts = t.mask == nullptr || t.mask[row] != 0;
 #pragma unroll
     for (int k = 0; k < n; ++k) {
@@ -145,17 +188,15 @@ __global__ __launch_bounds__(team* kTeamsOf<team>) void rms_backward(BackwardTen
 /// Like rms_backward, for rows of any length: a row is read twice, and the partial row of dweight is summed in the
 /// workspace, where each element belongs to one thread.
 template <typename T, int team, int n>
-__global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, RmsNormParams params,
-                                                          int64_t rows_per_team) {
+__global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, RmsNormParams params, Split split) {
   static_assert(kTeamsOf<team> == 1);
   constexpr int kColumns = kGroupColumns<T>;
   __shared__ float2 shared[2][kWarp];
   const int64_t hidden = params.hidden, step = int64_t{team} * n, n_groups = ceil_div(hidden, kColumns);
   float* __restrict__ partial = t.partials + int64_t{blockIdx.x} * hidden;
   Group<T> ws[n], xs[n], gs[n];
-  for (int64_t i = 0; i < rows_per_team; ++i) {
-    const int64_t row = int64_t{blockIdx.x} * rows_per_team + i;
-    if (row >= params.rows) return;  // uniform for the block; its first row exists
+  const int64_t begin = split.first(blockIdx.x), end = split.first(blockIdx.x + 1);
+  for (int64_t row = begin; row < end; ++row) {
     const int64_t offset = row * hidden;
     const bool counts = t.mask == nullptr || t.mask[row] != 0;
     const auto load = [&](int64_t base) {
@@ -169,7 +210,7 @@ __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, 
       add_squares<T>(xs, squares);
       add_products<T>(xs, gs, ws, products);
     }
-    const float2 total = team_sum<team>(squares, products, shared[i % 2]);
+    const float2 total = team_sum<team>(squares, products, shared[row % 2]);
     const float scale = inverse_rms(total.x, params), mean = total.y / static_cast<float>(hidden);
     for (int64_t base = 0; base < n_groups; base += step) {
       load(base);
@@ -182,7 +223,7 @@ __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, 
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           const float added = counts ? term[c] : 0.0f;
-          if (first + c < hidden) partial[first + c] = i == 0 ? added : partial[first + c] + added;
+          if (first + c < hidden) partial[first + c] = row == begin ? added : partial[first + c] + added;
         }
       }
     }
@@ -200,7 +241,7 @@ __global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const 
   const int64_t h = int64_t{blockIdx.x} * kFoldColumns + threadIdx.x;
   float sum = 0.0f;
   if (h < hidden) {
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t b = threadIdx.y; b < n_partials; b += kFoldLanes) sum += partials[b * hidden + h];
   }
   lanes[threadIdx.y][threadIdx.x] = sum;
@@ -210,17 +251,13 @@ __global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const 
   dweight[h] = from_float<T>(sum);
 }
 
-/// How the backward pass splits the rows: enough blocks to fill a GPU, few enough for the second stage to be short.
-struct Split {
-  int64_t rows_per_team, blocks;
-};
+/// Enough blocks to fill an H200 once, or twice if a team would add more than 64 rows.
 template <typename Map>
 Split split_rows(int64_t rows) {
-  constexpr int64_t kTeams = kTeamsOf<Map::team>;
-  constexpr int64_t kMaxBlocks = kTeams > 1 ? 1024 : 512;
+  constexpr int64_t kTeams = kTeamsOf<Map::team>, kFull = kMultiprocessors * kBlocksOnSM<Map, 2>;
   constexpr int64_t kLeastRows = 4;  // a partial row causes as much traffic as the elements of two to four rows
-  const int64_t rows_per_team = std::max(kLeastRows, ceil_div(rows, kTeams * kMaxBlocks));
-  return {rows_per_team, ceil_div(rows, rows_per_team * kTeams)};
+  const int64_t most = rows > kFull * kTeams * 64 ? 2 * kFull : kFull;
+  return {rows, std::min(most, ceil_div(rows, kTeams * kLeastRows))};
 }
 
 template <typename T>
@@ -275,12 +312,26 @@ checkop_status launch_forward(const checkop_call* call) {
     const auto *x = static_cast<const T*>(call->inputs[0].data), *w = static_cast<const T*>(call->inputs[1].data);
     auto* y = static_cast<T*>(call->outputs[0].data);
     params.aligned = rows_are_aligned<T>({x, w, y}, params.hidden);
-    with_mapping<T>(params.hidden, [&]<typename Map>(Map) {
+    auto* stream = static_cast<cudaStream_t>(call->stream);
+    return with_mapping<T>(params.hidden, [&]<typename Map>(Map) {
       constexpr int kTeams = kTeamsOf<Map::team>;
-      rms_forward<T, Map::team, Map::n><<<static_cast<unsigned>(ceil_div(params.rows, kTeams)), Map::team * kTeams, 0,
-                                          static_cast<cudaStream_t>(call->stream)>>>(x, w, params, y);
+      // Blocks whose threads nearly all have columns already have enough loads in flight on an SM
+      const bool few_load =
+          Map::team == 16 || Map::team > 256 ||
+          (Map::team > kWarp && ceil_div(params.hidden, kGroupColumns<T>) * 8 < Map::team * Map::n * 7);
+      if constexpr (!Map::is_long) {
+        if (few_load) {
+          const int64_t blocks =
+              std::min<int64_t>(ceil_div(params.rows, kTeams), kMultiprocessors * kBlocksOnSM<Map, 1>);
+          const auto error = launch_with_ring<Map::n>(rms_forward_ahead<T, Map::team, Map::n>, blocks,
+                                                      Map::team * kTeams, kRowSlots, stream, x, w, params, y);
+          return cuda_status(call, error, "launch rms_norm forward");
+        }
+      }
+      rms_forward<T, Map::team, Map::n>
+          <<<static_cast<unsigned>(ceil_div(params.rows, kTeams)), Map::team * kTeams, 0, stream>>>(x, w, params, y);
+      return launch_status(call, "launch rms_norm forward");
     });
-    return launch_status(call, "launch rms_norm forward");
   });
 }
 
@@ -298,16 +349,17 @@ checkop_status launch_backward(const checkop_call* call) {
     params.aligned = rows_are_aligned<T>({t.x, t.w, t.g, t.dx}, params.hidden);
     const Split split = split_of<T>(params);
     if (params.rows > 0) {
-      with_mapping<T>(params.hidden, [&]<typename Map>(Map) {
-        constexpr int kThreads = Map::team * kTeamsOf<Map::team>;
-        const auto blocks = static_cast<unsigned>(split.blocks);
+      const auto error = with_mapping<T>(params.hidden, [&]<typename Map>(Map) {
         if constexpr (Map::is_long) {
-          rms_backward_long<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, params, split.rows_per_team);
+          rms_backward_long<T, Map::team, Map::n>
+              <<<static_cast<unsigned>(split.blocks), Map::team, 0, stream>>>(t, params, split);
+          return cudaGetLastError();
         } else {
-          rms_backward<T, Map::team, Map::n><<<blocks, kThreads, 0, stream>>>(t, params, split.rows_per_team);
+          return launch_with_ring<2 * Map::n>(rms_backward<T, Map::team, Map::n, kBlocksOnSM<Map, 2>>, split.blocks,
+                                              Map::team * kTeamsOf<Map::team>, kRowSlots, stream, t, params, split);
         }
       });
-      if (auto status = launch_status(call, "launch rms_norm backward")) return status;
+      if (auto status = cuda_status(call, error, "launch rms_norm backward")) return status;
     }
     fold_partials<T>
         <<<static_cast<unsigned>(ceil_div(params.hidden, kFoldColumns)), dim3(kFoldColumns, kFoldLanes), 0, stream>>>(

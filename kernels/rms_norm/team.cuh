@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/group.cuh"
+#include "cuda/ring.cuh"
 
 namespace checkop::kernels {
 
@@ -47,6 +48,55 @@ __device__ void load_groups(const T* __restrict__ row, int64_t first, const RmsN
     groups[k] = load_group(row, (first + k * team) * kGroupColumns<T>, params.hidden, params.aligned);
   }
 }
+
+/// Rows of m tensors on their way to a team: a slot has a thread's groups of one row of each.
+template <typename T, int team, int n, int m>
+class RowRing {
+ public:
+  __device__ RowRing(const RmsNormParams& params, int slots) : params_(params), ring_(slots) {}
+  __device__ int slots() const { return ring_.slots(); }
+
+  /// Fills the current slot with a row of `tensors` if it exists, and goes to the next one.
+  __device__ void fetch(const T* const (&tensors)[m], int64_t row, bool exists) {
+    const int64_t thread = threadIdx.x % team;
+    if (exists && params_.aligned) {
+#pragma unroll
+      for (int k = 0; k < m * n; ++k) {
+        const int64_t column = (thread + k % n * team) * kGroupColumns<T>;
+        if (column < params_.hidden) {
+          cp_async(ring_.at(k), tensors[k / n] + row * params_.hidden + column, sizeof(uint4));
+        }
+      }
+    } else if (exists) {
+      Group<T> groups[m][n];
+#pragma unroll
+      for (int j = 0; j < m; ++j) load_groups<T, team>(tensors[j] + row * params_.hidden, thread, params_, groups[j]);
+#pragma unroll
+      for (int k = 0; k < m * n; ++k) *ring_.at(k) = groups[k / n][k % n].bits;
+    }
+    ring_.advance();
+  }
+  /// Waits for the current slot and reads tensor j of it, with zeros beyond the row's end.
+  __device__ void wait() const { ring_.wait(); }
+  __device__ void read(int j, Group<T> (&groups)[n]) const {
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const bool inside = (int64_t{threadIdx.x % team} + k * team) * kGroupColumns<T> < params_.hidden;
+      groups[k].bits = inside ? *ring_.at(j * n + k) : make_uint4(0, 0, 0, 0);
+    }
+  }
+
+ private:
+  RmsNormParams params_;
+  GroupRing<m * n> ring_;
+};
+
+// Slots and blocks per SM of an H200, for about 128 KiB in flight on an SM.
+constexpr int kRowSlots = 4;
+constexpr int kMultiprocessors = 132;
+template <typename Map, int m>
+constexpr int kBlocksOnSM = std::clamp(2048 / (Map::n * m * Map::team * kTeamsOf<Map::team>), 1,
+                                       1024 / (Map::team * kTeamsOf<Map::team>));
 
 /// Adds the sums of x^2 and of g w x over the groups, in two levels: within a group, then over groups.
 template <typename T, int n>

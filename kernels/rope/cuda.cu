@@ -27,6 +27,7 @@ unsigned blocks_for(int64_t items) {
 /// table[s, i] = (cos a, sign * sin a)
 __global__ void rope_table(const int64_t* __restrict__ positions, int64_t seq, int64_t half, float theta, float sign,
                            float2* __restrict__ table) {
+  start_dependent_kernel();  // which waits for the table
   for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < seq * half;
        at += int64_t{gridDim.x} * blockDim.x) {
     const int64_t s = at / half, i = at % half;
@@ -80,6 +81,7 @@ __global__ __launch_bounds__(kThreads) void rope_apply(const T* __restrict__ x, 
       lows[r] = load_group(from, first, half, aligned);
       highs[r] = load_group(from + half, first, half, aligned);
     }
+    wait_for_kernel_before();
     float2 rotations[kPairs];
     load_rotations<kPairs>(table + s * half, first, half, aligned, rotations);
 #pragma unroll
@@ -170,9 +172,9 @@ checkop_status launch(const checkop_call* call, bool backward) {
     }
     const int64_t rows_of_position = rows / seq, row_blocks = ceil_div(rows_of_position, kRows);
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(row_blocks, kMaxGridY)));
-    rope_apply<T><<<grid, kThreads, 0, stream>>>(from, table, rows_of_position, seq, half,
-                                                 rows_are_aligned<T>({from, to}, half), to);
-    if (auto status = launch_status(call, "launch rope")) return status;
+    const auto error = launch_dependent(rope_apply<T>, grid, kThreads, stream, from, table, rows_of_position, seq, half,
+                                        rows_are_aligned<T>({from, to}, half), to);
+    if (auto status = cuda_status(call, error, "launch rope")) return status;
     return id_check.finish();
   });
 }

@@ -18,18 +18,17 @@ namespace {
 
 /// Computes one row's parts per block, one for each of the rank's segments.
 template <typename T>
-__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void reduce_rows(const T* __restrict__ logits,
-                                                                         const int64_t* __restrict__ token_ids,
-                                                                         int64_t ignored, int64_t ld, int64_t first,
-                                                                         int64_t columns, int64_t first_id,
-                                                                         ranks::SegmentStats* __restrict__ stats) {
+__global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void reduce_rows(
+    const T* __restrict__ logits, const int64_t* __restrict__ token_ids, int64_t ignored, int64_t ld, int64_t first,
+    int64_t columns, int64_t first_id, ranks::SegmentStats* __restrict__ stats, int slots) {
   const int64_t row = blockIdx.x, target = token_ids[row] - first_id;
   if (token_ids[row] == ignored) {  // the same for the whole block
     if (threadIdx.x == 0) stats[row] = {-INFINITY, 0.0f, 0.0f, 0};
     return;
   }
   const T* __restrict__ z = logits + row * ld + first;
-  const Partial total = reduce_row<T, Reuse::once>(z, columns);
+  StepRing ring(slots);
+  const Partial total = reduce_row(ring, RowSteps<T>(z, columns));
   if (threadIdx.x != 0) return;
   const bool holds = target >= 0 && target < columns;
   stats[row] = {total.max, total.sum, holds ? to_float(z[target]) : 0.0f, holds ? 1u : 0u};
@@ -37,13 +36,18 @@ __global__ __launch_bounds__(kMaxThreads, kBlocksPerSM) void reduce_rows(const T
 
 /// dlogits of the rank's columns of one row per block.
 template <typename T>
-__global__ __launch_bounds__(kMaxBackwardThreads) void gradient_rows(
-    const T* __restrict__ logits, const int64_t* __restrict__ token_ids, const float* __restrict__ grad_logp,
-    const Partial* __restrict__ totals, int64_t ignored, int64_t columns, int64_t first_id, T* __restrict__ dlogits) {
+__global__ __launch_bounds__(kMaxBackwardThreads) void gradient_rows(const T* __restrict__ logits,
+                                                                     const int64_t* __restrict__ token_ids,
+                                                                     const float* __restrict__ grad_logp,
+                                                                     const Partial* __restrict__ totals,
+                                                                     int64_t ignored, int64_t columns, int64_t first_id,
+                                                                     T* __restrict__ dlogits, int slots) {
   const int64_t row = blockIdx.x;
   if (token_ids[row] == ignored) return write_zeros(dlogits + row * columns, columns);  // the whole block
-  write_gradient<T>(logits + row * columns, columns, totals[row], grad_logp[row], token_ids[row] - first_id,
-                    dlogits + row * columns);
+  StepRing ring(slots);
+  const RowSteps<T> x(logits + row * columns, columns);
+  fetch_last_steps(ring, x);
+  write_gradient(ring, x, totals[row], grad_logp[row], token_ids[row] - first_id, dlogits + row * columns);
 }
 
 /// Layout of the workspace after the kIdCheckBytes for ids.
@@ -100,11 +104,12 @@ void run(const checkop_call& c, bool backward) {
     const std::vector<int64_t> bounds = native::own_bounds(c);
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
       const int64_t columns = bounds[s + 1] - bounds[s];
-      reduce_rows<T><<<static_cast<unsigned>(shape.rows), threads_for(columns), 0, stream>>>(
-          static_cast<const T*>(c.inputs[0].data), static_cast<const int64_t*>(c.inputs[1].data), own.ignored,
-          shape.columns, bounds[s] - c.shard_begin, columns, bounds[s], stats + static_cast<int64_t>(s) * shape.rows);
+      const auto error = launch_rows<T>(
+          reduce_rows<T>, shape.rows, threads_for(columns), columns, stream, static_cast<const T*>(c.inputs[0].data),
+          static_cast<const int64_t*>(c.inputs[1].data), own.ignored, shape.columns, bounds[s] - c.shard_begin, columns,
+          bounds[s], stats + static_cast<int64_t>(s) * shape.rows);
+      ranks::require(error, "launch tp_logp");
     }
-    ranks::require(cudaGetLastError(), "launch tp_logp");
     own.ids = id_check->hash();
   });
   if (shape.rows == 0) return;
@@ -119,9 +124,11 @@ void run(const checkop_call& c, bool backward) {
   if (backward) {
     auto* totals = reinterpret_cast<Partial*>(workspace + layout.totals);
     ranks::launch_combine<Partial>(stats, of, shape.rows, WriteSums<Partial>{totals}, stream);
-    gradient_rows<T><<<static_cast<unsigned>(shape.rows), backward_threads_for(shape.columns), 0, stream>>>(
-        static_cast<const T*>(c.inputs[0].data), ids, static_cast<const float*>(c.inputs[2].data), totals,
-        ranks.ignored(), shape.columns, c.shard_begin, static_cast<T*>(c.outputs[0].data));
+    const auto error =
+        launch_rows<T>(gradient_rows<T>, shape.rows, backward_threads_for(shape.columns), shape.columns, stream,
+                       static_cast<const T*>(c.inputs[0].data), ids, static_cast<const float*>(c.inputs[2].data),
+                       totals, ranks.ignored(), shape.columns, c.shard_begin, static_cast<T*>(c.outputs[0].data));
+    ranks::require(error, "launch tp_logp backward");
   } else {
     ranks::launch_combine<Partial>(stats, of, shape.rows,
                                    WriteLogp{ids, ranks.ignored(), static_cast<float*>(c.outputs[0].data)}, stream);

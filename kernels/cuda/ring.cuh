@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies from global to shared memory that a thread has in flight while it computes, and a ring of slots for them.
+//
+// Memory-bound kernels need about 32 KiB in flight per SM of an H200 all the time. Loads to registers do not get there:
+// they wait for their first use, and while the thread computes, nothing is in flight.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/common.cuh"
+
+namespace checkop::kernels {
+
+/// Copies 16 bytes to shared memory without passing through registers. Reads the first `bytes` of the source and fills
+/// the rest with zeros.
+__device__ inline void cp_async(uint4* shared, const void* global, int bytes) {
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
+__device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until all but the latest `pending` groups of this thread's copies are done.
+template <int pending>
+__device__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+extern __shared__ uint4 ring_memory[];
+
+/// A thread's groups of 16 bytes in shared memory, n per slot. A thread reads only what it has copied itself, so no
+/// barriers are needed. Every slot is filled once in advance; from then on wait(), read the slot, fill it again and
+/// advance(). The number of slots changes no result.
+template <int n>
+class GroupRing {
+ public:
+  __device__ explicit GroupRing(int slots) : slots_(slots) {}
+  __device__ int slots() const { return slots_; }
+
+  /// Group k of the current slot.
+  __device__ uint4* at(int k) const { return ring_memory + (at_ * n + k) * blockDim.x + threadIdx.x; }
+  /// Goes to the next slot. Copies to the current one belong together from now on.
+  __device__ void advance() {
+    cp_async_commit_group();
+    at_ = at_ + 1 == slots_ ? 0 : at_ + 1;
+  }
+  /// Waits for the copies to the current slot.
+  __device__ void wait() const {
+    switch (slots_) {
+      case 1:
+        return cp_async_wait_group<0>();
+      case 2:
+        return cp_async_wait_group<1>();
+      case 3:
+        return cp_async_wait_group<2>();
+      default:
+        return cp_async_wait_group<3>();
+    }
+  }
+
+ private:
+  int slots_, at_ = 0;
+};
+constexpr int kMostSlots = 4;  // that wait() knows
+
+/// Launches a kernel whose last parameter is the number of slots of its rings of n groups: `slots`, or as many as the
+/// device's shared memory holds.
+template <int n, typename... Parameters, typename... Arguments>
+cudaError_t launch_with_ring(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t slots,
+                             cudaStream_t stream, Arguments... arguments) {
+  int device = 0, most_bytes = 0;
+  cudaFuncAttributes attributes;
+  if (auto error = cudaGetDevice(&device)) return error;
+  if (auto error = cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device)) return error;
+  if (auto error = cudaFuncGetAttributes(&attributes, kernel)) return error;
+  const int slot_bytes = threads * n * static_cast<int>(sizeof(uint4));
+  const int fits = (most_bytes - static_cast<int>(attributes.sharedSizeBytes)) / slot_bytes;
+  slots = std::clamp<int64_t>(std::min<int64_t>(slots, fits), 1, kMostSlots);
+  const int bytes = static_cast<int>(slots) * slot_bytes;
+  if (auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return error;
+  kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(arguments..., static_cast<int>(slots));
+  return cudaGetLastError();
+}
+
+}  // namespace checkop::kernels
