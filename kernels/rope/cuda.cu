@@ -11,6 +11,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "cuda/dependent.cuh"
 #include "cuda/group.cuh"
 
 namespace checkop::kernels {

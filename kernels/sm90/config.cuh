@@ -28,8 +28,7 @@ enum class Stores { staged, direct };
 
 /// consumers: warpgroups that issue wgmma, 64 rows each; n: columns; stages: 0 for as many as fit. Blocks of a cluster
 /// share columns (cluster_m blocks) or rows (cluster_n blocks): each loads its slice of the shared operand and
-/// multicasts it.
-/// tail_n: below n for tiles that may be divided, see GemmParams::whole.
+/// multicasts it. With tail_n below n, the last tiles may be divided along n, see GemmParams::whole.
 template <int consumers, int n, int block_k, int stages, int cluster_m, int cluster_n, Loads loads, Stores stores,
           int tail_n = n>
 struct KernelConfig {

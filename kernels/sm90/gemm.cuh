@@ -18,9 +18,8 @@ struct GemmParams {
   Operand<T, b_along_k> b;
   int64_t k;
   uint32_t tiles_m, tiles_n, band;  ///< in tiles of a whole cluster
-  uint32_t
-      whole;  ///< the first so many tiles are computed whole, each other one in Config::kParts parts of kTailN columns
-  int a_lines;  ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows
+  uint32_t whole;  ///< of these tiles, the first ones are computed whole, the others in kParts parts of kTailN columns
+  int a_lines;     ///< lines per slab of `a` that a block loads if `a` is along k; fewer than a box for few rows
 };
 
 template <typename Config, typename T, typename Epilogue, bool a_along_k, bool b_along_k>
@@ -198,8 +197,8 @@ __global__ __launch_bounds__(Config::kThreads, 1) void wgmma_kernel(
       uint32_t before = 0;
       const auto multiply = [&]<int n>(std::integral_constant<int, n>) {
         int step = 0;
-        do {  // k_extent is positive; with a loop that might not run, the assembler would lose track of the
-              // accumulators
+        // k_extent is positive. With a loop that might not run, the assembler would lose track of the accumulators.
+        do {
           wait(full(pipe.stage), pipe.parity);
           const uint32_t stage_address = base + pipe.stage * Config::kStageBytes;
           const uint64_t a = LayoutA::descriptor(stage_address + group_offset);
