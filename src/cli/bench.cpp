@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <ctime>
 #include <random>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/output_file.hpp"
@@ -275,15 +276,8 @@ int bench_command(const Options& options) {
     if (!options.run.json_file.empty()) write_file(options.run.json_file, lines);
   };
   flush();  // finds an unwritable path before the work
-  std::vector<Verdict> verdicts;
-  std::vector<BenchRecord> all;
-  std::optional<Bench> bench;
-  for (const Group& group : groups) {
-    const std::string& device = group.candidates.front().device;
-    if (!bench || bench->device() != device) bench.emplace(options, device, plugins_on(device, groups));
-    const std::vector<BenchRecord> records = bench->run(group);
+  const auto write = [&](const std::vector<BenchRecord>& records) {
     for (const BenchRecord& record : records) {
-      verdicts.push_back(verdict_of(record.status));
       const std::string line = to_json_line(record) + "\n";
       lines += line;
       if (!text) fmt::print("{}", line);
@@ -291,8 +285,24 @@ int bench_command(const Options& options) {
     if (text) print_bench(stdout, records);
     std::fflush(stdout);
     flush();
+  };
+  std::vector<Verdict> verdicts;
+  std::vector<BenchRecord> all;
+  std::optional<Bench> bench;
+  for (const Group& group : groups) {
+    const std::string& device = group.candidates.front().device;
+    if (!bench || bench->device() != device) bench.emplace(options, device, plugins_on(device, groups));
+    const std::vector<BenchRecord> records = bench->run(group);
+    for (const BenchRecord& record : records) verdicts.push_back(verdict_of(record.status));
+    write(records);
     all.insert(all.end(), records.begin(), records.end());
   }
+  std::vector<BenchRecord> of_case;
+  for (const BenchRecord& step : training_steps(all)) {
+    if (!of_case.empty() && of_case.front().run != step.run) write(std::exchange(of_case, {}));
+    of_case.push_back(step);
+  }
+  if (!of_case.empty()) write(of_case);
   if (text && options.run.random_cases) print_distribution(stdout, all);
   return exit_code(verdicts);
 }

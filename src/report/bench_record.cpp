@@ -25,7 +25,7 @@ constexpr int kDigits = 5;
 std::string mib(double bytes) { return fmt::format("{:.4g} MiB", bytes / 1048576.0); }
 
 std::string title(const BenchRecord& record) {
-  std::string text = fmt::format("{}/{}  {} ", record.c.op->name, record.c.pass->name, info(record.c.dtype).name);
+  std::string text = fmt::format("{}/{}  {} ", record.c.op->name, record.pass(), info(record.c.dtype).name);
   for (const std::string_view dim : dims_of(*record.c.op)) {
     text += fmt::format(" {}={}", dim, record.c.dims.find(dim)->second);
   }
@@ -45,11 +45,48 @@ void print_row(std::FILE* out, const BenchRecord& r) {
 
 }  // namespace
 
+std::vector<BenchRecord> training_steps(const std::vector<BenchRecord>& records) {
+  const auto find = [&](const BenchRecord& like, std::string_view pass, const std::string& candidate) {
+    const auto is_it = [&](const BenchRecord& r) {
+      return r.status == RunStatus::ok && r.c.pass->name == pass && r.c.op == like.c.op && r.c.dims == like.c.dims &&
+             case_name(r.c) == case_name(like.c) && r.candidate == candidate && r.timing == like.timing;
+    };
+    const auto found = std::find_if(records.begin(), records.end(), is_it);
+    return found == records.end() ? nullptr : &*found;
+  };
+  const auto sum = [](const BenchRecord& a, const BenchRecord& b) {
+    return Summary{a.ms.median + b.ms.median, a.ms.p20 + b.ms.p20, a.ms.p80 + b.ms.p80};
+  };
+  std::vector<BenchRecord> steps;
+  for (const BenchRecord& forward : records) {
+    if (forward.status != RunStatus::ok || forward.c.pass->name != "forward") continue;
+    const BenchRecord* backward = find(forward, "backward", forward.candidate);
+    if (backward == nullptr) continue;
+    BenchRecord& step = steps.emplace_back(forward);
+    step.is_step = true;
+    step.ms = sum(forward, *backward);
+    step.repeats = std::min(forward.repeats, backward->repeats);
+    step.cost = {forward.cost.flops + backward->cost.flops, forward.cost.bytes + backward->cost.bytes};
+    step.peak_bytes = std::max(forward.peak_bytes, backward->peak_bytes);
+    step.ranks.clear();  // the slowest rank of one pass may be another one than that of the other pass
+    step.baseline.clear();
+    if (forward.baseline.empty() || backward->baseline.empty()) continue;
+    const BenchRecord* baseline_forward = find(forward, "forward", forward.baseline);
+    const BenchRecord* baseline_backward = find(forward, "backward", forward.baseline);
+    if (baseline_forward == nullptr || baseline_backward == nullptr) continue;
+    const Summary baseline = sum(*baseline_forward, *baseline_backward);
+    step.baseline = forward.baseline;
+    step.ratio = baseline.median / step.ms.median;
+    step.distinct = is_distinct(step.ms, baseline);
+  }
+  return steps;
+}
+
 std::string to_json_line(const BenchRecord& r) {
   json dims = json::object();
   for (const std::string_view dim : dims_of(*r.c.op)) dims[std::string(dim)] = r.c.dims.find(dim)->second;
   json line{{"op", r.c.op->name},
-            {"pass", r.c.pass->name},
+            {"pass", r.pass()},
             {"candidate", r.candidate},
             {"status", to_string(r.status)},
             {"case", case_name(r.c)},
@@ -132,7 +169,7 @@ void print_distribution(std::FILE* out, const std::vector<BenchRecord>& records)
   for (const BenchRecord& r : records) {
     if (r.status != RunStatus::ok || (compared && r.baseline.empty())) continue;
     if (compared) what = fmt::format("times as fast as {}", r.baseline);
-    const std::string key = fmt::format("{}/{} {} {}", r.c.op->name, r.c.pass->name, r.candidate, r.timing);
+    const std::string key = fmt::format("{}/{} {} {}", r.c.op->name, r.pass(), r.candidate, r.timing);
     samples[key].push_back({compared ? r.ratio : r.gbps() / r.copy_gbps, &r});
   }
   for (auto& [key, of_key] : samples) {

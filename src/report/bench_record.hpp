@@ -15,6 +15,7 @@ namespace checkop {
 
 struct BenchRecord {
   Case c;
+  bool is_step = false;   ///< a forward and a backward pass, as a training step needs them; `c` is that of the forward
   std::string candidate;  ///< several names, joined by commas, if none of them could be timed
   RunStatus status = RunStatus::failed;
   std::string message;  ///< why the status is not ok
@@ -38,9 +39,15 @@ struct BenchRecord {
   std::string run;  ///< the same for all records that were measured in turns
   std::string device, kernels_digest, date;
 
+  std::string_view pass() const { return is_step ? "forward+backward" : c.pass->name; }
   double gbps() const { return cost.bytes / ms.median / 1e6; }
   double tflops() const { return cost.flops / ms.median / 1e9; }
 };
+
+/// For every candidate that was timed forward and backward on the same sizes, the sum of both: a training step needs
+/// the results of the forward pass before it knows the gradients that go into the backward pass. The times of the
+/// passes are added, and the ratio to the baseline is that of the sums.
+std::vector<BenchRecord> training_steps(const std::vector<BenchRecord>& records);
 
 /// The record as one line of JSON, without a line break. docs/bench.md explains the figures.
 std::string to_json_line(const BenchRecord& record);

@@ -105,9 +105,13 @@ TEST(BenchCommand, EachCaseIsARunOfItsOwn) {
       "--repeats 21 --json");
   EXPECT_EQ(result.code, 0) << result.text;
   const std::vector<json> records = lines_of(result.text);
-  ASSERT_EQ(records.size(), 4u);
+  ASSERT_EQ(records.size(), 6u);
   std::set<std::string> runs, what;
   for (const json& r : records) {
+    if (r["pass"] == "forward+backward") {
+      EXPECT_EQ(runs.count(r["run"].get<std::string>()), 1u);  // the forward pass's
+      continue;
+    }
     runs.insert(r["run"].get<std::string>());
     what.insert(fmt::format("{} {}", r["pass"].get<std::string>(), r["dims"]["vocab"].get<int>()));
     EXPECT_EQ(r["repeats"], 21);
@@ -228,6 +232,34 @@ std::string printed(const std::vector<BenchRecord>& records, decltype(print_benc
   const std::string result(text, size);
   std::free(text);
   return result;
+}
+
+TEST(BenchRecord, TrainingStepIsTheSumOfItsPasses) {
+  const auto timed = [&](const char* candidate, const char* pass, Summary ms, const char* baseline) {
+    BenchRecord r = record(candidate, ms);
+    r.c = gold_case("matmul", pass, DType::bf16, {{"batch", 1}, {"seq", 2}, {"k_dim", 3}, {"n_dim", 4}});
+    r.baseline = baseline;
+    return r;
+  };
+  BenchRecord crashed = timed("c", "backward", {1, 1, 1}, "");
+  crashed.status = RunStatus::crashed;
+  const std::vector<BenchRecord> steps =
+      training_steps({timed("a", "forward", {2, 1, 3}, ""), timed("b", "forward", {1, 1, 1}, "a"),
+                      timed("c", "forward", {1, 1, 1}, "a"), timed("a", "backward", {4, 3, 6}, ""),
+                      timed("b", "backward", {3, 3, 3}, "a"), crashed});
+  ASSERT_EQ(steps.size(), 2u);  // no time of c's backward pass
+  const json a = json::parse(to_json_line(steps[0])), b = json::parse(to_json_line(steps[1]));
+  EXPECT_EQ(a["pass"], "forward+backward");
+  EXPECT_EQ(a["ms_median"], 6);
+  EXPECT_EQ(a["ms_p20"], 4);
+  EXPECT_EQ(a["ms_p80"], 9);
+  EXPECT_EQ(a["flops"], 8e9);
+  EXPECT_TRUE(a["ratio"].is_null());
+  EXPECT_EQ(b["candidate"], "b");
+  EXPECT_EQ(b["ms_median"], 4);
+  EXPECT_EQ(b["ratio"], 1.5);
+  EXPECT_EQ(b["distinct"], false);  // they differ by 2, and a spreads over 5
+  EXPECT_NE(printed(steps).find("[  BENCH   ] matmul/forward+backward  bf16 "), std::string::npos);
 }
 
 TEST(BenchRecord, RatesFollowFromCostAndMedian) {
