@@ -283,6 +283,25 @@ class SharedMemory(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertEqual(os.path.exists(marker), strides)
 
+    def test_ids_are_of_the_other_type_for_functions_that_say_so(self):
+        declined = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for any_ids, types in ((False, {"int64"}), (True, {"int32", "int64"})):
+                script, notes = os.path.join(folder, "mine.py"), os.path.join(folder, f"types{any_ids}")
+                with open(script, "w", encoding="utf-8") as file:
+                    file.write(f"import sys\nsys.path.insert(0, {HERE!r})\nimport some_kernels\n"
+                               "from check_operator.serving import serve\n"
+                               f"serve({{'embedding': some_kernels.notes_ids}}, any_ids={any_ids})\n")
+                done = subprocess.run([PROGRAM, "--op=embedding", "--pass=forward", "--batch=2", "--seq=8", "--hidden=64",
+                                       "--vocab=50", "--exec", f"{sys.executable} {script}", "--candidate=exec",
+                                       "--check=determinism"],
+                                      capture_output=True, text=True, env={**os.environ, "NOTES": notes})
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                with open(notes, encoding="utf-8") as file:
+                    self.assertEqual(set(file.read().split()), types)
+                declined[any_ids] = int(re.search(r"not compared: layout (\d+) of", done.stdout)[1])
+        self.assertEqual(declined[False], declined[True] + 1)  # those with strides are declined in both runs
+
     def test_a_process_without_the_socket_gets_files(self):
         command = f"env -u CHECK_OPERATOR_FD {sys.executable} {SOURCE}/docs/exec/rms_norm_numpy.py"
         done = subprocess.run([PROGRAM, "--op=rms_norm", "--pass=forward", "--batch=1", "--seq=2", "--hidden=64", "--exec",

@@ -134,6 +134,12 @@ def follows_strides(x, weight, eps, out):
             pass
 
 
+def notes_ids(token_ids, weight):
+    with open(os.environ["NOTES"], "a", encoding="utf-8") as notes:
+        notes.write(f"{token_ids.dtype}\n")
+    return weight[token_ids]
+
+
 def raises_for_64(x, weight, eps):
     if x.shape[-1] == 64:
         raise KeyError("no such table")
