@@ -210,7 +210,7 @@ void judge_bits(const Case& c, size_t index, const RunResult& run, const Demands
   }
   if (!checks.invariance || !demands.batch_invariance) return;
   bool any = false, compared = false;
-  for (size_t k = 0; k < output.contexts.size(); ++k) {
+  for (size_t k = 0; k < output.contexts.size() && is_present(c, spec); ++k) {
     any |= is_of_rows(run.contexts[k].axis);
     compared |= is_of_rows(run.contexts[k].axis) && output.contexts[k].bits.compared > 0;
   }

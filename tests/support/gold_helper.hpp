@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "case/case.hpp"
+#include "case/inputs.hpp"
 #include "judge/gold.hpp"
 
 namespace checkop {
@@ -182,6 +183,7 @@ inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
     args.dim = [&](std::string_view dim) { return c.dims.find(dim)->second; };
     c.op->refine(args);
   }
+  fill_saved(c, 1, inputs);
   return inputs;
 }
 
