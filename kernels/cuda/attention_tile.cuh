@@ -67,6 +67,13 @@ struct AttentionParams {
   }
 };
 
+/// Of a forward pass: o as q, lse of every query; each may be null.
+template <typename T>
+struct Saved {
+  const T* __restrict__ o;
+  const float* __restrict__ lse;
+};
+
 /// For one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp.
 struct QueryStats {
   float shift, reciprocal, mean;
