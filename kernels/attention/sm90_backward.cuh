@@ -259,7 +259,8 @@ struct KeyGradients {
 
     for (;; items.advance()) {
       wait(keys_full(), items.parity);
-      const uint32_t index = *item;
+      // One lane reads, and later releases, the number: the others' reads would have no order with the next write.
+      const uint32_t index = __shfl_sync(kAllLanes, lane == 0 ? *item : 0u, 0);
       if (index >= n_items()) break;
       const KeyItem at(p, index, Config::kQueries);
       const int n_steps = at.kept ? at.steps * p.group : 0;
