@@ -51,7 +51,6 @@ struct Layout {
 
 /// Counts the slots of each expert among those of a block, and ranks each slot among those of its expert there.
 ///   ranks: [slots]   counts: [experts, blocks]
-// order-free: first_bad is an integer minimum, independent of the order of the threads.
 __global__ __launch_bounds__(kCountThreads) void count_slots(const int32_t* __restrict__ ids, int64_t slots,
                                                              int64_t slots_of_block, int64_t experts,
                                                              int32_t* __restrict__ ranks, int32_t* __restrict__ counts,
@@ -68,6 +67,7 @@ __global__ __launch_bounds__(kCountThreads) void count_slots(const int32_t* __re
     for (int64_t base = begin; base < end; base += kCountThreads) {
       const int64_t slot = base + threadIdx.x;
       const int64_t expert = slot < end ? int64_t{ids[slot]} : -1;
+      // order-free: the smallest bad slot is an integer minimum, independent of the order of the threads.
       if (expert < -1 || expert >= experts) atomicMin(first_bad, static_cast<unsigned long long>(slot));
       const int64_t at = expert - first_expert;
       const bool counts_here = at >= 0 && at < n_experts;
