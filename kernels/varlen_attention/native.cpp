@@ -44,8 +44,8 @@ checkop_status forward(const checkop_call* call) {
     to.require_like(in.q, "o");
     in.for_sequences([&](int64_t first, int64_t n, int64_t first_key, int64_t keys) {
       EntryTensor q = in.q.entry(first, n), k = in.k.entry(first_key, keys), v = in.v.entry(first_key, keys), no_mask;
-      EntryTensor o = in.room(in.q, n);
-      native::attention::run_entry(c, native::attention::forward, {&q, &k, &v, &no_mask}, {&o});
+      EntryTensor o = in.room(in.q, n), no_lse;
+      native::attention::run_entry(c, native::attention::forward, {&q, &k, &v, &no_mask}, {&o, &no_lse});
       to.store(o, first, n);
     });
     to.clear_from(in.of_q.back());
@@ -62,9 +62,10 @@ checkop_status backward(const checkop_call* call) {
     to_k.require_like(in.k, "dk"), to_v.require_like(in.k, "dv");
     in.for_sequences([&](int64_t first, int64_t n, int64_t first_key, int64_t keys) {
       EntryTensor q = in.q.entry(first, n), k = in.k.entry(first_key, keys), v = in.v.entry(first_key, keys), no_mask;
-      EntryTensor grad = grads.entry(first, n), dq = in.room(in.q, n), dk = in.room(in.k, keys),
-                  dv = in.room(in.k, keys);
-      native::attention::run_entry(c, native::attention::backward, {&q, &k, &v, &no_mask, &grad}, {&dq, &dk, &dv});
+      EntryTensor grad = grads.entry(first, n), no_o, no_lse;
+      EntryTensor dq = in.room(in.q, n), dk = in.room(in.k, keys), dv = in.room(in.k, keys);
+      native::attention::run_entry(c, native::attention::backward, {&q, &k, &v, &no_mask, &grad, &no_o, &no_lse},
+                                   {&dq, &dk, &dv});
       to_q.store(dq, first, n), to_k.store(dk, first_key, keys), to_v.store(dv, first_key, keys);
     });
     to_q.clear_from(in.of_q.back()), to_k.clear_from(in.of_k.back()), to_v.clear_from(in.of_k.back());

@@ -115,7 +115,7 @@ void forward(const EmulationArgs& args) {
   const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV);
   const int64_t q_heads = args.in(kOfQ).shape[1];
   for (const Sequence& s : sequences_of(args)) {
-    const Matrix o = attention_output(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s));
+    const Matrix o = attention_output(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s)).o;
     store_heads(o, q_heads, s.n_queries, s.first_query, stored_queries(args, s), args.out(0));
   }
   finish_queries(args, args.out(0));
