@@ -169,19 +169,16 @@ __device__ inline void tile_index(int64_t tile, int64_t tiles_m, int64_t tiles_n
   n = within / height;
 }
 
-/// c: [a.extent, b.extent], contiguous. bias: [b.extent] or null. Launch with launch_mma().
-template <typename T, bool a_along_k, bool b_along_k, typename Tile, bool aligned>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void mma_kernel(Operand<T, a_along_k> a,
-                                                                            Operand<T, b_along_k> b, int64_t k_extent,
-                                                                            const T* __restrict__ bias,
-                                                                            T* __restrict__ c) {
+/// The tile of c from (first_m, first_n) on, by a block of Tile::kThreads. c: [a.extent, b.extent], contiguous. bias:
+/// [b.extent] or null.
+template <typename Tile, bool aligned, typename T, bool a_along_k, bool b_along_k>
+__device__ __forceinline__ void multiply_tile(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& b,
+                                              int64_t k_extent, int64_t first_m, int64_t first_n,
+                                              const T* __restrict__ bias, T* __restrict__ c) {
   using LoaderA = Loader<T, a_along_k, Tile::kM, Tile::kThreads, aligned>;
   using LoaderB = Loader<T, b_along_k, Tile::kN, Tile::kThreads, aligned>;
   __shared__ __align__(128) uint4 a_tile[kStages][LoaderA::Layout::kChunks];
   __shared__ __align__(128) uint4 b_tile[kStages][LoaderB::Layout::kChunks];
-  int64_t first_m, first_n;
-  tile_index(blockIdx.x, ceil_div(a.extent, Tile::kM), ceil_div(b.extent, Tile::kN), first_m, first_n);
-  first_m *= Tile::kM, first_n *= Tile::kN;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int warp_m = warp / Tile::kWarpsN * Tile::kWarpM, warp_n = warp % Tile::kWarpsN * Tile::kWarpN;
   constexpr int kBlocksM = Tile::kWarpM / 16, kBlocksN = Tile::kWarpN / 8;
@@ -237,6 +234,18 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void mma_kernel(Oper
       store_pair(c, m + 8, n, a.extent, b.extent, bias, pairs, sum[i][j][2], sum[i][j][3]);
     }
   }
+}
+
+/// c: [a.extent, b.extent], contiguous. bias: [b.extent] or null. Launch with launch_mma().
+template <typename T, bool a_along_k, bool b_along_k, typename Tile, bool aligned>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void mma_kernel(Operand<T, a_along_k> a,
+                                                                            Operand<T, b_along_k> b, int64_t k_extent,
+                                                                            const T* __restrict__ bias,
+                                                                            T* __restrict__ c) {
+  int64_t first_m, first_n;
+  tile_index(blockIdx.x, ceil_div(a.extent, Tile::kM), ceil_div(b.extent, Tile::kN), first_m, first_n);
+  first_m *= Tile::kM, first_n *= Tile::kN;
+  multiply_tile<Tile, aligned>(a, b, k_extent, first_m, first_n, bias, c);
 }
 
 template <typename Tile>

@@ -142,15 +142,24 @@ __device__ inline void load_accumulators(float (&sum)[8][8], const float* __rest
 }
 
 /// Adds the unit's sums to c (or stores them) and clears them. Only this thread ever touches these elements of c.
-__device__ inline void store_accumulators(float (&sum)[8][8], float* __restrict__ c, int64_t ldc, int64_t first_m,
-                                          int64_t first_n, int64_t m_extent, bool add) {
+/// quads: c is aligned to 16 bytes and ldc a multiple of 4, so that four elements move at once.
+template <bool quads = true>
+__device__ void store_accumulators(float (&sum)[8][8], float* __restrict__ c, int64_t ldc, int64_t first_m,
+                                   int64_t first_n, int64_t m_extent, bool add) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int64_t m = first_m + tile_m(i);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t n = first_n + tile_n(half * 4);
-      if (m < m_extent && n < ldc) {
+      if constexpr (!quads) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (m >= m_extent || n + j >= ldc) continue;
+          float* out = c + m * ldc + n + j;
+          *out = add ? *out + sum[i][half * 4 + j] : sum[i][half * 4 + j];
+        }
+      } else if (m < m_extent && n < ldc) {
         auto* out = reinterpret_cast<float4*>(c + m * ldc + n);
         float4 value = {sum[i][half * 4], sum[i][half * 4 + 1], sum[i][half * 4 + 2], sum[i][half * 4 + 3]};
         if (add) {
@@ -165,22 +174,12 @@ __device__ inline void store_accumulators(float (&sum)[8][8], float* __restrict_
   }
 }
 
-}  // namespace gemm
-
-/// The largest b.extent: a grid has 65535 blocks in y.
-constexpr int64_t kMaxGemmColumns = int64_t{65535} * gemm::kTile;
-
-/// c: [a.extent, ldc] f32, 16-byte aligned, ldc >= b.extent and a multiple of 4. Columns from b.extent up to ldc are
-/// overwritten (by zeros) as far as the last tile reaches; with `chain` they keep what they hold. Launch with
-/// launch_gemm() or launch_gemm_chain().
-template <bool chain, typename TA, bool a_along_k, typename TB, bool b_along_k>
-__global__ __launch_bounds__(gemm::kThreads,
-                             gemm::kBlocksPerSM) void gemm_kernel(Operand<TA, a_along_k> a, Operand<TB, b_along_k> b,
-                                                                  int64_t k_extent, float* __restrict__ c, int64_t ldc,
-                                                                  bool accumulate) {
-  using namespace gemm;
+/// The tile of c from (first_m, first_n) on, by a block of kThreads; see gemm_kernel() and store_accumulators().
+template <bool chain, bool quads, typename TA, bool a_along_k, typename TB, bool b_along_k>
+__device__ __forceinline__ void multiply_tile(const Operand<TA, a_along_k>& a, const Operand<TB, b_along_k>& b,
+                                              int64_t k_extent, int64_t first_m, int64_t first_n, float* __restrict__ c,
+                                              int64_t ldc, bool accumulate) {
   __shared__ __align__(16) SmemTile a_tile[2], b_tile[2];
-  const int64_t first_m = int64_t{blockIdx.x} * kTile, first_n = int64_t{blockIdx.y} * kTile;
   float sum[8][8] = {};
   if constexpr (chain) load_accumulators(sum, c, ldc, first_m, first_n, a.extent);
   store<TA, a_along_k>(fetch(a, first_m, 0, k_extent), a_tile[0]);
@@ -203,12 +202,29 @@ __global__ __launch_bounds__(gemm::kThreads,
       store<TB, b_along_k>(b_next, b_tile[1 - now]);
     }
     if (!more || (!chain && next % kSumUnit == 0)) {
-      store_accumulators(sum, c, ldc, first_m, first_n, a.extent, !chain && accumulate);
+      store_accumulators<quads>(sum, c, ldc, first_m, first_n, a.extent, !chain && accumulate);
       accumulate = true;
     }
     __syncthreads();
     now = 1 - now;
   }
+}
+
+}  // namespace gemm
+
+/// The largest b.extent: a grid has 65535 blocks in y.
+constexpr int64_t kMaxGemmColumns = int64_t{65535} * gemm::kTile;
+
+/// c: [a.extent, ldc] f32, 16-byte aligned, ldc >= b.extent and a multiple of 4. Columns from b.extent up to ldc are
+/// overwritten (by zeros) as far as the last tile reaches; with `chain` they keep what they hold. Launch with
+/// launch_gemm() or launch_gemm_chain().
+template <bool chain, typename TA, bool a_along_k, typename TB, bool b_along_k>
+__global__ __launch_bounds__(gemm::kThreads,
+                             gemm::kBlocksPerSM) void gemm_kernel(Operand<TA, a_along_k> a, Operand<TB, b_along_k> b,
+                                                                  int64_t k_extent, float* __restrict__ c, int64_t ldc,
+                                                                  bool accumulate) {
+  gemm::multiply_tile<chain, true>(a, b, k_extent, int64_t{blockIdx.x} * gemm::kTile, int64_t{blockIdx.y} * gemm::kTile,
+                                   c, ldc, accumulate);
 }
 
 /// Enqueues. The caller checks for launch errors once, after its last kernel. Blocks of the same column of tiles are

@@ -15,6 +15,7 @@
 // blocks changes nothing; a block has as many slots as there are experts at least, which bounds the counts of all
 // blocks by the number of slots.
 #include "cuda/logit_transform.cuh"
+#include "cuda/scan.cuh"
 #include "cuda/slots.cuh"
 
 namespace checkop::kernels {
@@ -22,7 +23,6 @@ namespace {
 
 constexpr int kCountThreads = 256, kCountWarps = kCountThreads / kWarp;
 constexpr int kExpertsAtOnce = 4096;  // counts in 16 KiB of shared memory
-constexpr int kOrderThreads = 1024;   // one block adds up all experts
 
 struct PermuteShape {
   int64_t tokens = 0, topk = 0, hidden = 0, rows = 0, experts = 0;
@@ -88,18 +88,6 @@ __global__ __launch_bounds__(kCountThreads) void count_slots(const int32_t* __re
   }
 }
 
-/// Inclusive sum over the lanes of a warp up to this one.
-template <typename I>
-__device__ I warp_sum_up_to(I x) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int offset = 1; offset < kWarp; offset *= 2) {
-    const I below = __shfl_up_sync(kAllLanes, x, offset);
-    if (lane >= offset) x += below;
-  }
-  return x;
-}
-
 /// Replaces the counts of each expert by the sums over earlier blocks. A warp per expert.
 ///   counts: [experts, blocks]   totals: [experts]
 __global__ __launch_bounds__(kCountThreads) void add_up_blocks(int64_t experts, int64_t blocks,
@@ -121,23 +109,18 @@ __global__ __launch_bounds__(kCountThreads) void add_up_blocks(int64_t experts, 
 }
 
 /// offsets[e] = sum of the totals of earlier experts, each rounded up to a multiple of `align`. One block.
-__global__ __launch_bounds__(kOrderThreads) void order_experts(const int32_t* __restrict__ totals, int64_t experts,
-                                                               int64_t align, int32_t* __restrict__ offsets,
-                                                               unsigned long long* __restrict__ needed) {
-  constexpr int kWarps = kOrderThreads / kWarp;
-  static_assert(kWarps == kWarp, "a warp adds up the sums of all warps");
-  __shared__ int64_t of_warp[kWarps];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+__global__ __launch_bounds__(kScanThreads) void order_experts(const int32_t* __restrict__ totals, int64_t experts,
+                                                              int64_t align, int32_t* __restrict__ offsets,
+                                                              unsigned long long* __restrict__ needed) {
+  __shared__ int64_t of_warp[kWarp];
   int64_t before = 0;
-  for (int64_t first = 0; first < experts; first += kOrderThreads) {
+  for (int64_t first = 0; first < experts; first += kScanThreads) {
     const int64_t expert = first + threadIdx.x;
-    const int64_t own = expert < experts ? round_up(totals[expert], align) : 0, up_to = warp_sum_up_to(own);
-    if (lane == kWarp - 1) of_warp[warp] = up_to;
-    __syncthreads();
-    const int64_t warps_up_to = warp_sum_up_to(of_warp[lane]);
-    const int64_t warps_before = __shfl_sync(kAllLanes, warps_up_to, warp) - of_warp[warp];
-    if (expert < experts) offsets[expert] = static_cast<int32_t>(before + warps_before + up_to - own);
-    before += __shfl_sync(kAllLanes, warps_up_to, kWarp - 1);
+    int64_t of_step = 0;
+    const int64_t own = expert < experts ? round_up(totals[expert], align) : 0;
+    const int64_t earlier = block_sum_before(own, of_warp, of_step);
+    if (expert < experts) offsets[expert] = static_cast<int32_t>(before + earlier);
+    before += of_step;
     __syncthreads();  // before the sums are written again
   }
   if (threadIdx.x != 0) return;
@@ -255,8 +238,8 @@ checkop_status launch_forward(const checkop_call* call) {
     add_up_blocks<<<static_cast<unsigned>(ceil_div(shape.experts, kCountWarps)), kCountThreads, 0, stream>>>(
         shape.experts, blocks, counts, totals);
   }
-  order_experts<<<1, kOrderThreads, 0, stream>>>(totals, shape.experts, align, offsets,
-                                                 findings.on_device() + kRowsNeeded);
+  order_experts<<<1, kScanThreads, 0, stream>>>(totals, shape.experts, align, offsets,
+                                                findings.on_device() + kRowsNeeded);
   if (auto status = findings.found()) return status;
 
   const auto src_bytes = static_cast<size_t>(shape.rows) * sizeof(int32_t);
