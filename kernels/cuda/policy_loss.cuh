@@ -98,10 +98,11 @@ __device__ inline LossToken token_of(const PolicyBatch& b, const Sequence& of, i
   const float is_free = hold(log_ratio, set.ratio_clamp), ratio = expf(log_ratio), slope = is_free * ratio;
   const float inside = clamped(ratio, set.low, set.high);
   if (set.cispo) {
-    t.dloss = -inside * a, t.loss = t.dloss * logp;
+    t.dloss = -inside * a, t.loss = t.dloss * logp, t.clipped = inside != ratio ? 1.0f : 0.0f;
   } else {
     const bool limited = set.delta > 0.0f && ratio > set.delta;
     const float plain = -a * (limited ? set.delta : ratio), other = -a * inside;
+    t.clipped = other > plain ? 1.0f : 0.0f;
     t.loss = other > plain ? other : plain;
     t.dloss = other > plain || limited ? 0.0f : -a * slope;
     const float most = -a * set.dual_clip;
