@@ -291,16 +291,22 @@ class CudaDevice final : public Device {
  private:
   static constexpr int kThreads = 256;
 
-  /// Takes back what a launch may have reserved of the L2 cache, which reading does not flush. Not every device has it.
+  /// Takes back what a launch may have set aside of the L2 cache, which reading does not flush. Not every device has
+  /// it. Setting the limit changes how the next launches run even where it stays 0, so an untouched one is left alone.
   void release_cache() {
+    size_t reserved = 0;
+    if (cudaDeviceGetLimit(&reserved, cudaLimitPersistingL2CacheSize) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return;
+    }
+    if (reserved == 0) return;
     cudaLaunchAttributeValue no_window{};
     no_window.accessPolicyWindow.hitProp = cudaAccessPropertyNormal;
     no_window.accessPolicyWindow.missProp = cudaAccessPropertyNormal;
-    const bool is_released =
-        cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 0) == cudaSuccess &&
-        cudaStreamSetAttribute(stream_.get(), cudaLaunchAttributeAccessPolicyWindow, &no_window) == cudaSuccess &&
-        cudaCtxResetPersistingL2Cache() == cudaSuccess;
-    if (!is_released) (void)cudaGetLastError();
+    check(cudaStreamSetAttribute(stream_.get(), cudaLaunchAttributeAccessPolicyWindow, &no_window),
+          "end the stream's access window");
+    check(cudaCtxResetPersistingL2Cache(), "release the L2 cache");
+    check(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 0), "release the L2 cache");
   }
 
   /// How long work beside the stream, which is done, goes on. What an idle device takes to say so is none of it.
