@@ -9,8 +9,9 @@
 //   backward pass computes neither again.
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if they are in its last block of 128 keys.
-//   Limits: sm_90 only. fp32, gradients in fp16 (where ds would underflow), other head_dim, arrays that do not begin at
-//   a 16-byte boundary and a scale that is not positive are computed as in the candidate cuda, with its limits.
+//   Limits: sm_90 only. fp32, gradients in fp16 (where ds would underflow), other head_dim and a scale that is not
+//   positive are computed as in the candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a
+//   16-byte boundary are CHECKOP_UNSUPPORTED: TMA can't read them, and other code would give a row other bits.
 //   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
 //   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
 //   give 264 blocks of 128 keys.
@@ -61,8 +62,26 @@ size_t backward_workspace(const checkop_call* call) {
                                 .bytes);
 }
 
+/// Whether the Hopper kernels have the case, wherever its arrays begin.
+bool has_shape(const AttentionParams& shape) {
+  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
+  return !is_empty && shape.scale > 0 && shape.scale < 1e30f && (shape.width == 64 || shape.width == 128);
+}
+
+/// CHECKOP_OK if all 16-bit arrays begin at multiples of 16 bytes.
+checkop_status check_alignment(const checkop_call* call) {
+  const auto check = [&](const checkop_tensor* tensors, int32_t n) {
+    return std::all_of(tensors, tensors + n, [&](const checkop_tensor& tensor) {
+      return tensor.dtype != call->inputs[0].dtype || reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0;
+    });
+  };
+  if (check(call->inputs, call->n_inputs) && check(call->outputs, call->n_outputs)) return CHECKOP_OK;
+  return say(call, CHECKOP_UNSUPPORTED, "16-bit tensors that do not begin at a multiple of 16 bytes");
+}
+
 template <typename T>
 checkop_status run(const checkop_call* call, const AttentionParams& shape) {
+  if (auto status = check_alignment(call)) return status;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
   hopper::ForwardCall<T> forward{};
   forward.shape = shape;
@@ -85,10 +104,8 @@ checkop_status run(const checkop_call* call, const AttentionParams& shape) {
 checkop_status launch_forward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_call(call, false, kParts, shape)) return status;
-  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
-  const bool has_scale = shape.scale > 0 && shape.scale < 1e30f;
-  if (!is_empty && has_scale && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
-  if (!is_empty && has_scale && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
+  if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
+  if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
   return launch_attention(call, false, kParts);
 }
 
@@ -96,8 +113,8 @@ checkop_status launch_backward(const checkop_call* call) {
   using T = __nv_bfloat16;
   AttentionParams shape;
   if (auto status = check_call(call, true, kParts, shape)) return status;
-  const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
-  const bool has_scale = shape.scale > 0 && shape.scale < 1e30f;
+  if (!has_shape(shape) || call->inputs[0].dtype != CHECKOP_BF16) return launch_attention(call, true, kParts);
+  if (auto status = check_alignment(call)) return status;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
   const auto output = [&](int i) { return static_cast<T*>(call->outputs[i].data); };
   hopper::BackwardCall<T> backward{};
@@ -109,9 +126,7 @@ checkop_status launch_backward(const checkop_call* call) {
   backward.saved_lse = static_cast<const float*>(call->inputs[6].data);
   backward.dq = output(0), backward.dk = output(1), backward.dv = output(2);
   backward.workspace = static_cast<std::byte*>(call->workspace);
-  if (is_empty || !has_scale || call->inputs[0].dtype != CHECKOP_BF16 || !hopper::has_backward(backward)) {
-    return launch_attention(call, true, kParts);
-  }
+  if (!hopper::has_backward(backward)) return launch_attention(call, true, kParts);
   if (call->workspace_bytes < backward_workspace(call)) {
     return say(call, CHECKOP_FAILED, "workspace has %zu bytes, %zu are needed", call->workspace_bytes,
                backward_workspace(call));
