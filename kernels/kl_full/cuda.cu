@@ -3,7 +3,7 @@
 // the gradient, all in fp32; portable CUDA. kl_full / native has the formulas.
 //   a = ln S, b = ln T: log-softmax of student / temperature and teacher / temperature,  q = b for beta 0 and 1,
 //   otherwise ln(beta T + (1-beta) S)
-//   forward   loss[row]: sum_v T (b - a), sum_v S (a - b), or beta sum_v T (b - q) + (1-beta) sum_v S (a - q)
+//   forward   loss[row]: sum_v T (b - a), sum_v S (a - b), or sum_v beta T (b - q) + (1-beta) S (a - q)
 //   backward  dstudent[row,v]: of beta 0 g (S - T) / temperature, otherwise g w S (a - q - sum_v S (a - q)) /
 //             temperature with w = 1 for beta 1, else 1 - beta
 //   student, teacher, dstudent: [..., vocab] f32|f16|bf16, contiguous    mask: [...] u8 or none
@@ -86,15 +86,15 @@ class KlRow {
 
   /// KL(S|Q), in every thread.
   __device__ float of_student() const {
-    __shared__ float shared[kWarp];
-    return sum(shared, [&](float a, float b) { return term(a, log_q(a, b)); });
+    return sum([&](float a, float b) { return term(a, log_q(a, b)); });
   }
   __device__ float loss() const {
     if constexpr (kind == Beta::one) return of_student();
-    __shared__ float shared[kWarp];
-    if constexpr (kind == Beta::zero) return sum(shared, [](float a, float b) { return term(b, a); });
-    const float of_teacher = sum(shared, [&](float a, float b) { return term(b, log_q(a, b)); });
-    return params_.beta * of_teacher + (1.0f - params_.beta) * of_student();
+    if constexpr (kind == Beta::zero) return sum([](float a, float b) { return term(b, a); });
+    return sum([&](float a, float b) {
+      const float q = log_q(a, b);
+      return params_.beta * term(b, q) + (1.0f - params_.beta) * term(a, q);
+    });
   }
 
  private:
@@ -108,9 +108,10 @@ class KlRow {
     for (int i = 0; i < kColumns; ++i) to[i] = log(params_.temperature.apply(to[i]));
   }
 
-  /// The sum of f(a, b) over the row, in every thread.
+  /// The sum of f(a, b) over the row, in every thread. Once per f: the shared memory serves one reduction.
   template <typename F>
-  __device__ float sum(float* shared, F&& f) const {
+  __device__ float sum(F&& f) const {
+    __shared__ float shared[kWarp];
     float mine = 0.0f;
     for_groups([&](int64_t, const float(&a)[kColumns], const float(&b)[kColumns]) {
       float of_group = 0.0f;  // two levels: the chain is one group, then the number of groups
