@@ -12,6 +12,7 @@
 //   CHECKOP_FAILED. Workspace: 512 bytes, a byte and two floats per token and a float per completion, each array
 //   rounded up to 256. Expected error: that of ratio_kl per token, then a chain of tokens/1024 + 10 fp32 additions.
 //   Bits depend only on the shape and the values; the gradient of a token only on its own row, A and n.
+#include "cuda/group_boundaries.cuh"
 #include "cuda/policy.cuh"
 
 namespace checkop::kernels {
@@ -48,16 +49,6 @@ __global__ void mark_active(const uint8_t* __restrict__ attention, const uint8_t
   for (int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; row < rows;
        row += int64_t{gridDim.x} * blockDim.x) {
     active[row] = attention[row] != 0 && completion[row] != 0 ? 1 : 0;
-  }
-}
-
-// order-free: the smallest bad index is an integer minimum, independent of the order of the threads.
-__global__ void find_bad_boundary(const int64_t* __restrict__ bounds, int64_t count, int64_t batch,
-                                  unsigned long long* __restrict__ first_bad) {
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-    const bool starts = i > 0 || bounds[0] == 0, ends = i + 1 < count || bounds[i] == batch;
-    const bool increases = i == 0 || bounds[i] > bounds[i - 1];
-    if (!(starts && ends && increases)) atomicMin(first_bad, static_cast<unsigned long long>(i));
   }
 }
 
@@ -193,28 +184,6 @@ checkop_status check_call(const checkop_call* call, bool backward, PolicyShape& 
   return check.workspace(static_cast<size_t>(WorkspaceLayout(shape.rows, policy.shape[0]).bytes)).status();
 }
 
-/// CHECKOP_FAILED when the boundaries do not start at 0, increase, and end at the batch. Waits for the stream, because
-/// the groups must be valid before they are used.
-checkop_status check_boundaries(const checkop_call* call, const int64_t* bounds, int64_t count, int64_t batch,
-                                cudaStream_t stream) {
-  const auto doing = "check group boundaries";
-  auto* first_bad = static_cast<unsigned long long*>(call->workspace);
-  unsigned long long bad = kNoBadRow;
-  if (auto s = cuda_status(call, cudaMemsetAsync(first_bad, 0xff, sizeof(bad), stream), doing)) return s;
-  find_bad_boundary<<<1, kSumThreads, 0, stream>>>(bounds, count, batch, first_bad);
-  if (auto s = launch_status(call, doing)) return s;
-  if (auto s =
-          cuda_status(call, cudaMemcpyAsync(&bad, first_bad, sizeof(bad), cudaMemcpyDeviceToHost, stream), doing)) {
-    return s;
-  }
-  if (auto s = cuda_status(call, cudaStreamSynchronize(stream), doing)) return s;
-  if (bad == kNoBadRow) return CHECKOP_OK;
-  return say(
-      call, CHECKOP_FAILED,
-      "input 'group_boundaries': element %llu is wrong: they must start with 0, increase, and end with the batch %lld",
-      bad, static_cast<long long>(batch));
-}
-
 size_t workspace_bytes(const checkop_call* call) {
   if (call->n_inputs < 1 || call->inputs[0].rank < 2) return kIdCheckBytes;  // launch() refuses such a call
   return static_cast<size_t>(WorkspaceLayout(leading_count(call->inputs[0]), call->inputs[0].shape[0]).bytes);
@@ -241,7 +210,7 @@ checkop_status launch(const checkop_call* call, bool backward) {
   int64_t groups = has_boundaries(call) ? call->inputs[kGroupBoundaries].shape[0] - 1 : batch / samples;
   if (has_boundaries(call)) {
     bounds = static_cast<const int64_t*>(call->inputs[kGroupBoundaries].data);
-    if (auto status = check_boundaries(call, bounds, groups + 1, batch, stream)) return status;
+    if (auto status = check_boundaries(call, bounds, groups + 1, batch, call->workspace, stream)) return status;
   }
   const int64_t blocks = ceil_div(shape.rows, kThreads);
   mark_active<<<static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), kThreads, 0, stream>>>(

@@ -6,8 +6,8 @@
 //   mask: [batch, seq] u8   denom, grad_loss and the outputs of forward: scalars, f32
 //   ref_logps, rollout_logps, entropy and denom may be absent.
 //   Where the mask is 0 nothing is read, and gradients are 0. Without active tokens all results are 0.
-//   Limits: batch < 2^31, batch*seq < 2^39.   Workspace: 12 bytes per sequence, 8 per token, 16 per 2048 tokens, and a
-//   float, each array rounded up to 256.
+//   Limits: batch < 2^31, batch*seq < 2^39.   Workspace: 12 bytes per sequence, 16 per 2048 tokens, and a float, each
+//   array rounded up to 256.
 //   Expected error: sums of a sequence are chains of seq/256 + 10 fp32 additions; sums over tokens of 8 + 10, then of
 //   tokens/2^21 + 10.
 //   Bits of the sums depend only on the shape and the values; the gradient of a token on its own values, those of its
@@ -152,7 +152,7 @@ struct Layout {
   size_t sums, bytes;
 
   Layout(int64_t sequences, int64_t tokens)
-      : shared(0, sequences, tokens),
+      : shared(0, sequences, 0),  // nothing per token
         sums(shared.end),
         bytes(sums + static_cast<size_t>(round_up(blocks_of(tokens) * static_cast<int64_t>(sizeof(Sums)), 256))) {}
 };
