@@ -232,12 +232,15 @@ readonly product_sizes="4096,4096,4096 4096,4096,6144 4096,4096,24576 4096,12288
 readonly logp_sizes="4096,4096,128256 4096,2048,131072 1024,4096,128256 8192,4096,151936"
 
 run_bench() {
-  rm -f "$out"/bench-{logp,ratio_kl,grpo_loss,rms_norm,silu,swiglu,embedding,rope}.jsonl
+  rm -f "$out"/bench-{logp,ratio_kl,grpo_loss,rms_norm,add_rms_norm,gated_rms_norm,qk_norm_rope,silu,swiglu,embedding,rope}.jsonl
   bench logp cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256
   bench logp cuda 300 --check-grad --batch 16 --seq 512 --vocab 151936
   bench ratio_kl cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256
   bench grpo_loss cuda 300 --check-grad --batch 8 --seq 512 --vocab 128256,151936 --beta 0.04
   bench rms_norm cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096,8192
+  bench add_rms_norm cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096,8192
+  bench gated_rms_norm cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096
+  bench qk_norm_rope cuda 300 --check-grad --tokens 8192 --q-heads 32 --kv-heads 8 --head-dim 128
   bench silu cuda 300 --check-grad --batch 1 --seq 8192 --hidden 12288
   bench swiglu cuda 300 --check-grad --batch 1 --seq 8192 --hidden 12288
   bench embedding cuda 300 --check-grad --batch 1 --seq 8192 --hidden 4096 --vocab 151936
