@@ -20,13 +20,22 @@ extern const Emulation kAttentionForward, kAttentionBackward;  // emulation/atte
 
 namespace {
 
-constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kKeys = "batch kv_heads kv_seq head_dim";
+constexpr std::string_view kQueries = "batch q_heads q_seq head_dim", kKeys = "batch kv_heads kv_seq head_dim",
+                           kRows = "batch q_heads q_seq";
 constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kKeys};
 constexpr TensorSpec kMask{"key_padding_mask", "batch kv_seq", Fill::mask, "", DType::u8, /*optional=*/true};
 
 constexpr std::array kForwardIn{kQ, kK, kV, kMask};
-constexpr std::array kForwardOut{OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq"}};
-constexpr std::array kBackwardIn{kQ, kK, kV, kMask, TensorSpec{"grad_o", kQueries, Fill::upstream}};
+constexpr std::array kForwardOut{
+    OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim kv_seq"},
+    OutputSpec{{"lse", kRows, Fill::normal, "", DType::f32, /*optional=*/true}, Numerics::logprob, "head_dim kv_seq"}};
+constexpr std::array kBackwardIn{kQ,
+                                 kK,
+                                 kV,
+                                 kMask,
+                                 TensorSpec{"grad_o", kQueries, Fill::upstream},
+                                 TensorSpec{"o", kQueries, Fill::saved, "", {}, /*optional=*/true},
+                                 TensorSpec{"lse", kRows, Fill::saved, "", DType::f32, /*optional=*/true}};
 // A key's gradient sums over the queries of its group of heads. The spec names all heads, because extents have no
 // quotients.
 constexpr std::array kBackwardOut{
@@ -37,8 +46,6 @@ constexpr std::array kBackwardOut{
 
 constexpr std::string_view kFlash = "FlashAttention 2 and 3, cuDNN, PyTorch's SDPA with them, xFormers, FlashInfer";
 constexpr std::string_view kEager = "eager attention of Hugging Face: matmul, softmax in fp32, matmul";
-
-constexpr std::string_view kQueryDims = "batch q_heads q_seq";  // Recipe::independent
 
 constexpr int64_t kRowsOfATask = 16;
 constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
@@ -51,7 +58,16 @@ struct Inputs {
   static int v(int part) { return 2 + 2 * part; }
   int mask() const { return 1 + 2 * parts; }
   int grad() const { return 2 + 2 * parts; }
+  int o() const { return 3 + 2 * parts; }
+  int lse() const { return 4 + 2 * parts; }
 };
+constexpr int kLseOut = 1;  // output of the forward pass
+
+/// kv_cache_attention lacks some inputs.
+bool has(const GoldArgs& args, int input) { return input < std::ssize(args.inputs) && args.has(input); }
+bool has_lse_out(const GoldArgs& args) {
+  return kLseOut < std::ssize(args.output_shapes) && !args.output_shapes[kLseOut].empty();
+}
 
 struct Sizes {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
@@ -94,16 +110,19 @@ struct Dot {
 
 /// Values and their two error coefficients; see GoldRows. With recipes, also the roundings to 16 bits in the sums: the
 /// sum of their squared errors and that of the errors' sizes, in units of the unit roundoff of the dtype of the case.
+/// With saved inputs, also by how much each of them moves the values of a kernel that uses it.
 struct Block {
-  std::vector<double> value, magnitude, rounding, squares, sizes, spread, deviation;
-  explicit Block(int64_t n, bool recipes = false)
+  std::vector<double> value, magnitude, rounding, squares, sizes, by_o, by_lse, spread, deviation;
+  explicit Block(int64_t n, bool recipes = false, bool saved = false)
       : value(at(n)),
         magnitude(at(n)),
         rounding(at(n)),
         squares(recipes ? at(n) : 0),
         sizes(squares.size()),
-        spread(squares.size()),
-        deviation(squares.size()) {}
+        by_o(saved ? at(n) : 0),
+        by_lse(by_o.size()),
+        spread(recipes || saved ? at(n) : 0),
+        deviation(spread.size()) {}
 
   /// [first, first + n) += factor*x. The errors of `factor` are `factor_magnitude` and `factor_rounding`.
   void add(int64_t first, int64_t n, double factor, double factor_magnitude, double factor_rounding, const double* x) {
@@ -119,12 +138,17 @@ struct Block {
     for (int64_t d = 0; d < n; ++d) add_rounding(first + d, of_squares * x[d] * x[d], of_sizes * std::abs(x[d]));
   }
   void add_rounding(int64_t i, double square, double size) { squares[at(i)] += square, sizes[at(i)] += size; }
-  /// Turns the roundings into their spread, once they are all there.
+  /// [first, first + n) moves by o*x in a kernel that uses the saved o, by lse*x in one that uses the saved lse.
+  void move(int64_t first, int64_t n, double o, double lse, const double* x) {
+    for (int64_t d = 0; d < n; ++d) by_o[at(first + d)] += o * x[d], by_lse[at(first + d)] += lse * x[d];
+  }
+  /// Turns roundings and moves into their spread, once they are all there.
   /// `equal`: all probabilities of a query are equal.
   void finish(const GoldArgs& args, int output, bool equal) {
-    for (size_t i = 0; i < squares.size(); ++i) {
-      const Spread all = args.recipes.of_terms(output, squares[i], sizes[i], equal);
-      spread[i] = all.most, deviation[i] = all.deviation;
+    for (size_t i = 0; i < spread.size(); ++i) {
+      const Spread all = squares.empty() ? Spread{} : args.recipes.of_terms(output, squares[i], sizes[i], equal);
+      const double moved = by_o.empty() ? 0 : std::abs(by_o[i]) + std::abs(by_lse[i]);
+      spread[i] = all.most + moved, deviation[i] = std::hypot(all.deviation, moved);
     }
   }
   void sink(const GoldArgs& args, int output, int64_t row) const {
@@ -141,6 +165,7 @@ struct Block {
 struct QueryRow {
   std::vector<int64_t> keys;
   std::vector<double> score, size, p, growth, rounding;
+  double lse, lse_magnitude, lse_rounding;  ///< log-sum-exp of the scores; -inf without keys
 
   void resize() {
     for (auto* array : {&score, &size, &p, &growth, &rounding}) array->resize(keys.size());
@@ -179,6 +204,11 @@ class Entry {
     }
     SoftmaxRow softmax;
     softmax.add(row.score.data(), n, {row.size.data()});
+    row.lse = softmax.lse(), row.lse_magnitude = row.lse_rounding = 0;
+    if (n > 0) {
+      row.lse_magnitude = softmax.mean_magnitude() + 1;
+      row.lse_rounding = softmax.lse_rounding() + kScaleRounding * softmax.mean_magnitude();
+    }
     const double fixed = softmax.lse_rounding() + kExpUnits + 2 + kScaleRounding * softmax.mean_magnitude();
     for (size_t j = 0; j < row.keys.size(); ++j) {
       const double below = row.score[j] - softmax.max;
@@ -248,10 +278,12 @@ struct RoundedScores {
   std::vector<double> amplitude;
 };
 
-/// Adds the roundings of a query's scores and probabilities to its output, o = sum_j p_j v_j at `to`:
-///   p_in_16_bit: p_j v_j each;  scores_in_16_bit: an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j.
-void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row,
-               int64_t to, Block& o) {
+/// Adds the roundings of a query's scores and probabilities to its output o = sum_j p_j v_j and to its lse, in row `r`:
+///   p_in_16_bit: p_j v_j each;  scores_in_16_bit: an error d_j of exp(s_j) moves o by p_j (v_j - o) d_j, lse by p_j
+///   d_j
+void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, const QueryRow& row, int64_t r,
+               Block& o, Block& lse) {
+  const int64_t head = r / s.q_seq, to = r * s.head_dim;
   const auto v_of = [&](size_t j) { return &entry.v[at(entry.key_at(head, row.keys[j]))]; };
   for (size_t j = 0; recipes.has(recipe::kP) && j < row.keys.size(); ++j) {
     const double p = recipes.size(row.p[j]);
@@ -265,6 +297,8 @@ void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
       const double error = std::abs(row.p[j] * scores.amplitude[j] * (v[i] - o.value[at(to + i)]));
       o.add_rounding(to + i, scores.kRoundings * error * error, scores.kRoundings * error);
     }
+    const double error = row.p[j] * scores.amplitude[j];
+    lse.add_rounding(r, scores.kRoundings * error * error, scores.kRoundings * error);
   }
 }
 
@@ -274,8 +308,8 @@ void attention_forward(const GoldArgs& args, int parts) {
   const Sizes s = sizes_of(args, parts);
   for (int64_t b = 0; b < s.batch; ++b) {
     const Entry entry(args, {parts}, s, b);
-    Block o(s.queries(), !args.recipes.none());
     const int64_t rows = s.q_heads * s.q_seq;
+    Block o(s.queries(), !args.recipes.none()), lse(rows, !args.recipes.none());
     args.parallel_for((rows + kRowsOfATask - 1) / kRowsOfATask, [&](int64_t task) {
       QueryRow row;
       for (int64_t r = task * kRowsOfATask; r < std::min(rows, (task + 1) * kRowsOfATask); ++r) {
@@ -286,11 +320,15 @@ void attention_forward(const GoldArgs& args, int parts) {
           o.add(to, s.head_dim, p, p * (1 + row.growth[j]), p * row.rounding[j],
                 &entry.v[at(entry.key_at(r / s.q_seq, row.keys[j]))]);
         }
-        if (!args.recipes.none()) round_row(args.recipes, entry, s, r / s.q_seq, row, to, o);
+        lse.value[at(r)] = row.lse, lse.magnitude[at(r)] = row.lse_magnitude, lse.rounding[at(r)] = row.lse_rounding;
+        if (!args.recipes.none()) round_row(args.recipes, entry, s, row, r, o, lse);
       }
     });
     o.finish(args, 0, entry.scale == 0);
     o.sink(args, 0, b);
+    if (!has_lse_out(args)) continue;
+    lse.finish(args, kLseOut, entry.scale == 0);
+    lse.sink(args, kLseOut, b);
   }
 }
 
@@ -420,27 +458,75 @@ class RoundedHeads {
   std::vector<double> value_, magnitude_;  ///< of the heads before
 };
 
+/// What a batch entry's forward pass saved; empty where it is not given.
+struct Saved {
+  std::vector<double> o, lse;
+  double smallest = 0;  ///< normal number of the dtype of o
+
+  Saved(const GoldArgs& args, const Inputs& inputs, const Sizes& s, int64_t batch) {
+    if (has(args, inputs.o())) {
+      o = decoded(args.in(inputs.o()), batch * s.queries(), s.queries());
+      smallest = std::ldexp(1.0, info(args.in(inputs.o()).dtype).min_exponent);
+    }
+    const int64_t rows = s.q_heads * s.q_seq;
+    if (has(args, inputs.lse())) lse = decoded(args.in(inputs.lse()), batch * rows, rows);
+  }
+  bool any() const { return !o.empty() || !lse.empty(); }
+
+  /// How much larger the probabilities of row `r` are by the saved lse: exp(lse - saved) - 1.
+  double growth_of_p(const QueryRow& row, int64_t r) const {
+    constexpr double kMost = 0x1p-5, kOfSize = 0x1p-20;
+    if (lse.empty() || !std::isfinite(row.lse)) return 0;
+    const double off = row.lse - lse[at(r)];
+    if (!(std::abs(off) <= kMost + kOfSize * std::abs(row.lse))) {
+      throw InputError("input 'lse'",
+                       fmt::format("row {} of a batch entry has {}, q and k give {:.9g}", r, lse[at(r)], row.lse),
+                       "give natural logarithms, of a forward pass over the same inputs");
+    }
+    return std::expm1(off);
+  }
+  /// What is added to D = sum_d grad_d o_d of row `r` by the saved o. `size`: sum_j p_j sum_d |grad_d v_jd|.
+  double added_to_d(const double* grad, int64_t n, double d, double size, int64_t r) const {
+    constexpr double kMost = 0x1p-5;
+    if (o.empty() || size == 0 || !std::isfinite(d)) return 0;  // size 0: no keys, or none that counts
+    double saved = 0;
+    for (int64_t i = 0; i < n; ++i) saved += grad[i] * o[at(r * n + i)], size += std::abs(grad[i]) * smallest;
+    if (!(std::abs(saved - d) <= kMost * size)) {
+      throw InputError(
+          "input 'o'",
+          fmt::format("row {} of a batch entry gives grad_o o = {:.9g}, q, k and v give {:.9g}", r, saved, d),
+          "give the output of a forward pass over the same inputs");
+    }
+    return saved - d;
+  }
+};
+
 /// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
 ///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  ds_j = p_j (dp_j - D)
 /// Errors, with E_j = sum_d |grad v_j|:
 ///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j;
 ///   ds_j: p_j (E_j + error of D + |dp_j - D| growth_j), rounding p_j (rounding of D + |dp_j - D| (rounding_j + 2))
+/// A kernel that takes D or p from what the forward pass saved has the roundings of these; the gold knows them, for it
+/// has the exact values, too. Their products are far below the other errors.
 void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
-                       const std::vector<double>& grad, int64_t head, int64_t i, QueryRow& row, Block& dq, Block& dk,
-                       Block& dv) {
+                       const std::vector<double>& grad, const Saved& saved, int64_t head, int64_t i, QueryRow& row,
+                       Block& dq, Block& dk, Block& dv) {
   entry.load(head, i, row);
   std::vector<double> all_ds;
   const int64_t query = entry.query_at(head, i), n = s.head_dim;
   std::vector<Dot> dp;
   dp.reserve(row.keys.size());
-  double d = 0, d_magnitude = 0, d_rounding = 0;
+  double d = 0, d_size = 0, d_magnitude = 0, d_rounding = 0;
   for (size_t j = 0; j < row.keys.size(); ++j) {
     dp.emplace_back(&grad[at(query)], &entry.v[at(entry.key_at(head, row.keys[j]))], n);
     d += row.p[j] * dp[j].value;
+    d_size += row.p[j] * dp[j].magnitude;
     d_magnitude += row.p[j] * dp[j].magnitude * (2 + row.growth[j]);
     d_rounding += row.p[j] * dp[j].magnitude * row.rounding[j];
   }
   d_rounding += std::abs(d);
+  const int64_t r = head * s.q_seq + i;
+  const double of_lse = saved.growth_of_p(row, r), of_o = saved.added_to_d(&grad[at(query)], n, d, d_size, r);
   for (size_t j = 0; j < row.keys.size(); ++j) {
     const int64_t key = entry.key_at(head, row.keys[j]);
     const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d;
@@ -450,6 +536,12 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
     dq.add(query, n, ds, ds_magnitude, ds_rounding, &entry.k[at(key)]);
     dk.add(key, n, ds, ds_magnitude, ds_rounding, &entry.q[at(query)]);
     dv.add(key, n, p, p * (1 + growth), p * rounding, &grad[at(query)]);
+    if (saved.any()) {
+      const double by_o = -entry.scale * p * of_o, by_lse = entry.scale * p * of_lse * (off - of_o);
+      dq.move(query, n, by_o, by_lse, &entry.k[at(key)]);
+      dk.move(key, n, by_o, by_lse, &entry.q[at(query)]);
+      dv.move(key, n, 0, p * of_lse, &grad[at(query)]);
+    }
     all_ds.push_back(ds);
   }
   if (!recipes.none())
@@ -459,7 +551,8 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
 /// Emits keys [first, first + n) of every head of `all` as row `row` of an output.
 void sink_keys(const GoldArgs& args, int output, int64_t row, const Block& all, const Sizes& s, int64_t first,
                int64_t n) {
-  Block part(s.kv_heads * n * s.head_dim, !all.spread.empty());
+  Block part(s.kv_heads * n * s.head_dim);
+  part.spread.resize(all.spread.empty() ? 0 : part.value.size()), part.deviation.resize(part.spread.size());
   for (int64_t head = 0; head < s.kv_heads; ++head) {
     const int64_t from = (head * s.kv_seq + first) * s.head_dim, to = head * n * s.head_dim;
     std::copy_n(&all.value[at(from)], n * s.head_dim, &part.value[at(to)]);
@@ -483,13 +576,15 @@ void attention_backward(const GoldArgs& args, int parts) {
     const std::vector<double> grad = decoded(args.in(inputs.grad()), b * s.queries(), s.queries());
     const ActiveRecipes& recipes = args.recipes;
     const bool rounds = !recipes.none(), rounds_heads = recipes.has(recipe::kGroup) && group > 1;
-    Block dq(s.queries(), rounds), dk(s.keys(), rounds), dv(s.keys(), rounds);
+    const Saved saved(args, inputs, s, b);
+    Block dq(s.queries(), rounds, saved.any()), dk(s.keys(), rounds, saved.any()), dv(s.keys(), rounds, saved.any());
     args.parallel_for(s.kv_heads, [&](int64_t kv_head) {
       QueryRow row;
       const int64_t first = kv_head * s.kv_seq * s.head_dim, n = s.kv_seq * s.head_dim;
       for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         RoundedHeads of_k(dk, first, rounds_heads ? n : 0), of_v(dv, first, rounds_heads ? n : 0);
-        for (int64_t i = 0; i < s.q_seq; ++i) differentiate_row(recipes, entry, s, grad, head, i, row, dq, dk, dv);
+        for (int64_t i = 0; i < s.q_seq; ++i)
+          differentiate_row(recipes, entry, s, grad, saved, head, i, row, dq, dk, dv);
         of_k.add(recipes), of_v.add(recipes);
       }
     });
@@ -551,24 +646,24 @@ Work attention_work(const GoldArgs& args, int parts, int products) {
 }
 
 constexpr std::array<Recipe, 2> kAttentionForwardRecipes{
-    Recipe{recipe::kP, "o", k16Bit, /*exact=*/false, "o = sum_j round(p_j) v_j", kFlash, "", kQueryDims},
-    Recipe{recipe::kScores, "o", k16Bit, /*exact=*/false, "p = softmax(round(scale round(q k^T)))", kEager, "",
-           kQueryDims},
+    Recipe{recipe::kP, "o", k16Bit, /*exact=*/false, "o = sum_j round(p_j) v_j", kFlash, "", kRows},
+    Recipe{recipe::kScores, "o lse", k16Bit, /*exact=*/false, "p = softmax(round(scale round(q k^T)))", kEager, "",
+           kRows},
 };
 constexpr std::array<Recipe, 5> kAttentionBackwardRecipes{
     Recipe{recipe::kP, "dv dv_cache dv_new", k16Bit, /*exact=*/false, "dv = sum_i round(p_i) grad_i", kFlash, "",
-           kQueryDims},
+           kRows},
     Recipe{recipe::kDs, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false,
-           "dq = scale sum_j round(ds_j) k_j, dk = scale sum_i round(ds_i) q_i", kFlash, "", kQueryDims},
+           "dq = scale sum_j round(ds_j) k_j, dk = scale sum_i round(ds_i) q_i", kFlash, "", kRows},
     Recipe{recipe::kO, "dq dk dk_cache dk_new", k16Bit, /*exact=*/false, "ds = p (dp - sum_d grad_d round(o_d))",
-           kFlash, "", kQueryDims},
+           kFlash, "", kRows},
     Recipe{recipe::kGroup, "dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
            "dk = sum over the group's heads of round(dk of the head), dv likewise",
            "FlashAttention 2 with grouped heads, autograd of repeat_kv"},
     // A kernel that stores the scores stores P too, and takes the row sum of dP*P from it.
     Recipe{recipe::kScores, "dq dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
            "p = softmax(round(scale round(q k^T))), ds = round(scale p (round(dp) - D))", kEager,
-           /*excludes=*/recipe::kO, kQueryDims},
+           /*excludes=*/recipe::kO, kRows},
 };
 
 constexpr std::array<AttrSpec, 2> kAttentionAttrs{

@@ -19,10 +19,12 @@ extern const std::array<Recipe, 5> kAttentionBackwardRecipes;
 
 /// The passes over `parts` parts of keys, where kv_seq is the sum of their lengths:
 ///   in:  q[batch, q_heads, q_seq, head_dim]; for each part k, v[batch, kv_heads, its length, head_dim];
-///        optional key_padding_mask[batch, kv_seq], nonzero keeps; backward: grad_o[batch, q_heads, q_seq, head_dim]
-///   out: o, shaped as q     backward: dq; for each part dk, dv
+///        optional key_padding_mask[batch, kv_seq], nonzero keeps; backward: grad_o[batch, q_heads, q_seq, head_dim],
+///        then, if the operator has them, optional o and lse, which a forward pass saved
+///   out: o, shaped as q; optional lse[batch, q_heads, q_seq]     backward: dq; for each part dk, dv
 /// Query head h reads key head h / (q_heads/kv_heads).
 ///   o_i = sum_j p_ij v_j,  p_i = softmax over the kept keys of query i of scale q_i k_j;  o_i = 0 without kept keys
+///   lse_i = log of the sum of exponentials of its scores; -inf without kept keys
 ///   dv = p^T grad,  ds = p*(grad v^T - rowsum(grad*o)),  dq = scale ds k,
 ///   dk = scale ds^T q, summed over the heads of a group
 /// Keys that are not kept are never read; they may hold anything.

@@ -14,6 +14,7 @@
 #include "left_out.hpp"
 #include "operator/operator.hpp"
 #include "policy.hpp"
+#include "token_mean.hpp"
 
 namespace checkop {
 
@@ -53,15 +54,19 @@ constexpr std::array kAttrs{
 };
 
 /// A = (r - mu)/s, s = sqrt(max(var, eps^2)), for the rewards of one group; population variance. If all rewards are
-/// equal, A must be exactly 0: such a group must not change the policy.
+/// equal, A must be exactly 0: such a group must not change the policy. The growth of sums over a group is that of as
+/// many additions as it has completions, not of the output's chain, and stands in `rounding`.
 void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double eps, std::vector<GoldElement>& to) {
   Moments moments;
   for (int64_t i = begin; i < end; ++i) moments.add(rewards.at(i));
   moments.finish(/*unbiased=*/false);
   const double s = std::sqrt(std::max(moments.variance, eps * eps));
   const double of_variance = moments.variance > eps * eps ? 0.5 : 0.0;
-  for (int64_t i = begin; i < end; ++i)
-    to.push_back(moments.equal ? GoldElement{0, 0, 0} : moments.standardised(rewards.at(i), s, of_variance));
+  const double growth = units_of_sum(static_cast<double>(end - begin));
+  for (int64_t i = begin; i < end; ++i) {
+    const GoldElement a = moments.standardised(rewards.at(i), s, of_variance);
+    to.push_back(moments.equal ? GoldElement{0, 0, 0} : GoldElement{a.value, 0, a.rounding + growth * a.magnitude});
+  }
 }
 
 /// 1 where both masks are nonzero.
@@ -115,15 +120,20 @@ struct Branch {
 };
 
 /// L = -min(ratio*A, clamp(ratio)*A). It is continuous and changes at most as fast as ratio*A.
-GoldElement token_loss(const PolicyToken& token, const GoldElement& a, double clip) {
-  const Branch branch(token, a.value, clip);
-  const double factor = branch.clipped ? branch.edge : token.ratio.value, size = std::abs(a.value);
-  GoldElement loss{-factor * a.value, factor * a.magnitude, factor * a.rounding + 3 * size * factor};
-  if (!branch.clipped || branch.either) {
-    loss.magnitude += size * token.ratio.magnitude, loss.rounding += size * token.ratio.rounding;
+struct TokenLoss {
+  GoldElement own{0, 0, 0};  ///< with the token's own errors
+  double shared = 0;         ///< rounding of A, which the tokens of a group share
+  double key = 0;            ///< see TokenMean
+
+  TokenLoss() = default;
+  TokenLoss(const PolicyToken& token, const GoldElement& a, double clip) : key(token.logp) {
+    const Branch branch(token, a.value, clip);
+    const double factor = branch.clipped ? branch.edge : token.ratio.value, size = std::abs(a.value);
+    own = {-factor * a.value, 0, 3 * size * factor}, shared = factor * a.rounding;
+    if (!branch.clipped || branch.either)
+      own.magnitude = size * token.ratio.magnitude, own.rounding += size * token.ratio.rounding;
   }
-  return loss;
-}
+};
 
 /// c of one token, where `g` is the upstream gradient over n and `unit` the roundoff of the arithmetic. Values that do
 /// not enter c, a clipped ratio or a kl with weight 0, may be infinite.
@@ -143,12 +153,6 @@ GoldElement coefficient(PolicyToken& token, const Branch& branch, const GoldElem
   return c;
 }
 
-/// Sum over the tokens, in order, divided by `divisor`.
-GoldElement mean_of(const std::vector<GoldElement>& terms, double divisor) {
-  const GoldElement sum = sum_of(terms);
-  return {sum.value / divisor, sum.magnitude / divisor, (sum.rounding + std::abs(sum.value)) / divisor};
-}
-
 /// Gold of grpo_loss. A token is active where attention_mask != 0 and completion_mask != 0.
 ///   in:  policy_logits, ref_logits[batch, seq, vocab], action_ids, attention_mask, old_logps[batch, seq],
 ///        rewards[batch], completion_mask[batch, seq], optional group_boundaries[group_bounds]
@@ -160,7 +164,8 @@ GoldElement mean_of(const std::vector<GoldElement>& terms, double divisor) {
 /// Throws InputError for an active id outside [0, vocab) and for boundaries that do not partition the batch.
 void forward(const GoldArgs& args) {
   const Batch batch(args);
-  std::vector<GoldElement> losses(batch.active.size()), kls(batch.active.size());
+  std::vector<TokenLoss> losses(batch.active.size());
+  std::vector<GoldElement> kls(losses.size());
   args.parallel_for(std::ssize(batch.active), [&](int64_t row) {
     const auto i = static_cast<size_t>(row);
     if (batch.active[i] == 0) return;
@@ -168,10 +173,16 @@ void forward(const GoldArgs& args) {
     z.resize(static_cast<size_t>(batch.vocab));
     const PolicyToken token =
         policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row, batch.ids[i], z);
-    losses[i] = token_loss(token, batch.advantage(row), batch.clip);
+    losses[i] = TokenLoss(token, batch.advantage(row), batch.clip);
     kls[i] = token.kl;
   });
-  const GoldElement policy = mean_of(losses, batch.divisor()), kl = mean_of(kls, batch.divisor());
+  TokenMean of_losses, of_kls;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    if (batch.active[i] == 0) continue;
+    of_losses.add(losses[i].own, 1, losses[i].key, losses[i].shared);
+    of_kls.add(kls[i], 1, losses[i].key);
+  }
+  const GoldElement policy = of_losses.over(batch.divisor()), kl = of_kls.over(batch.divisor());
   GoldElement loss = policy;
   const double weight = std::abs(batch.beta);
   if (weight != 0) {

@@ -23,6 +23,7 @@ extern const Operator kRope;              // rope.cpp
 extern const Operator kQkNormRope;        // qk_norm_rope.cpp
 extern const Operator kAttention;         // attention.cpp
 extern const Operator kKvCacheAttention;  // kv_cache_attention.cpp
+extern const Operator kVarlenAttention;   // varlen_attention.cpp
 extern const Operator kEntropy;           // entropy.cpp
 extern const Operator kLinearEntropy;     // linear_entropy.cpp
 extern const Operator kRatioKl;           // ratio_kl.cpp
@@ -55,6 +56,7 @@ std::span<const Operator* const> operators() {
                                      &kQkNormRope,
                                      &kAttention,
                                      &kKvCacheAttention,
+                                     &kVarlenAttention,
                                      &kEntropy,
                                      &kLinearEntropy,
                                      &kRatioKl,

@@ -18,6 +18,7 @@ PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& 
   token.policy = read_row(policy, row, z);
   const GoldElement lp = selected_logp(token.policy, {z[target], 0, 0});
 
+  token.logp = lp.value;
   token.delta = lp.value - old_logps.at(row);
   const double ratio = std::exp(token.delta);
   token.ratio = {ratio, 0, 0};  // a ratio of 0 has no error; computed it would be 0*inf

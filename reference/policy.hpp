@@ -22,7 +22,7 @@ enum PolicyInput : int { kPolicyLogits, kRefLogits, kActionIds, kAttentionMask, 
 /// The bound of kl is absolute: near d = 0 the definition cancels, and a kl of 0 is as accurate as any other.
 struct PolicyToken {
   SoftmaxRow policy;
-  double delta, d;
+  double logp, delta, d;  ///< lp, lp - old, lr - lp
   GoldElement ratio, kl, slope;
 };
 

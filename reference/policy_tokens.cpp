@@ -12,6 +12,7 @@
 #include "left_out.hpp"
 #include "policy.hpp"
 #include "softmax.hpp"
+#include "token_mean.hpp"
 
 namespace checkop {
 namespace {
@@ -45,21 +46,6 @@ GoldElement third_slope(const GoldElement& x) {
   const double e = std::exp(-x.value), value = -std::expm1(-x.value);
   return {value, e * x.magnitude, e * (x.rounding + kExpUnits) + std::abs(value)};
 }
-
-/// The mean of terms, each with its weight: its chain of additions, and three roundings a term: of the weight, of its
-/// product, and of the addition.
-struct Mean {
-  GoldElement sum{0, 0, 0};
-
-  void add(const GoldElement& term, double weight) {
-    sum.value += weight * term.value;
-    sum.magnitude += weight * (term.magnitude + std::abs(term.value));
-    sum.rounding += weight * (term.rounding + 3 * std::abs(term.value));
-  }
-  GoldElement over(double denom) const {
-    return {sum.value / denom, sum.magnitude / denom, (sum.rounding + 2 * std::abs(sum.value)) / denom};
-  }
-};
 
 }  // namespace
 
@@ -134,7 +120,7 @@ void PolicyTokens::set_objective(int64_t i, const GoldElement& ratio, const Gold
   if (choice(kObjective) == 1) {
     token.loss_slope = -(inside * exact(a));
     token.loss = token.loss_slope * logp(i);
-    token.clipped = either(exact(inside.value != ratio.value ? 1 : 0), at_edge, 1);
+    token.clipped = inside.value != ratio.value ? 1 : 0, token.may_clip = at_edge ? 1 : 0;
     return;
   }
   const double delta = attr(kDelta);
@@ -146,7 +132,7 @@ void PolicyTokens::set_objective(int64_t i, const GoldElement& ratio, const Gold
   // Only the edge on the advantage's side decides between the two.
   const bool at_own_edge = a != 0 && is_near(ratio, a > 0 ? high : low);
   const bool at_delta = delta > 0 && is_near(ratio, delta);
-  token.clipped = either(exact(is_clipped ? 1 : 0), at_own_edge, 1);
+  token.clipped = is_clipped ? 1 : 0, token.may_clip = at_own_edge ? 1 : 0;
   token.loss_slope = is_clipped || is_limited ? exact(0) : -(slope * exact(a));
   token.loss_slope = either(token.loss_slope, at_own_edge || at_delta, size * slope.value);
   const double most = -a * attr(kDualClip);
@@ -165,15 +151,17 @@ void PolicyTokens::weigh(int64_t i, Token& token) const {
   const Sequence& sequence = sequence_of(i);
   const GoldElement own = exponential(rounded(in_.old_logps.at(i) - in_.rollout_logps->at(i)));
   GoldElement weight = own;
+  double jump = 0;
   if (mode <= 2) {
     weight = clipped(mode == 1 ? own : exponential(sequence.mismatch), low, high);
   } else {
     const GoldElement judged = mode == 3 ? own : exponential(sequence.mean(sequence.mismatch));
     if (!(judged.value >= low && judged.value <= high)) weight = exact(0);
-    weight = either(weight, is_near(judged, low) || is_near(judged, high), own.value);
+    if (is_near(judged, low) || is_near(judged, high)) jump = own.value;
   }
+  token.loss_jump = std::abs(token.loss.value) * jump;
   token.loss = token.loss * weight;
-  token.loss_slope = token.loss_slope * weight;
+  token.loss_slope = token.loss_slope * either(weight, jump != 0, jump);
 }
 
 void PolicyTokens::set_kl(int64_t i, const GoldElement& ratio, const GoldElement& slope, Token& token) const {
@@ -198,19 +186,23 @@ void PolicyTokens::set_kl(int64_t i, const GoldElement& ratio, const GoldElement
 }
 
 PolicyTokens::Losses PolicyTokens::losses() const {
-  Mean policy, kl, loss, clip;
+  // Tokens of a sequence share its ratio and its weight. Others err alike where their log-probabilities are equal.
+  const bool by_sequence = choice(kRatioLevel) == 1 || choice(kIsMode) == 2 || choice(kIsMode) == 4;
+  TokenMean of_policy, of_kl, of_entropy, of_clip;
   for (int64_t i = 0; i < count(); ++i) {
     if (!is_active(i)) continue;
     const Token of_token = token(i);
-    const double share = weight(i);
-    policy.add(of_token.loss, share);
-    kl.add(of_token.kl, share);
-    clip.add(of_token.clipped, 1);
-    loss.add(of_token.loss, share);
-    loss.add(of_token.kl * rounded(attr(kKlCoef)), share);
-    if (!in_.entropy.empty()) loss.add(in_.entropy[static_cast<size_t>(i)] * rounded(-attr(kEntropyCoef)), share);
+    const double share = weight(i), key = by_sequence ? static_cast<double>(i / in_.seq) : logp(i).value;
+    of_policy.add(of_token.loss, share, key, of_token.loss_jump / kUnit);
+    of_kl.add(of_token.kl, share, key);
+    of_clip.add(exact(of_token.clipped), 1, key, of_token.may_clip / kUnit);
+    if (!in_.entropy.empty()) of_entropy.add(in_.entropy[static_cast<size_t>(i)], share, key);
   }
-  return {loss.over(denom_), policy.over(denom_), kl.over(denom_), clip.over(std::max(n_active_, 1.0))};
+  const GoldElement policy = of_policy.over(denom_), kl = of_kl.over(denom_);
+  GoldElement loss = policy;
+  if (attr(kKlCoef) != 0) loss = loss + kl * rounded(attr(kKlCoef));
+  if (attr(kEntropyCoef) != 0) loss = loss + of_entropy.over(denom_) * rounded(-attr(kEntropyCoef));
+  return {loss, policy, kl, of_clip.over(std::max(n_active_, 1.0))};
 }
 
 GoldElement PolicyTokens::weighted(int64_t i, double g, const GoldElement& derivative) const {

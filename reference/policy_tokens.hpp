@@ -99,9 +99,12 @@ class PolicyTokens {
       return {sum.value / n, sum.magnitude / n, (sum.rounding + std::abs(sum.value)) / n};
     }
   };
-  /// Loss and KL estimate of a token, their derivatives by its log-probability, and whether its ratio is clipped.
+  /// Loss and KL estimate of a token, their derivatives by its log-probability, and whether its ratio is clipped: 1 or
+  /// 0.
   struct Token {
-    GoldElement loss{0, 0, 0}, loss_slope{0, 0, 0}, kl{0, 0, 0}, kl_slope{0, 0, 0}, clipped{0, 0, 0};
+    GoldElement loss{0, 0, 0}, loss_slope{0, 0, 0}, kl{0, 0, 0}, kl_slope{0, 0, 0};
+    double loss_jump = 0;  ///< by how much the loss differs if its weight takes the other branch, which it may
+    double clipped = 0, may_clip = 0;  ///< may_clip: 1 where a kernel may take the other branch
   };
   /// A logarithm held within limits; `slope` is 1 where it is free and 0 where it is held.
   struct Held {

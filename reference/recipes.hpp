@@ -19,7 +19,7 @@ inline constexpr std::string_view kActivation = "activation_in_16_bit",
                                   kActivationGradient = "activation_gradient_in_16_bit";
 // rope
 inline constexpr std::string_view kTable = "table_in_16_bit", kProducts = "products_in_16_bit";
-// attention and kv_cache_attention
+// attention, kv_cache_attention and varlen_attention
 inline constexpr std::string_view kP = "p_in_16_bit", kDs = "ds_in_16_bit", kO = "o_in_16_bit",
                                   kScores = "scores_in_16_bit", kGroup = "group_gradients_in_16_bit";
 // logp, linear_logp and tp_linear_logp

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention / cuda: as described in cuda/attention.cuh, with all keys in one array.
-//   inputs: q, k, v, key_padding_mask     backward: then grad_o     outputs: o     backward: dq, dk, dv
+//   inputs: q, k, v, key_padding_mask     backward: then grad_o, o, lse     outputs: o, lse     backward: dq, dk, dv
 #include "cuda/attention.cuh"
 
 namespace checkop::kernels {

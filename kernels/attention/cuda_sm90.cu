@@ -5,12 +5,15 @@
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, kv_seq, head_dim]
 //   f32|f16|bf16, contiguous
 //   key_padding_mask: [batch, kv_seq] u8, nonzero keeps a key; may be absent
+//   lse: [batch, q_heads, q_seq] f32, optional output of the forward pass. Given o and lse of a forward pass, the
+//   backward pass computes neither again.
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if they are in its last block of 128 keys.
 //   Limits: sm_90 only. fp32, gradients in fp16 (where ds would underflow), other head_dim, arrays that do not begin at
 //   a 16-byte boundary and a scale that is not positive are computed as in the candidate cuda, with its limits.
-//   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: o and 12
-//   bytes per query of a head, and ds in 16 bits of as many key heads as fit 1 GiB or give 264 blocks of 128 keys.
+//   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
+//   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
+//   give 264 blocks of 128 keys.
 //   Expected error: scores are chains of head_dim / 16 additions that truncate (sm90/config.cuh), o of kv_seq / 16; the
 //   exponentials are within 2 ulp, their sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case
 //   before the product with v, the sum of p is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits
@@ -46,14 +49,16 @@ size_t forward_workspace(const checkop_call* call) {
 
 size_t backward_workspace(const checkop_call* call) {
   const size_t portable = attention_workspace(call);
-  if (call->n_inputs != 5 || call->n_attrs != 2 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
+  if (call->n_inputs != 7 || call->n_attrs != 2 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
     return portable;
   }
   const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
   AttentionParams shape{q[0], q[1], k[1], q[2], k[2], k[2], static_cast<int>(q[3]), call->attrs[0].value != 0, 1.0f};
   const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0 || shape.kv_heads == 0;
   if (is_empty || call->inputs[0].dtype != CHECKOP_BF16 || (shape.width != 64 && shape.width != 128)) return portable;
-  return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0).bytes);
+  return std::max(portable, hopper::BackwardLayout(shape, call->inputs[3].rank > 0, call->inputs[5].rank > 0,
+                                                   call->inputs[6].rank > 0)
+                                .bytes);
 }
 
 template <typename T>
@@ -63,6 +68,7 @@ checkop_status run(const checkop_call* call, const AttentionParams& shape) {
   forward.shape = shape;
   forward.q = input(0), forward.k = input(1), forward.v = input(2);
   forward.keep = static_cast<const uint8_t*>(call->inputs[3].data), forward.o = static_cast<T*>(call->outputs[0].data);
+  forward.lse = static_cast<float*>(call->outputs[1].data);
   forward.workspace = static_cast<std::byte*>(call->workspace);
   forward.stream = static_cast<cudaStream_t>(call->stream);
   if (!hopper::has_forward(forward)) return launch_attention(call, false, kParts);
@@ -99,7 +105,8 @@ checkop_status launch_backward(const checkop_call* call) {
   backward.forward.q = input(0), backward.forward.k = input(1), backward.forward.v = input(2);
   backward.forward.keep = static_cast<const uint8_t*>(call->inputs[3].data);
   backward.forward.stream = static_cast<cudaStream_t>(call->stream);
-  backward.grad = input(4);
+  backward.grad = input(4), backward.saved_o = input(5);
+  backward.saved_lse = static_cast<const float*>(call->inputs[6].data);
   backward.dq = output(0), backward.dk = output(1), backward.dv = output(2);
   backward.workspace = static_cast<std::byte*>(call->workspace);
   if (is_empty || !has_scale || call->inputs[0].dtype != CHECKOP_BF16 || !hopper::has_backward(backward)) {

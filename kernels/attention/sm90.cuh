@@ -544,6 +544,15 @@ bool has_forward(const ForwardCall<T>& call) {
          has_tensor_map<T>(stack(call.v, s.kv_seq, s.batch * s.kv_heads));
 }
 
+/// Enqueues the pass over the mask, which must be there.
+template <typename T>
+KeyLists launch_list_keys(const ForwardCall<T>& call) {
+  const AttentionParams& s = call.shape;
+  const KeyLists lists = KeyListsLayout(s.batch, s.kv_seq).in(call.workspace + kCounterBytes, s.kv_seq);
+  list_keys<<<static_cast<unsigned>(s.batch), kListThreads, 0, call.stream>>>(call.keep, s.kv_seq, lists);
+  return lists;
+}
+
 /// Enqueues. has_forward() must hold.
 template <typename Config, typename T>
 cudaError_t launch_forward(const ForwardCall<T>& call) {
@@ -590,10 +599,7 @@ cudaError_t launch_forward(const ForwardCall<T>& call) {
     p.counter = reinterpret_cast<unsigned*>(call.workspace);
     if (const auto error = cudaMemsetAsync(p.counter, 0, sizeof(*p.counter), call.stream)) return error;
   }
-  if (call.keep != nullptr) {
-    p.lists = KeyListsLayout(s.batch, s.kv_seq).in(call.workspace + kCounterBytes, s.kv_seq);
-    list_keys<<<static_cast<unsigned>(s.batch), kListThreads, 0, call.stream>>>(call.keep, s.kv_seq, p.lists);
-  }
+  if (call.keep != nullptr) p.lists = launch_list_keys(call);
   attention_forward<Config, T>
       <<<static_cast<unsigned>(blocks), Config::kThreads, Config::kDynamicSmemBytes, call.stream>>>(p);
   return cudaGetLastError();

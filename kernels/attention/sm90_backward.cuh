@@ -3,7 +3,8 @@
 //   dv[j] = sum_i round(p[i,j]) do[i]        dk[j] = scale sum_i round(ds[i,j]) q[i]      over the heads of the group
 //   dq[i] = scale sum_j round(ds[i,j]) k[j]  ds = p (do v^T - delta),  delta[i] = sum_d do[i,d] o[i,d]
 //   p[i,j] = 2^(s[i,j] c - lse2[i]),  lse2 = log2 of the row's sum of 2^(s c); s and c as in the forward pass
-// Three kernels. prepare_rows: lse2 and delta. key_gradients: a block owns 128 keys of a key head, computes dk and dv
+// The forward pass of this folder runs first, unless o and lse of one are given. Then three kernels. prepare_rows: lse2
+// and delta. key_gradients: a block owns 128 keys of a key head, computes dk and dv
 // over all their queries, and stores round(ds). query_gradients: a block owns 128 queries, and multiplies the stored ds
 // by k.
 //
@@ -70,11 +71,12 @@ struct BackwardParams {
 
 constexpr int kRowsPerWarp = 4;  // loads of several rows in flight
 
-/// lse: [planes, q_seq] base 2, -inf for rows without keys. rows: planes * padded_queries, a multiple of kRowsPerWarp.
+/// lse: [planes, q_seq], -inf for rows without keys; times `lse_unit` a logarithm of base 2. rows: planes *
+/// padded_queries, a multiple of kRowsPerWarp.
 template <typename T, int head_dim>
 __global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, const T* __restrict__ grad,
-                                                    const float* __restrict__ lse, int64_t rows, int q_seq,
-                                                    int padded_queries, float* __restrict__ lse2,
+                                                    const float* __restrict__ lse, float lse_unit, int64_t rows,
+                                                    int q_seq, int padded_queries, float* __restrict__ lse2,
                                                     float* __restrict__ delta) {
   constexpr int kPerLane = head_dim / kWarp;
   struct alignas(kPerLane * sizeof(T)) Elements {
@@ -102,7 +104,7 @@ __global__ __launch_bounds__(256) void prepare_rows(const T* __restrict__ o, con
     sum = warp_sum(sum);
     const bool has_keys = first_query + i < q_seq && log_sum[i] != -INFINITY;
     if (lane == 0) {
-      lse2[first_row + i] = has_keys ? log_sum[i] : INFINITY;
+      lse2[first_row + i] = has_keys ? log_sum[i] * lse_unit : INFINITY;
       delta[first_row + i] = has_keys ? sum : 0.0f;
     }
   }
@@ -257,7 +259,8 @@ struct KeyGradients {
 
     for (;; items.advance()) {
       wait(keys_full(), items.parity);
-      const uint32_t index = *item;
+      // One lane reads, and later releases, the number: the others' reads would have no order with the next write.
+      const uint32_t index = __shfl_sync(kAllLanes, lane == 0 ? *item : 0u, 0);
       if (index >= n_items()) break;
       const KeyItem at(p, index, Config::kQueries);
       const int n_steps = at.kept ? at.steps * p.group : 0;
@@ -655,7 +658,8 @@ struct BackwardLayout {
   int64_t padded_queries, kv_planes = 1;                    ///< kv_planes: key heads at a time
   size_t forward, o, lse, lse2, delta, ds, bytes;
 
-  BackwardLayout(const AttentionParams& s, bool is_masked) {
+  /// has_o, has_lse: a forward pass saved them.
+  BackwardLayout(const AttentionParams& s, bool is_masked, bool has_o, bool has_lse) {
     constexpr int64_t kMultiprocessors = 132;  // of the larger H100 and H200 models; only speed depends on it
     const Images images(s.q_seq, s.kv_seq, s.causal);
     const int64_t all = s.batch * s.kv_heads, of_plane = s.group() * images.count() * kImageBytes;
@@ -676,8 +680,9 @@ struct BackwardLayout {
       return at;
     };
     forward = take(static_cast<int64_t>(forward_workspace_bytes(s, is_masked)));
-    o = take(s.heads() * s.q_seq * s.width * 2);
-    lse = take(s.heads() * s.q_seq * 4);
+    const bool has_both = has_o && has_lse;  // else the forward pass runs here, and writes both
+    o = take(has_both ? 0 : s.heads() * s.q_seq * s.width * 2);
+    lse = take(has_both ? 0 : s.heads() * s.q_seq * 4);
     lse2 = take(s.heads() * padded_queries * 4), delta = take(s.heads() * padded_queries * 4);
     ds = take(kv_planes * of_plane);
     bytes = end;
@@ -687,7 +692,8 @@ struct BackwardLayout {
 template <typename T>
 struct BackwardCall {
   ForwardCall<T> forward;  ///< its o, lse and workspace are not used
-  const T* grad;
+  const T *grad, *saved_o;
+  const float* saved_lse;  ///< of a forward pass; each may be null
   T *dq, *dk, *dv;
   std::byte* workspace;  ///< BackwardLayout::bytes
 };
@@ -698,21 +704,28 @@ cudaError_t launch_backward_with(const BackwardCall<T>& call) {
   using Forward = std::conditional_t<head_dim == 128, AttentionConfig<128, 2, 2>, AttentionConfig<64, 3, 4>>;
   using QueryConfig = QueryGradientConfig<head_dim>;
   const AttentionParams& s = call.forward.shape;
-  const BackwardLayout layout(s, call.forward.keep != nullptr);
+  const bool has_both = call.saved_o != nullptr && call.saved_lse != nullptr;
+  const BackwardLayout layout(s, call.forward.keep != nullptr, call.saved_o != nullptr, call.saved_lse != nullptr);
   cudaStream_t stream = call.forward.stream;
   ForwardCall<T> forward = call.forward;
   forward.o = reinterpret_cast<T*>(call.workspace + layout.o);
   forward.lse = reinterpret_cast<float*>(call.workspace + layout.lse), forward.lse_unit = 1.0f;
   forward.workspace = call.workspace + layout.forward;
-  if (const auto error = launch_forward<Forward>(forward)) return error;
+  if (!has_both) {
+    if (const auto error = launch_forward<Forward>(forward)) return error;
+  } else if (forward.keep != nullptr) {
+    launch_list_keys(forward);
+  }
+  const T* const o = call.saved_o != nullptr ? call.saved_o : forward.o;
+  const float* const lse = call.saved_lse != nullptr ? call.saved_lse : forward.lse;
 
   BackwardParams<T> p{};
   auto* lse2 = reinterpret_cast<float*>(call.workspace + layout.lse2);
   auto* delta = reinterpret_cast<float*>(call.workspace + layout.delta);
   const int64_t rows = s.heads() * layout.padded_queries;
   prepare_rows<T, head_dim><<<static_cast<unsigned>(ceil_div(rows, 8 * kRowsPerWarp)), 256, 0, stream>>>(
-      forward.o, call.grad, forward.lse, rows, static_cast<int>(s.q_seq), static_cast<int>(layout.padded_queries), lse2,
-      delta);
+      o, call.grad, lse, call.saved_lse != nullptr ? kLog2E : 1.0f, rows, static_cast<int>(s.q_seq),
+      static_cast<int>(layout.padded_queries), lse2, delta);
   p.lse2 = lse2, p.delta = delta, p.ds = call.workspace + layout.ds;
   if (call.forward.keep != nullptr) {
     p.lists = KeyListsLayout(s.batch, s.kv_seq).in(forward.workspace + kCounterBytes, s.kv_seq);
@@ -767,8 +780,9 @@ bool has_backward(const BackwardCall<T>& call) {
   const auto fits = [&](const T* data, int64_t lines, int64_t planes) {
     return has_tensor_map<T>(Planes{data, s.width, lines, planes});
   };
-  return has_forward(forward) && fits(call.grad, s.q_seq, s.heads()) && fits(call.dk, s.kv_seq, s.batch * s.kv_heads) &&
-         fits(call.dv, s.kv_seq, s.batch * s.kv_heads);
+  const bool fits_o = call.saved_o == nullptr || fits(call.saved_o, s.q_seq, s.heads());
+  return has_forward(forward) && fits_o && fits(call.grad, s.q_seq, s.heads()) &&
+         fits(call.dk, s.kv_seq, s.batch * s.kv_heads) && fits(call.dv, s.kv_seq, s.batch * s.kv_heads);
 }
 
 /// Enqueues. has_backward() must hold.

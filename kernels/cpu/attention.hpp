@@ -5,6 +5,9 @@
 //   dp = do v^T    ds = p * (dp - rowsum(p * dp))    dq = scale ds k    dk = scale ds^T q    dv = p^T do
 //   q, o, do, dq: [batch, q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
 //   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent
+//   With one part: lse[i] = log sum_j exp(s[i,j]), [batch, q_heads, q_seq] fp32, optional output of the forward pass;
+//   -inf for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used instead of
+//   computing them again: p = exp(s - lse), rowsum(do * o).
 //   Limits: contiguous, q_heads a multiple of kv_heads.   Expected error: chains of 67 to 68 additions, then a tree
 //   over blocks of 512 or 1024 terms; one more chain over the heads of a group.
 #pragma once
@@ -28,6 +31,8 @@ struct AttentionParams {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq, width;
   bool causal;
   float scale;
+  const checkop_tensor* saved_o = nullptr;  // of a forward pass; nullptr when absent
+  const float* saved_lse = nullptr;         // likewise
 
   int64_t group() const { return q_heads / kv_heads; }
   int64_t work() const { return batch * q_heads * q_seq * kv_seq * width; }
@@ -40,6 +45,14 @@ inline void check_heads(const checkop_tensor& t, const char* name, int32_t dtype
   if (t.shape[0] != batch || t.shape[1] != heads || t.shape[2] != seq)
     throw Refusal(CHECKOP_FAILED, std::string(name) + ": batch, heads or sequence differ from those of q and k");
   check_matrix(t, name, dtype, rows, columns);
+}
+
+/// The numbers of a tensor [batch, q_heads, q_seq] fp32; nullptr when absent.
+inline float* check_rows(const checkop_tensor& t, const char* name, const AttentionParams& p) {
+  if (t.data == nullptr) return nullptr;
+  Extent rows{"batch * q_heads * q_seq", p.batch * p.q_heads * p.q_seq};
+  check_list(t, name, CHECKOP_F32, rows);
+  return static_cast<float*>(t.data);
 }
 
 /// Inputs are q, k and v of each part, then the mask.
@@ -118,24 +131,32 @@ inline void weighted_sum(const float* weight, int64_t step, const float* rows, i
   std::copy(total.begin(), total.end(), out);  // when there are no terms
 }
 
-/// p[0, n) of one query. A row whose scores are all -inf is NaN, as the formula gives; a row without keys is empty.
-inline void probabilities(const AttentionParams& p, const float* q, const Keys& keys, int64_t n, float* to) {
+/// p[0, n) of one query; returns its lse. A row whose scores are all -inf is NaN, as the formula gives; a row without
+/// keys is empty. `saved`: the lse of a forward pass, or null.
+inline float probabilities(const AttentionParams& p, const float* q, const Keys& keys, int64_t n, float* to,
+                           const float* saved = nullptr) {
   float max = -std::numeric_limits<float>::infinity();
   for (int64_t j = 0; j < n; ++j) {
     to[j] = p.scale * dot(q, &keys.k[size(j * p.width)], p.width);
     max = to[j] > max ? to[j] : max;
   }
+  if (saved != nullptr) {
+    for (int64_t j = 0; j < n; ++j) to[j] = std::exp(to[j] - *saved);
+    return *saved;
+  }
   for (int64_t j = 0; j < n; ++j) to[j] = std::exp(to[j] - max);
   const float sum = blocked_sum(n, [to](int64_t j) { return to[j]; });
   for (int64_t j = 0; j < n; ++j) to[j] /= sum;
+  return n == 0 ? max : max + std::log(sum);
 }
 
 inline checkop_status forward(const checkop_call* call, int parts) {
   return run(call, [parts](const checkop_call& c) {
-    check_counts(c, 2 + 2 * parts, 1);
+    check_counts(c, 2 + 2 * parts, parts == 1 ? 2 : 1);
     const AttentionParams p = params_of(c, parts);
     const checkop_tensor& o = c.outputs[0];
     check_heads(o, "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+    float* const lse = parts == 1 ? check_rows(c.outputs[1], "lse", p) : nullptr;
     parallel_for(p.batch * p.q_heads, 2 * p.work(), [&](int64_t begin, int64_t end) {
       std::vector<float> q(size(p.width)), weights(size(p.kv_seq));
       for (int64_t head = begin; head < end; ++head) {
@@ -144,7 +165,8 @@ inline checkop_status forward(const checkop_call* call, int parts) {
           const int64_t at = (head * p.q_seq + i) * p.width, n = keys.seen_by(p, i);
           std::vector<float> out(size(p.width));
           load(p.q, at, p.width, q.data());
-          probabilities(p, q.data(), keys, n, weights.data());
+          const float of_row = probabilities(p, q.data(), keys, n, weights.data());
+          if (lse != nullptr) lse[head * p.q_seq + i] = of_row;
           weighted_sum(weights.data(), 1, keys.v.data(), n, p.width, out.data());
           store(o, at, p.width, out.data());
         }
@@ -158,16 +180,18 @@ inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_
                            int64_t head, const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
   const auto n_keys = static_cast<int64_t>(keys.index.size());
   const int64_t first = head * p.q_seq * p.width;
-  std::vector<float> q(size(p.q_seq * p.width)), grad(q.size());
+  std::vector<float> q(size(p.q_seq * p.width)), grad(q.size()), o(p.saved_o == nullptr ? 0 : q.size());
   std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 beyond the keys that a query sees
   load(p.q, first, p.q_seq * p.width, q.data());
   load(grad_o, first, p.q_seq * p.width, grad.data());
+  if (p.saved_o != nullptr) load(*p.saved_o, first, p.q_seq * p.width, o.data());
   for (int64_t i = 0; i < p.q_seq; ++i) {
     const int64_t n = keys.seen_by(p, i);
     float *w = weights.data() + i * n_keys, *d = ds.data() + i * n_keys;
-    probabilities(p, &q[size(i * p.width)], keys, n, w);
+    const float* const lse = p.saved_lse == nullptr ? nullptr : p.saved_lse + head * p.q_seq + i;
+    probabilities(p, &q[size(i * p.width)], keys, n, w, lse);
     for (int64_t j = 0; j < n; ++j) d[j] = dot(&grad[size(i * p.width)], &keys.v[size(j * p.width)], p.width);
-    const float mean = dot(w, d, n);
+    const float mean = o.empty() ? dot(w, d, n) : dot(&grad[size(i * p.width)], &o[size(i * p.width)], p.width);
     for (int64_t j = 0; j < n; ++j) d[j] = p.scale * (w[j] * (d[j] - mean));
     std::vector<float> out(size(p.width));
     weighted_sum(d, 1, keys.k.data(), n, p.width, out.data());
@@ -185,11 +209,16 @@ inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_
 /// Outputs are dq, then dk and dv of each part.
 inline checkop_status backward(const checkop_call* call, int parts) {
   return run(call, [parts](const checkop_call& c) {
-    check_counts(c, 3 + 2 * parts, 1 + 2 * parts);
-    const AttentionParams p = params_of(c, parts);
+    check_counts(c, (parts == 1 ? 5 : 3) + 2 * parts, 1 + 2 * parts);
+    AttentionParams p = params_of(c, parts);
     const checkop_tensor &grad_o = c.inputs[2 + 2 * parts], &dq = c.outputs[0];
     check_heads(grad_o, "grad_o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
     check_heads(dq, "dq", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+    if (parts == 1 && c.inputs[5].data != nullptr) {
+      check_heads(c.inputs[5], "o", p.q.dtype, p.batch, p.q_heads, p.q_seq, p.width);
+      p.saved_o = &c.inputs[5];
+    }
+    if (parts == 1) p.saved_lse = check_rows(c.inputs[6], "lse", p);
     for (int part = 0; part < parts; ++part) {
       const int64_t seq = p.parts[size(part)].seq;
       check_heads(c.outputs[1 + 2 * part], "dk", p.q.dtype, p.batch, p.kv_heads, seq, p.width);

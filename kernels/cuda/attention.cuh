@@ -6,6 +6,9 @@
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, length of the part, head_dim]
 //   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths; nonzero keeps a key;
 //   may be absent
+//   With one part: lse[i] = log sum_j exp(scale q[i] k[j]), [batch, q_heads, q_seq] f32, optional output of the forward
+//   pass; -inf for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used in
+//   place of the sums over keys that they are: with both, dq needs one pass over the keys and not two.
 //   Limits: contiguous, head_dim <= 256, q_heads a multiple of kv_heads.
 //   Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max, 1/sum and D of every query).
 //   Expected error: chains of head_dim and of kv_seq fp32 additions, dk and dv of group * q_seq; expf within 2 ulp.
@@ -49,6 +52,9 @@ struct OnlineSoftmax {
     return before;
   }
   __device__ float reciprocal() const { return any ? 1.0f / sum : 0.0f; }
+  /// The state of a row whose log-sum-exp is known.
+  __device__ void take(float log_sum) { max = log_sum, sum = 1.0f, any = log_sum != -INFINITY; }
+  __device__ float log_sum() const { return any ? exp_shift(max) + logf(sum) : -INFINITY; }
 };
 
 /// A block computes queries [32 * blockIdx.x, + 32) of head blockIdx.y. Error: see the head of the file.
@@ -56,7 +62,8 @@ template <typename T, int kChunks, int kParts>
 __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p, const T* __restrict__ q,
                                                               const T* __restrict__ k, const T* __restrict__ v,
                                                               const T* __restrict__ k2, const T* __restrict__ v2,
-                                                              const uint8_t* __restrict__ keep, T* __restrict__ o) {
+                                                              const uint8_t* __restrict__ keep, T* __restrict__ o,
+                                                              float* __restrict__ lse) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *qs = tiles.tile(0), *keys = tiles.tile(1), *weights = tiles.square(2, 0);
@@ -90,7 +97,19 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
     }
     scale_all<kChunks>(sum, online.reciprocal());
     store_row<kChunks>(sum, row, p.q_seq, p.queries(o, head));
+    if (lse != nullptr && threadIdx.x % kLanes == 0 && row < p.q_seq) lse[head * p.q_seq + row] = online.log_sum();
   }
+}
+
+/// D of this thread's row from its o and the tile of gradients: each thread adds its columns, then the row's 8 threads
+/// as a tree.
+template <int kChunks, typename T>
+__device__ float mean_of_output(const Rows<1, const T>& o, int64_t row, int64_t n_rows, const float* grads) {
+  float sum = 0.0f;
+  const float* __restrict__ grad = grads + threadIdx.x / kLanes * Tiles<kChunks>::kStride;
+  for (int at = threadIdx.x % kLanes; row < n_rows && at < o.width; at += kLanes)
+    sum += grad[at] * to_float(o[row][at]);
+  return row_sum(sum);
 }
 
 /// dq of 32 queries, and their max, 1/sum and D for the keys' gradients.
@@ -99,7 +118,8 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
                                                          const T* __restrict__ k, const T* __restrict__ v,
                                                          const T* __restrict__ k2, const T* __restrict__ v2,
                                                          const uint8_t* __restrict__ keep, const T* __restrict__ grad,
-                                                         QueryStats* __restrict__ stats, T* __restrict__ dq) {
+                                                         Saved<T> saved, QueryStats* __restrict__ stats,
+                                                         T* __restrict__ dq) {
   extern __shared__ float4 shared[];
   Tiles<kChunks> tiles(shared);
   float *qs = tiles.tile(0), *keys = tiles.tile(1), *values = tiles.tile(2), *grads = tiles.tile(3);
@@ -114,7 +134,13 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
     __syncthreads();
     load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
     load_tile<kChunks>(p.queries(grad, head), first, p.q_seq, grads);
-    for (int pass = 0; pass < 2; ++pass) {
+    const bool has_all = saved.o != nullptr && saved.lse != nullptr;
+    for (int pass = has_all ? 1 : 0; pass < 2; ++pass) {
+      if (pass == 1) {
+        __syncthreads();
+        if (saved.o != nullptr) mean = mean_of_output<kChunks>(p.queries(saved.o, head), row, p.q_seq, grads);
+        if (saved.lse != nullptr) online.take(row < p.q_seq ? saved.lse[head * p.q_seq + row] : -INFINITY);
+      }
       for (int64_t key = 0; key < end; key += kTile) {
         float score[kPerThread], dp[kPerThread];
         bool kept[kPerThread];
@@ -223,12 +249,15 @@ struct PartNames {
 };
 
 /// Inputs are q, k and v of each part, key_padding_mask; backward then grad_o. Outputs are o; backward dq, then dk and
-/// dv of each part.
+/// dv of each part. With one part, the forward pass has the output lse after o, the backward pass the inputs o and lse
+/// after grad_o.
 template <int kParts>
 checkop_status check_call(const checkop_call* call, bool backward, const PartNames (&names)[kParts],
                           AttentionParams& p) {
   CallCheck check(call);
-  if (check.counts(2 + 2 * kParts + backward, backward ? 1 + 2 * kParts : 1).failed()) return check.status();
+  constexpr int kSaved = kParts == 1 ? 2 : 0, kLse = kParts == 1 ? 1 : 0;
+  const int n_inputs = 2 + 2 * kParts + (backward ? 1 + kSaved : 0), n_outputs = backward ? 1 + 2 * kParts : 1 + kLse;
+  if (check.counts(n_inputs, n_outputs).failed()) return check.status();
   const checkop_tensor &q = call->inputs[0], &mask = call->inputs[1 + 2 * kParts];
   if (check.rank_at_least(q, "q", 4).failed()) return check.status();
   if (q.rank != 4) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 4", q.rank);
@@ -259,6 +288,16 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
     const checkop_tensor& grad = call->inputs[2 + 2 * kParts];
     check.dtype(grad, "grad_o", q.dtype).shape(grad, "grad_o", q, 4, {}).contiguous(grad, "grad_o");
     check.workspace(stats_bytes(q));
+  }
+  if constexpr (kParts == 1) {
+    const checkop_tensor& lse = backward ? call->inputs[6] : call->outputs[1];
+    if (lse.data != nullptr) {
+      check.dtype(lse, "lse", CHECKOP_F32).shape(lse, "lse", q, 3, {}).contiguous(lse, "lse");
+    }
+    if (backward && call->inputs[5].data != nullptr) {
+      const checkop_tensor& o = call->inputs[5];
+      check.dtype(o, "o", q.dtype).shape(o, "o", q, 4, {}).contiguous(o, "o");
+    }
   }
   if (check.failed()) return check.status();
   if (kv_heads == 0 || q.shape[1] % kv_heads != 0) {
@@ -316,16 +355,20 @@ checkop_status launch_width(const checkop_call* call, bool backward, const Atten
   if (!backward) {
     constexpr int kBytes = Tiles<kChunks>::bytes(2, 1);
     if (auto s = allow_shared(call, attention_forward<T, kChunks, kParts>, kBytes)) return s;
-    attention_forward<T, kChunks, kParts><<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, output(0));
+    float* const lse = kParts == 1 ? static_cast<float*>(call->outputs[1].data) : nullptr;
+    attention_forward<T, kChunks, kParts>
+        <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, output(0), lse);
     return launch_status(call, "launch attention forward");
   }
   constexpr int kBytes = Tiles<kChunks>::bytes(4, 2);
   const T* grad = input(2 + 2 * kParts);
+  Saved<T> saved{};
+  if constexpr (kParts == 1) saved = {input(5), static_cast<const float*>(call->inputs[6].data)};
   auto* stats = static_cast<QueryStats*>(call->workspace);
   if (auto s = allow_shared(call, attention_dq<T, kChunks, kParts>, kBytes)) return s;
   if (auto s = allow_shared(call, attention_dkdv<T, kChunks, kParts>, kBytes)) return s;
   attention_dq<T, kChunks, kParts>
-      <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, grad, stats, output(0));
+      <<<queries, kThreads, kBytes, stream>>>(p, q, k, v, k2, v2, keep, grad, saved, stats, output(0));
   if (auto s = launch_status(call, "launch attention dq")) return s;
   attention_dkdv<T, kChunks, kParts><<<keys, kThreads, kBytes, stream>>>(
       p, q, k, v, k2, v2, keep, grad, stats, output(1), output(2), output(1 + kSecond), output(2 + kSecond));

@@ -6,6 +6,8 @@
 // 4 (t % 8) + 32 chunk + {0, 1, 2, 3} of a row of head_dim.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common.cuh"
 
 namespace checkop::kernels {
@@ -67,6 +69,13 @@ struct AttentionParams {
   }
 };
 
+/// Of a forward pass: o as q, lse of every query; each may be null.
+template <typename T>
+struct Saved {
+  const T* __restrict__ o;
+  const float* __restrict__ lse;
+};
+
 /// For one query: p = exp(score - shift) * reciprocal; mean is the sum of p * dp.
 struct QueryStats {
   float shift, reciprocal, mean;
@@ -101,9 +110,10 @@ __device__ inline float row_max(float x) {
   return x;
 }
 
-/// Loads rows [first, first + 32) of `n_rows`; zeros beyond the rows and beyond their columns.
-template <int kChunks, int kParts, typename T>
-__device__ void load_tile(const Rows<kParts, const T>& from, int64_t first, int64_t n_rows, float* __restrict__ to) {
+/// Loads rows [first, first + 32) of `n_rows`; zeros beyond the rows and beyond their columns. `Source` is Rows, or
+/// another type that gives a row's address and its width.
+template <int kChunks, typename Source>
+__device__ void load_tile(const Source& from, int64_t first, int64_t n_rows, float* __restrict__ to) {
   constexpr int kWidth = Tiles<kChunks>::kWidth;
   for (int i = threadIdx.x; i < kTile * kWidth; i += kThreads) {
     const int row = i / kWidth, at = i % kWidth;
@@ -164,9 +174,10 @@ __device__ void add_rows(const float* weights, const float* flags, const float* 
   }
 }
 
-/// Stores row `row` if it is below `n_rows`.
-template <int kChunks, int kParts, typename T>
-__device__ void store_row(const float (&sum)[kChunks][4], int64_t row, int64_t n_rows, const Rows<kParts, T>& to) {
+/// Stores row `row` if it is below `n_rows`. For `Target` see load_tile().
+template <int kChunks, typename Target>
+__device__ void store_row(const float (&sum)[kChunks][4], int64_t row, int64_t n_rows, const Target& to) {
+  using T = std::remove_reference_t<decltype(to[row][0])>;
   if (row >= n_rows) return;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {

@@ -221,6 +221,16 @@ class CallCheck {
   checkop_status status_ = CHECKOP_OK;
 };
 
+/// The value of an attribute; CHECKOP_FAILED if the call lacks it.
+inline checkop_status read_attribute(const checkop_call* call, const char* name, double& value) {
+  for (int32_t i = 0; i < call->n_attrs; ++i) {
+    if (std::strcmp(call->attrs[i].name, name) != 0) continue;
+    value = call->attrs[i].value;
+    return CHECKOP_OK;
+  }
+  return say(call, CHECKOP_FAILED, "attribute '%s' is missing", name);
+}
+
 template <typename T>
 struct TypeTag {
   using type = T;

@@ -2,8 +2,6 @@
 // A soft cap and a temperature, which change logits before the softmax.
 #pragma once
 
-#include <cstring>
-
 #include "cuda/common.cuh"
 
 namespace checkop::kernels {
@@ -42,16 +40,6 @@ struct LogitTransform {
   __device__ float apply(float x) const { return cap == 0.0f ? apply<false>(x) : apply<true>(x); }
   __device__ float slope(float x) const { return cap == 0.0f ? slope<false>(x) : slope<true>(x); }
 };
-
-/// The value of an attribute; CHECKOP_FAILED if the call lacks it.
-inline checkop_status read_attribute(const checkop_call* call, const char* name, double& value) {
-  for (int32_t i = 0; i < call->n_attrs; ++i) {
-    if (std::strcmp(call->attrs[i].name, name) != 0) continue;
-    value = call->attrs[i].value;
-    return CHECKOP_OK;
-  }
-  return say(call, CHECKOP_FAILED, "attribute '%s' is missing", name);
-}
 
 /// The transform of a call with attributes `temperature` and `softcap`.
 inline checkop_status read_transform(const checkop_call* call, LogitTransform& transform) {

@@ -66,23 +66,14 @@ cudaError_t launch_logp(const hopper::HopperParams<T>& p, const RowList& list, i
     const auto finish_at = [&](int64_t first) {
       return WithTarget<WriteLogp>{target_logit, {p.target_ids + first, p.ignored, logp + first}};
     };
-    return hopper::reduce_logits<T>(p, {}, nullptr, finish_at, variant);
+    return hopper::reduce_logits(p, {}, static_cast<T*>(nullptr), finish_at, variant);
   }
   const auto bytes = static_cast<size_t>(p.shape.rows) * sizeof(float);
   if (const auto error = cudaMemsetAsync(logp, 0, bytes, p.stream)) return error;
-  auto* gathered = p.template in_workspace<T>(p.layout.gathered);
-  for (int64_t first = 0; first < count; first += p.layout.gathered_rows) {
-    hopper::HopperParams<T> part = p;
-    part.shape.rows = std::min(count - first, p.layout.gathered_rows);
-    part.hidden = gathered, part.target_ids = list.ids + first;
-    linear_logp::launch_gather_rows(p.hidden, list, first, part.shape.rows, p.shape.hidden, p.ignored, gathered,
-                                    p.stream);
-    const auto finish_at = [&](int64_t) {
-      return WithTarget<AtListed<WriteLogp>>{target_logit, {list.index + first, {p.target_ids, p.ignored, logp}}};
-    };
-    if (const auto error = hopper::reduce_logits<T>(part, {}, nullptr, finish_at, variant)) return error;
-  }
-  return cudaGetLastError();
+  const auto finish_at = [&](int64_t first) {
+    return WithTarget<AtListed<WriteLogp>>{target_logit, {list.index + first, {p.target_ids, p.ignored, logp}}};
+  };
+  return hopper::reduce_listed(p, list, count, finish_at, variant);
 }
 
 /// Gradients of the `count` listed rows. Listed rows that are ignored add zeros.

@@ -20,18 +20,29 @@ static_assert(kBlockRows % kSumUnit == 0 && kBlockColumns % kSumUnit == 0);
 // The fp32 sums of dlm_head_weight are held for one block of columns at a time, in about 256 MiB.
 constexpr int64_t kWeightSums = int64_t{64} << 20;
 
-/// Turns logits into their gradients, in place; 0 in ignored rows. first_id: vocabulary index of the first column.
-template <typename T>
+/// The gradient of logp by the logits of rows.
+struct LogpGradient {
+  const float* __restrict__ grad_logp;
+  const Partial* __restrict__ totals;
+
+  LogpGradient from(int64_t row) const { return {grad_logp + row, totals + row}; }
+  __device__ float operator()(int64_t row, float z, bool is_target) const {
+    const Partial total = totals[row];
+    const float p = expf(z - exp_shift(total.max)) * (1.0f / total.sum);
+    return grad_logp[row] * ((is_target ? 1.0f : 0.0f) - p);
+  }
+};
+
+/// Turns logits x into their gradients, in place; 0 in ignored rows. first_id: vocabulary index of the first column.
+/// gradient(row, z, is target) is by z.
+template <typename T, typename Gradient>
 __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict__ x, int64_t ldx,
                                                                const T* __restrict__ bias, LogitTransform transform,
                                                                const int64_t* __restrict__ target_ids, int64_t ignored,
-                                                               const float* __restrict__ grad_logp,
-                                                               const Partial* __restrict__ totals, int64_t first_id,
-                                                               int64_t n_columns) {
+                                                               Gradient gradient, int64_t first_id, int64_t n_columns) {
   const int64_t row = blockIdx.y;
   const int64_t column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (column >= n_columns) return;
-  const Partial total = totals[row];
   const int64_t target = target_ids[row];
   float* __restrict__ element = x + row * ldx + column;
   if (target == ignored) {
@@ -39,8 +50,7 @@ __global__ __launch_bounds__(kThreads) void logits_to_gradient(float* __restrict
     return;
   }
   const float logit = biased(*element, bias, column);
-  const float p = expf(transform.apply(logit) - exp_shift(total.max)) * (1.0f / total.sum);
-  *element = grad_logp[row] * ((first_id + column == target ? 1.0f : 0.0f) - p) * transform.slope(logit);
+  *element = gradient(row, transform.apply(logit), first_id + column == target) * transform.slope(logit);
 }
 
 /// Copies hidden with ignored rows replaced by zeros: otherwise 0 * NaN would reach dlm_head_weight.
@@ -72,7 +82,9 @@ struct WorkspaceLayout {
   size_t target_logit, partials, totals, z, kept_hidden, hidden_sums, weight_sums, bias_sums, bytes;
 };
 
-inline WorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward) {
+/// sum_bytes: of what segments and rows are reduced to.
+inline WorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward,
+                                        size_t sum_bytes = sizeof(Partial)) {
   WorkspaceLayout layout{};
   layout.block_rows = shape.rows < kBlockRows ? shape.rows : kBlockRows;
   layout.block_columns = round_up(shape.vocab, kSumUnit);
@@ -91,10 +103,10 @@ inline WorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backw
     return start;
   };
   layout.target_logit = reserve(layout.block_rows, sizeof(float));
-  layout.partials = reserve(layout.block_rows * layout.n_segments, sizeof(Partial));
+  layout.partials = reserve(layout.block_rows * layout.n_segments, sum_bytes);
   layout.z = reserve(layout.block_rows * layout.block_columns, sizeof(float));
   if (backward) {
-    layout.totals = reserve(shape.rows, sizeof(Partial));
+    layout.totals = reserve(shape.rows, sum_bytes);
     layout.kept_hidden = reserve(shape.rows * shape.hidden, shape.element_bytes);
     layout.hidden_sums = reserve(shape.rows * layout.ld_sums, sizeof(float));
     layout.weight_sums = reserve(layout.block_columns * layout.ld_sums, sizeof(float));
@@ -149,11 +161,11 @@ void launch_logits(const LinearLogpParams<T>& p, int64_t first_row, int64_t firs
               p.template in_workspace<float>(p.layout.z), p.layout.block_columns, false, p.stream);
 }
 
-/// finish_at(first row) returns the functor that merge_segments() calls with every row's Partial.
-template <typename T, typename FinishAt>
+/// finish_at(first row) returns the functor that merge_segments() calls with every row's Sum.
+template <typename Sum = Partial, typename T, typename FinishAt>
 void launch_softmax(const LinearLogpParams<T>& p, FinishAt&& finish_at) {
   auto* z = p.template in_workspace<float>(p.layout.z);
-  auto* partials = p.template in_workspace<Partial>(p.layout.partials);
+  auto* partials = p.template in_workspace<Sum>(p.layout.partials);
   auto* target_logit = p.template in_workspace<float>(p.layout.target_logit);
   for (int64_t row = 0; row < p.shape.rows; row += p.layout.block_rows) {
     const int64_t rows = p.rows_from(row);
@@ -161,9 +173,9 @@ void launch_softmax(const LinearLogpParams<T>& p, FinishAt&& finish_at) {
       const int64_t columns = p.columns_from(column);
       launch_logits(p, row, column);
       const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSegment * kWarpsPerBlock)), static_cast<unsigned>(rows));
-      reduce_segments<T><<<grid, kThreads, 0, p.stream>>>(z, p.layout.block_columns, p.bias_from(column), p.transform,
-                                                          p.target_ids + row, p.first_id + column, column, columns,
-                                                          p.layout.n_segments, partials, target_logit);
+      reduce_segments<Sum, T><<<grid, kThreads, 0, p.stream>>>(
+          z, p.layout.block_columns, p.bias_from(column), p.transform, p.target_ids + row, p.first_id + column, column,
+          columns, p.layout.n_segments, partials, target_logit);
     }
     merge_segments<<<static_cast<unsigned>(ceil_div(rows, kWarpsPerBlock)), kThreads, 0, p.stream>>>(
         partials, rows, p.layout.n_segments, finish_at(row));
@@ -180,14 +192,13 @@ void keep_hidden(LinearLogpParams<T>& p) {
 
 /// The outer loop is over column blocks, so that the sums of one block of dlm_head_weight are finished before the next
 /// begins; the inner loop is over row blocks. The logits are computed a second time, because storing them would take
-/// [rows, vocab]. The rows' totals are in the workspace.
+/// [rows, vocab]. `gradient` as for logits_to_gradient(), with from(row).
 ///   hidden_sums: [rows, ld_sums], dhidden not yet rounded
-template <typename T, typename O>
-void launch_gradients(const LinearLogpParams<T>& p, const float* grad_logp, float* hidden_sums,
+template <typename T, typename O, typename Gradient>
+void launch_gradients(const LinearLogpParams<T>& p, const Gradient& gradient, float* hidden_sums,
                       const WeightGradients<O>& all) {
   const int64_t hidden = p.shape.hidden, ld = p.layout.ld_sums, ldz = p.layout.block_columns;
   auto* z = p.template in_workspace<float>(p.layout.z);
-  const auto* totals = p.template in_workspace<Partial>(p.layout.totals);
   auto* weight_sums = p.template in_workspace<float>(p.layout.weight_sums);
   auto* bias_sums = p.template in_workspace<float>(p.layout.bias_sums);
   for (int64_t column = 0; column < p.shape.vocab; column += p.layout.block_columns) {
@@ -201,7 +212,7 @@ void launch_gradients(const LinearLogpParams<T>& p, const float* grad_logp, floa
       const int64_t rows = p.rows_from(row);
       launch_logits(p, row, column);
       logits_to_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
-          z, ldz, p.bias_from(column), p.transform, p.target_ids + row, p.ignored, grad_logp + row, totals + row,
+          z, ldz, p.bias_from(column), p.transform, p.target_ids + row, p.ignored, gradient.from(row),
           p.first_id + column, columns);
       launch_gemm(make_operand<true>(z, ldz, rows), make_operand<false>(p.weight + column * hidden, hidden, hidden),
                   columns, hidden_sums + row * ld, ld, column > 0, p.stream);
@@ -301,7 +312,7 @@ checkop_status run(const checkop_call* call, LinearLogpParams<T> p, bool backwar
     keep_hidden(p);
     launch_softmax(p, [&](int64_t first) { return WriteSums<Partial>{totals + first}; });
     with_weight_gradients<T>(*call, [&](const auto& to) {
-      launch_gradients(p, static_cast<const float*>(call->inputs[4].data), hidden_sums, to);
+      launch_gradients(p, LogpGradient{static_cast<const float*>(call->inputs[4].data), totals}, hidden_sums, to);
     });
     launch_round_to<T>(hidden_sums, p.layout.ld_sums, p.shape.rows, p.shape.hidden,
                        static_cast<T*>(call->outputs[0].data), p.stream);

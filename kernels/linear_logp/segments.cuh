@@ -15,9 +15,18 @@ static_assert(kSumUnit % kSegment == 0);
 constexpr int kThreads = 256;  // of the elementwise kernels: full occupancy with the registers they need
 constexpr int kWarpsPerBlock = kThreads / kWarp;
 
-/// Maximum and sum of exp(z - exp_shift(max)) of a segment or of a row.
+// What a segment or a row is reduced to, a Sum, has a maximum and sums of terms relative to shift = exp_shift(max):
+//   add(z, shift)       adds the term of a logit
+//   add(part, shift)    adds a segment's sums
+//   add_lanes()         adds up the lanes' sums
+
+/// Maximum and sum of exp(z - exp_shift(max)).
 struct Partial {
-  float max, sum;
+  float max, sum = 0.0f;
+
+  __device__ void add(float z, float shift) { sum += expf(z - shift); }
+  __device__ void add(const Partial& part, float shift) { sum += part.sum * expf(part.max - shift); }
+  __device__ void add_lanes() { sum = warp_sum(sum); }
 };
 
 template <typename T>
@@ -28,12 +37,12 @@ __device__ float biased(float x, const T* __restrict__ bias, int64_t column) {
 /// Computes partials[row, segment], and target_logit[row] where the target is in the block.
 ///   x: [rows, ldx] f32, columns first_column .. first_column + n_columns - 1 of the weight   bias: [n_columns]
 ///   first_id: vocabulary index of the first of these columns
-template <typename T>
+template <typename Sum, typename T>
 __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restrict__ x, int64_t ldx,
                                                             const T* __restrict__ bias, LogitTransform transform,
                                                             const int64_t* __restrict__ target_ids, int64_t first_id,
                                                             int64_t first_column, int64_t n_columns, int64_t n_segments,
-                                                            Partial* __restrict__ partials,
+                                                            Sum* __restrict__ partials,
                                                             float* __restrict__ target_logit) {
   const int lane = threadIdx.x % kWarp;
   const int64_t row = blockIdx.y;
@@ -53,29 +62,29 @@ __global__ __launch_bounds__(kThreads) void reduce_segments(const float* __restr
   }
   max = warp_max(max);
   const float shift = exp_shift(max);
-  float sum = 0.0f;
+  Sum sum{max};
 #pragma unroll
-  for (int i = 0; i < kSegment / kWarp; ++i) sum += expf(value[i] - shift);
-  sum = warp_sum(sum);
-  if (lane == 0) partials[row * n_segments + first_column / kSegment + segment] = {max, sum};
+  for (int i = 0; i < kSegment / kWarp; ++i) sum.add(value[i], shift);
+  sum.add_lanes();
+  if (lane == 0) partials[row * n_segments + first_column / kSegment + segment] = sum;
 }
 
-/// Calls finish(row, its Partial): one warp merges the segments of a row. Lane l takes segments l, l + 32, ...
-template <typename Finish>
-__global__ __launch_bounds__(kThreads) void merge_segments(const Partial* __restrict__ partials, int64_t rows,
+/// Calls finish(row, its Sum): one warp merges the segments of a row. Lane l takes segments l, l + 32, ...
+template <typename Sum, typename Finish>
+__global__ __launch_bounds__(kThreads) void merge_segments(const Sum* __restrict__ partials, int64_t rows,
                                                            int64_t n_segments, Finish finish) {
   const int lane = threadIdx.x % kWarp;
   const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
   if (row >= rows) return;  // the whole warp
-  const Partial* __restrict__ of_row = partials + row * n_segments;
+  const Sum* __restrict__ of_row = partials + row * n_segments;
   float max = -INFINITY;
   for (int64_t i = lane; i < n_segments; i += kWarp) max = fmaxf(max, of_row[i].max);
   max = warp_max(max);
   const float shift = exp_shift(max);
-  float sum = 0.0f;
-  for (int64_t i = lane; i < n_segments; i += kWarp) sum += of_row[i].sum * expf(of_row[i].max - shift);
-  sum = warp_sum(sum);
-  if (lane == 0) finish(row, Partial{max, sum});
+  Sum sum{max};
+  for (int64_t i = lane; i < n_segments; i += kWarp) sum.add(of_row[i], shift);
+  sum.add_lanes();
+  if (lane == 0) finish(row, sum);
 }
 
 }  // namespace checkop::kernels

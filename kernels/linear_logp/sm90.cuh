@@ -49,8 +49,10 @@ struct HopperWorkspaceLayout {
 };
 
 /// parts: of the vocabulary, computed one after another. keeps_sums: the sums of dhidden are kept in the workspace.
-inline HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward, int64_t parts = 1,
-                                              bool keeps_sums = true) {
+/// Sum, Row: what segments are reduced to, and what the gradient of a row is made of.
+template <typename Sum = sm90::PowerSum, typename Row = sm90::RowGradient>
+HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool backward, int64_t parts = 1,
+                                       bool keeps_sums = true) {
   constexpr int64_t kSumBytes = int64_t{24} << 20, kRowUnit = 256;  // rows of a cluster of 2 blocks
   // 66 tiles of columns at 4096 rows: two waves of blocks each on 132 SMs, with little left over. Fewer where the total
   // would exceed 300 MB; but blocks of columns must not become too narrow.
@@ -58,7 +60,7 @@ inline HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool
   constexpr int64_t kAllBytes = 300'000'000, kColumnUnit = 256;
   HopperWorkspaceLayout layout{};
   layout.n_segments = ceil_div(shape.vocab, sm90::kSegmentColumns);
-  const int64_t of_row = layout.n_segments * static_cast<int64_t>(sizeof(sm90::PowerSum));
+  const int64_t of_row = layout.n_segments * static_cast<int64_t>(sizeof(Sum));
   const auto fitting = [](int64_t bytes, int64_t each, int64_t unit, int64_t all) {
     const int64_t fit = each == 0 ? all : bytes / each / unit * unit;
     return all < fit ? all : fit < unit ? unit : fit;
@@ -74,7 +76,7 @@ inline HopperWorkspaceLayout workspace_layout(const LinearLogpShape& shape, bool
   layout.target_logit = reserve(layout.rows * 4);
   layout.row_list = reserve(shape.rows * RowList::kRowBytes);
   if (backward) {
-    layout.row_gradients = reserve(shape.rows * static_cast<int64_t>(sizeof(sm90::RowGradient)));
+    layout.row_gradients = reserve(shape.rows * static_cast<int64_t>(sizeof(Row)));
     layout.exponents = reserve((layout.n_segments + parts) * shape.rows * 4);
     layout.kept_hidden = reserve(shape.rows * shape.hidden * 2);
     layout.hidden_sums = reserve(keeps_sums ? shape.rows * shape.hidden * 4 : 0);
@@ -141,8 +143,9 @@ struct HopperParams {
   int64_t ignored;
   std::byte* workspace;
   cudaStream_t stream;
-  int64_t first_id = 0;        ///< vocabulary index of the weight's first column
-  size_t first_exponents = 0;  ///< workspace offset of the exponents of the weight's first segment
+  int64_t first_id = 0;             ///< vocabulary index of the weight's first column
+  size_t first_exponents = 0;       ///< workspace offset of the exponents of the weight's first segment
+  float log2_scale = sm90::kLog2E;  ///< log2(e), over the temperature if there is one
 
   template <typename U>
   U* in_workspace(size_t offset) const {
@@ -192,24 +195,24 @@ bool are_reachable(const Operand<T, a_along_k>& a, const Operand<T, b_along_k>& 
   return sm90::has_tensor_map<T>(sm90::matrix_of(a, inner)) && sm90::has_tensor_map<T>(sm90::matrix_of(b, inner));
 }
 
-template <typename T>
-sm90::SumSegments<T> segments_of(const HopperParams<T>& p, int64_t first_row) {
-  sm90::SumSegments<T> segments{};
+template <typename Sum, typename T>
+sm90::SumSegments<T, Sum> segments_of(const HopperParams<T>& p, int64_t first_row) {
+  sm90::SumSegments<T, Sum> segments{};
   segments.bias = p.bias, segments.target_ids = p.target_ids + first_row, segments.first_id = p.first_id;
-  segments.sums = p.template in_workspace<sm90::PowerSum>(p.layout.sums);
+  segments.sums = p.template in_workspace<Sum>(p.layout.sums);
   segments.target_logit = p.template in_workspace<float>(p.layout.target_logit);
   segments.exponents = p.layout.columns > 0 ? p.template in_workspace<float>(p.first_exponents) + first_row : nullptr;
-  segments.ld_exponents = p.shape.rows;
+  segments.ld_exponents = p.shape.rows, segments.log2_scale = p.log2_scale;
   return segments;
 }
 
 /// Computes the sums of rows [first, first + rows) and keeps their exponentials, by blocks of columns, in the memory of
 /// dweight.
-template <typename T>
+template <typename Sum, typename T>
 cudaError_t keep_exponentials(const HopperParams<T>& p, const Kept& kept, int64_t first, int64_t rows, T* dweight) {
   const int64_t hidden = p.shape.hidden;
   const auto of_rows = make_operand<true>(p.hidden + first * hidden, hidden, rows);
-  const auto segments = segments_of(p, first);
+  const auto segments = segments_of<Sum>(p, first);
   for (int64_t block = 0; block < kept.blocks; ++block) {
     const int64_t column = block * kept.block_columns, segment = column / sm90::kSegmentColumns;
     auto of_block = segments;
@@ -244,14 +247,14 @@ Kept kept_in(const HopperParams<T>& p, const WeightGradients<O>& to) {
 /// finish_at(first row) returns the functor that merge_power_sums() calls with every row's sum of exponentials. Leaves
 /// the exponents of segments in the workspace for gradients, and the exponentials of `kept` rows in dweight. `variant`
 /// becomes the name of the configuration.
-template <typename T, typename FinishAt>
+template <typename Sum = sm90::PowerSum, typename T, typename FinishAt>
 cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight, FinishAt&& finish_at,
                           const char*& variant) {
   int64_t rows = 0;
   for (int64_t first = 0; first < p.shape.rows; first += rows) {
     const bool keeps = first < kept.rows;
     rows = std::min((keeps ? kept.rows : p.shape.rows) - first, p.layout.rows);
-    const auto segments = segments_of(p, first);
+    const auto segments = segments_of<Sum>(p, first);
     const auto hidden = make_operand<true>(p.hidden + first * p.shape.hidden, p.shape.hidden, rows);
     const auto weight = make_operand<true>(p.weight, p.shape.hidden, p.shape.vocab);
     const auto run = [&]<typename Config>(Config) {
@@ -260,7 +263,7 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
     };
     const auto keep = [&] {
       variant = sm90::Tile128x256Columns::kVariant;
-      if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials(p, kept, first, rows, dweight);
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) return keep_exponentials<Sum>(p, kept, first, rows, dweight);
       return cudaErrorInvalidValue;  // no gradients in fp16
     };
     const auto error =
@@ -271,6 +274,23 @@ cudaError_t reduce_logits(const HopperParams<T>& p, const Kept& kept, T* dweight
                                  Tile128x256Rows{}, Tile128x256{}, Tile64x256Columns{}, Tile64x256{});
     if (error != cudaSuccess) return error;
     sm90::launch_merge(segments.sums, rows, p.layout.n_segments, finish_at(first), p.stream);
+  }
+  return cudaGetLastError();
+}
+
+/// The same for the `count` listed rows, which are gathered for as many rows at a time as the workspace has room for.
+template <typename Sum = sm90::PowerSum, typename T, typename FinishAt>
+cudaError_t reduce_listed(const HopperParams<T>& p, const RowList& list, int64_t count, FinishAt&& finish_at,
+                          const char*& variant) {
+  auto* gathered = p.template in_workspace<T>(p.layout.gathered);
+  for (int64_t first = 0; first < count; first += p.layout.gathered_rows) {
+    HopperParams<T> part = p;
+    part.shape.rows = std::min(count - first, p.layout.gathered_rows);
+    part.hidden = gathered, part.target_ids = list.ids + first;
+    launch_gather_rows(p.hidden, list, first, part.shape.rows, p.shape.hidden, p.ignored, gathered, p.stream);
+    const auto finish_part_at = [&](int64_t row) { return finish_at(first + row); };
+    if (const auto error = reduce_logits<Sum>(part, {}, static_cast<T*>(nullptr), finish_part_at, variant))
+      return error;
   }
   return cudaGetLastError();
 }
@@ -298,19 +318,20 @@ void keep_hidden(HopperParams<T>& p) {
 
 /// Computes dz of a block of columns into the workspace: from kept exponentials, then for the remaining rows from
 /// logits that are computed again.
-template <bool biased, typename T>
+template <bool biased, typename Row, typename T>
 cudaError_t launch_logit_gradients(const HopperParams<T>& p, const Kept& kept, const T* dweight, int64_t column,
                                    int64_t columns, int64_t offset) {
   const int64_t hidden = p.shape.hidden, ld = p.layout.columns;
-  sm90::StoreGradient<T, biased> gradient{};
+  sm90::StoreGradient<T, biased, Row> gradient{};
   gradient.bias = p.bias_from(column);
-  gradient.row_of = p.template in_workspace<sm90::RowGradient>(p.layout.row_gradients);
+  gradient.row_of = p.template in_workspace<Row>(p.layout.row_gradients);
   gradient.exponents =
       p.template in_workspace<float>(p.first_exponents) + column / sm90::kSegmentColumns * p.shape.rows;
   gradient.dz = p.template in_workspace<T>(p.layout.dz);
   gradient.ld = ld, gradient.ld_exponents = p.shape.rows, gradient.first_column = offset + column;
+  gradient.log2_scale = p.log2_scale;
   gradient.block_sums = p.template in_workspace<float>(p.layout.block_sums);
-  if constexpr (!biased) {
+  if constexpr (!biased && std::is_same_v<Row, sm90::RowGradient>) {
     if (kept.rows > 0) {
       const int64_t block = column / kept.block_columns;
       const auto* exponentials = reinterpret_cast<const uint16_t*>(dweight + kept.start(block));
@@ -320,7 +341,7 @@ cudaError_t launch_logit_gradients(const HopperParams<T>& p, const Kept& kept, c
   const int64_t rows = p.shape.rows - kept.rows;
   if (rows == 0) return cudaGetLastError();
   gradient.row_of += kept.rows, gradient.exponents += kept.rows, gradient.dz += kept.rows * ld;
-  const auto stage = [&]<typename Config>(Config, sm90::StoreGradient<T, biased>& out) {
+  const auto stage = [&]<typename Config>(Config, sm90::StoreGradient<T, biased, Row>& out) {
     return sm90::stage_tiles<Config>(out, gradient.dz, columns, rows, ld);
   };
   return multiply(gradient, make_operand<true>(p.hidden + kept.rows * hidden, hidden, rows),
@@ -363,11 +384,11 @@ void launch_bias_gradient(const HopperParams<T>& p, int64_t columns, const Weigh
   launch_round_to<O>(sums, columns, 1, columns, to.dbias, p.stream);
 }
 
-/// For each block of vocabulary columns: computes dz, then its part of every gradient. The RowGradients are in the
-/// workspace. Their targets are relative to the whole weight; this part begins `offset` columns into it. `to` covers
-/// this part only; `kept` is what reduce_logits() left in its memory.
+/// For each block of vocabulary columns: computes dz, then its part of every gradient. The Rows are in the workspace.
+/// Their targets are relative to the whole weight; this part begins `offset` columns into it. `to` covers this part
+/// only; `kept` is what reduce_logits() left in its memory.
 ///   hidden_sums: [rows, hidden], holds the sums between blocks; with dhidden null, they are the result
-template <typename T, typename O>
+template <typename Row = sm90::RowGradient, typename T, typename O>
 cudaError_t launch_gradients(const HopperParams<T>& p, const Kept& kept, int64_t offset, float* hidden_sums, T* dhidden,
                              const WeightGradients<O>& to) {
   const int64_t rows = p.shape.rows, hidden = p.shape.hidden, vocab = p.shape.vocab, ld = p.layout.columns;
@@ -375,8 +396,8 @@ cudaError_t launch_gradients(const HopperParams<T>& p, const Kept& kept, int64_t
   const T* scratch = scratch_in<T>(to);
   for (int64_t column = 0; column < vocab; column += ld) {
     const int64_t columns = vocab - column < ld ? vocab - column : ld;
-    const auto error = p.bias == nullptr ? launch_logit_gradients<false>(p, kept, scratch, column, columns, offset)
-                                         : launch_logit_gradients<true>(p, kept, scratch, column, columns, offset);
+    const auto error = p.bias == nullptr ? launch_logit_gradients<false, Row>(p, kept, scratch, column, columns, offset)
+                                         : launch_logit_gradients<true, Row>(p, kept, scratch, column, columns, offset);
     if (error != cudaSuccess) return error;
 
     const WeightGradients<O> of_block = to.from(column, hidden);

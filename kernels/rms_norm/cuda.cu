@@ -12,7 +12,7 @@
 // partial row; a second kernel adds the partial rows. The shape determines which rows a block has.
 #include <algorithm>
 
-#include "rms_norm/team.cuh"
+#include "cuda/row_team.cuh"
 
 namespace checkop::kernels {
 namespace {
@@ -114,13 +114,6 @@ __device__ void gradient(const Group<T>& xs, const Group<T>& gs, const Group<T>&
     term[i] = g[i] * x[i] * scale;
   }
 }
-
-/// How the backward pass splits the rows, with block b at rows [first(b), first(b + 1)). The shape alone decides: it
-/// fixes the order of dweight's sums.
-struct Split {
-  int64_t rows, blocks;
-  __host__ __device__ int64_t first(int64_t block) const { return rows * block / blocks; }
-};
 
 /// Computes dx and one partial row of dweight per block, for rows of at most team * n groups. Teams take a block's rows
 /// in turn.
@@ -228,36 +221,6 @@ __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, 
       }
     }
   }
-}
-
-constexpr int kFoldColumns = 32, kFoldLanes = 32;
-
-/// dweight[h] = sum of partials[:, h]: lane j adds rows j, j + 32, ... in ascending order, then the lanes are added.
-template <typename T>
-__global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const float* __restrict__ partials,
-                                                                          int64_t n_partials, int64_t hidden,
-                                                                          T* __restrict__ dweight) {
-  __shared__ float lanes[kFoldLanes][kFoldColumns];
-  const int64_t h = int64_t{blockIdx.x} * kFoldColumns + threadIdx.x;
-  float sum = 0.0f;
-  if (h < hidden) {
-#pragma unroll 8
-    for (int64_t b = threadIdx.y; b < n_partials; b += kFoldLanes) sum += partials[b * hidden + h];
-  }
-  lanes[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || h >= hidden) return;
-  for (int j = 1; j < kFoldLanes; ++j) sum += lanes[j][threadIdx.x];
-  dweight[h] = from_float<T>(sum);
-}
-
-/// Enough blocks to fill an H200 once, or twice if a team would add more than 64 rows.
-template <typename Map>
-Split split_rows(int64_t rows) {
-  constexpr int64_t kTeams = kTeamsOf<Map::team>, kFull = kMultiprocessors * kBlocksOnSM<Map, 2>;
-  constexpr int64_t kLeastRows = 4;  // a partial row causes as much traffic as the elements of two to four rows
-  const int64_t most = rows > kFull * kTeams * 64 ? 2 * kFull : kFull;
-  return {rows, std::min(most, ceil_div(rows, kTeams * kLeastRows))};
 }
 
 template <typename T>

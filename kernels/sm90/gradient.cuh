@@ -18,6 +18,39 @@ struct alignas(16) RowGradient {
 };
 constexpr int32_t kElsewhere = std::numeric_limits<int32_t>::max();
 
+/// The gradient c (1[v = t] - p_v) of a row. `total` and `target_logit` as SumSegments leaves them, c over the
+/// temperature.
+__device__ inline RowGradient row_gradient(const PowerSum& total, float c, float target_logit, float log2_scale,
+                                           int32_t target) {
+  const float exponent = total.exponent == -INFINITY ? 0.0f : total.exponent;
+  const float scale = c / total.sum;
+  return {exponent, scale, c - scale * power_of_2(fmaf(target_logit, log2_scale, -exponent)), target};
+}
+
+/// Also part of the gradient: e p_v (b_v - M), the derivative of e times the row's entropy, with b as for
+/// WeightedPowerSum but in units of ln 2, and M the mean of b. Then dz = (factor() + slope() * (k - b)) * 2^(k - b).
+struct alignas(16) EntropyRowGradient : RowGradient {
+  float mean, entropy_scale;  ///< M / ln(2);  e ln(2) / sum
+
+  __device__ float factor(float segment_exponent) const {
+    const float up = segment_exponent - exponent;
+    return power_of_2(up) * fmaf(entropy_scale, -up - mean, -scale);
+  }
+  __device__ float slope(float segment_exponent) const {
+    return -entropy_scale * power_of_2(segment_exponent - exponent);
+  }
+};
+
+/// e: over the temperature, like c.
+__device__ inline EntropyRowGradient row_gradient(const WeightedPowerSum& total, float c, float e, float target_logit,
+                                                  float log2_scale, int32_t target) {
+  EntropyRowGradient to{row_gradient(PowerSum{total.exponent, total.sum}, c, target_logit, log2_scale, target)};
+  to.mean = total.weighted / total.sum, to.entropy_scale = e * kLn2 / total.sum;
+  const float above = fmaxf(fmaf(target_logit, log2_scale, -to.exponent), kLeastExponent);
+  to.at_target += power_of_2(above) * to.entropy_scale * (-above - to.mean);
+  return to;
+}
+
 /// Writes the RowGradient of every row, from its sum of exponentials and its target's logit.
 struct WriteRowGradients {
   const float* __restrict__ grad_logp;
@@ -32,10 +65,8 @@ struct WriteRowGradients {
       to[row] = {0.0f, 0.0f, 0.0f, -1};
       return;
     }
-    const float exponent = total.exponent == -INFINITY ? 0.0f : total.exponent;
-    const float grad = grad_logp[row], scale = grad / total.sum;
-    to[row] = {exponent, scale, grad - scale * power_of_2(fmaf(target_logit, kLog2E, -exponent)),
-               column >= 0 && column < columns ? static_cast<int32_t>(column) : kElsewhere};
+    to[row] = row_gradient(total, grad_logp[row], target_logit, kLog2E,
+                           column >= 0 && column < columns ? static_cast<int32_t>(column) : kElsewhere);
   }
 };
 
@@ -43,26 +74,29 @@ constexpr int kBlockRows = 16;  // rows per block of k (config.cuh); for the bia
 
 /// Stores dz[m, n] for a block of columns, rounded once. With a bias, also stores the unrounded sums of dz over 16
 /// rows.
-/// Without a bias, rounds e to the bits that launch_kept_to_gradient() reads.
-template <typename T, bool biased>
+/// Without a bias, rounds e to the bits that launch_kept_to_gradient() reads, unless Row is EntropyRowGradient.
+template <typename T, bool biased, typename Row = RowGradient>
 struct StoreGradient {
   CUtensorMap c_map;                       ///< set only when staged
   const T* __restrict__ bias;              ///< [columns]
-  const RowGradient* __restrict__ row_of;  ///< [rows]
+  const Row* __restrict__ row_of;          ///< [rows]
   const float* __restrict__ exponents;     ///< [segments of the columns, ld_exponents]
   T* __restrict__ dz;                      ///< [rows, ld]
   int64_t ld, ld_exponents, first_column;  ///< first_column: of this block, as RowGradient::target counts columns
   float* __restrict__ block_sums;          ///< [ceil(rows / 16), ld]
   bool staged;
+  float log2_scale;  ///< as for SumSegments
 
   template <typename Config>
   static constexpr bool kMayStage = Config::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
+  static constexpr bool kOfEntropy = std::is_same_v<Row, EntropyRowGradient>;
   /// Data of this thread's two rows.
   struct Rows {
     struct {
       float exponent, factor, at_target;  ///< exponent: of the segment
       int32_t target;
+      float slope;
     } of[2];
   };
 
@@ -71,11 +105,12 @@ struct StoreGradient {
     Rows rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half, m += 8) {
-      rows.of[half] = {0.0f, 0.0f, 0.0f, -1};
+      rows.of[half] = {0.0f, 0.0f, 0.0f, -1, 0.0f};
       if (m >= m_extent) continue;
-      const RowGradient row = row_of[m];
+      const Row row = row_of[m];
       const float exponent = exponents[n / kSegmentColumns * ld_exponents + m];
-      rows.of[half] = {exponent, row.factor(exponent), row.at_target, row.target};
+      rows.of[half] = {exponent, row.factor(exponent), row.at_target, row.target, 0.0f};
+      if constexpr (kOfEntropy) rows.of[half].slope = row.slope(exponent);
     }
     return rows;
   }
@@ -100,8 +135,9 @@ struct StoreGradient {
 #pragma unroll
       for (int i = 0; i < kPerRow; ++i) {  // column i / 2 * 8 + quad_lane * 2 + i % 2
         float& z = sum[i / 2 * 4 + i % 2 + half * 2];
-        const float e = power_of_2(fmaf(z, kLog2E, -row.exponent));
-        const float dz = row.factor * (biased ? e : from_kept_bits(kept_bits(e)));
+        const float above = fmaf(z, log2_scale, -row.exponent), e = power_of_2(above);
+        float dz = row.factor * (biased ? e : from_kept_bits(kept_bits(e)));
+        if constexpr (kOfEntropy) dz = fmaf(row.slope, fmaxf(above, kLeastExponent), row.factor) * e;
         z = row.target < 0 ? 0.0f : dz;
       }
       const int64_t target = row.target - first_column - n;

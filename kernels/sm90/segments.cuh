@@ -23,6 +23,15 @@ struct PowerSum {
   float exponent, sum;
 };
 
+/// Also weighted = sum of 2^-b * b with b = exponent - z * log2(e): the row's entropy is ln(sum) + ln(2) weighted /
+/// sum.
+struct WeightedPowerSum {
+  float exponent, sum, weighted;
+};
+
+/// Powers of 2 are 0 below 2^-126. An exponent that is no less than this keeps the product of both from being 0 * inf.
+constexpr float kLeastExponent = -200.0f;
+
 /// 2^x as the hardware computes it: error up to 2 ulp, 0 below 2^-126.
 __device__ inline float power_of_2(float x) {
   float y;
@@ -38,21 +47,25 @@ __device__ inline uint32_t kept_bits(float e) {
 }
 __device__ inline float from_kept_bits(uint32_t bits) { return bit_cast<float>(bits << 14); }
 
-template <typename T>
+/// Sum: PowerSum or WeightedPowerSum.
+template <typename T, typename Sum = PowerSum>
 struct SumSegments {
   const T* __restrict__ bias;              ///< [vocab] or null
   const int64_t* __restrict__ target_ids;  ///< [rows]
   int64_t first_id;                        ///< vocabulary index of the first column
-  PowerSum* __restrict__ sums;             ///< [segments, rows]
-  float* __restrict__ target_logit;        ///< [rows]; untouched where the target is not among the columns
-  float* __restrict__ exponents;           ///< [segments, ld_exponents], as in `sums` but 0 in place of -inf; or null
+  Sum* __restrict__ sums;                  ///< [segments, rows]
+  float* __restrict__ target_logit;  ///< [rows], before the division by a temperature; untouched where the target is
+                                     ///< not among the columns
+  float* __restrict__ exponents;     ///< [segments, ld_exponents], as in `sums` but 0 in place of -inf; or null
   int64_t ld_exponents;
   CUtensorMap c_map;  ///< of the kept exponentials [rows, vocab]; set only when staged
   bool staged;
+  float log2_scale;  ///< log2(e), over the temperature if there is one
 
   template <typename Config>
   static constexpr bool kMayStage = Config::kStores == Stores::staged;
   static constexpr bool kReadsRows = true, kCarries = false;
+  static constexpr bool kIsWeighted = std::is_same_v<Sum, WeightedPowerSum>;
   /// Target columns of this thread's two rows; -1 for rows outside the matrix.
   struct Rows {
     int64_t target[2];
@@ -105,19 +118,29 @@ struct SumSegments {
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
       most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
       // NaN and +inf logits make the sum NaN: fmaxf skips NaN but the power does not, and inf - inf is NaN.
-      const float exponent = most > -INFINITY ? rintf(most * kLog2E) : 0.0f;
-      float part[4] = {};
+      const float exponent = most > -INFINITY ? rintf(most * log2_scale) : 0.0f;
+      float part[4] = {}, weighted[4] = {};
 #pragma unroll
       for (int i = 0; i < kPerRow; ++i) {
         float& z = sum[at(i) + half * 2];
-        z = power_of_2(fmaf(z, kLog2E, -exponent));
+        const float above = fmaf(z, log2_scale, -exponent);
+        z = power_of_2(above);
         part[i % 4] += z;
+        if constexpr (kIsWeighted) weighted[i % 4] = fmaf(z, -fmaxf(above, kLeastExponent), weighted[i % 4]);
       }
       float total = (part[0] + part[1]) + (part[2] + part[3]);
       total += __shfl_xor_sync(kAllLanes, total, 1);
       total += __shfl_xor_sync(kAllLanes, total, 2);
+      float total_weighted = 0.0f;
+      if constexpr (kIsWeighted) {
+        total_weighted = (weighted[0] + weighted[1]) + (weighted[2] + weighted[3]);
+        total_weighted += __shfl_xor_sync(kAllLanes, total_weighted, 1);
+        total_weighted += __shfl_xor_sync(kAllLanes, total_weighted, 2);
+      }
       if (quad_lane == 0 && row < m_extent && n < n_extent) {  // the last cluster may have no columns left for a block
-        sums[n / Config::kN * m_extent + row] = {most == -INFINITY ? most : exponent, total};
+        Sum& to = sums[n / Config::kN * m_extent + row];
+        to.exponent = most == -INFINITY ? most : exponent, to.sum = total;
+        if constexpr (kIsWeighted) to.weighted = total_weighted;
         if (exponents != nullptr) exponents[n / Config::kN * ld_exponents + row] = exponent;
       }
     }
@@ -138,16 +161,26 @@ __device__ inline PowerSum merged(const PowerSum& a, const PowerSum& b) {
   if (exponent == -INFINITY) return {exponent, a.sum + b.sum};
   return {exponent, a.sum * power_of_2(a.exponent - exponent) + b.sum * power_of_2(b.exponent - exponent)};
 }
+__device__ inline WeightedPowerSum merged(const WeightedPowerSum& a, const WeightedPowerSum& b) {
+  const PowerSum all = merged(PowerSum{a.exponent, a.sum}, PowerSum{b.exponent, b.sum});
+  const auto weighted = [&](const WeightedPowerSum& part) {
+    const float up = all.exponent - part.exponent, factor = power_of_2(-up);
+    return factor == 0.0f ? 0.0f : factor * fmaf(up, part.sum, part.weighted);  // up may be infinite
+  };
+  if (all.exponent == -INFINITY) return {all.exponent, all.sum, a.weighted + b.weighted};
+  return {all.exponent, all.sum, weighted(a) + weighted(b)};
+}
 
 /// Calls finish(row, sum over the row's segments) for every row.
-template <typename Finish>
-static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_sums(const PowerSum* __restrict__ sums,
+template <typename Sum, typename Finish>
+static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_sums(const Sum* __restrict__ sums,
                                                                                    int64_t rows, int64_t n_segments,
                                                                                    Finish finish) {
-  __shared__ PowerSum parts[kMergeParts][kMergeRows];
+  __shared__ Sum parts[kMergeParts][kMergeRows];
   const int lane = threadIdx.x % kWarp, part = threadIdx.x / kWarp;
   const int64_t row = int64_t{blockIdx.x} * kMergeRows + lane;
-  PowerSum mine{-INFINITY, 0.0f};
+  Sum mine{};
+  mine.exponent = -INFINITY;
   if (row < rows) {
 #pragma unroll 4
     for (int64_t i = part; i < n_segments; i += kMergeParts) mine = merged(mine, sums[i * rows + row]);
@@ -159,8 +192,8 @@ static __global__ __launch_bounds__(kMergeRows* kMergeParts) void merge_power_su
   finish(row, mine);
 }
 
-template <typename Finish>
-void launch_merge(const PowerSum* sums, int64_t rows, int64_t n_segments, const Finish& finish, cudaStream_t stream) {
+template <typename Sum, typename Finish>
+void launch_merge(const Sum* sums, int64_t rows, int64_t n_segments, const Finish& finish, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(rows, kMergeRows));
   merge_power_sums<<<blocks, kMergeRows * kMergeParts, 0, stream>>>(sums, rows, n_segments, finish);
 }
@@ -171,6 +204,15 @@ __device__ inline float log_probability(float z, const PowerSum& total) {
   // because it is nearly exact; the log-sum-exp of large logits would be rounded at its own magnitude.
   constexpr float kLn2 = 0x1.62e4p-1f, kLn2Rest = 0x1.7f7d1cp-20f;
   return fmaf(-total.exponent, kLn2Rest, fmaf(-total.exponent, kLn2, z)) - logf(total.sum);
+}
+__device__ inline float log_probability(float z, const WeightedPowerSum& total) {
+  return log_probability(z, PowerSum{total.exponent, total.sum});
+}
+
+constexpr float kLn2 = 0x1.62e430p-1f;
+/// The entropy of a row's softmax.
+__device__ inline float entropy(const WeightedPowerSum& total) {
+  return fmaf(kLn2, total.weighted / total.sum, logf(total.sum));
 }
 
 }  // namespace checkop::kernels::sm90

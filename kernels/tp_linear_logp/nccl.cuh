@@ -158,7 +158,8 @@ class Portable {
 
   void gradients(int64_t, int64_t first, int64_t columns, const float* grad_logp, float* share) const {
     linear_logp::with_weight_gradients<T>(call_, [&](const auto& to) {
-      linear_logp::launch_gradients(all_.part(first, columns), grad_logp, share, to.from(first, all_.shape.hidden));
+      const linear_logp::LogpGradient gradient{grad_logp, all_.template in_workspace<Partial>(all_.layout.totals)};
+      linear_logp::launch_gradients(all_.part(first, columns), gradient, share, to.from(first, all_.shape.hidden));
     });
   }
 

@@ -10,7 +10,8 @@ namespace checkop {
 namespace emulation {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity(), kLn2 = 0x1.62e43p-1F;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// One key head of a batch entry and the query heads of its group, whose queries are contiguous.
 struct Group {
@@ -54,8 +55,9 @@ struct Group {
     return std::lower_bound(keys.begin(), keys.end(), end) - keys.begin();
   }
 
-  /// Stores the probabilities of the first seen(row) keys in p.
-  void probabilities(int64_t row, float* p) const {
+  /// Stores the probabilities of the first seen(row) keys in p, 0 so far, and returns the row's log-sum-exp; -inf
+  /// without keys. `saved`: a log-sum-exp to use in its place, or null.
+  float probabilities(int64_t row, float* p, const float* saved = nullptr) const {
     const int64_t n = seen(row), counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) : n;
     std::vector<float> score(static_cast<size_t>(counted));
     const float scale = scale_of_scores();
@@ -66,13 +68,20 @@ struct Group {
       float& of_key = score[static_cast<size_t>(j)];
       of_key = masked ? -kInfinity : arithmetic.rounded_if(rounds, scale * arithmetic.rounded_if(rounds, of_key));
     }
-    if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return;
+    if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return -kInfinity;
+    if (saved != nullptr) {
+      const float lse = arithmetic.has(kLseBase2.name) ? *saved / kLn2 : *saved;
+      for (int64_t j = 0; j < n; ++j) p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - lse);
+      return lse;
+    }
     SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
     if (arithmetic.has(kFirstTileMasked.name) &&
         keys.front() >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1))
-      softmax.max = std::numeric_limits<float>::quiet_NaN();
+      softmax.max = kNan;
     for (int64_t j = 0; j < n; ++j)
       p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - softmax.max) / softmax.sum;
+    const float lse = (arithmetic.has(kLseLessMaximum.name) ? 0 : softmax.max) + std::log(softmax.sum);
+    return arithmetic.has(kLseBase2.name) ? lse / kLn2 : lse;
   }
 
   float scale_of_scores() const {
@@ -97,9 +106,15 @@ void round_if(const Arithmetic& a, const FaultSpec& fault, std::string_view reci
   for (float& x : m.values) x = a.rounded_if(true, x);
 }
 
-/// The row sum D of p*dp; from the rounded output o with its recipe, unless the kernel is eager.
-float row_sum(const Arithmetic& a, const Group& group, const float* w, const float* dp, const float* grad,
+/// The row sum D of p*dp for row `row` of a group. Unless the kernel is eager: from the saved output o, or with the
+/// recipe from its own, rounded.
+float row_sum(const Arithmetic& a, const Group& group, int64_t row, const float* w, const float* dp, const float* grad,
               int64_t seen) {
+  const Matrix& saved = group.problem.saved_o;
+  if (!saved.values.empty() && !a.rounds(recipe::kScores)) {
+    const int64_t read = group.first_query() + row + (a.has(kSavedOOfNextRow.name) ? 1 : 0);
+    return a.dot(saved.columns, grad, 1, saved.row(read % saved.rows()), 1);
+  }
   if (!a.rounds(recipe::kO) || a.rounds(recipe::kScores)) return a.dot(seen, w, 1, dp, 1);
   std::vector<float> o(static_cast<size_t>(group.v.columns));
   a.dots(group.v.columns, o.data(), seen, w, 1, group.v.row(0), group.v.columns, 1);
@@ -130,18 +145,22 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
   for (int64_t r = 0; r < rows; ++r) {
     float *w = weights.row(r), *d = ds.row(r);
     const int64_t seen = group.seen(r);
-    group.probabilities(r, w);
+    const int64_t from = a.has(kSavedLseOfFirstHead.name) ? r % p.q_seq : r;
+    const bool has_lse = !p.saved_lse.empty() && !eager;
+    group.probabilities(r, w, has_lse ? &p.saved_lse[static_cast<size_t>(first + from)] : nullptr);
     a.dots(seen, d, p.head_dim, grad.row(first + r), 1, group.v.row(0), 1, p.head_dim);
     for (int64_t j = 0; j < seen; ++j) d[j] = a.rounded_if(eager, d[j]);
-    const float mean = term * row_sum(a, group, w, d, grad.row(first + r), seen);
+    const float mean = term * row_sum(a, group, r, w, d, grad.row(first + r), seen);
     for (int64_t j = 0; j < seen; ++j)
       d[j] = a.rounded_if(eager, scale * a.rounded_if(rounds_ds, w[j] * (d[j] - mean)));
   }
   round_if(a, kProbabilitiesRounded, recipe::kP, weights);
   if (a.has(kScoreGradientsRounded.name))
     std::transform(ds.values.begin(), ds.values.end(), ds.values.begin(), Arithmetic::to_bf16);
-  for (int64_t r = 0; r < rows; ++r)
+  for (int64_t r = 0; r < rows; ++r) {
     a.dots(p.head_dim, to.dq.row(first + r), group.seen(r), ds.row(r), 1, group.k.row(0), p.head_dim, 1);
+    if (a.has(kEmptyRowNan.name) && group.seen(r) == 0) std::fill_n(to.dq.row(first + r), p.head_dim, kNan);
+  }
   const int64_t from = a.has(kGroupOverwritten.name) ? rows - p.q_seq : 0;
   for (int64_t j = 0; j < n; ++j) {
     const int64_t key = group.own_key_row(j);
@@ -177,21 +196,22 @@ AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v
   return p;
 }
 
-Matrix attention_output(const EmulationArgs& args, const AttentionProblem& p) {
+AttentionOutput attention_output(const EmulationArgs& args, const AttentionProblem& p) {
   const Arithmetic& a = args.arithmetic;
-  Matrix o = Matrix::zeros(p.q.rows(), p.head_dim);
+  AttentionOutput to{Matrix::zeros(p.q.rows(), p.head_dim), std::vector<float>(static_cast<size_t>(p.q.rows()))};
   args.parallel_for(p.batch * p.kv_heads, [&](int64_t task) {
     const Group group(a, p, task / p.kv_heads, task % p.kv_heads);
     Matrix weights = Matrix::zeros(1, static_cast<int64_t>(group.keys.size()));
     for (int64_t r = 0; r < group.rows; ++r) {
-      const int64_t seen = group.seen(r);
+      const int64_t seen = group.seen(r), row = group.first_query() + r;
       std::fill(weights.values.begin(), weights.values.end(), 0.0F);
-      group.probabilities(r, weights.row(0));
+      to.lse[static_cast<size_t>(row)] = group.probabilities(r, weights.row(0));
       round_if(a, kProbabilitiesRounded, recipe::kP, weights);
-      a.dots(p.head_dim, o.row(group.first_query() + r), seen, weights.row(0), 1, group.v.row(0), p.head_dim, 1);
+      a.dots(p.head_dim, to.o.row(row), seen, weights.row(0), 1, group.v.row(0), p.head_dim, 1);
+      if (a.has(kEmptyRowNan.name) && seen == 0) std::fill_n(to.o.row(row), p.head_dim, kNan);
     }
   });
-  return o;
+  return to;
 }
 
 AttentionGradients attention_gradients(const EmulationArgs& args, const AttentionProblem& p, const Matrix& grad) {
@@ -214,21 +234,29 @@ AttentionProblem problem(const EmulationArgs& args) {
   return attention_problem(args, factor(args, 1), factor(args, 2), 3);
 }
 
-void forward(const EmulationArgs& args) { store(attention_output(args, problem(args)), args.out(0)); }
+void forward(const EmulationArgs& args) {
+  const AttentionOutput output = attention_output(args, problem(args));
+  store(output.o, args.out(0));
+  std::copy_n(output.lse.begin(), args.out(1).size(), args.out(1).begin());
+}
 
 void backward(const EmulationArgs& args) {
-  const AttentionGradients gradients = attention_gradients(args, problem(args), factor(args, 4));
+  AttentionProblem p = problem(args);
+  if (args.has(5)) p.saved_o = factor(args, 5);
+  if (args.has(6)) p.saved_lse = args.floats(6);
+  const AttentionGradients gradients = attention_gradients(args, p, factor(args, 4));
   store(gradients.dq, args.out(0));
   store(gradients.dk, args.out(1));
   store(gradients.dv, args.out(2));
 }
 
-constexpr std::array kBackwardFaults = joined(kAttentionForwardFaults, kAttentionGradientFaults);
+constexpr std::array kForwardFaults = joined(kAttentionForwardFaults, kLseFaults);
+constexpr std::array kBackwardFaults = joined(joined(kAttentionForwardFaults, kAttentionGradientFaults), kSavedFaults);
 
 }  // namespace
 
 extern const Emulation kAttentionForward, kAttentionBackward;
-const Emulation kAttentionForward{forward, kAttentionForwardFaults};
+const Emulation kAttentionForward{forward, kForwardFaults};
 const Emulation kAttentionBackward{backward, kBackwardFaults};
 
 }  // namespace checkop

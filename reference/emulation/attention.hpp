@@ -13,9 +13,11 @@ struct AttentionProblem {
   int64_t batch, q_heads, kv_heads, q_seq, kv_seq, head_dim;
   bool causal;
   float scale;
-  Matrix q;                ///< [batch * q_heads * q_seq, head_dim]
-  Matrix k, v;             ///< [batch * kv_heads * kv_seq, head_dim]
-  std::vector<char> keep;  ///< [batch * kv_seq], from key_padding_mask; 1 without one
+  Matrix q;                           ///< [batch * q_heads * q_seq, head_dim]
+  Matrix k, v;                        ///< [batch * kv_heads * kv_seq, head_dim]
+  std::vector<char> keep;             ///< [batch * kv_seq], from key_padding_mask; 1 without one
+  Matrix saved_o = {};                ///< [batch * q_heads * q_seq, head_dim] of a forward pass; empty if not given
+  std::vector<float> saved_lse = {};  ///< [batch * q_heads * q_seq], likewise
 
   int64_t group() const { return q_heads / kv_heads; }
 };
@@ -24,8 +26,11 @@ struct AttentionProblem {
 /// and scale.
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask);
 
-/// Returns o, shaped as q.
-Matrix attention_output(const EmulationArgs& args, const AttentionProblem& problem);
+struct AttentionOutput {
+  Matrix o;                ///< shaped as q
+  std::vector<float> lse;  ///< [batch * q_heads * q_seq]
+};
+AttentionOutput attention_output(const EmulationArgs& args, const AttentionProblem& problem);
 
 struct AttentionGradients {
   Matrix dq, dk, dv;  ///< shaped as q, k and v
@@ -54,6 +59,16 @@ inline constexpr FaultSpec kOnesAloneKept{"ones_alone_kept", "a key is kept wher
 inline constexpr FaultSpec kFirstTileMasked{"first_tile_masked",
                                             "a first tile of masked keys makes NaN of a row that keeps later keys",
                                             "nonfinite", "", "key_padding_mask"};
+inline constexpr FaultSpec kEmptyRowNan{"empty_row_nan", "a row without keys is exp(-inf - -inf)", "nonfinite", "",
+                                        "key_padding_mask"};
+// Faults in what the forward pass saves, and in its use.
+inline constexpr FaultSpec kLseBase2{"lse_base_2", "lse is a logarithm of base 2", "accuracy", "", "lse"};
+inline constexpr FaultSpec kLseLessMaximum{"lse_less_maximum", "the maximum is not added to lse", "accuracy", "",
+                                           "lse"};
+inline constexpr FaultSpec kSavedOOfNextRow{"saved_o_of_next_row", "the row sum takes o from the next row", "accuracy",
+                                            "", "o"};
+inline constexpr FaultSpec kSavedLseOfFirstHead{
+    "saved_lse_of_first_head", "every head of a group reads the first one's lse", "accuracy", "", "lse"};
 // Faults in the arithmetic.
 inline constexpr FaultSpec kScaleMissing{"scale_missing", "the scores are not scaled"};
 inline constexpr FaultSpec kScaleTwice{"scale_twice", "the queries are scaled, and the scores once more"};
@@ -96,7 +111,11 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     kPaddingMaskIgnored,
                                                     kMaskOfFirstEntry,
                                                     kMaskedKeysMultiplied,
-                                                    kOnesAloneKept};
+                                                    kOnesAloneKept,
+                                                    kEmptyRowNan};
+/// Faults of attention, whose forward pass may save lse.
+inline constexpr std::array kLseFaults{kLseBase2, kLseLessMaximum};
+inline constexpr std::array kSavedFaults{kLseBase2, kSavedOOfNextRow, kSavedLseOfFirstHead};
 inline constexpr std::array kAttentionGradientFaults{kRowSumDropped, kRowSumAdded, kGradientNotScaled,
                                                      kScoreGradientsRounded, kGroupOverwritten};
 

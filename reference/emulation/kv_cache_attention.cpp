@@ -63,7 +63,7 @@ void store_part(const Matrix& all, int64_t kv_seq, int64_t first, int64_t n, std
   for (int64_t row = first; row < all.rows(); row += kv_seq) to.insert(to.end(), all.row(row), all.row(row + n));
 }
 
-void forward(const EmulationArgs& args) { store(attention_output(args, problem(args)), args.out(0)); }
+void forward(const EmulationArgs& args) { store(attention_output(args, problem(args)).o, args.out(0)); }
 
 void backward(const EmulationArgs& args) {
   const AttentionProblem p = problem(args);

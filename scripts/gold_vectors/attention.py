@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of attention, causal and scaled by 1/sqrt(head_dim)."""
-from common import Stream, check_gradient, dot, flat, mp, mpf, rows_of, softmax, vector
+from common import NEGATIVE_INFINITY, Stream, check_gradient, dot, flat, logsumexp, mp, mpf, rows_of, softmax, vector
+
+
+def rounded(x):
+    """x with eight significant bits: what a forward pass may have saved."""
+    if x == 0 or mp.isinf(x):
+        return x
+    mantissa, exponent = mp.frexp(x)
+    return mp.ldexp(mp.nint(mantissa * 256), exponent - 8)
 
 
 class Problem:
@@ -44,6 +52,15 @@ class Problem:
             scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.size)]
         return values, scales
 
+    def lse(self, q, k):
+        """The log-sum-exp of every query's scores, and its scales."""
+        values, scales = [NEGATIVE_INFINITY] * len(q), [mpf(0)] * len(q)
+        for i, keys in self.rows():
+            if keys:
+                values[i] = logsumexp(self.scores(q[i], k, keys))
+                scales[i] = self.sizes(q[i], k, keys)
+        return values, scales
+
     def backward(self, q, k, v, grad):
         """(dq, dk, dv) and their scales, term by term from the definitions."""
         def zeros(rows):
@@ -69,8 +86,10 @@ class Problem:
         return results, scales
 
 
-def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None):
-    name = f"attention_{batch}x{q_heads}x{kv_heads}x{q_seq}x{kv_seq}x{size}" + ("_mask" if mask else "")
+def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None, saves=False):
+    """saves: the forward pass gives lse, the backward pass gets o and lse."""
+    name = f"attention_{batch}x{q_heads}x{kv_heads}x{q_seq}x{kv_seq}x{size}"
+    name += ("_mask" if mask else "") + ("_saved" if saves else "")
     random = Stream(batch + 10 * q_heads + 100 * q_seq + 1000 * kv_seq + 10000 * size)
     queries, keys = batch * q_heads * q_seq, batch * kv_heads * kv_seq
     q, grad = (rows_of(random.values(queries * size), size) for _ in range(2))
@@ -83,7 +102,11 @@ def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None):
     if mask is not None:
         inputs["key_padding_mask"], optionals = mask, ["key_padding_mask"]
     value, scale = problem.forward(q, k, v)
-    yield vector(f"{name}/forward", "attention", "forward", dims, inputs, {"o": (flat(value), flat(scale))}, optionals)
+    forward_outputs = {"o": (flat(value), flat(scale))}
+    if saves:
+        forward_outputs["lse"] = problem.lse(q, k)
+    yield vector(f"{name}/forward", "attention", "forward", dims, inputs, forward_outputs,
+                 optionals + ["lse"] * saves)
 
     values, scales = problem.backward(q, k, v, grad)
     for which, (label, at) in enumerate((("dq", q), ("dk", k), ("dv", v))):
@@ -94,8 +117,12 @@ def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None):
 
         check_gradient(f"{name}/{label}", loss, flat(at), flat(values[which]))
     outputs = {label: (flat(values[i]), flat(scales[i])) for i, label in enumerate(("dq", "dk", "dv"))}
-    yield vector(f"{name}/backward", "attention", "backward", dims, {**inputs, "grad_o": flat(grad)}, outputs,
-                 optionals)
+    inputs = {**inputs, "grad_o": flat(grad)}
+    if saves:
+        inputs["o"] = [rounded(x) for x in flat(value)]
+        inputs["lse"] = [rounded(x) for x in forward_outputs["lse"][0]]
+        optionals = optionals + ["lse", "o"]
+    yield vector(f"{name}/backward", "attention", "backward", dims, inputs, outputs, optionals)
 
 
 def vectors():
@@ -103,4 +130,6 @@ def vectors():
     yield from attention_vectors(1, 2, 1, 3, 3, 4)
     yield from attention_vectors(1, 4, 2, 2, 5, 3)               # decoding: more keys than queries
     yield from attention_vectors(1, 1, 1, 5, 3, 2)               # more queries than keys: two queries see none
+    yield from attention_vectors(1, 2, 1, 4, 3, 4, saves=True)   # the lse of the first query is -inf
+    yield from attention_vectors(1, 2, 2, 2, 4, 2, [1, 0, 2, 1], saves=True)
     yield from attention_vectors(2, 2, 2, 3, 4, 3, [1, 0, 2, 1, 0, 0, 1, 1])  # the second entry's first query sees none

@@ -41,7 +41,7 @@ struct Message {
 };
 
 /// Most descriptors per message.
-inline constexpr size_t kMaxDescriptors = 16;
+inline constexpr size_t kMaxDescriptors = 250;  // the kernel takes 253
 /// Largest body, in bytes; a header that announces more is malformed.
 inline constexpr size_t kMaxBody = size_t{64} << 20;
 

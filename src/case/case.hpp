@@ -24,7 +24,7 @@ struct Case {
   DType dtype = DType::f32;
   std::map<std::string, int64_t, std::less<>> dims;
   std::vector<double> attrs;                     ///< in the order of op->attrs
-  std::set<std::string, std::less<>> optionals;  ///< optional inputs that are present
+  std::set<std::string, std::less<>> optionals;  ///< optional tensors that are present; see optionals_of
   InputMode input_mode = InputMode::random;
   double constant_value = 0.25;
   int64_t token_value = 0;

@@ -13,7 +13,8 @@
 //   captured  see captured.hpp; what the file lacks is random
 //   wide      as random, with each floating element times its own 2^-n, n random in [0, 12]: sums that round more often
 // Upstream gradients are ones with GradMode::ones; otherwise integers in mode integer, normals in all other modes, and
-// 0 in every eighth row.
+// 0 in every eighth row. Inputs that the forward pass saves are its gold, rounded, in every mode: the only ones that
+// exponentials of the machine's library reach.
 #include "case/inputs.hpp"
 
 #include <algorithm>
@@ -113,6 +114,7 @@ void fill_tensor(const Case& c, const TensorSpec& spec, size_t position, unsigne
   if (spec.fill == Fill::ids) return fill_ids(c, stream, fan_in_of(c, spec), tensor);
   if (spec.fill == Fill::mask) return fill_mask(c, stream, tensor);
   if (spec.fill == Fill::positions) return fill_positions(tensor);
+  if (spec.fill == Fill::saved) return;  // fill_saved, once the others are there
   if (upstream && c.grad_mode == GradMode::ones) return fill_constant(tensor, 1.0, threads);
   if (!upstream && c.input_mode == InputMode::constant) {
     return fill_constant(tensor, c.constant_value + 0.01 * static_cast<double>(position), threads);
@@ -163,10 +165,44 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_ou
   }
   for (size_t i = 0; c.input_mode == InputMode::captured && i < tensors.size(); ++i) {
     const TensorSpec& spec = c.pass->inputs[i];
+    if (spec.fill == Fill::saved) continue;
     const bool is_ones = spec.fill == Fill::upstream && c.grad_mode == GradMode::ones;
     if (!tensors[i].name.empty() && !is_ones) fill_captured(c, spec, threads, tensors[i]);
   }
+  fill_saved(c, threads, tensors);
   return tensors;
+}
+
+void fill_saved(const Case& c, unsigned threads, std::vector<Tensor>& inputs) {
+  const auto find = [&](std::string_view name) -> Tensor* {
+    const auto found = std::find_if(inputs.begin(), inputs.end(), [&](const Tensor& t) { return t.name == name; });
+    return found == inputs.end() ? nullptr : &*found;
+  };
+  const auto saved_as = [&](std::string_view name) -> Tensor* {
+    const auto is_it = [&](const TensorSpec& spec) { return spec.fill == Fill::saved && spec.name == name; };
+    return std::any_of(c.pass->inputs.begin(), c.pass->inputs.end(), is_it) ? find(name) : nullptr;
+  };
+  if (std::none_of(c.pass->inputs.begin(), c.pass->inputs.end(),
+                   [&](const TensorSpec& spec) { return saved_as(spec.name) != nullptr; }))
+    return;
+  Case forward = c;
+  forward.pass = find_pass(*c.op, "forward");
+  std::vector<Tensor*> saved;  // in the order of its outputs
+  std::vector<Shape> shapes;
+  for (const OutputSpec& output : forward.pass->outputs) {
+    saved.push_back(saved_as(output.tensor.name));
+    shapes.push_back(is_present(forward, output.tensor) ? shape_of(forward, output.tensor) : Shape());
+  }
+  std::vector<const Tensor*> given;
+  for (const TensorSpec& spec : forward.pass->inputs) given.push_back(find(spec.name));
+  const auto store = [&](const GoldRows& rows) {
+    Tensor* const to = saved[static_cast<size_t>(rows.output)];
+    if (to == nullptr) return;
+    const DTypeInfo& type = info(to->dtype);
+    type.encode(rows.value, to->bytes.data() + static_cast<size_t>(rows.first_row * rows.columns) * type.bytes,
+                static_cast<size_t>(rows.n_rows * rows.columns));
+  };
+  forward.pass->gold({given, c.attrs, threads, store, shapes});
 }
 
 std::vector<Tensor> make_outputs(const Case& c) {

@@ -14,6 +14,10 @@ namespace checkop {
 /// no output depends on.
 std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out = LeftOut::nonfinite);
 
+/// Fills the inputs of Fill::saved from the others: the gold of the forward pass, rounded once to each input's dtype.
+/// make_inputs() does this; again where other inputs were replaced.
+void fill_saved(const Case& c, unsigned threads, std::vector<Tensor>& inputs);
+
 /// Zero-filled outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.
 std::vector<Tensor> make_outputs(const Case& c);
 

@@ -38,10 +38,8 @@ void require_fit(const Sweep& one) {
     return found == one.dims.end() ? default_size(dim) : found->second.front();
   };
   const auto is_there = [&](std::string_view name) {
-    const auto& inputs = one.passes.front()->inputs;
-    return one.optionals.front().contains(name) &&
-           std::any_of(inputs.begin(), inputs.end(),
-                       [&](const TensorSpec& spec) { return spec.optional && spec.name == name; });
+    const std::vector<std::string_view> known = optionals_of(*one.passes.front());
+    return one.optionals.front().contains(name) && std::find(known.begin(), known.end(), name) != known.end();
   };
   one.op->validate({size, attrs, is_there});
 }

@@ -71,15 +71,14 @@ std::vector<PresetSizes> distinct_settings(const Sweep& sweep) {
   return settings;
 }
 
-/// The distinct `settings`, restricted to the pass's optional inputs.
+/// The distinct `settings`, restricted to the pass's optional tensors.
 std::vector<std::set<std::string, std::less<>>> settings_of(
     const Pass& pass, const std::vector<std::set<std::string, std::less<>>>& settings) {
   std::vector<std::set<std::string, std::less<>>> own;
   for (std::set<std::string, std::less<>> setting : settings) {
-    std::erase_if(setting, [&](const std::string& name) {
-      return std::none_of(pass.inputs.begin(), pass.inputs.end(),
-                          [&](const TensorSpec& spec) { return spec.optional && spec.name == name; });
-    });
+    const std::vector<std::string_view> known = optionals_of(pass);
+    std::erase_if(setting,
+                  [&](const std::string& name) { return std::find(known.begin(), known.end(), name) == known.end(); });
     if (std::find(own.begin(), own.end(), setting) == own.end()) own.push_back(std::move(setting));
   }
   return own;
@@ -239,18 +238,16 @@ GradMode parse_grad_mode(const std::string& where, const std::string& name) {
 std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::string& where, const Operator& op,
                                                                 const std::vector<const Operator*>& known,
                                                                 const std::vector<std::string>& settings) {
-  const auto optionals_of = [](const Operator& each) {
+  const auto of_all_passes = [](const Operator& each) {
     std::set<std::string, std::less<>> names;
     for (const Pass& pass : each.passes) {
-      for (const TensorSpec& spec : pass.inputs) {
-        if (spec.optional) names.emplace(spec.name);
-      }
+      for (const std::string_view name : optionals_of(pass)) names.emplace(name);
     }
     return names;
   };
   std::set<std::string, std::less<>> all;
-  for (const Operator* each : known) all.merge(optionals_of(*each));
-  const auto own = optionals_of(op);
+  for (const Operator* each : known) all.merge(of_all_passes(*each));
+  const auto own = of_all_passes(op);
   std::vector<std::set<std::string, std::less<>>> result;
   for (const std::string& setting : settings) {
     std::set<std::string, std::less<>> present;

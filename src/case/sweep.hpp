@@ -57,7 +57,7 @@ std::vector<const Pass*> parse_passes(const std::string& where, const Operator& 
 std::vector<DType> parse_dtypes(const std::string& where, const std::vector<std::string>& names);
 InputMode parse_input_mode(const std::string& where, const std::string& name);
 GradMode parse_grad_mode(const std::string& where, const std::string& name);
-/// "none", or optional inputs joined by '+'. Throws InputError for a name that no operator of `known` has; ignores
+/// "none", or optional tensors joined by '+'. Throws InputError for a name that no operator of `known` has; ignores
 /// names that `op` lacks but another operator has.
 std::vector<std::set<std::string, std::less<>>> parse_optionals(const std::string& where, const Operator& op,
                                                                 const std::vector<const Operator*>& known,

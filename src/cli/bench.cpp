@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator bench: times the candidates of each case in turns and prints records.
+// check_operator bench: times the candidates of each case in turns, judges what the timed launches gave, and prints
+// records.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -17,6 +18,7 @@
 #include "report/bench_record.hpp"
 #include "report/report.hpp"
 #include "run/bench.hpp"
+#include "session/bench_judge.hpp"
 #include "session/selection.hpp"
 
 namespace checkop {
@@ -97,12 +99,13 @@ Case ceiling_case() {
 /// Times groups on one device, and measures peak rates in the same process.
 class Bench {
  public:
-  Bench(const Options& options, std::string device, std::vector<std::string> plugins)
-      : options_(options), device_(std::move(device)), plugins_(std::move(plugins)) {
+  Bench(const Options& options, const Contract& contract, std::string device, std::vector<std::string> plugins)
+      : options_(options), contract_(contract), device_(std::move(device)), plugins_(std::move(plugins)) {
     plan_.repeats = static_cast<int>(options.bench.repeats);
     plan_.burst = options.bench.wants("burst");
     plan_.sustained = options.bench.wants("sustained");
     worker_.emplace(WorkerConfig{plugins_, device_});
+    arch_key_ = resolve_arch_key(options.run, worker_->info().device.value());
   }
 
   const std::string& device() const { return device_; }
@@ -110,9 +113,9 @@ class Bench {
   std::vector<BenchRecord> run(const Group& group);
 
  private:
-  BenchResult time(const std::vector<std::string>& names, const Case& c, const std::vector<Tensor>& inputs) {
+  BenchResult time(const std::vector<std::string>& names, const Case& c, BenchData& data) {
     const std::chrono::seconds limit(options_.run.timeout_s);
-    BenchResult result = worker_->bench(names, c, inputs, plan_, limit);
+    BenchResult result = worker_->bench(names, c, data, plan_, limit);
     // The next case runs in a new process, for which cuBLAS was not timed yet.
     if (result.status == RunStatus::crashed || result.status == RunStatus::timeout) cublas_.reset();
     return result;
@@ -120,7 +123,8 @@ class Bench {
   const BenchRun& cublas_ceiling();
 
   const Options& options_;
-  std::string device_;
+  const Contract& contract_;
+  std::string device_, arch_key_;
   std::vector<std::string> plugins_;
   BenchPlan plan_;
   std::optional<Worker> worker_;
@@ -148,7 +152,11 @@ const BenchRun& Bench::cublas_ceiling() {
     }
   }
   const Case c = ceiling_case();
-  const BenchResult result = time({"cublas"}, c, make_inputs(c, thread_count(options_.run)));
+  BenchData data;  // not judged: it only says what the device can do
+  data.inputs.push_back(make_inputs(c, thread_count(options_.run)));
+  data.outputs.resize(1);
+  data.outputs.front().push_back(make_outputs(c));
+  const BenchResult result = time({"cublas"}, c, data);
   cublas_.emplace();
   if (result.status == RunStatus::ok) cublas_ = result.runs.front();
   return *cublas_;
@@ -178,7 +186,9 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
   }
   if (runnable.empty()) return records;
 
-  const std::vector<Tensor> inputs = make_inputs(c, thread_count(options_.run));
+  const unsigned threads = thread_count(options_.run);
+  BenchData data = make_bench_data(c, runnable, worker_->info().device.value(), contract_, arch_key_, threads);
+  const std::vector<Tensor>& inputs = data.inputs.front();
   common.cost = cost_of(c, inputs);
   for (const Tensor& tensor : inputs) common.peak_bytes += static_cast<double>(tensor.bytes.size());
   for (const OutputSpec& spec : c.pass->outputs) {
@@ -189,7 +199,9 @@ std::vector<BenchRecord> Bench::run(const Group& group) {
   const BenchRun* ceiling = common.cost.flops > 0 ? &cublas_ceiling() : nullptr;
   std::optional<BenchRun> cublas;
   if (ceiling != nullptr && ceiling->status == RunStatus::ok) cublas = *ceiling;
-  const BenchResult result = time(names, c, inputs);
+  BenchResult result = time(names, c, data);
+  for (size_t i = 0; i < result.runs.size(); ++i)
+    judge_bench(c, *runnable[i], data, i, contract_, arch_key_, threads, result.runs[i]);
   if (result.status != RunStatus::ok) {
     BenchRecord& record = records.emplace_back(common);
     record.candidate = fmt::format("{}", fmt::join(names, ","));
@@ -251,6 +263,7 @@ Verdict verdict_of(RunStatus status) {
 }  // namespace
 
 int bench_command(const Options& options) {
+  const Contract contract = load_contract(options.run);
   const Selection selection = select_checks(options.run);
   size_t left_out = 0;
   const std::vector<Group> groups = group_by_case(selection, options, left_out);
@@ -291,7 +304,7 @@ int bench_command(const Options& options) {
   std::optional<Bench> bench;
   for (const Group& group : groups) {
     const std::string& device = group.candidates.front().device;
-    if (!bench || bench->device() != device) bench.emplace(options, device, plugins_on(device, groups));
+    if (!bench || bench->device() != device) bench.emplace(options, contract, device, plugins_on(device, groups));
     const std::vector<BenchRecord> records = bench->run(group);
     for (const BenchRecord& record : records) verdicts.push_back(verdict_of(record.status));
     write(records);

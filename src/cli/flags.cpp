@@ -405,6 +405,8 @@ void add_bench_options(CLI::App& app, RunOptions& run, BenchOptions& bench) {
   add_candidate_options(app, run);
   add_case_options(app, run);
   add_selection_options(app, run);
+  add_contract_options(app, run);
+  add_force_option(app, run);
   add_names(app, "--timing", bench.timings,
             "how to time: burst (one launch, cache flushed), sustained (launches back to back)");
   app.get_option("--timing")->group("Timing");

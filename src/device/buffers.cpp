@@ -113,6 +113,11 @@ std::vector<std::byte> GuardedBuffer::content() {
 
 void GuardedBuffer::poison(uint64_t pattern) { device_.fill(data(), pattern, info(dtype_).bytes, bytes_); }
 
+void GuardedBuffer::poison_element(int64_t index, uint64_t pattern) {
+  const size_t width = info(dtype_).bytes;
+  device_.fill(data() + static_cast<size_t>(index) * width, pattern, width, width);
+}
+
 void GuardedBuffer::check_guards(std::vector<std::string>& violations) {
   std::vector<std::byte> band(guard_bytes_ + offset_);
   const auto elements = [&](size_t bytes) { return static_cast<int64_t>(bytes / info(dtype_).bytes); };

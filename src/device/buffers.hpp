@@ -53,18 +53,25 @@ class GuardedBuffer {
   void poison_output(int run) { poison(poison_of(dtype_).output[run]); }
   /// Fills the payload with `pattern`, one element's bits.
   void poison(uint64_t pattern);
+  void poison_element(int64_t index, uint64_t pattern);
 
   /// Appends a sentence for each guard band that has changed.
   void check_guards(std::vector<std::string>& violations);
 
   /// Remembers the payload's fingerprint for is_as_given(). upload() calls it.
-  void note_given() { given_ = device_.fingerprint(data(), bytes_); }
+  void note_given() { given_ = fingerprint(); }
   /// Whether the payload has not changed since note_given(). Computed on the device.
-  bool is_as_given() { return device_.fingerprint(data(), bytes_) == given_; }
+  bool is_as_given() { return fingerprint() == given_; }
 
   /// Whether the payloads have the same bytes. Compared on the device.
   bool equals(GuardedBuffer& other) { return bytes_ == other.bytes_ && device_.equal(data(), other.data(), bytes_); }
   void copy_from(GuardedBuffer& other) { device_.copy(data(), other.data(), bytes_); }
+  /// Takes the payload that the other buffer was given, and with it what is_as_given() compares with.
+  void take_given(GuardedBuffer& other) {
+    copy_from(other);
+    given_ = other.given_;
+  }
+  uint64_t fingerprint() { return device_.fingerprint(data(), bytes_); }
 
   /// Differences between the payload and `host`; `a` is the host's side.
   BitDifference difference_from(const std::byte* host);

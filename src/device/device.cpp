@@ -155,7 +155,8 @@ class CpuDevice final : public Device {
     read_ = std::accumulate(flushed_.begin(), flushed_.end(), uint64_t{0});
   }
 
-  double time_ms(const std::function<void()>& enqueue, double) override {
+  double time_ms(const std::function<void()>& enqueue, double, const std::function<void()>& prepare) override {
+    prepare();
     const auto start = std::chrono::steady_clock::now();
     enqueue();
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

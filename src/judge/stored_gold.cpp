@@ -13,6 +13,8 @@ StoredGold::StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigne
   const size_t n = c.pass->outputs.size();
   for (Values* each : {&values_, &magnitudes_, &roundings_, &spreads_, &deviations_}) each->resize(n);
   columns_.resize(n);
+  bool has_spread = !recipes.none();
+  for (const TensorSpec& spec : c.pass->inputs) has_spread |= spec.fill == Fill::saved && is_present(c, spec);
   for (size_t i = 0; i < n; ++i) {
     const TensorSpec& spec = c.pass->outputs[i].tensor;
     if (!is_present(c, spec)) continue;
@@ -20,7 +22,7 @@ StoredGold::StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigne
     const auto count = static_cast<size_t>(element_count(shape));
     columns_[i] = judged_view(*c.op, spec, shape).columns;
     for (Values* each : {&values_, &magnitudes_, &roundings_}) (*each)[i].resize(count);
-    if (recipes.none()) continue;
+    if (!has_spread) continue;
     for (Values* each : {&spreads_, &deviations_}) (*each)[i].resize(count);
   }
   const auto store = [this](const GoldRows& rows) {

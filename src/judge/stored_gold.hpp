@@ -14,7 +14,8 @@ namespace checkop {
 
 class StoredGold {
  public:
-  /// Computes the gold of every element. Takes 24 bytes per element of the outputs, 40 with recipes.
+  /// Computes the gold of every element. Takes 24 bytes per element of the outputs, 40 with recipes or
+  /// saved inputs.
   StoredGold(const Case& c, const std::vector<Tensor>& inputs, unsigned threads, const ActiveRecipes& recipes = {});
 
   /// Hands all rows to `sink`, in blocks of judged rows, from several threads at once.

@@ -71,6 +71,23 @@ const Pass* find_pass(const Operator& op, std::string_view name) {
   return found == op.passes.end() ? nullptr : &*found;
 }
 
+std::vector<std::string_view> optionals_of(const Pass& pass) {
+  std::vector<std::string_view> names;
+  for (const TensorSpec& spec : pass.inputs) {
+    if (spec.optional) names.push_back(spec.name);
+  }
+  const size_t n_inputs = names.size();
+  for (const OutputSpec& output : pass.outputs) {
+    const TensorSpec& spec = output.tensor;
+    const auto is_followed = [&](std::string_view input) {
+      return spec.follows == input || (spec.name.starts_with('d') && spec.name.substr(1) == input);
+    };
+    const auto end = names.begin() + static_cast<std::ptrdiff_t>(n_inputs);
+    if (spec.optional && std::none_of(names.begin(), end, is_followed)) names.push_back(spec.name);
+  }
+  return names;
+}
+
 std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype) {
   std::vector<const Recipe*> found;
   for (const Recipe& recipe : pass.recipes) {

@@ -34,6 +34,7 @@ enum class Fill : uint8_t {
   upstream,   ///< gradient of an output: standard normal or ones
   mask,       ///< 0 in about a quarter of the elements, else 1 and sometimes 2; every nonzero value keeps
   positions,  ///< the index along the last dimension
+  saved,      ///< what the gold of the forward pass gives, rounded, as the output of this name; see fill_saved
 };
 
 /// One input or output. A dimension list is a string of extents, "batch seq vocab". An extent is a name, or a sum of
@@ -77,8 +78,8 @@ struct AttrSpec {
 ///   value      the exact result, in FP64
 ///   magnitude  coefficient of the growth of accumulated sums: size of the partial sums plus the terms' own errors
 ///   rounding   coefficient of one unit roundoff of the arithmetic: roundings that no sum amplifies
-///   spread, deviation   what the roundings that the active recipes allow for may add to the error, and its standard
-///              deviation; see Spread. nullptr: nothing
+///   spread, deviation   what the roundings that the active recipes allow for, and those of inputs of Fill::saved, may
+///              add to the error, and its standard deviation; see Spread. nullptr: nothing
 ///   reference  what a trusted implementation computed, of a gold in a file that has it; else nullptr
 /// A computation in precision u with sums of chain length h errs by about growth(h, u)*magnitude + u*rounding + spread.
 struct GoldRows {
@@ -227,6 +228,8 @@ std::span<const Operator* const> operators();
 const Operator* find_operator(std::string_view name);  ///< nullptr when unknown
 const Pass* find_pass(const Operator& op, std::string_view name);
 bool has_attr(const Operator& op, std::string_view name);
+/// What `--with` can add to a case of the pass: optional inputs, and optional outputs that follow no input.
+std::vector<std::string_view> optionals_of(const Pass& pass);
 /// The recipes of one output in cases of one dtype, in the order of the pass.
 std::vector<const Recipe*> recipes_of(const Pass& pass, const TensorSpec& output, DType case_dtype);
 /// The largest parts of `names`, recipes of the pass, in which no recipe excludes another.

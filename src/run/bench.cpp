@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times candidates in turns, and computes statistics of the times.
+// Times candidates in turns, holds their outputs against each other, and computes statistics of the times.
 #include "run/bench.hpp"
 
 #include <fmt/format.h>
@@ -10,6 +10,8 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <random>
+#include <string>
 
 #include "base/clock.hpp"
 #include "case/rank_parts.hpp"
@@ -23,23 +25,28 @@ constexpr int kCopyRepeats = 7;
 constexpr size_t kMostSets = 16;
 constexpr double kLeastMs = 1e-6;  // a clock that did not move would give infinite rates
 
-/// A candidate's buffers and samples.
+using Digests = std::vector<uint64_t>;
+
+Digests digests_of(Stage& stage) {
+  Digests digests;
+  for (const BufferPtr& output : stage.outputs) digests.push_back(output ? output->fingerprint() : 0);
+  return digests;
+}
+
+/// A candidate's buffers, samples and answers.
 struct Contender {
   const Candidate* candidate;
   BenchRun* run;
-  std::vector<std::unique_ptr<Stage>> sets;  ///< stages with the same content; inputs are shared between candidates
-  double cover_us = 0;                       ///< for one launch; see Device::time_ms()
+  std::vector<std::vector<Tensor>>* outputs;  ///< of BenchData
+  std::unique_ptr<Stage> burst = {};          ///< its inputs are shared between candidates, as are those of `sets`
+  std::vector<std::unique_ptr<Stage>> sets = {};
+  std::vector<Digests> digests = {};  ///< of the outputs that are kept, by data set; empty: of none yet
+  double cover_us = 0;                ///< for one launch; see Device::time_ms()
+  int64_t differing = 0;              ///< launches whose outputs are not those that are kept
 
   bool is_ok() const { return run->status == RunStatus::ok; }
+  size_t data_sets() const { return digests.size(); }
 };
-
-double elapsed_ms(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-double time_of(Device& device, const std::function<void()>& enqueue, double cover_us) {
-  return std::max(kLeastMs, device.time_ms(enqueue, cover_us));
-}
 
 /// Bandwidth of a copy that is far larger than the cache.
 double measure_copy(Device& device) {
@@ -52,9 +59,8 @@ double measure_copy(Device& device) {
   device.fill(to.get(), 0, 8, bytes);
   std::vector<double> ms;
   for (int i = 0; i < kCopyRepeats; ++i) {
-    device.flush_cache();
-    ms.push_back(time_of(
-        device, [&] { device.copy(to.get(), from.get(), bytes); }, 50));
+    const auto copy = [&] { device.copy(to.get(), from.get(), bytes); };
+    ms.push_back(std::max(kLeastMs, device.time_ms(copy, 50, [&] { device.flush_cache(); })));
   }
   return 2.0 * static_cast<double>(bytes) / quantile(ms, 0.5) / 1e6;
 }
@@ -76,112 +82,282 @@ void attempt(Contender& contender, const std::function<void()>& body) {
   }
 }
 
-/// First launches on all sets; measures how long the host takes for one launch.
-void warm_up(Device& device, Contender& contender) {
-  for (const auto& set : contender.sets) set->enqueue();
-  for (int i = 0; i < kWarmUps; ++i) contender.sets[0]->enqueue();
-  device.synchronize("warm up");
+/// Times the candidates of one case.
+class Timing {
+ public:
+  Timing(Device& device, const Case& c, const BenchData& data, const BenchPlan& plan,
+         std::vector<Contender>& contenders)
+      : device_(device), case_(c), data_(data), plan_(plan), contenders_(contenders) {}
+
+  void run() {
+    if (plan_.burst) time_burst();
+    if (plan_.sustained) time_sustained();
+    device_.synchronize("end of timing");
+  }
+
+ private:
+  static constexpr const char* kWarmUp = "warm up";
+
+  std::vector<BufferPtr> make_inputs(size_t data);
+  const std::vector<BufferPtr>& inputs_of(size_t data);
+  std::unique_ptr<Stage> make_stage(Contender& contender, const std::vector<BufferPtr>& inputs);
+  void upload(const std::vector<BufferPtr>& inputs, size_t data);
+  InitialState drawn_poison();
+  void warm_up(Contender& contender, Stage& stage);
+  void take(Contender& contender, Stage& stage, size_t data, const std::string& launch);
+  void keep(Contender& contender, Stage& stage, size_t slot, size_t data);
+  void take_memory(Contender& contender, Stage& stage, size_t data);
+  void time_burst();
+  void make_sets();
+  double time_chain(Contender& contender, int64_t count);
+  void take_chain(Contender& contender, int64_t count, const std::string& launch);
+  void change_data_amid_chain(Contender& contender);
+  void time_sustained();
+
+  Device& device_;
+  const Case& case_;
+  const BenchData& data_;
+  const BenchPlan& plan_;
+  std::vector<Contender>& contenders_;
+  std::vector<std::vector<BufferPtr>> inputs_{data_.inputs.size()};  ///< by data set; empty: not made yet
+  std::mt19937_64 random_{std::random_device{}()};
+};
+
+std::vector<BufferPtr> Timing::make_inputs(size_t data) {
+  Stage any(device_, *contenders_.front().candidate->kernel, case_, "");
+  std::vector<BufferPtr> inputs;
+  for (const TensorSpec& spec : case_.pass->inputs) inputs.push_back(any.make_buffer("input", spec));
+  upload(inputs, data);
+  return inputs;
+}
+
+/// Of a whole data set, which all candidates share.
+const std::vector<BufferPtr>& Timing::inputs_of(size_t data) {
+  if (inputs_[data].empty()) inputs_[data] = make_inputs(data);
+  return inputs_[data];
+}
+
+std::unique_ptr<Stage> Timing::make_stage(Contender& contender, const std::vector<BufferPtr>& inputs) {
+  auto stage = std::make_unique<Stage>(device_, *contender.candidate->kernel, case_, "");
+  stage->inputs = inputs;
+  stage->make_outputs_and_workspace();
+  contender.run->workspace_bytes = static_cast<double>(stage->workspace_bytes());
+  return stage;
+}
+
+void Timing::upload(const std::vector<BufferPtr>& inputs, size_t data) {
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i]) inputs[i]->upload(data_.inputs[data][i].bytes.data());
+}
+
+InitialState Timing::drawn_poison() { return {random_() % 2, random_() % 0xff + 1}; }
+
+/// First launches; measures how long the host takes for one launch.
+void Timing::warm_up(Contender& contender, Stage& stage) {
+  for (int i = 0; i < kWarmUps; ++i) stage.enqueue();
+  device_.synchronize(kWarmUp);
   // If a candidate waits for its own work, a launch takes the host as long as the device. Then nothing can be covered,
   // and the wait counts as the candidate's time, as it should.
   constexpr double kMostUs = 2000, kSlackUs = 40;
   double host_us = kMostUs;
   for (int i = 0; i < 2; ++i) {
     const auto start = Clock::now();
-    contender.sets[0]->enqueue();
-    host_us = std::min(host_us, elapsed_ms(start) * 1e3);
-    device.synchronize("warm up");
+    stage.enqueue();
+    host_us = std::min(host_us, ms_since(start) * 1e3);
+    device_.synchronize(kWarmUp);
   }
   contender.cover_us = std::min(kMostUs, 1.3 * host_us + kSlackUs);
 }
 
 /// Records the time of each rank in the latest timing.
-void note_ranks(Contender& contender, std::vector<double> BenchRank::*samples) {
-  const std::vector<RankRun> runs = contender.sets[0]->rank_runs();
+void note_ranks(Contender& contender, const Stage& stage, std::vector<double> BenchRank::*samples) {
+  const std::vector<RankRun> runs = stage.rank_runs();
   std::vector<BenchRank>& ranks = contender.run->ranks;
   ranks.resize(runs.size());
   for (size_t r = 0; r < runs.size(); ++r) {
     ranks[r].device = runs[r].device;
-    ranks[r].workspace_bytes = static_cast<double>(contender.sets[0]->workspace_bytes(runs[r].rank));
+    ranks[r].workspace_bytes = static_cast<double>(stage.workspace_bytes(runs[r].rank));
     (ranks[r].*samples).push_back(runs[r].ms);
   }
 }
 
-void time_burst(std::vector<Contender>& contenders, int repeats) {
-  for (int i = 0; i < repeats; ++i) {
-    for (Contender& contender : contenders) {
+void Timing::keep(Contender& contender, Stage& stage, size_t slot, size_t data) {
+  std::vector<Tensor>& kept = (*contender.outputs)[slot];
+  for (size_t i = 0; i < kept.size(); ++i)
+    if (stage.outputs[i]) stage.outputs[i]->download(kept[i].bytes.data());
+  contender.run->kept[slot] = static_cast<int64_t>(data);
+}
+
+/// Takes the outputs of a launch that is done. `launch` names it in messages.
+void Timing::take(Contender& contender, Stage& stage, size_t data, const std::string& launch) {
+  const Digests digests = digests_of(stage);  // at once: a thread may still be writing
+  RunResult& seen = contender.run->seen;
+  if (contender.digests[data].empty()) {
+    contender.digests[data] = digests;
+    keep(contender, stage, data, data);
+    if (digests_of(stage) != digests && seen.guard_violations.empty())
+      seen.guard_violations.push_back(fmt::format("outputs changed after {} had returned", launch));
+    return take_memory(contender, stage, data);
+  }
+  if (digests == contender.digests[data]) return;
+  if (seen.message.empty()) seen.message = launch;
+  for (size_t i = 0; i < digests.size(); ++i) {
+    BitDifference& repeat = seen.outputs[i].repeat;
+    if (digests[i] == contender.digests[data][i] || repeat.different > 0) continue;
+    repeat = stage.outputs[i]->difference_from((*contender.outputs)[data][i].bytes.data());
+    // By now they are the same again.
+    if (repeat.different == 0 && seen.guard_violations.empty())
+      seen.guard_violations.push_back(fmt::format("outputs changed after {} had returned", launch));
+  }
+  // Of all launches that differ, each has the same chance to be kept.
+  const size_t first = contender.data_sets(), room = contender.outputs->size() - first;
+  const auto place = static_cast<size_t>(random_() % static_cast<uint64_t>(++contender.differing));
+  if (const auto n = static_cast<size_t>(contender.differing); n <= room) {
+    keep(contender, stage, first + n - 1, data);
+  } else if (place < room) {
+    keep(contender, stage, first + place, data);
+  }
+}
+
+void Timing::take_memory(Contender& contender, Stage& stage, size_t data) {
+  RunResult& seen = contender.run->seen;
+  stage.check_guards(seen.guard_violations);
+  note_modified_inputs(stage, data_.inputs[data], seen.modified_inputs);
+  note_rank_differences(stage, seen);
+}
+
+void Timing::time_burst() {
+  const size_t n = data_.inputs.size();
+  const std::vector<BufferPtr> working = n == 1 ? inputs_of(0) : make_inputs(0);
+  for (Contender& contender : contenders_) {
+    attempt(contender, [&] {
+      contender.burst = make_stage(contender, working);
+      warm_up(contender, *contender.burst);
+    });
+  }
+  for (size_t data = 0; data < n; ++data) inputs_of(data);
+  for (int i = 0; i < plan_.repeats; ++i) {
+    const size_t data = static_cast<size_t>(i + 1) % n;
+    for (Contender& contender : contenders_) {
       attempt(contender, [&] {
-        const double ms = contender.sets[0]->time_ms(1, contender.cover_us, /*flush=*/true);
+        Stage& stage = *contender.burst;
+        const InitialState poison = drawn_poison();
+        const auto prepare = [&] {
+          for (size_t k = 0; n > 1 && k < working.size(); ++k)
+            if (working[k]) working[k]->take_given(*inputs_of(data)[k]);
+          stage.poison(poison);
+          if (is_tensor_parallel(case_)) return;  // ranks flush their own caches
+          device_.flush_cache();
+          stage.poison_element(poison, random_());  // what a thread or another stream did meanwhile is spoilt
+        };
+        const double ms = stage.time_ms(1, contender.cover_us, /*flush_ranks=*/true, prepare);
         contender.run->burst_ms.push_back(std::max(kLeastMs, ms));
-        note_ranks(contender, &BenchRank::burst_ms);
+        note_ranks(contender, stage, &BenchRank::burst_ms);
+        take(contender, stage, data, fmt::format("burst launch {}", i + 1));
       });
     }
+  }
+  for (Contender& contender : contenders_) {
+    if (contender.is_ok()) take_memory(contender, *contender.burst, static_cast<size_t>(plan_.repeats) % n);
+    contender.burst.reset();
+  }
+}
+
+/// Buffers for launches back to back.
+void Timing::make_sets() {
+  double case_bytes = 0;
+  for (const Tensor& tensor : data_.inputs.front()) case_bytes += static_cast<double>(tensor.bytes.size());
+  // Sharded cases use one set: their tensors are larger than a cache.
+  const size_t wanted = is_tensor_parallel(case_) ? 1 : sets_for(case_bytes, device_.cache_bytes());
+  for (size_t set = 0; set < std::min(wanted, data_.inputs.size()); ++set) {
+    for (Contender& contender : contenders_)
+      attempt(contender, [&] { contender.sets.push_back(make_stage(contender, inputs_of(set))); });
+  }
+  for (Contender& contender : contenders_) {
+    attempt(contender, [&] {
+      for (const auto& set : contender.sets) set->poison(drawn_poison());
+      for (const auto& set : contender.sets) set->time_ms(1, 0, /*flush_ranks=*/false, [] {});
+      take_chain(contender, std::ssize(contender.sets), "the first launch on its buffers");
+      warm_up(contender, *contender.sets[0]);
+    });
   }
 }
 
 /// Milliseconds per launch, of `count` launches back to back.
-double time_chain(Device& device, Contender& contender, int64_t count) {
-  if (contender.sets.size() == 1)
-    return std::max(kLeastMs, contender.sets[0]->time_ms(count, contender.cover_us, /*flush=*/false));
-  const auto chain = [&] {
-    for (int64_t i = 0; i < count; ++i) {
-      contender.sets[static_cast<size_t>(i) % contender.sets.size()]->enqueue();
-    }
+double Timing::time_chain(Contender& contender, int64_t count) {
+  const auto poison = [&] {
+    for (const auto& set : contender.sets) set->poison(drawn_poison());
   };
-  return time_of(device, chain, contender.cover_us) / static_cast<double>(count);
+  if (contender.sets.size() == 1)
+    return std::max(kLeastMs, contender.sets[0]->time_ms(count, contender.cover_us, /*flush_ranks=*/false, poison));
+  const auto chain = [&] {
+    for (int64_t i = 0; i < count; ++i) contender.sets[static_cast<size_t>(i) % contender.sets.size()]->enqueue();
+  };
+  return std::max(kLeastMs, device_.time_ms(chain, contender.cover_us, poison) / static_cast<double>(count));
 }
 
-void time_sustained(Device& device, std::vector<Contender>& contenders, double total_ms) {
-  const double round_ms = total_ms / kSustainedRounds;
-  std::vector<int64_t> counts(contenders.size(), 1);
-  for (size_t i = 0; i < contenders.size(); ++i) {
-    attempt(contenders[i], [&] {
-      double launch_ms = time_chain(device, contenders[i], 1);
-      if (launch_ms < round_ms / 20) launch_ms = time_chain(device, contenders[i], 20);
+/// Takes the outputs of the last one of `count` launches on each set of buffers.
+void Timing::take_chain(Contender& contender, int64_t count, const std::string& launch) {
+  for (int64_t set = 0; set < std::min(count, std::ssize(contender.sets)); ++set)
+    take(contender, *contender.sets[static_cast<size_t>(set)], static_cast<size_t>(set), launch);
+}
+
+/// A chain in which one set of buffers gets other data between two launches, and one a poisoned element: who answers by
+/// address, or finds the answer where it left it, is caught.
+void Timing::change_data_amid_chain(Contender& contender) {
+  const size_t n = contender.sets.size();
+  const size_t at = n + random_() % n, set = at % n, other = (set + 1) % data_.inputs.size();
+  const size_t poisoned_at = 2 * n + random_() % n;
+  const bool exchanges = other != set;
+  inputs_of(other);
+  for (size_t i = 0; i < 3 * n; ++i) {
+    if (i == at) {
+      for (size_t k = 0; exchanges && k < inputs_[set].size(); ++k)
+        if (inputs_[set][k]) inputs_[set][k]->take_given(*inputs_of(other)[k]);
+    }
+    if (i == poisoned_at) contender.sets[i % n]->poison_element(drawn_poison(), random_());
+    contender.sets[i % n]->enqueue();
+  }
+  device_.synchronize("other data amid launches back to back");
+  for (size_t each = 0; each < n; ++each)
+    take(contender, *contender.sets[each], each == set && exchanges ? other : each,
+         "a launch on other data amid launches back to back");
+  upload(inputs_[set], set);
+}
+
+void Timing::time_sustained() {
+  make_sets();
+  const double round_ms = plan_.sustained_ms / kSustainedRounds;
+  std::vector<int64_t> counts(contenders_.size(), 1);
+  for (size_t i = 0; i < contenders_.size(); ++i) {
+    attempt(contenders_[i], [&] {
+      double launch_ms = time_chain(contenders_[i], 1);
+      if (launch_ms < round_ms / 20) launch_ms = time_chain(contenders_[i], 20);
       counts[i] = static_cast<int64_t>(std::clamp(round_ms / launch_ms, 1.0, 1e5));
     });
   }
+  const int odd_round = static_cast<int>(random_() % kSustainedRounds);
   for (int round = 0; round < kSustainedRounds; ++round) {
-    for (size_t i = 0; i < contenders.size(); ++i) {
-      attempt(contenders[i], [&] {
-        contenders[i].run->sustained_ms.push_back(time_chain(device, contenders[i], counts[i]));
-        note_ranks(contenders[i], &BenchRank::sustained_ms);
+    for (size_t i = 0; i < contenders_.size(); ++i) {
+      attempt(contenders_[i], [&] {
+        // If ranks share the case, they have copies of their own.
+        if (round == odd_round && !is_tensor_parallel(case_)) change_data_amid_chain(contenders_[i]);
+        contenders_[i].run->sustained_ms.push_back(time_chain(contenders_[i], counts[i]));
+        note_ranks(contenders_[i], *contenders_[i].sets[0], &BenchRank::sustained_ms);
+        take_chain(contenders_[i], counts[i], fmt::format("the last launch of sustained round {}", round + 1));
       });
     }
   }
-}
-
-void bench_all(Device& device, std::vector<Contender>& contenders, const Case& c, const std::vector<Tensor>& inputs,
-               const BenchPlan& plan) {
-  double case_bytes = 0;
-  for (const Tensor& tensor : inputs) case_bytes += static_cast<double>(tensor.bytes.size());
-  // Sharded cases use one set: their tensors are larger than a cache.
-  const size_t n_sets = plan.sustained && !is_tensor_parallel(c) ? sets_for(case_bytes, device.cache_bytes()) : 1;
-  for (size_t set = 0; set < n_sets; ++set) {
-    std::vector<BufferPtr> shared;
-    for (Contender& contender : contenders) {
-      attempt(contender, [&] {
-        auto stage = std::make_unique<Stage>(device, *contender.candidate->kernel, c, "");
-        for (size_t i = 0; shared.size() < inputs.size(); ++i) {
-          shared.push_back(stage->make_buffer("input", c.pass->inputs[i]));
-          if (shared[i]) shared[i]->upload(inputs[i].bytes.data());
-        }
-        stage->inputs = shared;
-        stage->make_outputs_and_workspace();
-        contender.run->workspace_bytes = static_cast<double>(stage->workspace_bytes());
-        contender.sets.push_back(std::move(stage));
-      });
-    }
+  for (Contender& contender : contenders_) {
+    for (size_t set = 0; contender.is_ok() && set < contender.sets.size(); ++set)
+      take_memory(contender, *contender.sets[set], set);
   }
-  for (Contender& contender : contenders) attempt(contender, [&] { warm_up(device, contender); });
-  if (plan.burst) time_burst(contenders, plan.repeats);
-  if (plan.sustained) time_sustained(device, contenders, plan.sustained_ms);
-  device.synchronize("end of timing");
 }
 
 }  // namespace
 
 BenchResult bench_candidates(Device& device, const std::vector<const Candidate*>& candidates, const Case& c,
-                             const std::vector<Tensor>& inputs, const BenchPlan& plan) {
+                             BenchData& data, const BenchPlan& plan) {
   BenchResult result;
   result.runs.resize(candidates.size());
   const auto stop = [&](RunStatus status, std::string message) {
@@ -194,11 +370,14 @@ BenchResult bench_candidates(Device& device, const std::vector<const Candidate*>
     BenchRun& run = result.runs[i];
     run.message = why_unsupported(*candidates[i]->kernel, device.info());
     run.status = run.message.empty() ? RunStatus::ok : RunStatus::unsupported;
-    contenders.push_back({candidates[i], &run, {}});
+    run.kept.assign(data.outputs[i].size(), -1);
+    run.seen.outputs.resize(c.pass->outputs.size());
+    contenders.push_back({candidates[i], &run, &data.outputs[i]});
+    contenders.back().digests.resize(data.inputs.size());
   }
   try {
     result.copy_gbps = measure_copy(device);
-    bench_all(device, contenders, c, inputs, plan);
+    Timing(device, c, data, plan, contenders).run();
     result.status = RunStatus::ok;
   } catch (const Stopped& stopped) {
     stop(stopped.status, stopped.message);

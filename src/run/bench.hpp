@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times candidates on one case: interleaved in one process, with a flushed cache; and statistics of timings.
+// Times candidates on one case: interleaved in one process, with a flushed cache, and keeps what they answered; and
+// statistics of timings.
 #pragma once
 
 #include <string>
@@ -22,6 +23,14 @@ struct BenchPlan {
   double sustained_ms = 1000;           ///< of back-to-back launches, for each candidate, over all rounds
 };
 
+/// What a case is timed on. A launch's data differ from those of the launch before, where there are several sets.
+struct BenchData {
+  std::vector<std::vector<Tensor>> inputs;  ///< data sets, at least one
+  /// Of each candidate, outputs that are kept to be judged: of one launch on each data set, and behind them room for
+  /// launches whose outputs differ from those.
+  std::vector<std::vector<std::vector<Tensor>>> outputs;
+};
+
 /// One rank of a case that several ranks share.
 struct BenchRank {
   std::string device;
@@ -38,6 +47,10 @@ struct BenchRun {
   std::vector<double> sustained_ms;  ///< of one launch: the mean over a round of back-to-back launches
   double workspace_bytes = 0;        ///< of all ranks
   std::vector<BenchRank> ranks;      ///< empty unless several ranks share the case
+  /// What its launches did to memory, and how the outputs of launches on the same data differ; `message` names the
+  /// first launch whose outputs differ from those that are kept.
+  RunResult seen = {};
+  std::vector<int64_t> kept = {};  ///< the data set of each entry of BenchData::outputs; -1: empty
 };
 
 struct BenchResult {
@@ -50,12 +63,17 @@ struct BenchResult {
 
 /// Times `candidates` on `c` in turns. A candidate that can't run is left out; its BenchRun says why. Never throws for
 /// errors of a candidate.
-///   burst      after a warm-up, one launch between two events; the cache is flushed by reading, and the stream waits
-///              while the host launches
-///   sustained  back-to-back launches without flush, on alternating sets of buffers, enough to leave the cache (at most
-///              16); kSustainedRounds rounds, with all candidates in turns in each
+///   burst      after a warm-up, one launch between two events. Before it the stream waits while the host launches,
+///   gets
+///              the next data set and poisoned outputs, and flushes the cache by reading. A data set is used for a
+///              second time only after all others, and never in the warm-up unless it is the only one
+///   sustained  back-to-back launches without flush, on alternating sets of buffers with data of their own, enough to
+///              leave the cache (at most 16); kSustainedRounds rounds, with all candidates in turns in each. Before a
+///              round outputs are poisoned. Beside the rounds, data change amid a chain that is not timed
+/// The outputs of the first launch on a data set are kept in `data`, whose shape says how many. The digest of every
+/// other launch's outputs, or of the last one's on the same buffers in a round, is compared with theirs.
 BenchResult bench_candidates(Device& device, const std::vector<const Candidate*>& candidates, const Case& c,
-                             const std::vector<Tensor>& inputs, const BenchPlan& plan);
+                             BenchData& data, const BenchPlan& plan);
 
 /// Quantile 0 <= q <= 1 of `samples`, interpolated between the two sorted samples next to index q*(n - 1); 0.5 gives
 /// the median. `samples` must not be empty.

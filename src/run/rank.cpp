@@ -77,7 +77,7 @@ void LocalRank::time(const RankTiming& timing, checkop_host_comm* host_comm, voi
   const auto launch_all = [&] {
     for (int64_t i = 0; i < timing.count && !result.status.stopped; ++i) result.status = stage_.invoke(host_comm, comm);
   };
-  result.ms = device_.time_ms(launch_all, timing.cover_us) / static_cast<double>(timing.count);
+  result.ms = device_.time_ms(launch_all, timing.cover_us, [] {}) / static_cast<double>(timing.count);
 }
 
 RankRun LocalRank::describe() const { return describe_rank(device_, place().rank); }

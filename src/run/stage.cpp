@@ -21,6 +21,10 @@ constexpr size_t kMessageBytes = 512;
 /// The workspace differs between both launches, so that a candidate that relies on its content gives different results.
 constexpr InitialState kFound[2] = {{0, 0xff}, {1, 0x5a}};
 
+uint64_t pattern_of(const InitialState& initial, DType dtype) {
+  return initial.outputs < 2 ? poison_of(dtype).output[initial.outputs] : 0;
+}
+
 }  // namespace
 
 /// The structs that a candidate gets. Each launch makes new ones, so a candidate that changes shapes, strides or
@@ -200,9 +204,17 @@ std::string Stage::launch(int run) { return launch(kFound[run], run); }
 
 std::string Stage::launch(const InitialState& initial) { return launch(initial, 0); }
 
+void Stage::poison_element(const InitialState& initial, uint64_t draw) {
+  for (const BufferPtr& output : outputs) {
+    if (!output || output->count() == 0) continue;
+    const auto index = static_cast<int64_t>(draw % static_cast<uint64_t>(output->count()));
+    output->poison_element(index, pattern_of(initial, output->dtype()));
+  }
+}
+
 void Stage::poison(const InitialState& initial) {
   for (const BufferPtr& output : outputs) {
-    if (output) output->poison(initial.outputs < 2 ? poison_of(output->dtype()).output[initial.outputs] : 0);
+    if (output) output->poison(pattern_of(initial, output->dtype()));
   }
   if (workspace) workspace->poison(initial.workspace);
   if (ranks_) ranks_->poison(initial);
@@ -271,19 +283,20 @@ void Stage::enqueue() {
   throw judge_status(status, call_->message()).value();
 }
 
-double Stage::time_ms(int64_t count, double cover_us, bool flush) {
+double Stage::time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare) {
   if (ranks_) {
-    if (LaunchStatus answer = ranks_->launch(rank_limit, {}, {count, cover_us, flush}); answer.stopped)
+    prepare();
+    if (LaunchStatus answer = ranks_->launch(rank_limit, {}, {count, cover_us, flush_ranks}); answer.stopped)
       throw std::move(*answer.stopped);
     double ms = 0;
     for (const RankRun& rank : ranks_->runs()) ms = std::max(ms, rank.ms);
+    ranks_->gather(*this, rank_differences_);
     return ms;
   }
-  if (flush) device_.flush_cache();
   const auto launch_all = [&] {
     for (int64_t i = 0; i < count; ++i) enqueue();
   };
-  return device_.time_ms(launch_all, cover_us) / static_cast<double>(count);
+  return device_.time_ms(launch_all, cover_us, prepare) / static_cast<double>(count);
 }
 
 std::vector<BufferPtr> Stage::release_inputs() {

@@ -81,6 +81,8 @@ class Stage {
 
   /// Fills outputs and workspace with `initial`.
   void poison(const InitialState& initial);
+  /// Poisons one element of each output; `draw` says which. Not of ranks.
+  void poison_element(const InitialState& initial, uint64_t draw);
   /// Calls the candidate once, without changing the buffers first. The communicators are those of a rank.
   LaunchStatus invoke(checkop_host_comm* host_comm, void* comm);
 
@@ -96,9 +98,9 @@ class Stage {
   /// Enqueues one launch on the stream without waiting, for timing. The candidate gets the same structs every time.
   /// Throws Stopped if the launch fails.
   void enqueue();
-  /// Milliseconds per launch, of `count` launches back to back; if ranks share the case, of the slowest rank. `flush`:
-  /// flush the cache first. Throws Stopped if a launch fails.
-  double time_ms(int64_t count, double cover_us, bool flush);
+  /// Milliseconds per launch, of `count` launches back to back, behind the work of `prepare`. If ranks share the case,
+  /// of the slowest rank, and with `flush_ranks` each flushes its cache. Throws Stopped if a launch fails.
+  double time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare);
 
   /// Appends a sentence for every changed guard band. Skips sentences that are there already, as stages share buffers.
   void check_guards(std::vector<std::string>& violations);

@@ -150,13 +150,21 @@ std::vector<std::string> OwnInputs::left_over(const Case& c) const {
 
 std::vector<Tensor> OwnInputs::make(const Case& c, unsigned threads, LeftOut left_out) const {
   std::vector<Tensor> inputs = make_inputs(c, threads, left_out);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto found = sources_.find(c.pass->inputs[i].name);
-    if (found == sources_.end() || inputs[i].name.empty()) continue;
-    const Source& source = found->second;
-    source.file->read(source.file->at(source.tensor), inputs[i].bytes.data());
-    require_ids(c, c.pass->inputs[i], inputs[i], where_of(*source.file, source.tensor));
-  }
+  const auto read = [&](bool saved) {
+    bool any = false;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const TensorSpec& spec = c.pass->inputs[i];
+      const auto found = sources_.find(spec.name);
+      if (found == sources_.end() || inputs[i].name.empty() || (spec.fill == Fill::saved) != saved) continue;
+      const Source& source = found->second;
+      source.file->read(source.file->at(source.tensor), inputs[i].bytes.data());
+      require_ids(c, spec, inputs[i], where_of(*source.file, source.tensor));
+      any = true;
+    }
+    return any;
+  };
+  if (read(/*saved=*/false)) fill_saved(c, threads, inputs);
+  read(/*saved=*/true);
   return inputs;
 }
 

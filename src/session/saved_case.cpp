@@ -28,7 +28,9 @@ Tensor take(const std::string& path, SafetensorsFile& file, const std::string& g
   for (Tensor& tensor : file.tensors) {
     if (tensor.name != name) continue;
     learn_dims(fmt::format("{}: tensor '{}'", path, name), spec, tensor.dtype, tensor.shape, c);
-    if (spec.optional && group == "input") c.optionals.insert(std::string(spec.name));
+    const std::vector<std::string_view> optionals = optionals_of(*c.pass);
+    if (std::find(optionals.begin(), optionals.end(), spec.name) != optionals.end())
+      c.optionals.insert(std::string(spec.name));
     tensor.name = spec.name;
     return std::move(tensor);
   }

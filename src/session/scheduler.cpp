@@ -20,20 +20,6 @@
 namespace checkop {
 namespace {
 
-/// The key whose overlays apply. Throws InputError when the user's key is not the device's.
-std::string resolve_arch_key(const CandidateChoice& options, const DeviceInfo& device) {
-  // A device newer than this program has no overlays, and is judged all the same.
-  if (options.arch_key == "auto") return is_known_arch(device.arch_key) ? device.arch_key : "";
-  if (options.arch_key == "none") return "";
-  if (options.arch_key != device.arch_key && !options.force_arch_key) {
-    throw InputError("--arch-key",
-                     fmt::format("'{}' is not the architecture of {} ({})", options.arch_key, device.name,
-                                 device.arch_key.empty() ? "none" : device.arch_key),
-                     "leave it out, or add --force-arch-key");
-  }
-  return options.arch_key;
-}
-
 /// Appends the contexts of `other`, a run of the case `c`, to `run`; a failure of `other` is one of the whole check.
 void append_contexts(RunResult other, const Case& c, RunResult& run) {
   const auto append = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };

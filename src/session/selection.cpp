@@ -435,6 +435,19 @@ std::string chosen_arch(const CandidateChoice& options) {
   return options.arch_key == "auto" || options.arch_key == "none" ? "" : options.arch_key;
 }
 
+std::string resolve_arch_key(const CandidateChoice& options, const DeviceInfo& device) {
+  // A device newer than this program has no overlays, and is judged all the same.
+  if (options.arch_key == "auto") return is_known_arch(device.arch_key) ? device.arch_key : "";
+  if (options.arch_key == "none") return "";
+  if (options.arch_key != device.arch_key && !options.force_arch_key) {
+    throw InputError("--arch-key",
+                     fmt::format("'{}' is not the architecture of {} ({})", options.arch_key, device.name,
+                                 device.arch_key.empty() ? "none" : device.arch_key),
+                     "leave it out, or add --force-arch-key");
+  }
+  return options.arch_key;
+}
+
 std::chrono::milliseconds rank_limit(const RunOptions& options) {
   constexpr int kShare = 4;
   return std::chrono::milliseconds(std::chrono::seconds(options.timeout_s)) / kShare;

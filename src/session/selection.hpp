@@ -57,6 +57,10 @@ Selection select_checks(const RunOptions& options);
 /// --arch-key without a device to ask: "" for auto and none.
 std::string chosen_arch(const CandidateChoice& options);
 
+/// The architecture whose overlays apply on a device; "" for none. Throws InputError where that of --arch-key is
+/// another.
+std::string resolve_arch_key(const CandidateChoice& options, const DeviceInfo& device);
+
 /// How long ranks wait for each other. A quarter of the worker's time limit, because they wait twice in a row.
 std::chrono::milliseconds rank_limit(const RunOptions& options);
 

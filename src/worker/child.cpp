@@ -87,12 +87,19 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
   }
   size_t next = 0;
   const Case c = decode_case(request.at("case"));
-  const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
   if (request.contains("bench")) {
     std::vector<const Candidate*> chosen;
     for (const json& index : request.at("candidates")) chosen.push_back(&candidates.at(index.get<size_t>()));
-    return encode(bench_candidates(device, chosen, c, inputs, decode_plan(request.at("bench"))));
+    BenchData data;
+    for (const json& set : request.at("inputs"))
+      data.inputs.push_back(decode_tensors(set, descriptors, next, /*writable=*/false));
+    for (const json& of_candidate : request.at("outputs")) {
+      auto& outputs = data.outputs.emplace_back();
+      for (const json& set : of_candidate) outputs.push_back(decode_tensors(set, descriptors, next, /*writable=*/true));
+    }
+    return encode(bench_candidates(device, chosen, c, data, decode_plan(request.at("bench"))));
   }
+  const std::vector<Tensor> inputs = decode_tensors(request.at("inputs"), descriptors, next, /*writable=*/false);
   std::vector<Tensor> outputs = decode_tensors(request.at("outputs"), descriptors, next, /*writable=*/true);
   const RunChecks checks = decode_checks(request.at("checks"));
   if (ranks != nullptr) ranks->begin(checks.rank_limit);

@@ -179,7 +179,9 @@ json encode(const BenchResult& result) {
                     {"burst_ms", run.burst_ms},
                     {"sustained_ms", run.sustained_ms},
                     {"workspace_bytes", run.workspace_bytes},
-                    {"ranks", ranks}});
+                    {"ranks", ranks},
+                    {"seen", encode(run.seen)},
+                    {"kept", run.kept}});
   }
   return {{"status", static_cast<int>(result.status)},
           {"message", result.message},
@@ -203,6 +205,8 @@ BenchResult decode_bench(const json& json) {
       run.ranks.push_back({rank.at(0).get<std::string>(), rank.at(1).get<double>(),
                            rank.at(2).get<std::vector<double>>(), rank.at(3).get<std::vector<double>>()});
     }
+    run.seen = decode_result(item.at("seen"));
+    run.kept = item.at("kept").get<std::vector<int64_t>>();
     result.runs.push_back(std::move(run));
   }
   result.copy_gbps = json.at("copy_gbps").get<double>();

@@ -82,8 +82,7 @@ class LocalWorker {
   WorkerInfo info() const;
   RunResult run(size_t candidate, const Case& c, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs,
                 const RunChecks& checks);
-  BenchResult bench(const std::vector<size_t>& candidates, const Case& c, const std::vector<Tensor>& inputs,
-                    const BenchPlan& plan);
+  BenchResult bench(const std::vector<size_t>& candidates, const Case& c, BenchData& data, const BenchPlan& plan);
 
  private:
   bool count_cuda_devices_;
@@ -116,11 +115,11 @@ RunResult LocalWorker::run(size_t candidate, const Case& c, const std::vector<Te
   return run_candidate(*device_, candidates_.at(candidate), c, inputs, outputs, checks);
 }
 
-BenchResult LocalWorker::bench(const std::vector<size_t>& candidates, const Case& c, const std::vector<Tensor>& inputs,
+BenchResult LocalWorker::bench(const std::vector<size_t>& candidates, const Case& c, BenchData& data,
                                const BenchPlan& plan) {
   std::vector<const Candidate*> chosen;
   for (const size_t candidate : candidates) chosen.push_back(&candidates_.at(candidate));
-  return bench_candidates(*device_, chosen, c, inputs, plan);
+  return bench_candidates(*device_, chosen, c, data, plan);
 }
 
 bool fits_side_by_side(const Case& c) {
@@ -245,20 +244,24 @@ bool may_go_on(const RunResult& result) {
          std::none_of(result.outputs.begin(), result.outputs.end(), unwritten);
 }
 
-/// Throws WireError unless there are as many times as were asked for, and all are times.
-void require_complete(size_t candidates, const BenchPlan& plan, const BenchResult& result) {
+/// Throws WireError unless there are as many times as were asked for, all are times, and outputs of launches are kept.
+void require_complete(const BenchData& data, const BenchPlan& plan, const BenchResult& result) {
   if (result.status != RunStatus::ok) return;
   const auto are_times = [](const std::vector<double>& samples, size_t count) {
     const auto is_time = [](double ms) { return ms > 0 && std::isfinite(ms); };
     return samples.size() == count && std::all_of(samples.begin(), samples.end(), is_time);
   };
-  bool complete = result.runs.size() == candidates && are_times({result.copy_gbps}, 1);
-  for (const BenchRun& run : result.runs) {
+  bool complete = result.runs.size() == data.outputs.size() && are_times({result.copy_gbps}, 1);
+  for (size_t i = 0; complete && i < result.runs.size(); ++i) {
+    const BenchRun& run = result.runs[i];
     if (run.status != RunStatus::ok) continue;
+    const auto is_kept = [&](int64_t set) { return set >= -1 && set < std::ssize(data.inputs); };
+    complete &= run.kept.size() == data.outputs[i].size() && std::all_of(run.kept.begin(), run.kept.end(), is_kept);
+    complete &= std::any_of(run.kept.begin(), run.kept.end(), [](int64_t set) { return set >= 0; });
     complete &= are_times(run.burst_ms, plan.burst ? static_cast<size_t>(plan.repeats) : 0);
     complete &= are_times(run.sustained_ms, plan.sustained ? static_cast<size_t>(kSustainedRounds) : 0);
   }
-  if (!complete) throw WireError("its answer leaves out times that were asked for");
+  if (!complete) throw WireError("its answer leaves out times or outputs that were asked for");
 }
 
 }  // namespace
@@ -393,27 +396,31 @@ RunResult Worker::run(const std::string& candidate, const Case& c, const std::ve
   return finish();
 }
 
-BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case& c, const std::vector<Tensor>& inputs,
+BenchResult Worker::bench(const std::vector<std::string>& candidates, const Case& c, BenchData& data,
                           const BenchPlan& plan, std::chrono::seconds limit) {
   std::vector<size_t> indices;
   for (const std::string& candidate : candidates) indices.push_back(index_of(candidate, c));
-  if (local_) return local_->bench(indices, c, inputs, plan);
+  if (local_) return local_->bench(indices, c, data, plan);
   if (has_plugin_host(config_)) {
     config_.in_worker = true;
     process_.reset();
   }
-  for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
   BenchResult result;
   std::optional<Failure> failure = guarded([&] {
     std::vector<int> descriptors;
-    json request{{"candidates", indices},
-                 {"case", encode(c)},
-                 {"inputs", encode(inputs, descriptors)},
-                 {"bench", encode(plan)},
-                 {"allowed_bytes", allowed_bytes(c)}};
+    json request{{"candidates", indices},    {"case", encode(c)},     {"inputs", json::array()},
+                 {"outputs", json::array()}, {"bench", encode(plan)}, {"allowed_bytes", allowed_bytes(c)}};
+    for (const std::vector<Tensor>& inputs : data.inputs) {
+      for (const Tensor& input : inputs) input.bytes.forbid_writes_by_others();
+      request["inputs"].push_back(encode(inputs, descriptors));
+    }
+    for (const auto& of_candidate : data.outputs) {
+      json& list = request["outputs"].emplace_back(json::array());
+      for (const std::vector<Tensor>& outputs : of_candidate) list.push_back(encode(outputs, descriptors));
+    }
     send(std::move(request), descriptors, limit);
     result = decode_bench(receive());
-    require_complete(candidates.size(), plan, result);
+    require_complete(data, plan, result);
     if (result.device_lost) process_.reset();
   });
   if (failure) {

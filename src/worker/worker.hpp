@@ -85,10 +85,10 @@ class Worker {
   RunResult run(const std::string& candidate, const Case& c, const std::vector<Tensor>& inputs,
                 std::vector<Tensor>& outputs, const RunChecks& checks, std::chrono::seconds limit);
 
-  /// Times `candidates` in turns, in one process. A crash or a time-out of any of them ends the whole, and is the
-  /// status of the result; the next call starts a fresh process.
-  BenchResult bench(const std::vector<std::string>& candidates, const Case& c, const std::vector<Tensor>& inputs,
-                    const BenchPlan& plan, std::chrono::seconds limit);
+  /// Times `candidates` in turns, in one process; see bench_candidates(). A crash or a time-out of any of them ends the
+  /// whole, and is the status of the result; the next call starts a fresh process.
+  BenchResult bench(const std::vector<std::string>& candidates, const Case& c, BenchData& data, const BenchPlan& plan,
+                    std::chrono::seconds limit);
 
  private:
   struct Process;

@@ -24,9 +24,7 @@ std::vector<Case> cases() {
     for (const std::string_view none : split_dims(op->row_dims)) {
       for (const Pass& pass : op->passes) {
         std::set<std::string, std::less<>> optionals;
-        for (const TensorSpec& spec : pass.inputs) {
-          if (spec.optional) optionals.emplace(spec.name);
-        }
+        for (const std::string_view name : optionals_of(pass)) optionals.emplace(name);
         Case c = fitted(gold_case(op->name, pass.name, DType::bf16, test_dims(*op, 3)));
         c.dims.find(none)->second = 0;
         all.push_back(c);

@@ -84,15 +84,13 @@ std::vector<Candidate> shipped_candidates(const Case& c) {
   return own;
 }
 
-/// Every pass with all of its optional inputs, and extents of at least 3.
+/// Every pass with all of its optional tensors, and extents of at least 3.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Operator* op : operators()) {
     for (const Pass& pass : op->passes) {
       std::set<std::string, std::less<>> optionals;
-      for (const TensorSpec& spec : pass.inputs) {
-        if (spec.optional) optionals.emplace(spec.name);
-      }
+      for (const std::string_view name : optionals_of(pass)) optionals.emplace(name);
       all.push_back(fitted(gold_case(op->name, pass.name, DType::f32, test_dims(*op, 4), optionals)));
     }
   }

@@ -199,7 +199,7 @@ TEST(BenchCommand, BadInputExitsTwoWithOneSentence) {
       {kMatmul + "--repeats 19", "--repeats: expected 20 to 10000, got 19"},
       {kMatmul + "--timing fast", "--timing: unknown value 'fast'"},
       {kMatmul + "--candidate natve", "did you mean 'native'?"},
-      {kMatmul + "--contract x.json", "--contract"},  // bench judges nothing
+      {kMatmul + "--contract x.json", "x.json: cannot be opened"},
       {kMatmul + "--candidate native --json /nowhere/b.jsonl", "/nowhere/b.jsonl"},
       {"--op matmul --baseline native", "--baseline"},
   };

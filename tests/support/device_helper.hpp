@@ -38,8 +38,8 @@ class DelegatingDevice : public Device {
   size_t cache_bytes() const override { return cpu_->cache_bytes(); }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override { cpu_->copy(to, from, bytes); }
   void flush_cache() override { cpu_->flush_cache(); }
-  double time_ms(const std::function<void()>& enqueue, double cover_us) override {
-    return cpu_->time_ms(enqueue, cover_us);
+  double time_ms(const std::function<void()>& enqueue, double cover_us, const std::function<void()>& prepare) override {
+    return cpu_->time_ms(enqueue, cover_us, prepare);
   }
 
  private:

@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "case/case.hpp"
+#include "case/inputs.hpp"
 #include "judge/gold.hpp"
 
 namespace checkop {
@@ -83,6 +84,8 @@ inline constexpr OwnExtent kOwnExtents[] = {
     {"kv_cache_attention", "kv_heads", 2},
     {"kv_cache_attention", "q_seq", 3},  // one new key per query
     {"kv_cache_attention", "new_seq", 3},
+    {"varlen_attention", "q_heads", 6},
+    {"varlen_attention", "kv_heads", 2},
     {"moe_permute", "topk", 2},  // a row for each slot
     {"moe_permute", "rows", 264},
     {"moe_combine", "topk", 2},
@@ -182,6 +185,7 @@ inline std::vector<Tensor> gold_inputs(const Case& c, uint32_t seed = 1) {
     args.dim = [&](std::string_view dim) { return c.dims.find(dim)->second; };
     c.op->refine(args);
   }
+  fill_saved(c, 1, inputs);
   return inputs;
 }
 

@@ -114,6 +114,7 @@ checkop_status launch(size_t number, const checkop_call* call) {
   const std::string_view name = kNames[number / kPassNames.size()];
   const Pass& pass = *find_pass(*find_operator("attention"), kPassNames[number % kPassNames.size()]);
   if (call->attrs[0].value != 0 || call->inputs[0].shape[1] != call->inputs[1].shape[1]) return CHECKOP_UNSUPPORTED;
+  if (!backward && call->outputs[1].data != nullptr) return CHECKOP_UNSUPPORTED;  // lse, which eager kernels lack
   return answer(*call, [&] {
     const std::vector<Tensor> inputs = inputs_of(pass, *call);
     if (name == "eager-checked" && (has_nonfinite(inputs[1], 1) || has_nonfinite(inputs[2], 1)))
@@ -133,7 +134,8 @@ checkop_status launch(size_t number, const checkop_call* call) {
       put(product(ds.transposed(), head.q, head.dtype), h, values[1]);
       put(product(head.p.transposed(), grad, head.dtype), h, values[2]);
     }
-    for (size_t i = 0; i < values.size(); ++i) store(call->outputs[i], values[i]);
+    for (size_t i = 0; i < values.size(); ++i)
+      if (call->outputs[i].data != nullptr) store(call->outputs[i], values[i]);
   });
 }
 

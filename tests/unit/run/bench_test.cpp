@@ -62,8 +62,12 @@ TEST(Distinct, MediansThatDifferByLessThanASpreadAreNot) {
 class LoggingDevice : public DelegatingDevice {
  public:
   void flush_cache() override { log += 'f'; }
-  void copy(std::byte*, const std::byte*, size_t) override { log += 'c'; }
-  double time_ms(const std::function<void()>& enqueue, double cover_us) override {
+  void copy(std::byte* to, const std::byte* from, size_t bytes) override {
+    log += 'c';
+    DelegatingDevice::copy(to, from, bytes);
+  }
+  double time_ms(const std::function<void()>& enqueue, double cover_us, const std::function<void()>& prepare) override {
+    prepare();
     covers.push_back(cover_us);
     log += '(';
     enqueue();
@@ -77,6 +81,19 @@ class LoggingDevice : public DelegatingDevice {
   size_t cache = 1;
   int timed = 0;
 };
+
+/// As many data sets as a small case has, and room for outputs.
+BenchData bench_data(const Case& c, size_t candidates, size_t sets = 16) {
+  BenchData data;
+  data.outputs.resize(candidates);
+  for (size_t set = 0; set < sets; ++set) {
+    Case of_set = c;
+    of_set.seed += set;
+    data.inputs.push_back(make_inputs(of_set, 1));
+    for (auto& outputs : data.outputs) outputs.push_back(make_outputs(c));
+  }
+  return data;
+}
 
 /// The device that the candidates below log to.
 LoggingDevice* logging = nullptr;
@@ -118,7 +135,8 @@ class BenchProtocol : public testing::Test {
     std::vector<const Candidate*> pointers;
     for (const Candidate& candidate : candidates) pointers.push_back(&candidate);
     const Case c = matmul_case();
-    return bench_candidates(device_, pointers, c, make_inputs(c, 1), plan);
+    data_ = bench_data(c, pointers.size());
+    return bench_candidates(device_, pointers, c, data_, plan);
   }
 
   /// The log from the first burst launch on.
@@ -128,12 +146,13 @@ class BenchProtocol : public testing::Test {
   }
 
   LoggingDevice device_;
+  BenchData data_;
 };
 
 TEST_F(BenchProtocol, CandidatesTakeTurnsEachBehindAFlush) {
   const BenchResult result = run({&kA, &kB}, {3, true, false, 0});
   ASSERT_EQ(result.status, RunStatus::ok) << result.message;
-  EXPECT_EQ(log_from("f(A)"), "f(A)f(B)f(A)f(B)f(A)f(B)");
+  EXPECT_EQ(log_from("ccf(A)"), "ccf(A)ccf(B)ccf(A)ccf(B)ccf(A)ccf(B)") << "other data, and a flush, for each launch";
   ASSERT_EQ(result.runs.size(), 2u);
   EXPECT_EQ(result.runs[0].burst_ms.size(), 3u);
   // The counter shows the order: a pair's samples are taken one after the other.
@@ -209,9 +228,9 @@ TEST_F(BenchProtocol, WorkspaceIsCounted) {
 /// From the n-th time on refuses to time, like a lost device.
 class LostDevice : public LoggingDevice {
  public:
-  double time_ms(const std::function<void()>& enqueue, double cover_us) override {
+  double time_ms(const std::function<void()>& enqueue, double cover_us, const std::function<void()>& prepare) override {
     if (timed == 9) throw DeviceError("wait for what is timed: illegal memory access", true);
-    return LoggingDevice::time_ms(enqueue, cover_us);
+    return LoggingDevice::time_ms(enqueue, cover_us, prepare);
   }
 };
 
@@ -220,7 +239,8 @@ TEST(Bench, DeviceErrorIsTheResult) {
   logging = &device;
   const Candidate a{"a", "matmul", "forward", "", "", &kA};
   const Case c = matmul_case();
-  const BenchResult result = bench_candidates(device, {&a}, c, make_inputs(c, 1), {20, true, false, 0});
+  BenchData data = bench_data(c, 1);
+  const BenchResult result = bench_candidates(device, {&a}, c, data, {20, true, false, 0});
   EXPECT_EQ(result.status, RunStatus::failed);
   EXPECT_NE(result.message.find("illegal memory access"), std::string::npos);
   EXPECT_TRUE(result.device_lost);
@@ -241,6 +261,10 @@ TEST(Bench, PlanAndResultSurviveTheWayThereAndBack) {
   result.status = RunStatus::timeout;
   result.message = "text";
   result.runs = {{RunStatus::unsupported, "why", {1.0 / 3, 2}, {4}, 5, {{"cuda:1 name", 64, {1.5}, {1.0 / 9}}}}};
+  result.runs[0].seen.message = "burst launch 7";
+  result.runs[0].seen.outputs.resize(1);
+  result.runs[0].seen.outputs[0].repeat = {8, 2, 3, 0x5, 0x6};
+  result.runs[0].kept = {0, -1};
   result.copy_gbps = 1.0 / 7;
   result.device_lost = true;
   const BenchResult back = decode_bench(nlohmann::json::parse(dump(encode(result))));
@@ -259,7 +283,8 @@ TEST(Bench, PlanAndResultSurviveTheWayThereAndBack) {
 
 BenchResult bench(Worker& worker, const std::vector<std::string>& candidates, int64_t limit_s = 60) {
   const Case c = matmul_case();
-  return worker.bench(candidates, c, make_inputs(c, 1), {20, true, true, 1}, std::chrono::seconds(limit_s));
+  BenchData data = bench_data(c, candidates.size());
+  return worker.bench(candidates, c, data, {20, true, true, 1}, std::chrono::seconds(limit_s));
 }
 
 TEST(Bench, WorkerGivesTimesOfAllCandidates) {
@@ -297,7 +322,7 @@ TEST(Bench, ExceptionOfACandidateIsItsFailure) {
 TEST(CpuDevice, TimesWhatItIsGiven) {
   const auto device = open_cpu_device();
   int runs = 0;
-  EXPECT_GE(device->time_ms([&] { ++runs; }, 0), 0);
+  EXPECT_GE(device->time_ms([&] { ++runs; }, 0, [] {}), 0);
   EXPECT_EQ(runs, 1);
 }
 

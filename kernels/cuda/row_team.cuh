@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of rms_norm: the threads that work on a row, their columns, and the sums over a row.
+// Shared by the CUDA candidates that normalise rows: the threads that work on a row, their columns, the sums over a
+// row, and sums of a weight's gradient over rows in two stages.
 #pragma once
 
 #include "cuda/group.cuh"
@@ -53,7 +54,10 @@ __device__ void load_groups(const T* __restrict__ row, int64_t first, const RmsN
 template <typename T, int team, int n, int m>
 class RowRing {
  public:
-  __device__ RowRing(const RmsNormParams& params, int slots) : params_(params), ring_(slots) {}
+  __device__ RowRing(const RmsNormParams& params, int slots) : RowRing(params, params.hidden, slots) {}
+  /// `stride`: elements from one row to the next, where rows are parts of longer ones.
+  __device__ RowRing(const RmsNormParams& params, int64_t stride, int slots)
+      : params_(params), stride_(stride), ring_(slots) {}
   __device__ int slots() const { return ring_.slots(); }
 
   /// Fills the current slot with a row of `tensors` if it exists, and goes to the next one.
@@ -64,13 +68,13 @@ class RowRing {
       for (int k = 0; k < m * n; ++k) {
         const int64_t column = (thread + k % n * team) * kGroupColumns<T>;
         if (column < params_.hidden) {
-          cp_async(ring_.at(k), tensors[k / n] + row * params_.hidden + column, sizeof(uint4));
+          cp_async(ring_.at(k), tensors[k / n] + row * stride_ + column, sizeof(uint4));
         }
       }
     } else if (exists) {
       Group<T> groups[m][n];
 #pragma unroll
-      for (int j = 0; j < m; ++j) load_groups<T, team>(tensors[j] + row * params_.hidden, thread, params_, groups[j]);
+      for (int j = 0; j < m; ++j) load_groups<T, team>(tensors[j] + row * stride_, thread, params_, groups[j]);
 #pragma unroll
       for (int k = 0; k < m * n; ++k) *ring_.at(k) = groups[k / n][k % n].bits;
     }
@@ -88,6 +92,7 @@ class RowRing {
 
  private:
   RmsNormParams params_;
+  int64_t stride_;
   GroupRing<m * n> ring_;
 };
 
@@ -149,6 +154,46 @@ auto with_mapping(int64_t hidden, F&& f) {
     if (n_groups <= 2048) return f(Mapping<512, 4>{});
   }
   return f(Mapping<512, 2, true>{});
+}
+
+// --- sums over rows
+// ----------------------------------------------------------------------------------------------------
+
+/// How the backward pass splits the rows, with block b at rows [first(b), first(b + 1)). The shape alone decides: it
+/// fixes the order of dweight's sums.
+struct Split {
+  int64_t rows, blocks;
+  __host__ __device__ int64_t first(int64_t block) const { return rows * block / blocks; }
+};
+
+constexpr int kFoldColumns = 32, kFoldLanes = 32;
+
+/// dweight[h] = sum of partials[:, h]: lane j adds rows j, j + 32, ... in ascending order, then the lanes are added.
+template <typename T>
+__global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const float* __restrict__ partials,
+                                                                          int64_t n_partials, int64_t hidden,
+                                                                          T* __restrict__ dweight) {
+  __shared__ float lanes[kFoldLanes][kFoldColumns];
+  const int64_t h = int64_t{blockIdx.x} * kFoldColumns + threadIdx.x;
+  float sum = 0.0f;
+  if (h < hidden) {
+#pragma unroll 8
+    for (int64_t b = threadIdx.y; b < n_partials; b += kFoldLanes) sum += partials[b * hidden + h];
+  }
+  lanes[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || h >= hidden) return;
+  for (int j = 1; j < kFoldLanes; ++j) sum += lanes[j][threadIdx.x];
+  dweight[h] = from_float<T>(sum);
+}
+
+/// Enough blocks to fill an H200 once with all `parts` of the rows, or twice if a team would add more than 64 rows.
+template <typename Map>
+Split split_rows(int64_t rows, int64_t parts = 1) {
+  constexpr int64_t kTeams = kTeamsOf<Map::team>, kFull = kMultiprocessors * kBlocksOnSM<Map, 2>;
+  constexpr int64_t kLeastRows = 4;  // a partial row causes as much traffic as the elements of two to four rows
+  const int64_t full = ceil_div(kFull, parts), most = rows > full * kTeams * 64 ? 2 * kFull : full;
+  return {rows, std::min(most, ceil_div(rows, kTeams * kLeastRows))};
 }
 
 }  // namespace checkop::kernels

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared by the "native" CPU candidates of attention over packed sequences: bounds, and a sequence's tokens as the
+// tensors of a call of attention (cpu/attention.hpp). So the bits are those of attention of the sequence alone.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/attention.hpp"
+
+namespace native::attention {
+
+inline size_t width_of(const checkop_tensor& t) { return t.dtype == CHECKOP_F32 ? 4 : 2; }
+
+/// A contiguous tensor [1, heads, seq, head_dim] with memory of its own, or an absent one.
+class EntryTensor {
+ public:
+  EntryTensor() = default;
+  EntryTensor(int32_t dtype, int64_t heads, int64_t seq, int64_t head_dim)
+      : dtype_(dtype), shape_{1, heads, seq, head_dim}, strides_{heads * seq * head_dim, seq * head_dim, head_dim, 1} {
+    bytes_.resize(size(heads * seq * head_dim) * (dtype == CHECKOP_F32 ? 4 : 2) + 1);  // data is not NULL
+  }
+
+  /// Copies row `i` of head `head` from a tensor, whose row `row` it is, or to it.
+  void take(int64_t head, int64_t i, const checkop_tensor& from, int64_t row) {
+    std::memcpy(at(head, i), static_cast<const std::byte*>(from.data) + size(row) * row_bytes(), row_bytes());
+  }
+  void put(int64_t head, int64_t i, const checkop_tensor& to, int64_t row) {
+    std::memcpy(static_cast<std::byte*>(to.data) + size(row) * row_bytes(), at(head, i), row_bytes());
+  }
+  checkop_tensor view() {
+    if (bytes_.empty()) return {nullptr, 0, 0, nullptr, nullptr};
+    return {bytes_.data(), dtype_, 4, shape_.data(), strides_.data()};
+  }
+
+ private:
+  size_t row_bytes() const { return size(shape_[3]) * (dtype_ == CHECKOP_F32 ? 4 : 2); }
+  std::byte* at(int64_t head, int64_t i) { return &bytes_[size(head * shape_[2] + i) * row_bytes()]; }
+
+  int32_t dtype_ = 0;
+  std::array<int64_t, 4> shape_{}, strides_{};
+  std::vector<std::byte> bytes_;
+};
+
+/// A tensor of tokens [tokens, heads, head_dim].
+struct Tokens {
+  /// Throws Refusal unless `t` has rank 3.
+  Tokens(const checkop_tensor& t, const char* name) : tensor(t) {
+    if (t.rank != 3) throw Refusal(CHECKOP_FAILED, std::string(name) + ": expected rank 3");
+    count = t.shape[0], heads = t.shape[1], width = t.shape[2];
+    Extent rows{"tokens * heads"}, columns{"head_dim"};
+    check_matrix(t, name, t.dtype, rows, columns);
+  }
+  void require_like(const Tokens& other, const char* name) const {
+    if (tensor.dtype != other.tensor.dtype || count != other.count || heads != other.heads || width != other.width)
+      throw Refusal(CHECKOP_FAILED, std::string(name) + ": dtype or extents differ from those of its like");
+  }
+
+  /// Tokens [first, first + n) as one batch entry.
+  EntryTensor entry(int64_t first, int64_t n) const {
+    EntryTensor all(tensor.dtype, heads, n, width);
+    for (int64_t i = 0; i < n * heads; ++i) all.take(i % heads, i / heads, tensor, first * heads + i);
+    return all;
+  }
+  void store(EntryTensor& from, int64_t first, int64_t n) const {
+    for (int64_t i = 0; i < n * heads; ++i) from.put(i % heads, i / heads, tensor, first * heads + i);
+  }
+  void clear_from(int64_t first) const {
+    const size_t of_token = size(heads * width) * width_of(tensor);
+    std::memset(static_cast<std::byte*>(tensor.data) + size(first) * of_token, 0, size(count - first) * of_token);
+  }
+
+  const checkop_tensor& tensor;
+  int64_t count, heads, width;
+};
+
+/// The bounds of the sequences among `tokens` tokens. Refuses bounds that do not follow each other.
+inline std::vector<int64_t> bounds_of(const checkop_tensor& t, const char* name, int64_t tokens) {
+  Extent length{"sequences + 1"};
+  check_list(t, name, CHECKOP_I32, length);
+  const auto* bounds = static_cast<const int32_t*>(t.data);
+  if (length.value < 1 || bounds[0] != 0) throw Refusal(CHECKOP_FAILED, std::string(name) + " does not start with 0");
+  for (int64_t i = 1; i < length.value; ++i)
+    if (bounds[i] < bounds[i - 1] || bounds[i] > tokens)
+      throw Refusal(CHECKOP_FAILED, std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(bounds[i]) +
+                                        " is below the one before it or beyond the " + std::to_string(tokens) +
+                                        " tokens");
+  return {bounds, bounds + length.value};
+}
+
+/// Runs a pass of attention on one batch entry, with the attributes of `call`.
+inline void run_entry(const checkop_call& call, checkop_status (*pass)(const checkop_call*, int),
+                      std::initializer_list<EntryTensor*> inputs, std::initializer_list<EntryTensor*> outputs) {
+  std::vector<checkop_tensor> in, out;
+  for (EntryTensor* const tensor : inputs) in.push_back(tensor->view());
+  for (EntryTensor* const tensor : outputs) out.push_back(tensor->view());
+  std::array<char, 256> message{};
+  checkop_call own = call;
+  own.inputs = in.data(), own.n_inputs = static_cast<int32_t>(in.size());
+  own.outputs = out.data(), own.n_outputs = static_cast<int32_t>(out.size());
+  own.message = message.data(), own.message_bytes = message.size();
+  if (const checkop_status status = pass(&own, 1); status != CHECKOP_OK) throw Refusal(status, message.data());
+}
+
+}  // namespace native::attention

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Emulated attention of packed sequences: the code shared by varlen_attention and paged_attention.
+#pragma once
+
+#include <cmath>
+
+#include "emulation/attention.hpp"
+
+namespace checkop::emulation {
+
+/// Rows [first, first + n) of every head of a matrix whose rows are tokens times heads, head by head.
+inline Matrix heads_first(const Matrix& tokens, int64_t heads, int64_t first, int64_t n) {
+  Matrix moved = Matrix::zeros(heads * n, tokens.columns);
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t i = 0; i < n; ++i)
+      std::copy_n(tokens.row((first + i) * heads + head), tokens.columns, moved.row(head * n + i));
+  return moved;
+}
+
+/// Stores the first `kept` of the n rows of every head of `moved` as tokens from `first` on.
+inline void store_heads(const Matrix& moved, int64_t heads, int64_t n, int64_t first, int64_t kept,
+                        std::vector<double>& to) {
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t i = 0; i < kept; ++i)
+      std::copy_n(moved.row(head * n + i), moved.columns, to.begin() + ((first + i) * heads + head) * moved.columns);
+}
+
+/// The attention of one sequence of queries [heads * n_queries, head_dim] and keys [heads * n_keys, head_dim], with the
+/// attributes causal and scale.
+inline AttentionProblem sequence_problem(const EmulationArgs& args, int64_t q_heads, int64_t kv_heads, Matrix q,
+                                         Matrix k, Matrix v) {
+  const int64_t head_dim = q.columns, queries = q.rows() / q_heads, keys = k.rows() / kv_heads;
+  const auto given = static_cast<float>(args.attrs[1]);
+  AttentionProblem problem{};
+  problem.batch = 1, problem.q_heads = q_heads, problem.kv_heads = kv_heads;
+  problem.q_seq = queries, problem.kv_seq = keys, problem.head_dim = head_dim;
+  problem.causal = args.attrs[0] != 0;
+  problem.scale = given < 0 ? 1 / std::sqrt(static_cast<float>(head_dim)) : given;
+  problem.q = std::move(q), problem.k = std::move(k), problem.v = std::move(v);
+  problem.keep.assign(static_cast<size_t>(keys), 1);
+  return problem;
+}
+
+/// The arguments for one sequence: short ones are not worth several threads.
+inline EmulationArgs of_sequence(const EmulationArgs& args, int64_t queries, int64_t keys) {
+  constexpr int64_t kManyPairs = 1 << 12;
+  EmulationArgs own = args;
+  if (queries * keys < kManyPairs) own.threads = 1;
+  return own;
+}
+
+/// Faults of the attention of one sequence, in the arithmetic and in the choice of keys.
+inline constexpr std::array kSequenceFaults{faults::kLastKDropped,
+                                            faults::kLastKTileDropped,
+                                            faults::kLastTileSkipped,
+                                            faults::kBf16Accumulator,
+                                            faults::kBf16Partials,
+                                            faults::kPartialLost,
+                                            faults::kBf16Exponential,
+                                            faults::kTf32Factors,
+                                            kPaddedColumnCounted,
+                                            kSumNotRescaled,
+                                            kMaximumNotSubtracted,
+                                            kMaximumOfFirstTile,
+                                            kCausalMaskIgnored,
+                                            kOwnKeyUnseen,
+                                            kCausalMaskLate,
+                                            kLastKeyDropped,
+                                            kNextGroupRead,
+                                            kValuesShifted,
+                                            kScaleMissing,
+                                            kScaleTwice,
+                                            kProbabilitiesRounded};
+
+// Faults of packed sequences.
+inline constexpr FaultSpec kSequencesJoined{"sequences_joined", "all sequences are taken for one"};
+inline constexpr FaultSpec kLastSequenceSkipped{"last_sequence_skipped", "the last sequence is not computed"};
+inline constexpr FaultSpec kTileSpills{"tile_spills",
+                                       "the last tile of a sequence writes over the first rows of the next"};
+inline constexpr FaultSpec kLongQueriesLost{"long_queries_lost",
+                                            "queries behind the mean length of a sequence are not computed"};
+inline constexpr FaultSpec kRestComputed{"rest_computed", "rows behind the last sequence are one more", "nonfinite"};
+inline constexpr FaultSpec kRestStale{"rest_stale", "rows behind the last sequence keep what lay there: the first row"};
+inline constexpr int64_t kTileOfQueries = 8;
+
+}  // namespace checkop::emulation

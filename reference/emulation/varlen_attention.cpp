@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Emulates varlen_attention as kernels compute it: attention of one sequence after the other.
+#include <algorithm>
+#include <array>
+
+#include "emulation/sequences.hpp"
+
+namespace checkop {
+namespace {
+
+using namespace emulation;
+
+constexpr std::string_view kOwnKeyBounds = "cu_seqlens_k";
+constexpr int64_t kTileOfKeys = 8;
+
+constexpr FaultSpec kKeysFromTile{"keys_from_tile",
+                                  "keys are read from a multiple of 8 on, with some of the sequence before"};
+constexpr FaultSpec kLastSequenceExtended{"last_sequence_extended", "the last sequence ends with the tensor",
+                                          "nonfinite"};
+constexpr FaultSpec kKeyBoundsIgnored{"key_bounds_ignored", "the keys are taken to have the bounds of the queries",
+                                      "accuracy", "", kOwnKeyBounds};
+constexpr FaultSpec kEmptyUncounted{"empty_uncounted",
+                                    "sequences without queries are passed over, and the keys of later ones move up",
+                                    "accuracy", "", kOwnKeyBounds};
+constexpr FaultSpec kOffsetIgnored{"causal_offset_ignored",
+                                   "query i sees keys up to i, not up to i + (number of keys - number of queries)",
+                                   "accuracy", "", kOwnKeyBounds};
+constexpr FaultSpec kNoKeysDivided{"no_keys_divided", "a query without keys divides by its sum of 0", "nonfinite", "",
+                                   kOwnKeyBounds};
+constexpr FaultSpec kKeyRestStale{"key_rest_stale",
+                                  "dk and dv behind the last sequence keep what lay there: the first row"};
+constexpr FaultSpec kKeyGradientsOfQueries{"key_gradients_at_queries",
+                                           "dk and dv are stored where the queries of the sequence are", "accuracy", "",
+                                           kOwnKeyBounds};
+
+enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfGradO };
+
+/// Tokens of one sequence.
+struct Sequence {
+  int64_t first_query, n_queries, first_key, n_keys;
+};
+
+/// The sequences as the emulated kernel sees them.
+std::vector<Sequence> sequences_of(const EmulationArgs& args) {
+  const Arithmetic& a = args.arithmetic;
+  const int64_t all_q = args.in(kOfQ).shape[0], all_k = args.in(kOfK).shape[0];
+  std::vector<int64_t> q = args.integers(kOfQBounds);
+  const bool shared = !args.has(kOfKBounds) || a.has(kKeyBoundsIgnored.name);
+  std::vector<int64_t> k = shared ? q : args.integers(kOfKBounds);
+  for (int64_t& bound : k) bound = std::min(bound, all_k);
+  if (a.has(kSequencesJoined.name)) q = {0, q.back()}, k = {0, k.back()};
+  if (a.has(kLastSequenceExtended.name) && q.size() > 1) q.back() = all_q, k.back() = all_k;
+  std::vector<Sequence> all;
+  size_t of_keys = 0;
+  for (size_t s = 0; s + 1 < q.size(); ++s) {
+    if (a.has(kEmptyUncounted.name) && q[s + 1] == q[s]) continue;
+    const size_t own = a.has(kEmptyUncounted.name) ? of_keys++ : s;
+    Sequence one{q[s], q[s + 1] - q[s], k[own], k[own + 1] - k[own]};
+    const int64_t more = a.has(kKeysFromTile.name) && one.n_keys > 0 ? one.first_key % kTileOfKeys : 0;
+    one.first_key -= more, one.n_keys += more;
+    all.push_back(one);
+  }
+  if (a.has(kLastSequenceSkipped.name) && !all.empty()) all.pop_back();
+  if (a.has(kRestComputed.name)) all.push_back({q.back(), all_q - q.back(), k.back(), all_k - k.back()});
+  return all;
+}
+
+AttentionProblem problem(const EmulationArgs& args, const Matrix& q, const Matrix& k, const Matrix& v,
+                         const Sequence& s) {
+  const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1];
+  return sequence_problem(args, q_heads, kv_heads, heads_first(q, q_heads, s.first_query, s.n_queries),
+                          heads_first(k, kv_heads, s.first_key, s.n_keys),
+                          heads_first(v, kv_heads, s.first_key, s.n_keys));
+}
+
+/// Queries of a sequence that are stored.
+int64_t stored_queries(const EmulationArgs& args, const Sequence& s) {
+  if (!args.arithmetic.has(kLongQueriesLost.name)) return s.n_queries;
+  const std::vector<int64_t> bounds = args.integers(kOfQBounds);
+  const int64_t mean = bounds.back() / std::max<int64_t>(1, std::ssize(bounds) - 1);
+  return std::min(s.n_queries, mean);
+}
+
+/// Changes the queries' rows of an output [tokens_q, q_heads, head_dim] as the faults do that overwrite them.
+void spoil_queries(const EmulationArgs& args, std::vector<double>& to) {
+  const Arithmetic& a = args.arithmetic;
+  const int64_t of_token = args.in(kOfQ).shape[1] * args.in(kOfQ).shape[2], used = args.integers(kOfQBounds).back();
+  for (const Sequence& s : sequences_of(args)) {
+    if (a.has(kNoKeysDivided.name)) {
+      const int64_t unseen = args.attrs[0] != 0 || s.n_keys == 0 ? std::max<int64_t>(0, s.n_queries - s.n_keys) : 0;
+      std::fill_n(to.begin() + s.first_query * of_token, unseen * of_token, NAN);
+    }
+    if (!a.has(kTileSpills.name) || s.n_queries == 0) continue;
+    const int64_t end = s.first_query + s.n_queries;
+    const int64_t tiles = (s.n_queries + kTileOfQueries - 1) / kTileOfQueries * kTileOfQueries;
+    for (int64_t token = end; token < std::min(s.first_query + tiles, used); ++token)
+      std::copy_n(to.begin() + (end - 1) * of_token, of_token, to.begin() + token * of_token);
+  }
+}
+
+/// The rows behind the last sequence, with the fault `stale`.
+void store_rest(const EmulationArgs& args, const FaultSpec& stale, int64_t end, int64_t tokens,
+                std::vector<double>& to) {
+  if (!args.arithmetic.has(stale.name) || tokens == 0) return;
+  const int64_t columns = std::ssize(to) / tokens;
+  for (int64_t token = end; token < tokens; ++token) std::copy_n(to.begin(), columns, to.begin() + token * columns);
+}
+
+void finish_queries(const EmulationArgs& args, std::vector<double>& to) {
+  spoil_queries(args, to);
+  store_rest(args, kRestStale, args.integers(kOfQBounds).back(), args.in(kOfQ).shape[0], to);
+}
+
+void forward(const EmulationArgs& args) {
+  const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV);
+  const int64_t q_heads = args.in(kOfQ).shape[1];
+  for (const Sequence& s : sequences_of(args)) {
+    const Matrix o = attention_output(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s)).o;
+    store_heads(o, q_heads, s.n_queries, s.first_query, stored_queries(args, s), args.out(0));
+  }
+  finish_queries(args, args.out(0));
+}
+
+void backward(const EmulationArgs& args) {
+  const Arithmetic& a = args.arithmetic;
+  const Matrix q = factor(args, kOfQ), k = factor(args, kOfK), v = factor(args, kOfV), grad = factor(args, kOfGradO);
+  const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1], all_k = args.in(kOfK).shape[0];
+  for (const Sequence& s : sequences_of(args)) {
+    const AttentionGradients to =
+        attention_gradients(of_sequence(args, s.n_queries, s.n_keys), problem(args, q, k, v, s),
+                            heads_first(grad, q_heads, s.first_query, s.n_queries));
+    store_heads(to.dq, q_heads, s.n_queries, s.first_query, stored_queries(args, s), args.out(0));
+    const int64_t at = a.has(kKeyGradientsOfQueries.name) ? s.first_query : s.first_key;
+    const int64_t kept = std::min(s.n_keys, all_k - at);
+    store_heads(to.dk, kv_heads, s.n_keys, at, kept, args.out(1));
+    store_heads(to.dv, kv_heads, s.n_keys, at, kept, args.out(2));
+  }
+  finish_queries(args, args.out(0));
+  const int64_t keys_end = args.integers(args.has(kOfKBounds) ? kOfKBounds : kOfQBounds).back();
+  store_rest(args, kKeyRestStale, keys_end, all_k, args.out(1));
+  store_rest(args, kKeyRestStale, keys_end, all_k, args.out(2));
+}
+
+constexpr std::array kPackFaults{kSequencesJoined,  kLastSequenceSkipped, kTileSpills,    kLongQueriesLost,
+                                 kRestComputed,     kRestStale,           kKeysFromTile,  kLastSequenceExtended,
+                                 kKeyBoundsIgnored, kEmptyUncounted,      kOffsetIgnored, kNoKeysDivided};
+constexpr std::array kForwardFaults = joined(kSequenceFaults, kPackFaults);
+constexpr std::array kBackwardFaults =
+    joined(joined(kForwardFaults, kAttentionGradientFaults), std::array{kKeyRestStale, kKeyGradientsOfQueries});
+
+}  // namespace
+
+extern const Emulation kVarlenAttentionForward, kVarlenAttentionBackward;
+const Emulation kVarlenAttentionForward{forward, kForwardFaults};
+const Emulation kVarlenAttentionBackward{backward, kBackwardFaults};
+
+}  // namespace checkop

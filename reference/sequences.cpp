@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads and draws the bounds of packed sequences, and moves their tokens.
+#include "sequences.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "identity.hpp"
+#include "left_out.hpp"
+
+namespace checkop {
+
+SequenceBounds read_bounds(const Tensor& cu_seqlens, int64_t tokens) {
+  SequenceBounds bounds(static_cast<size_t>(cu_seqlens.count()));
+  decode_int(cu_seqlens.dtype, cu_seqlens.bytes.data(), bounds.data(), bounds.size());
+  const auto refuse = [&](size_t i, const std::string& rule) {
+    throw InputError("input '" + cu_seqlens.name + "'", fmt::format("element {} is {}, {}", i, bounds[i], rule),
+                     "give bounds that start with 0, do not decrease, and end within the tokens");
+  };
+  if (bounds.front() != 0) refuse(0, "not 0");
+  for (size_t i = 1; i < bounds.size(); ++i)
+    if (bounds[i] < bounds[i - 1]) refuse(i, "below the one before it");
+  if (bounds.back() > tokens) refuse(bounds.size() - 1, fmt::format("beyond the {} tokens", tokens));
+  return bounds;
+}
+
+namespace {
+
+constexpr int64_t kLong = -1;  ///< as long as the tokens allow
+
+struct Lengths {
+  int64_t queries, keys;
+};
+/// The kinds of sequences, in turn.
+constexpr std::array<Lengths, 9> kKinds{
+    {{0, 0}, {kLong, kLong}, {0, 5}, {0, 0}, {1, kLong}, {kLong, 33}, {2, kLong}, {33, 0}, {kLong, 1}}};
+
+/// Bounds of `sequences` sequences whose lengths are those of their kinds, where long ones share what is left of
+/// `tokens`. Lengths that together would need more than half of the tokens are 0.
+SequenceBounds drawn(const FillArgs& args, std::string_view stream, int64_t sequences, int64_t tokens,
+                     int64_t Lengths::*side) {
+  std::vector<int64_t> lengths;
+  int64_t left = tokens;
+  double shares = 0;
+  const auto share = [&](int64_t s) {
+    const double drawn = args.uniform(stream, static_cast<uint64_t>(s));
+    return drawn * drawn + 0.05;
+  };
+  for (int64_t s = 0; s < sequences; ++s) {
+    int64_t length = kKinds[static_cast<size_t>(s) % kKinds.size()].*side;
+    if (args.mode == InputMode::constant) length = tokens / sequences;
+    if (s == sequences - 1 && shares == 0) length = kLong;
+    if (length == kLong) shares += share(s);
+    if (length != kLong && args.mode != InputMode::constant && left - length < tokens / 2) length = 0;
+    left -= std::max<int64_t>(length, 0);
+    lengths.push_back(length);
+  }
+  SequenceBounds bounds{0};
+  int64_t given = 0;
+  double so_far = 0;
+  for (int64_t s = 0; s < sequences; ++s) {
+    int64_t length = lengths[static_cast<size_t>(s)];
+    if (length == kLong) {
+      so_far += share(s);
+      const auto end = so_far >= shares ? left : static_cast<int64_t>(static_cast<double>(left) * so_far / shares);
+      length = end - given;
+      given = end;
+    }
+    bounds.push_back(bounds.back() + length);
+  }
+  return bounds;
+}
+
+/// The tokens of `tokens` that belong to sequences.
+int64_t used_tokens(const FillArgs& args, int64_t tokens) {
+  if (args.ignored_every == 0) return tokens;
+  if (args.ignored_every == 1) return 0;
+  return tokens - (tokens + args.ignored_every) / (2 * args.ignored_every);
+}
+
+void store(const SequenceBounds& bounds, Tensor& to) {
+  encode_int(to.dtype, bounds.data(), to.bytes.data(), bounds.size());
+}
+
+int64_t token_size(const Tensor& tokens) { return tokens.shape[1] * tokens.shape[2]; }
+
+}  // namespace
+
+void draw_bounds(const FillArgs& args, Tensor& queries, Tensor* keys, std::string_view of_queries,
+                 std::string_view of_keys) {
+  const int64_t sequences = queries.count() - 1, n_keys = args.dim(of_keys);
+  const int64_t n_queries = keys == nullptr ? std::min(args.dim(of_queries), n_keys) : args.dim(of_queries);
+  store(drawn(args, "sequences", sequences, used_tokens(args, n_queries), &Lengths::queries), queries);
+  if (keys != nullptr)
+    store(drawn(args, "sequences of keys", sequences, used_tokens(args, n_keys), &Lengths::keys), *keys);
+}
+
+void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end) {
+  for (int64_t token = end; token < tokens.shape[0]; ++token)
+    plant_payload(args, tokens, token_size(tokens), token, payload_kind(args, static_cast<uint64_t>(token)));
+}
+
+Tensor as_entry(const Tensor& tokens, int64_t first, int64_t n) {
+  const int64_t heads = tokens.shape[1];
+  Tensor entry(tokens.name, tokens.dtype, {1, heads, n, tokens.shape[2]});
+  const size_t bytes = static_cast<size_t>(tokens.shape[2]) * info(tokens.dtype).bytes;
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t i = 0; i < n; ++i)
+      std::memcpy(entry.bytes.data() + static_cast<size_t>(head * n + i) * bytes,
+                  tokens.bytes.data() + static_cast<size_t>((first + i) * heads + head) * bytes, bytes);
+  return entry;
+}
+
+void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int64_t first, int64_t n) {
+  if (n == 0) return;
+  const int64_t columns = entry.n_rows * entry.columns / n, width = columns / heads;
+  std::array<std::vector<double>, 5> moved;
+  size_t next = 0;
+  const auto by_token = [&](const double* from) -> const double* {
+    std::vector<double>& to = moved[next++];
+    if (from == nullptr) return nullptr;
+    to.resize(static_cast<size_t>(n * columns));
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t i = 0; i < n; ++i)
+        std::copy_n(from + (head * n + i) * width, width, to.begin() + i * columns + head * width);
+    return to.data();
+  };
+  args.sink({entry.output, first, n, columns, by_token(entry.value), by_token(entry.magnitude),
+             by_token(entry.rounding), by_token(entry.spread), by_token(entry.deviation)});
+}
+
+void emit_rest(const GoldArgs& args, int index, int64_t end) {
+  const Shape& shape = args.output_shapes[static_cast<size_t>(index)];
+  const std::vector<double> zeros(static_cast<size_t>(shape[1] * shape[2]));
+  for (int64_t token = end; token < shape[0]; ++token)
+    args.sink({index, token, 1, std::ssize(zeros), zeros.data(), zeros.data(), zeros.data()});
+}
+
+void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,
+                   const std::function<void(int64_t, unsigned)>& body) {
+  constexpr int64_t kManyPairs = 1 << 12;
+  std::vector<int64_t> others;
+  for (int64_t s = 0; s + 1 < std::ssize(queries); ++s) {
+    if (length_of(queries, s) * length_of(keys, s) >= kManyPairs) {
+      body(s, args.threads);
+    } else {
+      others.push_back(s);
+    }
+  }
+  args.parallel_for(std::ssize(others), [&](int64_t i) { body(others[static_cast<size_t>(i)], 1); });
+}
+
+double kept_pairs(const SequenceBounds& queries, const SequenceBounds& keys, bool causal) {
+  double pairs = 0;
+  for (int64_t s = 0; s + 1 < std::ssize(queries); ++s) {
+    const int64_t n = length_of(queries, s), all = length_of(keys, s);
+    for (int64_t i = 0; i < n; ++i)
+      pairs += static_cast<double>(causal ? std::clamp<int64_t>(i + 1 + all - n, 0, all) : all);
+  }
+  return pairs;
+}
+
+double rest_bytes(const Tensor& tokens, int64_t end) {
+  const double of_token = static_cast<double>(token_size(tokens)) * static_cast<double>(info(tokens.dtype).bytes);
+  return static_cast<double>(tokens.shape[0] - end) * of_token;
+}
+
+void check_rest(const IdentityArgs& args, int index, int64_t end) {
+  std::vector<char> active(static_cast<size_t>(args.out(index)->shape.front()));
+  std::fill_n(active.begin(), end, 1);
+  check_zero_rows(args, index, active);
+}
+
+}  // namespace checkop

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sequences of different lengths that lie one after the other in a tensor of tokens: where each begins, which lengths
+// generated inputs have, and attention sequence by sequence. Rows behind the last sequence are no sequence's.
+#pragma once
+
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "operator/operator.hpp"
+
+namespace checkop {
+
+/// First token of every sequence, then the end of the last one.
+using SequenceBounds = std::vector<int64_t>;
+
+inline int64_t length_of(const SequenceBounds& bounds, int64_t sequence) {
+  return bounds[static_cast<size_t>(sequence) + 1] - bounds[static_cast<size_t>(sequence)];
+}
+
+/// The bounds in an integer input. Throws InputError unless they start with 0, do not decrease, and end within `tokens`
+/// tokens.
+SequenceBounds read_bounds(const Tensor& cu_seqlens, int64_t tokens);
+
+/// Draws the bounds of the queries' sequences and of the keys': among the sequences are long ones, empty ones, several
+/// of these in a row, ones of one token, ones without queries, ones without keys, and ones with fewer keys than
+/// queries. In mode constant all have the same length. With args.ignored_every some tokens at the end are no
+/// sequence's, with 1 all of them. `keys` is nullptr if the keys have the bounds of the queries; `of_queries` and
+/// `of_keys` name the tensors of tokens.
+void draw_bounds(const FillArgs& args, Tensor& queries, Tensor* keys, std::string_view of_queries,
+                 std::string_view of_keys);
+
+/// Fills the tokens of a tensor [tokens, heads, head_dim] from token `end` on with payloads that must not be read.
+void plant_rest(const FillArgs& args, Tensor& tokens, int64_t end);
+
+/// Tokens [first, first + n) of a tensor [tokens, heads, head_dim] as one batch entry of attention: [1, heads, n,
+/// head_dim].
+Tensor as_entry(const Tensor& tokens, int64_t first, int64_t n);
+
+/// Emits a block with all elements of a tensor [1, heads, n, head_dim] as tokens [first, first + n) of its output.
+void emit_entry(const GoldArgs& args, const GoldRows& entry, int64_t heads, int64_t first, int64_t n);
+
+/// Emits zeros for the tokens of output `index` from token `end` on.
+void emit_rest(const GoldArgs& args, int index, int64_t end);
+
+/// Runs body(sequence, threads) for every sequence: long ones in turn, with all threads, the others side by side.
+void for_sequences(const GoldArgs& args, const SequenceBounds& queries, const SequenceBounds& keys,
+                   const std::function<void(int64_t, unsigned)>& body);
+
+/// Pairs of a query and a key that `causal` keeps: the operations of one product are 2 q_heads head_dim times as many.
+double kept_pairs(const SequenceBounds& queries, const SequenceBounds& keys, bool causal);
+
+/// Bytes of the tokens of a tensor from token `end` on.
+double rest_bytes(const Tensor& tokens, int64_t end);
+
+/// The tokens of output `index` from token `end` on must be 0: see check_zero_rows().
+void check_rest(const IdentityArgs& args, int index, int64_t end);
+
+}  // namespace checkop

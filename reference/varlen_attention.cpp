@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// varlen_attention: attention of sequences of different lengths, packed one after the other.
+#include <array>
+
+#include "attention.hpp"
+#include "sequences.hpp"
+
+namespace checkop {
+
+extern const Emulation kVarlenAttentionForward, kVarlenAttentionBackward;  // emulation/varlen_attention.cpp
+
+namespace {
+
+constexpr std::string_view kQueries = "tokens_q q_heads head_dim", kKeys = "tokens_k kv_heads head_dim";
+constexpr TensorSpec kQ{"q", kQueries, Fill::query}, kK{"k", kKeys, Fill::key}, kV{"v", kKeys};
+constexpr TensorSpec kQBounds{"cu_seqlens_q", "seqs+1", Fill::positions, "", DType::i32};
+constexpr TensorSpec kKBounds{"cu_seqlens_k", "seqs+1", Fill::positions, "", DType::i32, /*optional=*/true};
+enum Input : int { kOfQ, kOfK, kOfV, kOfQBounds, kOfKBounds, kOfGradO };
+enum Output : int { kDq, kDk, kDv };
+
+constexpr std::array kForwardIn{kQ, kK, kV, kQBounds, kKBounds};
+constexpr std::array kForwardOut{OutputSpec{{"o", kQueries}, Numerics::contraction, "head_dim tokens_k"}};
+constexpr std::array kBackwardIn{kQ, kK, kV, kQBounds, kKBounds, TensorSpec{"grad_o", kQueries, Fill::upstream}};
+constexpr std::array kBackwardOut{
+    OutputSpec{{"dq", kQueries}, Numerics::contraction, "head_dim tokens_k"},
+    OutputSpec{{"dk", kKeys}, Numerics::contraction, "head_dim tokens_k q_heads*tokens_q"},
+    OutputSpec{{"dv", kKeys}, Numerics::contraction, "head_dim tokens_k q_heads*tokens_q"},
+};
+
+/// The bounds of the sequences among the queries and among the keys.
+struct Packs {
+  Packs(const Tensor& q, const Tensor& k, const Tensor& of_q, const Tensor* of_k)
+      : queries(read_bounds(of_q, of_k == nullptr ? std::min(q.shape[0], k.shape[0]) : q.shape[0])),
+        keys(of_k == nullptr ? queries : read_bounds(*of_k, k.shape[0])) {}
+  explicit Packs(const GoldArgs& args)
+      : Packs(args.in(kOfQ), args.in(kOfK), args.in(kOfQBounds),
+              args.has(kOfKBounds) ? &args.in(kOfKBounds) : nullptr) {}
+
+  SequenceBounds queries, keys;
+};
+
+/// One sequence's inputs, as attention has them.
+struct Entry {
+  Entry(const GoldArgs& args, const Packs& packs, int64_t s)
+      : first_query(packs.queries[static_cast<size_t>(s)]),
+        first_key(packs.keys[static_cast<size_t>(s)]),
+        n_queries(length_of(packs.queries, s)),
+        n_keys(length_of(packs.keys, s)),
+        q(as_entry(args.in(kOfQ), first_query, n_queries)),
+        k(as_entry(args.in(kOfK), first_key, n_keys)),
+        v(as_entry(args.in(kOfV), first_key, n_keys)) {}
+
+  int64_t first_query, first_key, n_queries, n_keys;
+  Tensor q, k, v;
+};
+
+/// The arguments of attention on some inputs of one sequence.
+GoldArgs of_entry(const GoldArgs& args, std::span<const Tensor* const> inputs, unsigned threads, GoldSink sink) {
+  GoldArgs own = args;
+  own.inputs = inputs, own.threads = threads, own.sink = std::move(sink);
+  return own;
+}
+
+/// Gold of varlen_attention: attention of every sequence by itself.
+///   in:  q[tokens_q, q_heads, head_dim], k, v[tokens_k, kv_heads, head_dim], cu_seqlens_q[seqs+1], optional
+///        cu_seqlens_k[seqs+1], without which the keys have the bounds of the queries
+///   out: o, shaped as q; 0 from row cu_seqlens_q[seqs] on
+/// Sequence s has queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and the keys of its own bounds. `causal` counts from its
+/// own ends: query i of n sees keys j <= i + (number of keys - n). Rows behind the last sequence are never read; they
+/// may hold anything.
+/// Throws InputError for bounds that do not start with 0, decrease, or end beyond the tokens.
+void forward(const GoldArgs& args) {
+  const Packs packs(args);
+  const int64_t q_heads = args.in(kOfQ).shape[1];
+  for_sequences(args, packs.queries, packs.keys, [&](int64_t s, unsigned threads) {
+    const Entry entry(args, packs, s);
+    const std::array<const Tensor*, 4> inputs{&entry.q, &entry.k, &entry.v, nullptr};
+    attention_forward(
+        of_entry(args, inputs, threads,
+                 [&](const GoldRows& rows) { emit_entry(args, rows, q_heads, entry.first_query, entry.n_queries); }),
+        1);
+  });
+  emit_rest(args, 0, packs.queries.back());
+}
+
+/// Gold of varlen_attention's gradients: those of every sequence by itself, 0 behind the last one.
+///   in:  as forward, then grad_o[tokens_q, q_heads, head_dim]     out: dq, dk, dv, shaped as q, k and v
+void backward(const GoldArgs& args) {
+  const Packs packs(args);
+  const int64_t q_heads = args.in(kOfQ).shape[1], kv_heads = args.in(kOfK).shape[1];
+  for_sequences(args, packs.queries, packs.keys, [&](int64_t s, unsigned threads) {
+    const Entry entry(args, packs, s);
+    const Tensor grad = as_entry(args.in(kOfGradO), entry.first_query, entry.n_queries);
+    const std::array<const Tensor*, 5> inputs{&entry.q, &entry.k, &entry.v, nullptr, &grad};
+    attention_backward(of_entry(args, inputs, threads,
+                                [&](const GoldRows& rows) {
+                                  const bool of_q = rows.output == kDq;
+                                  emit_entry(args, rows, of_q ? q_heads : kv_heads,
+                                             of_q ? entry.first_query : entry.first_key,
+                                             of_q ? entry.n_queries : entry.n_keys);
+                                }),
+                       1);
+  });
+  emit_rest(args, kDq, packs.queries.back());
+  emit_rest(args, kDk, packs.keys.back());
+  emit_rest(args, kDv, packs.keys.back());
+}
+
+Packs packs_of(const IdentityArgs& args) {
+  return {args.in(kOfQ), args.in(kOfK), args.in(kOfQBounds), args.inputs[kOfKBounds]};
+}
+
+void check_forward(const IdentityArgs& args) { check_rest(args, 0, packs_of(args).queries.back()); }
+void check_backward(const IdentityArgs& args) {
+  const Packs packs = packs_of(args);
+  check_rest(args, kDq, packs.queries.back());
+  check_rest(args, kDk, packs.keys.back());
+  check_rest(args, kDv, packs.keys.back());
+}
+
+/// `products` products of the sequences' pairs; see attention_work(). Rows behind the last sequence are not read.
+template <int products>
+Work work(const GoldArgs& args) {
+  const Packs packs(args);
+  const Tensor& q = args.in(kOfQ);
+  const int64_t queries_end = packs.queries.back(), keys_end = packs.keys.back();
+  double unread =
+      rest_bytes(q, queries_end) + rest_bytes(args.in(kOfK), keys_end) + rest_bytes(args.in(kOfV), keys_end);
+  if (products == kBackwardProducts) unread += rest_bytes(args.in(kOfGradO), queries_end);
+  return {2.0 * products * static_cast<double>(q.shape[1] * q.shape[2]) *
+              kept_pairs(packs.queries, packs.keys, args.attrs[0] != 0),
+          unread};
+}
+
+/// Draws the sequences; see draw_bounds(). Rows behind the last one hold payloads.
+void refine(const FillArgs& args) {
+  Tensor &of_q = *args.find("cu_seqlens_q"), *const of_k = args.find("cu_seqlens_k");
+  draw_bounds(args, of_q, of_k, "tokens_q", "tokens_k");
+  const auto queries_end = static_cast<int64_t>(of_q.at(of_q.count() - 1));
+  const auto keys_end = of_k == nullptr ? queries_end : static_cast<int64_t>(of_k->at(of_k->count() - 1));
+  for (const std::string_view name : {"q", "grad_o"})
+    if (Tensor* const tensor = args.find(name); tensor != nullptr) plant_rest(args, *tensor, queries_end);
+  for (const std::string_view name : {"k", "v"}) plant_rest(args, *args.find(name), keys_end);
+}
+
+/// The recipes of attention, whose queries are here in one dimension.
+template <size_t n>
+std::array<Recipe, n> of_tokens(std::array<Recipe, n> recipes) {
+  for (Recipe& recipe : recipes) recipe.independent = "tokens_q q_heads";
+  return recipes;
+}
+const std::array kForwardRecipes = of_tokens(kAttentionForwardRecipes);
+const std::array kBackwardRecipes = of_tokens(kAttentionBackwardRecipes);
+
+constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_forward, work<kForwardProducts>,
+                                  &kVarlenAttentionForward, nullptr, kForwardRecipes},
+                             Pass{"backward", kBackwardIn, kBackwardOut, backward, check_backward,
+                                  work<kBackwardProducts>, &kVarlenAttentionBackward, nullptr, kBackwardRecipes}};
+
+}  // namespace
+
+extern const Operator kVarlenAttention;
+constexpr Operator kVarlenAttention{"varlen_attention",
+                                    "reduction",
+                                    "o = attention of every packed sequence by itself",
+                                    "seqs",
+                                    kAttentionAttrs,
+                                    kPasses,
+                                    check_attention_sizes,
+                                    refine,
+                                    /*parallel_dim=*/"",
+                                    /*left_out=*/"rows behind the last sequence"};
+
+}  // namespace checkop

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors of varlen_attention, causal and scaled by 1/sqrt(head_dim): attention of each sequence, masked by its own ends."""
+from common import Stream, check_gradient, dot, flat, mp, mpf, rows_of, softmax, vector
+
+
+class Pack:
+    """Which keys each query of a packed tensor sees. Rows are numbered by token, then head."""
+
+    def __init__(self, q_heads, kv_heads, size, of_q, of_k, rest_q, rest_k):
+        self.q_heads, self.kv_heads, self.size = q_heads, kv_heads, size
+        self.q_bounds = [sum(of_q[:s]) for s in range(len(of_q) + 1)]
+        self.k_bounds = [sum(of_k[:s]) for s in range(len(of_k) + 1)]
+        self.tokens_q, self.tokens_k = sum(of_q) + rest_q, sum(of_k) + rest_k
+        self.scale = 1 / mp.sqrt(size)
+
+    def rows(self):
+        """For every query of a sequence: (query row, key rows that it sees)."""
+        for s in range(len(self.q_bounds) - 1):
+            first_q, end_q, first_k, end_k = *self.q_bounds[s:s + 2], *self.k_bounds[s:s + 2]
+            for token in range(first_q, end_q):
+                behind = end_q - 1 - token  # queries after this one, which see as many more keys
+                for h in range(self.q_heads):
+                    kv_head = h * self.kv_heads // self.q_heads
+                    yield token * self.q_heads + h, [j * self.kv_heads + kv_head for j in range(first_k, end_k - behind)]
+
+    def weights(self, q, k, keys):
+        """The probabilities, and how much an FP64 rounding of the scores is amplified."""
+        terms = [self.scale * dot([abs(x) for x in q], [abs(x) for x in k[j]]) for j in keys]
+        return softmax([self.scale * dot(q, k[j]) for j in keys]), 1 + 2 * max(terms, default=0)
+
+    def zeros(self, tokens, heads):
+        return [[mpf(0)] * self.size for _ in range(tokens * heads)]
+
+    def forward(self, q, k, v):
+        values, scales = self.zeros(self.tokens_q, self.q_heads), self.zeros(self.tokens_q, self.q_heads)
+        for i, keys in self.rows():
+            p, factor = self.weights(q[i], k, keys)
+            values[i] = [mp.fsum(a * v[j][d] for a, j in zip(p, keys)) for d in range(self.size)]
+            scales[i] = [factor * mp.fsum(a * abs(v[j][d]) for a, j in zip(p, keys)) for d in range(self.size)]
+        return values, scales
+
+    def backward(self, q, k, v, grad):
+        """((dq, dk, dv), their scales), term by term."""
+        both = [(self.zeros(self.tokens_q, self.q_heads), self.zeros(self.tokens_k, self.kv_heads),
+                 self.zeros(self.tokens_k, self.kv_heads)) for _ in range(2)]
+
+        def add(which, row, weight, size, values):
+            for d, x in enumerate(values):
+                both[0][which][row][d] += weight * x
+                both[1][which][row][d] += size * abs(x)
+
+        for i, keys in self.rows():
+            p, factor = self.weights(q[i], k, keys)
+            dp = [dot(grad[i], v[j]) for j in keys]
+            sizes = [dot([abs(x) for x in grad[i]], [abs(x) for x in v[j]]) for j in keys]
+            mean, mean_size = dot(p, dp), dot(p, sizes)
+            for a, d, s, j in zip(p, dp, sizes, keys):
+                ds, size = self.scale * a * (d - mean), 2 * self.scale * a * (s + mean_size) * factor
+                add(0, i, ds, size, k[j])
+                add(1, j, ds, size, q[i])
+                add(2, j, a, a * factor, grad[i])
+        return both
+
+
+def varlen_vectors(name, q_heads, kv_heads, size, of_q, of_k=None, rest_q=0, rest_k=0):
+    pack = Pack(q_heads, kv_heads, size, of_q, of_q if of_k is None else of_k, rest_q, rest_k)
+    random = Stream(q_heads + 10 * size + 100 * pack.tokens_q + 1000 * pack.tokens_k)
+    q, grad = (rows_of(random.values(pack.tokens_q * q_heads * size), size) for _ in range(2))
+    k, v = (rows_of(random.values(pack.tokens_k * kv_heads * size), size) for _ in range(2))
+    dims = {"tokens_q": pack.tokens_q, "tokens_k": pack.tokens_k, "q_heads": q_heads, "kv_heads": kv_heads,
+            "head_dim": size, "seqs": len(of_q)}
+    inputs, optionals = {"q": flat(q), "k": flat(k), "v": flat(v), "cu_seqlens_q": pack.q_bounds}, []
+    if of_k is not None:
+        inputs["cu_seqlens_k"], optionals = pack.k_bounds, ["cu_seqlens_k"]
+    value, scale = pack.forward(q, k, v)
+    yield vector(f"{name}/forward", "varlen_attention", "forward", dims, inputs, {"o": (flat(value), flat(scale))},
+                 optionals)
+
+    values, scales = pack.backward(q, k, v, grad)
+    for which, (label, at) in enumerate((("dq", q), ("dk", k), ("dv", v))):
+        def loss(x, which=which):
+            moved = [q, k, v]
+            moved[which] = rows_of(x, size)
+            return dot(flat(grad), flat(pack.forward(*moved)[0]))
+
+        check_gradient(f"{name}/{label}", loss, flat(at), flat(values[which]))
+    outputs = {label: (flat(values[i]), flat(scales[i])) for i, label in enumerate(("dq", "dk", "dv"))}
+    yield vector(f"{name}/backward", "varlen_attention", "backward", dims, {**inputs, "grad_o": flat(grad)}, outputs,
+                 optionals)
+
+
+def vectors():
+    yield from varlen_vectors("varlen_attention_one", 1, 1, 1, [1])
+    yield from varlen_vectors("varlen_attention_no_sequence", 1, 1, 2, [], rest_q=2, rest_k=1)
+    yield from varlen_vectors("varlen_attention_empty_ones", 2, 1, 3, [0, 3, 0, 0, 1, 0], rest_q=2, rest_k=2)
+    yield from varlen_vectors("varlen_attention_decode", 4, 2, 2, [1, 1, 2], [4, 1, 3])
+    # Sequences without queries, without keys, and with fewer keys than queries.
+    yield from varlen_vectors("varlen_attention_uneven", 2, 2, 3, [0, 2, 4, 1], [2, 0, 3, 1], rest_q=1, rest_k=2)

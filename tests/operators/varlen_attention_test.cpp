@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// varlen_attention: every sequence is attention of that sequence alone, in the gold and in the bits of the native
+// candidate; rows behind the last sequence; bounds.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/error.hpp"
+#include "support/rows_helper.hpp"
+#include "tensor/bits.hpp"
+
+namespace checkop::varlen_attention_test {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t kQHeads = 4, kKvHeads = 2, kWidth = 5, kTokens = 90;
+
+Case packed(std::string_view pass, bool own_keys, DType dtype, int64_t seqs = 9, int64_t rest = 8) {
+  Case c = gold_case("varlen_attention", pass, dtype,
+                     {{"tokens_q", kTokens},
+                      {"tokens_k", kTokens + 41},
+                      {"q_heads", kQHeads},
+                      {"kv_heads", kKvHeads},
+                      {"head_dim", kWidth},
+                      {"seqs", seqs}});
+  if (own_keys) c.optionals.insert("cu_seqlens_k");
+  c.ignored_every = rest;
+  return c;
+}
+
+struct Range {
+  int64_t first, n;
+};
+
+Range range_of(const Case& c, std::vector<Tensor>& inputs, bool of_keys, int64_t s) {
+  const bool own = of_keys && c.optionals.contains("cu_seqlens_k");
+  const Tensor& bounds = input(c, inputs, own ? "cu_seqlens_k" : "cu_seqlens_q");
+  const auto first = static_cast<int64_t>(bounds.at(s));
+  return {first, static_cast<int64_t>(bounds.at(s + 1)) - first};
+}
+
+bool is_of_keys(std::string_view tensor) { return tensor.ends_with("k") || tensor.ends_with("v"); }
+
+/// The element of a tensor [1, heads, n, width] that element `i` of the sequence's tokens is.
+int64_t entry_index(int64_t i, int64_t heads, int64_t n) {
+  const int64_t d = i % kWidth, head = i / kWidth % heads, token = i / kWidth / heads;
+  return (head * n + token) * kWidth + d;
+}
+
+/// The case of attention and the inputs that sequence s is.
+struct Alone {
+  Alone(const Case& c, std::vector<Tensor>& inputs, int64_t s)
+      : q(range_of(c, inputs, false, s)), k(range_of(c, inputs, true, s)) {
+    as_attention = gold_case("attention", c.pass->name, c.dtype,
+                             {{"batch", 1},
+                              {"q_heads", kQHeads},
+                              {"kv_heads", kKvHeads},
+                              {"q_seq", q.n},
+                              {"kv_seq", k.n},
+                              {"head_dim", kWidth}});
+    as_attention.attrs[0] = c.attrs[0], as_attention.attrs[1] = c.attrs[1];
+    for (const TensorSpec& spec : as_attention.pass->inputs) {
+      if (spec.optional) {
+        own.emplace_back();
+        continue;
+      }
+      const Tensor& from = input(c, inputs, spec.name);
+      const Range range = is_of_keys(spec.name) ? k : q;
+      const int64_t heads = from.shape[1];
+      Tensor& to = own.emplace_back(std::string(spec.name), c.dtype, Shape{1, heads, range.n, kWidth});
+      for (int64_t i = 0; i < to.count(); ++i)
+        to.set(entry_index(i, heads, range.n), from.at(range.first * heads * kWidth + i));
+    }
+  }
+
+  Range q, k;
+  Case as_attention;
+  std::vector<Tensor> own;
+};
+
+/// Calls body(output, first element among the tokens, elements, heads, n, sequence alone) for every output of every
+/// sequence that has queries and keys.
+template <class Body>
+void for_outputs(const Case& c, std::vector<Tensor>& inputs, const Body& body) {
+  int seen = 0;
+  for (int64_t s = 0; s < c.dims.at("seqs"); ++s) {
+    const Alone alone(c, inputs, s);
+    if (alone.q.n == 0 || alone.k.n == 0) continue;
+    ++seen;
+    for (size_t i = 0; i < c.pass->outputs.size(); ++i) {
+      const bool of_keys = is_of_keys(c.pass->outputs[i].tensor.name);
+      const Range range = of_keys ? alone.k : alone.q;
+      const int64_t heads = of_keys ? kKvHeads : kQHeads;
+      body(i, range.first * heads * kWidth, range.n * heads * kWidth, heads, range.n, alone);
+    }
+  }
+  EXPECT_GE(seen, 4);
+}
+
+TEST(VarlenAttention, GoldIsThatOfAttentionOfEachSequence) {
+  for (const char* pass : {"forward", "backward"}) {
+    for (const bool own_keys : {false, true}) {
+      for (const double causal : {0.0, 1.0}) {
+        Case c = packed(pass, own_keys, DType::f64);
+        c.attrs[0] = causal;
+        std::vector<Tensor> inputs = make_inputs(c, 1);
+        const std::vector<GoldOutput> all = collect_gold(c, inputs, 1);
+        for_outputs(
+            c, inputs, [&](size_t o, int64_t first, int64_t count, int64_t heads, int64_t n, const Alone& alone) {
+              const GoldOutput one = collect_gold(alone.as_attention, alone.own, 1).at(o);
+              for (int64_t i = 0; i < count; ++i) {
+                const auto at = static_cast<size_t>(first + i), there = static_cast<size_t>(entry_index(i, heads, n));
+                ASSERT_EQ(all[o].value[at], one.value[there]) << one.name << " " << i;
+                ASSERT_EQ(all[o].magnitude[at], one.magnitude[there]) << one.name << " " << i;
+                ASSERT_EQ(all[o].rounding[at], one.rounding[there]) << one.name << " " << i;
+              }
+            });
+      }
+    }
+  }
+}
+
+TEST(VarlenAttention, NativeHasTheBitsOfAttentionOfEachSequence) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const char* pass : {"forward", "backward"}) {
+      const Case c = packed(pass, /*own_keys=*/true, dtype);
+      std::vector<Tensor> inputs = make_inputs(c, 1);
+      const NativeAnswer all = run_native(c, inputs);
+      ASSERT_EQ(all.result.status, RunStatus::ok) << all.result.message;
+      for_outputs(c, inputs, [&](size_t o, int64_t first, int64_t count, int64_t heads, int64_t n, const Alone& alone) {
+        const NativeAnswer one = run_native(alone.as_attention, alone.own);
+        for (int64_t i = 0; i < count; ++i)
+          ASSERT_EQ(load_bits(dtype, all.outputs[o].bytes.data(), first + i),
+                    load_bits(dtype, one.outputs[o].bytes.data(), entry_index(i, heads, n)))
+              << c.pass->outputs[o].tensor.name << " " << i;
+      });
+    }
+  }
+}
+
+/// Rows of the tokens behind the last sequence become `value`.
+void set_rest(const Case& c, std::vector<Tensor>& inputs, double value) {
+  for (const TensorSpec& spec : c.pass->inputs) {
+    Tensor& tensor = input(c, inputs, spec.name);
+    if (tensor.name.empty() || tensor.shape.size() != 3) continue;
+    const Range end = range_of(c, inputs, is_of_keys(spec.name), c.dims.at("seqs") - 1);
+    const int64_t of_token = tensor.shape[1] * tensor.shape[2];
+    for (int64_t i = (end.first + end.n) * of_token; i < tensor.count(); ++i) tensor.set(i, value);
+  }
+}
+
+TEST(VarlenAttention, RowsBehindTheLastSequenceAreZeroAndNeverLeak) {
+  for (const char* pass : {"forward", "backward"}) {
+    const Case c = packed(pass, /*own_keys=*/true, DType::f32);
+    std::vector<Tensor> inputs = make_inputs(c, 1);
+    set_rest(c, inputs, 0.5);
+    const auto expected = gold_and_native(c, inputs);
+    for (const double content : {kNan, HUGE_VAL, 1e30}) {
+      set_rest(c, inputs, content);
+      EXPECT_EQ(gold_and_native(c, inputs), expected) << pass << " " << content;
+    }
+    for (size_t o = 0; o < expected.size(); ++o) {
+      const std::string_view name = c.pass->outputs[o % c.pass->outputs.size()].tensor.name;
+      const Range end = range_of(c, inputs, is_of_keys(name), c.dims.at("seqs") - 1);
+      const auto first = static_cast<size_t>((end.first + end.n) * kWidth * (is_of_keys(name) ? kKvHeads : kQHeads));
+      ASSERT_LT(first, expected[o].size());
+      for (size_t i = first; i < expected[o].size(); ++i) EXPECT_EQ(expected[o][i], 0) << name << " " << i;
+    }
+  }
+}
+
+// A query without keys, in a sequence without any or with fewer keys than queries.
+TEST(VarlenAttention, QueriesWithoutKeysAreZero) {
+  for (const char* pass : {"forward", "backward"}) {
+    const Case c = packed(pass, /*own_keys=*/true, DType::f32);
+    std::vector<Tensor> inputs = make_inputs(c, 1);
+    const auto all = gold_and_native(c, inputs);
+    int64_t unseen = 0;
+    for (int64_t s = 0; s < c.dims.at("seqs"); ++s) {
+      const Range q = range_of(c, inputs, false, s), k = range_of(c, inputs, true, s);
+      for (int64_t i = 0; i < (q.n - k.n) * kQHeads * kWidth; ++i, ++unseen) {
+        const auto at = static_cast<size_t>(q.first * kQHeads * kWidth + i);
+        EXPECT_EQ(all[0][at], 0) << pass << " " << at;
+        EXPECT_EQ(all[all.size() / 2][at], 0) << pass << " " << at;
+      }
+    }
+    EXPECT_GT(unseen, 0);
+  }
+}
+
+TEST(VarlenAttention, BoundsThatDoNotFollowEachOtherAreRefused) {
+  for (const char* bounds : {"cu_seqlens_q", "cu_seqlens_k"}) {
+    for (const auto& [element, value] : {std::pair{0, 1}, {2, -1}, {9, 1000}, {9, 1}}) {
+      const Case c = packed("forward", /*own_keys=*/true, DType::f32);
+      std::vector<Tensor> inputs = make_inputs(c, 1);
+      input(c, inputs, bounds).set(element, value);
+      EXPECT_THROW(collect_gold(c, inputs, 1), InputError) << bounds << " " << element << " " << value;
+      const NativeAnswer native = run_native(c, inputs);
+      EXPECT_EQ(native.result.status, RunStatus::failed) << bounds << " " << element << " " << value;
+      EXPECT_NE(native.result.message.find(bounds), std::string::npos) << native.result.message;
+    }
+  }
+}
+
+TEST(VarlenAttention, DrawnSequencesAreOfEveryKind) {
+  const Case c = packed("forward", /*own_keys=*/true, DType::f32);
+  std::vector<Tensor> inputs = make_inputs(c, 1);
+  bool empty = false, no_queries = false, no_keys = false, one = false, more_queries = false, in_a_row = false;
+  bool before = false;
+  for (int64_t s = 0; s < c.dims.at("seqs"); ++s) {
+    const int64_t q = range_of(c, inputs, false, s).n, k = range_of(c, inputs, true, s).n;
+    empty |= q == 0 && k == 0, no_queries |= q == 0 && k > 0, no_keys |= q > 0 && k == 0;
+    one |= q == 1 && k > 1, more_queries |= k > 0 && q > k, in_a_row |= before && q == 0;
+    before = q == 0;
+  }
+  EXPECT_TRUE(empty && no_queries && no_keys && one && more_queries && in_a_row);
+  const Case all = packed("forward", /*own_keys=*/true, DType::f32, 3, /*rest=*/0);
+  inputs = make_inputs(all, 1);
+  EXPECT_EQ(input(all, inputs, "cu_seqlens_q").at(3), kTokens);
+  const Case none = packed("forward", /*own_keys=*/true, DType::f32, 3, /*rest=*/1);
+  inputs = make_inputs(none, 1);
+  EXPECT_EQ(input(none, inputs, "cu_seqlens_q").at(3), 0);
+}
+
+}  // namespace
+}  // namespace checkop::varlen_attention_test
