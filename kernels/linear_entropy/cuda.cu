@@ -12,32 +12,13 @@
 //   Expected error: sums of n terms have chains of 512 + n/512 fp32 additions, those of the softmax of 8 + vocab/8192
 //   and two trees over 32 lanes; x and dx are never rounded below fp32. The bits of a row depend only on the row and
 //   the weights, those of a gradient of weights not on how blocks are cut: see linear_logp/portable.cuh.
+#include "linear_logp/entropy.cuh"
 #include "linear_logp/portable.cuh"
 
 namespace checkop::kernels {
 namespace {
 
-using linear_logp::blocks_for, linear_logp::LinearLogpParams, linear_logp::LinearLogpShape;
-
-/// Maximum of the transformed logits of a segment or of a row; relative to shift = exp_shift(max), the sum of
-/// exp(z - shift) and the sum of exp(z - shift) (shift - z). A logit of -inf adds nothing.
-struct EntropySums {
-  float max, sum = 0.0f, weighted = 0.0f;
-
-  __device__ void add(float z, float shift) {
-    const float below = shift - z, term = expf(-below);
-    sum += term;
-    weighted += term == 0.0f ? 0.0f : term * below;  // below may be infinite
-  }
-  __device__ void add(const EntropySums& part, float shift) {
-    if (part.sum == 0.0f) return;  // only -inf
-    const float up = shift - exp_shift(part.max), factor = expf(-up);
-    sum += factor * part.sum;
-    weighted += factor * fmaf(up, part.sum, part.weighted);
-  }
-  __device__ void add_lanes() { sum = warp_sum(sum), weighted = warp_sum(weighted); }
-  __device__ float mean() const { return weighted / sum; }
-};
+using linear_logp::blocks_for, linear_logp::EntropyPartial, linear_logp::LinearLogpParams, linear_logp::LinearLogpShape;
 
 constexpr int64_t kLeftOut = -1;  // the id of a row where the mask is 0
 
@@ -48,141 +29,39 @@ __global__ __launch_bounds__(kThreads) void ids_of_mask(const uint8_t* __restric
     ids[row] = mask != nullptr && mask[row] == 0 ? kLeftOut : 0;
 }
 
-/// Computes partials[row, segment] of a block of logits. A warp per segment of kSegment columns.
-///   x: [rows, ldx] f32, columns first_column .. first_column + n_columns - 1 of the weight   bias: [n_columns]
-template <typename T>
-__global__ __launch_bounds__(kThreads) void reduce_entropy(const float* __restrict__ x, int64_t ldx,
-                                                           const T* __restrict__ bias, LogitTransform transform,
-                                                           int64_t first_column, int64_t n_columns, int64_t n_segments,
-                                                           EntropySums* __restrict__ partials) {
-  const int lane = threadIdx.x % kWarp;
-  const int64_t row = blockIdx.y;
-  const int64_t segment = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;  // within the block of columns
-  if (segment * kSegment >= n_columns) return;                                         // the whole warp
-  float value[kSegment / kWarp], max = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kSegment / kWarp; ++i) {
-    const int64_t column = segment * kSegment + i * kWarp + lane;
-    value[i] = column < n_columns ? transform.apply(biased(x[row * ldx + column], bias, column)) : -INFINITY;
-    max = fmaxf(max, value[i]);
-  }
-  EntropySums sums{warp_max(max)};
-  const float shift = exp_shift(sums.max);
-#pragma unroll
-  for (int i = 0; i < kSegment / kWarp; ++i) sums.add(value[i], shift);
-  sums.add_lanes();
-  if (lane == 0) partials[row * n_segments + first_column / kSegment + segment] = sums;
-}
+/// entropy[row]; 0 in rows that are left out.
+struct WriteEntropy {
+  const int64_t* __restrict__ ids;
+  float* __restrict__ entropy;
 
-/// Merges the segments of rows into totals[row], or, if `entropy` is given, into entropy[row]. A warp per row; lane l
-/// takes segments l, l + 32, ...
-__global__ __launch_bounds__(kThreads) void merge_entropy(const EntropySums* __restrict__ partials, int64_t rows,
-                                                          int64_t n_segments, const int64_t* __restrict__ ids,
-                                                          float* __restrict__ entropy,
-                                                          EntropySums* __restrict__ totals) {
-  const int lane = threadIdx.x % kWarp;
-  const int64_t row = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarp;
-  if (row >= rows) return;  // the whole warp
-  const EntropySums* __restrict__ of_row = partials + row * n_segments;
-  float max = -INFINITY;
-  for (int64_t i = lane; i < n_segments; i += kWarp) max = fmaxf(max, of_row[i].max);
-  EntropySums sums{warp_max(max)};
-  const float shift = exp_shift(sums.max);
-  for (int64_t i = lane; i < n_segments; i += kWarp) sums.add(of_row[i], shift);
-  sums.add_lanes();
-  if (lane != 0) return;
-  if (entropy == nullptr) {
-    totals[row] = sums;
-  } else {
-    entropy[row] = ids[row] == kLeftOut ? 0.0f : logf(sums.sum) + sums.mean();
-  }
-}
-
-/// Turns logits into the gradients dx, in place; 0 in rows that are left out.
-template <typename T>
-__global__ __launch_bounds__(kThreads) void entropy_gradient(float* __restrict__ x, int64_t ldx,
-                                                             const T* __restrict__ bias, LogitTransform transform,
-                                                             const int64_t* __restrict__ ids,
-                                                             const float* __restrict__ grad_entropy,
-                                                             const EntropySums* __restrict__ totals,
-                                                             int64_t n_columns) {
-  const int64_t row = blockIdx.y, column = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (column >= n_columns) return;
-  float* __restrict__ element = x + row * ldx + column;
-  if (ids[row] == kLeftOut) {
-    *element = 0.0f;
-    return;
-  }
-  const EntropySums total = totals[row];
-  const float logit = biased(*element, bias, column);
-  const float below = exp_shift(total.max) - transform.apply(logit), p = expf(-below);
-  *element = p == 0.0f ? 0.0f : grad_entropy[row] / total.sum * p * (below - total.mean()) * transform.slope(logit);
-}
-
-/// linear_logp's workspace, and behind it what this operator has besides.
-struct Layout {
-  linear_logp::WorkspaceLayout blocks;
-  size_t ids, partials, totals, bytes;
-
-  Layout(const LinearLogpShape& shape, bool backward) : blocks(linear_logp::workspace_layout(shape, backward)) {
-    const auto after = [](size_t start, int64_t count, size_t element_bytes) {
-      return start + static_cast<size_t>(round_up(count * static_cast<int64_t>(element_bytes), 256));
-    };
-    ids = blocks.bytes;
-    partials = after(ids, shape.rows, sizeof(int64_t));
-    totals = after(partials, blocks.block_rows * blocks.n_segments, sizeof(EntropySums));
-    bytes = after(totals, backward ? shape.rows : 0, sizeof(EntropySums));
+  __device__ void operator()(int64_t row, const EntropyPartial& total) const {
+    entropy[row] = ids[row] == kLeftOut ? 0.0f : total.entropy();
   }
 };
 
-/// Reduces the logits of all rows, a block at a time, into `entropy` or, if that is null, into `totals`.
-template <typename T>
-void launch_sums(const LinearLogpParams<T>& p, const Layout& layout, float* entropy, EntropySums* totals) {
-  const auto* z = p.template in_workspace<float>(p.layout.z);
-  auto* partials = p.template in_workspace<EntropySums>(layout.partials);
-  for (int64_t row = 0; row < p.shape.rows; row += p.layout.block_rows) {
-    const int64_t rows = p.rows_from(row);
-    for (int64_t column = 0; column < p.shape.vocab; column += p.layout.block_columns) {
-      const int64_t columns = p.columns_from(column);
-      linear_logp::launch_logits(p, row, column);
-      const dim3 grid(static_cast<unsigned>(ceil_div(columns, kSegment * kWarpsPerBlock)), static_cast<unsigned>(rows));
-      reduce_entropy<T><<<grid, kThreads, 0, p.stream>>>(z, p.layout.block_columns, p.bias_from(column), p.transform,
-                                                         column, columns, p.layout.n_segments, partials);
-    }
-    merge_entropy<<<static_cast<unsigned>(ceil_div(rows, kWarpsPerBlock)), kThreads, 0, p.stream>>>(
-        partials, rows, p.layout.n_segments, p.target_ids + row, entropy == nullptr ? nullptr : entropy + row,
-        totals + row);
-  }
-}
+/// The gradient of the entropy by the transformed logits of rows.
+struct EntropyGradient {
+  const float* __restrict__ grad_entropy;
+  const EntropyPartial* __restrict__ totals;
 
-/// The loops of linear_logp::launch_gradients(), for the gradient of an entropy and without carries.
-template <typename T>
-void launch_entropy_gradients(const LinearLogpParams<T>& p, const EntropySums* totals, const float* grad_entropy,
-                              T* dhidden, T* dweight, T* dbias) {
-  const int64_t hidden = p.shape.hidden, ld = p.layout.ld_sums, ldz = p.layout.block_columns;
-  auto* z = p.template in_workspace<float>(p.layout.z);
-  auto* hidden_sums = p.template in_workspace<float>(p.layout.hidden_sums);
-  auto* weight_sums = p.template in_workspace<float>(p.layout.weight_sums);
-  auto* bias_sums = p.template in_workspace<float>(p.layout.bias_sums);
-  for (int64_t column = 0; column < p.shape.vocab; column += p.layout.block_columns) {
-    const int64_t columns = p.columns_from(column);
-    const auto column_blocks = static_cast<unsigned>(ceil_div(columns, kThreads));
-    for (int64_t row = 0; row < p.shape.rows; row += p.layout.block_rows) {
-      const int64_t rows = p.rows_from(row);
-      linear_logp::launch_logits(p, row, column);
-      entropy_gradient<T><<<dim3(column_blocks, static_cast<unsigned>(rows)), kThreads, 0, p.stream>>>(
-          z, ldz, p.bias_from(column), p.transform, p.target_ids + row, grad_entropy + row, totals + row, columns);
-      launch_gemm(make_operand<true>(z, ldz, rows), make_operand<false>(p.weight + column * hidden, hidden, hidden),
-                  columns, hidden_sums + row * ld, ld, column > 0, p.stream);
-      launch_gemm(make_operand<false>(z, ldz, columns), make_operand<false>(p.hidden + row * hidden, hidden, hidden),
-                  rows, weight_sums, ld, row > 0, p.stream);
-      if (dbias != nullptr) linear_logp::launch_sum_columns(z, ldz, rows, columns, bias_sums, row > 0, p.stream);
-    }
-    linear_logp::launch_round_to<T>(weight_sums, ld, columns, hidden, dweight + column * hidden, p.stream);
-    if (dbias != nullptr) linear_logp::launch_round_to<T>(bias_sums, columns, 1, columns, dbias + column, p.stream);
+  EntropyGradient from(int64_t row) const { return {grad_entropy + row, totals + row}; }
+  __device__ float operator()(int64_t row, float z, bool) const {
+    const EntropyPartial total = totals[row];
+    const float below = exp_shift(total.max) - z, p = expf(-below);
+    return p == 0.0f ? 0.0f : grad_entropy[row] / total.sum * p * (below - total.mean());
   }
-  linear_logp::launch_round_to<T>(hidden_sums, ld, p.shape.rows, hidden, dhidden, p.stream);
-}
+};
+
+/// linear_logp's workspace, and behind it the ids.
+struct Layout {
+  linear_logp::WorkspaceLayout blocks;
+  size_t ids, bytes;
+
+  Layout(const LinearLogpShape& shape, bool backward)
+      : blocks(linear_logp::workspace_layout(shape, backward, sizeof(EntropyPartial))),
+        ids(blocks.bytes),
+        bytes(ids + static_cast<size_t>(round_up(shape.rows * static_cast<int64_t>(sizeof(int64_t)), 256))) {}
+};
 
 /// The shape as far as the tensors give it; zeros for tensors that check_call() will refuse.
 LinearLogpShape shape_of(const checkop_call* call) {
@@ -246,15 +125,23 @@ checkop_status run(const checkop_call* call, LinearLogpParams<T> p, const Layout
   ids_of_mask<<<blocks_for(p.shape.rows), kThreads, 0, p.stream>>>(static_cast<const uint8_t*>(call->inputs[3].data),
                                                                    p.shape.rows, ids);
   p.target_ids = ids;
-  auto* totals = p.template in_workspace<EntropySums>(layout.totals);
   if (backward) {
-    linear_logp::keep_hidden(p);  // 0 * NaN would reach dlm_head_weight
-    launch_sums(p, layout, nullptr, totals);
-    launch_entropy_gradients(p, totals, static_cast<const float*>(call->inputs[4].data),
-                             static_cast<T*>(call->outputs[0].data), static_cast<T*>(call->outputs[1].data),
-                             static_cast<T*>(call->outputs[2].data));
+    auto* totals = p.template in_workspace<EntropyPartial>(p.layout.totals);
+    auto* hidden_sums = p.template in_workspace<float>(p.layout.hidden_sums);
+    linear_logp::keep_hidden(p);
+    linear_logp::launch_softmax<EntropyPartial>(
+        p, [&](int64_t first) { return WriteSums<EntropyPartial>{totals + first}; });
+    const linear_logp::WeightGradients<T> to{static_cast<T*>(call->outputs[1].data),
+                                             static_cast<T*>(call->outputs[2].data), nullptr, nullptr};
+    linear_logp::launch_gradients(p, EntropyGradient{static_cast<const float*>(call->inputs[4].data), totals},
+                                  hidden_sums, to);
+    linear_logp::launch_round_to<T>(hidden_sums, p.layout.ld_sums, p.shape.rows, p.shape.hidden,
+                                    static_cast<T*>(call->outputs[0].data), p.stream);
   } else {
-    launch_sums(p, layout, static_cast<float*>(call->outputs[0].data), totals);
+    auto* entropy = static_cast<float*>(call->outputs[0].data);
+    linear_logp::launch_softmax<EntropyPartial>(p, [&](int64_t first) {
+      return WriteEntropy{p.target_ids + first, entropy + first};
+    });
   }
   return launch_status(call, backward ? "launch linear_entropy backward" : "launch linear_entropy forward");
 }
