@@ -4,10 +4,12 @@
 #pragma once
 
 #include "cuda/policy_loss.cuh"
+#include "linear_logp/entropy.cuh"
 #include "linear_logp/portable.cuh"
 
 namespace checkop::kernels::linear_policy_loss {
 
+using linear_logp::EntropyPartial;
 using linear_logp::LinearLogpShape;
 using linear_logp::shape_of;
 
@@ -28,26 +30,6 @@ enum Output : int { kLoss, kLogps, kEntropy };
 
 /// The target of a masked token: what linear_logp's kernels take for an ignored row.
 constexpr int64_t kMasked = -1;
-
-/// Also weighted = sum of exp(-b) b with b = exp_shift(max) - z. A logit of -inf adds nothing.
-struct EntropyPartial {
-  float max, sum = 0.0f, weighted = 0.0f;
-
-  __device__ void add(float z, float shift) {
-    const float below = shift - z, term = expf(-below);
-    sum += term;
-    weighted += term == 0.0f ? 0.0f : term * below;  // below may be infinite
-  }
-  __device__ void add(const EntropyPartial& part, float shift) {
-    if (part.sum == 0.0f) return;  // only -inf
-    const float up = shift - exp_shift(part.max), factor = expf(-up);
-    sum += part.sum * factor;
-    weighted += factor * fmaf(up, part.sum, part.weighted);
-  }
-  __device__ void add_lanes() { sum = warp_sum(sum), weighted = warp_sum(weighted); }
-  __device__ float mean() const { return weighted / sum; }
-  __device__ float entropy() const { return logf(sum) + mean(); }
-};
 
 /// What a token's logits leave for the loss; arrays that are null are not written.
 struct WriteTokens {

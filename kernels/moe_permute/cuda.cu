@@ -14,7 +14,6 @@
 // sums over the blocks, then over the experts, make the rank of a slot its row. All are integers, so the number of
 // blocks changes nothing; a block has as many slots as there are experts at least, which bounds the counts of all
 // blocks by the number of slots.
-#include "cuda/logit_transform.cuh"
 #include "cuda/scan.cuh"
 #include "cuda/slots.cuh"
 

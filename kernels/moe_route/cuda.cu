@@ -15,7 +15,6 @@
 // A score and its index make one integer, the larger the earlier in the order; the next expert has the largest integer
 // below that of the expert before. So nothing has to note who was taken.
 #include "cuda/findings.cuh"
-#include "cuda/logit_transform.cuh"
 
 namespace checkop::kernels {
 namespace {
