@@ -9,17 +9,16 @@
 //   backward pass computes neither again.
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if they are in its last block of 128 keys.
-//   Limits: sm_90 only. fp32, gradients in fp16 (where ds would underflow), other head_dim, arrays that do not begin at
-//   a 16-byte boundary and a scale that is not positive are computed as in the candidate cuda, with its limits.
-//   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
-//   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
-//   give 264 blocks of 128 keys.
-//   Expected error: scores are chains of head_dim / 16 additions that truncate (sm90/config.cuh), o of kv_seq / 16; the
-//   exponentials are within 2 ulp, their sums chains of kv_seq / 4 additions. p is rounded to the dtype of the case
-//   before the product with v, the sum of p is not: recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits
-//   before they are multiplied: recipes o_in_16_bit, p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too:
-//   with very few keys D errs by up to 2^-9 sum_d do o. dq is a chain of kv_seq / 16 additions, dk and dv of
-//   group * q_seq / 16.
+//   Limits: sm_90 only; no window_left, window_right or softcap. fp32, gradients in fp16 (where ds would underflow),
+//   other head_dim, arrays that do not begin at a 16-byte boundary and a scale that is not positive are computed as in
+//   the candidate cuda, with its limits. Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per
+//   batch entry. Backward: 8 bytes per query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of
+//   as many key heads as fit 1 GiB or give 264 blocks of 128 keys. Expected error: scores are chains of head_dim / 16
+//   additions that truncate (sm90/config.cuh), o of kv_seq / 16; the exponentials are within 2 ulp, their sums chains
+//   of kv_seq / 4 additions. p is rounded to the dtype of the case before the product with v, the sum of p is not:
+//   recipe p_in_16_bit. Backward: o, p and ds are rounded to 16 bits before they are multiplied: recipes o_in_16_bit,
+//   p_in_16_bit, ds_in_16_bit. The o of D has the rounding of p, too: with very few keys D errs by up to 2^-9 sum_d do
+//   o. dq is a chain of kv_seq / 16 additions, dk and dv of group * q_seq / 16.
 // The bits of a row of o depend on its query and on the keys that it keeps: not on the batch, the other rows, the
 // length of either sequence, the mask's form or the number of multiprocessors; see attention/sm90.cuh. Only the index
 // of a key modulo 128 and the blocks of 128 keys count.
@@ -49,7 +48,7 @@ size_t forward_workspace(const checkop_call* call) {
 
 size_t backward_workspace(const checkop_call* call) {
   const size_t portable = attention_workspace(call);
-  if (call->n_inputs != 7 || call->n_attrs != 2 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
+  if (call->n_inputs != 7 || call->n_attrs != 5 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
     return portable;
   }
   const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
@@ -82,9 +81,18 @@ checkop_status run(const checkop_call* call, const AttentionParams& shape) {
   return say(call, CHECKOP_OK, is_wide ? "wgmma, tile 128x128" : "wgmma, tile 192x128");
 }
 
+/// The Hopper kernels know no window and no soft cap.
+checkop_status decline_window_and_cap(const checkop_call* call, const AttentionParams& shape) {
+  const bool has_window = shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
+  if (has_window) return say(call, CHECKOP_UNSUPPORTED, "window_left and window_right: only -1 is supported");
+  if (!shape.cap.is_none()) return say(call, CHECKOP_UNSUPPORTED, "softcap: only 0 is supported");
+  return CHECKOP_OK;
+}
+
 checkop_status launch_forward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_call(call, false, kParts, shape)) return status;
+  if (auto status = decline_window_and_cap(call, shape)) return status;
   const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
   const bool has_scale = shape.scale > 0 && shape.scale < 1e30f;
   if (!is_empty && has_scale && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
@@ -96,6 +104,7 @@ checkop_status launch_backward(const checkop_call* call) {
   using T = __nv_bfloat16;
   AttentionParams shape;
   if (auto status = check_call(call, true, kParts, shape)) return status;
+  if (auto status = decline_window_and_cap(call, shape)) return status;
   const bool is_empty = shape.heads() == 0 || shape.q_seq == 0 || shape.kv_seq == 0;
   const bool has_scale = shape.scale > 0 && shape.scale < 1e30f;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };
