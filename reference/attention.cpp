@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention: softmax(scale q k^T) v with grouped query heads, a causal mask and a key padding mask. kv_cache_attention
-// uses the same passes.
+// attention: softmax(scale q k^T) v with grouped query heads, a causal mask, a window, a soft cap and a key padding
+// mask. kv_cache_attention uses the same passes.
 #include "attention.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "left_out.hpp"
+#include "logit_transform.hpp"
 #include "recipes.hpp"
 #include "softmax.hpp"
 
@@ -46,6 +48,9 @@ constexpr std::array kBackwardOut{
 
 constexpr std::string_view kFlash = "FlashAttention 2 and 3, cuDNN, PyTorch's SDPA with them, xFormers, FlashInfer";
 constexpr std::string_view kEager = "eager attention of Hugging Face: matmul, softmax in fp32, matmul";
+
+/// Indices of the attributes; see kAttrs.
+constexpr size_t kCausal = 0, kScale = 1, kWindowLeft = 2, kWindowRight = 3, kSoftcapOfScores = 4;
 
 constexpr int64_t kRowsOfATask = 16;
 constexpr double kScaleRounding = 3;  // 1/sqrt(head_dim) rounds twice, the product with it once
@@ -159,16 +164,19 @@ struct Block {
 
 /// The softmax of one query over its visible keys. `growth` and `rounding` are coefficients of the relative error of a
 /// probability p = exp(s - lse). With sums that grow by G, and u the unit roundoff, p errs by
-///   p*(G*growth + u*rounding),  growth = S_j + 1 + sum_j p_j S_j,  S = |scale| sum_d |q_d k_d|
+///   p*(G*growth + u*rounding),  growth = S_j + 1 + sum_j p_j S_j,  S = |scale| slope sum_d |q_d k_d|
 /// S_j comes from the score's own sum, 1 from the sum of exponentials, the last term from the scores' errors in lse.
-/// `rounding` is that of LogitGradient, plus the rounding of the scale in both places.
+/// `rounding` is that of LogitGradient, plus the rounding of the scale and that of the cap in both places. `slope` is
+/// the derivative of a capped score by the score, 1 without a cap; `size` and `growth` are those of capped scores.
 struct QueryRow {
   std::vector<int64_t> keys;
-  std::vector<double> score, size, p, growth, rounding;
-  double lse, lse_magnitude, lse_rounding;  ///< log-sum-exp of the scores; -inf without keys
+  std::vector<double> score, capped, size, of_cap, p, growth, rounding;
+  std::vector<GoldElement> slope;
+  double lse, lse_magnitude, lse_rounding;  ///< log-sum-exp of the capped scores; -inf without keys
 
   void resize() {
-    for (auto* array : {&score, &size, &p, &growth, &rounding}) array->resize(keys.size());
+    for (auto* array : {&score, &capped, &size, &of_cap, &p, &growth, &rounding}) array->resize(keys.size());
+    slope.resize(keys.size());
   }
 };
 
@@ -180,8 +188,9 @@ class Entry {
         q(decoded(args.in(0), batch * sizes.queries(), sizes.queries())),
         k(joined(args, inputs.parts, Inputs::k, sizes, batch)),
         v(joined(args, inputs.parts, Inputs::v, sizes, batch)),
-        causal_(args.attrs[0] != 0),
-        scale(args.attrs[1] < 0 ? 1 / std::sqrt(static_cast<double>(sizes.head_dim)) : args.attrs[1]) {
+        attrs_(args.attrs),
+        cap(/*temperature=*/1, attrs_.softcap),
+        scale(attrs_.scale < 0 ? 1 / std::sqrt(static_cast<double>(sizes.head_dim)) : attrs_.scale) {
     for (int64_t j = 0; j < s_.kv_seq; ++j) {
       if (!args.has(inputs.mask()) || args.in(inputs.mask()).at(batch * s_.kv_seq + j) != 0) kept_.push_back(j);
     }
@@ -193,17 +202,20 @@ class Entry {
   }
 
   void load(int64_t head, int64_t i, QueryRow& row) const {
-    const int64_t end = causal_ ? i + (s_.kv_seq - s_.q_seq) + 1 : s_.kv_seq;
-    row.keys.assign(kept_.begin(), std::lower_bound(kept_.begin(), kept_.end(), end));
+    const AttentionAttrs::Range seen = attrs_.keys_of(i, s_.q_seq, s_.kv_seq);
+    row.keys.assign(std::lower_bound(kept_.begin(), kept_.end(), seen.begin),
+                    std::lower_bound(kept_.begin(), kept_.end(), seen.end));
     row.resize();
     const auto n = static_cast<int64_t>(row.keys.size());
     for (size_t j = 0; j < row.keys.size(); ++j) {
       const Dot dot(&q[at(query_at(head, i))], &k[at(key_at(head, row.keys[j]))], s_.head_dim);
       row.score[j] = scale * dot.value;
-      row.size[j] = std::abs(scale) * dot.magnitude;
+      const TransformedLogit capped = cap(row.score[j], std::abs(scale) * dot.magnitude);
+      row.capped[j] = capped.z.value, row.size[j] = capped.z.magnitude, row.of_cap[j] = capped.z.rounding;
+      row.slope[j] = capped.slope;
     }
     SoftmaxRow softmax;
-    softmax.add(row.score.data(), n, {row.size.data()});
+    softmax.add(row.capped.data(), n, {row.size.data(), row.of_cap.data()});
     row.lse = softmax.lse(), row.lse_magnitude = row.lse_rounding = 0;
     if (n > 0) {
       row.lse_magnitude = softmax.mean_magnitude() + 1;
@@ -211,11 +223,11 @@ class Entry {
     }
     const double fixed = softmax.lse_rounding() + kExpUnits + 2 + kScaleRounding * softmax.mean_magnitude();
     for (size_t j = 0; j < row.keys.size(); ++j) {
-      const double below = row.score[j] - softmax.max;
+      const double below = row.capped[j] - softmax.max;
       row.p[j] = std::exp(below) / softmax.sum;
       row.growth[j] = row.size[j] + 1 + softmax.mean_magnitude();
-      row.rounding[j] =
-          fixed + kArgumentUnits * std::abs(below) + std::abs(below - softmax.log_sum()) + kScaleRounding * row.size[j];
+      row.rounding[j] = fixed + kArgumentUnits * std::abs(below) + std::abs(below - softmax.log_sum()) +
+                        kScaleRounding * row.size[j] + row.of_cap[j];
     }
   }
 
@@ -242,9 +254,10 @@ class Entry {
   const std::vector<double> q, k, v;
 
  private:
-  const bool causal_;
+  const AttentionAttrs attrs_;
 
  public:
+  const LogitTransform cap;
   const double scale;
 };
 
@@ -259,23 +272,34 @@ Sizes sizes_of(const GoldArgs& args, int parts) {
 /// scale, multiply exp(s) by a factor of which each is off by at most exp(u|s|) - 1; `amplitude` is that over u, with
 /// room for the products of errors, which a formula of first order leaves out: (1 + e)^kOrders for e = exp(u max|s|) -
 /// 1. Where that is more than a first order can describe, the row has no amplitude. A key too far below the largest
-/// score to be seen in a sum has none either.
+/// score to be seen in a sum has none either. With a cap, which is computed of the rounded scores, |s| is the distance
+/// by which u|s| moves a capped score; `slope` is by how much it moves the derivative of the cap, over u.
 struct RoundedScores {
-  RoundedScores(const ActiveRecipes& recipes, const QueryRow& row) : amplitude(row.score.size()) {
+  RoundedScores(const ActiveRecipes& recipes, const LogitTransform& cap, const QueryRow& row)
+      : amplitude(row.score.size()), slope(row.score.size()) {
     constexpr double kMost = 1.0 / 8, kUnseen = 0x1p-100, kOrders = 4;
     const double u = recipes.case_unit();
     double largest = 0;
+    std::vector<double> off(row.score.size()), of_slope(row.score.size());
     for (size_t j = 0; j < row.score.size(); ++j) {
-      if (row.p[j] > kUnseen) largest = std::max(largest, u * recipes.size(row.score[j]));
+      const double score = row.score[j], error = u * recipes.size(score);
+      if (cap.is_linear()) off[j] = error;
+      for (const double other : {score - error, score + error}) {
+        if (cap.is_linear()) break;
+        const TransformedLogit moved = cap(other);
+        off[j] = std::max(off[j], std::abs(moved.z.value - row.capped[j]));
+        of_slope[j] = std::max(of_slope[j], std::abs(moved.slope.value - row.slope[j].value));
+      }
+      if (row.p[j] > kUnseen) largest = std::max(largest, off[j]);
     }
     if (!(largest <= kMost)) return;
     const double orders = std::exp(kOrders * largest) / u;
     for (size_t j = 0; j < row.score.size(); ++j) {
-      if (row.p[j] > kUnseen) amplitude[j] = std::expm1(u * recipes.size(row.score[j])) * orders;
+      if (row.p[j] > kUnseen) amplitude[j] = std::expm1(off[j]) * orders, slope[j] = of_slope[j] * orders;
     }
   }
   static constexpr double kRoundings = 2;
-  std::vector<double> amplitude;
+  std::vector<double> amplitude, slope;
 };
 
 /// Adds the roundings of a query's scores and probabilities to its output o = sum_j p_j v_j and to its lse, in row `r`:
@@ -290,7 +314,7 @@ void round_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
     o.add_roundings(to, s.head_dim, p * p, p, v_of(j));
   }
   if (!recipes.has(recipe::kScores)) return;
-  const RoundedScores scores(recipes, row);
+  const RoundedScores scores(recipes, entry.cap, row);
   for (size_t j = 0; j < row.keys.size(); ++j) {
     const double* v = v_of(j);
     for (int64_t i = 0; i < s.head_dim; ++i) {
@@ -336,28 +360,34 @@ namespace {
 
 /// Adds the roundings of a query's row to its gradients. Errors d_j of exp(s_j) and e_j of dp_j move
 ///   p_j by p_j (d_j - sum_l p_l d_l)
-///   ds_j by ds_j d_j - ds_j sum_l p_l d_l - p_j sum_l ds_l d_l  and by  scale p_j (e_j - sum_l p_l e_l)
-/// to first order; o_in_16_bit moves D = sum_d g_d o_d, and each ds_j by -scale p_j times that.
+///   dt_j by dt_j d_j - dt_j sum_l p_l d_l - p_j sum_l dt_l d_l  and by  scale p_j (e_j - sum_l p_l e_l)
+/// to first order, for dt_j = scale p_j (dp_j - D); ds_j is that times the slope of the cap, whose own error counts,
+/// too. o_in_16_bit moves D = sum_d g_d o_d, and each dt_j by -scale p_j times that.
 class RoundedGradients {
  public:
   RoundedGradients(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s, int64_t head, const QueryRow& row)
       : recipes_(recipes), entry_(entry), n_(s.head_dim), head_(head), row_(row) {}
 
-  void add(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& ds, Block& dq,
+  void add(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt, Block& dq,
            Block& dk, Block& dv) const {
-    for (size_t j = 0; j < ds.size(); ++j) {
-      const double p = recipes_.size(row_.p[j]), size = rounded_ds(ds[j]);
+    for (size_t j = 0; j < dt.size(); ++j) {
+      const double p = recipes_.size(row_.p[j]), size = rounded_ds(slope(j) * dt[j]);
       if (recipes_.has(recipe::kP)) dv.add_roundings(key(j), n_, p * p, p, grad);
       if (!recipes_.has(recipe::kDs)) continue;
       dq.add_roundings(query, n_, size * size, size, &entry_.k[at(key(j))]);
       dk.add_roundings(key(j), n_, size * size, size, &entry_.q[at(query)]);
     }
     if (recipes_.has(recipe::kO)) add_o(grad, query, dq, dk);
-    if (recipes_.has(recipe::kScores)) add_scores(grad, query, dp, ds, dq, dk, dv);
+    if (recipes_.has(recipe::kScores)) add_scores(grad, query, dp, dt, dq, dk, dv);
   }
 
  private:
   int64_t key(size_t j) const { return entry_.key_at(head_, row_.keys[j]); }
+  double slope(size_t j) const { return row_.slope[j].value; }
+  std::vector<double> times_slope(std::vector<double> x) const {
+    for (size_t j = 0; j < x.size(); ++j) x[j] *= slope(j);
+    return x;
+  }
   /// ds as it is rounded, which is before the scale in FlashAttention and after it in cuDNN: the smallest normal number
   /// counts by the larger share. Also where ds is 0, as with one key, for kernels compute some small number there.
   double rounded_ds(double ds) const {
@@ -373,7 +403,7 @@ class RoundedGradients {
   }
 
   void add_o(const double* grad, int64_t query, Block& dq, Block& dk) const {
-    const std::vector<double> o = mean(row_.p, entry_.v), k = mean(row_.p, entry_.k);
+    const std::vector<double> o = mean(row_.p, entry_.v), k = mean(times_slope(row_.p), entry_.k);
     double square = 0, size = 0;  // of the errors of D
     for (int64_t d = 0; d < n_; ++d) {
       const double term = std::abs(grad[d]) * recipes_.size(o[at(d)]);
@@ -385,41 +415,45 @@ class RoundedGradients {
       dq.add_rounding(query + d, factor * factor * square, factor * size);
     }
     for (size_t j = 0; j < row_.p.size(); ++j) {
-      const double factor = scale * row_.p[j];
+      const double factor = scale * row_.p[j] * slope(j);
       dk.add_roundings(key(j), n_, factor * factor * square, factor * size, &entry_.q[at(query)]);
     }
   }
 
-  void add_scores(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& ds,
+  void add_scores(const double* grad, int64_t query, const std::vector<Dot>& dp, const std::vector<double>& dt,
                   Block& dq, Block& dk, Block& dv) const {
     constexpr double kTwice = RoundedScores::kRoundings;
-    const std::vector<double> a = RoundedScores(recipes_, row_).amplitude, &p = row_.p;
+    const RoundedScores scores(recipes_, entry_.cap, row_);
+    const std::vector<double>&a = scores.amplitude, &p = row_.p;
     std::vector<double> b(p.size());        // of scale p_j e_j
-    double pp = 0, pd = 0, dd = 0, bb = 0;  // sums of squares and products of a p, a ds and b
+    double pp = 0, pd = 0, dd = 0, bb = 0;  // sums of squares and products of a p, a dt and b
     double p1 = 0, d1 = 0, b1 = 0;          // sums of their sizes
     for (size_t j = 0; j < p.size(); ++j) {
-      const double ap = a[j] * p[j], ad = a[j] * ds[j];
+      const double ap = a[j] * p[j], ad = a[j] * dt[j];
       b[j] = std::abs(entry_.scale) * p[j] * recipes_.size(dp[j].value);
       pp += ap * ap, pd += ap * ad, dd += ad * ad, bb += b[j] * b[j];
       p1 += ap, d1 += std::abs(ad), b1 += b[j];
     }
-    const std::vector<double> k = mean(p, entry_.k), dq_of_row = mean(ds, entry_.k);
+    const std::vector<double> k = mean(times_slope(p), entry_.k), dq_of_row = mean(times_slope(dt), entry_.k);
     for (size_t j = 0; j < p.size(); ++j) {
-      const double ap = a[j] * p[j], ad = std::abs(a[j] * ds[j]), own = recipes_.size(ds[j]);
+      const double ap = a[j] * p[j], ad = std::abs(a[j] * dt[j]), own = recipes_.size(slope(j) * dt[j]);
+      const double of_slope = std::abs(dt[j]) * scores.slope[j];
       const auto square = [](double x) { return x * x; };
       const double p_square = square(ap * (1 - p[j])) + square(p[j]) * (pp - square(ap));
       const double p_size = ap * (1 - p[j]) + p[j] * (p1 - ap);
       dv.add_roundings(key(j), n_, kTwice * p_square, kTwice * p_size, grad);
-      const double others = square(ds[j]) * pp + 2 * ds[j] * p[j] * pd + square(p[j]) * dd - square(2 * p[j] * ad);
-      const double of_scores = square(ad * (1 - 2 * p[j])) + std::max(0.0, others);
-      const double of_scores_size = ad * std::abs(1 - 2 * p[j]) + std::abs(ds[j]) * p1 + p[j] * d1;
-      const double of_dp = square(b[j] * (1 - p[j])) + square(p[j]) * (bb - square(b[j]));
-      const double of_dp_size = b[j] * (1 - p[j]) + p[j] * (b1 - b[j]);
+      const double others = square(dt[j]) * pp + 2 * dt[j] * p[j] * pd + square(p[j]) * dd - square(2 * p[j] * ad);
+      const double of_scores =
+          square(slope(j) * ad * std::abs(1 - 2 * p[j]) + of_slope) + square(slope(j)) * std::max(0.0, others);
+      const double of_scores_size =
+          slope(j) * (ad * std::abs(1 - 2 * p[j]) + std::abs(dt[j]) * p1 + p[j] * d1) + of_slope;
+      const double of_dp = square(slope(j)) * (square(b[j] * (1 - p[j])) + square(p[j]) * (bb - square(b[j])));
+      const double of_dp_size = slope(j) * (b[j] * (1 - p[j]) + p[j] * (b1 - b[j]));
       dk.add_roundings(key(j), n_, kTwice * of_scores + of_dp + own * own, kTwice * of_scores_size + of_dp_size + own,
                        &entry_.q[at(query)]);
       for (int64_t d = 0; d < n_; ++d) {
-        const double of_key = entry_.k[at(key(j) + d)], off = of_key - k[at(d)];
-        const double by_score = std::abs(a[j] * (ds[j] * off - p[j] * dq_of_row[at(d)]));
+        const double of_key = entry_.k[at(key(j) + d)], off = slope(j) * of_key - k[at(d)];
+        const double by_score = std::abs(a[j] * (dt[j] * off - p[j] * dq_of_row[at(d)])) + of_slope * std::abs(of_key);
         const double by_dp = b[j] * std::abs(off), by_ds = own * std::abs(of_key);
         dq.add_rounding(query + d, kTwice * square(by_score) + square(by_dp) + square(by_ds),
                         kTwice * by_score + by_dp + by_ds);
@@ -502,17 +536,19 @@ struct Saved {
 };
 
 /// Adds the contribution of query i of `head` to the gradients; `grad` is the batch entry's upstream gradient.
-///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  ds_j = p_j (dp_j - D)
+///   dp_j = grad.v_j, summed over d;  D = sum_j p_j dp_j (grad.o would be as accurate);  dt_j = p_j (dp_j - D);
+///   ds_j = dt_j times the slope of the cap
 /// Errors, with E_j = sum_d |grad v_j|:
 ///   D: sum_j p_j E_j (2 + growth_j), rounding sum_j p_j E_j rounding_j;
-///   ds_j: p_j (E_j + error of D + |dp_j - D| growth_j), rounding p_j (rounding of D + |dp_j - D| (rounding_j + 2))
+///   dt_j: p_j (E_j + error of D + |dp_j - D| growth_j), rounding p_j (rounding of D + |dp_j - D| (rounding_j + 2));
+///   ds_j: see by_logit(); the scale rounds in the score, of which the slope is a function
 /// A kernel that takes D or p from what the forward pass saved has the roundings of these; the gold knows them, for it
 /// has the exact values, too. Their products are far below the other errors.
 void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const Sizes& s,
                        const std::vector<double>& grad, const Saved& saved, int64_t head, int64_t i, QueryRow& row,
                        Block& dq, Block& dk, Block& dv) {
   entry.load(head, i, row);
-  std::vector<double> all_ds;
+  std::vector<double> all_dt;
   const int64_t query = entry.query_at(head, i), n = s.head_dim;
   std::vector<Dot> dp;
   dp.reserve(row.keys.size());
@@ -530,22 +566,26 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
   for (size_t j = 0; j < row.keys.size(); ++j) {
     const int64_t key = entry.key_at(head, row.keys[j]);
     const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d;
-    const double ds = entry.scale * p * off, weight = std::abs(entry.scale) * p;
-    const double ds_magnitude = std::abs(ds) + weight * (dp[j].magnitude + d_magnitude + std::abs(off) * growth);
-    const double ds_rounding = weight * (d_rounding + std::abs(off) * (rounding + 2 + kScaleRounding));
-    dq.add(query, n, ds, ds_magnitude, ds_rounding, &entry.k[at(key)]);
-    dk.add(key, n, ds, ds_magnitude, ds_rounding, &entry.q[at(query)]);
+    const double dt = entry.scale * p * off, weight = std::abs(entry.scale) * p;
+    const double dt_magnitude = std::abs(dt) + weight * (dp[j].magnitude + d_magnitude + std::abs(off) * growth);
+    const double dt_rounding = weight * (d_rounding + std::abs(off) * (rounding + 2 + kScaleRounding));
+    GoldElement slope = row.slope[j];
+    slope.rounding += kScaleRounding * slope.magnitude;
+    const GoldElement ds = by_logit({dt, dt_magnitude, dt_rounding}, {{}, slope});
+    dq.add(query, n, ds.value, ds.magnitude, ds.rounding, &entry.k[at(key)]);
+    dk.add(key, n, ds.value, ds.magnitude, ds.rounding, &entry.q[at(query)]);
     dv.add(key, n, p, p * (1 + growth), p * rounding, &grad[at(query)]);
     if (saved.any()) {
-      const double by_o = -entry.scale * p * of_o, by_lse = entry.scale * p * of_lse * (off - of_o);
+      const double by_o = -entry.scale * p * slope.value * of_o;
+      const double by_lse = entry.scale * p * slope.value * of_lse * (off - of_o);
       dq.move(query, n, by_o, by_lse, &entry.k[at(key)]);
       dk.move(key, n, by_o, by_lse, &entry.q[at(query)]);
       dv.move(key, n, 0, p * of_lse, &grad[at(query)]);
     }
-    all_ds.push_back(ds);
+    all_dt.push_back(dt);
   }
   if (!recipes.none())
-    RoundedGradients(recipes, entry, s, head, row).add(&grad[at(query)], query, dp, all_ds, dq, dk, dv);
+    RoundedGradients(recipes, entry, s, head, row).add(&grad[at(query)], query, dp, all_dt, dq, dk, dv);
 }
 
 /// Emits keys [first, first + n) of every head of `all` as row `row` of an output.
@@ -601,17 +641,30 @@ void attention_backward(const GoldArgs& args, int parts) {
   }
 }
 
+AttentionAttrs::AttentionAttrs(std::span<const double> attrs)
+    : causal(attrs[kCausal] != 0), scale(attrs[kScale]), window_left(-1), window_right(-1), softcap(0) {
+  if (attrs.size() == kAttentionAttrs.size()) return;
+  window_left = static_cast<int64_t>(attrs[kWindowLeft]), window_right = static_cast<int64_t>(attrs[kWindowRight]);
+  softcap = attrs[kSoftcapOfScores];
+}
+
+AttentionAttrs::Range AttentionAttrs::keys_of(int64_t i, int64_t q_seq, int64_t kv_seq) const {
+  const int64_t own = i + kv_seq - q_seq, right = causal ? 0 : window_right;
+  const int64_t begin = window_left < 0 ? 0 : std::clamp<int64_t>(own - window_left, 0, kv_seq);
+  return {begin, right < 0 ? kv_seq : std::clamp(own + right + 1, begin, kv_seq)};
+}
+
 void check_attention_sizes(const CaseSizes& sizes) {
   const int64_t q_heads = sizes.dim("q_heads"), kv_heads = sizes.dim("kv_heads");
   if (q_heads % kv_heads != 0) {
     throw InputError("--q-heads", fmt::format("{} query heads are not a multiple of {} key heads", q_heads, kv_heads),
                      "give a multiple of --kv-heads");
   }
-  if (sizes.attrs[0] != 0 && sizes.attrs[0] != 1) {
-    throw InputError("--causal", fmt::format("expected 0 or 1, got {}", sizes.attrs[0]));
+  if (sizes.attrs[kCausal] != 0 && sizes.attrs[kCausal] != 1) {
+    throw InputError("--causal", fmt::format("expected 0 or 1, got {}", sizes.attrs[kCausal]));
   }
-  if (!std::isfinite(sizes.attrs[1])) {
-    throw InputError("--scale", fmt::format("expected a finite number, got {}", sizes.attrs[1]),
+  if (!std::isfinite(sizes.attrs[kScale])) {
+    throw InputError("--scale", fmt::format("expected a finite number, got {}", sizes.attrs[kScale]),
                      "leave it out for 1/sqrt(head_dim)");
   }
 }
@@ -637,10 +690,11 @@ void plant_masked_keys(const FillArgs& args, const std::vector<std::string_view>
 
 Work attention_work(const GoldArgs& args, int parts, int products) {
   const Sizes s = sizes_of(args, parts);
+  const AttentionAttrs attrs(args.attrs);
   double pairs = 0;
   for (int64_t i = 0; i < s.q_seq; ++i) {
-    const int64_t kept = args.attrs[0] != 0 ? std::clamp<int64_t>(i + 1 + s.kv_seq - s.q_seq, 0, s.kv_seq) : s.kv_seq;
-    pairs += static_cast<double>(kept);
+    const AttentionAttrs::Range seen = attrs.keys_of(i, s.q_seq, s.kv_seq);
+    pairs += static_cast<double>(seen.end - seen.begin);
   }
   return {2.0 * products * static_cast<double>(s.batch * s.q_heads * s.head_dim) * pairs};
 }
@@ -676,6 +730,27 @@ namespace {
 void forward(const GoldArgs& args) { attention_forward(args, 1); }
 void backward(const GoldArgs& args) { attention_backward(args, 1); }
 
+constexpr std::array<AttrSpec, 5> kAttrs{
+    kAttentionAttrs[kCausal], kAttentionAttrs[kScale],
+    AttrSpec{"window_left", -1, "a query sees its own key and this many before it; -1: all before it"},
+    AttrSpec{"window_right", -1, "a query sees its own key and this many after it; -1: all after it; with causal none"},
+    AttrSpec{"softcap", 0, "c: scores s become c tanh(s/c), after the scale; 0: they stay as they are"}};
+
+void check_sizes(const CaseSizes& sizes) {
+  constexpr double kLongest = 0x1p31;
+  check_attention_sizes(sizes);
+  for (const auto& [attr, flag] : {std::pair{kWindowLeft, "--window-left"}, {kWindowRight, "--window-right"}}) {
+    const double keys = sizes.attrs[attr];
+    if (keys >= -1 && keys < kLongest && keys == std::floor(keys)) continue;
+    throw InputError(flag, fmt::format("expected an integer from -1 to 2147483647, got {}", keys),
+                     "-1 is for a window without this end");
+  }
+  const double softcap = sizes.attrs[kSoftcapOfScores];
+  if (softcap >= 0 && std::isfinite(softcap)) return;
+  throw InputError("--softcap", fmt::format("expected 0 or a finite number above it, got {}", softcap),
+                   "0 leaves scores as they are");
+}
+
 void refine(const FillArgs& args) { plant_masked_keys(args, {"k"}, {"v"}); }
 
 Work forward_work(const GoldArgs& args) { return attention_work(args, 1, kForwardProducts); }
@@ -693,9 +768,9 @@ constexpr Operator kAttention{"attention",
                               "reduction",
                               "o = softmax(scale q k^T, over the keys that the masks keep) v",
                               "batch",
-                              kAttentionAttrs,
+                              kAttrs,
                               kPasses,
-                              check_attention_sizes,
+                              check_sizes,
                               refine,
                               /*parallel_dim=*/"",
                               /*left_out=*/"masked keys"};

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -11,8 +13,25 @@
 
 namespace checkop {
 
-/// The attributes causal and scale, in this order.
+/// The attributes causal and scale, in this order. attention alone has others after them.
 extern const std::array<AttrSpec, 2> kAttentionAttrs;
+
+/// The attributes of a case; the default of those that the operator lacks.
+struct AttentionAttrs {
+  bool causal;
+  double scale;                       ///< below 0: 1/sqrt(head_dim)
+  int64_t window_left, window_right;  ///< below 0: unbounded
+  double softcap;                     ///< 0: off
+
+  explicit AttentionAttrs(std::span<const double> attrs);
+
+  struct Range {
+    int64_t begin, end;
+  };
+  /// The keys that query i sees, padding aside: j with p - window_left <= j <= p + window_right, where p = i + (kv_seq
+  /// - q_seq) is its own key. With causal no key after p.
+  Range keys_of(int64_t i, int64_t q_seq, int64_t kv_seq) const;
+};
 /// The rounding points of both operators.
 extern const std::array<Recipe, 2> kAttentionForwardRecipes;
 extern const std::array<Recipe, 5> kAttentionBackwardRecipes;
@@ -23,18 +42,19 @@ extern const std::array<Recipe, 5> kAttentionBackwardRecipes;
 ///        then, if the operator has them, optional o and lse, which a forward pass saved
 ///   out: o, shaped as q; optional lse[batch, q_heads, q_seq]     backward: dq; for each part dk, dv
 /// Query head h reads key head h / (q_heads/kv_heads).
-///   o_i = sum_j p_ij v_j,  p_i = softmax over the kept keys of query i of scale q_i k_j;  o_i = 0 without kept keys
-///   lse_i = log of the sum of exponentials of its scores; -inf without kept keys
-///   dv = p^T grad,  ds = p*(grad v^T - rowsum(grad*o)),  dq = scale ds k,
+///   o_i = sum_j p_ij v_j,  p_i = softmax over the kept keys of query i of t_ij;  o_i = 0 without kept keys
+///   t_ij = s_ij = scale q_i k_j,  or with a cap c  t_ij = c tanh(s_ij/c)
+///   lse_i = log of the sum of exponentials of its t; -inf without kept keys
+///   dv = p^T grad,  dt = p*(grad v^T - rowsum(grad*o)),  ds = dt*(1 - (t/c)^2),  dq = scale ds k,
 ///   dk = scale ds^T q, summed over the heads of a group
 /// Keys that are not kept are never read; they may hold anything.
 /// Source of the gradients: differentiated by hand; checked by gradient_test.
 void attention_forward(const GoldArgs& args, int parts);
 void attention_backward(const GoldArgs& args, int parts);
 
-/// Operations of `products` products: each takes 2 head_dim operations per pair of a query and a key that `causal`
-/// keeps. Padding is not subtracted. The forward pass has two products, q k^T and the one with v; the backward pass
-/// recomputes q k^T and has four of its own.
+/// Operations of `products` products: each takes 2 head_dim operations per pair of a query and a key that `causal` and
+/// the window keep. Padding is not subtracted. The forward pass has two products, q k^T and the one with v; the
+/// backward pass recomputes q k^T and has four of its own.
 Work attention_work(const GoldArgs& args, int parts, int products);
 inline constexpr int kForwardProducts = 2, kBackwardProducts = 5;
 

@@ -9,9 +9,10 @@
 //   backward pass computes neither again.
 //   causal keeps key j <= i + (kv_seq - q_seq). A row without keys is 0. Masked keys may hold NaN; but NaN and
 //   infinities in the values of keys that `causal` hides from a row reach it if they are in its last block of 128 keys.
-//   Limits: sm_90 only. fp32, gradients in fp16 (where ds would underflow), other head_dim and a scale that is not
-//   positive are computed as in the candidate cuda, with its limits. Otherwise 16-bit arrays that do not begin at a
-//   16-byte boundary are CHECKOP_UNSUPPORTED: TMA can't read them, and other code would give a row other bits.
+//   Limits: sm_90 only; no window_left, window_right or softcap. fp32, gradients in fp16 (where ds would underflow),
+//   other head_dim and a scale that is not positive are computed as in the candidate cuda, with its limits. Otherwise
+//   16-bit arrays that do not begin at a 16-byte boundary are CHECKOP_UNSUPPORTED: TMA can't read them, and other code
+//   would give a row other bits.
 //   Workspace: forward 256 bytes, with a mask also 24 bytes per 128 keys and 8 per batch entry. Backward: 8 bytes per
 //   query of a head, o and 4 more unless o and lse are given, and ds in 16 bits of as many key heads as fit 1 GiB or
 //   give 264 blocks of 128 keys.
@@ -50,7 +51,7 @@ size_t forward_workspace(const checkop_call* call) {
 
 size_t backward_workspace(const checkop_call* call) {
   const size_t portable = attention_workspace(call);
-  if (call->n_inputs != 7 || call->n_attrs != 2 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
+  if (call->n_inputs != 7 || call->n_attrs != 5 || call->inputs[0].rank != 4 || call->inputs[1].rank != 4) {
     return portable;
   }
   const int64_t *q = call->inputs[0].shape, *k = call->inputs[1].shape;
@@ -101,9 +102,18 @@ checkop_status run(const checkop_call* call, const AttentionParams& shape) {
   return say(call, CHECKOP_OK, is_wide ? "wgmma, tile 128x128" : "wgmma, tile 192x128");
 }
 
+/// The Hopper kernels know no window and no soft cap.
+checkop_status decline_window_and_cap(const checkop_call* call, const AttentionParams& shape) {
+  const bool has_window = shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
+  if (has_window) return say(call, CHECKOP_UNSUPPORTED, "window_left and window_right: only -1 is supported");
+  if (!shape.cap.is_none()) return say(call, CHECKOP_UNSUPPORTED, "softcap: only 0 is supported");
+  return CHECKOP_OK;
+}
+
 checkop_status launch_forward(const checkop_call* call) {
   AttentionParams shape;
   if (auto status = check_call(call, false, kParts, shape)) return status;
+  if (auto status = decline_window_and_cap(call, shape)) return status;
   if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_F16) return run<__half>(call, shape);
   if (has_shape(shape) && call->inputs[0].dtype == CHECKOP_BF16) return run<__nv_bfloat16>(call, shape);
   return launch_attention(call, false, kParts);
@@ -113,6 +123,7 @@ checkop_status launch_backward(const checkop_call* call) {
   using T = __nv_bfloat16;
   AttentionParams shape;
   if (auto status = check_call(call, true, kParts, shape)) return status;
+  if (auto status = decline_window_and_cap(call, shape)) return status;
   if (!has_shape(shape) || call->inputs[0].dtype != CHECKOP_BF16) return launch_attention(call, true, kParts);
   if (auto status = check_alignment(call)) return status;
   const auto input = [&](int i) { return static_cast<const T*>(call->inputs[i].data); };

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The passes of the "native" CPU candidates of attention (keys in one tensor) and kv_cache_attention (keys in two):
 // fp32, one head of one batch entry at a time. Keys that the mask drops are removed first.
-//   s[i,j] = scale q[i] k[j]    p = softmax_j(s)    o[i] = sum_j p[i,j] v[j]
-//   dp = do v^T    ds = p * (dp - rowsum(p * dp))    dq = scale ds k    dk = scale ds^T q    dv = p^T do
+//   s[i,j] = cap(scale q[i] k[j])    p = softmax_j(s)    o[i] = sum_j p[i,j] v[j]    cap(x) = softcap tanh(x / softcap)
+//   dp = do v^T    ds = p * (dp - rowsum(p * dp)) * cap'    dq = scale ds k    dk = scale ds^T q    dv = p^T do
 //   q, o, do, dq: [batch, q_heads, q_seq, D]  k, v, dk, dv: [batch, kv_heads, length of the part, D] fp32|bf16|fp16
 //   key_padding_mask: [batch, kv_seq] uint8, kv_seq the sum of the parts' lengths; nonzero keeps a key; may be absent
-//   With one part: lse[i] = log sum_j exp(s[i,j]), [batch, q_heads, q_seq] fp32, optional output of the forward pass;
-//   -inf for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used instead of
+//   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
+//   keys from window_left before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal. With
+//   one part: lse[i] = log sum_j exp(s[i,j]), [batch, q_heads, q_seq] fp32, optional output of the forward pass; -inf
+//   for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used instead of
 //   computing them again: p = exp(s - lse), rowsum(do * o).
 //   Limits: contiguous, q_heads a multiple of kv_heads.   Expected error: chains of 67 to 68 additions, then a tree
 //   over blocks of 512 or 1024 terms; one more chain over the heads of a group.
 #pragma once
 
+#include "cpu/logit_transform.hpp"
 #include "cpu/native.hpp"
 
 namespace native::attention {
@@ -33,6 +36,8 @@ struct AttentionParams {
   float scale;
   const checkop_tensor* saved_o = nullptr;  // of a forward pass; nullptr when absent
   const float* saved_lse = nullptr;         // likewise
+  int64_t left = -1, right = -1;            // keys before and after its own that a query sees; below 0: all
+  LogitTransform cap = {};
 
   int64_t group() const { return q_heads / kv_heads; }
   int64_t work() const { return batch * q_heads * q_seq * kv_seq * width; }
@@ -58,7 +63,9 @@ inline float* check_rows(const checkop_tensor& t, const char* name, const Attent
 /// Inputs are q, k and v of each part, then the mask.
 inline AttentionParams params_of(const checkop_call& c, int parts) {
   const checkop_tensor &q = c.inputs[0], &mask = c.inputs[1 + 2 * parts];
-  if (c.n_attrs != 2) throw Refusal(CHECKOP_FAILED, "expected 2 attributes: causal and scale");
+  if (c.n_attrs != 2 && c.n_attrs != 5)
+    throw Refusal(CHECKOP_FAILED,
+                  "expected 2 attributes, causal and scale, or window_left, window_right and softcap too");
   if (q.rank != 4 || c.inputs[1].rank != 4) throw Refusal(CHECKOP_FAILED, "q or keys: expected rank 4");
   check_computed_dtype(q.dtype);
   const double scale = c.attrs[1].value;
@@ -73,6 +80,12 @@ inline AttentionParams params_of(const checkop_call& c, int parts) {
                     q.shape[3],
                     c.attrs[0].value != 0,
                     scale < 0 ? 1.0f / std::sqrt(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
+  if (c.n_attrs == 5) {
+    p.left = static_cast<int64_t>(exact_attribute(c, "window_left"));
+    p.right = static_cast<int64_t>(exact_attribute(c, "window_right"));
+    p.cap.softcap = attribute(c, "softcap");
+  }
+  if (p.causal) p.right = 0;
   if (p.kv_heads == 0 || p.q_heads % p.kv_heads != 0)
     throw Refusal(CHECKOP_FAILED, std::to_string(p.q_heads) + " query heads: not a multiple of " +
                                       std::to_string(p.kv_heads) + " key heads");
@@ -93,7 +106,12 @@ inline AttentionParams params_of(const checkop_call& c, int parts) {
   return p;
 }
 
-/// Kept keys and values of one key head, and how many of them each query sees: always the first ones.
+/// The keys that a query sees, as indices into those of a Keys.
+struct Seen {
+  int64_t first, n;
+};
+
+/// Kept keys and values of one key head, and which of them each query sees.
 struct Keys {
   std::vector<int64_t> index;
   std::vector<float> k, v;
@@ -111,10 +129,13 @@ struct Keys {
       load(*part->v, from, p.width, &v[i * size(p.width)]);
     }
   }
-  int64_t seen_by(const AttentionParams& p, int64_t i) const {
-    const int64_t end = p.causal ? i + (p.kv_seq - p.q_seq) + 1 : p.kv_seq;
-    return std::lower_bound(index.begin(), index.end(), end) - index.begin();
+  Seen seen_by(const AttentionParams& p, int64_t i) const {
+    const int64_t own = i + (p.kv_seq - p.q_seq);
+    const int64_t first = p.left < 0 ? 0 : index_of(own - p.left);
+    const int64_t end = p.right < 0 ? static_cast<int64_t>(index.size()) : index_of(own + p.right + 1);
+    return {first, std::max<int64_t>(end - first, 0)};
   }
+  int64_t index_of(int64_t key) const { return std::lower_bound(index.begin(), index.end(), key) - index.begin(); }
 };
 
 /// out[columns] = sum over terms of weight[term * step] * rows[term, columns]
@@ -131,13 +152,17 @@ inline void weighted_sum(const float* weight, int64_t step, const float* rows, i
   std::copy(total.begin(), total.end(), out);  // when there are no terms
 }
 
-/// p[0, n) of one query; returns its lse. A row whose scores are all -inf is NaN, as the formula gives; a row without
-/// keys is empty. `saved`: the lse of a forward pass, or null.
-inline float probabilities(const AttentionParams& p, const float* q, const Keys& keys, int64_t n, float* to,
-                           const float* saved = nullptr) {
+/// p[0, seen.n) of one query; returns its lse. A row whose scores are all -inf is NaN, as the formula gives; a row
+/// without keys is empty. `saved`: the lse of a forward pass, or null. `slope`: the derivative of the cap at each
+/// score, or null.
+inline float probabilities(const AttentionParams& p, const float* q, const Keys& keys, const Seen& seen, float* to,
+                           const float* saved = nullptr, float* slope = nullptr) {
   float max = -std::numeric_limits<float>::infinity();
+  const int64_t n = seen.n;
   for (int64_t j = 0; j < n; ++j) {
-    to[j] = p.scale * dot(q, &keys.k[size(j * p.width)], p.width);
+    const float score = p.scale * dot(q, &keys.k[size((seen.first + j) * p.width)], p.width);
+    to[j] = p.cap(score);
+    if (slope != nullptr) slope[j] = p.cap.slope(score);
     max = to[j] > max ? to[j] : max;
   }
   if (saved != nullptr) {
@@ -162,12 +187,13 @@ inline checkop_status forward(const checkop_call* call, int parts) {
       for (int64_t head = begin; head < end; ++head) {
         const Keys keys(p, head / p.q_heads, head % p.q_heads / p.group());
         for (int64_t i = 0; i < p.q_seq; ++i) {
-          const int64_t at = (head * p.q_seq + i) * p.width, n = keys.seen_by(p, i);
+          const int64_t at = (head * p.q_seq + i) * p.width;
+          const Seen seen = keys.seen_by(p, i);
           std::vector<float> out(size(p.width));
           load(p.q, at, p.width, q.data());
-          const float of_row = probabilities(p, q.data(), keys, n, weights.data());
+          const float of_row = probabilities(p, q.data(), keys, seen, weights.data());
           if (lse != nullptr) lse[head * p.q_seq + i] = of_row;
-          weighted_sum(weights.data(), 1, keys.v.data(), n, p.width, out.data());
+          weighted_sum(weights.data(), 1, keys.v.data() + seen.first * p.width, seen.n, p.width, out.data());
           store(o, at, p.width, out.data());
         }
       }
@@ -181,20 +207,23 @@ inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_
   const auto n_keys = static_cast<int64_t>(keys.index.size());
   const int64_t first = head * p.q_seq * p.width;
   std::vector<float> q(size(p.q_seq * p.width)), grad(q.size()), o(p.saved_o == nullptr ? 0 : q.size());
-  std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 beyond the keys that a query sees
+  std::vector<float> weights(size(p.q_seq * n_keys)), ds(weights.size());  // 0 beside the keys that a query sees
+  std::vector<float> slope(size(n_keys));
   load(p.q, first, p.q_seq * p.width, q.data());
   load(grad_o, first, p.q_seq * p.width, grad.data());
   if (p.saved_o != nullptr) load(*p.saved_o, first, p.q_seq * p.width, o.data());
   for (int64_t i = 0; i < p.q_seq; ++i) {
-    const int64_t n = keys.seen_by(p, i);
-    float *w = weights.data() + i * n_keys, *d = ds.data() + i * n_keys;
+    const Seen seen = keys.seen_by(p, i);
+    const int64_t n = seen.n, at = i * n_keys + seen.first;
+    float *w = weights.data() + at, *d = ds.data() + at;
     const float* const lse = p.saved_lse == nullptr ? nullptr : p.saved_lse + head * p.q_seq + i;
-    probabilities(p, &q[size(i * p.width)], keys, n, w, lse);
-    for (int64_t j = 0; j < n; ++j) d[j] = dot(&grad[size(i * p.width)], &keys.v[size(j * p.width)], p.width);
+    probabilities(p, &q[size(i * p.width)], keys, seen, w, lse, slope.data());
+    for (int64_t j = 0; j < n; ++j)
+      d[j] = dot(&grad[size(i * p.width)], &keys.v[size((seen.first + j) * p.width)], p.width);
     const float mean = o.empty() ? dot(w, d, n) : dot(&grad[size(i * p.width)], &o[size(i * p.width)], p.width);
-    for (int64_t j = 0; j < n; ++j) d[j] = p.scale * (w[j] * (d[j] - mean));
+    for (int64_t j = 0; j < n; ++j) d[j] = p.scale * (w[j] * (d[j] - mean) * slope[size(j)]);
     std::vector<float> out(size(p.width));
-    weighted_sum(d, 1, keys.k.data(), n, p.width, out.data());
+    weighted_sum(d, 1, keys.k.data() + seen.first * p.width, n, p.width, out.data());
     store(dq, first + i * p.width, p.width, out.data());
   }
   std::vector<float> out(size(p.width));

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The passes of the "cuda" candidates of attention (keys in one array) and kv_cache_attention (keys in two): tiles of
 // 32 queries by 32 keys in fp32, online softmax, portable CUDA.
-//   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of scale q[i] k[j]
-//   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D),  D = rowsum(p * do v^T)
+//   forward   o[i] = sum_j p[i,j] v[j],  p = softmax over the keys that the masks keep of s[i,j]
+//             s[i,j] = cap(scale q[i] k[j]),  cap(x) = softcap tanhf(x / softcap), or x if softcap is 0
+//   backward  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do,  ds = p * (do v^T - D) * cap',  D = rowsum(p * do v^T)
 //   q, o, do, dq: [batch, q_heads, q_seq, head_dim]     k, v, dk, dv: [batch, kv_heads, length of the part, head_dim]
 //   f32|f16|bf16     key_padding_mask: [batch, kv_seq] u8, kv_seq the sum of the parts' lengths; nonzero keeps a key;
 //   may be absent
-//   With one part: lse[i] = log sum_j exp(scale q[i] k[j]), [batch, q_heads, q_seq] f32, optional output of the forward
-//   pass; -inf for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used in
-//   place of the sums over keys that they are: with both, dq needs one pass over the keys and not two.
-//   Limits: contiguous, head_dim <= 256, q_heads a multiple of kv_heads.
-//   Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max, 1/sum and D of every query).
-//   Expected error: chains of head_dim and of kv_seq fp32 additions, dk and dv of group * q_seq; expf within 2 ulp.
+//   Attributes causal and scale; window_left, window_right and softcap where the operator has them: query i sees the
+//   keys from window_left before its own, i + (kv_seq - q_seq), to window_right after it, or to its own if causal. With
+//   one part: lse[i] = log sum_j exp(s[i,j]), [batch, q_heads, q_seq] f32, optional output of the forward pass; -inf
+//   for a row without keys. o and lse of a forward pass, optional inputs of the backward pass, are used in place of the
+//   sums over keys that they are: with both, dq needs one pass over the keys and not two. Limits: contiguous, head_dim
+//   <= 256, q_heads a multiple of kv_heads. Workspace: forward none; backward batch * q_heads * q_seq * 12 bytes (max,
+//   1/sum and D of every query). Expected error: chains of head_dim and of kv_seq fp32 additions, dk and dv of group *
+//   q_seq; expf within 2 ulp.
 //
 // A query's bits depend only on its batch entry, not on how its keys are cut into parts: tiles begin at multiples of 32
 // and are taken in ascending order. A block owns what it writes, a tile of queries (o, dq) or of keys (dk, dv, for the
@@ -74,7 +77,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
     float sum[kChunks][4] = {};
     __syncthreads();  // the previous head's readers are done
     load_tile<kChunks>(p.queries(q, head), first, p.q_seq, qs);
-    for (int64_t key = 0; key < p.key_end(first + kTile - 1); key += kTile) {
+    for (int64_t key = p.key_begin(first); key < p.key_end(first + kTile - 1); key += kTile) {
       float score[kPerThread];
       bool kept[kPerThread];
       __syncthreads();
@@ -83,7 +86,7 @@ __global__ __launch_bounds__(kThreads) void attention_forward(AttentionParams p,
       products<kChunks>(qs, keys, score);
 #pragma unroll
       for (int c = 0; c < kPerThread; ++c) {
-        score[c] *= p.scale;
+        score[c] = p.cap.apply(score[c] * p.scale);
         kept[c] = p.keeps(mask, row, key + column(c));
       }
       const float before = online.add(score, kept);
@@ -141,7 +144,7 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
         if (saved.o != nullptr) mean = mean_of_output<kChunks>(p.queries(saved.o, head), row, p.q_seq, grads);
         if (saved.lse != nullptr) online.take(row < p.q_seq ? saved.lse[head * p.q_seq + row] : -INFINITY);
       }
-      for (int64_t key = 0; key < end; key += kTile) {
+      for (int64_t key = p.key_begin(first); key < end; key += kTile) {
         float score[kPerThread], dp[kPerThread];
         bool kept[kPerThread];
         __syncthreads();
@@ -156,6 +159,8 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
           kept[c] = p.keeps(mask, row, key + column(c));
         }
         if (pass == 0) {
+#pragma unroll
+          for (int c = 0; c < kPerThread; ++c) score[c] = p.cap.apply(score[c]);
           const float before = online.add(score, kept);
           float added = 0.0f;
 #pragma unroll
@@ -167,9 +172,9 @@ __global__ __launch_bounds__(kThreads) void attention_dq(AttentionParams p, cons
         }
 #pragma unroll
         for (int c = 0; c < kPerThread; ++c) {
-          const float probability = expf(score[c] - exp_shift(online.max)) * online.reciprocal();
+          const float probability = expf(p.cap.apply(score[c]) - exp_shift(online.max)) * online.reciprocal();
           const int at = threadIdx.x / kLanes * kSquareStride + column(c);
-          weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean)) : 0.0f;
+          weights[at] = kept[c] ? p.scale * (probability * (dp[c] - mean) * p.cap.slope(score[c])) : 0.0f;
           flags[at] = kept[c] ? 1.0f : kMasked;
         }
         __syncthreads();
@@ -205,7 +210,7 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(AttentionParams p, co
     load_tile<kChunks>(p.keys<kParts>(k, k2, kv_head), first, p.kv_seq, keys);
     load_tile<kChunks>(p.keys<kParts>(v, v2, kv_head), first, p.kv_seq, values);
     for (int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head) {
-      for (int64_t query = p.query_begin(first); query < p.q_seq; query += kTile) {
+      for (int64_t query = p.query_begin(first); query < p.query_end(first + kTile - 1); query += kTile) {
         float score[kPerThread], dp[kPerThread];
         __syncthreads();
         load_tile<kChunks>(p.queries(q, head), query, p.q_seq, qs);
@@ -220,8 +225,9 @@ __global__ __launch_bounds__(kThreads) void attention_dkdv(AttentionParams p, co
           float probability = kMasked, derivative = 0.0f;
           if (row < p.q_seq && p.keeps(mask, row, key)) {
             const QueryStats s = stats[head * p.q_seq + row];
-            probability = expf(score[c] * p.scale - s.shift) * s.reciprocal;
-            derivative = p.scale * (probability * (dp[c] - s.mean));
+            const float scaled = score[c] * p.scale;
+            probability = expf(p.cap.apply(scaled) - s.shift) * s.reciprocal;
+            derivative = p.scale * (probability * (dp[c] - s.mean) * p.cap.slope(scaled));
           }
           weights[at] = probability;
           ds[at] = derivative;
@@ -248,6 +254,16 @@ struct PartNames {
   const char *k, *v, *dk, *dv;
 };
 
+inline checkop_status read_window_and_cap(const checkop_call* call, AttentionParams& p) {
+  double left = 0, right = 0, softcap = 0;
+  if (auto status = read_attribute(call, "window_left", left)) return status;
+  if (auto status = read_attribute(call, "window_right", right)) return status;
+  if (auto status = read_attribute(call, "softcap", softcap)) return status;
+  p.window_left = static_cast<int64_t>(left), p.window_right = static_cast<int64_t>(right);
+  p.cap = {/*temperature=*/1, softcap};
+  return CHECKOP_OK;
+}
+
 /// Inputs are q, k and v of each part, key_padding_mask; backward then grad_o. Outputs are o; backward dq, then dk and
 /// dv of each part. With one part, the forward pass has the output lse after o, the backward pass the inputs o and lse
 /// after grad_o.
@@ -261,7 +277,10 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
   const checkop_tensor &q = call->inputs[0], &mask = call->inputs[1 + 2 * kParts];
   if (check.rank_at_least(q, "q", 4).failed()) return check.status();
   if (q.rank != 4) return say(call, CHECKOP_FAILED, "tensor 'q': rank %d, expected 4", q.rank);
-  if (call->n_attrs != 2) return say(call, CHECKOP_FAILED, "expected 2 attributes: causal and scale");
+  if (call->n_attrs != 2 && call->n_attrs != 5) {
+    return say(call, CHECKOP_FAILED,
+               "expected 2 attributes, causal and scale, or window_left, window_right and softcap too");
+  }
   int64_t kv_heads = 0, kv_seq = 0, first_seq = 0;
   check.float_dtype(q, "q").contiguous(q, "q");
   for (int part = 0; part < kParts; ++part) {
@@ -322,7 +341,7 @@ checkop_status check_call(const checkop_call* call, bool backward, const PartNam
        static_cast<int>(q.shape[3]),
        call->attrs[0].value != 0,
        scale < 0 ? 1.0f / sqrtf(static_cast<float>(q.shape[3])) : static_cast<float>(scale)};
-  return CHECKOP_OK;
+  return call->n_attrs == 2 ? CHECKOP_OK : read_window_and_cap(call, p);
 }
 
 /// One block in x per tile and one in y per head; with more heads than a grid allows, blocks stride over them.

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/common.cuh"
+#include "cuda/logit_transform.cuh"
 
 namespace checkop::kernels {
 
@@ -40,6 +41,8 @@ struct AttentionParams {
   int width;          // head_dim
   bool causal;
   float scale;
+  int64_t window_left = -1, window_right = -1;  // keys before and after its own that a query sees; below 0: all
+  LogitTransform cap = {};                      // of the scores, after the scale
 
   __host__ __device__ int64_t heads() const { return batch * q_heads; }
   __host__ __device__ int64_t group() const { return q_heads / kv_heads; }
@@ -53,19 +56,34 @@ struct AttentionParams {
   __device__ Rows<1, T> queries(T* all, int64_t head) const {
     return {all + head * q_seq * width, nullptr, q_seq, width};
   }
+  /// The key that is as far from the end of the keys as the query from that of the queries.
+  __device__ int64_t own_key(int64_t query) const { return query + (kv_seq - q_seq); }
+  /// As window_right, with `causal` as well.
+  __device__ int64_t right() const { return causal ? 0 : window_right; }
+  /// The first tile with a key that a query from `query` on sees.
+  __device__ int64_t key_begin(int64_t query) const {
+    const int64_t first = own_key(query) - window_left;
+    return window_left >= 0 && first > 0 ? first / kTile * kTile : 0;
+  }
   /// No query up to `last` sees a key from this index on.
   __device__ int64_t key_end(int64_t last) const {
-    const int64_t end = last + (kv_seq - q_seq) + 1;
-    return causal && end < kv_seq ? end : kv_seq;
+    const int64_t end = own_key(last) + right() + 1;
+    return right() >= 0 && end < kv_seq ? end : kv_seq;
   }
   /// The first tile with a query that sees a key from `key` on.
   __device__ int64_t query_begin(int64_t key) const {
-    const int64_t first = key - (kv_seq - q_seq);
-    return causal && first > 0 ? first / kTile * kTile : 0;
+    const int64_t first = key - (kv_seq - q_seq) - right();
+    return right() >= 0 && first > 0 ? first / kTile * kTile : 0;
+  }
+  /// No query from this index on sees a key up to `last`.
+  __device__ int64_t query_end(int64_t last) const {
+    const int64_t end = last - (kv_seq - q_seq) + window_left + 1;
+    return window_left >= 0 && end < q_seq ? end : q_seq;
   }
   __device__ bool keeps(const uint8_t* __restrict__ mask, int64_t row, int64_t key) const {
-    return row < q_seq && key < kv_seq && (!causal || key <= row + (kv_seq - q_seq)) &&
-           (mask == nullptr || mask[key] != 0);
+    const int64_t after = key - own_key(row);
+    return row < q_seq && key < kv_seq && (right() < 0 || after <= right()) &&
+           (window_left < 0 || -after <= window_left) && (mask == nullptr || mask[key] != 0);
   }
 };
 

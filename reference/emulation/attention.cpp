@@ -2,6 +2,8 @@
 // Emulates attention as kernels compute it. kv_cache_attention uses the same passes.
 #include "emulation/attention.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "recipes.hpp"
@@ -46,27 +48,42 @@ struct Group {
   int64_t own_key_row(int64_t i) const { return key_row(kv_head, keys[static_cast<size_t>(i)]); }
   const float* query(int64_t row) const { return problem.q.row(first_query() + row); }
 
-  /// Number of keys that the causal mask keeps for a row.
-  int64_t seen(int64_t row) const {
-    const auto all = static_cast<int64_t>(keys.size());
-    if (!problem.causal || arithmetic.has(kCausalMaskIgnored.name)) return all;
-    const int64_t offset = arithmetic.has(kCausalOffsetIgnored.name) ? 0 : problem.kv_seq - problem.q_seq;
-    const int64_t end = row % problem.q_seq + offset + (arithmetic.has(kOwnKeyUnseen.name) ? 0 : 1);
-    return std::lower_bound(keys.begin(), keys.end(), end) - keys.begin();
+  /// The first of the keys that a window keeps for a row.
+  int64_t first_seen(int64_t row) const {
+    if (problem.window_left < 0 || arithmetic.has(kWindowIgnored.name)) return 0;
+    const int64_t offset = arithmetic.has(kWindowOffsetIgnored.name) ? 0 : problem.kv_seq - problem.q_seq;
+    const int64_t more = arithmetic.has(kWindowLong.name) ? 1 : arithmetic.has(kWindowShort.name) ? -1 : 0;
+    return index_of(row % problem.q_seq + offset - problem.window_left - more);
   }
+  /// The end of the keys that the causal mask or a window keeps for a row.
+  int64_t end_seen(int64_t row) const {
+    const auto all = static_cast<int64_t>(keys.size());
+    const int64_t right = problem.causal ? 0 : problem.window_right;
+    if (right < 0 || (problem.causal && arithmetic.has(kCausalMaskIgnored.name))) return all;
+    const int64_t offset = arithmetic.has(kCausalOffsetIgnored.name) ? 0 : problem.kv_seq - problem.q_seq;
+    return index_of(row % problem.q_seq + offset + right + (arithmetic.has(kOwnKeyUnseen.name) ? 0 : 1));
+  }
+  int64_t seen(int64_t row) const { return std::max<int64_t>(end_seen(row) - first_seen(row), 0); }
 
-  /// Stores the probabilities of the first seen(row) keys in p, 0 so far, and returns the row's log-sum-exp; -inf
-  /// without keys. `saved`: a log-sum-exp to use in its place, or null.
-  float probabilities(int64_t row, float* p, const float* saved = nullptr) const {
-    const int64_t n = seen(row), counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) : n;
+  /// Stores the probabilities of keys [first_seen(row), + seen(row)) in p, whose first element is that of the first of
+  /// them and which is 0 so far, and returns the row's log-sum-exp; -inf without keys. `saved`: a log-sum-exp to use in
+  /// its place, or null. `slope`: the derivative of the cap for each, or null.
+  float probabilities(int64_t row, float* p, const float* saved = nullptr, float* slope = nullptr) const {
+    const int64_t first = first_seen(row), n = seen(row);
+    const int64_t counted = arithmetic.has(kCausalMaskLate.name) ? static_cast<int64_t>(keys.size()) - first : n;
     std::vector<float> score(static_cast<size_t>(counted));
     const float scale = scale_of_scores();
-    const bool rounds = arithmetic.rounds(recipe::kScores);
-    arithmetic.dots(counted, score.data(), problem.head_dim, query(row), 1, k.row(0), 1, problem.head_dim);
+    const bool rounds = arithmetic.rounds(recipe::kScores), before = arithmetic.has(kScoreCapBeforeScale.name);
+    arithmetic.dots(counted, score.data(), problem.head_dim, query(row), 1, k.row(first), 1, problem.head_dim);
     for (int64_t j = 0; j < counted; ++j) {
-      const bool masked = multiplied && kept[static_cast<size_t>(j)] == 0;
-      float& of_key = score[static_cast<size_t>(j)];
-      of_key = masked ? -kInfinity : arithmetic.rounded_if(rounds, scale * arithmetic.rounded_if(rounds, of_key));
+      const bool masked = multiplied && kept[static_cast<size_t>(first + j)] == 0;
+      float of_slope = 1, &of_key = score[static_cast<size_t>(j)];
+      of_key = arithmetic.rounded_if(rounds, of_key);
+      if (before) of_key = capped(of_key, of_slope);
+      of_key = arithmetic.rounded_if(rounds, scale * of_key);
+      if (!before) of_key = capped(of_key, of_slope);
+      if (masked) of_key = -kInfinity;
+      if (slope != nullptr && j < n) slope[j] = of_slope;
     }
     if (std::all_of(score.begin(), score.end(), [](float s) { return s == -kInfinity; })) return -kInfinity;
     if (saved != nullptr) {
@@ -76,7 +93,7 @@ struct Group {
     }
     SoftmaxRow softmax = softmax_row(arithmetic, score.data(), counted);
     if (arithmetic.has(kFirstTileMasked.name) &&
-        keys.front() >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1))
+        keys[static_cast<size_t>(first)] >= std::max<int64_t>(Arithmetic::tile_of(problem.kv_seq), 1))
       softmax.max = kNan;
     for (int64_t j = 0; j < n; ++j)
       p[j] = arithmetic.exponential(score[static_cast<size_t>(j)] - softmax.max) / softmax.sum;
@@ -84,10 +101,24 @@ struct Group {
     return arithmetic.has(kLseBase2.name) ? lse / kLn2 : lse;
   }
 
+  /// A score after the cap, and the derivative of the cap there.
+  float capped(float score, float& slope) const {
+    const float cap = problem.softcap;
+    slope = 1;
+    if (cap == 0 || arithmetic.has(kScoreCapLeftOut.name)) return score;
+    if (arithmetic.has(kScoreCapUndivided.name)) return score * std::tanh(score);
+    const float tanh = std::tanh(score / cap);
+    if (!arithmetic.has(kSlopeOfScoreCap.name)) slope = 1 - tanh * tanh;
+    return cap * tanh;
+  }
+
   float scale_of_scores() const {
     if (arithmetic.has(kScaleMissing.name)) return 1;
     return arithmetic.has(kScaleTwice.name) ? problem.scale * problem.scale : problem.scale;
   }
+
+  /// The first of the keys that is not before key j.
+  int64_t index_of(int64_t j) const { return std::lower_bound(keys.begin(), keys.end(), j) - keys.begin(); }
 
   const Arithmetic& arithmetic;
   const AttentionProblem& problem;
@@ -117,7 +148,7 @@ float row_sum(const Arithmetic& a, const Group& group, int64_t row, const float*
   }
   if (!a.rounds(recipe::kO) || a.rounds(recipe::kScores)) return a.dot(seen, w, 1, dp, 1);
   std::vector<float> o(static_cast<size_t>(group.v.columns));
-  a.dots(group.v.columns, o.data(), seen, w, 1, group.v.row(0), group.v.columns, 1);
+  a.dots(group.v.columns, o.data(), seen, w, 1, group.v.row(group.first_seen(row)), group.v.columns, 1);
   for (float& x : o) x = a.rounded_if(true, x);
   return a.dot(group.v.columns, grad, 1, o.data(), 1);
 }
@@ -141,24 +172,27 @@ void differentiate(const Arithmetic& a, const AttentionProblem& p, const Group& 
   const float term = a.has(kRowSumDropped.name) ? 0.0F : a.has(kRowSumAdded.name) ? -1.0F : 1.0F;
   const float scale = a.has(kGradientNotScaled.name) ? 1 : p.scale;
   const bool eager = a.rounds(recipe::kScores), rounds_ds = a.rounds(recipe::kDs);
-  Matrix weights = Matrix::zeros(rows, n), ds = weights;  // 0 beyond the keys that a query sees
+  Matrix weights = Matrix::zeros(rows, n), ds = weights;  // 0 beside the keys that a query sees
+  std::vector<float> slope(static_cast<size_t>(n));
   for (int64_t r = 0; r < rows; ++r) {
-    float *w = weights.row(r), *d = ds.row(r);
-    const int64_t seen = group.seen(r);
+    const int64_t seen = group.seen(r), seen_from = group.first_seen(r);
+    float *w = weights.row(r) + seen_from, *d = ds.row(r) + seen_from;
     const int64_t from = a.has(kSavedLseOfFirstHead.name) ? r % p.q_seq : r;
     const bool has_lse = !p.saved_lse.empty() && !eager;
-    group.probabilities(r, w, has_lse ? &p.saved_lse[static_cast<size_t>(first + from)] : nullptr);
-    a.dots(seen, d, p.head_dim, grad.row(first + r), 1, group.v.row(0), 1, p.head_dim);
+    group.probabilities(r, w, has_lse ? &p.saved_lse[static_cast<size_t>(first + from)] : nullptr, slope.data());
+    a.dots(seen, d, p.head_dim, grad.row(first + r), 1, group.v.row(seen_from), 1, p.head_dim);
     for (int64_t j = 0; j < seen; ++j) d[j] = a.rounded_if(eager, d[j]);
     const float mean = term * row_sum(a, group, r, w, d, grad.row(first + r), seen);
     for (int64_t j = 0; j < seen; ++j)
-      d[j] = a.rounded_if(eager, scale * a.rounded_if(rounds_ds, w[j] * (d[j] - mean)));
+      d[j] = a.rounded_if(eager, scale * a.rounded_if(rounds_ds, w[j] * (d[j] - mean) * slope[static_cast<size_t>(j)]));
   }
   round_if(a, kProbabilitiesRounded, recipe::kP, weights);
   if (a.has(kScoreGradientsRounded.name))
     std::transform(ds.values.begin(), ds.values.end(), ds.values.begin(), Arithmetic::to_bf16);
   for (int64_t r = 0; r < rows; ++r) {
-    a.dots(p.head_dim, to.dq.row(first + r), group.seen(r), ds.row(r), 1, group.k.row(0), p.head_dim, 1);
+    const int64_t seen_from = group.first_seen(r);
+    a.dots(p.head_dim, to.dq.row(first + r), group.seen(r), ds.row(r) + seen_from, 1, group.k.row(seen_from),
+           p.head_dim, 1);
     if (a.has(kEmptyRowNan.name) && group.seen(r) == 0) std::fill_n(to.dq.row(first + r), p.head_dim, kNan);
   }
   const int64_t from = a.has(kGroupOverwritten.name) ? rows - p.q_seq : 0;
@@ -187,6 +221,10 @@ AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v
                      std::move(k),
                      std::move(v),
                      {}};
+  if (args.attrs.size() > 2) {
+    p.window_left = static_cast<int64_t>(args.attrs[2]), p.window_right = static_cast<int64_t>(args.attrs[3]);
+    p.softcap = static_cast<float>(args.attrs[4]);
+  }
   p.keep.assign(static_cast<size_t>(p.batch * p.kv_seq), 1);
   if (!args.has(mask) || args.arithmetic.has(kPaddingMaskIgnored.name)) return p;
   const bool ones_alone = args.arithmetic.has(kOnesAloneKept.name);
@@ -207,7 +245,7 @@ AttentionOutput attention_output(const EmulationArgs& args, const AttentionProbl
       std::fill(weights.values.begin(), weights.values.end(), 0.0F);
       to.lse[static_cast<size_t>(row)] = group.probabilities(r, weights.row(0));
       round_if(a, kProbabilitiesRounded, recipe::kP, weights);
-      a.dots(p.head_dim, to.o.row(row), seen, weights.row(0), 1, group.v.row(0), p.head_dim, 1);
+      a.dots(p.head_dim, to.o.row(row), seen, weights.row(0), 1, group.v.row(group.first_seen(r)), p.head_dim, 1);
       if (a.has(kEmptyRowNan.name) && seen == 0) std::fill_n(to.o.row(row), p.head_dim, kNan);
     }
   });
@@ -250,8 +288,11 @@ void backward(const EmulationArgs& args) {
   store(gradients.dv, args.out(2));
 }
 
-constexpr std::array kForwardFaults = joined(kAttentionForwardFaults, kLseFaults);
-constexpr std::array kBackwardFaults = joined(joined(kAttentionForwardFaults, kAttentionGradientFaults), kSavedFaults);
+constexpr std::array kMoreFaults = joined(kWindowFaults, kCapFaults);
+constexpr std::array kForwardFaults = joined(joined(kAttentionForwardFaults, kLseFaults), kMoreFaults);
+constexpr std::array kBackwardFaults =
+    joined(joined(joined(kAttentionForwardFaults, kAttentionGradientFaults), kSavedFaults),
+           joined(kMoreFaults, kCapGradientFaults));
 
 }  // namespace
 

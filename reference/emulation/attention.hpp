@@ -18,12 +18,14 @@ struct AttentionProblem {
   std::vector<char> keep;             ///< [batch * kv_seq], from key_padding_mask; 1 without one
   Matrix saved_o = {};                ///< [batch * q_heads * q_seq, head_dim] of a forward pass; empty if not given
   std::vector<float> saved_lse = {};  ///< [batch * q_heads * q_seq], likewise
+  int64_t window_left = -1, window_right = -1;
+  float softcap = 0;
 
   int64_t group() const { return q_heads / kv_heads; }
 };
 
 /// Builds the problem from given keys and values. Inputs: q first, key_padding_mask at index `mask`; attributes causal
-/// and scale.
+/// and scale, and window_left, window_right and softcap where the operator has them.
 AttentionProblem attention_problem(const EmulationArgs& args, Matrix k, Matrix v, int mask);
 
 struct AttentionOutput {
@@ -42,6 +44,11 @@ inline constexpr FaultSpec kCausalMaskIgnored{"causal_mask_ignored", "every quer
 inline constexpr FaultSpec kCausalOffsetIgnored{"causal_offset_ignored",
                                                 "query i sees keys up to i, not up to i + (kv_seq - q_seq)"};
 inline constexpr FaultSpec kOwnKeyUnseen{"own_key_unseen", "a query sees the keys before its own alone"};
+inline constexpr FaultSpec kWindowIgnored{"window_ignored", "every query sees all keys before its own"};
+inline constexpr FaultSpec kWindowShort{"window_short", "window_left counts the query's own key"};
+inline constexpr FaultSpec kWindowLong{"window_long", "a query sees window_left + 1 keys before its own"};
+inline constexpr FaultSpec kWindowOffsetIgnored{"window_offset_ignored",
+                                                "the window of query i begins before key i, not i + (kv_seq - q_seq)"};
 inline constexpr FaultSpec kCausalMaskLate{
     "causal_mask_late", "keys behind the query count in the sum of exponentials and are left out afterwards"};
 inline constexpr FaultSpec kLastKeyDropped{"last_key_dropped", "the last key that the mask keeps is not seen"};
@@ -72,6 +79,10 @@ inline constexpr FaultSpec kSavedLseOfFirstHead{
 // Faults in the arithmetic.
 inline constexpr FaultSpec kScaleMissing{"scale_missing", "the scores are not scaled"};
 inline constexpr FaultSpec kScaleTwice{"scale_twice", "the queries are scaled, and the scores once more"};
+inline constexpr FaultSpec kScoreCapLeftOut{"cap_left_out", "scores are not capped"};
+inline constexpr FaultSpec kScoreCapUndivided{"cap_undivided", "a score s becomes s tanh(s)"};
+inline constexpr FaultSpec kScoreCapBeforeScale{"cap_before_scale", "products are capped, then scaled"};
+inline constexpr FaultSpec kSlopeOfScoreCap{"slope_of_cap", "dq and dk lack the derivative of the cap"};
 inline constexpr FaultSpec kProbabilitiesRounded{"probabilities_rounded",
                                                  "probabilities are rounded to bf16 as operands", "accuracy",
                                                  "fp32 fp16"};  // in bf16 it is a recipe
@@ -113,6 +124,10 @@ inline constexpr std::array kAttentionForwardFaults{faults::kLastKDropped,
                                                     kMaskedKeysMultiplied,
                                                     kOnesAloneKept,
                                                     kEmptyRowNan};
+/// Faults of attention, whose queries may have a window and whose scores a cap.
+inline constexpr std::array kWindowFaults{kWindowIgnored, kWindowShort, kWindowLong, kWindowOffsetIgnored};
+inline constexpr std::array kCapFaults{kScoreCapLeftOut, kScoreCapUndivided, kScoreCapBeforeScale};
+inline constexpr std::array kCapGradientFaults{kSlopeOfScoreCap};
 /// Faults of attention, whose forward pass may save lse.
 inline constexpr std::array kLseFaults{kLseBase2, kLseLessMaximum};
 inline constexpr std::array kSavedFaults{kLseBase2, kSavedOOfNextRow, kSavedLseOfFirstHead};

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of attention, causal and scaled by 1/sqrt(head_dim)."""
-from common import NEGATIVE_INFINITY, Stream, check_gradient, dot, flat, logsumexp, mp, mpf, rows_of, softmax, vector
+"""Vectors of attention, scaled by 1/sqrt(head_dim); with windows and soft caps."""
+from common import (NEGATIVE_INFINITY, Stream, check_gradient, dot, flat, logsumexp, mp, mpf, rows_of, slope, softmax,
+                    transformed, vector)
+
+DEFAULTS = {"causal": 1, "scale": -1, "window_left": -1, "window_right": -1, "softcap": 0}
 
 
 def rounded(x):
@@ -14,10 +17,13 @@ def rounded(x):
 class Problem:
     """Sizes, mask, and the numbering of rows: by batch entry, then head, then position."""
 
-    def __init__(self, batch, q_heads, kv_heads, q_seq, kv_seq, size, mask):
+    def __init__(self, batch, q_heads, kv_heads, q_seq, kv_seq, size, mask, attrs=None):
         self.batch, self.q_heads, self.kv_heads = batch, q_heads, kv_heads
         self.q_seq, self.kv_seq, self.size, self.mask = q_seq, kv_seq, size, mask
         self.scale = 1 / mp.sqrt(size)
+        attrs = {} if attrs is None else attrs
+        self.left, self.softcap = attrs.get("window_left", -1), mpf(attrs.get("softcap", 0))
+        self.right = 0 if attrs.get("causal", 1) else attrs.get("window_right", -1)
 
     def query(self, b, h, i):
         return ((b * self.q_heads + h) * self.q_seq + i)
@@ -30,12 +36,18 @@ class Problem:
         for b in range(self.batch):
             for h in range(self.q_heads):
                 for i in range(self.q_seq):
-                    end = min(self.kv_seq, i + self.kv_seq - self.q_seq + 1)
-                    kept = [j for j in range(end) if self.mask is None or self.mask[b * self.kv_seq + j] != 0]
+                    own = i + self.kv_seq - self.q_seq
+                    seen = [j for j in range(self.kv_seq)
+                            if (self.left < 0 or j >= own - self.left) and (self.right < 0 or j <= own + self.right)]
+                    kept = [j for j in seen if self.mask is None or self.mask[b * self.kv_seq + j] != 0]
                     yield self.query(b, h, i), [self.key(b, h, j) for j in kept]
 
     def scores(self, q, k, keys):
-        return [self.scale * dot(q, k[j]) for j in keys]
+        return [transformed(self.scale * dot(q, k[j]), 1, self.softcap) for j in keys]
+
+    def slopes(self, q, k, keys):
+        """Derivatives of the scores by what the cap is applied to."""
+        return [slope(self.scale * dot(q, k[j]), 1, self.softcap) for j in keys]
 
     def sizes(self, q, k, keys):
         """How much an FP64 rounding of the scores is amplified: 1 + twice the largest sum of magnitudes."""
@@ -78,25 +90,29 @@ class Problem:
             dp = [dot(grad[i], v[j]) for j in keys]
             dp_size = [dot([abs(x) for x in grad[i]], [abs(x) for x in v[j]]) for j in keys]
             mean, mean_size = dot(p, dp), dot(p, dp_size)
-            for a, d, s, j in zip(p, dp, dp_size, keys):
-                ds, ds_size = self.scale * a * (d - mean), 2 * self.scale * a * (s + mean_size) * factor
+            for a, d, s, of_cap, j in zip(p, dp, dp_size, self.slopes(q[i], k, keys), keys):
+                ds, ds_size = self.scale * a * (d - mean) * of_cap, 2 * self.scale * a * (s + mean_size) * factor
+                if self.softcap:
+                    ds_size *= 1 + 2 / self.softcap  # the derivative of the slope
                 add(0, i, ds, ds_size, k[j])
                 add(1, j, ds, ds_size, q[i])
                 add(2, j, a, a * factor, grad[i])
         return results, scales
 
 
-def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None, saves=False):
+def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None, saves=False, attrs=None):
     """saves: the forward pass gives lse, the backward pass gets o and lse."""
     name = f"attention_{batch}x{q_heads}x{kv_heads}x{q_seq}x{kv_seq}x{size}"
     name += ("_mask" if mask else "") + ("_saved" if saves else "")
+    name += "".join(f"_{attr}_{value}" for attr, value in (attrs or {}).items())
     random = Stream(batch + 10 * q_heads + 100 * q_seq + 1000 * kv_seq + 10000 * size)
     queries, keys = batch * q_heads * q_seq, batch * kv_heads * kv_seq
     q, grad = (rows_of(random.values(queries * size), size) for _ in range(2))
     k, v = (rows_of(random.values(keys * size), size) for _ in range(2))
-    problem = Problem(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask)
+    problem = Problem(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask, attrs)
     dims = {"batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "q_seq": q_seq, "kv_seq": kv_seq,
             "head_dim": size}
+    given = None if attrs is None else {**DEFAULTS, **attrs}
     inputs = {"q": flat(q), "k": flat(k), "v": flat(v)}
     optionals = []
     if mask is not None:
@@ -106,7 +122,7 @@ def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None, 
     if saves:
         forward_outputs["lse"] = problem.lse(q, k)
     yield vector(f"{name}/forward", "attention", "forward", dims, inputs, forward_outputs,
-                 optionals + ["lse"] * saves)
+                 optionals + ["lse"] * saves, given)
 
     values, scales = problem.backward(q, k, v, grad)
     for which, (label, at) in enumerate((("dq", q), ("dk", k), ("dv", v))):
@@ -122,7 +138,7 @@ def attention_vectors(batch, q_heads, kv_heads, q_seq, kv_seq, size, mask=None, 
         inputs["o"] = [rounded(x) for x in flat(value)]
         inputs["lse"] = [rounded(x) for x in forward_outputs["lse"][0]]
         optionals = optionals + ["lse", "o"]
-    yield vector(f"{name}/backward", "attention", "backward", dims, inputs, outputs, optionals)
+    yield vector(f"{name}/backward", "attention", "backward", dims, inputs, outputs, optionals, given)
 
 
 def vectors():
@@ -133,3 +149,8 @@ def vectors():
     yield from attention_vectors(1, 2, 1, 4, 3, 4, saves=True)   # the lse of the first query is -inf
     yield from attention_vectors(1, 2, 2, 2, 4, 2, [1, 0, 2, 1], saves=True)
     yield from attention_vectors(2, 2, 2, 3, 4, 3, [1, 0, 2, 1, 0, 0, 1, 1])  # the second entry's first query sees none
+    yield from attention_vectors(1, 2, 1, 4, 6, 2, saves=True, attrs={"window_left": 1})
+    yield from attention_vectors(1, 1, 1, 5, 3, 2, attrs={"causal": 0, "window_left": 1, "window_right": 0})
+    yield from attention_vectors(1, 1, 1, 3, 6, 2, attrs={"causal": 0, "window_right": 1})
+    yield from attention_vectors(1, 2, 1, 2, 4, 3, [1, 0, 2, 1], saves=True, attrs={"softcap": 2})
+    yield from attention_vectors(1, 1, 1, 3, 5, 2, attrs={"window_left": 2, "softcap": 0.5})

@@ -2,6 +2,7 @@
 // attention: masks, groups, scales, and masked values that must not leak, in the gold and in the native candidate.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -23,10 +24,15 @@ Dims dims(int64_t q_seq, int64_t kv_seq, int64_t q_heads = 2, int64_t kv_heads =
           {"q_seq", q_seq}, {"kv_seq", kv_seq},   {"head_dim", 4}};
 }
 
+/// causal, scale, window_left, window_right, softcap
+std::vector<double> attributes(bool causal, double window_left = -1, double window_right = -1, double softcap = 0) {
+  return {causal ? 1.0 : 0.0, -1.0, window_left, window_right, softcap};
+}
+
 Case attention(std::string_view pass, const Dims& sizes, bool causal = true, bool masked = false,
                DType dtype = DType::f64) {
   Case c = gold_case("attention", pass, dtype, sizes);
-  c.attrs = {causal ? 1.0 : 0.0, -1.0};
+  c.attrs = attributes(causal);
   if (masked) c.optionals.insert("key_padding_mask");
   return c;
 }
@@ -165,10 +171,69 @@ TEST(Attention, SizesThatDoNotGoTogetherAreRefused) {
   EXPECT_THROW(validate(attention("forward", dims(3, 3, 3, 2))), InputError);
   Case c = attention("forward", dims(3, 3, 4, 2));
   EXPECT_NO_THROW(validate(c));
-  c.attrs = {0.5, -1};
-  EXPECT_THROW(validate(c), InputError);
-  c.attrs = {1, kNan};
-  EXPECT_THROW(validate(c), InputError);
+  for (size_t attr = 0; attr < c.attrs.size(); ++attr) {
+    const Case good = c;
+    for (const double bad : {kNan, attr == 1 ? HUGE_VAL : -1.5}) {
+      c.attrs[attr] = bad;
+      EXPECT_THROW(validate(c), InputError) << attr << " " << bad;
+    }
+    c = good;
+  }
+}
+
+// With 3 queries and 5 keys, query i owns key i + 2.
+TEST(Attention, AWindowKeepsBothOfItsEnds) {
+  struct Window {
+    std::vector<double> attrs;
+    int64_t before, after;  // of the own key
+  };
+  for (const Window& window :
+       {Window{attributes(true, 1), 1, 0}, Window{attributes(true, 0, 2), 0, 0}, Window{attributes(false, 2, 1), 2, 1},
+        Window{attributes(false, -1, 0), 5, 0}, Window{attributes(false, 9, 9), 5, 5}}) {
+    Case c = attention("forward", dims(3, 5, 1, 1), /*causal=*/true, /*masked=*/false, DType::f32);
+    c.attrs = window.attrs;
+    std::vector<Tensor> inputs = gold_inputs(c);
+    for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, 0);  // so that all keys weigh the same
+    const GoldOutput o = collect_gold(c, inputs, 1).at(0);
+    const std::vector<Tensor> got = native(c, inputs);
+    for (int64_t i = 0; i < 3; ++i) {
+      const int64_t first = std::max<int64_t>(i + 2 - window.before, 0),
+                    end = std::min<int64_t>(i + 3 + window.after, 5);
+      double sum = 0;
+      for (int64_t j = first; j < end; ++j) sum += inputs[2].at(j * 4);
+      EXPECT_NEAR(o.value[at(i * 4)], sum / static_cast<double>(end - first), 1e-14) << i;
+      EXPECT_NEAR(got[0].at(i * 4), sum / static_cast<double>(end - first), 1e-6) << i;
+    }
+  }
+}
+
+// A window of kv_seq - 1 keys before the own one leaves nothing out.
+TEST(Attention, AWindowOverAllKeysIsTheCausalMask) {
+  for (const std::string_view pass : {"forward", "backward"}) {
+    Case c = attention(pass, dims(4, 4), /*causal=*/true, /*masked=*/false, DType::f32);
+    const std::vector<Tensor> inputs = gold_inputs(c);
+    const std::vector<GoldOutput> causal = collect_gold(c, inputs, 1);
+    c.attrs = attributes(false, 3, 0);
+    const std::vector<GoldOutput> window = collect_gold(c, inputs, 1);
+    for (size_t i = 0; i < causal.size(); ++i) EXPECT_EQ(causal[i].value, window[i].value) << pass << i;
+  }
+}
+
+TEST(Attention, ASoftCapBoundsTheScores) {
+  constexpr double kCap = 0.25;
+  Case c = attention("forward", dims(1, 2, 1, 1), /*causal=*/true, /*masked=*/false, DType::f32);
+  c.attrs = attributes(true, -1, -1, kCap);
+  const std::vector<Tensor> inputs = gold_inputs(c);
+  const GoldOutput o = collect_gold(c, inputs, 1).at(0);
+  double score[2] = {};
+  for (int64_t j = 0; j < 2; ++j) {
+    for (int64_t d = 0; d < 4; ++d) score[j] += inputs[0].at(d) * inputs[1].at(j * 4 + d) / 2;
+    score[j] = kCap * std::tanh(score[j] / kCap);
+  }
+  const double p0 = 1 / (1 + std::exp(score[1] - score[0]));
+  const double expected = p0 * inputs[2].at(0) + (1 - p0) * inputs[2].at(4);
+  EXPECT_NEAR(o.value[0], expected, 1e-14);
+  EXPECT_NEAR(native(c, inputs)[0].at(0), expected, 1e-6);
 }
 
 /// The backward case with o and lse of the forward pass, in fp32.

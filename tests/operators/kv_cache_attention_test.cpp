@@ -2,6 +2,7 @@
 // kv_cache_attention: the bits of attention over the joined cache and new keys, which keys each query sees, and sizes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -48,7 +49,7 @@ Case joined_case(const Case& c) {
                            {"q_seq", c.dims.at("q_seq")},
                            {"kv_seq", c.dims.at("cache_seq") + c.dims.at("new_seq")},
                            {"head_dim", kWidth}});
-  joined.attrs = c.attrs;
+  std::copy(c.attrs.begin(), c.attrs.end(), joined.attrs.begin());  // attention has more, here the defaults
   joined.optionals = c.optionals;
   return joined;
 }

@@ -5,7 +5,7 @@
 //   eager-infinite   -inf
 //   eager-weak       -4: they keep some of their probability
 //   eager-checked    as eager-least, but fails where k or v is not finite
-// Supports no causal mask and no groups of heads.
+// Supports no causal mask, window, soft cap and no groups of heads.
 #include <cmath>
 #include <limits>
 
@@ -114,6 +114,8 @@ checkop_status launch(size_t number, const checkop_call* call) {
   const std::string_view name = kNames[number / kPassNames.size()];
   const Pass& pass = *find_pass(*find_operator("attention"), kPassNames[number % kPassNames.size()]);
   if (call->attrs[0].value != 0 || call->inputs[0].shape[1] != call->inputs[1].shape[1]) return CHECKOP_UNSUPPORTED;
+  const bool has_window = call->attrs[2].value >= 0 || call->attrs[3].value >= 0, has_cap = call->attrs[4].value != 0;
+  if (has_window || has_cap) return CHECKOP_UNSUPPORTED;
   if (!backward && call->outputs[1].data != nullptr) return CHECKOP_UNSUPPORTED;  // lse, which eager kernels lack
   return answer(*call, [&] {
     const std::vector<Tensor> inputs = inputs_of(pass, *call);
