@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# Included by ctest when it starts: asks the program of the tests which it has, and registers them.
+#   in: SUITES_PROGRAM, SUITES_FOLDER (where it runs)
+function(discover_tests each cost label filter)
+  execute_process(COMMAND "${SUITES_PROGRAM}" --gtest_list_tests "--gtest_filter=${filter}" OUTPUT_VARIABLE listed
+                  RESULT_VARIABLE result ERROR_QUIET)
+  # A suite's line looks like "Suite.  # its type", and below it those of its tests like "  Name  # its parameter".
+  string(REGEX REPLACE " +#[^\n]*" "" listed "${listed}")
+  string(REGEX MATCHALL "[^\n]+" lines "${listed}")
+  set(names)
+  foreach(line IN LISTS lines)
+    if(line MATCHES "^ +(.+)$")
+      if(each STREQUAL "test")
+        list(APPEND names "${name_of_suite}.${CMAKE_MATCH_1}")
+      endif()
+    elseif(line MATCHES "^(.+)[.]$")
+      set(name_of_suite "${CMAKE_MATCH_1}")
+      if(each STREQUAL "suite")
+        list(APPEND names "${name_of_suite}")
+      endif()
+    endif()
+  endforeach()
+  if(NOT result EQUAL 0)  # it was not built, or crashes: tests of other programs can run all the same
+    add_test("checkop_tests.${each}.${label}" "${SUITES_PROGRAM}" --gtest_list_tests)  # fails, and says why
+    return()
+  endif()
+  if(NOT names)
+    message(FATAL_ERROR "${SUITES_PROGRAM}: has no tests of ${filter}")
+  endif()
+  string(REGEX MATCH "-.*$" left_out "${filter}")
+  foreach(name IN LISTS names)
+    if(each STREQUAL "suite")
+      set(pattern "${name}.*${left_out}")
+      set(timeout 900)
+    else()
+      set(pattern "${name}")
+      set(timeout 300)
+    endif()
+    add_test("${name}" "${SUITES_PROGRAM}" "--gtest_filter=${pattern}")
+    set_tests_properties("${name}" PROPERTIES LABELS "${label}" TIMEOUT ${timeout} COST ${cost}
+                         WORKING_DIRECTORY "${SUITES_FOLDER}")
+  endforeach()
+endfunction()
