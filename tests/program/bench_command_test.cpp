@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "cli/options.hpp"
 #include "report/bench_record.hpp"
 #include "support/built.hpp"
@@ -180,13 +181,14 @@ TEST(BenchCommand, ConstantCasesOfFilesAreLeftOut) {
 }
 
 TEST(BenchCommand, RandomCasesHaveGivenSizesAndTheirRatesASummary) {
-  const std::string command =
-      "bench --op matmul --device cpu --k-dim 3 --n-dim 4 --seq 2 --timing burst --random-cases 3 " + plugin("honest") +
-      "--candidate native,honest --baseline native";
-  const ProcessResult result = run_program(command);
+  const std::string file = testing::TempDir() + "bench_random.jsonl";
+  std::filesystem::remove(file);
+  const ProcessResult result =
+      run_program("bench --op matmul --device cpu --k-dim 3 --n-dim 4 --seq 2 --timing burst --random-cases 3 " +
+                  plugin("honest") + "--candidate native,honest --baseline native --json " + file);
   expect_exit(result, 0, "[  BENCH   ] matmul/forward  fp32  batch=1 seq=2 k_dim=3 n_dim=4");
   expect_exit(result, 0, "[  RATES   ] matmul/forward honest burst  3 cases: geometric mean ");
-  EXPECT_EQ(lines_of(run_program(command + " --json").text).size(), 6u);
+  EXPECT_EQ(lines_of(read_text_file(file, "the records")).size(), 6u);
   const ProcessResult listed = run_program(
       "bench --op matmul --device cpu --candidate native --preset qwen3-8b --random-cases 40 --seed 3 --list");
   expect_exit(listed, 0, "x12288x4096#");  // the down projection

@@ -169,14 +169,15 @@ TEST(ContractCommand, DiffNamesTheMutantsThatOneContractLetsThrough) {
 
 TEST(ContractCommand, LintExitsByWhatItFinds) {
   expect_exit(run_program("contract lint contracts/default.json"), 0, "contracts/default.json: clean");
+  const std::string few = " --op logp --pass backward --dtype bf16";
   const std::string path = written(document(
       {rule("{}")},
       overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 6})", R"("expires": "2020-01-31")")})));
-  const ProcessResult found = run_program("contract lint contracts/default.json " + path);
+  const ProcessResult found = run_program("contract lint contracts/default.json " + path + few);
   expect_exit(found, 1, path + ": overlays[0]: expired on 2020-01-31");
   EXPECT_NE(found.text.find(path + ": overlays[0].set.bound_ratio.lambda: has no effect"), std::string::npos)
       << found.text;
-  const ProcessResult refused = run_program("contract lint missing.json " + path);
+  const ProcessResult refused = run_program("contract lint missing.json " + path + few);
   expect_exit(refused, 2, "check_operator: missing.json: cannot be opened");
   EXPECT_NE(refused.text.find(path + ": overlays[0]: expired"), std::string::npos) << refused.text;
   expect_exit(run_program("contract lint"), 2, "argument 'file' is missing");

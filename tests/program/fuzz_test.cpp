@@ -84,13 +84,13 @@ void fuzz_json(const std::vector<std::string>& seeds, int count, const std::func
 
 TEST(Fuzz, Contracts) {
   const InSourceTree here;
-  fuzz_json({read_file("contracts/default.json"), read_file("contracts/rl_kernel.json")}, 1600,
+  fuzz_json({read_file("contracts/default.json"), read_file("contracts/rl_kernel.json")}, 800,
             [](const std::string& text) { Contract::parse(text, "c.json"); });
 }
 
 TEST(Fuzz, Models) {
   const InSourceTree here;
-  fuzz_json({read_file("cases/models.json")}, 800,
+  fuzz_json({read_file("cases/models.json")}, 400,
             [](const std::string& text) { parse_models(JsonValue::parse(text, "m.json")); });
 }
 
@@ -111,7 +111,7 @@ TEST(Fuzz, CaseFiles) {
           {"op": "silu", "input_mode": "constant", "constant_value": -80, "token_value": 1, "dims": {"hidden": 65}},
           {"op": "all", "preset": "stress-v262k", "pass": "forward"}]})",
       read_file("cases/rms_norm.json"), read_file("cases/attention.json")};
-  fuzz_json(seeds, 2000, [&](const std::string& text) {
+  fuzz_json(seeds, 1000, [&](const std::string& text) {
     write_file(path, text);
     load_cases(path, "");
   });
@@ -160,7 +160,7 @@ TEST(Fuzz, SafetensorsAndReplayedCases) {
   const std::string folder = scratch_folder(), path = folder + "/damaged.safetensors";
   const SavedBytes whole = saved_bytes(folder);
   Outcomes files, cases;
-  constexpr int kCount = 2000;
+  constexpr int kCount = 1000;
   for (int i = 0; i < kCount && !HasFailure(); ++i) {
     write_file(path, damaged(whole, static_cast<uint64_t>(i)));
     read_one([&] { read_safetensors(path); }, fmt::format("safetensors file {}", i), files);
@@ -190,7 +190,7 @@ TEST(Fuzz, SafetensorsOfAnySource) {
   uint64_t header = 0;
   std::memcpy(&header, whole.data(), 8);
   Outcomes outcomes;
-  constexpr int kCount = 6000;
+  constexpr int kCount = 3000;
   for (int i = 0; i < kCount && !HasFailure(); ++i) {
     Mutator mutator(static_cast<uint64_t>(i));
     std::string bytes = whole;
@@ -223,7 +223,7 @@ TEST(Fuzz, ShippedFilesThroughTheCommandLine) {
     if (entry.path().filename() != "models.json") files.push_back(entry.path().string());
   }
   std::sort(files.begin(), files.end());
-  constexpr uint64_t kTimes = 4;
+  constexpr uint64_t kTimes = 2;
   for (const std::string& file : files) {
     const std::string seed = read_file(file), path = folder + "/" + fs::path(file).filename().string();
     for (uint64_t i = 0; i < kTimes; ++i) {

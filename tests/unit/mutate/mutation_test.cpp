@@ -164,12 +164,15 @@ Sayings sayings_of(const Case& c, unsigned threads) {
   return all;
 }
 
-// Of one dtype, for time; the patterns and the emulations are those of the others.
+// Of one case of each pass, for time; the patterns and the emulations are those of the others.
 TEST(MutationDiagnosis, TheFirstSentenceNamesFourFifthsOfTheFaultsAndNoneIsSurelyAnother) {
   std::vector<Case> cases;
+  std::set<const Pass*> seen;
   for (const Operator* op : operators()) {
     for (const Case& c : mutation_cases(op->name))
-      if (c.dtype == DType::bf16) cases.push_back(c);
+      if (c.dtype == DType::bf16 && c.input_mode != InputMode::extreme && c.input_mode != InputMode::captured &&
+          seen.insert(c.pass).second)
+        cases.push_back(c);
   }
   std::vector<Sayings> of_cases(cases.size());
   for_each_case(cases, 2, [&](size_t i, unsigned threads) { of_cases[i] = sayings_of(cases[i], threads); });
@@ -183,7 +186,7 @@ TEST(MutationDiagnosis, TheFirstSentenceNamesFourFifthsOfTheFaultsAndNoneIsSurel
   std::string table;
   for (const auto& [pass, said] : of_passes)
     table += pass + ": " + std::to_string(said.named) + " of " + std::to_string(said.faults) + "\n";
-  EXPECT_GT(total.faults, 5000);
+  EXPECT_GT(total.faults, 1500) << "of " << cases.size() << " passes";
   EXPECT_GE(10 * total.named, 8 * total.faults) << table;
 }
 

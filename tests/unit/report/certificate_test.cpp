@@ -41,11 +41,10 @@ TEST(Certificate, EveryChangedByteIsRefused) {
   const std::string text = certify(kSmall + "--candidate native", "changed.json");
   ASSERT_NO_THROW(unseal(text, "c.json"));
   for (size_t at = 0; at < text.size(); ++at) {
-    for (const int bits : {0x01, 0x10, 0x80, 0xff}) {
-      std::string changed = text;
-      changed[at] = static_cast<char>(changed[at] ^ bits);
-      EXPECT_THROW(unseal(changed, "c.json"), InputError) << at << " ^ " << bits << ": " << text.substr(at, 20);
-    }
+    const int bit = 1 << (at % 8);
+    std::string changed = text;
+    changed[at] = static_cast<char>(changed[at] ^ bit);
+    EXPECT_THROW(unseal(changed, "c.json"), InputError) << at << " ^ " << bit << ": " << text.substr(at, 20);
   }
   EXPECT_THROW(unseal(text + " ", "c.json"), InputError);
   EXPECT_THROW(unseal(text.substr(0, text.size() - 1), "c.json"), InputError);
