@@ -8,6 +8,7 @@
 #     invariance  how bits depend on the number of rows and the other axes; certificates: of the candidates `cuda`
 #     sizes       the Hopper candidates in realistic sizes and for 1 to 300 rows
 #     frameworks  kernels of PyTorch, Hugging Face and Triton from docs/exec under both contracts, and with faults planted
+#     suites      every operator's cases of the suites smoke, ci and large; OPS=LIST: those of these operators
 #     sanitize    every kernel under compute-sanitizer; SANITIZE=REGEX selects runs such as linear_logp-racecheck
 #     soak        the products in random sizes, for about five minutes
 #     ranks       tensor-parallel operators on all GPUs of the machine, at least two; scaling: their times on 1, 2 ...
@@ -178,8 +179,10 @@ run_judge() {
 
 run_suites() {
   # Every operator, forward and backward, in every dtype; in parallel, since most of the work is on the host.
-  judge smoke 500 --suite smoke --candidate all &
-  judge ci 500 --suite ci --candidate all &
+  local -r ops=${OPS:+--op=$OPS}
+  judge smoke 500 --suite smoke --candidate all $ops &
+  judge ci 500 --suite ci --candidate all $ops &
+  [[ -z $ops ]] || { wait; return; }
   judge large 300 --suite large --op logp,ratio_kl,grpo_loss,lm_head --candidate cuda --dtype bf16 --filter '*bf16-[18]x1[47]*' &
   judge large-linear_logp 120 --suite large --op linear_logp --candidate cuda --dtype bf16 --pass forward
   wait
