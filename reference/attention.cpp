@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -510,7 +511,8 @@ struct Saved {
   /// How much larger the probabilities of row `r` are by the saved lse: exp(lse - saved) - 1.
   double growth_of_p(const QueryRow& row, int64_t r) const {
     constexpr double kMost = 0x1p-5, kOfSize = 0x1p-20;
-    if (lse.empty() || !std::isfinite(row.lse)) return 0;
+    // An lse beyond fp32's range can't be saved.
+    if (lse.empty() || !(std::abs(row.lse) <= std::numeric_limits<float>::max())) return 0;
     const double off = row.lse - lse[at(r)];
     if (!(std::abs(off) <= kMost + kOfSize * std::abs(row.lse))) {
       throw InputError("input 'lse'",

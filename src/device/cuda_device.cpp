@@ -292,7 +292,7 @@ class CudaDevice final : public Device {
   static constexpr int kThreads = 256;
 
   /// Takes back what a launch may have set aside of the L2 cache, which reading does not flush. Not every device has
-  /// it. Setting the limit changes how the next launches run even where it stays 0, so an untouched one is left alone.
+  /// it.
   void release_cache() {
     size_t reserved = 0;
     if (cudaDeviceGetLimit(&reserved, cudaLimitPersistingL2CacheSize) != cudaSuccess) {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Included by ctest when it starts: asks the program of the tests which it has, and registers them.
 #   in: SUITES_PROGRAM, SUITES_FOLDER (where it runs)
-function(discover_tests each cost label filter)
+function(discover_suites each cost label filter)
   execute_process(COMMAND "${SUITES_PROGRAM}" --gtest_list_tests "--gtest_filter=${filter}" OUTPUT_VARIABLE listed
                   RESULT_VARIABLE result ERROR_QUIET)
   # A suite's line looks like "Suite.  # its type", and below it those of its tests like "  Name  # its parameter".
