@@ -110,7 +110,8 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
     for (const Pass& pass : op->passes) {
       const std::string name = std::string(op->name) + "/" + std::string(pass.name);
       const auto all_rows = [](const Case& c) {
-        if (c.dims.contains("tokens")) return c.dims.at("tokens");
+        for (const char* dim : {"tokens", "seqs"})
+          if (c.dims.contains(dim)) return c.dims.at(dim);
         int64_t rows = c.dims.contains("batch") ? c.dims.at("batch") : c.dims.at("rows");
         if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
         return rows;
@@ -240,7 +241,8 @@ TEST(CaseFile, NightlyHasEveryPresetForEveryOperatorAndPassAtTheTokensOfARun) {
   const auto nightly = shipped("nightly");
   const auto tokens = [](const Case& c) {
     int64_t n = 1;
-    for (const char* dim : {"batch", "seq", "q_seq", "tokens", "rows"}) n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
+    for (const char* dim : {"batch", "seq", "q_seq", "tokens", "tokens_q", "rows"})
+      n *= c.dims.contains(dim) ? c.dims.at(dim) : 1;
     return n;
   };
   for (const Operator* op : operators()) {
