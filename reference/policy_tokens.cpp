@@ -192,7 +192,8 @@ PolicyTokens::Losses PolicyTokens::losses() const {
   for (int64_t i = 0; i < count(); ++i) {
     if (!is_active(i)) continue;
     const Token of_token = token(i);
-    const double share = weight(i), key = by_sequence ? static_cast<double>(i / in_.seq) : logp(i).value;
+    const int64_t sequence = i / in_.seq;
+    const double share = weight(i), key = by_sequence ? static_cast<double>(sequence) : logp(i).value;
     of_policy.add(of_token.loss, share, key, of_token.loss_jump / kUnit);
     of_kl.add(of_token.kl, share, key);
     of_clip.add(exact(of_token.clipped), 1, key, of_token.may_clip / kUnit);
