@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
+#include <compare>
 #include <vector>
 
 #include "gold_element.hpp"
@@ -40,10 +40,12 @@ class TokenMean {
   GoldElement over(double divisor) {
     std::sort(errors_.begin(), errors_.end());
     double of_magnitudes = 0, of_roundings = 0;
-    for (size_t first = 0, i = 0; first < errors_.size(); first = i) {
+    for (size_t i = 0; i < errors_.size();) {
+      const double key = errors_[i].key;
       double magnitude = 0, rounding = 0;
-      for (; i < errors_.size() && errors_[i].key == errors_[first].key; ++i)
+      do {  // once at least: a NaN is no key's equal
         magnitude += errors_[i].magnitude, rounding += errors_[i].rounding;
+      } while (++i < errors_.size() && errors_[i].key == key);
       of_magnitudes += magnitude * magnitude, of_roundings += rounding * rounding;
     }
     const double partial =
@@ -55,7 +57,10 @@ class TokenMean {
  private:
   struct Error {
     double key, magnitude, rounding;
-    bool operator<(const Error& other) const { return std::pair(key, rounding) < std::pair(other.key, other.rounding); }
+    bool operator<(const Error& other) const {  // orders NaN, too
+      const auto by_key = std::strong_order(key, other.key);
+      return by_key != 0 ? by_key < 0 : std::strong_order(rounding, other.rounding) < 0;
+    }
   };
   std::vector<Error> errors_;
   double sum_ = 0, squares_ = 0, least_ = 0, most_ = 0, linear_ = 0, common_ = 0, jumps_ = 0;
