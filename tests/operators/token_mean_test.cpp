@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// token_mean: whose errors add up, and an end where a log-probability is NaN.
 #include "token_mean.hpp"
 
 #include <gtest/gtest.h>
