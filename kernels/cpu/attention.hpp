@@ -204,6 +204,7 @@ inline checkop_status forward(const checkop_call* call, int parts) {
 /// Computes the gradients of one query head: stores its dq, adds to dk and dv of the kept keys.
 inline void head_gradients(const AttentionParams& p, const checkop_tensor& grad_o, const checkop_tensor& dq,
                            int64_t head, const Keys& keys, std::vector<float>& dk, std::vector<float>& dv) {
+  if (p.q_seq == 0) return;
   const auto n_keys = static_cast<int64_t>(keys.index.size());
   const int64_t first = head * p.q_seq * p.width;
   std::vector<float> q(size(p.q_seq * p.width)), grad(q.size()), o(p.saved_o == nullptr ? 0 : q.size());
