@@ -269,55 +269,62 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   app.set_version_flag("--version", std::string(kVersion));
   app.require_subcommand(0, 1);
   add_run_options(app, options.run);
-  CLI::App* run = app.add_subcommand("run", "run checks (the default)");
-  add_run_options(*run, options.run);
-  CLI::App* bench = app.add_subcommand("bench", "time candidates against each other and the device's copy bandwidth");
-  add_bench_options(*bench, options.run, options.bench);
-  CLI::App* mutate = app.add_subcommand(
-      "mutate", "test a contract: it must accept right computations and reject planted faults; needs no GPU");
-  add_mutate_options(*mutate, options.run, options.mutate);
-  CLI::App* recipe = app.add_subcommand(
-      "recipe", "find out where candidates round: the smallest set of recipes by which each output passes");
-  add_recipe_options(*recipe, options.run);
-  CLI::App* init = app.add_subcommand("init", "write a plugin project for rms_norm that builds and passes");
-  add_init_options(*init, options.init);
-  CLI::App* doctor = app.add_subcommand("doctor", "show what this machine and this build have, and what is missing");
-  add_doctor_options(*doctor, options.run);
-  CLI::App* list = app.add_subcommand("list", "list operators, their passes and candidates, and presets");
-  add_list_options(*list, options.run);
-  CLI::App* show = app.add_subcommand("show", "show an operator: formula, tensors, attributes, candidates");
-  add_show_options(*show, options.run, options.show_op);
+  // Only subcommands that the command line may mean get their flags: CLI11 compares each new flag with all others.
+  const std::set<std::string_view> words(argv + 1, argv + argc);
+  const bool wants_all = words.contains("completion");
+  const auto add = [&](CLI::App& parent, const char* name, const char* description, const auto& add_flags) {
+    CLI::App* const command = parent.add_subcommand(name, description);
+    if (wants_all || words.contains(name)) add_flags(*command);
+    return command;
+  };
+  RunOptions& of_run = options.run;
+  add(app, "run", "run checks (the default)", [&](CLI::App& to) { add_run_options(to, of_run); });
+  const CLI::App* bench = add(app, "bench", "time candidates against each other and the device's copy bandwidth",
+                              [&](CLI::App& to) { add_bench_options(to, of_run, options.bench); });
+  const CLI::App* mutate =
+      add(app, "mutate", "test a contract: it must accept right computations and reject planted faults; needs no GPU",
+          [&](CLI::App& to) { add_mutate_options(to, of_run, options.mutate); });
+  const CLI::App* recipe =
+      add(app, "recipe", "find out where candidates round: the smallest set of recipes by which each output passes",
+          [&](CLI::App& to) { add_recipe_options(to, of_run); });
+  const CLI::App* init = add(app, "init", "write a plugin project for rms_norm that builds and passes",
+                             [&](CLI::App& to) { add_init_options(to, options.init); });
+  const CLI::App* doctor = add(app, "doctor", "show what this machine and this build have, and what is missing",
+                               [&](CLI::App& to) { add_doctor_options(to, of_run); });
+  const CLI::App* list = add(app, "list", "list operators, their passes and candidates, and presets",
+                             [&](CLI::App& to) { add_list_options(to, of_run); });
+  const CLI::App* show = add(app, "show", "show an operator: formula, tensors, attributes, candidates",
+                             [&](CLI::App& to) { add_show_options(to, of_run, options.show_op); });
   CLI::App* contract = app.add_subcommand("contract", "explain, check, compare and calibrate contracts");
   contract->require_subcommand(1);
-  CLI::App* explain =
-      contract->add_subcommand("explain", "show every limit that applies to a case, and the rule it comes from");
-  add_explain_options(*explain, options.run);
-  CLI::App* lint = contract->add_subcommand(
-      "lint", "find entries that have expired or have no effect; exits with 1 if there are any");
-  add_lint_options(*lint, options.run, options.contracts);
-  CLI::App* diff = contract->add_subcommand("diff", "show how two contracts differ; exits with 1 if they do");
-  add_diff_options(*diff, options);
-  CLI::App* calibrate =
-      contract->add_subcommand("calibrate", "measure how far candidates stay within the limits, and suggest limits");
-  add_calibrate_options(*calibrate, options.run);
-  CLI::App* report = app.add_subcommand("report", "convert, compare and merge JSON reports");
+  const CLI::App* explain =
+      add(*contract, "explain", "show every limit that applies to a case, and the rule it comes from",
+          [&](CLI::App& to) { add_explain_options(to, of_run); });
+  const CLI::App* lint =
+      add(*contract, "lint", "find entries that have expired or have no effect; exits with 1 if there are any",
+          [&](CLI::App& to) { add_lint_options(to, of_run, options.contracts); });
+  const CLI::App* diff = add(*contract, "diff", "show how two contracts differ; exits with 1 if they do",
+                             [&](CLI::App& to) { add_diff_options(to, options); });
+  const CLI::App* calibrate =
+      add(*contract, "calibrate", "measure how far candidates stay within the limits, and suggest limits",
+          [&](CLI::App& to) { add_calibrate_options(to, of_run); });
+  CLI::App* report = add(app, "report", "convert, compare and merge JSON reports",
+                         [&](CLI::App& to) { add_report_options(to, options.report); });
   report->require_subcommand(0, 1);
-  add_report_options(*report, options.report);
-  CLI::App* report_diff = report->add_subcommand(
-      "diff",
-      "show what broke and which headroom was lost between two reports; exits with 1 if the later one is worse");
-  add_report_diff_options(*report_diff, options.report);
-  CLI::App* report_merge =
-      report->add_subcommand("merge", "merge the reports of all shards of a run; exits as the whole run would have");
-  add_report_merge_options(*report_merge, options);
-  CLI::App* certify =
-      app.add_subcommand("certify", "certify that a candidate is deterministic and batch-invariant bit for bit");
-  add_certify_options(*certify, options.run, options.certificate);
-  CLI::App* verify = app.add_subcommand("verify", "verify a certificate on this machine, or compare two");
-  add_verify_options(*verify, options.run, options.certificate);
-  CLI::App* compare =
-      app.add_subcommand("compare", "judge the tensors of one file, with those of another as their gold");
-  add_compare_options(*compare, options.run, options.compare);
+  const CLI::App* report_diff =
+      add(*report, "diff",
+          "show what broke and which headroom was lost between two reports; exits with 1 if the later one is worse",
+          [&](CLI::App& to) { add_report_diff_options(to, options.report); });
+  const CLI::App* report_merge =
+      add(*report, "merge", "merge the reports of all shards of a run; exits as the whole run would have",
+          [&](CLI::App& to) { add_report_merge_options(to, options); });
+  const CLI::App* certify =
+      add(app, "certify", "certify that a candidate is deterministic and batch-invariant bit for bit",
+          [&](CLI::App& to) { add_certify_options(to, of_run, options.certificate); });
+  const CLI::App* verify = add(app, "verify", "verify a certificate on this machine, or compare two",
+                               [&](CLI::App& to) { add_verify_options(to, of_run, options.certificate); });
+  const CLI::App* compare = add(app, "compare", "judge the tensors of one file, with those of another as their gold",
+                                [&](CLI::App& to) { add_compare_options(to, of_run, options.compare); });
   CLI::App* import_definition = app.add_subcommand(
       "import", "check solutions of a FlashInfer-Bench or SOL-ExecBench definition; see 'import --help'");
   import_definition->prefix_command();
