@@ -11,8 +11,8 @@ mkdir -p "$work"
 
 die() { echo "report_killed_test: $*" >&2; exit 1; }
 count() { { grep -o '"case_name"' "$1" || true; } | wc -l; }
-# A few hundred checks of a few ms each.
-many=(--op silu --candidate native --device cpu --batch 1 --seq 1:400 --hidden 8 --threads 1)
+# A hundred checks of a few ms each.
+many=(--op silu --candidate native --device cpu --batch 1 --seq 1:100 --hidden 8 --threads 1)
 
 # --- SIGKILL at twenty moments, spread over the run ---
 started=${EPOCHREALTIME/./}
@@ -47,7 +47,7 @@ for signal in TERM INT; do
   report=$work/stopped-$signal.json
   # Enable job control: otherwise a background process of a script ignores SIGINT.
   set -m
-  "$tool" "${many[@]/400/40000}" --json "$report" >"$work/stopped-$signal.txt" 2>&1 &
+  "$tool" "${many[@]/100/40000}" --json "$report" >"$work/stopped-$signal.txt" 2>&1 &
   pid=$!
   set +m
   until [[ -e $report ]] && (($(count "$report") > 3)); do sleep 0.05; done
@@ -83,6 +83,6 @@ grep -q 'full.json: cannot be written: File too large; make room' "$work/full.tx
 (($(count "$work/full.json") > 3)) || die "no room: the report so far is gone"
 "$@" contracts/report.schema.json "$work/full.json"
 code=0
-"$tool" "${many[@]/400/4}" --json >/dev/full 2>"$work/stdout.txt" || code=$?
+"$tool" "${many[@]/100/4}" --json >/dev/full 2>"$work/stdout.txt" || code=$?
 [[ $code == 5 ]] || die "standard output without room: expected exit 5, got $code"
 echo "report_killed_test: $((20 - finished)) runs killed, all reports valid"

@@ -28,7 +28,8 @@ report() {  # report NAME EXPECTED_EXIT MUST_CONTAIN FLAGS...
 
 small=(--op logp --batch 1 --seq 3 --vocab 17)
 report pass 0 '"verdict": "pass"' --op all --candidate native --dtype fp32,bf16,fp16 \
-  --batch 2 --seq 3 --vocab 17 --hidden 8 --k-dim 8 --n-dim 8
+  --batch 2 --seq 3 --vocab 17 --hidden 8 --k-dim 8 --n-dim 8 --q-heads 2 --kv-heads 1 --head-dim 8 --cache-seq 4 \
+  --tokens 6 --tokens-q 6 --tokens-k 6
 report no_rows 0 '"count": 0' --op matmul,rms_norm --check-grad --candidate native --batch 0 --seq 3 --hidden 8 --k-dim 8 --n-dim 8
 faults=zeros,unwritten_row,out_of_bounds_write,input_overwritten,nondeterministic,batch_dependent
 report fail 1 '"verdict": "fail"' "${small[@]}" --plugin "$plugins/mutants.so" --candidate "mutant-${faults//,/,mutant-}"

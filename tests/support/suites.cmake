@@ -21,7 +21,8 @@ function(discover_suites each cost label filter)
     endif()
   endforeach()
   if(NOT result EQUAL 0)  # it was not built, or crashes: tests of other programs can run all the same
-    add_test("checkop_tests.${each}.${label}" "${SUITES_PROGRAM}" --gtest_list_tests)  # fails, and says why
+    list(JOIN label "." labels)
+    add_test("checkop_tests.${each}.${labels}" "${SUITES_PROGRAM}" --gtest_list_tests)  # fails, and says why
     return()
   endif()
   if(NOT names)
