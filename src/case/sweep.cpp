@@ -133,11 +133,13 @@ bool is_all(const std::vector<std::string>& names) { return names.size() == 1 &&
 int64_t default_size(std::string_view dim) {
   if (dim == "batch") return 2;
   if (dim == "seq" || dim.ends_with("_seq")) return 16;
+  if (dim.starts_with("tokens")) return 32;
+  if (dim == "rows") return 128;  // tokens of experts, with room to align them
   if (dim == "heads" || dim == "q_heads") return 32;
   if (dim == "kv_heads") return 8;
   if (dim == "head_dim") return 128;
   if (dim == "vocab") return 257;
-  if (dim == "group_bounds" || dim == "topk") return 2;
+  if (dim == "group_bounds" || dim == "topk" || dim == "seqs") return 2;
   if (dim == "experts") return 8;
   if (dim == kWorldSize) return 1;
   return 4096;
