@@ -163,7 +163,8 @@ class PolicyTokens {
     if (a_.has(kRatioInverted.name)) log_ratio = -log_ratio;
     float slope = held(log_ratio, attr(kRatioClamp)) ? 0 : 1;
     float ratio = a_.exponential(log_ratio);
-    if (is_rare_token(a_, kTokenRounded, i)) ratio = Arithmetic::to_bf16(ratio);
+    // Batches of other sizes have the same tokens first: others of them are rounded there.
+    if (is_rare_token(a_, kTokenRounded, i + 131 * in_.seq)) ratio = Arithmetic::to_bf16(ratio);
     slope *= a_.has(kRatioLeftOut.name) ? 1 : ratio;
     set_objective(t, ratio, slope, token);
     if (!in_.rollout_logps.empty()) weigh(t, row, token);

@@ -345,7 +345,7 @@ TEST(Attention, AProbabilityThatIsFlushedIsWithinTheBounds) {
   std::vector<Tensor> inputs = gold_inputs(c);
   for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, i % 4 == 0 ? 1 : 0.25);
   for (int64_t i = 0; i < inputs[1].count(); ++i) inputs[1].set(i, i % 8 == 0 ? 180 : 0);
-  for (int64_t i = 0; i < inputs[3].count(); ++i) inputs[3].set(i, 100);
+  for (int64_t i = 0; i < inputs[4].count(); ++i) inputs[4].set(i, 100);  // grad_o, behind the mask
   const std::vector<GoldOutput> gradients = collect_gold(c, inputs, 1);
   for (const size_t output : {1, 2}) {
     const GoldOutput& gradient = gradients[output];
