@@ -570,13 +570,15 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
     const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d;
     const double dt = entry.scale * p * off, weight = std::abs(entry.scale) * p;
     const double dt_magnitude = std::abs(dt) + weight * (dp[j].magnitude + d_magnitude + std::abs(off) * growth);
-    const double dt_rounding = weight * (d_rounding + std::abs(off) * (rounding + 2 + kScaleRounding));
+    // A probability below the smallest normal number may be flushed to 0, as may its products.
+    const double flushed = dt == 0 ? 0 : kFlushUnits * (std::abs(entry.scale * off) + 2);
+    const double dt_rounding = weight * (d_rounding + std::abs(off) * (rounding + 2 + kScaleRounding)) + flushed;
     GoldElement slope = row.slope[j];
     slope.rounding += kScaleRounding * slope.magnitude;
     const GoldElement ds = by_logit({dt, dt_magnitude, dt_rounding}, {{}, slope});
     dq.add(query, n, ds.value, ds.magnitude, ds.rounding, &entry.k[at(key)]);
     dk.add(key, n, ds.value, ds.magnitude, ds.rounding, &entry.q[at(query)]);
-    dv.add(key, n, p, p * (1 + growth), p * rounding, &grad[at(query)]);
+    dv.add(key, n, p, p * (1 + growth), p * rounding + kFlushUnits, &grad[at(query)]);
     if (saved.any()) {
       const double by_o = -entry.scale * p * slope.value * of_o;
       const double by_lse = entry.scale * p * slope.value * of_lse * (off - of_o);

@@ -77,6 +77,10 @@ Work forward_work(const GoldArgs& args) {
   return {0, static_cast<double>(weight.shape.front() - distinct) * row_bytes};
 }
 
+void refine(const FillArgs& args) {
+  if (Tensor* const weight = args.find("weight"); weight != nullptr) plant_whole_range(args, *weight);
+}
+
 constexpr std::array kPasses{
     Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, forward_work, &kEmbeddingForward},
     Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kEmbeddingBackward}};
@@ -84,6 +88,6 @@ constexpr std::array kPasses{
 }  // namespace
 
 extern const Operator kEmbedding;
-constexpr Operator kEmbedding{"embedding", "elementwise", "y = weight[token_ids]", kRow, {}, kPasses};
+constexpr Operator kEmbedding{"embedding", "elementwise", "y = weight[token_ids]", kRow, {}, kPasses, nullptr, refine};
 
 }  // namespace checkop

@@ -53,17 +53,30 @@ constexpr std::array kAttrs{
     AttrSpec{"eps", 1e-6, "least standard deviation of a group's rewards"},
 };
 
+/// The completions [begin, end), and how far their advantages err, in units of u: all by `shift`, all by `scale` times
+/// their size, and each by kOwn times it.
+struct Group {
+  static constexpr double kOwn = 2;
+  int64_t begin, end;
+  double shift = 0, scale = 0;
+};
+
 /// A = (r - mu)/s, s = sqrt(max(var, eps^2)), for the rewards of one group; population variance. If all rewards are
 /// equal, A must be exactly 0: such a group must not change the policy. The growth of sums over a group is that of as
 /// many additions as it has completions, not of the output's chain, and stands in `rounding`.
-void add_advantages(const Tensor& rewards, int64_t begin, int64_t end, double eps, std::vector<GoldElement>& to) {
+void add_advantages(const Tensor& rewards, double eps, Group& group, std::vector<GoldElement>& to) {
   Moments moments;
-  for (int64_t i = begin; i < end; ++i) moments.add(rewards.at(i));
+  for (int64_t i = group.begin; i < group.end; ++i) moments.add(rewards.at(i));
   moments.finish(/*unbiased=*/false);
   const double s = std::sqrt(std::max(moments.variance, eps * eps));
   const double of_variance = moments.variance > eps * eps ? 0.5 : 0.0;
-  const double growth = units_of_sum(static_cast<double>(end - begin));
-  for (int64_t i = begin; i < end; ++i) {
+  const double growth = units_of_sum(static_cast<double>(group.end - group.begin));
+  if (!moments.equal) {
+    // Moments::standardised() adds up the same errors.
+    group.shift = (growth * moments.size + std::abs(moments.whole_mean())) / s;
+    group.scale = growth * of_variance + 3;
+  }
+  for (int64_t i = group.begin; i < group.end; ++i) {
     const GoldElement a = moments.standardised(rewards.at(i), s, of_variance);
     to.push_back(moments.equal ? GoldElement{0, 0, 0} : GoldElement{a.value, 0, a.rounding + growth * a.magnitude});
   }
@@ -82,6 +95,7 @@ struct Batch {
   std::vector<char> active;
   double n_active = 0;
   std::vector<int64_t> ids;
+  std::vector<Group> groups;
   std::vector<GoldElement> advantages;  ///< per completion
   double clip, beta;
   int64_t seq, vocab;
@@ -97,7 +111,8 @@ struct Batch {
     const std::vector<int64_t> bounds =
         read_groups(args.inputs[kGroupBoundaries], args.in(kRewards).count(), args.attrs[kSamplesPerPrompt]);
     for (size_t g = 1; g < bounds.size(); ++g) {
-      add_advantages(args.in(kRewards), bounds[g - 1], bounds[g], args.attrs[kEps], advantages);
+      groups.push_back({bounds[g - 1], bounds[g]});
+      add_advantages(args.in(kRewards), args.attrs[kEps], groups.back(), advantages);
     }
   }
 
@@ -122,18 +137,37 @@ struct Branch {
 /// L = -min(ratio*A, clamp(ratio)*A). It is continuous and changes at most as fast as ratio*A.
 struct TokenLoss {
   GoldElement own{0, 0, 0};  ///< with the token's own errors
-  double shared = 0;         ///< rounding of A, which the tokens of a group share
+  double factor = 0;         ///< of the advantage
+  double attributes = 0;     ///< see TokenMean
   double key = 0;            ///< see TokenMean
 
   TokenLoss() = default;
   TokenLoss(const PolicyToken& token, const GoldElement& a, double clip) : key(token.logp) {
     const Branch branch(token, a.value, clip);
-    const double factor = branch.clipped ? branch.edge : token.ratio.value, size = std::abs(a.value);
-    own = {-factor * a.value, 0, 3 * size * factor}, shared = factor * a.rounding;
+    factor = branch.clipped ? branch.edge : token.ratio.value;
+    const double size = std::abs(a.value);
+    own = {-factor * a.value, 0, 3 * size * factor};
+    // The edge is the same in all tokens, and its product with the advantage in those of a completion.
+    if (branch.clipped) attributes = 2 * size * factor;
     if (!branch.clipped || branch.either)
       own.magnitude = size * token.ratio.magnitude, own.rounding += size * token.ratio.rounding;
   }
 };
+
+/// Adds what the tokens of a group take from its advantages: `losses` has the tokens of all completions.
+void add_shared(const Group& group, const std::vector<TokenLoss>& losses, int64_t seq, TokenMean& to) {
+  double factors = 0, terms = 0;
+  for (int64_t completion = group.begin; completion < group.end; ++completion) {
+    double of_completion = 0;
+    for (int64_t i = completion * seq; i < (completion + 1) * seq; ++i) {
+      const TokenLoss& loss = losses[static_cast<size_t>(i)];
+      factors += loss.factor, of_completion += loss.own.value;
+    }
+    to.add_shared(Group::kOwn * std::abs(of_completion));
+    terms += of_completion;
+  }
+  to.add_shared(group.shift * factors + group.scale * std::abs(terms));
+}
 
 /// c of one token, where `g` is the upstream gradient over n and `unit` the roundoff of the arithmetic. Values that do
 /// not enter c, a clipped ratio or a kl with weight 0, may be infinite.
@@ -179,9 +213,10 @@ void forward(const GoldArgs& args) {
   TokenMean of_losses, of_kls;
   for (size_t i = 0; i < losses.size(); ++i) {
     if (batch.active[i] == 0) continue;
-    of_losses.add(losses[i].own, 1, losses[i].key, losses[i].shared);
+    of_losses.add(losses[i].own, 1, losses[i].key, losses[i].attributes);
     of_kls.add(kls[i], 1, losses[i].key);
   }
+  for (const Group& group : batch.groups) add_shared(group, losses, batch.seq, of_losses);
   const GoldElement policy = of_losses.over(batch.divisor()), kl = of_kls.over(batch.divisor());
   GoldElement loss = policy;
   const double weight = std::abs(batch.beta);

@@ -2,6 +2,8 @@
 // Emits moved rows and integers, which have no error.
 #include "moved_rows.hpp"
 
+#include <cmath>
+
 namespace checkop {
 
 void emit_moved_rows(const GoldArgs& args, int index, const Tensor& source, const std::vector<int64_t>& from) {
@@ -19,6 +21,17 @@ void emit_moved_rows(const GoldArgs& args, int index, const Tensor& source, cons
 void emit_integers(const GoldArgs& args, int index, const std::vector<int64_t>& values, int64_t columns) {
   const std::vector<double> value(values.begin(), values.end()), none(values.size());
   args.sink({index, 0, std::ssize(values) / columns, columns, value.data(), none.data(), none.data()});
+}
+
+void plant_whole_range(const FillArgs& args, Tensor& rows) {
+  if (args.mode != InputMode::random || rows.dtype == DType::f64) return;
+  const int64_t columns = rows.shape.back();
+  const int least = info(rows.dtype).min_exponent;  // the largest exponent is 1 - least
+  for (int64_t row = 0; row * columns < rows.count(); ++row) {
+    const int64_t small = row * columns + 5 * row % columns, large = row * columns + (5 * row + 1) % columns;
+    rows.set(small, std::ldexp(rows.at(small), least - 2));
+    rows.set(large, std::ldexp(row % 2 == 0 ? 1.75 : -1.75, -least));
+  }
 }
 
 }  // namespace checkop

@@ -17,4 +17,8 @@ void emit_moved_rows(const GoldArgs& args, int index, const Tensor& source, cons
 /// Emits output `index`, an integer tensor with `columns` elements a row.
 void emit_integers(const GoldArgs& args, int index, const std::vector<int64_t>& values, int64_t columns = 1);
 
+/// In mode random: gives every row of `rows` a subnormal number, and one of half the largest size, in columns that
+/// differ from row to row. A copy keeps the bits of both.
+void plant_whole_range(const FillArgs& args, Tensor& rows);
+
 }  // namespace checkop

@@ -63,12 +63,12 @@ void backward(const GoldArgs& args) {
 }
 
 /// Plants sequences that a random mask would hardly ever have: nothing kept, only the last row, only the first row.
-/// Every fourth sequence stays as drawn. A mask that keeps everything is intended, and stays. Rows that are not kept
-/// get payloads that must not be read.
+/// Every fourth sequence stays as drawn. A mask that keeps everything is intended, and stays, as does one that is
+/// given. Rows that are not kept get payloads that must not be read.
 void refine(const FillArgs& args) {
   Tensor& mask = *args.find("mask");
   const int64_t seq = mask.shape.back();
-  bool keeps_all = true;
+  bool keeps_all = args.ignored_every != 0;
   for (int64_t row = 0; row < mask.count(); ++row) keeps_all = keeps_all && keeps(mask, row);
   for (int64_t row = 0; row < mask.count() && !keeps_all; ++row) {
     const int64_t kind = row / seq % 4, place = row % seq;

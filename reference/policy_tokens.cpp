@@ -106,6 +106,7 @@ PolicyTokens::Token PolicyTokens::token(int64_t i) const {
       attr(kRatioClamp));
   const GoldElement ratio = exponential(log_ratio.value), slope = ratio * log_ratio.slope;
   set_objective(i, ratio, slope, token);
+  if (token.loss_slope.value == 0 || token.clipped != 0) token.loss_attributes = token.loss.rounding;
   if (in_.rollout_logps != nullptr) weigh(i, token);
   if (in_.ref_logps != nullptr) set_kl(i, ratio, slope, token);
   return token;
@@ -161,6 +162,8 @@ void PolicyTokens::weigh(int64_t i, Token& token) const {
   }
   token.loss_jump = std::abs(token.loss.value) * jump;
   token.loss = token.loss * weight;
+  const bool truncated = weight.value == low || weight.value == high;
+  token.loss_attributes = token.loss_attributes * weight.value + (truncated ? std::abs(token.loss.value) : 0);
   token.loss_slope = token.loss_slope * either(weight, jump != 0, jump);
 }
 
@@ -179,10 +182,11 @@ void PolicyTokens::set_kl(int64_t i, const GoldElement& ratio, const GoldElement
   }
   const Held kept = held(value, attr(kKlClampOut));
   token.kl = kept.value, token.kl_slope = derivative * x.slope * kept.slope;
+  if (x.slope.value == 0 || kept.slope.value == 0) token.kl_attributes = token.kl.rounding;
   if (choice(kKlGradient) == 1) token.kl_slope = x.value * x.slope;
   if (choice(kKlGradient) != 2) return;
   token.kl_slope = slope * token.kl + ratio * token.kl_slope;
-  token.kl = ratio * token.kl;
+  token.kl = ratio * token.kl, token.kl_attributes *= ratio.value;
 }
 
 PolicyTokens::Losses PolicyTokens::losses() const {
@@ -194,9 +198,9 @@ PolicyTokens::Losses PolicyTokens::losses() const {
     const Token of_token = token(i);
     const int64_t sequence = i / in_.seq;
     const double share = weight(i), key = by_sequence ? static_cast<double>(sequence) : logp(i).value;
-    of_policy.add(of_token.loss, share, key, of_token.loss_jump / kUnit);
-    of_kl.add(of_token.kl, share, key);
-    of_clip.add(exact(of_token.clipped), 1, key, of_token.may_clip / kUnit);
+    of_policy.add(of_token.loss, share, key, of_token.loss_attributes, of_token.loss_jump / kUnit);
+    of_kl.add(of_token.kl, share, key, of_token.kl_attributes);
+    of_clip.add(exact(of_token.clipped), 1, key, 0, of_token.may_clip / kUnit);
     if (!in_.entropy.empty()) of_entropy.add(in_.entropy[static_cast<size_t>(i)], share, key);
   }
   const GoldElement policy = of_policy.over(denom_), kl = of_kl.over(denom_);

@@ -103,6 +103,7 @@ class PolicyTokens {
   /// 0.
   struct Token {
     GoldElement loss{0, 0, 0}, loss_slope{0, 0, 0}, kl{0, 0, 0}, kl_slope{0, 0, 0};
+    double loss_attributes = 0, kl_attributes = 0;  ///< roundings that all tokens at one limit share; see TokenMean
     double loss_jump = 0;  ///< by how much the loss differs if its weight takes the other branch, which it may
     double clipped = 0, may_clip = 0;  ///< may_clip: 1 where a kernel may take the other branch
   };

@@ -95,9 +95,15 @@ void backward(const GoldArgs& args) { rotate(args, args.in(1), args.in(0), -1); 
 
 void check_sizes(const CaseSizes& sizes) { validate_rope(sizes.attrs, sizes.dim("head_dim")); }
 
-/// Positions per sequence: each begins somewhere else, one is repeated, two change places, and one is 2^20.
+/// Positions that all sequences share begin behind 0 and grow; of every 16, one is repeated, two change places, and one
+/// is beyond 16 bits. Positions per sequence are likewise, each begins somewhere else, and one is 2^20.
 void plant_positions(const FillArgs& args) {
-  constexpr int64_t kFarthest = 1 << 20;
+  constexpr int64_t kFirst = 11, kPeriod = 16, kFar = 70000, kFarthest = 1 << 20;
+  Tensor& shared = *args.find("positions");
+  for (int64_t i = 0; i < shared.count(); ++i) {
+    const int64_t s = i % kPeriod, place = s == 3 ? 2 : s == 5 ? 6 : s == 6 ? 5 : s;
+    shared.set(i, static_cast<double>(kFirst + i - s + place + (s == 7 ? kFar : 0)));
+  }
   if (Tensor* const own = args.find("batch_positions"); own != nullptr) {
     const int64_t seq = own->shape.back();
     for (int64_t i = 0; i < own->count(); ++i) {

@@ -87,6 +87,15 @@ inline constexpr FaultSpec kSoftmaxTermDropped{"softmax_term_dropped",
 inline constexpr FaultSpec kSoftmaxSignFlipped{"softmax_sign_flipped",
                                                "the softmax term of the gradient has the wrong sign"};
 
+// Of losses over tokens: as rare as a fault of one thread in a thousand.
+inline constexpr FaultSpec kTokenLost{"token_lost", "one token in a thousand is left out of the mean"};
+inline constexpr FaultSpec kTokenAdvantage{"token_advantage",
+                                           "one token in a thousand has the advantage of another sequence"};
+/// Whether token i has the fault `fault`, which is one of these.
+inline bool is_rare_token(const Arithmetic& arithmetic, const FaultSpec& fault, int64_t i) {
+  return i % 1000 == 999 && arithmetic.has(fault.name);
+}
+
 inline constexpr FaultSpec kBiasLeftOut{"bias_left_out", "the bias is not added", "accuracy", "", "bias"};
 
 /// Stores the gradient of a row's log-probability, times g, in to[0 ... n): g*(1[v = id] - softmax(z)_v). Implements

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Emulates embedding as kernels compute it.
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 
 #include "emulation/common.hpp"
 
@@ -18,6 +20,9 @@ constexpr FaultSpec kMisalignedRows{"misaligned_rows", "rows are read one elemen
 constexpr FaultSpec kScaled{"scaled_by_root", "rows are scaled by sqrt(hidden)"};
 // Not visible in bf16: the rows are bf16 numbers already.
 constexpr FaultSpec kRounded{"rounded_to_bf16", "rows pass through bf16", "accuracy", "fp32 fp16"};
+constexpr FaultSpec kSubnormalsFlushed{"subnormals_flushed", "subnormal numbers become 0"};
+constexpr FaultSpec kRangeOfHalf{"range_of_half", "rows are clamped to the range of fp16", "accuracy", "fp32 bf16"};
+constexpr FaultSpec kCountInByte{"count_in_byte", "of the tokens with one id, those from the 256th on are lost"};
 constexpr FaultSpec kDuplicatesOverwrite{"duplicates_overwrite", "of the tokens with one id, the last one remains"};
 constexpr FaultSpec kDuplicatesAveraged{"duplicates_averaged", "the tokens with one id are averaged"};
 constexpr FaultSpec kLastTokenLost{"last_token_lost", "the last token adds nothing"};
@@ -45,6 +50,13 @@ Matrix rows_taken(const EmulationArgs& args) {
   Matrix m = matrix(args, 1);
   if (a.has(kMisalignedRows.name) && !m.values.empty())
     std::rotate(m.values.begin(), m.values.begin() + 1, m.values.end());
+  if (a.has(kSubnormalsFlushed.name)) {
+    const float least = std::ldexp(1.0F, info(args.in(1).dtype).min_exponent);
+    for (float& x : m.values) x = std::abs(x) < least ? 0 : x;
+  }
+  if (a.has(kRangeOfHalf.name)) {
+    for (float& x : m.values) x = std::clamp(x, -65504.0F, 65504.0F);
+  }
   const float scale = a.has(kScaled.name) ? std::sqrt(static_cast<float>(m.columns)) : 1.0F;
   const bool rounded = a.has(kRounded.name);
   for (float& x : m.values) x = scale * (rounded ? Arithmetic::to_bf16(x) : x);
@@ -72,6 +84,7 @@ std::vector<std::vector<int64_t>> tokens_by_id(const EmulationArgs& args, int64_
     if (ids[static_cast<size_t>(t)] < 0) continue;
     std::vector<int64_t>& of_id = tokens[static_cast<size_t>(ids[static_cast<size_t>(t)])];
     if (overwrite) of_id.clear();
+    if (of_id.size() >= 255 && a.has(kCountInByte.name)) continue;
     of_id.push_back(t);
   }
   return tokens;
@@ -93,8 +106,8 @@ void backward(const EmulationArgs& args) {
   });
 }
 
-constexpr std::array kForwardFaults{kWrongLabel, kNeighboursId,   kIdsShifted, kIdsTruncated,
-                                    kShardLost,  kMisalignedRows, kScaled,     kRounded};
+constexpr std::array kForwardFaults{kWrongLabel,     kNeighboursId, kIdsShifted, kIdsTruncated,      kShardLost,
+                                    kMisalignedRows, kScaled,       kRounded,    kSubnormalsFlushed, kRangeOfHalf};
 constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      faults::kBf16Accumulator,
                                      faults::kPartialLost,
@@ -108,6 +121,7 @@ constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      kRounded,
                                      kDuplicatesOverwrite,
                                      kDuplicatesAveraged,
+                                     kCountInByte,
                                      kLastTokenLost,
                                      kFirstSequenceAlone};
 

@@ -154,7 +154,9 @@ void forward(const EmulationArgs& args) {
     const auto i = static_cast<size_t>(t);
     if (batch.fates[i] == Fate::left_out) return;
     const PolicyToken token = policy_token(arithmetic, batch.in, t);
-    const float a = batch.advantage[batch.completion(t)];
+    if (is_rare_token(arithmetic, kTokenLost, t)) return;
+    const size_t next = is_rare_token(arithmetic, kTokenAdvantage, t) ? 1 : 0;
+    const float a = batch.advantage[(batch.completion(t) + next) % batch.advantage.size()];
     losses[i] = -batch.factor(token.ratio, a).value * a / batch.divisor(t);
     kls[i] = token.kl / batch.divisor(t);
     if (batch.fates[i] == Fate::multiplied) losses[i] *= 0, kls[i] *= 0;
@@ -221,7 +223,9 @@ constexpr std::array kForwardFaults{faults::kLastTileSkipped,
                                     kClipIgnored,
                                     kClipBothSides,
                                     kClipBranchSwapped,
-                                    kBetaLeftOut};
+                                    kBetaLeftOut,
+                                    kTokenLost,
+                                    kTokenAdvantage};
 constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      faults::kBf16Accumulator,
                                      faults::kBf16Partials,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Emulates logp as kernels compute it.
+#include <algorithm>
 #include <array>
 
 #include "emulation/ignored_rows.hpp"
@@ -11,6 +12,10 @@ namespace checkop {
 namespace {
 
 using namespace emulation;
+
+constexpr FaultSpec kLogpFloor{
+    "logp_floor", "log-probabilities are at least -100, as those of binary_cross_entropy", "accuracy", "", "", "",
+    "extreme"};
 
 /// body(r, row, id, scale) for every row that is not left out.
 template <class Body>
@@ -29,7 +34,8 @@ void for_each_row(const EmulationArgs& args, const Body& body) {
 void forward(const EmulationArgs& args) {
   for_each_row(args, [&](int64_t r, const TransformedRow& row, int64_t id, float scale) {
     const SoftmaxRow softmax = rank_softmax_row(args, row.z.data(), std::ssize(row.z));
-    const float logp = softmax.logp(target_of(args, row.z.data(), id));
+    float logp = softmax.logp(target_of(args, row.z.data(), id));
+    if (args.arithmetic.has(kLogpFloor.name)) logp = std::max(logp, -100.0F);
     args.out(0)[static_cast<size_t>(r)] =
         scale * args.arithmetic.rounded_if(args.arithmetic.rounds(recipe::kLogp), logp);
   });
@@ -47,8 +53,8 @@ void backward(const EmulationArgs& args) {
 }
 
 constexpr auto kSharedForwardFaults =
-    joined(kSoftmaxFaults,
-           std::array{kTileOfInfinities, kWrongLabel, kIgnoredRowCounted, kIgnoredAsIdZero, kIgnoredRowMultiplied});
+    joined(kSoftmaxFaults, std::array{kLogpFloor, kTileOfInfinities, kWrongLabel, kIgnoredRowCounted, kIgnoredAsIdZero,
+                                      kIgnoredRowMultiplied});
 constexpr auto kSharedBackwardFaults =
     joined(kSoftmaxFaults, std::array{kTileOfInfinities, kWrongLabel, kSoftmaxTermDropped, kSoftmaxSignFlipped,
                                       kIgnoredRowCounted, kIgnoredAsIdZero, kIgnoredRowMultiplied});

@@ -39,7 +39,7 @@ void backward(const EmulationArgs& args) {
 
 constexpr auto kForwardFaults =
     joined(std::array{faults::kLastTileSkipped, faults::kBf16Accumulator, faults::kBf16Partials, faults::kPartialLost,
-                      faults::kBf16Exponential},
+                      faults::kBf16Exponential, kTokenRounded},
            kPolicyFaults);
 constexpr auto kBackwardFaults = joined(std::array{faults::kBf16Exponential}, kPolicyGradientFaults);
 

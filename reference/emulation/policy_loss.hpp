@@ -50,13 +50,16 @@ inline constexpr FaultSpec kOtherMean{"other_mean", "the mean is the next one of
 inline constexpr FaultSpec kMaskedCounted{"mask_ignored", "masked tokens count like the others", "nonfinite"};
 inline constexpr FaultSpec kMaskedTokenMultiplied{"masked_multiplied",
                                                   "a masked token is computed, then multiplied by 0", "nonfinite"};
+// Not seen in every batch of 4096 tokens, so it needs several; those are of fp32.
+inline constexpr FaultSpec kTokenRounded{"token_rounded", "the ratio of one token in a thousand is rounded to bf16",
+                                         "accuracy", "fp32"};
 
 inline constexpr std::array kPolicyFaults{
-    kRatioInverted,   kClipIgnored,   kClipSymmetric,        kClipBothSides,  kBranchSwapped,
-    kDualClipIgnored, kDualClipOfAll, kDeltaIgnored,         kAdvantageSign,  kSequenceSum,
-    kMeanOverPadding, kWeightLeftOut, kWeightNotTruncated,   kWeightInverted, kKlLeftOut,
-    kKlReversed,      kKlNext,        kEntropyAdded,         kEntropyLeftOut, kDenomIgnored,
-    kOtherMean,       kMaskedCounted, kMaskedTokenMultiplied};
+    kRatioInverted,   kClipIgnored,   kClipSymmetric,         kClipBothSides,  kBranchSwapped,
+    kDualClipIgnored, kDualClipOfAll, kDeltaIgnored,          kAdvantageSign,  kSequenceSum,
+    kMeanOverPadding, kWeightLeftOut, kWeightNotTruncated,    kWeightInverted, kKlLeftOut,
+    kKlReversed,      kKlNext,        kEntropyAdded,          kEntropyLeftOut, kDenomIgnored,
+    kOtherMean,       kMaskedCounted, kMaskedTokenMultiplied, kTokenLost,      kTokenAdvantage};
 inline constexpr std::array kPolicyGradientFaults{
     kRatioLeftOut,   kRatioInverted,   kClipIgnored,   kClipSymmetric,      kClipBothSides,
     kBranchSwapped,  kDualClipIgnored, kDualClipOfAll, kDeltaIgnored,       kAdvantageSign,
@@ -120,7 +123,8 @@ class PolicyTokens {
   template <class Term>
   float mean_of(const std::vector<LossToken>& all, const Term& term) const {
     return a_.sum(count(), [&](int64_t i) {
-      return takes(i) ? scale(i) * weight(i) * term(all[static_cast<size_t>(i)], i) : 0.0F;
+      if (!takes(i) || is_rare_token(a_, kTokenLost, i)) return 0.0F;
+      return scale(i) * weight(i) * term(all[static_cast<size_t>(i)], i);
     });
   }
   std::vector<LossToken> all() const {
@@ -158,7 +162,9 @@ class PolicyTokens {
     if (choice(kRatioLevel) == 1) log_ratio = log_ratio_[row] / (a_.has(kSequenceSum.name) ? 1 : n_[row]);
     if (a_.has(kRatioInverted.name)) log_ratio = -log_ratio;
     float slope = held(log_ratio, attr(kRatioClamp)) ? 0 : 1;
-    const float ratio = a_.exponential(log_ratio);
+    float ratio = a_.exponential(log_ratio);
+    // Batches of other sizes have the same tokens first: others of them are rounded there.
+    if (is_rare_token(a_, kTokenRounded, i + 131 * in_.seq)) ratio = Arithmetic::to_bf16(ratio);
     slope *= a_.has(kRatioLeftOut.name) ? 1 : ratio;
     set_objective(t, ratio, slope, token);
     if (!in_.rollout_logps.empty()) weigh(t, row, token);
@@ -169,6 +175,13 @@ class PolicyTokens {
  private:
   size_t at(int64_t row, int64_t j) const { return static_cast<size_t>(row * in_.seq + j); }
 
+  /// An active token of another sequence, if there is one.
+  size_t other_token(int64_t i) const {
+    int64_t other = (i + in_.seq) % count();
+    while (!is_active(other) && other != i) other = (other + 1) % count();
+    return static_cast<size_t>(other);
+  }
+
   /// Holds x within +-limit; tells whether it was beyond.
   static bool held(float& x, float limit) {
     if (limit == 0 || std::abs(x) <= limit) return false;
@@ -178,7 +191,9 @@ class PolicyTokens {
 
   void set_objective(size_t t, float ratio, float slope, LossToken& token) const {
     const float low = 1 - attr(kClipLow), high = 1 + attr(a_.has(kClipSymmetric.name) ? kClipLow : kClipHigh);
-    const float a = a_.has(kAdvantageSign.name) ? -in_.advantages[t] : in_.advantages[t];
+    float a = a_.has(kAdvantageSign.name) ? -in_.advantages[t] : in_.advantages[t];
+    const auto i = static_cast<int64_t>(t);
+    if (is_rare_token(a_, kTokenAdvantage, i)) a = in_.advantages[other_token(i)];
     const float inside = a_.has(kClipIgnored.name) ? ratio : std::clamp(ratio, low, high);
     if (choice(kObjective) == 1) {
       token = {-inside * a * in_.logps[t], -inside * a, 0, 0, inside != ratio};

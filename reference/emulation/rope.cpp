@@ -15,6 +15,9 @@ constexpr FaultSpec kPositionsOfFirst{"positions_of_first", "the positions of th
 constexpr FaultSpec kBatchPositionsIgnored{"batch_positions_ignored", "`positions` serve in place of batch_positions",
                                            "accuracy", "", "batch_positions"};
 
+constexpr FaultSpec kRowForPosition{"row_for_position", "a token's place in the sequence serves as its position",
+                                    "accuracy", "", "-batch_positions"};
+
 constexpr int kOfBatchPositions = 2, kOfThreePositions = 3;
 
 /// Rotates input `of` by sign*positions; the positions of all sequences are input `by`.
@@ -24,10 +27,12 @@ void rotate(const EmulationArgs& args, int of, int by, float sign) {
   const int64_t heads = shape[1], seq = shape[2];
   const bool has_three = args.has(kOfThreePositions),
              has_batch = has_three || (args.has(kOfBatchPositions) && !a.has(kBatchPositionsIgnored.name));
-  const std::vector<Positions> positions = read_positions(args.in(has_three   ? kOfThreePositions
-                                                                  : has_batch ? kOfBatchPositions
-                                                                              : by),
-                                                          has_three);
+  std::vector<Positions> positions = read_positions(args.in(has_three   ? kOfThreePositions
+                                                            : has_batch ? kOfBatchPositions
+                                                                        : by),
+                                                    has_three);
+  for (int64_t s = 0; a.has(kRowForPosition.name) && !has_batch && s < seq; ++s)
+    positions[static_cast<size_t>(s)] = {s, s, s};
   const Turns turns(args, args.attrs, shape[3]);
   std::vector<std::vector<PairTurn>> table;
   for (const Positions& each : positions) table.push_back(turns.at(each, sign));
@@ -47,7 +52,8 @@ void rotate(const EmulationArgs& args, int of, int by, float sign) {
 void forward(const EmulationArgs& args) { rotate(args, 0, 1, 1); }
 void backward(const EmulationArgs& args) { rotate(args, 1, 0, -1); }
 
-constexpr auto kFaults = joined(kTurnFaults, std::array{kPositionOfHead, kPositionsOfFirst, kBatchPositionsIgnored});
+constexpr auto kFaults =
+    joined(kTurnFaults, std::array{kPositionOfHead, kPositionsOfFirst, kBatchPositionsIgnored, kRowForPosition});
 
 }  // namespace
 

@@ -24,6 +24,7 @@ inline constexpr FaultSpec kPositionsRounded{"positions_rounded", "positions are
 inline constexpr FaultSpec kAnglesRounded{"angles_rounded", "angles are rounded to bf16"};
 inline constexpr FaultSpec kTableRounded{"table_rounded", "sines and cosines are rounded to bf16", "accuracy",
                                          "fp32 fp16"};  // in bf16 it is a recipe
+inline constexpr FaultSpec kPositionsIn16Bits{"positions_in_16_bits", "of positions only the lowest 16 bits count"};
 inline constexpr FaultSpec kTableTooShort{"table_too_short", "positions beyond 255 take the last row of the table"};
 inline constexpr FaultSpec kAllColumnsTurned{"all_columns_turned", "rotary_dim is ignored: all columns turn"};
 inline constexpr FaultSpec kFrequenciesOfHead{"frequencies_of_head",
@@ -81,6 +82,7 @@ class Turns {
     std::vector<PairTurn> turns;
     for (size_t i = 0; i < frequencies_.size(); ++i) {
       int64_t position = positions[sections_[i]] + (a.has(kPositionsShifted.name) ? 1 : 0);
+      if (a.has(kPositionsIn16Bits.name)) position %= int64_t{1} << 16;
       if (a.has(kTableTooShort.name)) position = std::min<int64_t>(position, 255);
       const auto steps = static_cast<float>(position);
       float angle = (a.has(kPositionsRounded.name) ? Arithmetic::to_bf16(steps) : steps) * frequencies_[i];
@@ -181,6 +183,7 @@ inline constexpr std::array kTurnFaults{faults::kBf16Accumulator,
                                         kFrequenciesRounded,
                                         kPositionsRounded,
                                         kAnglesRounded,
+                                        kPositionsIn16Bits,
                                         kTableTooShort,
                                         kTableRounded,
                                         kAllColumnsTurned,

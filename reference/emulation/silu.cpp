@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Emulates silu as kernels compute it.
 #include <array>
+#include <cmath>
 
 #include "emulation/sigmoid.hpp"
 
@@ -10,13 +11,16 @@ namespace {
 using namespace emulation;
 
 constexpr FaultSpec kNeighboursSigmoid{"neighbours_sigmoid", "of every two elements each has the other's sigmoid"};
+constexpr FaultSpec kSubnormalsFlushed{"subnormals_flushed", "subnormal numbers become 0", "accuracy", "fp16"};
 constexpr FaultSpec kOutputForInput{"output_for_input", "the derivative is taken at y, the wrong tensor saved"};
 constexpr FaultSpec kUpstreamLeftOut{"upstream_left_out", "dx is the derivative, whatever grad_y"};
 constexpr FaultSpec kForwardForBackward{"forward_for_backward", "grad_y is multiplied by y, not by the derivative"};
 
 void forward(const EmulationArgs& args) {
   const Silu silu(args.arithmetic);
-  const std::vector<float> x = args.floats(0);
+  std::vector<float> x = args.floats(0);
+  for (float& each : x)
+    if (args.arithmetic.has(kSubnormalsFlushed.name) && std::abs(each) < 0x1p-14F) each = 0;
   const bool neighbours = args.arithmetic.has(kNeighboursSigmoid.name);
   for (size_t i = 0; i < x.size(); ++i) {
     const size_t other = std::min(i ^ 1U, x.size() - 1);
@@ -37,7 +41,8 @@ void backward(const EmulationArgs& args) {
 }
 
 constexpr std::array kForwardFaults{
-    faults::kBf16Exponential, kExponentSign, kBaseTwo, kGeluSlope, kBf16Sigmoid, kSigmoidAlone, kNeighboursSigmoid};
+    faults::kBf16Exponential, kExponentSign,     kBaseTwo, kGeluSlope, kBf16Sigmoid, kSigmoidAlone,
+    kNeighboursSigmoid,       kSubnormalsFlushed};
 constexpr std::array kBackwardFaults{
     faults::kBf16Exponential, kExponentSign,   kBaseTwo,        kGeluSlope,       kBf16Sigmoid,       kDerivativeShort,
     kComplementLeftOut,       kDerivativeSign, kOutputForInput, kUpstreamLeftOut, kForwardForBackward};

@@ -141,7 +141,8 @@ void fill_tensor(const Case& c, const TensorSpec& spec, size_t position, unsigne
 
 }  // namespace
 
-std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out) {
+std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out,
+                                const std::function<void(std::vector<Tensor>&)>& give) {
   validate(c);
   std::vector<Tensor> tensors;
   for (const TensorSpec& spec : c.pass->inputs) {
@@ -151,6 +152,7 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_ou
     fill_tensor(c, spec, tensors.size() - 1, threads, tensors.back());
     if (spec.fill == Fill::upstream && c.grad_mode == GradMode::random) plant_zero_rows(c, spec, tensors.back());
   }
+  if (give) give(tensors);
   if (c.input_mode == InputMode::peaked) plant_targets(c, threads, tensors);
   if (c.input_mode == InputMode::extreme) {
     plant_extreme_logits(c, threads, tensors);
@@ -169,6 +171,7 @@ std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_ou
     const bool is_ones = spec.fill == Fill::upstream && c.grad_mode == GradMode::ones;
     if (!tensors[i].name.empty() && !is_ones) fill_captured(c, spec, threads, tensors[i]);
   }
+  if (give) give(tensors);
   fill_saved(c, threads, tensors);
   return tensors;
 }

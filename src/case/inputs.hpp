@@ -2,6 +2,7 @@
 // Creates the tensors of a case. Every input element depends only on (seed, operator, tensor name, index).
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "base/random.hpp"
@@ -11,8 +12,10 @@ namespace checkop {
 
 /// The inputs of `c.pass` in its order; an absent optional input is a Tensor with an empty name. The bytes do not
 /// depend on `threads`; row r of a per-row tensor does not depend on the number of rows. `left_out` changes only what
-/// no output depends on.
-std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out = LeftOut::nonfinite);
+/// no output depends on. `give` puts tensors in the place of generated ones: at first, so that others fit them (what a
+/// given mask leaves out is planted by that mask), and once more at the end.
+std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out = LeftOut::nonfinite,
+                                const std::function<void(std::vector<Tensor>&)>& give = nullptr);
 
 /// Fills the inputs of Fill::saved from the others: the gold of the forward pass, rounded once to each input's dtype.
 /// make_inputs() does this; again where other inputs were replaced.

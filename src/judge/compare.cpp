@@ -627,7 +627,7 @@ Achieved OutputComparison::State::achieved(const Gate& gate, const RowSums& sum,
     case Metric::vs_reference:
       return checkop::vs_reference(sum);
     case Metric::bound_rms:
-      return checkop::bound_rms(sum);
+      return checkop::bound_rms(rows);
     case Metric::bias_t:
       return bias_statistic(rows, gates.independent);
     case Metric::noise_rms:

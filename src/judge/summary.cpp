@@ -65,8 +65,25 @@ Achieved vs_reference(const RowSums& total) {
       over(total.largest_error, total.largest_of_reference, total.largest_rounding))};
 }
 
-Achieved bound_rms(const RowSums& total) {
-  return {root_ratio(total.squared_ratio, static_cast<double>(total.finite))};
+Achieved bound_rms(std::span<const RowSums> rows) {
+  constexpr size_t kFewest = 4;
+  using Key = std::tuple<double, double, int64_t>;
+  std::vector<Key> different;
+  double squares = 0;
+  int64_t elements = 0;
+  size_t err = 0;  // rows
+  for (const RowSums& row : rows) {
+    if (row.squared_ratio == 0) {
+      elements += row.finite;
+      continue;
+    }
+    different.emplace_back(row.squared_gold, row.squared_ratio, row.finite), ++err;
+  }
+  std::sort(different.begin(), different.end());  // also makes the sums below independent of the order of rows
+  different.erase(std::unique(different.begin(), different.end()), different.end());
+  if (different.size() < err && different.size() < kFewest) return {};
+  for (const auto& [gold, ratio, n] : different) squares += ratio, elements += n;
+  return {root_ratio(squares, static_cast<double>(elements))};
 }
 
 Achieved noise_rms(const RowSums& total, int64_t independent) {

@@ -149,9 +149,7 @@ std::vector<std::string> OwnInputs::left_over(const Case& c) const {
 }
 
 std::vector<Tensor> OwnInputs::make(const Case& c, unsigned threads, LeftOut left_out) const {
-  std::vector<Tensor> inputs = make_inputs(c, threads, left_out);
-  const auto read = [&](bool saved) {
-    bool any = false;
+  const auto read = [&](bool saved, std::vector<Tensor>& inputs) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const TensorSpec& spec = c.pass->inputs[i];
       const auto found = sources_.find(spec.name);
@@ -159,12 +157,17 @@ std::vector<Tensor> OwnInputs::make(const Case& c, unsigned threads, LeftOut lef
       const Source& source = found->second;
       source.file->read(source.file->at(source.tensor), inputs[i].bytes.data());
       require_ids(c, spec, inputs[i], where_of(*source.file, source.tensor));
-      any = true;
     }
-    return any;
   };
-  if (read(/*saved=*/false)) fill_saved(c, threads, inputs);
-  read(/*saved=*/true);
+  // What given masks leave out is planted with payloads. Nothing else is left out: given masks and ids stay as they
+  // are.
+  Case generated = c;
+  for (const TensorSpec& spec : c.pass->inputs)
+    if ((spec.fill == Fill::mask || spec.fill == Fill::ids) && sources_.contains(spec.name))
+      generated.ignored_every = 0;
+  std::vector<Tensor> inputs =
+      make_inputs(generated, threads, left_out, [&](std::vector<Tensor>& all) { read(/*saved=*/false, all); });
+  read(/*saved=*/true, inputs);
   return inputs;
 }
 

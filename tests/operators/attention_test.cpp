@@ -339,6 +339,25 @@ TEST(Attention, NativeUsesWhatTheForwardPassSaved) {
 }
 
 // The scores' error grows with their sums: so the output's magnitude grows although its value does not.
+// exp(-90) is subnormal in fp32, and ex2.approx.ftz gives 0.
+TEST(Attention, AProbabilityThatIsFlushedIsWithinTheBounds) {
+  const Case c = attention("backward", dims(1, 2, 1), /*causal=*/false, /*masked=*/false, DType::f32);
+  std::vector<Tensor> inputs = gold_inputs(c);
+  for (int64_t i = 0; i < inputs[0].count(); ++i) inputs[0].set(i, i % 4 == 0 ? 1 : 0.25);
+  for (int64_t i = 0; i < inputs[1].count(); ++i) inputs[1].set(i, i % 8 == 0 ? 180 : 0);
+  for (int64_t i = 0; i < inputs[4].count(); ++i) inputs[4].set(i, 100);  // grad_o, behind the mask
+  const std::vector<GoldOutput> gradients = collect_gold(c, inputs, 1);
+  for (const size_t output : {1, 2}) {
+    const GoldOutput& gradient = gradients[output];
+    for (int64_t b = 0; b < 2; ++b) {
+      for (size_t i = at(8 * b + 4); i < at(8 * b + 8); ++i) {  // of the second key
+        EXPECT_NE(gradient.value[i], 0);
+        EXPECT_LE(std::abs(gradient.value[i]), 0x1p-24 * gradient.rounding[i]) << gradient.name << " " << i;
+      }
+    }
+  }
+}
+
 TEST(Attention, MagnitudeFollowsTheScores) {
   Case c = attention("forward", dims(3, 5));
   std::vector<Tensor> inputs = gold_inputs(c);

@@ -45,6 +45,13 @@ TEST(PolicyMetrics, SmallErrorsKeepTheirDigits) {
   EXPECT_NEAR(of_logp({{d, 0, 0}}).k3_max / (d * d / 2), 1, 1e-6);
 }
 
+TEST(PolicyMetrics, TokensOfProbabilityZeroDoNotDiverge) {
+  EXPECT_EQ(of_logp({{-50000.004, -50000, 0}}).k3_max, 0);
+  EXPECT_GT(of_logp({{-100.004, -100, 0}}).k3_max, 0);
+  EXPECT_EQ(of_logp({{-3, -kInf, 0}}).k3_max, kInf);
+  EXPECT_EQ(of_logp({{-kInf, -50000, 0}}).k3_max, kInf);
+}
+
 TEST(PolicyMetrics, ErrorsOfARatioAreThoseOfItsLogp) {
   const PolicyMetrics m = of_ratio({{2.2, 2, 1e-3}});
   EXPECT_DOUBLE_EQ(m.max_abs_dlogp, std::log(2.2) - std::log(2));

@@ -277,6 +277,21 @@ TEST(Bias, SumsThatRoundToNearestDoNotLeanAndTruncatedOnesDo) {
   EXPECT_EQ(bias_of(DType::f32, truncating, 1).achieved, 0);  // allowed for functions
 }
 
+TEST(BoundRms, EqualRowsAreOneError) {
+  const auto row = [](double gold, double ratio) {
+    RowSums sums;
+    sums.squared_gold = gold, sums.squared_ratio = ratio * ratio, sums.finite = 1;
+    return sums;
+  };
+  EXPECT_EQ(bound_rms(std::vector(16, row(2, 0.5))).value, 0);  // one error
+  EXPECT_DOUBLE_EQ(bound_rms(std::vector{row(2, 0.5), row(3, 0.5)}).value, 0.5);
+  std::vector<RowSums> rows(4, row(1, 0.75));
+  for (const double gold : {2.0, 3.0, 4.0}) rows.push_back(row(gold, 0.25));
+  EXPECT_DOUBLE_EQ(bound_rms(rows).value, std::sqrt((0.75 * 0.75 + 3 * 0.25 * 0.25) / 4));
+  rows.push_back(row(0, 0));
+  EXPECT_DOUBLE_EQ(bound_rms(rows).value, std::sqrt((0.75 * 0.75 + 3 * 0.25 * 0.25) / 5));
+}
+
 TEST(Bias, WhatMayLeanIsGranted) {
   // 100 rows with a bias of 5, of which 4 is allowed: 500 - 400 over the root of 100 squares of 5 + 4.
   std::vector<RowSums> rows(100);

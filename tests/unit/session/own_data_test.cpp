@@ -205,6 +205,22 @@ TEST(OwnInputs, RunJudgesByThem) {
   expect_exit(run_program(kMatmul + std::string("--input a=missing:a")), 2, "cannot be opened");
 }
 
+/// What they leave out, and nothing else, is planted with payloads that must not be read.
+TEST(OwnInputs, MasksAndIdsLeaveOutOfTheOtherInputs) {
+  const auto keeps = [](int64_t i) { return i % 3 == 0 ? 0.0 : 1.0; };
+  const std::string file =
+      write("masks", list(tensor("keys", DType::u8, {2, 11}, keeps), tensor("rows", DType::u8, {8, 6}, keeps),
+                          tensor("ids", DType::i64, {1, 24}, [](int64_t i) { return static_cast<double>(i % 7); })));
+  for (const std::string& flags :
+       {"--op attention --batch 2 --q-heads 2 --kv-heads 1 --q-seq 11 --kv-seq 11 --head-dim 16 --with "
+        "key_padding_mask "
+        "--input key_padding_mask=" +
+            file + ":keys",
+        "--op pack --batch 8 --seq 6 --hidden 3 --input mask=" + file + ":rows",
+        "--op linear_logp --batch 1 --seq 24 --hidden 8 --vocab 7 --input target_ids=" + file + ":ids"})
+    expect_exit(run_program(flags + " --pass forward --dtype fp32 --candidate native --device cpu"), 0, "1 pass");
+}
+
 // --- --inputs and --gold
 
 /// The results of tests/plugins/exec/own.py: y = 2 a.
