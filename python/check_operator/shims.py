@@ -77,6 +77,8 @@ def judge(op: str, arguments: Sequence[Any], reference: Callable[..., Any], cand
     for each, value in gold.items():
         if plain[each].dtype in _gold.WIDER and value.dtype != torch.float64:
             raise InputError(f"{op}: reference: in float64: '{each}' is {value.dtype}; write it without that cast")
+        if value.isnan().any():
+            raise InputError(f"{op}: reference: in float64: '{each}' has NaN, which is no gold; give other arguments")
 
     def call(**tensors: Any) -> Dict[str, Any]:
         given = set(map(id, tensors.values()))
