@@ -14,8 +14,8 @@ one file is all that is needed, and may be copied:
 A function gets an operator's inputs (tensors of the framework) and attributes (numbers) by the names that
 `check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
 case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. It returns the
-output, a tuple of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape and dtype that the operator declares (`show` says fp32 if
-that is not the case's dtype).
+output, a tuple or list of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape
+and dtype that the operator declares (`show` says fp32 if that is not the case's dtype).
 
 Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, which include
 upstream gradients named grad_NAME, and returns the gradients dNAME. If only "OP" is given, torch and JAX differentiate it;
@@ -28,7 +28,7 @@ them that has been imported.
           check_operator starts another.
   JAX     the same; 64-bit types are enabled, for ids and fp64.
   NumPy   has no bf16: bf16 inputs come as float32, which holds them exactly, and a float32 result is rounded once to bf16,
-          to nearest, ties to even. No automatic gradients.
+          to nearest, ties to even; bfloat16 of ml_dtypes is taken as it is. No automatic gradients.
 serve(functions, recipes={"rms_norm": ["normalised_row_in_16_bit"]}) declares rounding points that the functions have by
 design, by keys as above, in the names that `check_operator show OP` prints. They count where the contract allows them.
 
