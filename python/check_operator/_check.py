@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequen
 
 from . import _torch_op, serving
 from ._names import CheckName, Class, DType, Op, Policy, Suite
-from ._own import OwnData
+from ._own import NEEDS_MAGNITUDE, OwnData, magnitude_is_missing
 from ._program import HERE, ask, contract_path, error_of, is_report, others_words, run
 from ._report import Report
 from ._tensors import dtype_name
@@ -88,10 +88,25 @@ class Question:
     timeout_s: Optional[int] = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.op, str):
+        if not isinstance(self.op, str) or not re.fullmatch(r"[\w.+-]+", self.op) or self.op == "all":
             raise InputError(f"op: expected the name of an operator, got {self.op!r}; see 'check_operator list'")
         for argument, value in (("dims", self.dims), ("attrs", self.attrs)):
             require_mapping(argument, value)
+        for argument in ("dtype", "suite", "cases", "contract", "device", "checks"):
+            value = getattr(self, argument)
+            if isinstance(value, (str, list, tuple)) and not value:
+                raise InputError(f"{argument}: is empty; leave it out, or say which")
+
+    def in_arguments(self, error: InputError) -> InputError:
+        """What the program said of a flag, said of the argument that the flag was made of."""
+        found = re.match(r"(?:command line: )?--([a-z-]+): |(inputs|gold)\.safetensors: |(?=size ')", str(error))
+        if not found:
+            return error
+        flag = found[1] or found[2] or "dim"
+        name = flag.replace("-", "_")
+        argument = ARGUMENTS.get(flag) or (f"dims: '{name}'" if name in self.dims else
+                                           f"attrs: '{name}'" if name in self.attrs else name)
+        return InputError(f"{argument}: {str(error)[found.end():]}")
 
     def flags(self) -> List[str]:
         found = [f"--op={self.op}", "--check-grad" if self.backward else "--pass=forward"]
@@ -122,6 +137,10 @@ class Question:
         return found
 
 
+# Flags that are called otherwise than the arguments that they are made of.
+ARGUMENTS = {"exec-name": "name", "class": "cls", "check": "checks", "timeout-s": "timeout_s", "dim": "dims"}
+
+
 def require_mapping(argument: str, value: Any) -> None:
     if value is not None and not isinstance(value, collections.abc.Mapping):
         raise InputError(f"{argument}: expected a dict, got {value!r}")
@@ -135,9 +154,15 @@ def attributes_of(op: str) -> List[str]:
     return re.findall(r"^  attribute (\w+) ", ask(["show", op]), flags=re.M)
 
 
+def parameters_of(op: str) -> List[str]:
+    """What functions of an operator get, forward and backward."""
+    return list(dict.fromkeys(re.findall(r"^ +(?:attribute|input) +(\w+) ", ask(["show", op]), flags=re.M)))
+
+
 def name_in_reports(text: str) -> str:
     """In characters that the program takes for a candidate or an operator."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_") or "function"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")
+    return "function" if name in ("", "all", "none") else name
 
 
 def candidate_name(fn: Callable[..., Any]) -> str:
@@ -148,6 +173,17 @@ def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[boo
               isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None, name: Optional[str] = None,
               only: Optional[str] = None, own: Optional[OwnData] = None) -> Report:
     """check() with the question in one piece. `only`: the glob of --filter."""
+    try:
+        return asked_about(fn, question, backward, isolate, adapt, name, only, own)
+    except InputError as error:
+        missing = own and NEEDS_MAGNITUDE in str(error) and not any(each.startswith("magnitude/") for each in own.gold)
+        raise magnitude_is_missing() if missing else question.in_arguments(error) from None
+
+
+def asked_about(fn: Callable[..., Any], question: Question, backward: Union[bool, Callable[..., Any]],
+                isolate: Optional[str], adapt: Optional[Mapping[str, str]], name: Optional[str], only: Optional[str],
+                own: Optional[OwnData]) -> Report:
+    """ask_about(), whose errors are those of the program's flags."""
     if serving.SERVES in os.environ:
         raise InputError(f"check() is called by what '{os.environ[serving.SERVES]}' imports, and would call itself without "
                          "end; call it in a test, or under if __name__ == '__main__'")
@@ -161,6 +197,10 @@ def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[boo
     if not isinstance(backward, bool) and not callable(backward):
         raise InputError(f"backward: expected True, False or a function, got {backward!r}")
     require_mapping("adapt", adapt)
+    known = parameters_of(question.op) if adapt and not own else []
+    for each in adapt or ():
+        if known and each not in known:
+            raise InputError(f"adapt: {question.op} has no '{each}'; known: {', '.join(known)}")
     if isolate not in (None, "spawn", "here"):
         raise InputError(f"isolate: unknown value '{isolate}'; use 'spawn' or 'here'")
     places = [place_of(each) for each in (fn, backward) if callable(each)]
@@ -184,6 +224,8 @@ def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[boo
 def place_of(fn: Callable[..., Any]) -> Tuple[str, str]:
     """ "module:name" under which a fresh interpreter finds the function, or "" and why there is none."""
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if hasattr(fn, "torch_op"):
+        return "", "a registered operator of torch has no name to import it by"
     if not module or not name:
         return "", f"a {type(fn).__name__} has no name to import it by"
     if module == "__main__":
@@ -275,7 +317,7 @@ def run_judge(flags: List[str], functions: Optional[Dict[str, Any]] = None, *, d
             print(shown, file=sys.stderr)  # warnings, and what the function printed in its process
         if not has_report:
             # Which flag handed the function over is not what the caller wrote.
-            raise error_of(judge.returncode, re.sub(r"^(check_operator: )--exec(-fd \d+| '.*?serving\.py .*?'): ", r"\1",
+            raise error_of(judge.returncode, re.sub(r"^(check_operator: )--exec(-fd \d+| '.*?(serving|_solution)\.py .*?'): ", r"\1",
                                                     error, flags=re.M))
         with open(report, encoding="utf-8") as file:
             data = json.load(file)

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Union
 
 from ._check import Path
 from ._names import Class, Policy
+from ._own import NEEDS_MAGNITUDE, magnitude_is_missing
 from ._program import contract_path, error_of, is_report, run
 from ._report import Report
 from ._tensors import CODE_NAMES, Entry, dtype_name, named_tensors
@@ -92,10 +93,6 @@ def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Opti
 
         if not is_report(report, judge.returncode):
             error = error_of(judge.returncode, told(errors))
-            if "needs the magnitude" in str(error) and not has_magnitude:
-                raise InputError("magnitude: the contract's bounds for this class follow the sum of the terms' absolute "
-                                 "values; give magnitude=, such as check_operator.magnitude.matmul(a, b) or .sum(x, dim), "
-                                 "or contract='assert_close' for torch's tolerances")
-            raise error
+            raise magnitude_is_missing() if NEEDS_MAGNITUDE in str(error) and not has_magnitude else error
         with open(report, encoding="utf-8") as file:
             return Report(json.load(file), told(said))

@@ -11,6 +11,15 @@ from .errors import InputError
 from .serving import write_safetensors
 
 
+NEEDS_MAGNITUDE = "needs the magnitude"  # in what the program says of a bound that can't be computed
+
+
+def magnitude_is_missing() -> InputError:
+    return InputError("magnitude: the contract's bounds for this class follow the sum of the terms' absolute values; give "
+                      "magnitude=, such as check_operator.magnitude.matmul(a, b) or .sum(x, dim), or contract='assert_close' "
+                      "for torch's tolerances")
+
+
 @dataclasses.dataclass(frozen=True)
 class OwnData:
     """Tensors in place of generated inputs, of the gold, or of both; see docs/own_data.md."""

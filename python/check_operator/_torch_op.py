@@ -42,11 +42,12 @@ def find(name: str, modules: Sequence[str]) -> Callable[..., Any]:
 
 
 def is_operator(value: Any) -> bool:
-    return hasattr(value, "_schema") or hasattr(value, "overloads")
+    return any(hasattr(value, each) for each in ("_schema", "overloads", "_opoverload"))
 
 
 def overload_of(packet: Any) -> Any:
-    """The default one of an operator that was named without its overload."""
+    """The default one of an operator that was named without its overload, or that torch.library.custom_op made."""
+    packet = getattr(packet, "_opoverload", packet)
     if hasattr(packet, "_schema"):
         return packet
     known = packet.overloads()

@@ -159,6 +159,8 @@ def inputs_of(definition: Definition, workload: Workload, roots: Sequence[str], 
         tensor = found[spec.name]
         if isinstance(tensor, torch.Tensor) and (tuple(tensor.shape) != shape or tensor.dtype != getattr(torch, spec.dtype)):
             raise InputError(f"{where}: is {tensor.dtype} {list(tensor.shape)}, expected {spec.dtype} {list(shape)}")
+        if isinstance(tensor, torch.Tensor) and not tensor.numel():
+            raise InputError(f"{where}: has no elements, {list(shape)}, and such a workload proves nothing; leave it out")
     for constraint in definition.constraints:
         try:
             holds = bool(eval(constraint, {"__builtins__": {}}, {**axes, **found}))
@@ -199,6 +201,8 @@ def judged_by(definition: Definition, inputs: Dict[str, Any], axes: Dict[str, in
         if not isinstance(value, torch.Tensor) or value.dtype != expected or tuple(value.shape) != shape:
             is_what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
             raise refused(InputError(f"output '{spec.name}' is {is_what}, expected {expected} {list(shape)}"), "in float64")
+        if value.isnan().any():
+            raise refused(InputError(f"output '{spec.name}' has NaN, which is no gold"), "in float64")
         entries[spec.name] = entry_of("gold", spec.name, value)
     try:
         reference = result_by_name(definition.outputs, _gold.run(run, arguments))
@@ -244,9 +248,13 @@ def command_of(name: str, definition: Definition, workload: Workload, solution: 
     return shlex.join(words)
 
 
+def tell(error: Exception) -> None:
+    print(f"check_operator: {error}", file=sys.stderr, flush=True)
+
+
 def check(definition: Definition, workload: Workload, solutions: Sequence[Solution],
           given: argparse.Namespace) -> List[Dict[str, Any]]:
-    """The reports of the solutions on one workload."""
+    """The reports of the solutions on one workload. One that can't be asked about is told of and left out."""
     functions = definition.functions()
     axes = definition.axis_values(workload.axes)
     inputs = inputs_of(definition, workload, given.roots, given.seed, functions)
@@ -266,7 +274,11 @@ def check(definition: Definition, workload: Workload, solutions: Sequence[Soluti
             flags = [f"--op={op}", "--pass=forward", f"--device={device}", f"--candidate={name}", f"--exec-name={name}",
                      "--exec=" + command_of(op, definition, workload, solution, folder),
                      *([f"--contract={contract_path(contract)}"] if contract else [])]
-            report = run_judge(flags, own=own)
+            try:
+                report = run_judge(flags, own=own)
+            except InputError as error:
+                tell(error)
+                continue
         print(report, flush=True)
         if report.exit_code:
             print("repeat: " + repeat_line(workload, solution, given), flush=True)
@@ -323,13 +335,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> NoReturn:
                                  f"{', '.join(each.uuid for each in workloads)}")
             workloads = [each for each in workloads if each.uuid in given.uuid]
         solutions = [Solution.load(path, definition) for path in given.solution]
-        reports = [report for workload in workloads for report in check(definition, workload, solutions, given)]
-        whole = merged(reports, "check_operator import")
-        if given.report:
+        reports: List[Dict[str, Any]] = []
+        for workload in workloads:
+            try:
+                reports += check(definition, workload, solutions, given)
+            except InputError as error:  # the other workloads can be asked about
+                tell(error)
+        whole = merged(reports, "check_operator import") if reports else None
+        if whole is not None and given.report:
             whole.save(given.report)
-        sys.exit(whole.exit_code)
+        was_all_asked = len(reports) == len(workloads) * max(1, len(solutions))
+        sys.exit(whole.exit_code if whole is not None and was_all_asked else 2)
     except (InputError, MachineError) as error:
-        print(f"check_operator: {error}", file=sys.stderr)
+        tell(error)
         sys.exit(2 if isinstance(error, InputError) else 5)
 
 

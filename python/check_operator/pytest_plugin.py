@@ -73,6 +73,7 @@ class Candidate:
 
     def __init__(self, request: Any, question: Question, item: Item) -> None:
         self._request, self._question, self._item = request, question, item
+        self.was_asked = False
 
     def check(self, fn: Callable[..., Any], *, backward: Optional[Callable[..., Any]] = None,
               isolate: Optional[str] = None, adapt: Optional[Mapping[str, str]] = None,
@@ -87,13 +88,17 @@ class Candidate:
                 gradients = False  # not needed for this item, and NumPy has none
         question = dataclasses.replace(self._question, backward=self._item.pass_name == "backward")
         ask_it = functools.partial(ask_about, fn, question, backward=gradients, isolate=isolate, adapt=adapt, name=name)
+        self.was_asked = True
+        report, refusal = None, ""
         try:
             report = ask_it(only=self._item.glob)
             if report.verdict == "vacuous":
                 same = (fn, backward, repr(question), repr(adapt), isolate, name)
                 report = self._among_all(report, same, ask_it)
         except (InputError, MachineError) as error:
-            pytest.fail(f"check_operator: {error}", pytrace=False)
+            refusal = f"check_operator: {error}"
+        if report is None or refusal:
+            pytest.fail(refusal, pytrace=False)  # outside of the handler: pytest would show both exceptions
         self._keep(report)
         self._end(report)
         return report
@@ -188,12 +193,23 @@ def pytest_generate_tests(metafunc: Any) -> None:
         if mark is None:
             raise InputError(f"the fixture 'candidate' needs @pytest.mark.{MARKER}(op=...)")
         question = question_of(mark)
-        items = items_of(tuple(question.flags()))
+        try:
+            items = items_of(tuple(question.flags()))
+        except InputError as error:
+            raise question.in_arguments(error) from None
     except (InputError, MachineError) as error:
         raise pytest.Collector.CollectError(f"{where}: {error}") from None
     if not items:
         raise pytest.Collector.CollectError(f"{where}: pytest.mark.{MARKER} selects no case")
     metafunc.parametrize("candidate", [(question, item) for item in items], ids=[item.id for item in items], indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_call(item: Any) -> None:
+    """After a test that has passed: one that forgot its check would pass whatever the function computes."""
+    given = getattr(item, "funcargs", {}).get("candidate")
+    if isinstance(given, Candidate) and not given.was_asked:
+        pytest.fail("check_operator: the test checked nothing; call candidate.check(function)", pytrace=False)
 
 
 def pytest_sessionfinish(session: Any) -> None:

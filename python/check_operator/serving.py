@@ -14,8 +14,8 @@ one file is all that is needed, and may be copied:
 A function gets an operator's inputs (tensors of the framework) and attributes (numbers) by the names that
 `check_operator show OP` prints. Attributes missing in its signature are not passed. If its signature lacks a tensor of the
 case, such as an optional one, or an attribute that has another value than its default, the case is unsupported. It returns the
-output, a tuple of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape and dtype that the operator declares (`show` says fp32 if
-that is not the case's dtype).
+output, a tuple or list of the outputs in order, or a dict by name. Each output is a contiguous tensor of its own, with the shape
+and dtype that the operator declares (`show` says fp32 if that is not the case's dtype).
 
 Keys are "OP", "OP/forward" and "OP/backward". A backward function gets the inputs of the backward pass, which include
 upstream gradients named grad_NAME, and returns the gradients dNAME. If only "OP" is given, torch and JAX differentiate it;
@@ -28,7 +28,7 @@ them that has been imported.
           check_operator starts another.
   JAX     the same; 64-bit types are enabled, for ids and fp64.
   NumPy   has no bf16: bf16 inputs come as float32, which holds them exactly, and a float32 result is rounded once to bf16,
-          to nearest, ties to even. No automatic gradients.
+          to nearest, ties to even; bfloat16 of ml_dtypes is taken as it is. No automatic gradients.
 serve(functions, recipes={"rms_norm": ["normalised_row_in_16_bit"]}) declares rounding points that the functions have by
 design, by keys as above, in the names that `check_operator show OP` prints. They count where the contract allows them.
 
@@ -61,6 +61,7 @@ defaults. The process exits at the end of its input.
 Protocol 2, in which tensors lie in shared memory, is described in docs/python.md.
 """
 import argparse
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -82,7 +83,8 @@ PROTOCOLS = (1, 2)
 SOCKET = "CHECK_OPERATOR_FD"  # the number of the socket over which descriptors come
 SERVES = "CHECK_OPERATOR_SERVES"  # set while this file serves as a program: to what
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-SPOKEN = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "I64": "int64", "I32": "int32", "U8": "uint8"}
+SPOKEN = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "I64": "int64", "I32": "int32", "U8": "uint8",
+          "BOOL": "bool"}
 
 
 class Unsupported(NotImplementedError):
@@ -256,6 +258,7 @@ class Framework:
 
     can_differentiate = False
     has_read_only = True  # its tensors can lie in memory that can't be written
+    can_write = True  # a function can write to its tensors, as `out` asks for
 
     def transports(self):
         """Those by which tensors can lie in memory of check_operator, the best first, and why a better one is missing."""
@@ -286,6 +289,9 @@ class NumPy(Framework):
     def __init__(self, device):
         import numpy
 
+        if device not in ("auto", "cpu"):
+            raise BadCandidate(f"device: NumPy computes on the CPU, and '{device}' was asked for; use the device 'cpu', or a "
+                               "function over torch or JAX")
         self.numpy = numpy
         self.types = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "U8": "u1", "BOOL": "u1"}
 
@@ -336,8 +342,8 @@ class NumPy(Framework):
         return ""
 
     def dtype_of(self, array, want):
-        if want["dtype"] == "BF16" and array.dtype == self.numpy.float32:
-            return "BF16"
+        if array.dtype.name == "bfloat16" or (want["dtype"] == "BF16" and array.dtype == self.numpy.float32):
+            return "BF16"  # the former as ml_dtypes has it
         for name, code in self.types.items():
             if name != "BOOL" and array.dtype == self.numpy.dtype("<" + code):
                 return name
@@ -349,8 +355,10 @@ class NumPy(Framework):
         return dtype, array.shape, data.tobytes()
 
     def to_bf16(self, array):
-        """float32 rounded to bf16 bits, to nearest, ties to even; a NaN stays NaN."""
+        """float32 rounded to bf16 bits, to nearest, ties to even; a NaN stays NaN. bf16 of ml_dtypes: its bits."""
         np = self.numpy
+        if array.dtype.name == "bfloat16":
+            return np.ascontiguousarray(array).reshape(-1).view("<u2")
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
         nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
@@ -453,6 +461,8 @@ class Torch(Framework):
         return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
 
     def trouble(self, tensor):
+        if tensor.layout != self.torch.strided or tensor.is_nested:
+            return f"is {'nested' if tensor.is_nested else tensor.layout}; return a dense tensor"
         if tensor.requires_grad:
             return "requires grad, and no input of this pass does; return it detached, or compute under torch.no_grad()"
         if tensor.device != self.device:
@@ -509,6 +519,7 @@ class Torch(Framework):
 class Jax(Framework):
     name = "JAX"
     can_differentiate = True
+    can_write = False
 
     def __init__(self, device):
         import jax
@@ -614,31 +625,35 @@ def split(tensors, request, zeros):
     return inputs, upstream, wanted
 
 
-def call(function, tensors, attrs):
+def parameters_of(function):
+    """By name; None where nobody knows them, as of some built-in functions."""
     try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a built-in function
-        return function(**tensors, **attrs)
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def call(function, tensors, attrs):
+    parameters = parameters_of(function)
+    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return function(**tensors, **attrs)
     for name in tensors:
         if name not in parameters:
-            raise Unsupported(f"the function takes no '{name}'")
+            known = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
+            raise Unsupported(f"the function takes no '{name}'; it takes {known or 'no arguments'}")
     for name, each in parameters.items():
-        if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) \
-                and name not in tensors and name not in attrs:
+        if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in tensors and name not in attrs:
             raise BadResult(f"the function needs '{name}', which is neither an input nor an attribute of this pass; give it a "
                             "default, or say with adapt which one it is")
-    return function(**tensors, **{name: value for name, value in attrs.items() if name in parameters})
+    given = {**tensors, **{name: value for name, value in attrs.items() if name in parameters}}
+    first = [given.pop(name) for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY and name in given]
+    return function(*first, **given)
 
 
 def require_attrs(function, attrs, changed):
     """A function that lacks an attribute computes with a fixed value, which may be its default and is no other."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a built-in function
-        return
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+    parameters = parameters_of(function)
+    if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
     for name in changed:
         if name in attrs and name not in parameters:
@@ -650,12 +665,8 @@ def adapted(function, names):
     if not names:
         return function
     theirs = {own: name for name, own in names.items()}
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a built-in function
-        signature = None
-    if signature is not None:
-        known = signature.parameters
+    known = parameters_of(function)
+    if known is not None:
         takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
         for name, own in names.items():
             if own not in known and not takes_any:
@@ -666,9 +677,9 @@ def adapted(function, names):
                                    f"say which input that is")
 
     def renamed(**given):
-        return function(**{names.get(name, name): value for name, value in given.items()})
+        return call(function, {names.get(name, name): value for name, value in given.items()}, {})
 
-    if signature is not None:
+    if known is not None:
         renamed.__signature__ = inspect.Signature(
             [each if each.kind is each.VAR_KEYWORD else
              inspect.Parameter(theirs.get(each.name, each.name), each.KEYWORD_ONLY, default=each.default)
@@ -703,9 +714,21 @@ def chosen(outputs, names):
 
 def from_dlpack(take, name, value, expected):
     """`value` of another framework, through DLPack."""
-    if not hasattr(value, "__dlpack__"):
-        raise BadResult(f"output '{name}' is a {type(value).__module__}.{type(value).__qualname__}, expected a {expected}")
+    if not hasattr(value, "__dlpack__") or isinstance(value, type):
+        raise BadResult(f"output '{name}' is a {type(value).__module__}.{type(value).__qualname__}, expected a {expected} or an "
+                        "object with __dlpack__()")
     return take(value)
+
+
+@contextlib.contextmanager
+def reading(name):
+    """Whatever reading an output may raise names it."""
+    try:
+        yield
+    except BadResult:
+        raise
+    except Exception as error:
+        raise BadResult(f"output '{name}' can't be read: {described(error)}") from error
 
 
 def require_own_tensors(framework, outputs, inputs):
@@ -714,12 +737,13 @@ def require_own_tensors(framework, outputs, inputs):
     taken = [(f"input '{name}'", framework.span(tensor)) for name, tensor in inputs.items()]
     owned = {}
     for name, value in outputs.items():
-        tensor = owned[name] = framework.own(name, value)
-        if why := framework.trouble(tensor):
-            raise BadResult(f"output '{name}' {why}")
-        if not framework.is_contiguous(tensor):
-            raise BadResult(f"output '{name}' is not contiguous; return a contiguous copy")
-        begin, end = framework.span(tensor)
+        with reading(name):
+            tensor = owned[name] = framework.own(name, value)
+            if why := framework.trouble(tensor):
+                raise BadResult(f"output '{name}' {why}")
+            if not framework.is_contiguous(tensor):
+                raise BadResult(f"output '{name}' is not contiguous; return a contiguous copy")
+            begin, end = framework.span(tensor)
         for other, (first, last) in taken:
             if begin < last and first < end:
                 raise BadResult(f"output '{name}' shares memory with {other}; return a tensor of its own")
@@ -735,7 +759,7 @@ def number(value):
 
 def takes_out(function, given):
     """Whether a function writes to outputs that it gets as `out`."""
-    return "out" in parameters_of(function) and "out" not in given
+    return "out" in (parameters_of(function) or ()) and "out" not in given
 
 
 def written(result, outs):
@@ -761,8 +785,11 @@ class FileTensors:
     def finish(self, outputs):
         """Writes outputs, by name."""
         if os.path.isdir(os.path.dirname(self.path)):  # else check_operator waited too long, and has tidied up
-            write_safetensors(self.path, {want["name"]: self.framework.store(outputs[want["name"]], want)
-                                          for want in self.wants})
+            stored = {}
+            for want in self.wants:
+                with reading(want["name"]):
+                    stored[want["name"]] = self.framework.store(outputs[want["name"]], want)
+            write_safetensors(self.path, stored)
         return {}
 
 
@@ -787,7 +814,8 @@ class SharedTensors:
         """Copies outputs, by name, unless they are there already."""
         returned = [name for name in self.outputs if name not in self.given]
         for name in returned:
-            self.framework.write(self.outputs[name], outputs[name])
+            with reading(name):
+                self.framework.write(self.outputs[name], outputs[name])
         self.framework.finish()
         return {"returned": returned}
 
@@ -806,6 +834,9 @@ def run(request, functions, framework, arenas):
         if function is None:
             outputs = framework.gradients(functions[op], tensors.inputs, attrs, request)
         elif takes_out(function, {**tensors.inputs, **attrs}):
+            if not framework.can_write:
+                raise BadResult(f"the function takes 'out', and nothing can write to a tensor of {framework.name}; return the "
+                                "outputs")
             outputs = {}
             for want in tensors.wants:
                 tensor = tensors.destination(want)
@@ -821,6 +852,21 @@ def run(request, functions, framework, arenas):
     if function is not None and not takes_out(function, {**tensors.inputs, **attrs}):
         outputs = require_own_tensors(framework, chosen(outputs, names), tensors.inputs)
     return tensors.finish(outputs)
+
+
+def words_of(error):
+    """What an exception says, in one line that any encoding can take; "" for one that says nothing."""
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # of its own __str__
+        return ""
+    return " | ".join(line.strip() for line in lines if line.strip()).encode("utf-8", "replace").decode()
+
+
+def described(error):
+    """The same behind its type."""
+    words = words_of(error)
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def print_traceback(error):
@@ -842,17 +888,17 @@ def answer_to(request, functions, framework, may_exit, arenas):
     try:
         return {"status": "ok", **run(request, functions, framework, arenas)}
     except NotImplementedError as refusal:
-        return {"status": "unsupported", "message": str(refusal) or type(refusal).__name__}
+        return {"status": "unsupported", "message": words_of(refusal) or type(refusal).__name__}
     except (BadResult, Malformed) as error:
         return {"status": "failed", "message": str(error)}
-    except (Exception, SystemExit) as error:  # a failure of the candidate must not end the process
-        if isinstance(error, SystemExit) and may_exit:
+    except BaseException as error:  # a failure of the candidate must not end the process
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and may_exit):
             raise
         print_traceback(error)
         if may_exit and framework.is_lost():
             sys.stderr.flush()
             os._exit(70)  # this process can't use the device any more
-        return {"status": "failed", "message": f"{type(error).__name__}: {error}"}
+        return {"status": "failed", "message": described(error)}
 
 
 def kernels_of(functions, framework):
@@ -1055,13 +1101,18 @@ def converse(lines, answers, functions, framework=None, device=None, may_exit=Tr
     can't is an error. `recipes`: those of serve(); `layouts`: its `strides` and `any_ids`. `take_descriptor()`: the next
     descriptor that came with a line; None if none can come."""
     server = Server(functions, framework, device, may_exit, differentiate, recipes, layouts, take_descriptor)
-    for line in lines:
-        answer, is_last = server.answer(line)
-        if newer is None or not newer():
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-        if is_last:
-            return
+    try:
+        for line in lines:
+            answer, is_last = server.answer(line)
+            if newer is None or not newer():
+                answers.write(json.dumps(answer) + "\n")
+                answers.flush()
+            if is_last:
+                return
+    except KeyboardInterrupt:
+        if not may_exit:
+            raise
+        sys.exit(130)  # as shells say it, and without a traceback
 
 
 def take_standard_streams():
@@ -1175,16 +1226,9 @@ def functions_for(op, forward, backward, adapt):
         return {op: adapted(forward, adapt)}
     functions = {f"{op}/forward": adapted(forward, adapt)}
     if backward:
-        renamed = {name: own for name, own in adapt.items() if own in parameters_of(backward)}
+        renamed = {name: own for name, own in adapt.items() if own in (parameters_of(backward) or ())}
         functions[f"{op}/backward"] = adapted(backward, renamed)
     return functions
-
-
-def parameters_of(function):
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a built-in function
-        return {}
 
 
 def find_function(place):
@@ -1194,7 +1238,7 @@ def find_function(place):
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except Exception as error:  # whatever importing a module may raise
         print_traceback(error)
-        raise BadCandidate(f"'{place}' can't be imported: {type(error).__name__}: {error}") from error
+        raise BadCandidate(f"'{place}' can't be imported: {described(error)}") from error
 
 
 def registered_functions(place):
@@ -1207,7 +1251,7 @@ def registered_functions(place):
         importlib.import_module(module)
     except Exception as error:  # whatever importing a module may raise
         print_traceback(error)
-        raise BadCandidate(f"'{module}' can't be imported: {type(error).__name__}: {error}") from error
+        raise BadCandidate(f"'{module}' can't be imported: {described(error)}") from error
     return importlib.import_module("check_operator._candidate").served_by(module, name)
 
 

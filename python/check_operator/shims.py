@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from ._check import Path, check, name_in_reports
 from ._report import Report
 from .errors import InputError
-from .serving import BadResult
+from .serving import BadResult, described
 
 
 def torch_tensors(value: Any, name: str) -> "Dict[str, Any]":
@@ -77,6 +77,8 @@ def judge(op: str, arguments: Sequence[Any], reference: Callable[..., Any], cand
     for each, value in gold.items():
         if plain[each].dtype in _gold.WIDER and value.dtype != torch.float64:
             raise InputError(f"{op}: reference: in float64: '{each}' is {value.dtype}; write it without that cast")
+        if value.isnan().any():
+            raise InputError(f"{op}: reference: in float64: '{each}' has NaN, which is no gold; give other arguments")
 
     def call(**tensors: Any) -> Dict[str, Any]:
         given = set(map(id, tensors.values()))
@@ -181,7 +183,7 @@ def backendbench(op: Any, implementation: Union[Path, Callable[..., Any]], *args
 def gpu_mode(folder: Path, submission: Path, *, seed: int, contract: Optional[Path] = None, **arguments: Any
              ) -> "Tuple[Report, str]":
     """A problem of GPU MODE, a folder with reference.py, and a submission with custom_kernel(data): the report, and what the
-    problem's own check_implementation() says of one launch, "" if nothing is wrong.
+    problem's own check_implementation() says of one launch, "" if nothing is wrong, or the exception that it ended in.
 
     seed and arguments are those of generate_input(), as in the tests of task.yml. Every launch gets data of its own.
     """
@@ -200,7 +202,10 @@ def gpu_mode(folder: Path, submission: Path, *, seed: int, contract: Optional[Pa
 
     report = judge(os.path.basename(folder), [data], member(theirs, "ref_kernel"), functools.wraps(kernel)(on_own_data),
                    contract=contract, name="custom_kernel")
-    word: Any = member(theirs, "check_implementation")(_gold.each_tensor(lambda each: each.clone(), data),
-                                                       _gold.run(kernel, [data]))
+    checks = member(theirs, "check_implementation")
+    try:
+        word: Any = checks(_gold.each_tensor(lambda each: each.clone(), data), _gold.run(kernel, [data]))
+    except Exception as error:  # of the submission, or of a checker that can't take what it returned
+        return report, described(error)
     passed, message = word if isinstance(word, tuple) else (not word, word)
     return report, "" if passed else str(message)

@@ -6,7 +6,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <set>
+#include <string>
+#include <system_error>
 
 #include "base/error.hpp"
 #include "case/sweep.hpp"
@@ -14,10 +18,15 @@
 namespace checkop {
 namespace {
 
-/// Refuses what begins with a minus sign; whether the rest is a number is seen when it is converted.
+/// Refuses what begins with a minus sign, and what CLI11 would quietly take for 2^64 - 1; whether the rest is a number
+/// is seen when it is converted.
 CLI::Validator not_negative() {
-  return {[](const std::string& text) {
-            return text.starts_with("-") ? fmt::format("expected 0 or more, got {}", text) : std::string();
+  return {[](const std::string& text) -> std::string {
+            if (text.starts_with("-")) return fmt::format("expected 0 or more, got {}", text);
+            uint64_t value = 0;
+            const bool is_too_large =
+                std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc::result_out_of_range;
+            return is_too_large ? fmt::format("expected at most {}, got {}", UINT64_MAX, text) : "";
           },
           "NONNEGATIVE"};
 }

@@ -75,20 +75,24 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
   const auto where = [&](const ElementReport& e) {
     return fmt::format("{}{} = {:.9g}, gold {:.9g}", spec.name, coordinates(shape_of(c, spec), e.index), e.got, e.gold);
   };
-  const std::string share = fmt::format("{} of {} out of bound", comparison.out_of_bound, comparison.count);
+  // None is, where no gate is of single elements.
+  const std::string share = comparison.out_of_bound == 0
+                                ? ""
+                                : fmt::format("; {} of {} out of bound", comparison.out_of_bound, comparison.count);
   if (comparison.leaks_left_out) {
     const ElementReport& e = comparison.first_nonfinite ? *comparison.first_nonfinite : *comparison.worst;
-    found.push_back(fail("nonfinite", fmt::format("{} are multiplied by 0: NaN there reaches {}; {}; {}",
-                                                  c.op->left_out, spec.name, where(e), share)));
+    found.push_back(fail("nonfinite", fmt::format("{} are multiplied by 0: NaN there reaches {}; {}{}", c.op->left_out,
+                                                  spec.name, where(e), share)));
     return;
   }
   if (comparison.nonfinite > 0) {
     const ElementReport& e = *comparison.first_nonfinite;
-    const char* what = std::isfinite(e.gold) ? "not finite where the gold is"
-                       : std::isfinite(e.got)
-                           ? "finite where the gold is not"
+    const char* what = std::isfinite(e.gold)  ? "not finite where the gold is"
+                       : std::isfinite(e.got) ? "finite where the gold is not"
+                       : std::isnan(e.got) != std::isnan(e.gold) || (e.got > 0) != (e.gold > 0)
+                           ? "not finite, and not as the gold is"
                            : "not finite, like the gold, but the contract forbids non-finite results";
-    found.push_back(fail("nonfinite", fmt::format("{}: {}; {} such element{}; {}", where(e), what, comparison.nonfinite,
+    found.push_back(fail("nonfinite", fmt::format("{}: {}; {} such element{}{}", where(e), what, comparison.nonfinite,
                                                   comparison.nonfinite == 1 ? "" : "s", share)));
     if (comparison.out_of_bound > comparison.nonfinite)
       found.push_back(fail("accuracy", fmt::format("{}: another {} finite elements are out of bound", spec.name,
@@ -98,13 +102,13 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
   const ElementReport& e = *comparison.worst;
   const std::string_view dtype = info(dtype_of(c, spec)).name;
   if (e.gate == "ulp") {
-    found.push_back(fail(
-        "accuracy", fmt::format("{}: further from the gold rounded once than the contract's number of ulp of {}; {}",
-                                where(e), dtype, share)));
+    found.push_back(
+        fail("accuracy", fmt::format("{}: further from the gold rounded once than the contract's number of ulp of {}{}",
+                                     where(e), dtype, share)));
   } else if (e.gate == "bits") {
-    found.push_back(fail("accuracy", fmt::format("{}: the bits must be equal; {}", where(e), share)));
+    found.push_back(fail("accuracy", fmt::format("{}: the bits must be equal{}", where(e), share)));
   } else {
-    found.push_back(fail("accuracy", fmt::format("{}: error {:.2e} is {:.3g}x the bound {:.2e} ({}/{}); {}", where(e),
+    found.push_back(fail("accuracy", fmt::format("{}: error {:.2e} is {:.3g}x the bound {:.2e} ({}/{}){}", where(e),
                                                  e.error, e.bound > 0 ? e.error / e.bound : INFINITY, e.bound,
                                                  to_string(spec_of(c, index).numerics), dtype, share)));
   }
@@ -138,7 +142,7 @@ void judge_numbers_alone(const Case& c, size_t index, const Comparison& comparis
     found.push_back({Verdict::vacuous, "empty", fmt::format("{} has no elements: nothing was compared", spec.name)});
     return;
   }
-  if (comparison.out_of_bound > 0) judge_elements(c, index, comparison, found);
+  if (comparison.out_of_bound > 0 || comparison.nonfinite > 0) judge_elements(c, index, comparison, found);
   for (const IdentityResult& identity : comparison.identities) {
     if (identity.out_of_bound == 0) continue;
     found.push_back(

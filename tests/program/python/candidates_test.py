@@ -143,8 +143,9 @@ class Own(unittest.TestCase):
             "magnitude: gold has no 'z'": dict(magnitude={"z": self.a}),
             "attrs: an operator with a gold of its own has none": dict(attrs=dict(eps=1)),
             "backward: inputs= are those of one pass": dict(backward=True),
-            "--class: unknown value 'sum'": dict(cls="sum"),
-            "magnitude of every element of 'y'": dict(),
+            "cls: unknown value 'sum'": dict(cls="sum"),
+            "magnitude: the contract's bounds for this class follow the sum": dict(),
+            "inputs: holds no tensor 'x'; it holds a": dict(op="silu", gold=None, cls=None, magnitude=None),
             "add a tensor 'reference/y' to it": dict(contract="vs_reference"),
         }.items():
             with self.assertRaises(co.InputError, msg=text) as caught:

@@ -111,6 +111,21 @@ class Examples(Import):
             self.assertEqual(code, 0 if "bfloat16" in fault else 1, (fault, text))
             self.assertEqual("vs_reference" in text.partition("NOT MET")[2], "bfloat16" not in fault, text)
 
+    def test_an_infinity_of_the_gold_is_the_right_answer(self):
+        """The lse of a sequence without keys is -inf."""
+        definition, empty = example("gqa_paged_decode_h8_kv2_d64.json"), self.indices((17, 0, 128))
+        code, text = self.run_import(definition, *empty)
+        self.assertEqual(code, 0, text)
+        reference = load("gqa_paged_decode_h8_kv2_d64.json")["reference"]
+        self.assertIn('-float("inf")', reference)
+        for answer, told in {'float("inf")': "inf, gold -inf: not finite, and not as the gold is", 'float("nan")': "nan, gold -inf:"
+                             " not finite, and not as", "-1e30": "-1.00000002e+30, gold -inf: finite where the gold is not"}.items():
+            wrong = self.solve(reference.replace('-float("inf")', answer), "gqa_paged_decode_h8_kv2_d64",
+                               destination_passing_style=False)
+            code, text = self.run_import(definition, *empty, "--solution", wrong)
+            self.assertEqual(code, 1, text)
+            self.assertIn("lse[1,0] = " + told, text)
+
     def test_constraints_are_held(self):
         words = [example("gqa_paged_decode_h8_kv2_d64.json"), *self.indices((17, 1, 126))]
         code, text = self.run_import(*words)
@@ -165,6 +180,21 @@ class Solutions(Import):
         code, text = self.rmsnorm("import os\ndef run(x, w):\n    os._exit(7)\n", **self.RETURNS)
         self.assertEqual(code, 4, text)
         self.assertIn("exited with code 7", text)
+
+    def test_what_can_not_be_asked_about_stops_nothing_else(self):
+        broken = self.write("broken.json", {**load("rmsnorm_torch.json"), "sources": [
+            {"path": each["path"], "content": "def run(:"} for each in load("rmsnorm_torch.json")["sources"]]})
+        with open(example("rmsnorm_h1024.jsonl"), encoding="utf-8") as file:
+            workloads = [json.loads(line) for line in file]
+        workloads[0]["workload"]["axes"]["batch_size"] = 0
+        report = os.path.join(self.folder, "report.json")
+        code, text = self.run_import(example("rmsnorm_h1024.json"), "--workload", self.write("w.jsonl", workloads[:2]),
+                                     "--solution", broken, "--solution", example("rmsnorm_wrong_eps.json"), "--report", report)
+        self.assertEqual(code, 2, text)
+        self.assertIn("has no elements, [0, 1024], and such a workload proves nothing; leave it out", text)
+        self.assertRegex(text, r"(?m)^check_operator: \S+/broken.json: '\S+' can't be imported: SyntaxError: ")
+        with open(report, encoding="utf-8") as file:
+            self.assertEqual([len(each["cases"]) for each in json.load(file)["candidates"]], [1])
 
     def test_what_can_not_be_loaded_is_named(self):
         for words, sentence in {
@@ -228,6 +258,7 @@ class Refusals(Import):
             "in float64: output 'y' is torch.float64 [4], expected torch.float64 [8]": "return x[:4] * 2",
             "in float64: fails: AssertionError: not single": "assert x.dtype == torch.float32, 'not single'",
             "in float64: the function returned None": "pass",
+            "in float64: output 'y' has NaN, which is no gold": "return x / 0 * 0",
             "in its own dtypes: output 'y' is torch.float16, expected float32": "return (x * 2).half()",
         }.items():
             self.assertIn(sentence, self.refused(self.plain(f"def run(x):\n    {body}\n")))

@@ -122,28 +122,37 @@ class Check(unittest.TestCase):
 
     def test_questions_that_can_not_be_asked_are_input_errors(self):
         for text, more in {
-            "--op: unknown operator 'rmsnorm'; did you mean 'rms_norm'": dict(op="rmsnorm"),
-            "unknown floating-point dtype 'int4'": dict(dtype="int4"),
-            "size 'rows': no selected operator has it": dict(dims=dict(rows=4)),
+            "op: unknown operator 'rmsnorm'; did you mean 'rms_norm'": dict(op="rmsnorm"),
+            "op: expected the name of an operator, got 'silu,rope'": dict(op="silu,rope"),
+            "op: expected the name of an operator, got ''": dict(op=""),
+            "dtype: unknown floating-point dtype 'int4'": dict(dtype="int4"),
+            "dtype: is empty": dict(dtype=[]),
+            "dims: size 'rows': no selected operator has it": dict(dims=dict(rows=4)),
+            "dims: 'hidden': expected an integer >= 1, got -1": dict(dims=dict(hidden=-1)),
+            "dims: has no effect on cases that come from files": dict(suite="smoke"),
             "dims: 'a b' is no size": dict(dims={"a b": 1}),
             "attrs: rms_norm has no 'json'; known: eps": dict(attrs=dict(json=1)),
             "attrs: 'eps' is 'small'; give a number": dict(attrs=dict(eps="small")),
+            "attrs: 'eps': expected a finite number > 0, got nan": dict(attrs=dict(eps=float("nan"))),
+            "seed: expected at most 18446744073709551615, got 18446744073709551616": dict(seed=2 ** 64),
+            "timeout_s: '1.5' is not a number that it takes": dict(timeout_s=1.5),
+            "adapt: rms_norm has no 'gamma'; known: eps, x, weight": dict(adapt=dict(gamma="weight")),
             "attrs: expected a dict, got 3": dict(attrs=3),
             "dims: expected a dict, got 3": dict(dims=3),
             "adapt: expected a dict, got 'x'": dict(adapt="x"),
             "backward: expected True, False or a function, got 'auto'": dict(backward="auto"),
             "contract: expected a path or the name of a policy, got int": dict(contract=3),
             "op: expected the name of an operator, got 3": dict(op=3),
-            "--check: unknown value '3'": dict(checks=3),
-            "--suite: no case": dict(suite="nosuch", dims=None),
-            "--device: unknown device 'tpu'": dict(device="tpu"),
-            "--check: unknown value 'speed'": dict(checks="speed"),
+            "checks: unknown value '3'": dict(checks=3),
+            "suite: no case": dict(suite="nosuch", dims=None),
+            "device: unknown device 'tpu'": dict(device="tpu"),
+            "checks: unknown value 'speed'": dict(checks="speed"),
             "isolate: unknown value 'fork'": dict(isolate="fork"),
-            "there is a candidate 'native' already": dict(name="native"),
+            "name: there is a candidate 'native' already": dict(name="native"),
         }.items():
             with self.assertRaises(co.InputError, msg=text) as caught:
                 ask(kernels.right, **more)
-            self.assertIn(text, str(caught.exception))
+            self.assertTrue(str(caught.exception).startswith(text), caught.exception)
         with self.assertRaisesRegex(co.InputError, "fn: expected a function, got int"):
             ask(3)
 
@@ -169,7 +178,7 @@ class Check(unittest.TestCase):
                 self.assertEqual(done.stderr.count("Traceback"), 1, done.stderr)
 
     def test_numpy_has_no_gpu(self):
-        with self.assertRaisesRegex(co.InputError, "^computes on 'cpu', and 'cuda:99' was asked for"):
+        with self.assertRaisesRegex(co.InputError, "^device: NumPy computes on the CPU, and 'cuda:99' was asked for"):
             ask(kernels.right, device="cuda:99")
 
     def test_a_module_that_checks_itself_is_refused(self):
@@ -317,7 +326,11 @@ class BadResults(unittest.TestCase):
     SENTENCES = {
         kernels.returns_none: "the function returned None; return 'y'",
         kernels.returns_two: "the function returned 2 outputs, expected 1: 'y'",
-        kernels.returns_text: "output 'y' is a builtins.str, expected a numpy.ndarray",
+        kernels.returns_text: "output 'y' is a builtins.str, expected a numpy.ndarray or an object with __dlpack__()",
+        kernels.returns_a_type: "output 'y' is a builtins.type, expected a numpy.ndarray or an object with __dlpack__()",
+        kernels.returns_a_broken_capsule: "output 'y' can't be read: ValueError: PyCapsule_GetPointer called with invalid "
+                                          "PyCapsule object",
+        kernels.returns_an_empty_dict: "the function returned no 'y', only an empty dict",
         kernels.returns_its_input: "output 'y' shares memory with input 'x'; return a tensor of its own",
         kernels.returns_strides: "output 'y' is not contiguous; return a contiguous copy",
         kernels.returns_fp64: "its output 'y' is fp64 [1, 2, 32], expected fp32 [1, 2, 32]",
@@ -343,6 +356,30 @@ class BadResults(unittest.TestCase):
             self.assertIn("the candidate failed: KeyError: 'no such table'", report.checks[0].reason)
             self.assertIn("some_kernels.py", errors.getvalue())
             self.assertNotIn("serving.py", errors.getvalue())
+
+    def test_whatever_an_exception_is_it_is_one_sentence(self):
+        for sentence, error in {"RuntimeError": RuntimeError(), "ValueError: a | b": ValueError("a\n\n b"),
+                                "ValueError: \u2603 ?": ValueError("\u2603 \ud800"), "Unspeakable": kernels.Unspeakable(),
+                                "GeneratorExit: stop": GeneratorExit("stop")}.items():
+            def fn(x, weight, eps):
+                raise error
+            with redirect_stderr(io.StringIO()):
+                report = ask(fn)
+            self.assertEqual([each.reason for each in report.checks], ["the candidate failed: " + sentence])
+        with self.assertRaises(KeyboardInterrupt):
+            ask(lambda x, weight, eps: kernels.interrupt())
+        with redirect_stderr(io.StringIO()) as errors:
+            self.assertEqual(ask(kernels.interrupts).checks[0].verdict, "error")
+        self.assertNotIn("Traceback", errors.getvalue())
+
+    def test_functions_are_called_as_they_can_be(self):
+        for fn in (kernels.by_position, kernels.by_keyword, kernels.any_keywords):
+            report = ask(fn)
+            self.assertTrue(report, report)
+        self.assertTrue(ask(kernels.by_position_with_other_names, adapt={"weight": "gamma"}))
+        for sentence, fn in {"the function takes no 'x'; it takes *tensors": kernels.any_positions,
+                             "the function takes no 'x'; it takes no arguments": kernels.interrupt}.items():
+            self.assertEqual(ask(fn).checks[0].reason, sentence)
 
     def test_a_crash_is_an_error_with_its_signal(self):
         report = ask(kernels.crashes_for_64, dims=TWO)
@@ -714,13 +751,24 @@ def test_unhashable(candidate):
                 "import pytest\n@pytest.mark.check_operator(op='silu', colour=1)\ndef test_x(candidate): pass",
             "pytest.mark.check_operator: names no operator":
                 "import pytest\n@pytest.mark.check_operator(dtype='bf16')\ndef test_x(candidate): pass",
-            "--op: unknown operator 'sylu'; did you mean 'silu'":
+            "op: unknown operator 'sylu'; did you mean 'silu'":
                 "import pytest\n@pytest.mark.check_operator(op='sylu')\ndef test_x(candidate): pass",
         }.items():
             code, text = self.pytest(tests=tests)
             self.assertEqual(code, 2, text)
             self.assertRegex(text, f"test_it.py::test_x: {line}")
             self.assertNotIn("_hooks.py", text)
+
+    def test_a_test_that_checks_nothing_fails(self):
+        bodies = dict(x="pass", y="candidate.check(None)", z="pytest.skip('not here')")  # the last one is not blamed
+        code, text = self.pytest(tests="import pytest\n" + "".join(
+            f"@pytest.mark.check_operator(op='silu', dims=dict(hidden=8))\ndef test_{name}(candidate): {body}\n"
+            for name, body in bodies.items()))
+        self.assertEqual(code, 1, text)
+        self.assertIn("check_operator: the test checked nothing; call candidate.check(function)", text)
+        self.assertIn("check_operator: fn: expected a function, got NoneType", text)
+        self.assertNotIn("During handling", text)
+        self.assertRegex(text, "2 failed, 1 skipped")
 
     def test_a_fixture_of_ones_own_stays(self):
         code, text = self.pytest(tests="import pytest\n@pytest.fixture\ndef candidate(): return 3\n"

@@ -186,6 +186,7 @@ class GpuMode(Shims):
                 ("def custom_kernel(data):\n    a, b, y = data\n    y[...] = a + b\n    return y\n", "pass", ""),
                 ("def custom_kernel(data):\n    return data[0] + data[1]\n", "pass", ""),
                 ("def custom_kernel(data):\n    return data[0] - data[1]\n", "fail", "mismatch found!"),
+                ("def custom_kernel(data):\n    raise KeyError('no table')\n", "fail", "KeyError: 'no table'"),
                 # Their exact tolerance rejects what errs by a unit in the last place; twice the reference's error does, too.
                 ("def custom_kernel(data):\n    return (data[0] + data[1]) * 1.001\n", "fail", "mismatch found!")):
             report, theirs = self.ask(kernel)

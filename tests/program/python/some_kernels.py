@@ -66,6 +66,59 @@ def returns_text(x, weight, eps):
     return "y"
 
 
+def returns_a_type(x, weight, eps):
+    return np.ndarray
+
+
+class BrokenCapsule:
+    def __dlpack__(self, **_):
+        return 3
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+def returns_a_broken_capsule(x, weight, eps):
+    return BrokenCapsule()
+
+
+def returns_an_empty_dict(x, weight, eps):
+    return {}
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def interrupts(x, weight, eps):
+    interrupt()
+
+
+def by_position(x, weight, eps, /):
+    return right(x, weight, eps)
+
+
+def by_position_with_other_names(x, gamma, eps, /):
+    return right(x, gamma, eps)
+
+
+def by_keyword(*, x, weight, eps):
+    return right(x, weight, eps)
+
+
+def any_keywords(**given):
+    return right(**given)
+
+
+def any_positions(*tensors):
+    return right(*tensors)
+
+
 def returns_its_input(x, weight, eps):
     return x
 

@@ -106,6 +106,13 @@ class Torch(unittest.TestCase):
                 rms_norm(x, weight, eps) * PARAMETER,
             "output 'y' is not contiguous": lambda x, weight, eps: rms_norm(x, weight, eps).mT.contiguous().mT,
             "output 'y' shares memory with input 'weight'": lambda x, weight, eps: weight.view(1, 1, 32),
+            "output 'y' is torch.sparse_coo; return a dense tensor": lambda x, weight, eps: rms_norm(x, weight, eps).to_sparse(),
+            "output 'y' is nested; return a dense tensor": lambda x, weight, eps: torch.nested.nested_tensor([weight]),
+            "its output 'y' is bool [1, 2, 32], expected fp32": lambda x, weight, eps: rms_norm(x, weight, eps) > 0,
+            "output 'y' is a builtins.PyCapsule, expected a torch.Tensor or an object with __dlpack__()": lambda x, weight, eps:
+                torch.utils.dlpack.to_dlpack(rms_norm(x, weight, eps)),
+            "output 'y' can't be read: TypeError: 'NoneType' object is not callable": lambda x, weight, eps:
+                torch_kernels.WithoutDevice(rms_norm(x, weight, eps)),
             "output 'y' is a builtins.float, expected a torch.Tensor": lambda x, weight, eps: float(rms_norm(x, weight, eps)[0, 0, 0]),
             "output 'y' is on meta, and the inputs are on cpu": lambda x, weight, eps: rms_norm(x, weight, eps).to("meta"),
             "its output 'y' is fp64 [1, 2, 32], expected fp32 [1, 2, 32]": lambda x, weight, eps: rms_norm(x, weight, eps).double(),
@@ -132,6 +139,9 @@ class Torch(unittest.TestCase):
     def test_a_registered_operator_is_a_candidate(self):
         self.assertTrue(ask(torch.ops.of_tests.rms_norm, backward=True))
         self.assertTrue(ask(torch.ops.of_tests.rms_norm.default, adapt={"weight": "weight"}))
+        self.assertTrue(ask(torch_kernels.MadeByCustomOp(), backward=True))
+        with self.assertRaisesRegex(co.InputError, "^isolate: a registered operator of torch has no name to import it by"):
+            ask(torch.ops.of_tests.rms_norm, isolate="spawn")
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "registers.py"), "w", encoding="utf-8") as file:
                 file.write(OPERATORS)
@@ -147,7 +157,7 @@ class Torch(unittest.TestCase):
                     (["of_tests::rms_norm"], 2, "--torch-op: computes one operator, and --op does not name one"),
                     (["of_tests::rms_norm", "--op", "silu"], 1, "the function needs 'weight', which is neither an input nor"),
                     (["of_tests::rms_norm", "--op", "silu", "--import", "nosuch"], 2, "--import: 'nosuch' can't be imported")):
-                done = subprocess.run([sys.argv[1], "--torch-op", *words, "--import", "registers", "--device", "cpu"], text=True,
+                done = subprocess.run([os.environ["CHECK_OPERATOR_PROGRAM"], "--torch-op", *words, "--import", "registers", "--device", "cpu"], text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder,
                                       env={**os.environ, "CHECK_OPERATOR_PYTHON": sys.executable})
                 self.assertEqual(done.returncode, code, done.stdout)
