@@ -20,6 +20,7 @@
 #include "base/host_memory.hpp"
 #include "base/json.hpp"
 #include "base/paths.hpp"
+#include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "operator/operator.hpp"
 #include "run/stage.hpp"
@@ -577,7 +578,7 @@ std::string command_digest(const std::string& command) {
     if (std::filesystem::is_regular_file(word, ignored) && access(word.c_str(), R_OK) == 0)
       all += "\n" + file_digest(word);
   }
-  return fnv1a_hex(all);
+  return Sha256().update(all).hex();
 }
 
 std::string stderr_file(const ExternalCommand& command) { return command.folder + "/stderr"; }

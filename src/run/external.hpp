@@ -90,7 +90,7 @@ class External {
 /// Whether the command can run in a sandbox: it computes on the CPU, since there is no GPU or it is told so.
 bool can_be_confined(const ExternalCommand& command);
 
-/// FNV-1a 64 of the command and the files that it names, as 16 hex digits.
+/// SHA-256 of the command and the files that it names, as 64 hex digits.
 std::string command_digest(const std::string& command);
 
 /// The file with the standard error of the process.
