@@ -83,6 +83,23 @@ const std::vector<Attack>& attacks() {
        "a thread writes on after the call",
        "private copies are judged; the memory goes",
        false},
+      {"writes_over_known_poison",
+       {"fail: invariance"},
+       "computes only over the poison of its first two launches",
+       "poison has another value in each launch",
+       false},
+      {"reads_past_input", {"fail: nonfinite"}, "uses what lies behind an input", "guard bands are NaN", false},
+      {"writes_far_past_output",
+       {"error: crash"},
+       "writes 16 MiB behind its output",
+       "pages around buffers can't be touched",
+       false},
+      {"closes_descriptors",
+       {"error: crash"},
+       "closes the connections to the judge",
+       "the end of a connection is the end of the process, and of no other check",
+       false},
+      {"floods_channel", {"error: crash"}, "answers with 2^40 bytes", "the length of an answer is limited", false},
       {"writes_slack", {"fail: guard"}, "writes in front of its output", "guard bands, read by the owner", false},
   };
   return all;
@@ -216,6 +233,16 @@ TEST(Attacks, NoneSucceeds) {
   const std::string file = testing::TempDir() + "attacked.txt";
   expect_outcomes(attacks(), run_all(joined(names_of(attacks())), "", file));
   EXPECT_EQ(content_of(file), "intact");
+}
+
+TEST(Attacks, SecretSeedMakesDataThatNobodyKnows) {
+  const std::string file = testing::TempDir() + "seeded.txt";
+  const auto verdict = [&](const std::string& flags) {
+    auto cases = run_all("knows_the_seed", "--check accuracy " + flags, file);
+    return cases["knows_the_seed"].value("verdict", "none");
+  };
+  EXPECT_EQ(verdict(""), "pass");
+  EXPECT_EQ(verdict("--secret-seed"), "fail");
 }
 
 TEST(Attacks, NoneOfACommandSucceeds) {
