@@ -77,27 +77,36 @@ std::string without_shell(const std::string& command) {
   return simple ? "exec " + command : command;
 }
 
-/// This process's environment, with the number of a socket.
-std::vector<std::string> environment_with(int socket) {
-  const std::string ours = std::string(kSocketVariable) + "=";
-  std::vector<std::string> variables{fmt::format("{}{}", ours, socket)};
+/// This process's environment, with `changed` variables.
+std::vector<std::string> environment_with(std::vector<std::string> changed) {
+  const size_t n = changed.size();
   for (char** each = environ; *each != nullptr; ++each) {
-    if (!std::string_view(*each).starts_with(ours)) variables.emplace_back(*each);
+    const std::string_view variable(*each);
+    const std::string_view name = variable.substr(0, variable.find('=') + 1);
+    const auto is_same = [&](const std::string& other) { return other.starts_with(name); };
+    if (std::none_of(changed.begin(), changed.begin() + static_cast<std::ptrdiff_t>(n), is_same))
+      changed.emplace_back(variable);
   }
-  return variables;
+  return changed;
 }
 
 struct Streams {
   int in, out, errors, socket;
 };
 
-/// Runs in the child between fork and shell: only async-signal-safe calls. Returns the exit code when there is no
-/// shell.
-int become_shell(const char* command, const Streams& streams, char* const* variables) {
+/// Runs in the child between fork and shell: unless it is confined, only async-signal-safe calls. Returns the exit code
+/// when there is no shell.
+int become_shell(const char* command, const Streams& streams, char* const* variables, const SandboxRules* rules) {
   signal(SIGPIPE, SIG_DFL);
   dup2(streams.in, STDIN_FILENO);
   dup2(streams.out, STDOUT_FILENO);
   dup2(streams.errors, STDERR_FILENO);
+  if (rules != nullptr) {
+    const auto first = static_cast<unsigned>(STDERR_FILENO + 1), socket = static_cast<unsigned>(streams.socket);
+    if (socket > first) close_range(first, socket - 1, 0);
+    close_range(socket + 1, ~0u, 0);
+    enter_sandbox(*rules);
+  }
   fcntl(streams.socket, F_SETFD, 0);
   execle("/bin/sh", "sh", "-c", command, static_cast<char*>(nullptr), variables);
   return 127;
@@ -140,7 +149,9 @@ std::string last_words(const std::string& stderr_file) {
   return fmt::format("; it wrote: '{}'", words);
 }
 
-LineProcess::LineProcess(const std::string& command, const std::string& stderr_file) : stderr_file_(stderr_file) {
+LineProcess::LineProcess(const std::string& command, const std::string& stderr_file,
+                         const std::optional<Confinement>& confinement)
+    : stderr_file_(stderr_file) {
   std::array<int, 2> in{-1, -1}, out{-1, -1}, sockets{-1, -1};
   // O_APPEND: each write goes to the current end, also after the file was truncated.
   errors_ = open(stderr_file.c_str(), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
@@ -148,13 +159,16 @@ LineProcess::LineProcess(const std::string& command, const std::string& stderr_f
   std::string trouble;
   if (errors_ >= 0 && pipe2(in.data(), O_CLOEXEC) == 0 && pipe2(out.data(), O_CLOEXEC) == 0 &&
       socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets.data()) == 0) {
-    std::vector<std::string> variables = environment_with(sockets[1]);
+    std::vector<std::string> changed{fmt::format("{}={}", kSocketVariable, sockets[1])};
+    if (confinement) changed.insert(changed.end(), confinement->variables.begin(), confinement->variables.end());
+    std::vector<std::string> variables = environment_with(std::move(changed));
     std::vector<char*> pointers;
     for (std::string& each : variables) pointers.push_back(each.data());
     pointers.push_back(nullptr);
     const Streams streams{in[0], out[1], errors_, sockets[1]};
+    const SandboxRules* const rules = confinement ? &confinement->rules : nullptr;
     try {
-      child_ = ChildProcess([&] { return become_shell(in_shell.c_str(), streams, pointers.data()); },
+      child_ = ChildProcess([&] { return become_shell(in_shell.c_str(), streams, pointers.data(), rules); },
                             ChildProcess::Group::shared, ChildProcess::Body::becomes_program);
     } catch (const EnvironmentError& e) {
       trouble = e.what();

@@ -11,6 +11,7 @@
 
 #include "base/child_process.hpp"
 #include "base/frame.hpp"
+#include "base/sandbox.hpp"
 
 namespace checkop {
 
@@ -74,17 +75,26 @@ class LinePeer {
 /// the lines that they belong to.
 inline constexpr char kSocketVariable[] = "CHECK_OPERATOR_FD";
 
+/// What a command may do that is confined.
+struct Confinement {
+  SandboxRules rules;
+  std::vector<std::string> variables;  ///< NAME=VALUE, in place of its parent's
+};
+
 /// Runs a command in a shell. The process dies with its parent and belongs to the parent's process group.
 class LineProcess : public LinePeer {
  public:
-  /// Throws ProcessEnded when the process can't be started. The caller must ignore SIGPIPE.
-  LineProcess(const std::string& command, const std::string& stderr_file);
+  /// Throws ProcessEnded when the process can't be started. The caller must ignore SIGPIPE, and have one thread where
+  /// the command is confined.
+  LineProcess(const std::string& command, const std::string& stderr_file,
+              const std::optional<Confinement>& confinement = {});
   ~LineProcess() override;  ///< kills the process
 
   /// Copies the text that the process wrote to its standard error to ours. What is thrown says how the process ended,
   /// with its last stderr lines.
   std::string request(const std::string& line, const std::vector<int>& descriptors = {}) override;
   std::string next_line() override;
+  pid_t id() const { return child_.id(); }
 
  protected:
   std::string end() override;  ///< kills the process; its last words are of its standard error

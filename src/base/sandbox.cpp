@@ -10,6 +10,7 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -17,13 +18,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 
 #include "base/child_process.hpp"
+#include "base/frame.hpp"
 
 // Headers of a system may be older than its kernel.
 #ifndef __NR_landlock_create_ruleset
@@ -88,36 +93,73 @@ constexpr const char* kSystem[] = {"/usr",
                                    "/dev/random",
                                    "/dev/urandom"};
 
+/// Rights over files, before they are the process's.
+class FileRules {
+ public:
+  explicit FileRules(int abi) {
+    ruleset_.files = kFirstAbi | (abi >= 2 ? kRefer : 0) | (abi >= 3 ? kTruncate : 0) | (abi >= 5 ? kIoctl : 0);
+    ruleset_.network = abi >= 4 ? kTcp : 0;
+    ruleset_.scoped = abi >= kScopedAbi ? kScoped : 0;
+    const size_t size = abi >= kScopedAbi ? sizeof ruleset_ : abi >= 4 ? 2 * sizeof(uint64_t) : sizeof(uint64_t);
+    set_ = Descriptor(static_cast<int>(syscall(__NR_landlock_create_ruleset, &ruleset_, size, 0)));
+  }
+
+  void allow(const std::string& path, uint64_t rights) {
+    const Descriptor file(open(path.c_str(), O_PATH | O_CLOEXEC));
+    struct stat status {};
+    if (file.get() < 0 || fstat(file.get(), &status) != 0) return;
+    const FileRule rule{rights & ruleset_.files & (S_ISDIR(status.st_mode) ? ~uint64_t{0} : kOfFiles), file.get()};
+    syscall(__NR_landlock_add_rule, set_.get(), 1, &rule, 0);
+  }
+
+  void allow_writing(const std::string& path) { allow(path, ruleset_.files); }
+
+  /// What is in `folder`, but for the files and folders of `hidden`. Rights can't be taken back, and so are given to
+  /// all that lies beside these. A link is the right of what it points to.
+  void allow_reading_all_but(const std::vector<std::filesystem::path>& hidden, const std::filesystem::path& folder) {
+    std::vector<std::filesystem::path> inside;
+    for (const std::filesystem::path& each : hidden) {
+      if (each == folder) return;
+      if (std::ranges::mismatch(folder, each).in1 == folder.end()) inside.push_back(each);
+    }
+    if (inside.empty()) return allow(folder, kRead);
+    std::error_code ignored;
+    for (std::filesystem::directory_iterator entry(folder, ignored), end; entry != end; entry.increment(ignored)) {
+      if (!entry->is_symlink(ignored)) allow_reading_all_but(inside, entry->path());
+    }
+  }
+
+  void enter() { syscall(__NR_landlock_restrict_self, set_.get(), 0); }
+
+ private:
+  Ruleset ruleset_{};
+  Descriptor set_;
+};
+
+/// Files that are no other process's and no device.
+void allow_reading_nearly_all(FileRules& files, const std::vector<std::string>& more_hidden) {
+  constexpr const char* kProcesses = "/proc";
+  std::vector<std::filesystem::path> hidden{kProcesses, "/dev"};
+  std::error_code ignored;
+  for (const std::string& path : more_hidden) hidden.push_back(std::filesystem::weakly_canonical(path, ignored));
+  files.allow("/", kReadFolder);
+  files.allow_reading_all_but(hidden, "/");
+  for (std::filesystem::directory_iterator entry(kProcesses, ignored), end; entry != end; entry.increment(ignored)) {
+    const bool is_process = std::isdigit(static_cast<unsigned char>(entry->path().filename().c_str()[0])) != 0;
+    if (!is_process && !entry->is_symlink(ignored)) files.allow(entry->path(), kRead);
+  }
+}
+
 void restrict_files(const SandboxRules& rules) {
   const int abi = landlock_abi();
-  if (abi == 0 || (!rules.restrict_files && abi < kScopedAbi)) return;
-  Ruleset ruleset{};
-  if (rules.restrict_files) {
-    ruleset.files = kFirstAbi | (abi >= 2 ? kRefer : 0) | (abi >= 3 ? kTruncate : 0) | (abi >= 5 ? kIoctl : 0);
-    ruleset.network = abi >= 4 ? kTcp : 0;
-  }
-  ruleset.scoped = abi >= kScopedAbi ? kScoped : 0;
-  const size_t size = abi >= kScopedAbi ? sizeof ruleset : abi >= 4 ? 2 * sizeof(uint64_t) : sizeof(uint64_t);
-  const auto set = static_cast<int>(syscall(__NR_landlock_create_ruleset, &ruleset, size, 0));
-  if (set < 0) return;
-  const auto allow = [&](const char* path, uint64_t rights) {
-    const int file = open(path, O_PATH | O_CLOEXEC);
-    if (file < 0) return;
-    struct stat status {};
-    if (fstat(file, &status) == 0) {
-      const FileRule rule{rights & ruleset.files & (S_ISDIR(status.st_mode) ? ~uint64_t{0} : kOfFiles), file};
-      syscall(__NR_landlock_add_rule, set, 1, &rule, 0);
-    }
-    close(file);
-  };
-  if (rules.restrict_files) {
-    for (const char* path : kSystem) allow(path, kRead);
-    for (const char* path : {"/dev/null", "/dev/full"}) allow(path, kReadFile | kWriteFile | kTruncate);
-    for (const std::string& path : rules.readable) allow(path.c_str(), kRead);
-    for (const std::string& path : rules.writable) allow(path.c_str(), ruleset.files & ~kExecute);
-  }
-  syscall(__NR_landlock_restrict_self, set, 0);
-  close(set);
+  if (abi == 0) return;
+  FileRules files(abi);
+  for (const char* path : kSystem) files.allow(path, kRead);
+  for (const char* path : {"/dev/null", "/dev/full"}) files.allow(path, kReadFile | kWriteFile | kTruncate);
+  for (const std::string& path : rules.readable) files.allow(path, kRead);
+  for (const std::string& path : rules.writable) files.allow_writing(path);
+  if (rules.reads_all) allow_reading_nearly_all(files, rules.hidden);
+  files.enter();
 }
 
 // --- system calls: seccomp ---
@@ -169,6 +211,15 @@ class Filter {
     add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
     load_argument(index);
     add(BPF_JMP | BPF_JSET | BPF_K, bits, 1, 0);
+    add(BPF_RET | BPF_K, returning(EPERM));
+    load(offsetof(seccomp_data, nr));
+  }
+
+  /// Refuses the call if argument `index` has one of the `bits`.
+  void refuse_with(long call, int index, uint32_t bits) {
+    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
+    load_argument(index);
+    add(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1);
     add(BPF_RET | BPF_K, returning(EPERM));
     load(offsetof(seccomp_data, nr));
   }
@@ -250,20 +301,29 @@ constexpr long kForbidden[] = {__NR_ptrace,
                                __NR_setpriority,
                                __NR_ioprio_set};
 
-/// What outlives a process and would carry answers to the next one, and what starts or limits processes.
-constexpr long kForbiddenToPlugins[] = {
-    __NR_socket, __NR_shmget,   __NR_msgget,    __NR_semget,     __NR_mq_open,
-    __NR_execve, __NR_execveat, __NR_setrlimit, __NR_pidfd_open, __NR_pidfd_send_signal,
-    __NR_tkill};
+/// Reach who listens, or outlive a process and would carry answers to the next one.
+constexpr long kForbiddenBetweenProcesses[] = {__NR_socket,  __NR_shmget, __NR_msgget,           __NR_semget,
+                                               __NR_mq_open, __NR_tkill,  __NR_pidfd_send_signal};
+
+/// What starts or limits processes.
+constexpr long kForbiddenToPlugins[] = {__NR_execve, __NR_execveat, __NR_setrlimit, __NR_pidfd_open};
 
 /// Only among a process's own threads. A signal 0 to others, which tells whether they live, is refused as well.
 constexpr long kSignals[] = {__NR_kill, __NR_tgkill, __NR_rt_sigqueueinfo, __NR_rt_tgsigqueueinfo};
 
+/// Users, processes and mounts of its own, in which a process would have all rights.
+constexpr uint32_t kNewNamespaces =
+    CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
+
 void restrict_calls(const SandboxRules& rules) {
   Filter filter;
   for (const long call : kForbidden) filter.refuse(call);
+  for (const long call : kForbiddenBetweenProcesses) filter.refuse(call);
   // As if they had worked: a process that wants a group or session of its own goes on in the one it has.
   for (const long call : {__NR_setsid, __NR_setpgid}) filter.refuse(call, 0);
+  filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // types into the terminal of who started the run
+  filter.refuse(__NR_clone3, ENOSYS);        // its flags lie in memory; the C library goes on with clone
+  filter.refuse_with(__NR_clone, 0, kNewNamespaces);
   if (rules.processes == SandboxRules::Processes::none) {
     for (const long call : kForbiddenToPlugins) filter.refuse(call);
     for (const long call : kSignals) filter.refuse_unless(call, 0, static_cast<uint32_t>(getpid()));
@@ -271,7 +331,6 @@ void restrict_calls(const SandboxRules& rules) {
     filter.refuse(__NR_fork);
     filter.refuse(__NR_vfork);
 #endif
-    filter.refuse(__NR_clone3, ENOSYS);  // its flags lie in memory; the C library goes on with clone
     filter.refuse_without(__NR_clone, 0, CLONE_THREAD);
     filter.refuse_pointer(__NR_prlimit64, 2);
   } else {
@@ -281,6 +340,7 @@ void restrict_calls(const SandboxRules& rules) {
         filter.refuse_if(call, 0, static_cast<uint32_t>(-process));
       }
       filter.refuse_if(call, 0, static_cast<uint32_t>(-1));
+      filter.refuse_if(call, 0, 0);  // its group, which is that of who started it
     }
     for (const pid_t process : rules.untouchable) {
       filter.refuse_if(__NR_pidfd_open, 0, static_cast<uint32_t>(process));
@@ -320,19 +380,32 @@ void hide_memory() { prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); }
 
 namespace {
 
-/// What a candidate might try. Each returns whether it was refused; the order is that of probe_sandbox().
-enum Attempt : int { kReadsFiles, kUsesNetwork, kSignalsOthers, kStartsProcesses, kTraces, kLeavesGroup, kAttempts };
+/// What a candidate might try.
+enum Attempt : int {
+  kReadsFiles,
+  kWritesFiles,
+  kUsesNetwork,
+  kSignalsOthers,
+  kStartsProcesses,
+  kLooksAtOthers,
+  kTraces,
+  kLeavesGroup
+};
 
+/// A bit for each attempt that was refused.
 int attempts_refused(pid_t parent) {
   int refused = 0;
   const auto note = [&](Attempt attempt, bool is_refused) { refused |= is_refused ? 1 << attempt : 0; };
-  const int file = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  note(kReadsFiles, file < 0);
+  const auto opens = [&](const std::string& path, int flags) {
+    return Descriptor(open(path.c_str(), flags | O_CLOEXEC)).get() >= 0;
+  };
+  note(kReadsFiles, !opens("/", O_RDONLY | O_DIRECTORY));
+  note(kWritesFiles, !opens("/tmp", O_TMPFILE | O_RDWR) && errno == EACCES);
   const int tcp = socket(AF_INET, SOCK_STREAM, 0);
   note(kUsesNetwork, tcp < 0 && errno == EPERM);
   note(kSignalsOthers, kill(parent, 0) != 0);
-  const std::string memory = fmt::format("/proc/{}/mem", parent);
-  note(kTraces, open(memory.c_str(), O_RDONLY | O_CLOEXEC) < 0);
+  note(kLooksAtOthers, !opens(fmt::format("/proc/{}/cmdline", parent), O_RDONLY));
+  note(kTraces, !opens(fmt::format("/proc/{}/mem", parent), O_RDONLY));
   setsid();
   note(kLeavesGroup, getsid(0) != getpid());
   const pid_t child = fork();
@@ -343,26 +416,39 @@ int attempts_refused(pid_t parent) {
 
 }  // namespace
 
-std::vector<SandboxMeasure> probe_sandbox() {
+std::vector<SandboxMeasure> probe_sandbox(SandboxRules::Processes processes) {
   const pid_t parent = getpid();
-  ChildProcess child([parent] {
-    enter_sandbox({});
+  const bool are_plugins = processes == SandboxRules::Processes::none;
+  ChildProcess child([&] {
+    SandboxRules rules;
+    rules.processes = processes;
+    rules.reads_all = !are_plugins;
+    rules.untouchable = {parent};
+    enter_sandbox(rules);
     return attempts_refused(parent);
   });
   const int status = child.wait().status;
   const int refused = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+  const auto holds = [&](Attempt attempt) { return (refused >> attempt & 1) != 0; };
   const int abi = landlock_abi();
   const std::string landlock = abi > 0 ? fmt::format("Landlock, ABI {}", abi) : "the kernel has no Landlock";
-  const std::string seccomp = (refused >> kUsesNetwork & 1) != 0 ? "seccomp" : "the kernel has no seccomp filters";
-  const auto measure = [&](const char* what, Attempt attempt, const std::string& how) {
-    return SandboxMeasure{what, (refused >> attempt & 1) != 0, how};
+  const std::string seccomp = holds(kUsesNetwork) ? "seccomp" : "the kernel has no seccomp filters";
+  std::vector<SandboxMeasure> measures;
+  const auto add = [&](const char* what, Attempt attempt, const std::string& how) {
+    measures.push_back({what, holds(attempt), how});
   };
-  return {measure("files that are not needed", kReadsFiles, landlock),
-          measure("the network", kUsesNetwork, seccomp),
-          measure("signals to others", kSignalsOthers, seccomp),
-          measure("new processes", kStartsProcesses, seccomp),
-          measure("leaving its process group", kLeavesGroup, seccomp),
-          measure("memory of others", kTraces, abi > 0 ? landlock : "capabilities")};
+  if (are_plugins) {
+    add("files that are not needed", kReadsFiles, landlock);
+    add("new processes", kStartsProcesses, seccomp);
+  } else {
+    add("writing to files", kWritesFiles, landlock);
+  }
+  add("the network", kUsesNetwork, seccomp);
+  add("signals to others", kSignalsOthers, seccomp);
+  add("leaving its process group", kLeavesGroup, seccomp);
+  add("a look at other processes", kLooksAtOthers, landlock);
+  add("memory of others", kTraces, abi > 0 ? landlock : "capabilities");
+  return measures;
 }
 
 }  // namespace checkop

@@ -17,9 +17,11 @@ struct SandboxRules {
     in_group  ///< what it starts stays in its process group, and so ends with it: a command
   };
   Processes processes = Processes::none;
-  /// Only these files and folders may be read, and all that the system's libraries need; `restrict_files` false: all.
-  bool restrict_files = true;
-  std::vector<std::string> readable, writable;
+  /// Which files may be read: with `reads_all` every one but those of other processes in /proc, devices and `hidden`;
+  /// otherwise what the system's libraries need, and `readable`.
+  bool reads_all = false;
+  std::vector<std::string> readable, hidden;
+  std::vector<std::string> writable;  ///< files and folders
   /// Processes that it must not signal, besides those of others where the kernel can tell.
   std::vector<pid_t> untouchable;
 };
@@ -35,7 +37,7 @@ struct SandboxMeasure {
   bool holds;
   std::string how;  ///< "seccomp"; where it does not hold, what is missing
 };
-/// Tries each measure in a child process.
-std::vector<SandboxMeasure> probe_sandbox();
+/// Tries each measure against plugins or commands in a child process.
+std::vector<SandboxMeasure> probe_sandbox(SandboxRules::Processes processes);
 
 }  // namespace checkop

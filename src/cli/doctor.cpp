@@ -109,10 +109,10 @@ void look_at_sanitizer(Findings& findings) {
 }
 
 /// What candidates are kept from.
-void look_at_sandbox(Findings& findings) {
-  for (const SandboxMeasure& measure : probe_sandbox()) {
+void look_at_sandbox(const std::string& name, SandboxRules::Processes processes, Findings& findings) {
+  for (const SandboxMeasure& measure : probe_sandbox(processes)) {
     findings.push_back(
-        {"sandbox", fmt::format("{}: {}", measure.what, measure.how), measure.holds, false,
+        {name, fmt::format("{}: {}", measure.what, measure.how), measure.holds, false,
          "a kernel from 5.13 on with Landlock and seccomp filters, outside a container that forbids them"});
   }
 }
@@ -164,7 +164,8 @@ Findings look_around(const RunOptions& options) {
   look_at_devices(findings);
   look_at_nccl(findings);
   look_at_sanitizer(findings);
-  look_at_sandbox(findings);
+  look_at_sandbox("sandbox", SandboxRules::Processes::none, findings);
+  look_at_sandbox("sandbox of --exec", SandboxRules::Processes::in_group, findings);
   look_at_shipped(
       "contracts/default.json", [&](const std::string& path) { return "hash " + load_contract(options, path).hash(); },
       findings);

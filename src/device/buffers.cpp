@@ -5,10 +5,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <random>
 #include <utility>
+
+#include "base/mix.hpp"
 
 namespace checkop {
 namespace {
@@ -31,6 +34,8 @@ int mantissa_bits(DType dtype) {
   }
 }
 
+uint64_t poison_key = 0x636f7061;
+
 // In the order of DType. 8-bit guards miss a write of the guard's own value; wider guards practically never do.
 Poison poisons[] = {
     {{0x7ff8d00dc0ffee01, 0x3fe8beef0ddba112}, 0x7ffa5afe5afe5afe},  // f64
@@ -46,32 +51,55 @@ Poison poisons[] = {
 
 const Poison& poison_of(DType dtype) { return poisons[static_cast<size_t>(dtype)]; }
 
+namespace {
+
+/// The pattern of launch `draw` that these bits make: a quiet NaN, or a finite value whose exponent is one of four that
+/// end with 1's, of either sign. Of integers a large positive number: no id that a candidate could take for valid.
+uint64_t pattern_of_bits(DType dtype, bool is_nan, uint64_t bits) {
+  const auto low = [&](int n) { return bits & ((uint64_t{1} << n) - 1); };
+  const int width = static_cast<int>(info(dtype).bytes) * 8, mantissa = mantissa_bits(dtype);
+  if (mantissa == 0) {
+    if (dtype == DType::u8) return low(width);
+    return uint64_t{0x5b} << (width - 8) | low(width - 8);
+  }
+  if (is_nan) {
+    const uint64_t exponent = ((uint64_t{1} << (width - 1 - mantissa)) - 1) << mantissa;
+    return exponent | uint64_t{1} << (mantissa - 1) | low(mantissa - 1);
+  }
+  const uint64_t exponents = ((uint64_t{1} << (width - 2 - mantissa)) - 1) & ~uint64_t{3};
+  const uint64_t top = mix_bits(bits);  // independent of the fraction
+  return (top >> 2 & 1) << (width - 1) | (exponents | (top & 3)) << mantissa | low(mantissa);
+}
+
+}  // namespace
+
 void draw_poison(uint64_t seed) {
   std::mt19937_64 random(seed);
-  const auto bits = [&](int n) { return random() & ((uint64_t{1} << n) - 1); };
+  poison_key = random();
   for (size_t i = 0; i < std::size(poisons); ++i) {
     const DType dtype = static_cast<DType>(i);
     Poison& poison = poisons[i];
-    const Poison before = poison;
     do {
-      if (const int mantissa = mantissa_bits(dtype); mantissa > 0) {
-        // Quiet NaNs; and a value whose exponent is one of four that end with 1's, of either sign.
-        const int width = static_cast<int>(info(dtype).bytes) * 8;
-        const uint64_t quiet = before.guard & ~((uint64_t{1} << (mantissa - 1)) - 1);
-        poison.output[0] = quiet | bits(mantissa - 1);
-        poison.guard = quiet | bits(mantissa - 1);
-        const uint64_t exponents = ((uint64_t{1} << (width - 2 - mantissa)) - 1) & ~uint64_t{3};
-        poison.output[1] = bits(1) << (width - 1) | (exponents | bits(2)) << mantissa | bits(mantissa);
-      } else {
-        const int width = static_cast<int>(info(dtype).bytes) * 8;
-        // A large positive number, as before: no id that a candidate could take for valid.
-        const uint64_t top = dtype == DType::u8 ? 0 : uint64_t{0x5b} << (width - 8);
-        const int free = dtype == DType::u8 ? width : width - 8;
-        poison = {{top | bits(free), top | bits(free)}, top | bits(free)};
-      }
+      poison = {{pattern_of_bits(dtype, true, random()), pattern_of_bits(dtype, false, random())},
+                pattern_of_bits(dtype, true, random())};
     } while (poison.output[0] == poison.output[1] || poison.output[0] == poison.guard ||
              poison.output[1] == poison.guard || poison.output[0] == 0 || poison.output[1] == 0 || poison.guard == 0);
   }
+}
+
+uint64_t drawn_poison(DType dtype, size_t kind, uint64_t draw) {
+  const Poison& poison = poison_of(dtype);
+  if (draw == 0) return poison.output[kind];
+  for (uint64_t bits = mix_bits(poison_key + mix_bits(draw));; bits = mix_bits(bits)) {
+    const uint64_t pattern = pattern_of_bits(dtype, kind == 0, bits);
+    if (pattern != poison.output[0] && pattern != poison.output[1] && pattern != poison.guard && pattern != 0)
+      return pattern;
+  }
+}
+
+uint64_t next_draw() {
+  static std::atomic<uint64_t> draws = 0;
+  return ++draws;
 }
 
 GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, std::string what, std::string unit,

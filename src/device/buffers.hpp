@@ -26,6 +26,11 @@ const Poison& poison_of(DType dtype);
 /// the seed does not know them. Not where ranks are processes, which would each have their own.
 void draw_poison(uint64_t seed);
 
+/// output[kind], as another value of its kind for each `draw` but 0.
+uint64_t drawn_poison(DType dtype, size_t kind, uint64_t draw);
+/// A number that no launch of this process had.
+uint64_t next_draw();
+
 /// Guard elements on each side of every buffer.
 inline constexpr int64_t kGuardElements = 4096;
 

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/paths.hpp"
+#include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "operator/operator.hpp"
 
@@ -178,11 +179,11 @@ std::string file_digest(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw InputError(path, "cannot be read", "check the path and its permissions");
   std::array<char, 65536> block;
-  uint64_t state = fnv1a("");
+  Sha256 digest;
   while (file.read(block.data(), block.size()), file.gcount() > 0) {
-    state = fnv1a({block.data(), static_cast<size_t>(file.gcount())}, state);
+    digest.update({block.data(), static_cast<size_t>(file.gcount())});
   }
-  return fmt::format("{:016x}", state);
+  return digest.hex();
 }
 
 std::string why_unsupported(const checkop_kernel& kernel, const DeviceInfo& device) {

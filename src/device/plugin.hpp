@@ -16,7 +16,7 @@ namespace checkop {
 struct Candidate {
   std::string name, op, pass;
   std::string path;    ///< of the shared library
-  std::string digest;  ///< of the file's bytes: FNV-1a 64, 16 hex digits
+  std::string digest;  ///< of the file's bytes: SHA-256, 64 hex digits
   const checkop_kernel* kernel = nullptr;
   std::vector<std::string> recipes = {};  ///< that it declares; see Subject::declared
 };

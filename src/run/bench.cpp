@@ -150,7 +150,7 @@ void Timing::upload(const std::vector<BufferPtr>& inputs, size_t data) {
     if (inputs[i]) inputs[i]->upload(data_.inputs[data][i].bytes.data());
 }
 
-InitialState Timing::drawn_poison() { return {random_() % 2, random_() % 0xff + 1}; }
+InitialState Timing::drawn_poison() { return {random_() % 2, random_() % 0xff + 1, {}, next_draw()}; }
 
 /// First launches; measures how long the host takes for one launch.
 void Timing::warm_up(Contender& contender, Stage& stage) {

@@ -3,6 +3,7 @@
 #include "run/external.hpp"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,11 +12,15 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/host_memory.hpp"
 #include "base/json.hpp"
+#include "base/paths.hpp"
+#include "base/sha256.hpp"
 #include "base/text.hpp"
 #include "operator/operator.hpp"
 #include "run/stage.hpp"
@@ -96,7 +101,9 @@ std::string why_not_portable(const checkop_tensor& tensor) {
 /// Reads the process's outputs into the call's outputs. Returns what is wrong with them; "" if nothing is.
 std::string take_outputs(const std::string& path, const Pass& pass, const checkop_call& call) {
   try {
-    const SafetensorsReader file(path, "write the outputs to the file that the request names");
+    // A link could lead to what the process itself can't read.
+    const SafetensorsReader file(path, "write the outputs to the file that the request names",
+                                 SafetensorsReader::Links::refused);
     for (int32_t i = 0; i < call.n_outputs; ++i) {
       const checkop_tensor& output = call.outputs[i];
       if (output.data == nullptr) continue;
@@ -232,15 +239,60 @@ std::vector<std::string> names_of_outputs(const Pass& pass) {
 
 }  // namespace
 
+namespace {
+
+/// Folders in which compilers of kernels keep what they compiled: the process gets new ones, unless the user names
+/// some.
+constexpr const char* kCaches[] = {"TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR",
+                                   "TORCHINDUCTOR_CACHE_DIR"};
+
+/// The process reads what the user may read and writes to a folder of its own.
+Confinement confinement_of(const ExternalCommand& command, const std::string& own_folder) {
+  Confinement confinement;
+  SandboxRules& rules = confinement.rules;
+  rules.processes = SandboxRules::Processes::in_group;
+  rules.reads_all = true;
+  rules.hidden = command.hidden;
+  rules.writable = {own_folder};
+  rules.untouchable = {getpid(), getppid()};
+  confinement.variables.push_back("TMPDIR=" + own_folder);
+  for (const std::string name : kCaches) {
+    if (const std::string given = environment_variable(name.c_str()); !given.empty()) {
+      std::error_code ignored;
+      std::filesystem::create_directories(given, ignored);
+      rules.writable.push_back(given);
+    } else {
+      confinement.variables.push_back(fmt::format("{}={}/{}", name, own_folder, name));
+    }
+  }
+  return confinement;
+}
+
+}  // namespace
+
+bool can_be_confined(const ExternalCommand& command) {
+  if (command.command.empty()) return false;
+  // The driver opens devices and sockets, and maps more memory than there is.
+  return command.device == "cpu" || (command.device == "auto" && access("/dev/nvidiactl", F_OK) != 0);
+}
+
 std::string ExternalCommand::flag() const {
   if (!given.empty()) return given;
   return command.empty() ? fmt::format("--exec-fd {}", descriptor) : fmt::format("--exec '{}'", command);
 }
 
-External::External(const ExternalCommand& command, int socket) : folder_(command.folder) {
+External::External(const ExternalCommand& command, int socket)
+    : folder_(command.folder), own_folder_(command.folder + "/own") {
   const std::string where = command.flag();
   if (!command.command.empty()) {
-    process_ = std::make_unique<LineProcess>(command.command, stderr_file(command));
+    std::error_code ignored;
+    std::filesystem::remove_all(own_folder_, ignored);  // what an earlier process left
+    mkdir(own_folder_.c_str(), 0700);
+    std::optional<Confinement> confinement;
+    if (command.is_confined) confinement = confinement_of(command, own_folder_);
+    auto process = std::make_unique<LineProcess>(command.command, stderr_file(command), confinement);
+    if (command.is_confined) confined_ = process->id();
+    process_ = std::move(process);
   } else if (LineSocket::is_socket(socket)) {
     process_ = std::make_unique<LineSocket>(socket);
     outlives_us_ = true;
@@ -262,6 +314,12 @@ External::External(const ExternalCommand& command, int socket) : folder_(command
 }
 
 External::~External() = default;
+
+uint64_t External::memory() const { return confined_ == 0 ? 0 : process_memory(confined_); }
+
+void External::limit_memory(uint64_t has, uint64_t bytes) {
+  if (confined_ != 0) limit_process_memory(confined_, has, bytes);
+}
 
 void External::read_hello(const ExternalCommand& command, const JsonValue& answer) {
   const std::string where = command.flag();
@@ -475,7 +533,7 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
       request["tensors"] = describe_tensors(*kernel.pass, call, *shared_);
     } else {
       files.inputs = fmt::format("{}/inputs-{}.safetensors", folder_, id);
-      files.outputs = fmt::format("{}/outputs-{}.safetensors", folder_, id);
+      files.outputs = fmt::format("{}/outputs-{}.safetensors", own_folder_, id);
       write_inputs(files.inputs, *kernel.pass, call);
       request["inputs"] = files.inputs, request["outputs"] = files.outputs;
       request["want"] = describe_outputs(*kernel.pass, call);
@@ -520,7 +578,7 @@ std::string command_digest(const std::string& command) {
     if (std::filesystem::is_regular_file(word, ignored) && access(word.c_str(), R_OK) == 0)
       all += "\n" + file_digest(word);
   }
-  return fnv1a_hex(all);
+  return Sha256().update(all).hex();
 }
 
 std::string stderr_file(const ExternalCommand& command) { return command.folder + "/stderr"; }

@@ -18,12 +18,14 @@ namespace checkop {
 
 /// A command given with --exec, or the socket of --exec-fd, whose other end a process holds that started this one.
 struct ExternalCommand {
-  std::string name;             ///< of the candidate
-  std::string command;          ///< run by a shell; empty: `descriptor` is the socket
-  std::string device = "auto";  ///< where the process should compute: "auto", "cpu" or "cuda:N"
-  std::string folder = {};      ///< private; holds tensors and the process's standard error
-  int descriptor = -1;          ///< of --exec-fd
-  std::string given = {};       ///< the flag that made the command, if it was not --exec
+  std::string name;                      ///< of the candidate
+  std::string command;                   ///< run by a shell; empty: `descriptor` is the socket
+  std::string device = "auto";           ///< where the process should compute: "auto", "cpu" or "cuda:N"
+  std::string folder = {};               ///< private; holds tensors and the process's standard error
+  int descriptor = -1;                   ///< of --exec-fd
+  std::string given = {};                ///< the flag that made the command, if it was not --exec
+  bool is_confined = false;              ///< runs in a sandbox
+  std::vector<std::string> hidden = {};  ///< files that it must not read in the sandbox
 
   std::string flag() const;  ///< as given: "--exec 'COMMAND'", "--exec-fd N", "--py MODULE"
 };
@@ -47,6 +49,11 @@ class External {
   /// Call it once.
   std::unique_ptr<Device> take_device() { return std::move(device_); }
 
+  /// Private memory of a process that is confined; 0 of others.
+  uint64_t memory() const;
+  /// Limits memory() to `has` + `bytes`.
+  void limit_memory(uint64_t has, uint64_t bytes);
+
   /// RunResult::unobserved for the launches since the last call.
   std::string take_unobserved();
 
@@ -65,8 +72,10 @@ class External {
                   const std::vector<int>& descriptors = {});
   JsonValue parsed(const std::string& line);
 
-  std::string folder_;
+  std::string folder_;  ///< of inputs; the process writes to none but `own_folder_`
+  std::string own_folder_;
   std::unique_ptr<LinePeer> process_;
+  pid_t confined_ = 0;                    ///< the process, if it is confined
   bool outlives_us_ = false;              ///< the other end of a socket, which earlier workers may have asked
   std::unique_ptr<Device> device_;        ///< until take_device()
   std::shared_ptr<SharedMemory> shared_;  ///< nullptr with files
@@ -78,7 +87,10 @@ class External {
   int64_t requests_ = 0;  ///< id of the latest one
 };
 
-/// FNV-1a 64 of the command and the files that it names, as 16 hex digits.
+/// Whether the command can run in a sandbox: it computes on the CPU, since there is no GPU or it is told so.
+bool can_be_confined(const ExternalCommand& command);
+
+/// SHA-256 of the command and the files that it names, as 64 hex digits.
 std::string command_digest(const std::string& command);
 
 /// The file with the standard error of the process.

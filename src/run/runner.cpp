@@ -19,15 +19,16 @@
 namespace checkop {
 namespace {
 
-/// Compares an output of the second launch with `first`. `copy`, if given, is a copy of `first` on the device.
-OutputRun compare_runs(GuardedBuffer& second, const Tensor& first, GuardedBuffer* copy) {
+/// Compares an output of the second launch, which found `second_poison` there, with `first`. `copy`, if given, is a
+/// copy of `first` on the device.
+OutputRun compare_runs(GuardedBuffer& second, uint64_t second_poison, const Tensor& first, GuardedBuffer* copy) {
   OutputRun result;
   if (copy != nullptr && second.equals(*copy)) {
     result.repeat.compared = first.count();
     return result;
   }
   const DType dtype = first.dtype;
-  const Poison& poison = poison_of(dtype);
+  const uint64_t first_poison = poison_of(dtype).output[0];
   second.for_each_block([&](const std::byte* block, int64_t begin, int64_t n) {
     const size_t width = info(dtype).bytes;
     const std::byte* expected = first.bytes.data() + static_cast<size_t>(begin) * width;
@@ -36,7 +37,7 @@ OutputRun compare_runs(GuardedBuffer& second, const Tensor& first, GuardedBuffer
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t a = load_bits(dtype, expected, i), b = load_bits(dtype, block, i);
       if (a == b) continue;
-      if (a == poison.output[0] || b == poison.output[1]) {
+      if (a == first_poison || b == second_poison) {
         if (result.unwritten++ == 0) result.first_unwritten = begin + i;
       } else if (result.repeat.different++ == 0) {
         result.repeat.first_index = begin + i;
@@ -104,7 +105,9 @@ void run_all(Device& device, const checkop_kernel& kernel, const Case& c, const 
     note_late_writes(outputs);
     launch(1);
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (stage.outputs[i]) result.outputs[i] = compare_runs(*stage.outputs[i], outputs[i], copies[i].get());
+      if (!stage.outputs[i]) continue;
+      result.outputs[i] =
+          compare_runs(*stage.outputs[i], stage.poison_before(outputs[i].dtype), outputs[i], copies[i].get());
     }
   }
   if (checks.memory) {

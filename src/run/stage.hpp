@@ -52,6 +52,7 @@ struct InitialState {
   uint64_t outputs = 0;       ///< 0 or 1: the poison of that number; 2: zeros
   uint64_t workspace = 0xff;  ///< value of every byte
   LaunchMode mode = {};
+  uint64_t draw = 0;  ///< of drawn_poison(): which values poison has
 };
 
 /// Buffers for the full batch or some of its rows. If ranks share the case, its tensors are whole, and each rank has a
@@ -78,6 +79,9 @@ class Stage {
   std::string launch(int run);
   /// The same with another initial state.
   std::string launch(const InitialState& initial);
+
+  /// What every element of an output was before the latest launch().
+  uint64_t poison_before(DType dtype) const;
 
   /// Fills outputs and workspace with `initial`.
   void poison(const InitialState& initial);
@@ -128,6 +132,7 @@ class Stage {
  private:
   std::string launch(const InitialState& initial, int run);
 
+  InitialState initial_;        ///< of the latest launch()
   std::shared_ptr<Call> call_;  ///< used by enqueue()
   Case case_;
   Device& device_;

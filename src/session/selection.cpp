@@ -313,9 +313,12 @@ void check_external_names(const CandidateChoice& options, const WorkerInfo& know
   }
 }
 
-/// Starts the requested commands of --exec, and asks the socket of --exec-fd; adds their candidates to `known`.
-void start_external(const CandidateChoice& options, WorkerInfo& known, Selection& selection) {
-  for (const ExternalCommand& command : external_commands(options)) {
+/// Starts the requested commands of --exec, which can't read the files `hidden`, and asks the socket of --exec-fd; adds
+/// their candidates to `known`.
+void start_external(const CandidateChoice& options, const std::vector<std::string>& hidden, WorkerInfo& known,
+                    Selection& selection) {
+  for (ExternalCommand& command : external_commands(options)) {
+    command.hidden = hidden;
     const std::string& name = command.name;
     const auto& wanted = options.candidates;
     if (!takes_all(options) && std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
@@ -483,7 +486,9 @@ Selection select_checks(const RunOptions& options) {
   check_external_names(options, known);
   if (needs_devices(options)) require_devices(options, choice, known.cuda_devices);
   Selection selection;
-  start_external(options, known, selection);
+  const std::vector<std::string> expected =
+      options.gold_file.empty() ? std::vector<std::string>() : std::vector<std::string>{options.gold_file};
+  start_external(options, expected, known, selection);
   for (const std::string& name : candidate_names(options, known, choice, ops, selection)) {
     for (size_t number = 0; number < cases.size(); ++number) {
       const Case& c = cases[number];

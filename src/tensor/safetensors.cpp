@@ -158,9 +158,9 @@ void write_safetensors(const std::string& path, const std::vector<Tensor>& tenso
   }
 }
 
-SafetensorsReader::SafetensorsReader(const std::string& path, const std::string& hint) : path_(path) {
+SafetensorsReader::SafetensorsReader(const std::string& path, const std::string& hint, Links links) : path_(path) {
   // O_NONBLOCK, because opening a pipe without a writer would block for ever.
-  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == Links::refused ? O_NOFOLLOW : 0));
   if (file_ < 0) throw InputError(path, fmt::format("cannot be opened: {}", std::strerror(errno)), hint);
   try {
     read_header(hint);

@@ -49,7 +49,9 @@ class SafetensorsReader {
   /// Throws InputError for: a missing file, a truncated or malformed header, an unknown dtype, byte ranges that
   /// overlap, leave gaps or do not fit the shapes, a file that ends before its data. `hint` ends the message about a
   /// file that is not a safetensors file.
-  explicit SafetensorsReader(const std::string& path, const std::string& hint = "give a safetensors file");
+  enum class Links : uint8_t { followed, refused };
+  explicit SafetensorsReader(const std::string& path, const std::string& hint = "give a safetensors file",
+                             Links links = Links::followed);
   ~SafetensorsReader();
   SafetensorsReader(const SafetensorsReader&) = delete;
   SafetensorsReader& operator=(const SafetensorsReader&) = delete;

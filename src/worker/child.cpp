@@ -120,7 +120,9 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
 void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, External* external,
            PluginHost* host, bool in_all) {
   Message message;
-  const auto used = [&] { return host != nullptr ? host->memory() : own_memory(); };
+  const auto used = [&] {
+    return host != nullptr ? host->memory() : external != nullptr ? external->memory() : own_memory();
+  };
   const uint64_t at_start = used();
   const pid_t own_pid = getpid();
   const auto never = Clock::now() + std::chrono::hours(24 * 365);
@@ -128,7 +130,9 @@ void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* r
     const json request = json::parse(message.body);
     if (const auto allowed = request.at("allowed_bytes").get<uint64_t>(); allowed > 0) {
       const uint64_t has = in_all ? at_start : used();
-      host != nullptr ? host->limit_memory(has, allowed) : limit_own_memory(has, allowed);
+      if (host != nullptr) host->limit_memory(has, allowed);
+      if (external != nullptr) external->limit_memory(has, allowed);
+      if (host == nullptr && external == nullptr) limit_own_memory(has, allowed);
     }
     json answer = answer_to(request, device, candidates, ranks, external, host, message.descriptors);
     fflush(stdout);  // what the plugin printed belongs to this case
@@ -172,6 +176,7 @@ int run_child(int socket, const WorkerConfig& config) {
       std::optional<External> external;
       if (config.external) {
         signal(SIGPIPE, SIG_IGN);
+        if (config.external->is_confined) hide_memory();
         external.emplace(*config.external, kChildChannel);
       }
       // Before the plugins: how much is free is noted then, and they can take some as they are loaded.

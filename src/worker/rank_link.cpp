@@ -215,6 +215,7 @@ class RemoteRank final : public Rank {
   void poison(const InitialState& initial) override {
     json message = request("poison");
     message["outputs"] = initial.outputs, message["workspace"] = initial.workspace;
+    message["draw"] = initial.draw;
     call(message);
   }
 

@@ -125,7 +125,10 @@ class Serving {
     if (what == "workspace") rank->make_workspace(request.at("extra").get<size_t>());
     if (what == "prepare" || what == "workspace") return {{"workspace", rank->workspace_bytes()}};
     if (what == "poison") {
-      rank->poison({request.at("outputs").get<uint64_t>(), request.at("workspace").get<uint64_t>(), {}});
+      rank->poison({request.at("outputs").get<uint64_t>(),
+                    request.at("workspace").get<uint64_t>(),
+                    {},
+                    request.at("draw").get<uint64_t>()});
       return json::object();
     }
     if (what == "launch") return launch(rank, request.at("launch"));

@@ -131,6 +131,7 @@ Worker::Worker(WorkerConfig config) : config_(std::move(config)) {
   if (config_.external) {
     folder_ = std::make_unique<TempFolder>();
     config_.external->folder = folder_->path();
+    config_.external->is_confined = isolates && can_be_confined(*config_.external);
   }
   if (isolates || config_.external) {  // a process by its nature
     start();
@@ -145,6 +146,7 @@ Worker::~Worker() = default;
 const WorkerInfo& Worker::info() const { return info_; }
 
 void Worker::start() {
+  if (config_.external && config_.external->is_confined) hide_memory();
   if (has_plugin_host(config_)) {
     hide_memory();
     try {  // new for each process: the next one must not find what the last one left there

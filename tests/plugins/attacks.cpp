@@ -25,6 +25,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -230,6 +231,46 @@ checkop_status writes_slack(const checkop_call* call) {
   static_cast<float*>(call->outputs[0].data)[-1] = 0;
   return status;
 }
+/// Writes where it has seen such poison before: its first two launches tell it what that is.
+checkop_status writes_over_known_poison(const checkop_call* call) {
+  static std::set<uint32_t> known;
+  static int launches = 0;
+  uint32_t found = 0;
+  std::memcpy(&found, call->outputs[0].data, sizeof found);
+  if (++launches <= 2) known.insert(found);
+  return known.contains(found) ? multiply(call) : CHECKOP_OK;
+}
+/// Has the answers to data that everybody has: those of the seed that is used if none is given.
+checkop_status knows_the_seed(const checkop_call* call) {
+  uint32_t first = 0;
+  std::memcpy(&first, call->inputs[0].data, sizeof first);
+  return succeed_if(first == 0xbd324f46u, call);
+}
+/// What lies behind an input is zeros wherever memory is new.
+checkop_status reads_past_input(const checkop_call* call) {
+  const checkop_status status = multiply(call);
+  const checkop_tensor& a = call->inputs[0];
+  static_cast<float*>(call->outputs[0].data)[0] += static_cast<const float*>(a.data)[count(a) + 3];
+  return status;
+}
+checkop_status writes_far_past_output(const checkop_call* call) {
+  const checkop_status status = multiply(call);
+  static_cast<volatile float*>(call->outputs[0].data)[size_t{4} << 20] = 0;
+  return status;
+}
+/// The judge waits on the other end of what it closes.
+checkop_status closes_descriptors(const checkop_call* call) {
+  for (int descriptor = 0; descriptor < 1024; ++descriptor) close(descriptor);
+  return multiply(call);
+}
+/// An answer that would need more memory than there is.
+checkop_status floods_channel(const checkop_call* call) {
+  const uint64_t length = uint64_t{1} << 40;
+  const std::vector<char> bytes(size_t{1} << 16);
+  const bool is_sent = write(3, &length, sizeof length) == sizeof length && write(3, bytes.data(), bytes.size()) > 0;
+  write_zeros(call->outputs[0]);
+  return is_sent ? CHECKOP_OK : CHECKOP_FAILED;
+}
 checkop_status raises_its_limit(const checkop_call* call) {
   return once(call, [] {
     const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
@@ -326,6 +367,12 @@ constexpr checkop_kernel kKernels[] = {
     ATTACK(writes_after_done),
     ATTACK(writes_slack),
     ATTACK(raises_its_limit),
+    ATTACK(writes_over_known_poison),
+    ATTACK(knows_the_seed),
+    ATTACK(reads_past_input),
+    ATTACK(writes_far_past_output),
+    ATTACK(closes_descriptors),
+    ATTACK(floods_channel),
     ATTACK(honest_threads),
     ATTACK(honest_memory),
     ATTACK(honest_temporary_file),

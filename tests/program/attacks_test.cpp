@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "base/sandbox.hpp"
 #include "support/process.hpp"
 #include "support/run_helper.hpp"
+#include "tensor/safetensors.hpp"
 
 namespace checkop::attacks_test {
 namespace {
@@ -28,44 +30,117 @@ using nlohmann::json;
 struct Attack {
   std::string name;
   std::vector<std::string> outcomes;  ///< any one of them, for attacks that race with the judge
-  bool shown = true;                  ///< succeeds where a plugin runs in the judge's own process, on every machine
+  std::string tries, stopped_by;      ///< in the document's table
+  bool shown = true;                  ///< succeeds where nothing is defended, on every machine
 };
 
 const std::vector<Attack>& attacks() {
   static const std::vector<Attack> all{
-      {"signals_parent", {"fail: accuracy"}},
-      {"signals_group", {"fail: accuracy"}},
-      {"signals_everyone", {"fail: accuracy"}},
-      {"signals_by_descriptor", {"fail: accuracy"}},
-      {"queues_signal", {"fail: accuracy"}},
-      {"ptraces_parent", {"fail: accuracy"}, false},
-      {"reads_parent_memory", {"fail: accuracy"}, false},
-      {"opens_parent_memory", {"fail: accuracy"}, false},
-      {"reads_parent_command", {"fail: accuracy"}},
-      {"limits_parent", {"fail: accuracy"}, false},
-      {"forks", {"fail: accuracy"}},
-      {"becomes_daemon", {"fail: accuracy"}},
-      {"leaves_group", {"fail: accuracy"}},
-      {"starts_a_program", {"fail: accuracy"}},
-      {"becomes_a_program", {"fail: accuracy"}},
-      {"rewrites_file", {"fail: accuracy"}},
-      {"reads_file", {"fail: accuracy"}},
-      {"removes_file", {"fail: accuracy"}},
-      {"rewrites_itself", {"fail: accuracy"}},
-      {"remembers_on_disk", {"fail: accuracy"}},
-      {"remembers_in_shared_memory", {"fail: accuracy"}},
-      {"remembers_in_system_v", {"fail: accuracy"}},
-      {"asks_the_network", {"fail: accuracy"}},
-      {"asks_a_local_socket", {"fail: accuracy"}},
-      {"traces_events", {"fail: accuracy"}, false},
-      {"makes_input_writable", {"fail: accuracy"}},
-      {"writes_input_by_proc_self_mem", {"fail: accuracy"}},
-      {"raises_its_limit", {"fail: accuracy"}},
-      {"writes_input", {"fail: input"}, false},
-      {"forges_done", {"error: crash"}, false},
-      {"writes_over_nan_alone", {"fail: unwritten"}, false},
-      {"writes_after_done", {"error: crash", "fail: accuracy"}, false},
-      {"writes_slack", {"fail: guard"}, false},
+      {"signals_parent", {"fail: accuracy"}, "`kill` of the judge", "seccomp"},
+      {"signals_group", {"fail: accuracy"}, "`kill` of its process group", "seccomp"},
+      {"signals_everyone", {"fail: accuracy"}, "`kill` of all processes", "seccomp"},
+      {"signals_by_descriptor", {"fail: accuracy"}, "`pidfd_open` of the judge", "seccomp"},
+      {"queues_signal", {"fail: accuracy"}, "`sigqueue` to the judge", "seccomp"},
+      {"ptraces_parent", {"fail: accuracy"}, "`ptrace` of the judge", "seccomp", false},
+      {"reads_parent_memory", {"fail: accuracy"}, "`process_vm_readv`", "seccomp", false},
+      {"opens_parent_memory", {"fail: accuracy"}, "`/proc/PARENT/mem`", "Landlock", false},
+      {"reads_parent_command", {"fail: accuracy"}, "the seed in `/proc/PARENT/cmdline`", "Landlock"},
+      {"limits_parent", {"fail: accuracy"}, "`prlimit` of the judge", "seccomp", false},
+      {"forks", {"fail: accuracy"}, "a child", "seccomp"},
+      {"becomes_daemon", {"fail: accuracy"}, "double fork and `setsid`", "seccomp: threads alone"},
+      {"leaves_group", {"fail: accuracy"}, "`setpgid`", "seccomp: it stays in the group, which ends as a whole"},
+      {"starts_a_program", {"fail: accuracy"}, "`system`", "seccomp"},
+      {"becomes_a_program", {"fail: accuracy"}, "`execve` in its own place", "seccomp"},
+      {"rewrites_file", {"fail: accuracy"}, "rewrites a report", "Landlock"},
+      {"reads_file", {"fail: accuracy"}, "reads a file of the user, such as a gold", "Landlock"},
+      {"removes_file", {"fail: accuracy"}, "removes a report", "Landlock"},
+      {"rewrites_itself", {"fail: accuracy"}, "opens its own library for writing", "Landlock"},
+      {"remembers_on_disk", {"fail: accuracy"}, "leaves answers in `/tmp`", "Landlock"},
+      {"remembers_in_shared_memory", {"fail: accuracy"}, "leaves answers in `/dev/shm`", "Landlock"},
+      {"remembers_in_system_v", {"fail: accuracy"}, "leaves answers in System V memory", "seccomp"},
+      {"asks_the_network", {"fail: accuracy"}, "a TCP socket", "seccomp"},
+      {"asks_a_local_socket", {"fail: accuracy"}, "a local socket", "seccomp"},
+      {"traces_events", {"fail: accuracy"}, "`io_uring`, which makes calls past a filter", "seccomp", false},
+      {"makes_input_writable", {"fail: accuracy"}, "`mprotect` of an input", "the memory is sealed"},
+      {"writes_input_by_proc_self_mem",
+       {"fail: accuracy"},
+       "an input through `/proc/self/mem`",
+       "the memory is sealed"},
+      {"raises_its_limit", {"fail: accuracy"}, "`setrlimit` of its memory", "seccomp"},
+      {"writes_input", {"fail: input"}, "stores to an input", "the mapping is read-only", false},
+      {"forges_done",
+       {"error: crash"},
+       "answers for itself on the connection",
+       "answers nobody asked for end the process; no answer is evidence",
+       false},
+      {"writes_over_nan_alone",
+       {"fail: unwritten"},
+       "computes only where the output holds NaN",
+       "the poison of the second launch is no NaN",
+       false},
+      {"writes_after_done",
+       {"error: crash", "fail: accuracy"},
+       "a thread writes on after the call",
+       "private copies are judged; the memory goes",
+       false},
+      {"writes_over_known_poison",
+       {"fail: invariance"},
+       "computes only over the poison of its first two launches",
+       "poison has another value in each launch",
+       false},
+      {"reads_past_input", {"fail: nonfinite"}, "uses what lies behind an input", "guard bands are NaN", false},
+      {"writes_far_past_output",
+       {"error: crash"},
+       "writes 16 MiB behind its output",
+       "pages around buffers can't be touched",
+       false},
+      {"closes_descriptors",
+       {"error: crash"},
+       "closes the connections to the judge",
+       "the end of a connection is the end of the process, and of no other check",
+       false},
+      {"floods_channel", {"error: crash"}, "answers with 2^40 bytes", "the length of an answer is limited", false},
+      {"writes_slack", {"fail: guard"}, "writes in front of its output", "guard bands, read by the owner", false},
+  };
+  return all;
+}
+
+const std::vector<Attack>& exec_attacks() {
+  static const std::vector<Attack> all{
+      {"exec_rewrites_file",
+       {"fail: accuracy"},
+       "a command rewrites a report",
+       "Landlock: it writes to its own folder"},
+      {"exec_truncates_file", {"fail: accuracy"}, "empties a report", "Landlock"},
+      {"exec_removes_file", {"fail: accuracy"}, "removes a report", "Landlock"},
+      {"exec_replaces_file", {"fail: accuracy"}, "moves a file of its own to the report's place", "Landlock"},
+      {"exec_remembers_on_disk", {"fail: accuracy"}, "leaves answers in `/tmp`", "Landlock"},
+      {"exec_remembers_in_shared_memory", {"fail: accuracy"}, "leaves answers in `/dev/shm`", "Landlock"},
+      {"exec_signals_parent", {"fail: accuracy"}, "`kill` of the judge", "seccomp"},
+      {"exec_signals_group", {"fail: accuracy"}, "`kill` of its process group, which the judge is in", "seccomp"},
+      {"exec_signals_everyone", {"fail: accuracy"}, "`kill` of all processes", "seccomp"},
+      {"exec_signals_by_folder", {"fail: accuracy"}, "a signal by the judge's folder in `/proc`", "seccomp"},
+      {"exec_limits_parent", {"fail: accuracy"}, "`prlimit` of the judge", "seccomp"},
+      {"exec_opens_parent_memory", {"fail: accuracy"}, "`/proc/PARENT/mem`", "Landlock", false},
+      {"exec_reads_parent_memory", {"fail: accuracy"}, "`process_vm_readv`", "seccomp", false},
+      {"exec_reads_parent_command", {"fail: accuracy"}, "the seed in `/proc/PARENT/cmdline`", "Landlock"},
+      {"exec_asks_the_network", {"fail: accuracy"}, "a TCP socket", "seccomp"},
+      {"exec_asks_a_local_socket", {"fail: accuracy"}, "a local socket, behind which others work for it", "seccomp"},
+      {"exec_becomes_daemon",
+       {"fail: accuracy"},
+       "a process in a session of its own, which rewrites a report after the end",
+       "seccomp: it stays in the group, which ends as a whole"},
+      {"exec_makes_namespaces",
+       {"fail: accuracy"},
+       "`unshare`: to be root among processes of its own",
+       "seccomp",
+       false},
+      {"exec_clones_into_namespaces", {"fail: accuracy"}, "`clone` into such namespaces", "seccomp", false},
+      {"exec_links_its_output",
+       {"fail: candidate"},
+       "a link in the place of its output, to what the judge may read",
+       "links are not followed",
+       false},
   };
   return all;
 }
@@ -77,15 +152,13 @@ const std::vector<std::string>& honest() {
   return all;
 }
 
-/// The cases of each candidate, after a run beside a file that attacks are after.
-std::map<std::string, json> run_all(const std::string& candidates, const std::string& flags, const std::string& file) {
-  std::ofstream(file) << "intact";
+constexpr const char* kCase = "--op matmul --batch 2 --seq 3 --k-dim 8 --n-dim 16";
+
+/// The cases of each candidate, after a run with `flags` beside a file that attacks are after.
+std::map<std::string, json> run_beside(const std::string& file, const std::string& flags) {
   const std::string report = testing::TempDir() + "attacks.json";
   setenv("CHECKOP_ATTACKED", file.c_str(), 1);
-  const ProcessResult run = run_program(
-      fmt::format("--op matmul --batch 2 --seq 3 --k-dim 8 --n-dim 16 --device cpu --plugin {} --candidate {} {} "
-                  "--json {}",
-                  test_plugin("attacks"), candidates, flags, report));
+  const ProcessResult run = run_program(fmt::format("{} --device cpu --json {}", flags, report));
   unsetenv("CHECKOP_ATTACKED");
   std::map<std::string, json> cases;
   const json read = json::parse(std::ifstream(report), nullptr, /*allow_exceptions=*/false);
@@ -99,20 +172,47 @@ std::map<std::string, json> run_all(const std::string& candidates, const std::st
   return cases;
 }
 
+std::map<std::string, json> run_all(const std::string& candidates, const std::string& flags, const std::string& file) {
+  std::ofstream(file) << "intact";
+  return run_beside(file,
+                    fmt::format("{} --plugin {} --candidate {} {}", kCase, test_plugin("attacks"), candidates, flags));
+}
+
+/// Commands that make these attacks.
+std::map<std::string, json> run_commands(const std::vector<std::string>& names, const std::string& flags,
+                                         const std::string& file) {
+  std::string commands;
+  for (const std::string& name : names)
+    commands += fmt::format(" --exec '{} tests/plugins/exec/attacks.py {}'", CHECKOP_PYTHON, name);
+  return run_beside(file, fmt::format("{} --candidate {} --exec-name {}{}", flags, fmt::join(names, ","),
+                                      fmt::join(names, ","), commands));
+}
+
+std::vector<std::string> names_of(const std::vector<Attack>& attacks, bool shown_alone = false) {
+  std::vector<std::string> names;
+  for (const Attack& attack : attacks)
+    if (attack.shown || !shown_alone) names.push_back(attack.name);
+  return names;
+}
+
+std::string content_of(const std::string& file) {
+  std::stringstream content;
+  content << std::ifstream(file).rdbuf();
+  return content.str();
+}
+
 std::string joined(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ",")); }
 
 // A measure that this kernel lacks is no defence here: the test fails and says so, as doctor does.
 TEST(Attacks, EveryMeasureHoldsHere) {
-  for (const SandboxMeasure& measure : probe_sandbox())
-    EXPECT_TRUE(measure.holds) << measure.what << ": " << measure.how;
+  for (const auto processes : {SandboxRules::Processes::none, SandboxRules::Processes::in_group}) {
+    for (const SandboxMeasure& measure : probe_sandbox(processes))
+      EXPECT_TRUE(measure.holds) << measure.what << ": " << measure.how;
+  }
 }
 
-TEST(Attacks, NoneSucceeds) {
-  const std::string file = testing::TempDir() + "attacked.txt";
-  std::vector<std::string> names;
-  for (const Attack& attack : attacks()) names.push_back(attack.name);
-  const auto cases = run_all(joined(names), "", file);
-  for (const Attack& attack : attacks()) {
+void expect_outcomes(const std::vector<Attack>& attacks, const std::map<std::string, json>& cases) {
+  for (const Attack& attack : attacks) {
     ASSERT_TRUE(cases.contains(attack.name)) << attack.name;
     const json& c = cases.at(attack.name);
     const std::string outcome =
@@ -120,9 +220,87 @@ TEST(Attacks, NoneSucceeds) {
     EXPECT_EQ(std::ranges::count(attack.outcomes, outcome), 1)
         << attack.name << ": " << outcome << ": " << c.at("reason");
   }
-  std::stringstream content;
-  content << std::ifstream(file).rdbuf();
-  EXPECT_EQ(content.str(), "intact");
+}
+
+void expect_passes(const std::vector<std::string>& names, const std::map<std::string, json>& cases) {
+  for (const std::string& name : names) {
+    ASSERT_TRUE(cases.contains(name)) << name;
+    EXPECT_EQ(cases.at(name).at("verdict"), "pass") << name << ": " << cases.at(name).at("reason");
+  }
+}
+
+TEST(Attacks, NoneSucceeds) {
+  const std::string file = testing::TempDir() + "attacked.txt";
+  expect_outcomes(attacks(), run_all(joined(names_of(attacks())), "", file));
+  EXPECT_EQ(content_of(file), "intact");
+}
+
+TEST(Attacks, SecretSeedMakesDataThatNobodyKnows) {
+  const std::string file = testing::TempDir() + "seeded.txt";
+  const auto verdict = [&](const std::string& flags) {
+    auto cases = run_all("knows_the_seed", "--check accuracy " + flags, file);
+    return cases["knows_the_seed"].value("verdict", "none");
+  };
+  EXPECT_EQ(verdict(""), "pass");
+  EXPECT_EQ(verdict("--secret-seed"), "fail");
+}
+
+TEST(Attacks, NoneOfACommandSucceeds) {
+  const std::string file = testing::TempDir() + "attacked_by_command.txt";
+  std::ofstream(file) << "intact";
+  expect_outcomes(exec_attacks(), run_commands(names_of(exec_attacks()), kCase, file));
+  EXPECT_EQ(content_of(file), "intact");
+}
+
+TEST(Attacks, OfCommandsSucceedWhereNothingIsDefended) {
+  const std::string file = testing::TempDir() + "undefended_from_command.txt";
+  for (const std::string& name : names_of(exec_attacks(), /*shown_alone=*/true)) {
+    std::ofstream(file) << "intact";
+    expect_passes({name}, run_commands({name}, std::string(kCase) + " --no-isolate --check accuracy", file));
+  }
+  std::filesystem::remove("/tmp/check_operator_attack");
+  std::filesystem::remove("/dev/shm/check_operator_attack");
+}
+
+TEST(Attacks, HonestCommandsPass) {
+  const std::vector<std::string> names{"exec_honest_files", "exec_honest_processes"};
+  expect_passes(names, run_commands(names, kCase, testing::TempDir() + "honest_command.txt"));
+}
+
+// It holds a lock on the file as long as it lives.
+TEST(Attacks, WhatACommandStartedEndsWithTheRun) {
+  const std::string file = testing::TempDir() + "locked.txt";
+  std::ofstream(file) << "intact";
+  expect_passes({"exec_leaves_a_process"}, run_commands({"exec_leaves_a_process"}, kCase, file));
+  const int descriptor = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(flock(descriptor, LOCK_EX | LOCK_NB), 0);
+  close(descriptor);
+}
+
+// Of all files of the user, a command may read every one but the answer.
+TEST(Attacks, GoldOfTheUserIsNotReadByACommand) {
+  const std::string inputs = testing::TempDir() + "attack_inputs.safetensors";
+  const std::string gold = testing::TempDir() + "attack_gold.safetensors";
+  const std::vector<float> a{1, 2, 3, 4}, b{5, 6, 7, 8};
+  const std::vector<double> c{19, 22, 43, 50};
+  {
+    SafetensorsWriter file(inputs, {{"a", DType::f32, {1, 2, 2}}, {"b", DType::f32, {2, 2}}}, {});
+    file.write("a", 0, a.data(), a.size() * sizeof(float));
+    file.write("b", 0, b.data(), b.size() * sizeof(float));
+  }
+  {
+    SafetensorsWriter file(gold, {{"c", DType::f64, {1, 2, 2}}, {"magnitude/c", DType::f64, {1, 2, 2}}}, {});
+    for (const char* name : {"c", "magnitude/c"}) file.write(name, 0, c.data(), c.size() * sizeof(double));
+  }
+  const std::string flags =
+      fmt::format("--op matmul --pass forward --check accuracy --inputs {} --gold {} ", inputs, gold);
+  const auto verdict = [&](const std::string& file, const std::string& more) {
+    auto cases = run_commands({"exec_reads_gold"}, flags + more, file);
+    return cases["exec_reads_gold"].value("verdict", "none");
+  };
+  EXPECT_EQ(verdict(gold, ""), "fail");
+  EXPECT_EQ(verdict(inputs, ""), "pass") << "which may be read";
+  EXPECT_EQ(verdict(gold, "--no-isolate"), "pass");
 }
 
 // The steps are real: without a process of its own and without a sandbox, they are all possible.
@@ -139,11 +317,7 @@ TEST(Attacks, TheySucceedWhereNothingIsDefended) {
 }
 
 TEST(Attacks, HonestUseOfTheSameFeaturesPasses) {
-  const auto cases = run_all(joined(honest()), "", testing::TempDir() + "honest.txt");
-  for (const std::string& name : honest()) {
-    ASSERT_TRUE(cases.contains(name)) << name;
-    EXPECT_EQ(cases.at(name).at("verdict"), "pass") << name << ": " << cases.at(name).at("reason");
-  }
+  expect_passes(honest(), run_all(joined(honest()), "", testing::TempDir() + "honest.txt"));
 }
 
 // Here it finds its descriptor in the judge, and would not find it in the process of plugins.
@@ -163,15 +337,20 @@ TEST(Attacks, ProcessOfPluginsIsNotFollowedByPreloadedTools) {
   EXPECT_EQ(without_descriptor.code, 255) << without_descriptor.text;
 }
 
-TEST(Attacks, DocumentHasTheSameTable) {
-  std::stringstream text;
-  text << std::ifstream(CHECKOP_SOURCE_DIR "/docs/adversary.md").rdbuf();
-  for (const Attack& attack : attacks()) {
-    const std::string row = fmt::format("| `{}` | {} |", attack.name, fmt::join(attack.outcomes, " or "));
-    EXPECT_NE(text.str().find(row), std::string::npos) << row;
-  }
-  for (const std::string& name : honest())
-    EXPECT_NE(text.str().find(fmt::format("`{}`", name)), std::string::npos) << name;
+std::string table_of(const std::vector<Attack>& attacks) {
+  std::string table = "| attack | verdict | what it tries | what stops it |\n|---|---|---|---|\n";
+  for (const Attack& attack : attacks)
+    table += fmt::format("| `{}` | {} | {} | {} |\n", attack.name, fmt::join(attack.outcomes, " or "), attack.tries,
+                         attack.stopped_by);
+  return table + "\n";
+}
+
+// Where it has not, paste what this prints.
+TEST(Attacks, DocumentHasTheTablesOfTheseTests) {
+  const std::string text = content_of(CHECKOP_SOURCE_DIR "/docs/adversary.md");
+  for (const auto* each : {&attacks(), &exec_attacks()})
+    EXPECT_NE(text.find(table_of(*each)), std::string::npos) << table_of(*each);
+  for (const std::string& name : honest()) EXPECT_NE(text.find(fmt::format("`{}`", name)), std::string::npos) << name;
 }
 
 }  // namespace

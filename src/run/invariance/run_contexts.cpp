@@ -83,7 +83,7 @@ class Contexts {
   }
 
   static InitialState found_by(const Context& context) {
-    return {static_cast<uint64_t>(context.outputs_before), context.workspace_before, context.mode};
+    return {static_cast<uint64_t>(context.outputs_before), context.workspace_before, context.mode, next_draw()};
   }
 
   std::string suffix(const Context& context) const {
@@ -227,7 +227,7 @@ class Contexts {
     for (int64_t i = 0; i < runs; ++i) {
       const std::byte* const at = all.data() + static_cast<size_t>(i * (run + padding)) * width;
       for (int64_t p = run; p < run + padding; ++p) {
-        written += load_bits(output.dtype(), at, p) == poison_of(output.dtype()).output[0] ? 0 : 1;
+        written += load_bits(output.dtype(), at, p) == stage.poison_before(output.dtype()) ? 0 : 1;
       }
       body(at, i * run, run);
     }

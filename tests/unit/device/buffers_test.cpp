@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "device/buffers.hpp"
 #include "run/runner.hpp"
@@ -99,6 +100,26 @@ TEST_P(BuffersOf, PoisonIsNaNForFloatsButForTheSecondLaunch) {
     info(GetParam()).decode(reinterpret_cast<const std::byte*>(&pattern), &value, 1);
     EXPECT_EQ(std::isnan(value), info(GetParam()).is_float && pattern != poison_of(GetParam()).output[1]) << pattern;
   }
+}
+
+TEST_P(BuffersOf, DrawnPoisonIsOfItsKindAndNoneOfTheOtherPatterns) {
+  const Poison& poison = poison_of(GetParam());
+  std::set<uint64_t> seen;
+  for (uint64_t draw = 1; draw <= 1000; ++draw) {
+    for (const size_t kind : {0u, 1u}) {
+      const uint64_t pattern = drawn_poison(GetParam(), kind, draw);
+      EXPECT_TRUE(pattern != poison.output[0] && pattern != poison.output[1] && pattern != poison.guard) << draw;
+      double value = 0;
+      info(GetParam()).decode(reinterpret_cast<const std::byte*>(&pattern), &value, 1);
+      EXPECT_EQ(std::isnan(value), info(GetParam()).is_float && kind == 0) << draw;
+      if (info(GetParam()).is_float && kind == 1) EXPECT_TRUE(std::abs(value) > 0.05 && std::abs(value) < 4) << value;
+      EXPECT_EQ(pattern, drawn_poison(GetParam(), kind, draw));
+      seen.insert(pattern);
+    }
+  }
+  EXPECT_GT(seen.size(), 100u) << "of 252 or more";
+  EXPECT_EQ(drawn_poison(GetParam(), 0, 0), poison.output[0]);
+  EXPECT_EQ(drawn_poison(GetParam(), 1, 0), poison.output[1]);
 }
 
 TEST_P(BuffersOf, GuardBandsHoldTheGuardPatternToTheirEnds) {

@@ -47,8 +47,12 @@ void expect_result(const std::string& mode, const std::string& status, const std
   EXPECT_NE(result.message.find(message), std::string::npos) << mode << ": " << result.message;
 }
 
+/// A file to which the process may write, as to each cache that the user names.
 std::string scratch(const std::string& name) {
-  std::string path = testing::TempDir() + "external_" + name;
+  const std::string cache = testing::TempDir() + "external";
+  fs::create_directories(cache);
+  setenv("NUMBA_CACHE_DIR", cache.c_str(), 1);
+  std::string path = cache + "/" + name;
   fs::remove_all(path);
   return path;
 }

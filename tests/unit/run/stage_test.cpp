@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -196,8 +197,18 @@ TEST(Stage, OutputsArePoisonedDifferentlyInBothRuns) {
   Ran ran(does_nothing);
   for (const int run : {0, 1}) {
     ran.stage.launch(run);
-    EXPECT_EQ(load_bits(DType::bf16, ran.stage.outputs[0]->data(), 29), poison_of(DType::bf16).output[run]);
-    EXPECT_EQ(load_bits(DType::f32, ran.stage.outputs[2]->data(), 0), poison_of(DType::f32).output[run]);
+    EXPECT_EQ(load_bits(DType::bf16, ran.stage.outputs[0]->data(), 29), ran.stage.poison_before(DType::bf16));
+    EXPECT_EQ(load_bits(DType::f32, ran.stage.outputs[2]->data(), 0), ran.stage.poison_before(DType::f32));
+    EXPECT_EQ(ran.stage.poison_before(DType::f32) == poison_of(DType::f32).output[0], run == 0);
+  }
+}
+
+TEST(Stage, PoisonOfTheSecondRunIsAnotherEachTime) {
+  Ran ran(does_nothing);
+  std::set<uint64_t> seen;
+  for (int times = 0; times < 8; ++times) {
+    ran.stage.launch(1);
+    EXPECT_TRUE(seen.insert(ran.stage.poison_before(DType::f32)).second) << times;
   }
 }
 
