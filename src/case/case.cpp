@@ -30,6 +30,12 @@ void append_new(std::vector<std::string_view>& names, std::string_view dims) {
   }
 }
 
+int64_t size_of(const Case& c, std::string_view dim) {
+  const auto found = c.dims.find(dim);
+  if (found == c.dims.end()) throw std::out_of_range(fmt::format("the case has no size '{}'", dim));
+  return found->second;
+}
+
 std::string flag_name(std::string_view name) {
   std::string flag(name);
   std::replace(flag.begin(), flag.end(), '_', '-');
@@ -126,11 +132,7 @@ std::string case_flags(const Case& c) {
 }
 
 int64_t extent_of(const Case& c, std::string_view extent) {
-  return evaluate_extent(extent, [&c](std::string_view dim) {
-    const auto found = c.dims.find(dim);
-    if (found == c.dims.end()) throw std::out_of_range(fmt::format("the case has no size '{}'", dim));
-    return found->second;
-  });
+  return evaluate_extent(extent, [&c](std::string_view dim) { return size_of(c, dim); });
 }
 
 Shape shape_of(const Case& c, const TensorSpec& spec) {
@@ -183,7 +185,7 @@ void validate(const Case& c) {
   const auto of_rows = split_dims(c.op->row_dims);
   for (const std::string_view dim : dims_of(*c.op)) {
     const bool may_be_none = std::find(of_rows.begin(), of_rows.end(), dim) != of_rows.end();
-    const int64_t extent = extent_of(c, dim), least = may_be_none ? 0 : 1;
+    const int64_t extent = size_of(c, dim), least = may_be_none ? 0 : 1;
     if (extent >= least) continue;
     throw InputError(
         "--" + flag_name(dim), fmt::format("expected an integer >= {}, got {}", least, extent),
