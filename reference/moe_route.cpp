@@ -342,11 +342,12 @@ void validate(const CaseSizes& sizes) {
                      "keep more groups");
   }
   if (!(sizes.attrs[kOfNormEps] >= 0) || !std::isfinite(sizes.attrs[kOfNormEps])) {
-    throw InputError("--norm-eps", fmt::format("expected a number >= 0, got {}", sizes.attrs[kOfNormEps]),
+    throw InputError("--norm-eps", fmt::format("expected a finite number >= 0, got {}", sizes.attrs[kOfNormEps]),
                      "1e-20 is usual");
   }
   if (!std::isfinite(sizes.attrs[kOfRouteScale])) {
-    throw InputError("--route-scale", "expected a finite number", "1 is usual");
+    throw InputError("--route-scale", fmt::format("expected a finite number, got {}", sizes.attrs[kOfRouteScale]),
+                     "1 is usual");
   }
 }
 

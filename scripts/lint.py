@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the source tree: who may include whom, where CUDA may appear, NaN-safe comparisons.
+"""Rules of the source tree: who may include whom, where CUDA may appear, NaN-safe comparisons, tests of messages.
 
 Usage: lint.py [--root DIR] | lint.py --graph [--root DIR] | lint.py --self-test
 --graph prints which folder of src/ includes which, with the number of includes, besides the findings.
@@ -40,6 +40,13 @@ PRINTING = re.compile(r"\bstd::(cout|cerr|clog)\s*<<|\b[fv]?printf\s*\(|\bf?puts
 # worker/child.cpp, worker/rank_server.cpp: separate processes, which report fatal errors on stderr.
 MAY_PRINT = re.compile(r"^src/(cli/.*|session/.*|report/.*|worker/(child|rank_server)\.cpp)$")
 ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(|\bcuda::atomic|\bstd::atomic|\"[^\"]*\b(?:red|atom)\.[a-z]")
+# Calls whose strings are told to the user. JsonValue::fail() is one, and lambdas of this name do the same.
+TELLS = {"InputError", "EnvironmentError", "fail"}
+# No test can bring about what these say.
+TELLS_UNTESTED = ("src/device/cuda_", "src/device/nccl_comm.", "src/worker/mpi.cpp")  # a fault of the GPU or of MPI
+TOKEN = re.compile(r'R"\((?P<raw>.*?)\)"|"(?P<plain>(?:\\.|[^"\\\n])*)"|(?P<name>[A-Za-z_]\w*)|'
+                   r"'(?:\\.|[^'\\\n])'|\S", re.S)
+ESCAPES = {"n": "\n", "t": "\t"}
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
 TABLE_LINE = re.compile(r"^extern const Operator k\w+;\s*//\s*(\w+)\.cpp")
 
@@ -181,6 +188,78 @@ def check_lines(path, text):
                               "the result does not depend on it: '// order-free: WHY'")
 
 
+class Literal(NamedTuple):
+    text: str  # of neighbouring strings, joined
+    statement: int  # how many semicolons stand before it
+    told: int  # the line of the call that tells it to the user, 0 if none does
+
+
+def literals(text):
+    """The strings of C++ code."""
+    code = without_comments(text)
+    line_of = lambda at: code.count("\n", 0, at) + 1
+    found, calls, held, last, statement = [], [], [], None, 0
+    for token in TOKEN.finditer(code):
+        if token["raw"] is not None or token["plain"] is not None:
+            held.append(token["raw"] if token["plain"] is None else
+                        re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), token["plain"]))
+            continue
+        if held:
+            told = next((line_of(call.start()) for call in calls if call and call["name"] in TELLS), 0)
+            found.append(Literal("".join(held), statement, told))
+            held = []
+        if token[0] in "([{":
+            calls.append(last)
+        elif token[0] in ")]}" and calls:
+            calls.pop()
+        statement += token[0] == ";"
+        last = token
+    return found
+
+
+def texts_of_tests(files):
+    """What tests expect: their data, and the strings of each statement in one line."""
+    lines = []
+    for path, text in sorted(files.items()):
+        if path.startswith("tests/") and path.endswith(CODE):
+            statements = {}
+            for literal in literals(text):
+                statements.setdefault(literal.statement, []).append(literal.text.replace("\n", " "))
+            lines += [" ".join(strings) for strings in statements.values()]
+        elif path.startswith("tests/"):
+            lines.append(text)
+    return "\n".join(lines)
+
+
+def is_shown(message, texts):
+    """Whether a line of `texts` has all of the format string `message`, with anything for its {}."""
+    parts = [part.replace("\1", "{").replace("\2", "}")
+             for part in re.split(r"\{[^{}]*\}", message.strip().replace("{{", "\1").replace("}}", "\2"))]
+    longest = max(parts, key=len)
+    pattern = re.compile(".*?".join(map(re.escape, parts)))
+    at = texts.find(longest)
+    while at >= 0:
+        end = texts.find("\n", at)
+        end = end if end >= 0 else len(texts)
+        if pattern.search(texts, texts.rfind("\n", 0, at) + 1, end):
+            return True
+        at = texts.find(longest, end)
+    return False
+
+
+def check_messages(files):
+    """Every sentence of an error occurs in a test, so that somebody has read it as it is printed."""
+    texts = texts_of_tests(files)
+    for path, text in sorted(files.items()):
+        if not path.startswith(("src/", "reference/")) or not path.endswith(CODE) or path.startswith(TELLS_UNTESTED):
+            continue
+        for literal in literals(text):
+            words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^{}]*\}", " ", literal.text))
+            if literal.told and len(words) > 1 and not is_shown(literal.text, texts):
+                yield Finding(path, literal.told, "message", f"no test shows '{literal.text.strip()}'; add the command that "
+                              "prints it to tests/data/messages/, or a test that compares the whole message")
+
+
 def check_operators(files):
     """An operator has a file or folder of the same name in four places."""
     table = files.get("reference/operators.cpp", "")
@@ -205,6 +284,7 @@ def check_operators(files):
 def lint(files):
     """All findings in a tree given as {path: text}, except findings excused on their line or the line above."""
     findings = list(check_cuda_condition(files)) + list(check_operators(files)) + list(check_layers(files))
+    findings += check_messages(files)
     for path, text in sorted(files.items()):
         lines = text.splitlines()
         name = os.path.basename(path)
@@ -261,6 +341,10 @@ CLEAN = {
     "kernels/cuda/common.cuh": HEAD + "#include <cuda_bf16.h>\n",
     "kernels/logp/cuda.cu": HEAD + '#include "cuda/common.cuh"\n#include "check_operator.h"\n'
                                    "// order-free: integers commute\natomicAdd(&n, 1);\n",
+    "src/contract/reader.cpp": HEAD + 'throw InputError(path, fmt::format("has {} rules, "\n    "{{{}}} at most", n), "remove one");\n'
+                               'json.fail("one rule", hint); log("never shown");\n',
+    "tests/unit/contract/reader_test.cpp": HEAD + 'EXPECT_EQ(said, "c.json: has 7 rules, {3} at most" + end + "; remove one");\n',
+    "tests/data/messages/contracts.txt": "c.json: expected one rule, got 2\n",
     "src/sdk/init/rms_norm.cu": "#include <cuda_runtime.h>\n",
     "scripts/x.sh": "#!/bin/bash\n# SPDX-License-Identifier: Apache-2.0\n# What this script is for.\n",
 }
@@ -290,7 +374,11 @@ VIOLATIONS = (
     ("head", "src/run/runner.cpp", "// SPDX-License-Identifier: Apache-2.0\n#pragma once\n"),
     ("head", "scripts/x.sh", "#!/bin/bash\n# What this script is for.\n"),
     ("head", "tests/CMakeLists.txt", "add_executable(x)\n"),
-        ("nan-compare", "src/judge/compare.cpp", HEAD + "if (error > bound) ++bad;\n"),
+    ("message", "src/contract/reader.cpp", HEAD + 'throw InputError(path, fmt::format("has {} rules, one is the most", n));\n'),
+    ("message", "src/cli/main.cpp", HEAD + 'throw EnvironmentError("no GPU");\n'),
+    ("message", "reference/logp.cpp", HEAD + 'json.fail("two rules", hint);\n'),
+    ("message", "tests/data/messages/contracts.txt", None),
+    ("nan-compare", "src/judge/compare.cpp", HEAD + "if (error > bound) ++bad;\n"),
     ("nan-compare", "src/judge/compare.cpp", HEAD + "if (std::abs(a - b) > gate.atol) ++bad;\n"),
     ("nan-compare", "src/judge/compare.cpp", HEAD + "if (err >= tol) ++bad;\n"),
     ("nan-compare", "src/judge/verdict.cpp", HEAD + "bad = gate.limit < gate.achieved;\n"),

@@ -57,6 +57,7 @@ void fill_captured(const Case& c, const TensorSpec& spec, unsigned threads, Tens
   if (captured == nullptr || tensor.count() == 0) return;
   const Shape from = extents(*c.op, spec, captured->shape), to = extents(*c.op, spec, tensor.shape);
   if (from.size() != to.size())
+    // lint: allow message, the file is a part of this program
     throw InputError(fmt::format("{}: tensor '{}'", file().path(), captured->name),
                      fmt::format("has {} dimensions, '{}' of {} has {}", from.size(), spec.name, c.op->name, to.size()),
                      "make the file with scripts/captured.py");

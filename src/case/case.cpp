@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 #include "base/error.hpp"
 #include "case/rank_parts.hpp"
@@ -27,6 +28,12 @@ void append_new(std::vector<std::string_view>& names, std::string_view dims) {
   for (const std::string_view name : names_in(dims)) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
+}
+
+int64_t size_of(const Case& c, std::string_view dim) {
+  const auto found = c.dims.find(dim);
+  if (found == c.dims.end()) throw std::out_of_range(fmt::format("the case has no size '{}'", dim));
+  return found->second;
 }
 
 std::string flag_name(std::string_view name) {
@@ -125,13 +132,7 @@ std::string case_flags(const Case& c) {
 }
 
 int64_t extent_of(const Case& c, std::string_view extent) {
-  return evaluate_extent(extent, [&c](std::string_view dim) {
-    const auto found = c.dims.find(dim);
-    if (found == c.dims.end())
-      throw InputError(fmt::format("operator {}", c.op->name), fmt::format("no size for dimension '{}'", dim),
-                       fmt::format("give --{}", flag_name(dim)));
-    return found->second;
-  });
+  return evaluate_extent(extent, [&c](std::string_view dim) { return size_of(c, dim); });
 }
 
 Shape shape_of(const Case& c, const TensorSpec& spec) {
@@ -183,14 +184,11 @@ int64_t tensor_bytes(const Case& c) {
 void validate(const Case& c) {
   const auto of_rows = split_dims(c.op->row_dims);
   for (const std::string_view dim : dims_of(*c.op)) {
-    const auto found = c.dims.find(dim);
-    const std::string flag = "--" + flag_name(dim);
-    if (found == c.dims.end())
-      throw InputError(flag, fmt::format("operator {} needs it", c.op->name), "give a size of at least 1");
     const bool may_be_none = std::find(of_rows.begin(), of_rows.end(), dim) != of_rows.end();
-    if (found->second >= (may_be_none ? 0 : 1)) continue;
+    const int64_t extent = size_of(c, dim), least = may_be_none ? 0 : 1;
+    if (extent >= least) continue;
     throw InputError(
-        flag, fmt::format("expected an integer >= {}, got {}", may_be_none ? 0 : 1, found->second),
+        "--" + flag_name(dim), fmt::format("expected an integer >= {}, got {}", least, extent),
         of_rows.empty()
             ? fmt::format("{} reduces over the whole batch, so the batch can't be empty", c.op->name)
             : fmt::format("give a size of at least 1; only {} may be 0, for no rows", fmt::join(of_rows, " and ")));
@@ -219,9 +217,6 @@ void validate(const Case& c) {
     c.op->validate({[&](std::string_view dim) { return c.dims.find(dim)->second; }, c.attrs,
                     [&](std::string_view input) { return c.optionals.contains(input); }});
   }
-  if (!info(c.dtype).is_float)
-    throw InputError("--dtype", fmt::format("'{}' is no floating-point type", info(c.dtype).name),
-                     "use fp32, bf16, fp16 or fp64");
 }
 
 Case slice_rows(const Case& c, int64_t begin, int64_t end) {

@@ -53,7 +53,7 @@ std::string case_flags(const Case& c);
 /// last.
 std::vector<std::string_view> dims_of(const Operator& op);
 
-/// The value of an extent of a dimension list. Throws InputError when a name has no size.
+/// The value of an extent of a dimension list. Throws std::out_of_range when a name has no size.
 int64_t extent_of(const Case& c, std::string_view extent);
 Shape shape_of(const Case& c, const TensorSpec& spec);
 /// Whether the case has the input with the sum that `output` continues.

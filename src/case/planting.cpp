@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
-#include "base/error.hpp"
 #include "base/parallel.hpp"
 #include "base/random.hpp"
 
@@ -66,7 +66,7 @@ void align_hidden(int64_t row, const Tensor& weight, int64_t id, double target, 
 int64_t fan_in_of(const Case& c, const TensorSpec& spec) {
   const auto found = c.dims.find(spec.fan_in);
   if (found == c.dims.end() || found->second < 1) {
-    throw InputError(std::string(spec.name), "dimension '" + std::string(spec.fan_in) + "' has no extent ≥ 1");
+    throw std::out_of_range("'" + std::string(spec.name) + "' needs a size '" + std::string(spec.fan_in) + "'");
   }
   return found->second;
 }

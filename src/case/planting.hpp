@@ -8,7 +8,7 @@
 
 namespace checkop {
 
-/// The extent of dimension `spec.fan_in`. Throws InputError unless it is at least 1.
+/// The extent of dimension `spec.fan_in`. Throws std::out_of_range unless it is at least 1.
 int64_t fan_in_of(const Case& c, const TensorSpec& spec);
 
 /// Mode peaked: in about 70 % of the rows the target's probability becomes about 0.5, 0.9, 0.999 or 1 - 1e-6, by row.

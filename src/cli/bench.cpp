@@ -58,6 +58,7 @@ std::vector<Group> group_by_case(const Selection& selection, const Options& opti
     auto found = std::find_if(groups.begin(), groups.end(), same);
     if (found == groups.end()) found = groups.insert(groups.end(), {check.c, {}});
     if (!found->candidates.empty() && found->candidates.front().device != check.candidate.device) {
+      // lint: allow message, it takes a GPU
       throw InputError("--device",
                        fmt::format("'{}' runs on {} and '{}' on {}", found->candidates.front().name,
                                    found->candidates.front().device, check.candidate.name, check.candidate.device),

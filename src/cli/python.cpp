@@ -36,6 +36,7 @@ fs::path package() {
     std::error_code error;
     if (fs::exists(folder / "serving.py", error)) return fs::absolute(folder, error).lexically_normal();
   }
+  // lint: allow message, it takes an incomplete installation
   throw InputError("python/check_operator", "is not beside the program",
                    "install check_operator again, with pip or CMake");
 }

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <ctime>
 
-#include "base/error.hpp"
 #include "base/paths.hpp"
 #include "report/forms.hpp"
 #include "session/control.hpp"
@@ -69,8 +68,6 @@ void RunOutputs::finish(const Report& report) {
     write_forms(destinations_.forms, document);
     if (github_) write_to_github(read_report(document), text_ != nullptr ? text_ : stderr);
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    throw EnvironmentError("standard output: cannot be written; make room, or write to another place");
 }
 
 Report new_report(const Options& options, const Contract& contract) {

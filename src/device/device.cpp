@@ -198,6 +198,7 @@ void Device::run(const LaunchMode& mode, const std::function<bool()>& launch) {
 }
 
 std::shared_ptr<SharedMemory> Device::share_memory(bool) {
+  // lint: allow message, both devices have such memory
   throw EnvironmentError(fmt::format("'{}' has no memory that another process can map", info().kind));
 }
 

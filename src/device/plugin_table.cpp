@@ -24,8 +24,7 @@ PluginTable open_plugin(const std::string& path) {
   // An absolute path, because dlopen searches the system's libraries for a name without a slash.
   void* library = dlopen(std::filesystem::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    const char* why = dlerror();
-    throw InputError(path, fmt::format("not a loadable shared library: {}", why ? why : "no reason given"),
+    throw InputError(path, fmt::format("not a loadable shared library: {}", dlerror()),
                      "build it with '-shared -fPIC' and see that its own libraries are found");
   }
   auto* entry = reinterpret_cast<decltype(&check_operator_plugin)>(dlsym(library, kSymbol));

@@ -244,8 +244,8 @@ class Judge {
       result.passes_under.assign(set->begin(), set->end());
   }
 
-  /// Finds every set of recipes, granted or not, by which output i, which fails, would pass and no part of which would
-  /// do.
+  /// Finds the smallest sets of recipes, granted or not, under which output i, which fails, would pass. No part of such
+  /// a set is enough.
   void find_every_set(size_t i, Comparison& result) {
     const std::vector<const Recipe*> known = recipes_of(*c_.pass, c_.pass->outputs[i].tensor, c_.dtype);
     if (known.empty() || result.nonfinite > 0 || inputs_.empty()) return;
@@ -271,8 +271,8 @@ class Judge {
     return nullptr;
   }
 
-  /// Whether output i passes by `set`, a part of `allowed`. Allowances widen the bounds of elements; so where exact
-  /// recipes fail with all of them, they need no more tries.
+  /// Whether output i passes by `set`, a part of `allowed`. A recipe that is not exact only widens bounds. So the exact
+  /// recipes of `set` are first tried with all others that are allowed: if that fails, `set` fails too.
   bool passes_by(size_t i, const std::vector<const Recipe*>& known, const Names& set, const Names& allowed) {
     Names widest;
     for (const Recipe* recipe : known) {

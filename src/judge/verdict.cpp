@@ -94,9 +94,9 @@ void judge_elements(const Case& c, size_t index, const Comparison& comparison, F
                            : "not finite, like the gold, but the contract forbids non-finite results";
     found.push_back(fail("nonfinite", fmt::format("{}: {}; {} such element{}{}", where(e), what, comparison.nonfinite,
                                                   comparison.nonfinite == 1 ? "" : "s", share)));
-    if (comparison.out_of_bound > comparison.nonfinite)
-      found.push_back(fail("accuracy", fmt::format("{}: another {} finite elements are out of bound", spec.name,
-                                                   comparison.out_of_bound - comparison.nonfinite)));
+    if (const int64_t finite = comparison.out_of_bound - comparison.nonfinite; finite > 0)
+      found.push_back(fail("accuracy", fmt::format("{}: {} finite {} out of bound, too", spec.name, finite,
+                                                   finite == 1 ? "element is" : "elements are")));
     return;
   }
   const ElementReport& e = *comparison.worst;

@@ -50,6 +50,7 @@ std::string program() {
 std::pair<Descriptor, Descriptor> socket_pair() {
   std::array<int, 2> ends{};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    // lint: allow message, it takes a process without free descriptors
     throw EnvironmentError(fmt::format("plugin process: socketpair: {}", std::strerror(errno)));
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
@@ -98,6 +99,7 @@ PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string&
   for (const std::string& path : paths) require_plugin_file(path);
   const std::string path = program();
   if (access(path.c_str(), X_OK) != 0)
+    // lint: allow message, it takes an incomplete installation
     throw EnvironmentError(fmt::format("{}: the program for plugins' processes is missing; install it again", path));
   auto [ours, theirs] = socket_pair();
   auto [our_control, their_control] = socket_pair();

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/json.hpp"
@@ -61,6 +62,26 @@ void require_type_and_shape(const std::string& path, const Case& c, const Tensor
   }
 }
 
+/// What is added to the one name of an extent: 1 of "seqs+1", 0 of "seqs", nothing of "batch*seq" or "3".
+std::optional<int64_t> summand(std::string_view extent) {
+  const std::vector<std::string_view> names = names_in(extent);
+  if (names.size() != 1 || extent.find('*') != std::string_view::npos) return {};
+  return evaluate_extent(extent, [](std::string_view) { return 0; });
+}
+
+/// The sizes of `c` that no tensor told, from {"experts": 4}.
+void read_sizes(const std::string& path, const std::string& text, Case& c) {
+  const JsonValue sizes = JsonValue::parse(text, path + ": sizes");
+  for (const std::string_view dim : dims_of(*c.op)) {
+    if (c.dims.contains(dim) || dim == kWorldSize) continue;
+    const auto size = sizes.find(dim);
+    if (!size)
+      throw InputError(path, fmt::format("neither a tensor nor 'sizes' in its metadata tells {}", dim),
+                       "save the case again");
+    c.dims.emplace(dim, size->integer(0));
+  }
+}
+
 /// Parses {"dlogits": [0, 7, 4095]}: the sampled rows of each output; outputs not named have all rows.
 std::vector<RowSet> read_rows(const std::string& path, const std::string& text, const Case& c) {
   const JsonValue json = JsonValue::parse(text, path + ": rows");
@@ -102,10 +123,17 @@ void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, c
                      "give tensors of one case");
   }
   for (size_t i = 0; i < names.size(); ++i) {
-    if (names_in(names[i]) != std::vector{names[i]}) continue;
-    const auto [place, is_new] = c.dims.emplace(names[i], shape[i]);
-    if (!is_new && place->second != shape[i]) {
-      throw InputError(where, fmt::format("has {} = {}, another tensor has {}", names[i], shape[i], place->second),
+    const std::optional<int64_t> more = summand(names[i]);
+    if (!more) continue;
+    const std::string_view name = names_in(names[i]).front();
+    const int64_t size = shape[i] - *more;
+    if (size < 0) {
+      throw InputError(where, fmt::format("has shape {}, expected [{}]", to_string(shape), fmt::join(names, ", ")),
+                       fmt::format("give at least {} for {}", *more, names[i]));
+    }
+    const auto [place, is_new] = c.dims.emplace(name, size);
+    if (!is_new && place->second != size) {
+      throw InputError(where, fmt::format("has {} = {}, another tensor has {}", name, size, place->second),
                        "give tensors of one case");
     }
   }
@@ -151,6 +179,8 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
   }
   nlohmann::json attrs = nlohmann::json::object();
   for (size_t i = 0; i < c.attrs.size(); ++i) attrs[std::string(c.op->attrs[i].name)] = c.attrs[i];
+  nlohmann::json sizes = nlohmann::json::object();
+  for (const auto& [name, size] : c.dims) sizes[name] = size;
   std::string path = fmt::format("{}/{}-{}-{}.safetensors", folder, candidate, c.pass->name, case_name(c));
   SafetensorsWriter file(path, entries,
                          {{"op", std::string(c.op->name)},
@@ -159,6 +189,7 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
                           {"candidate", candidate},
                           {"recipes", fmt::format("{}", fmt::join(declared_recipes, " "))},
                           {"attrs", attrs.dump()},
+                          {"sizes", sizes.dump()},
                           {"seed", std::to_string(c.seed)},
                           {"grad_seed", std::to_string(c.grad_seed)},
                           {"arch_key", arch_key},
@@ -209,7 +240,7 @@ SavedCase load_case(const std::string& path) {
     c.attrs.push_back(value ? value->number() : attr.fallback);
   }
   c.seed = parse_seed(path + ": seed", meta("seed"));
-  // Files from other programs may lack these three.
+  // Files from other programs may lack these.
   const auto optional_meta = [&](const std::string& key, const std::string& fallback) {
     return file.metadata.contains(key) ? file.metadata.at(key) : fallback;
   };
@@ -221,6 +252,7 @@ SavedCase load_case(const std::string& path) {
   if (optional_meta("left_out", "") == to_string(LeftOut::finite)) saved.left_out = LeftOut::finite;
   for (const TensorSpec& spec : c.pass->inputs) saved.inputs.push_back(take(path, file, "input", spec, c));
   for (const OutputSpec& spec : c.pass->outputs) saved.outputs.push_back(take(path, file, "output", spec.tensor, c));
+  read_sizes(path, optional_meta("sizes", "{}"), c);
   for (size_t i = 0; i < saved.inputs.size(); ++i) {
     require_type_and_shape(path, c, c.pass->inputs[i], saved.inputs[i]);
   }

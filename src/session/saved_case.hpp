@@ -21,7 +21,7 @@ std::string save_case(const std::string& folder, const Case& c, const std::strin
 void make_folder(const std::string& folder);
 
 /// Sets sizes and dtype of `c` from a tensor that is `spec` of its pass. Throws InputError at `where` if tensors
-/// disagree. Skips extents that are made of several dimensions; they are checked at the end.
+/// disagree. Skips extents that are made of several dimensions.
 void learn_dims(const std::string& where, const TensorSpec& spec, DType dtype, const Shape& shape, Case& c);
 
 struct SavedCase {

@@ -50,6 +50,7 @@ void require_devices(const CandidateChoice& options, const DeviceChoice& choice,
     throw EnvironmentError(fmt::format(
         "--device {}: this program was built without CUDA; configure with 'cmake --preset cuda'", options.device));
   }
+  // lint: allow message, it takes a build with CUDA
   throw EnvironmentError(fmt::format(
       "--device {}: {} CUDA device{} found; run on a machine with a GPU and its driver, or use --device cpu",
       options.device, cuda_devices, cuda_devices == 1 ? "" : "s"));
@@ -129,8 +130,8 @@ std::vector<Case> cases_of_flags(const CaseChoice& options) {
       used.insert(attr.name);
     }
     sweep.data.input_mode = parse_input_mode("--input-mode", options.input_mode);
-    // Data without ids have no targets to plant, data without a softmax nothing extreme; they are random, as is what
-    // was not captured.
+    // Where the mode asks for something that the operator lacks (target ids, a softmax, captured tensors), its data are
+    // random.
     const bool no_ids = sweep.data.input_mode == InputMode::peaked && !has_input(*op, Fill::ids);
     const bool no_extremes = sweep.data.input_mode == InputMode::extreme && !takes_extremes(*op);
     const bool not_captured = sweep.data.input_mode == InputMode::captured && !is_captured(*op);
@@ -362,8 +363,8 @@ ChosenCandidate choose(const CandidateChoice& options, const WorkerInfo& known, 
   return chosen;
 }
 
-/// Keeps what candidates have a kernel for. Of an operator that the user named, a pass that none of them has a kernel
-/// for keeps its first check, which says so; of others it is left out.
+/// Removes checks whose candidate has no kernel for them. If no candidate has a kernel for a pass of an operator that
+/// the user named, one check of the pass stays, to say so in the report.
 void keep_what_has_a_kernel(const RunOptions& options, std::vector<Check>& checks) {
   using Asked = std::pair<const Operator*, const Pass*>;
   const bool named = names_operators(options);

@@ -119,7 +119,7 @@ Bytes Bytes::map(int fd, size_t size, bool writable) {
   if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size) {
     fail(size, "map", fmt::format("the other process allocated only {} bytes", status.st_size));
   }
-  if (fcntl(file.fd, F_SETFD, FD_CLOEXEC) != 0) fail(size, "set close-on-exec", std::strerror(errno));
+  fcntl(file.fd, F_SETFD, FD_CLOEXEC);
   bytes.data_ = map_shared(file.fd, size, writable);
   bytes.size_ = size;
   bytes.fd_ = file.release();

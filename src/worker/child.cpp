@@ -115,8 +115,8 @@ json answer_to(const json& request, Device& device, const std::vector<Candidate>
   return encode(result);
 }
 
-/// Answers requests until the parent closes its end. Each says how much memory may be used: where `in_all`, counted
-/// from the first one, otherwise by each.
+/// Answers requests until the parent closes its end. A request says how much memory may be used: by itself, or with
+/// `in_all` by all requests so far together.
 void serve(Device& device, const std::vector<Candidate>& candidates, RankLink* ranks, External* external,
            PluginHost* host, bool in_all) {
   Message message;

@@ -228,8 +228,7 @@ class Relay {
     streams_[number + 1] = {std::move(streams.own.end), peer};
   }
 
-  /// A worker's new connection to a rank takes the place of all earlier ones: what is left of them belongs to one that
-  /// was killed.
+  /// Takes the worker's new connection to a rank, and closes earlier ones to the same rank: their worker was killed.
   void read_channel() {
     Message message;
     try {

@@ -31,6 +31,7 @@ constexpr auto kAsLongAsItTakes = std::chrono::hours(24 * 365);
 std::pair<Descriptor, Descriptor> make_pair_of_ends() {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    // lint: allow message, it takes a process without free descriptors
     throw EnvironmentError(fmt::format("ranks: socketpair: {}", std::strerror(errno)));
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
@@ -108,6 +109,7 @@ SplitJob split_job() {
   fflush(stdout);
   fflush(stderr);
   const pid_t parent = getpid(), child = fork();
+  // lint: allow message, it takes a machine that allows no more processes
   if (child < 0) throw EnvironmentError(fmt::format("ranks: fork: {}", std::strerror(errno)));
   if (child > 0) {
     setpgid(child, child);  // in both processes: whoever comes first

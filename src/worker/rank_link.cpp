@@ -72,7 +72,7 @@ class RankConnection {
     const auto deadline = Clock::now() + limit_;
     send(request, nullptr, 0, deadline);
     if (receive(deadline).at("bytes").get<size_t>() != bytes)
-      fail(RunStatus::crashed, "sent other sizes than asked for");
+      fail(RunStatus::crashed, "sent other sizes than asked for");  // lint: allow message, it is this program
     std::vector<std::byte> answer(bytes);
     receive_bytes(answer.data(), bytes, deadline);
     return answer;
@@ -143,6 +143,7 @@ class RankConnection {
     } catch (const WireError& e) {
       fail(RunStatus::crashed, e.what());
     } catch (const json::exception& e) {
+      // lint: allow message, it is this program
       fail(RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what()));
     }
   }
@@ -158,6 +159,7 @@ class RankConnection {
 
   void exchange(size_t bytes, checkop_host_comm& comm) {
     const auto deadline = Clock::now() + limit_;
+    // lint: allow message, the rank refuses it first
     if (bytes > kMostExchanged) fail(RunStatus::failed, fmt::format("exchanges {} bytes at once", bytes));
     std::vector<std::byte> own(bytes), all(bytes * static_cast<size_t>(comm.world_size));
     receive_bytes(own.data(), bytes, deadline);

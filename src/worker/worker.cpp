@@ -158,6 +158,7 @@ void Worker::start() {
   }
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    // lint: allow message, it takes a process without free descriptors
     throw EnvironmentError(fmt::format("worker: socketpair: {}", std::strerror(errno)));
   }
   auto process = std::make_unique<Process>();
@@ -182,6 +183,7 @@ void Worker::start() {
       case Received::end:
         throw InputError(where, process->bury(), "it crashes while it is loaded");
       case Received::late:
+        // lint: allow message, it takes the time of kStartLimit
         throw InputError(where, fmt::format("not ready within {} s{}", kStartLimit.count(), words_of_external()),
                          "it blocks while it is loaded");
     }
@@ -202,6 +204,7 @@ void Worker::start() {
     info.cuda_devices = answer.at("cuda_devices").get<int>();
     info_ = std::move(info);
   } catch (const json::exception& e) {
+    // lint: allow message, the worker is this program
     throw InputError(where, fmt::format("worker sent a malformed handshake: {}", e.what()));
   } catch (const WireError& e) {
     throw InputError(where, e.what());

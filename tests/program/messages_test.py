@@ -7,8 +7,8 @@
 A file there is a list of blocks. Lines between `<<< NAME` and `>>>` are a file that the commands after them may name. Of
 NAME.safetensors they are the header and then its data, each line a code of Python's struct and numbers. `! COMMAND` is a
 command of the shell that prepares files and prints nothing.
-`$ ARGUMENTS` is a command line of check_operator, the lines up to `[CODE]` are what it prints on both outputs. Files of
-plugins are named `{plugins}/NAME.so`, those of the source tree `{source}/NAME`; `{folder}`, `{build}` and `{source}` stand
+`$ ARGUMENTS` is a command line of check_operator, the lines up to `[CODE]` are what it prints on both outputs. Settings of
+the environment may stand before the arguments: `$ NAME=VALUE ARGUMENTS`. Files of plugins are named `{plugins}/NAME.so`, those of the source tree `{source}/NAME`; `{folder}`, `{build}` and `{source}` stand
 for paths in what is printed, `N` for what changes from run to run. The commands of a file run in one folder, which starts
 with contracts/ and cases/.
 `--write` puts what is printed into the files, to be read before it is committed.
@@ -53,7 +53,8 @@ def run(program, arguments, folder):
     """What the command prints, with names of places for paths, and its exit code in brackets."""
     plugins = program.parent / "tests/plugins"
     arguments = arguments.replace("{plugins}", str(plugins)).replace("{source}", str(ROOT))
-    done = subprocess.run(["bash", "-c", f"'{program}' {arguments}"], cwd=folder,
+    settings, arguments = re.fullmatch(r"((?:[A-Z_]+=\S+ )*)(.*)", arguments).groups()
+    done = subprocess.run(["bash", "-c", f"{settings}'{program}' {arguments}"], cwd=folder,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
     text = done.stdout.replace(str(plugins), "{plugins}").replace(str(folder), "{folder}")
     text = text.replace(str(program.parent), "{build}").replace(str(ROOT), "{source}")

@@ -333,7 +333,10 @@ TEST(RankProcesses, AStoppedWorkingHalfIsNotWaitedFor) { expect_that_a_stopped_p
 TEST(RankProcesses, AProcessThatDoesNotStartMpiIsNotWaitedFor) {
   Job job(fmt::format("-np 1 {} : -np 1 sleep 100", Job::program(kNative + "--timeout-s 8")), Job::Raw{});
   const auto start = Clock::now();
-  job.expect_end(5, "the processes of this job did not all start MPI in time");
+  job.expect_end(5,
+                 "check_operator: the processes of this job did not all start MPI in time, which is a quarter of "
+                 "--timeout-s; start "
+                 "check_operator in each of them, and nothing else");
   EXPECT_LT(Clock::now() - start, 30s);
 }
 
@@ -357,14 +360,19 @@ TEST(RankProcesses, FewerRanksThanProcessesWillDoAndMoreWillNot) {
   Job fewer(3, kNative + "--world-size 1,2");
   fewer.expect_end(0, "4 checks ran");
   Job more(3, kNative + "--world-size 2,4");
-  more.expect_end(2, "tp_logp-fp32-1x6x37@4 has 4 ranks, and 3 processes run it");
+  more.expect_end(2,
+                  "ranks: tp_logp-fp32-1x6x37@4 has 4 ranks, and 3 processes run it; start as many processes, or give "
+                  "--world-size or --filter");
 }
 
 TEST(RankProcesses, ALauncherOfAnotherMpiIsRefused) {
   setenv("PMI_SIZE", "4", 1);
   const ProcessResult ran = run_program(kNative);
   unsetenv("PMI_SIZE");
-  expect_exit(ran, 5, "PMI_SIZE says that there are 4 processes, and MPI connects 1");
+  expect_exit(ran, 5,
+              "ranks: PMI_SIZE says that there are 4 processes, and MPI connects 1; start them with the launcher of "
+              "the MPI that "
+              "this program was built with, or srun --mpi=pmix");
 }
 
 }  // namespace

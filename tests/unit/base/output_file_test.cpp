@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/output_file.hpp"
 #include "support/contract_helper.hpp"
+#include "support/message_of.hpp"
 
 namespace checkop::output_file_test {
 namespace {
@@ -166,7 +167,17 @@ TEST(GrowingFile, AReaderKeepsWhatItOpened) {
 
 TEST(GrowingFile, APathThatCannotBeWrittenIsTheUsersMistake) {
   GrowingFile file("/nowhere/at/all.json");
-  EXPECT_THROW(file.publish("a", "]"), InputError);
+  EXPECT_EQ(message_of([&] { file.publish("a", "]"); }),
+            "/nowhere/at/all.json: cannot be opened: No such file or directory; give a path that can be written");
+}
+
+TEST(GrowingFile, AFolderInItsPlaceIsAnError) {
+  const std::string path = testing::TempDir() + "becomes_a_folder.json";
+  std::filesystem::remove_all(path);
+  GrowingFile file(path);
+  std::filesystem::create_directory(path);
+  EXPECT_EQ(message_of([&] { file.publish("a", "]"); }),
+            path + ": cannot be replaced: Is a directory; give a path that can be written");
 }
 
 }  // namespace

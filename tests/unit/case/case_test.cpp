@@ -2,6 +2,8 @@
 // Cases: sizes, names, validation, slices.
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
 #include "base/error.hpp"
 #include "case/case.hpp"
 #include "support/gold_helper.hpp"
@@ -77,7 +79,7 @@ TEST(Case, SizesBelowOneAreNamed) {
   c.dims["vocab"] = -5;
   EXPECT_NE(error_of(c).find("got -5"), std::string::npos);
   c.dims.erase("vocab");
-  EXPECT_NE(error_of(c).find("--vocab"), std::string::npos);
+  EXPECT_THROW(validate(c), std::out_of_range);
 }
 
 TEST(Case, RowsMayBeNone) {

@@ -183,7 +183,9 @@ TEST_F(Presets, MistakesInModelsNameFileAndPath) {
   const std::pair<const char*, const char*> mistakes[] = {
       {R"({"m": {"hiden": 8, "source": ["s"]}})", "m.json: models.m: unknown key 'hiden'; did you mean 'hidden'?"},
       {R"({"m": {"hidden": 8}})", "m.json: models.m: key 'source' is missing"},
-      {R"({"m": {"hidden": 8, "source": []}})", "m.json: models.m.source: expected at least one source"},
+      {R"({"m": {"hidden": 8, "source": []}})",
+       "m.json: models.m.source: expected at least one source, got an empty array; say which public file has these "
+       "numbers"},
       {R"({"m": {"hidden": 8, "source": [1]}})", "m.json: models.m.source[0]: expected a sentence, got 1"},
       {R"({"m": {"hidden": 0, "source": ["s"]}})", "m.json: models.m.hidden: expected an integer >= 1"},
       {R"({"m": {"hidden": 1.5, "source": ["s"]}})", "m.json: models.m.hidden: expected an integer >= 1"},

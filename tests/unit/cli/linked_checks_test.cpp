@@ -167,11 +167,15 @@ TEST(LinkedChecks, WrongQuestionsSayWhatIsWrong) {
   const InSourceTree here;
   const std::pair<Strings, std::string> mistakes[] = {
       {{"--op", "logp"}, "--op is set by the first arguments"},
-      {{"--pass=backward"}, "--pass is set by"},
+      {{"--pass=backward"},
+       "EXPECT_OPERATOR_PASSES: --pass is set by the first arguments; write (\"OP\", launch, ...), or "
+       "(\"OP/backward\", "
+       "launch, ...)"},
       {{"--check-grad"}, "--check-grad is set by"},
       {{"--json", "x.json"}, "--json has no effect here"},
       {{"--list"}, "--list has no effect here"},
-      {{"bench"}, "got a command"},
+      {{"bench"}, "EXPECT_OPERATOR_PASSES: got a command; give flags that choose cases"},
+      {{"--version"}, "EXPECT_OPERATOR_PASSES: got --help or --version; leave it out"},
       {{"--batch", "-1"}, "--batch: expected an integer"},
       {{"--contract", "none.json"}, "none.json: cannot be opened"},
       {{"--bath", "1"}, "did you mean '--batch'?"},
@@ -183,7 +187,9 @@ TEST(LinkedChecks, WrongQuestionsSayWhatIsWrong) {
   }
   checkop_kernel unsized = entry_of(silu);
   unsized.struct_size = 0;
-  EXPECT_NE(check_linked(unsized, kSmall, "A.B").text.find("struct_size of the kernel is 0"), std::string::npos);
+  EXPECT_NE(check_linked(unsized, kSmall, "A.B")
+                .text.find("EXPECT_OPERATOR_PASSES: struct_size of the kernel is 0; set it to sizeof(checkop_kernel)"),
+            std::string::npos);
 }
 
 TEST(NoIsolate, TheProgramItselfRunsTheCandidate) {

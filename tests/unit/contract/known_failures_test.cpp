@@ -120,6 +120,7 @@ TEST(KnownFailure, FiniteElementsOutOfBoundAreNoNonfiniteOnes) {
   r.not_finite(1, 2);
   EXPECT_EQ(r.judged(R"("nonfinite")").kind, "accuracy");
   EXPECT_EQ(r.judged(R"("nonfinite")").verdict, Verdict::fail);
+  EXPECT_EQ(r.judged(R"("nonfinite")").reason, "logp: 1 finite element is out of bound, too");
 }
 
 TEST(KnownFailure, AGateOfTheWholeOutputIsAccuracy) {

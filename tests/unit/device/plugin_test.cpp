@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Invalid plugins and the errors about them.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -85,6 +86,37 @@ TEST(Plugin, ADeclaredRecipeThatTheOperatorLacksIsAnError) {
   EXPECT_EQ(complaint_about(foreign), where + "'p_in_16_bit'; see 'check_operator show rms_norm'");
 }
 
+TEST(Plugin, WhatAKernelLacksIsSaid) {
+  const auto complaint_about = [](auto change) {
+    checkop_kernel kernel = declaring(nullptr);
+    change(kernel);
+    return contract_test::error_of([&] { loaded(kernel); });
+  };
+  const std::string where = test_plugin("honest") + ": kernels[0] 'mine': ";
+  EXPECT_EQ(complaint_about([](checkop_kernel& k) { k.op = ""; }), where + "no operator; set checkop_kernel.op");
+  EXPECT_EQ(complaint_about([](checkop_kernel& k) { k.pass = nullptr; }),
+            where + "no pass; set checkop_kernel.pass to \"forward\" or \"backward\"");
+  EXPECT_EQ(complaint_about([](checkop_kernel& k) { k.op = "rotary"; }),
+            where + "unknown operator 'rotary'; see 'check_operator list'");
+  EXPECT_EQ(complaint_about([](checkop_kernel& k) { k.device = 7; }),
+            where + "unknown device 7; use CHECKOP_CPU or CHECKOP_CUDA");
+  EXPECT_EQ(complaint_about([](checkop_kernel& k) { k.min_arch = 90, k.max_arch = 80; }),
+            where + "min_arch 90 is above max_arch 80; swap them");
+  EXPECT_EQ(complaint_about([](checkop_kernel& k) { k.name = "-mine"; }),
+            test_plugin("honest") + ": kernels[0] '-mine': is no candidate name; " + kCandidateNameHint);
+}
+
+TEST(Plugin, EntriesOfDifferentSizesAreAnError) {
+  checkop_kernel both[] = {declaring(nullptr), declaring(nullptr)};
+  --both[1].struct_size;
+  const checkop_plugin table{CHECKOP_ABI_VERSION, 2, both};
+  EXPECT_EQ(
+      contract_test::error_of([&] { read_table("mine.so", table); }),
+      fmt::format("mine.so: kernels[1]: struct_size is {}, but {} in kernels[0]; set it to sizeof(checkop_kernel) in "
+                  "every entry",
+                  sizeof(checkop_kernel) - 1, sizeof(checkop_kernel)));
+}
+
 TEST(Plugin, AnEntryOfTheFirstHeaderDeclaresNothing) {
   // What follows an entry of the first header is not its own.
   checkop_kernel kernel = declaring("no recipe at all");
@@ -150,7 +182,8 @@ TEST(Plugin, DigestIsThatOfTheWholeFile) {
   std::ofstream(path, std::ios::binary) << bytes;
   EXPECT_EQ(file_digest(path), fnv1a_hex(bytes));
   std::remove(path.c_str());
-  EXPECT_THROW(file_digest(path), InputError);
+  EXPECT_EQ(contract_test::error_of([&] { file_digest(path); }),
+            path + ": cannot be read; check the path and its permissions");
 }
 
 }  // namespace

@@ -30,6 +30,22 @@ TEST(Verdict, NonfiniteIsNamedBeforeAccuracy) {
   EXPECT_EQ(r.judged().kind, "nonfinite");
 }
 
+TEST(Verdict, SaysHowAnElementMissesItsGate) {
+  Clean exact, ulp, mixed, leak;
+  for (Clean* r : {&exact, &ulp, &mixed, &leak}) r->out_of_bound();
+  exact.comparisons[0].worst->gate = "bits";
+  EXPECT_EQ(exact.judged().reason, "logp[1,1] = -1.5, gold -1.25: the bits must be equal; 2 of 6 out of bound");
+  ulp.comparisons[0].worst->gate = "ulp";
+  EXPECT_EQ(
+      ulp.judged().reason,
+      "logp[1,1] = -1.5, gold -1.25: further from the gold rounded once than the contract's number of ulp of fp32; "
+      "2 of 6 out of bound");
+  leak.comparisons[0].leaks_left_out = true;
+  EXPECT_EQ(leak.judged().reason,
+            "ignored rows are multiplied by 0: NaN there reaches logp; logp[1,1] = -1.5, gold -1.25; 2 of 6 out of "
+            "bound; passes with finite numbers there");
+}
+
 TEST(Verdict, EmptyOutputIsVacuous) {
   Clean r;
   r.comparisons[0].count = r.comparisons[0].expected = 0;

@@ -247,8 +247,10 @@ TEST(Sanitize, AbsentSanitizerIsExitCodeFiveWithTheLineThatInstallsIt) {
   fs::create_directories(tools / "bin");
   fs::create_symlink("/usr/bin/env", tools / "env");
   const Setting path("PATH", tools.string()), home("CUDA_HOME", tools.string());
-  expect_exit(run_program("--op silu --candidate native --device cpu --sanitize memcheck"), 5,
-              "compute-sanitizer was not found; install it with: sudo apt-get install cuda-sanitizer");
+  expect_exit(
+      run_program("--op silu --candidate native --device cpu --sanitize memcheck"), 5,
+      "--sanitize: compute-sanitizer was not found; install it with: sudo apt-get install cuda-sanitizer-13-0, or the "
+      "package of your CUDA version; or put compute-sanitizer on PATH");
   fs::create_symlink("/usr/bin/env", tools / "bin" / "compute-sanitizer");
   EXPECT_EQ(find_sanitizer(), (tools / "bin" / "compute-sanitizer").string());
 }

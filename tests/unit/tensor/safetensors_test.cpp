@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "base/error.hpp"
 #include "support/contract_helper.hpp"
+#include "support/message_of.hpp"
 #include "tensor/safetensors.hpp"
 
 namespace checkop::safetensors_test {
@@ -128,6 +130,24 @@ TEST(Safetensors, TensorsAreReadOneAtATimeByName) {
   EXPECT_EQ(file.find("layer"), nullptr);
   EXPECT_NE(error_of([&] { file.at("layer.1.x"); }).find("holds no tensor 'layer.1.x'; did you mean"),
             std::string::npos);
+}
+
+TEST(Safetensors, FileThatIsCutWhileItIsReadIsAnError) {
+  const std::string path = testing::TempDir() + "cut.safetensors";
+  { SafetensorsWriter(path, {{"x", DType::f32, {2}}}, {}); }
+  const SafetensorsReader reader(path);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 4);
+  EXPECT_EQ(message_of([&] { reader.read(reader.at("x")); }),
+            path + ": ends before its data do; the file is truncated; write it again");
+}
+
+TEST(Safetensors, AFullDiskIsAnError) {
+  EXPECT_EQ(message_of([] { SafetensorsWriter("/dev/full", {}, {}); }),
+            "/dev/full: cannot be written: No space left on device; free some space");
+  EXPECT_EQ(message_of([] {
+              SafetensorsWriter("/dev/null", {{"x", DType::f32, {2}}}, {});
+            }),
+            "/dev/null: has no room for 8 bytes: Invalid argument; free some space");
 }
 
 TEST(Safetensors, FolderThatIsNotThereIsAnError) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever a candidate does to its process, the parent gets a result and the next run works.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -13,7 +14,9 @@
 
 #include "base/error.hpp"
 #include "case/inputs.hpp"
+#include "support/message_of.hpp"
 #include "support/run_helper.hpp"
+#include "worker/rank_job.hpp"
 #include "worker/wire.hpp"
 #include "worker/worker.hpp"
 
@@ -258,7 +261,10 @@ TEST(Worker, MissingDeviceIsAnEnvironmentError) {
 
 TEST(Worker, UnknownDeviceIsAnInputError) {
   for (const char* name : {"gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:0x", "cpu:0", ""}) {
-    EXPECT_THROW(Worker({{}, name}), InputError) << name;
+    EXPECT_EQ(message_of([&] {
+                Worker({{}, name});
+              }),
+              fmt::format("--device: unknown device '{}'; use cpu, cuda or cuda:N", name));
   }
 }
 
@@ -270,6 +276,31 @@ TEST(Worker, UnknownCandidateIsAnInputErrorWithTheNearestName) {
   } catch (const InputError& e) {
     EXPECT_STREQ(e.what(), "matmul/forward: no candidate 'honesst'; did you mean 'honest'?");
   }
+}
+
+// --- processes of ranks
+
+TEST(RankJob, ProcessesThatWereStartedDifferentlyAreRefused) {
+  const auto complaint = [](auto change) {
+    std::vector<Introduction> members(2, {"1.0", "--op tp_logp", {"aa", "bb"}, "node", 41, ""});
+    members[1].process = 42;
+    change(members[1]);
+    return message_of([&] { require_same(members); });
+  };
+  EXPECT_EQ(complaint([](Introduction&) {}), "no error");
+  EXPECT_EQ(complaint([](Introduction& i) { i.error = "mine.so: no such file"; }),
+            "rank 1 (node, process 42): mine.so: no such file");
+  EXPECT_EQ(complaint([](Introduction& i) { i.version = "1.1"; }),
+            "rank 1 (node, process 42): is of version 1.1, rank 0 of 1.0; start the same program for all ranks");
+  EXPECT_EQ(
+      complaint([](Introduction& i) { i.arguments = "--op logp"; }),
+      "rank 1 (node, process 42): was asked '--op logp', rank 0 '--op tp_logp'; give all ranks the same arguments");
+  EXPECT_EQ(
+      complaint([](Introduction& i) {
+        i.plugins = {"aa", "cc"};
+      }),
+      "rank 1 (node, process 42): has other plugins than rank 0: digests aa, cc and aa, bb; give all ranks the same "
+      "files");
 }
 
 // --- the wire
