@@ -173,8 +173,18 @@ json describe_outputs(const Pass& pass, const checkop_call& call) {
   return outputs;
 }
 
-/// If the operator's forward pass is unknown, the outputs whose upstream gradients are inputs.
-json names_of_forward_outputs(const Operator& op) {
+/// Whether the call has a tensor of this name.
+bool has_tensor(const Pass& pass, const checkop_call& call, std::string_view name) {
+  for (int32_t i = 0; i < call.n_inputs; ++i)
+    if (call.inputs[i].data != nullptr && pass.inputs[static_cast<size_t>(i)].name == name) return true;
+  for (int32_t i = 0; i < call.n_outputs; ++i)
+    if (call.outputs[i].data != nullptr && pass.outputs[static_cast<size_t>(i)].tensor.name == name) return true;
+  return false;
+}
+
+/// What a forward function returns in a case like this one. If the operator's forward pass is unknown, the outputs
+/// whose upstream gradients are inputs.
+json names_of_forward_outputs(const Operator& op, const Pass& pass, const checkop_call& call) {
   json names = json::array();
   if (op.passes.front().name != "forward") {
     for (const TensorSpec& spec : op.passes.front().inputs) {
@@ -182,7 +192,11 @@ json names_of_forward_outputs(const Operator& op) {
     }
     return names;
   }
-  for (const OutputSpec& spec : op.passes.front().outputs) names.push_back(spec.tensor.name);
+  for (const OutputSpec& output : op.passes.front().outputs) {
+    const TensorSpec& spec = output.tensor;
+    if (!spec.optional || has_tensor(pass, call, spec.follows.empty() ? spec.name : spec.follows))
+      names.push_back(spec.name);
+  }
   return names;
 }
 
@@ -522,8 +536,12 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
     attrs[call.attrs[i].name] = number(call.attrs[i].value);
     if (call.attrs[i].value != kernel.op->attrs[static_cast<size_t>(i)].fallback) changed.push_back(call.attrs[i].name);
   }
-  json request{{"id", id},       {"op", kernel.op->name},    {"pass", kernel.pass->name},
-               {"attrs", attrs}, {"changed_attrs", changed}, {"forward_outputs", names_of_forward_outputs(*kernel.op)}};
+  json request{{"id", id},
+               {"op", kernel.op->name},
+               {"pass", kernel.pass->name},
+               {"attrs", attrs},
+               {"changed_attrs", changed},
+               {"forward_outputs", names_of_forward_outputs(*kernel.op, *kernel.pass, call)}};
   RequestFiles files;
   try {
     if (shared_) {

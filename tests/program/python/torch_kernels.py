@@ -34,6 +34,13 @@ class MadeByCustomOp:
         return self._opoverload(*arguments)
 
 
+def attention(q, k, v, causal, scale):
+    """The output lse is left to cases that ask for it."""
+    unseen = torch.ones(q.shape[2], k.shape[2]).triu(1 + k.shape[2] - q.shape[2]).bool()
+    scores = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).masked_fill(unseen, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
 def without_gradient_of_weight(x, weight, eps):
     return rms_norm(x, weight.detach(), eps)
 

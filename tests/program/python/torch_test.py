@@ -58,6 +58,11 @@ class Torch(unittest.TestCase):
             self.assertTrue(report, report)
             self.assertEqual([each.dtype for each in report.checks].count("bf16"), 2)
 
+    def test_an_optional_output_is_returned_only_where_a_case_has_it(self):
+        sizes = dict(batch=1, q_heads=2, kv_heads=2, q_seq=5, kv_seq=5, head_dim=8)
+        report = ask(torch_kernels.attention, op="attention", dims=sizes, dtype="fp32", backward=True)
+        self.assertTrue(report, report)
+
     def test_memory_is_observed(self):
         for dtype in ("fp32", "bf16"):
             report = ask(torch_kernels.writes_to_out, dtype=dtype)
