@@ -68,9 +68,10 @@ void backward(const GoldArgs& args) {
 void refine(const FillArgs& args) {
   Tensor& mask = *args.find("mask");
   const int64_t seq = mask.shape.back();
-  bool keeps_all = args.ignored_every != 0;
+  bool keeps_all = true;
   for (int64_t row = 0; row < mask.count(); ++row) keeps_all = keeps_all && keeps(mask, row);
-  for (int64_t row = 0; row < mask.count() && !keeps_all; ++row) {
+  const bool stays = keeps_all || args.ignored_every == 0;
+  for (int64_t row = 0; row < mask.count() && !stays; ++row) {
     const int64_t kind = row / seq % 4, place = row % seq;
     if (kind != 0) mask.set(row, (kind == 2 && place == seq - 1) || (kind == 3 && place == 0) ? 1 : 0);
   }

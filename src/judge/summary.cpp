@@ -66,24 +66,25 @@ Achieved vs_reference(const RowSums& total) {
 }
 
 Achieved bound_rms(std::span<const RowSums> rows) {
-  constexpr size_t kFewest = 4;
+  constexpr int64_t kFewest = 4;
   using Key = std::tuple<double, double, int64_t>;
-  std::vector<Key> different;
+  std::vector<Key> erring;
   double squares = 0;
   int64_t elements = 0;
-  size_t err = 0;  // rows
   for (const RowSums& row : rows) {
     if (row.squared_ratio == 0) {
       elements += row.finite;
-      continue;
+    } else {
+      erring.emplace_back(row.squared_gold, row.squared_ratio, row.finite);
     }
-    different.emplace_back(row.squared_gold, row.squared_ratio, row.finite), ++err;
   }
-  std::sort(different.begin(), different.end());  // also makes the sums below independent of the order of rows
-  different.erase(std::unique(different.begin(), different.end()), different.end());
-  if (different.size() < err && different.size() < kFewest) return {};
-  for (const auto& [gold, ratio, n] : different) squares += ratio, elements += n;
-  return {root_ratio(squares, static_cast<double>(elements))};
+  const size_t all = erring.size();
+  std::sort(erring.begin(), erring.end());  // also makes the sums below independent of the order of rows
+  erring.erase(std::unique(erring.begin(), erring.end()), erring.end());
+  int64_t different = 0;  // elements
+  for (const auto& [gold, ratio, n] : erring) squares += ratio, different += n;
+  if (erring.size() < all && different < kFewest) return {};
+  return {root_ratio(squares, static_cast<double>(elements + different))};
 }
 
 Achieved noise_rms(const RowSums& total, int64_t independent) {

@@ -74,7 +74,7 @@ Achieved vs_reference(const RowSums& total);
 /// arithmetic puts all errors near their bounds, without exceeding them. For outputs as precise as the arithmetic: in
 /// 16-bit outputs the final rounding fills the bound evenly, with an rms of 0.58.
 /// Rows whose gold and errors are the same count once: equal inputs make one error, not many. If this leaves fewer than
-/// four that err, nothing is known of their rms, and it is 0.
+/// four elements that err, nothing is known of their rms, and it is 0.
 Achieved bound_rms(std::span<const RowSums> rows);
 
 /// rms of the errors over the standard deviation that unbiased roundings have (PreparedGate::variance()), over what
