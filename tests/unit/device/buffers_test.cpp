@@ -112,7 +112,9 @@ TEST_P(BuffersOf, DrawnPoisonIsOfItsKindAndNoneOfTheOtherPatterns) {
       double value = 0;
       info(GetParam()).decode(reinterpret_cast<const std::byte*>(&pattern), &value, 1);
       EXPECT_EQ(std::isnan(value), info(GetParam()).is_float && kind == 0) << draw;
-      if (info(GetParam()).is_float && kind == 1) EXPECT_TRUE(std::abs(value) > 0.05 && std::abs(value) < 4) << value;
+      if (info(GetParam()).is_float && kind == 1) {
+        EXPECT_TRUE(std::abs(value) > 0.05 && std::abs(value) < 4) << value;
+      }
       EXPECT_EQ(pattern, drawn_poison(GetParam(), kind, draw));
       seen.insert(pattern);
     }
