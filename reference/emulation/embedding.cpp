@@ -17,7 +17,7 @@ constexpr FaultSpec kIdsShifted{"ids_shifted", "a token takes the id of the one 
 constexpr FaultSpec kIdsTruncated{"ids_truncated", "the highest bit of ids is lost"};
 constexpr FaultSpec kShardLost{"shard_lost", "of four ranks that share the vocabulary, the last one's rows are lost"};
 constexpr FaultSpec kMisalignedRows{"misaligned_rows", "rows are read one element late"};
-constexpr FaultSpec kScaled{"scaled_by_root", "rows are scaled by sqrt(hidden)"};
+constexpr FaultSpec kScaled{"scaled_by_root", "rows are scaled by sqrt(hidden)", "nonfinite"};
 // Not visible in bf16: the rows are bf16 numbers already.
 constexpr FaultSpec kRounded{"rounded_to_bf16", "rows pass through bf16", "accuracy", "fp32 fp16"};
 constexpr FaultSpec kSubnormalsFlushed{"subnormals_flushed", "subnormal numbers become 0"};

@@ -338,7 +338,6 @@ TEST(Attention, NativeUsesWhatTheForwardPassSaved) {
   EXPECT_NE(native(c, inputs)[2].at(0), dv_before);
 }
 
-// The scores' error grows with their sums: so the output's magnitude grows although its value does not.
 // exp(-90) is subnormal in fp32, and ex2.approx.ftz gives 0.
 TEST(Attention, AProbabilityThatIsFlushedIsWithinTheBounds) {
   const Case c = attention("backward", dims(1, 2, 1), /*causal=*/false, /*masked=*/false, DType::f32);
@@ -358,6 +357,7 @@ TEST(Attention, AProbabilityThatIsFlushedIsWithinTheBounds) {
   }
 }
 
+// The scores' error grows with their sums: so the output's magnitude grows although its value does not.
 TEST(Attention, MagnitudeFollowsTheScores) {
   Case c = attention("forward", dims(3, 5));
   std::vector<Tensor> inputs = gold_inputs(c);
