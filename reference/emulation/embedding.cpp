@@ -17,7 +17,8 @@ constexpr FaultSpec kIdsShifted{"ids_shifted", "a token takes the id of the one 
 constexpr FaultSpec kIdsTruncated{"ids_truncated", "the highest bit of ids is lost"};
 constexpr FaultSpec kShardLost{"shard_lost", "of four ranks that share the vocabulary, the last one's rows are lost"};
 constexpr FaultSpec kMisalignedRows{"misaligned_rows", "rows are read one element late"};
-constexpr FaultSpec kScaled{"scaled_by_root", "rows are scaled by sqrt(hidden)", "nonfinite"};
+constexpr FaultSpec kScaled{"scaled_by_root", "rows are scaled by sqrt(hidden)"};
+constexpr FaultSpec kScaledWeight{kScaled.name, kScaled.meaning, "nonfinite"};  // the largest numbers overflow
 // Not visible in bf16: the rows are bf16 numbers already.
 constexpr FaultSpec kRounded{"rounded_to_bf16", "rows pass through bf16", "accuracy", "fp32 fp16"};
 constexpr FaultSpec kSubnormalsFlushed{"subnormals_flushed", "subnormal numbers become 0"};
@@ -107,7 +108,7 @@ void backward(const EmulationArgs& args) {
 }
 
 constexpr std::array kForwardFaults{kWrongLabel,     kNeighboursId, kIdsShifted, kIdsTruncated,      kShardLost,
-                                    kMisalignedRows, kScaled,       kRounded,    kSubnormalsFlushed, kRangeOfHalf};
+                                    kMisalignedRows, kScaledWeight, kRounded,    kSubnormalsFlushed, kRangeOfHalf};
 constexpr std::array kBackwardFaults{faults::kLastTileSkipped,
                                      faults::kBf16Accumulator,
                                      faults::kPartialLost,

@@ -268,16 +268,21 @@ class SharedMemory(unittest.TestCase):
     def test_memory_of_a_large_case_is_given_back(self):
         mapped = []
 
-        def fn(x, weight, eps, out):
+        def count():
             with open("/proc/self/maps", encoding="utf-8") as maps:
-                mapped.append((x.shape, sum("memfd:checkop" in line for line in maps)))
+                return sum("memfd:checkop" in line for line in maps)
+
+        def fn(x, weight, eps, out):
+            mapped.append((x.shape, count() - before))
             return kernels.writes_to_out_and_returns_it(x, weight, eps, out)
 
+        before = count()  # of tensors that tracebacks of other tests keep
         report = ask(fn, isolate="here", dims=dict(batch=1, seq=[4200, 2], hidden=4096), checks="accuracy")  # 66 MiB each
         self.assertEqual([each.verdict for each in report.checks], ["pass", "pass"], report)
         large, small = ([count for shape, count in mapped if shape[1] == seq] for seq in (4200, 2))
         self.assertEqual((set(large), set(small)), ({4}, {2}))  # weight and x, y, and where the first arena lies; then x, y
 
+    # Functions of a process of its own write to folders of caches that are named, and to no others.
     def test_rows_lie_apart_for_functions_that_say_so(self):
         with tempfile.TemporaryDirectory() as folder:
             for strides in (False, True):
@@ -288,7 +293,8 @@ class SharedMemory(unittest.TestCase):
                                f"serve({{'rms_norm': some_kernels.follows_strides}}, strides={strides})\n")
                 done = subprocess.run([PROGRAM, "--op=rms_norm", "--pass=forward", "--batch=2", "--seq=8", "--hidden=64",
                                        "--exec", f"{sys.executable} {script}", "--candidate=exec", "--check=invariance"],
-                                      capture_output=True, text=True, env={**os.environ, "STRIDED": marker})
+                                      capture_output=True, text=True,
+                                      env={**os.environ, "STRIDED": marker, "TRITON_CACHE_DIR": folder})
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertEqual(os.path.exists(marker), strides)
 
@@ -304,7 +310,8 @@ class SharedMemory(unittest.TestCase):
                 done = subprocess.run([PROGRAM, "--op=embedding", "--pass=forward", "--batch=2", "--seq=8", "--hidden=64",
                                        "--vocab=50", "--exec", f"{sys.executable} {script}", "--candidate=exec",
                                        "--check=determinism"],
-                                      capture_output=True, text=True, env={**os.environ, "NOTES": notes})
+                                      capture_output=True, text=True,
+                                      env={**os.environ, "NOTES": notes, "TRITON_CACHE_DIR": folder})
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 with open(notes, encoding="utf-8") as file:
                     self.assertEqual(set(file.read().split()), types)
@@ -441,7 +448,8 @@ class BadResults(unittest.TestCase):
                 code = ("import check_operator as co, os, sys, time\n" + fn +
                         "co.check(f, op='silu', dims=dict(batch=1, seq=2, hidden=4))\n")
                 process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, cwd=HERE,
-                                           start_new_session=True, env={**os.environ, "TMPDIR": scratch, "BEGUN": begun},
+                                           start_new_session=True, env={**os.environ, "TMPDIR": scratch, "BEGUN": begun,
+                                                                        "TRITON_CACHE_DIR": folder},
                                            # Heeds Ctrl-C even where these tests run in the background.
                                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
                 wait_until(lambda: os.path.exists(begun))
