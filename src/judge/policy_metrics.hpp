@@ -18,8 +18,8 @@ struct Token {
 /// ratio's logp. If a trainer takes old and new log-probabilities from different kernels, it sees the ratio exp(d)
 /// where it should see 1.
 ///   max_abs_dlogp    max |d|
-///   k3_mean, k3_max  of exp(d) - 1 - d >= 0: the k3 estimate of the KL divergence between the policies of both kernels;
-///                    0 for a log-probability below -104 that is finite in both
+///   k3_mean, k3_max  of exp(d) - 1 - d >= 0: the k3 estimate of the KL divergence between both kernels' policies; 0
+///                    for a log-probability below -104 that is finite in both
 ///   ratio_deviation  max |exp(d) - 1|
 ///   clip_flips       share of tokens whose clipping by PPO changes.
 ///                    logp: exp(d) is outside of [1 - eps, 1 + eps].
