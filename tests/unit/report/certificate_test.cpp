@@ -87,7 +87,7 @@ TEST(Certificate, NamesAxesRowsSensitivityAndTheDevice) {
   const auto& bits = entry["bits"][0];
   EXPECT_EQ(bits["axes"].size(), 16u);
   EXPECT_TRUE(bits["sensitivity"]["proves"]);
-  EXPECT_EQ(entry["plugin"].template get<std::string>().size(), 16u);
+  EXPECT_EQ(entry["plugin"].template get<std::string>().size(), 64u);
 }
 
 TEST(Certificate, OfABrokenCandidateIsNotWritten) {
