@@ -46,7 +46,7 @@ def is_operator(value: Any) -> bool:
 
 
 def overload_of(packet: Any) -> Any:
-    """The default one of an operator that was named without its overload, or that torch.library.custom_op made."""
+    """The default one of an operator that was named without its overload, or that torch's custom_op made."""
     packet = getattr(packet, "_opoverload", packet)
     if hasattr(packet, "_schema"):
         return packet

@@ -189,40 +189,16 @@ class Filter {
   }
 
   /// Refuses the call unless argument `index` is `value`.
-  void refuse_unless(long call, int index, uint32_t value) {
-    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
-    load_argument(index);
-    add(BPF_JMP | BPF_JEQ | BPF_K, value, 1, 0);
-    add(BPF_RET | BPF_K, returning(EPERM));
-    load(offsetof(seccomp_data, nr));
-  }
+  void refuse_unless(long call, int index, uint32_t value) { refuse_where(call, index, BPF_JEQ, value, false); }
 
   /// Refuses the call if argument `index` is `value`.
-  void refuse_if(long call, int index, uint32_t value) {
-    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
-    load_argument(index);
-    add(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1);
-    add(BPF_RET | BPF_K, returning(EPERM));
-    load(offsetof(seccomp_data, nr));
-  }
+  void refuse_if(long call, int index, uint32_t value) { refuse_where(call, index, BPF_JEQ, value, true); }
 
   /// Refuses the call unless argument `index` has one of the `bits`.
-  void refuse_without(long call, int index, uint32_t bits) {
-    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
-    load_argument(index);
-    add(BPF_JMP | BPF_JSET | BPF_K, bits, 1, 0);
-    add(BPF_RET | BPF_K, returning(EPERM));
-    load(offsetof(seccomp_data, nr));
-  }
+  void refuse_without(long call, int index, uint32_t bits) { refuse_where(call, index, BPF_JSET, bits, false); }
 
   /// Refuses the call if argument `index` has one of the `bits`.
-  void refuse_with(long call, int index, uint32_t bits) {
-    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
-    load_argument(index);
-    add(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1);
-    add(BPF_RET | BPF_K, returning(EPERM));
-    load(offsetof(seccomp_data, nr));
-  }
+  void refuse_with(long call, int index, uint32_t bits) { refuse_where(call, index, BPF_JSET, bits, true); }
 
   /// Refuses the call if the pointer in argument `index` is not null.
   void refuse_pointer(long call, int index) {
@@ -251,6 +227,15 @@ class Filter {
   void load(size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)); }
   /// The low half, on little-endian machines.
   void load_argument(int index) { load(offsetof(seccomp_data, args) + static_cast<size_t>(index) * 8); }
+
+  /// Refuses the call where `comparison` of argument `index` with `operand` gives `result`.
+  void refuse_where(long call, int index, uint16_t comparison, uint32_t operand, bool result) {
+    add(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 4);
+    load_argument(index);
+    add(static_cast<uint16_t>(BPF_JMP | BPF_K | comparison), operand, result ? 0 : 1, result ? 1 : 0);
+    add(BPF_RET | BPF_K, returning(EPERM));
+    load(offsetof(seccomp_data, nr));
+  }
 
   std::vector<sock_filter> code_;
 };

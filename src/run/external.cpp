@@ -252,10 +252,6 @@ std::vector<std::string> names_of_outputs(const Pass& pass) {
   return names;
 }
 
-}  // namespace
-
-namespace {
-
 /// Folders in which compilers of kernels keep what they compiled: the process gets new ones, unless the user names
 /// some.
 constexpr const char* kCaches[] = {"TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "CUDA_CACHE_PATH", "TORCH_EXTENSIONS_DIR",

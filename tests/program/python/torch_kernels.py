@@ -22,7 +22,7 @@ class WithoutDevice:
 
 
 class MadeByCustomOp:
-    """As torch.library.custom_op leaves it, which torch 1.13 lacks."""
+    """As torch's custom_op leaves it, which version 1.13 lacks."""
 
     _schema = "(Tensor x, Tensor weight, float eps=1e-6) -> Tensor"
 
