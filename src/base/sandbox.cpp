@@ -382,7 +382,7 @@ int attempts_refused(pid_t parent) {
   int refused = 0;
   const auto note = [&](Attempt attempt, bool is_refused) { refused |= is_refused ? 1 << attempt : 0; };
   const auto opens = [&](const std::string& path, int flags) {
-    return Descriptor(open(path.c_str(), flags | O_CLOEXEC)).get() >= 0;
+    return Descriptor(open(path.c_str(), flags | O_CLOEXEC, 0600)).get() >= 0;
   };
   note(kReadsFiles, !opens("/", O_RDONLY | O_DIRECTORY));
   note(kWritesFiles, !opens("/tmp", O_TMPFILE | O_RDWR) && errno == EACCES);
