@@ -58,7 +58,6 @@ struct BackwardParams {
   const float* __restrict__ delta;            ///< likewise; 0 there
   std::byte* __restrict__ ds;                 ///< [planes of this part, images.count()] images
   KeyLists lists;
-  unsigned* counter;
   Images images;
   int group, kv_heads, q_seq, kv_seq, padded_queries;
   int first_kv_plane, kv_planes;  ///< of this part
@@ -127,8 +126,7 @@ struct KeyGradientConfig {
   static constexpr int kStagingOffset = kGradOffset + kStages * kQueryBytes;
   static constexpr int kRowOffset = kStagingOffset + kConsumers * 4 * 2 * kImages * kBoxBytes;
   static constexpr int kBarrierOffset = kRowOffset + kStages * 2 * kRowBytes;
-  static constexpr int kItemOffset = kBarrierOffset + (2 + 4 * kStages) * kBarrierBytes;
-  static constexpr int kDynamicSmemBytes = kItemOffset + 8 + kSmemAlign;
+  static constexpr int kDynamicSmemBytes = kBarrierOffset + (2 + 4 * kStages) * kBarrierBytes + kSmemAlign;
   static_assert(kDynamicSmemBytes <= kMaxSmemBytes);
 };
 
@@ -155,7 +153,6 @@ template <typename Config, typename T>
 struct KeyGradients {
   const BackwardParams<T>& p;
   uint32_t base;
-  volatile uint32_t* item;
 
   using KeyLayout = SmemLayout<true, kKeys, Config::kHeadDim>;               // k, v as rows of a product
   using QueryLayout = SmemLayout<true, Config::kQueries, Config::kHeadDim>;  // q, do as columns of a product
@@ -175,20 +172,19 @@ struct KeyGradients {
   __device__ uint32_t grad_empty(uint32_t stage) const { return barrier(2 + 3 * Config::kStages + stage); }
   __device__ uint32_t n_items() const { return static_cast<uint32_t>(p.images.key_blocks) * p.kv_planes; }
 
+  /// The block's item of a turn. Items get smaller with their index where keys are causal, so turns alternate their
+  /// direction: the block with the largest item of one turn has the smallest of the next.
+  __device__ uint32_t item(uint32_t turn) const {
+    return turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+  }
+
   /// One thread loads.
   __device__ void produce() const {
     PipelineState<1> items;
     PipelineState<Config::kStages> pipe;
-    for (uint32_t index = blockIdx.x;; items.advance()) {
+    for (uint32_t turn = 0; item(turn) < n_items(); ++turn, items.advance()) {
       wait(keys_empty(), items.parity ^ 1);
-      *item = index;
-      if (index >= n_items()) {
-        arrive(keys_full());
-        return;
-      }
-      const KeyItem at(p, index, Config::kQueries);
-      // order-free: an item's result does not depend on the block that computes it.
-      index = atomicAdd(p.counter, 1u) + gridDim.x;
+      const KeyItem at(p, item(turn), Config::kQueries);
       if (!at.kept) {
         arrive(keys_full());
         continue;
@@ -257,12 +253,9 @@ struct KeyGradients {
       wgmma_commit_group();
     };
 
-    for (;; items.advance()) {
+    for (uint32_t turn = 0; item(turn) < n_items(); ++turn, items.advance()) {
       wait(keys_full(), items.parity);
-      // One lane reads, and later releases, the number: the others' reads would have no order with the next write.
-      const uint32_t index = __shfl_sync(kAllLanes, lane == 0 ? *item : 0u, 0);
-      if (index >= n_items()) break;
-      const KeyItem at(p, index, Config::kQueries);
+      const KeyItem at(p, item(turn), Config::kQueries);
       const int n_steps = at.kept ? at.steps * p.group : 0;
       float dk[kHeadDim / 2], dv[kHeadDim / 2];
       // Key of this thread's rows, less the causal offset: visible to queries from this one on. Beyond all queries if
@@ -475,10 +468,7 @@ struct KeyGradients {
 template <typename Config, typename T>
 __global__ __launch_bounds__(Config::kThreads, 1) void key_gradients(const __grid_constant__ BackwardParams<T> p) {
   extern __shared__ uint8_t dynamic[];
-  const uint32_t unaligned = shared_address(dynamic);
-  const uint32_t base = (unaligned + kSmemAlign - 1) / kSmemAlign * kSmemAlign;
-  const KeyGradients<Config, T> work{
-      p, base, reinterpret_cast<volatile uint32_t*>(dynamic + (base - unaligned) + Config::kItemOffset)};
+  const KeyGradients<Config, T> work{p, (shared_address(dynamic) + kSmemAlign - 1) / kSmemAlign * kSmemAlign};
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarp), 0);
   const int lane = threadIdx.x % kWarp;
   if (warp == 8 && lane == 0) {
@@ -730,7 +720,6 @@ cudaError_t launch_backward_with(const BackwardCall<T>& call) {
   if (call.forward.keep != nullptr) {
     p.lists = KeyListsLayout(s.batch, s.kv_seq).in(forward.workspace + kCounterBytes, s.kv_seq);
   }
-  p.counter = reinterpret_cast<unsigned*>(forward.workspace);
   p.images = Images(s.q_seq, s.kv_seq, s.causal);
   p.group = static_cast<int>(s.group()), p.kv_heads = static_cast<int>(s.kv_heads);
   p.q_seq = static_cast<int>(s.q_seq), p.kv_seq = static_cast<int>(s.kv_seq);
@@ -760,7 +749,6 @@ cudaError_t launch_backward_with(const BackwardCall<T>& call) {
   for (int64_t first = 0; first < kv_planes; first += layout.kv_planes) {
     p.first_kv_plane = static_cast<int>(first);
     p.kv_planes = static_cast<int>(std::min(layout.kv_planes, kv_planes - first));
-    if (const auto error = cudaMemsetAsync(p.counter, 0, sizeof(*p.counter), stream)) return error;
     const auto key_blocks = std::min<int64_t>(most_blocks, int64_t{p.images.key_blocks} * p.kv_planes);
     const auto query_blocks = std::min<int64_t>(most_blocks, int64_t{p.images.q_tiles} * p.kv_planes * p.group);
     key_gradients<KeyConfig, T>

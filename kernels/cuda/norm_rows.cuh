@@ -102,7 +102,8 @@ __device__ void write_forward(const Op& op, const ForwardTensors<T, Op>& t, cons
     }
 #pragma unroll
     for (int o = 0; o < kOut; ++o)
-      store_group(t.out[o] + offset, (first + k * team) * kGroupColumns<T>, params.hidden, params.aligned, results[o]);
+      store_group_at_once(t.out[o] + offset, (first + k * team) * kGroupColumns<T>, params.hidden, params.aligned,
+                          results[o]);
   }
 }
 
@@ -216,7 +217,8 @@ __device__ void write_backward(const Op& op, const BackwardTensors<T, Op>& t, co
     for (int o = 0; o < kOut; ++o) results[o][c] = out[o];
   }
 #pragma unroll
-  for (int o = 0; o < kOut; ++o) store_group(t.out[o] + offset, first, params.hidden, params.aligned, results[o]);
+  for (int o = 0; o < kOut; ++o)
+    store_group_at_once(t.out[o] + offset, first, params.hidden, params.aligned, results[o]);
 }
 
 /// The gradients of rows of at most team * n groups, and one partial row of dweight per block of a part. Teams take a
@@ -260,6 +262,7 @@ __global__ __launch_bounds__(team* kTeamsOf<team>,
       for (int c = 0; c < kColumns; ++c) sums[k][c] += term[c];
     }
   }
+  start_dependent_kernel();
   float* __restrict__ partial = t.partials + block * parts.hidden + column;
   __shared__ float of_team[kTeams > 1 ? kTeams : 1][kTeams > 1 ? team * n * kColumns : 1];
   if constexpr (kTeams > 1) {
@@ -277,13 +280,7 @@ __global__ __launch_bounds__(team* kTeamsOf<team>,
     }
   } else {
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const int64_t h = (thread + k * team) * kColumns + c;
-        if (h < params.hidden) partial[h] = sums[k][c];
-      }
-    }
+    for (int k = 0; k < n; ++k) store_sums(partial, (thread + k * team) * kColumns, params, sums[k]);
   }
 }
 
@@ -411,10 +408,7 @@ checkop_status launch_norm_backward(const checkop_call* call, const BackwardTens
     });
     if (auto status = cuda_status(call, error, doing)) return status;
   }
-  fold_partials<T>
-      <<<static_cast<unsigned>(ceil_div(parts.hidden, kFoldColumns)), dim3(kFoldColumns, kFoldLanes), 0, stream>>>(
-          t.partials, split.blocks, parts.hidden, dweight);
-  return launch_status(call, doing);
+  return cuda_status(call, launch_fold(t.partials, split.blocks, parts.hidden, dweight, stream), doing);
 }
 
 }  // namespace checkop::kernels

@@ -3,6 +3,7 @@
 // row, and sums of a weight's gradient over rows in two stages.
 #pragma once
 
+#include "cuda/dependent.cuh"
 #include "cuda/group.cuh"
 #include "cuda/ring.cuh"
 
@@ -168,7 +169,28 @@ struct Split {
 
 constexpr int kFoldColumns = 32, kFoldLanes = 32;
 
+/// Stores a thread's sums of the columns from `first` on to a block's partial row, whose floats are aligned if the
+/// tensors' rows are.
+template <int n>
+__device__ void store_sums(float* __restrict__ partial, int64_t first, const RmsNormParams& params,
+                           const float (&sums)[n]) {
+  if (params.aligned) {
+    if (first >= params.hidden) return;
+#pragma unroll
+    for (int c = 0; c < n; c += 4) {
+      __stwb(reinterpret_cast<float4*>(partial + first + c),
+             make_float4(sums[c], sums[c + 1], sums[c + 2], sums[c + 3]));
+    }
+    return;
+  }
+#pragma unroll
+  for (int c = 0; c < n; ++c) {
+    if (first + c < params.hidden) partial[first + c] = sums[c];
+  }
+}
+
 /// dweight[h] = sum of partials[:, h]: lane j adds rows j, j + 32, ... in ascending order, then the lanes are added.
+/// Starts while the kernel that writes the partial rows ends.
 template <typename T>
 __global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const float* __restrict__ partials,
                                                                           int64_t n_partials, int64_t hidden,
@@ -176,6 +198,7 @@ __global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const 
   __shared__ float lanes[kFoldLanes][kFoldColumns];
   const int64_t h = int64_t{blockIdx.x} * kFoldColumns + threadIdx.x;
   float sum = 0.0f;
+  wait_for_kernel_before();
   if (h < hidden) {
 #pragma unroll 8
     for (int64_t b = threadIdx.y; b < n_partials; b += kFoldLanes) sum += partials[b * hidden + h];
@@ -185,6 +208,12 @@ __global__ __launch_bounds__(kFoldColumns* kFoldLanes) void fold_partials(const 
   if (threadIdx.y != 0 || h >= hidden) return;
   for (int j = 1; j < kFoldLanes; ++j) sum += lanes[j][threadIdx.x];
   dweight[h] = from_float<T>(sum);
+}
+
+template <typename T>
+cudaError_t launch_fold(const float* partials, int64_t n_partials, int64_t hidden, T* dweight, cudaStream_t stream) {
+  return launch_dependent(fold_partials<T>, static_cast<unsigned>(ceil_div(hidden, kFoldColumns)),
+                          dim3(kFoldColumns, kFoldLanes), stream, partials, n_partials, hidden, dweight);
 }
 
 /// Enough blocks to fill an H200 once with all `parts` of the rows, or twice if a team would add more than 64 rows.

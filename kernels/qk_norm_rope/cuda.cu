@@ -164,8 +164,8 @@ struct Pairs {
   __device__ void store(T* __restrict__ row, int64_t first, const Heads& heads) const {
     if (first >= heads.half()) return;
     if (heads.aligned && !heads.are_neighbours(first)) {
-      store_group(row, first, heads.head_dim, true, a);
-      store_group(row, first + heads.pairs, heads.head_dim, true, b);
+      store_group_at_once(row, first, heads.head_dim, true, a);
+      store_group_at_once(row, first + heads.pairs, heads.head_dim, true, b);
     } else if (heads.aligned) {
       float low[kColumns], high[kColumns];
 #pragma unroll
@@ -173,8 +173,8 @@ struct Pairs {
         low[i] = i % 2 == 0 ? a[i / 2] : b[i / 2];
         high[i] = i % 2 == 0 ? a[kColumns / 2 + i / 2] : b[kColumns / 2 + i / 2];
       }
-      store_group(row, 2 * first, heads.head_dim, true, low);
-      store_group(row, 2 * first + kColumns, heads.head_dim, true, high);
+      store_group_at_once(row, 2 * first, heads.head_dim, true, low);
+      store_group_at_once(row, 2 * first + kColumns, heads.head_dim, true, high);
     } else {
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
@@ -391,6 +391,7 @@ __global__ __launch_bounds__(kThreads) void qk_backward(const __grid_constant__ 
       dx.store(side.out + offset(h), first, heads);
     }
   }
+  start_dependent_kernel();
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     of_team[threadIdx.x / team][0][first + i] = sums.a[i];
@@ -590,11 +591,12 @@ checkop_status launch_passes(const checkop_call* call, QkCall qk, const Workspac
     }
   });
   if (auto status = launch_status(call, "launch qk_norm_rope")) return status;
-  const auto columns = static_cast<unsigned>(ceil_div(qk.heads.head_dim, kFoldColumns));
-  for (int s = 0; s < 2 && backward; ++s)
-    fold_partials<T><<<columns, dim3(kFoldColumns, kFoldLanes), 0, stream>>>(
-        sides[s].partials, sides[s].blocks, qk.heads.head_dim, static_cast<T*>(call->outputs[2 + s].data));
-  return launch_status(call, "launch qk_norm_rope sums of the weights' gradients");
+  for (int s = 0; s < 2 && backward; ++s) {
+    const auto error = launch_fold(sides[s].partials, sides[s].blocks, qk.heads.head_dim,
+                                   static_cast<T*>(call->outputs[2 + s].data), stream);
+    if (auto status = cuda_status(call, error, "launch qk_norm_rope sums of the weights' gradients")) return status;
+  }
+  return CHECKOP_OK;
 }
 
 checkop_status launch(const checkop_call* call, bool backward) {

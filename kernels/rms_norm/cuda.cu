@@ -25,7 +25,7 @@ __device__ void write_normalized(const Group<T>& xs, const Group<T>& ws, float s
   xs.unpack(value), ws.unpack(weight);
 #pragma unroll
   for (int i = 0; i < kGroupColumns<T>; ++i) value[i] = value[i] * scale * weight[i];
-  store_group(y, first, params.hidden, params.aligned, value);
+  store_group_at_once(y, first, params.hidden, params.aligned, value);
 }
 
 /// Computes y, one row per team. A row longer than team * n groups is read twice, the second time from its end.
@@ -147,11 +147,12 @@ __global__ __launch_bounds__(team* kTeamsOf<team>, blocks_on_sm) void rms_backwa
     for (int k = 0; k < n; ++k) {
       float dx[kColumns], term[kColumns];
       gradient<T>(xs[k], gs[k], ws[k], scale, mean, dx, term);
-      store_group(t.dx + row * hidden, (thread + k * team) * kColumns, hidden, params.aligned, dx);
+      store_group_at_once(t.dx + row * hidden, (thread + k * team) * kColumns, hidden, params.aligned, dx);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) sums[k][c] += counts ? term[c] : 0.0f;  // a masked NaN adds nothing
     }
   }
+  start_dependent_kernel();
   __shared__ float of_team[kTeams > 1 ? kTeams : 1][kTeams > 1 ? team * n * kColumns : 1];
   if constexpr (kTeams > 1) {
 #pragma unroll
@@ -168,13 +169,8 @@ __global__ __launch_bounds__(team* kTeamsOf<team>, blocks_on_sm) void rms_backwa
     }
   } else {
 #pragma unroll
-    for (int k = 0; k < n; ++k) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const int64_t h = (thread + k * team) * kColumns + c;
-        if (h < hidden) t.partials[int64_t{blockIdx.x} * hidden + h] = sums[k][c];
-      }
-    }
+    for (int k = 0; k < n; ++k)
+      store_sums(t.partials + int64_t{blockIdx.x} * hidden, (thread + k * team) * kColumns, params, sums[k]);
   }
 }
 
@@ -212,7 +208,7 @@ __global__ __launch_bounds__(team) void rms_backward_long(BackwardTensors<T> t, 
         float dx[kColumns], term[kColumns];
         gradient<T>(xs[k], gs[k], ws[k], scale, mean, dx, term);
         const int64_t first = (base + threadIdx.x + k * team) * kColumns;
-        store_group(t.dx + offset, first, hidden, params.aligned, dx);
+        store_group_at_once(t.dx + offset, first, hidden, params.aligned, dx);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           const float added = counts ? term[c] : 0.0f;
@@ -324,10 +320,9 @@ checkop_status launch_backward(const checkop_call* call) {
       });
       if (auto status = cuda_status(call, error, "launch rms_norm backward")) return status;
     }
-    fold_partials<T>
-        <<<static_cast<unsigned>(ceil_div(params.hidden, kFoldColumns)), dim3(kFoldColumns, kFoldLanes), 0, stream>>>(
-            t.partials, split.blocks, params.hidden, static_cast<T*>(call->outputs[1].data));
-    return launch_status(call, "launch rms_norm sum of dweight");
+    return cuda_status(
+        call, launch_fold(t.partials, split.blocks, params.hidden, static_cast<T*>(call->outputs[1].data), stream),
+        "launch rms_norm sum of dweight");
   });
 }
 
