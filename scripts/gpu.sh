@@ -253,7 +253,7 @@ run_bench() {
 }
 
 run_products() {
-  rm -f "$out"/bench-{det_gemm,lm_head,linear_logp,attention}.jsonl
+  rm -f "$out"/bench-{det_gemm,lm_head,linear_logp,linear_policy_loss,attention}.jsonl
   local sizes m k n
   for sizes in $product_sizes; do
     IFS=, read -r m k n <<<"$sizes"
@@ -273,6 +273,8 @@ run_products() {
   bench "${logits[@]}" --seq 1,8,64,128 --ignored-every 0
   bench "${logits[@]}" --seq 4096 --check-grad --ignored-every 2 --ignored-run 512
   bench "${logits[@]}" --seq 4096 --pass backward --ignored-every 0 --with dlm_head_weight_carry
+  # A quarter of the tokens is masked: 4096 count. The backward pass computes the losses, too.
+  bench linear_policy_loss cuda-sm90 120 --batch 1 --seq 5461 --hidden 4096 --vocab 128256 --pass backward
   # batch, query heads, key heads, queries and keys, head_dim, causal
   local b h kv s d causal
   for sizes in 1,32,8,4096,128,1 1,32,8,16384,128,1 4,32,8,4096,128,0 2,64,8,8192,64,1; do
