@@ -3,7 +3,8 @@
 # moved.
 include(GNUInstallDirs)
 set(CHECK_OPERATOR_SHARE ${CMAKE_INSTALL_DATADIR}/check_operator)
-set(CHECK_OPERATOR_KERNELS lib/check_operator/kernels)  # private to this program, so without an architecture folder
+set(CHECK_OPERATOR_MODULES lib/check_operator)  # private to this program, so without an architecture folder
+set(CHECK_OPERATOR_KERNELS ${CHECK_OPERATOR_MODULES}/kernels)
 set(CHECK_OPERATOR_PACKAGE ${CMAKE_INSTALL_LIBDIR}/cmake/check_operator)
 foreach(folder SHARE KERNELS)
   file(RELATIVE_PATH CHECK_OPERATOR_${folder}_FROM_BIN /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CHECK_OPERATOR_${folder}})
