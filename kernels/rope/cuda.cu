@@ -1,43 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// rope / cuda: a table of sines and cosines in the workspace, then one pass over x, portable CUDA.
+// rope / cuda: one pass over x; a block computes the sines and cosines of its positions once, portable CUDA.
 //   forward   y[i] = x[i] cos(a) - x[i+D/2] sin(a),  y[i+D/2] = x[i+D/2] cos(a) + x[i] sin(a)
 //   backward  dx from grad_y, the same with -a;  a[s,i] = positions[s] / theta^(2i/D)
 //   x, y, grad_y, dx: [batch, heads, seq, D] f32|f16|bf16, contiguous     positions: [seq] i64
 //   Limits: D even; all columns turn, in halves, by frequencies that are not scaled; one list of positions for all
 //   sequences. Anything else is CHECKOP_UNSUPPORTED. A negative position is CHECKOP_FAILED.
-//   Workspace: 256 + seq * D/2 * 8 bytes.
+//   Workspace: 256 bytes.
 //   Expected error: that of an fp32 angle (powf, reciprocal, product), sincosf within 2 ulp, two products and a sum.
 #include <algorithm>
 #include <cmath>
 #include <string_view>
 
-#include "cuda/dependent.cuh"
 #include "cuda/group.cuh"
+#include "cuda/ring.cuh"
 
 namespace checkop::kernels {
 namespace {
 
-constexpr int kThreads = 256;             // any size fills the GPU: no shared memory, few registers
-constexpr int64_t kMaxBlocks = 16 * 132;  // of the table: 16 on each SM of an H200; the kernel strides over the rest
+// Every head of every batch entry turns by the same angles. So a block has kItems groups of pairs in kLanes * kRows
+// rows that share their positions. A thread has one of the groups in kRows rows, all of them on their way to shared
+// memory while it computes the angles of some of its pairs.
+constexpr int kItems = 128, kLanes = 2, kRows = 4;
 constexpr int64_t kMaxGridY = 65535;
 
-unsigned blocks_for(int64_t items) {
-  return static_cast<unsigned>(items < kMaxBlocks * kThreads ? ceil_div(items, kThreads) : kMaxBlocks);
-}
-
-/// table[s, i] = (cos a, sign * sin a)
-__global__ void rope_table(const int64_t* __restrict__ positions, int64_t seq, int64_t half, float theta, float sign,
-                           float2* __restrict__ table) {
-  start_dependent_kernel();  // which waits for the table
-  for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < seq * half;
-       at += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t s = at / half, i = at % half;
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(2 * half);
-    const float angle = static_cast<float>(positions[s]) * (1.0f / powf(theta, exponent));
-    float sine, cosine;
-    sincosf(angle, &sine, &cosine);
-    table[at] = {cosine, sign * sine};
-  }
+/// (cos a, sign * sin a) of pair i of `half` at a position.
+__device__ float2 rotation(int64_t position, int64_t i, int64_t half, float theta, float sign) {
+  const float exponent = static_cast<float>(2 * i) / static_cast<float>(2 * half);
+  const float angle = static_cast<float>(position) * (1.0f / powf(theta, exponent));
+  float sine, cosine;
+  sincosf(angle, &sine, &cosine);
+  return {cosine, sign * sine};
 }
 
 /// Rotates one pair. Its operations are explicit intrinsics, so that whole and partial groups round alike.
@@ -46,61 +38,55 @@ __device__ void rotate(float low, float high, float2 t, float& out_low, float& o
   out_high = __fmaf_rn(high, t.x, __fmul_rn(low, t.y));
 }
 
-/// Loads entries [first, first + n) of a position's row of the table; reads nothing from `half` on.
-template <int n>
-__device__ void load_rotations(const float2* __restrict__ from, int64_t first, int64_t half, bool aligned,
-                               float2 (&rotations)[n]) {
-  if (aligned) {
-    const auto pack = *reinterpret_cast<const Pack<float2, n>*>(from + first);
-#pragma unroll
-    for (int i = 0; i < n; ++i) rotations[i] = pack.at[i];
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < n; ++i) rotations[i] = first + i < half ? from[first + i] : float2{0.0f, 0.0f};
-}
-
-// Every head of every batch entry rotates by the same angles. So a thread computes the same pairs of kRows rows, and
-// has all their elements in flight before the first result.
-constexpr int kRows = 4;
-
-/// A group of pairs of kRows rows that share a position. Blocks: (groups of all positions, rows of one position).
-template <typename T>
-__global__ __launch_bounds__(kThreads) void rope_apply(const T* __restrict__ x, const float2* __restrict__ table,
-                                                       int64_t rows_of_position, int64_t seq, int64_t half,
-                                                       bool aligned, T* __restrict__ y) {
+/// Blocks: (groups of all positions, rows of one position).
+template <typename T, bool aligned>
+__global__ __launch_bounds__(kItems* kLanes, 4) void rope_apply(const T* __restrict__ x,
+                                                                const int64_t* __restrict__ positions,
+                                                                int64_t rows_of_position, int64_t seq, int64_t half,
+                                                                float theta, float sign, T* __restrict__ y) {
   constexpr int kPairs = kGroupColumns<T>;
-  const int64_t groups = ceil_div(half, kPairs), item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (item >= seq * groups) return;
-  const int64_t s = item / groups, first = (item - s * groups) * kPairs;
+  __shared__ float2 rotations[kPairs][kItems];
+  __shared__ uint4 loaded[kRows][2][kItems * kLanes];  // a thread reads only what it has copied itself
+  const int64_t groups = ceil_div(half, kPairs), item = int64_t{blockIdx.x} * kItems + threadIdx.x;
+  const bool exists = item < seq * groups;  // threads without a group still take part in the barrier
+  const int64_t s = exists ? item / groups : 0, first = exists ? (item - s * groups) * kPairs : half;
+  const int thread = static_cast<int>(threadIdx.y * kItems + threadIdx.x);
+  const int64_t step = int64_t{gridDim.y} * kLanes * kRows;
   const auto offset = [&](int64_t row) { return (row * seq + s) * 2 * half; };
-  for (int64_t row = int64_t{blockIdx.y} * kRows; row < rows_of_position; row += int64_t{gridDim.y} * kRows) {
-    Group<T> lows[kRows], highs[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {  // beyond the last row, the last one again: read, not written
-      const T* __restrict__ from = x + offset(min(row + r, rows_of_position - 1));
-      lows[r] = load_group(from, first, half, aligned);
-      highs[r] = load_group(from + half, first, half, aligned);
-    }
-    wait_for_kernel_before();
-    float2 rotations[kPairs];
-    load_rotations<kPairs>(table + s * half, first, half, aligned, rotations);
+  const auto load = [&](int64_t row) {
+    if (!aligned || first >= half) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (row + r >= rows_of_position) break;
+      const T* __restrict__ from = x + offset(row + r) + first;
+      cp_async(&loaded[r][0][thread], from, sizeof(uint4));
+      cp_async(&loaded[r][1][thread], from + half, sizeof(uint4));
+    }
+    cp_async_commit_group();
+  };
+  int64_t row = (int64_t{blockIdx.y} * kLanes + threadIdx.y) * kRows;
+  load(row);
+  for (int i = static_cast<int>(threadIdx.y); i < kPairs; i += kLanes) {
+    if (first + i < half) rotations[i][threadIdx.x] = rotation(positions[s], first + i, half, theta, sign);
+  }
+  __syncthreads();
+  for (; row < rows_of_position; row += step, load(row)) {
+    cp_async_wait_group<0>();
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      if (row + r >= rows_of_position) break;
+      const T* __restrict__ from = x + offset(row + r);
+      const Group<T> lows = aligned ? Group<T>{loaded[r][0][thread]} : load_group(from, first, half, false);
+      const Group<T> highs = aligned ? Group<T>{loaded[r][1][thread]} : load_group(from + half, first, half, false);
       float low[kPairs], high[kPairs];
-      lows[r].unpack(low), highs[r].unpack(high);
+      lows.unpack(low), highs.unpack(high);
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) rotate(low[i], high[i], rotations[i], low[i], high[i]);
+      for (int i = 0; i < kPairs; ++i) rotate(low[i], high[i], rotations[i][threadIdx.x], low[i], high[i]);
       T* __restrict__ to = y + offset(row + r);
       store_group_at_once(to, first, half, aligned, low);
       store_group_at_once(to + half, first, half, aligned, high);
     }
   }
-}
-
-size_t table_bytes(const checkop_tensor& x) {
-  return static_cast<size_t>(x.shape[2] * (x.shape[3] / 2)) * sizeof(float2);
 }
 
 /// An attribute and the value that this file computes with; NaN: any, since another attribute decides.
@@ -149,7 +135,7 @@ checkop_status launch(const checkop_call* call, bool backward) {
   check.float_dtype(x, x_name).contiguous(x, x_name).dtype(positions, "positions", CHECKOP_I64);
   check.shape(positions, "positions", x, 0, {x.shape[2]}).contiguous(positions, "positions");
   check.dtype(y, y_name, x.dtype).shape(y, y_name, x, 4, {}).contiguous(y, y_name);
-  if (check.workspace(kIdCheckBytes + table_bytes(x)).failed()) return check.status();
+  if (check.workspace(kIdCheckBytes).failed()) return check.status();
 
   const int64_t rows = leading_count(x), seq = x.shape[2], half = x.shape[3] / 2;
   if (rows == 0 || half == 0) return CHECKOP_OK;
@@ -157,44 +143,34 @@ checkop_status launch(const checkop_call* call, bool backward) {
   const auto* at = static_cast<const int64_t*>(positions.data);
   IdCheck id_check(call, at, seq, std::numeric_limits<int64_t>::max(), "positions", call->workspace, stream);
   if (auto status = id_check.begin()) return status;
-  auto* table = reinterpret_cast<float2*>(static_cast<char*>(call->workspace) + kIdCheckBytes);
-  rope_table<<<blocks_for(seq * half), kThreads, 0, stream>>>(at, seq, half, static_cast<float>(call->attrs[0].value),
-                                                              backward ? -1.0f : 1.0f, table);
-  if (auto s = launch_status(call, "launch rope table")) return s;
   return with_float_type(x.dtype, [&]<typename Tag>(Tag) {
     using T = typename Tag::type;
     const auto* from = static_cast<const T*>(x.data);
     auto* to = static_cast<T*>(y.data);
-    const int64_t blocks = ceil_div(seq * ceil_div(half, kGroupColumns<T>), kThreads);
+    const int64_t blocks = ceil_div(seq * ceil_div(half, kGroupColumns<T>), kItems);
     if (blocks > std::numeric_limits<int32_t>::max()) {
       return say(call, CHECKOP_UNSUPPORTED,
                  "tensor '%s': %lld positions of %lld pairs need more blocks than a grid has", x_name,
                  static_cast<long long>(seq), static_cast<long long>(half));
     }
-    const int64_t rows_of_position = rows / seq, row_blocks = ceil_div(rows_of_position, kRows);
+    const int64_t rows_of_position = rows / seq, row_blocks = ceil_div(rows_of_position, kLanes * kRows);
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(row_blocks, kMaxGridY)));
-    const auto error = launch_dependent(rope_apply<T>, grid, kThreads, stream, from, table, rows_of_position, seq, half,
-                                        rows_are_aligned<T>({from, to}, half), to);
-    if (auto status = cuda_status(call, error, "launch rope")) return status;
+    const auto kernel = rows_are_aligned<T>({from, to}, half) ? rope_apply<T, true> : rope_apply<T, false>;
+    kernel<<<grid, dim3(kItems, kLanes), 0, stream>>>(
+        from, at, rows_of_position, seq, half, static_cast<float>(call->attrs[0].value), backward ? -1.0f : 1.0f, to);
+    if (auto status = launch_status(call, "launch rope")) return status;
     return id_check.finish();
   });
 }
 
-/// Called before the checks of launch().
-size_t workspace_bytes(const checkop_tensor& x) { return kIdCheckBytes + (x.rank == 4 ? table_bytes(x) : 0); }
-size_t forward_workspace(const checkop_call* call) {
-  return call->n_inputs == 4 ? workspace_bytes(call->inputs[0]) : 0;
-}
-size_t backward_workspace(const checkop_call* call) {
-  return call->n_inputs == 4 ? workspace_bytes(call->inputs[1]) : 0;
-}
+size_t workspace_bytes(const checkop_call*) { return kIdCheckBytes; }
 
 checkop_status launch_forward(const checkop_call* call) { return launch(call, false); }
 checkop_status launch_backward(const checkop_call* call) { return launch(call, true); }
 
 constexpr checkop_kernel kKernels[] = {
-    {sizeof(checkop_kernel), "cuda", "rope", "forward", CHECKOP_CUDA, 80, 0, forward_workspace, launch_forward},
-    {sizeof(checkop_kernel), "cuda", "rope", "backward", CHECKOP_CUDA, 80, 0, backward_workspace, launch_backward},
+    {sizeof(checkop_kernel), "cuda", "rope", "forward", CHECKOP_CUDA, 80, 0, workspace_bytes, launch_forward},
+    {sizeof(checkop_kernel), "cuda", "rope", "backward", CHECKOP_CUDA, 80, 0, workspace_bytes, launch_backward},
 };
 constexpr checkop_plugin kPlugin = {CHECKOP_ABI_VERSION, 2, kKernels};
 
