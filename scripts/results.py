@@ -229,6 +229,8 @@ class Folder:
                 except (ValueError, KeyError) as error:
                     refuse(f"{path}:{number}: is no record of `check_operator bench --json`: {error!r}; remove the line or measure again")
                 self.on({"name": device}, path)
+                if record.get("pass") == "forward+backward":  # the sum of both, which their records have
+                    continue
                 # The record's own digest is of the built plugin, which depends on the compiler.
                 record["plugin_digest"] = record.pop("kernels_digest", None)
                 self.add("bench", op, candidate, date, device=device, **{name: value for name, value in record.items() if value is not None})

@@ -169,6 +169,11 @@ class Summaries(Results):
         self.assertEqual(len(lines), 2)
         self.assertTrue(all(line.startswith('  {"op": "logp", "candidate": ') for line in lines))
 
+    def test_leave_out_the_sums_of_both_passes(self):
+        records = [{**record("cuda", 1.0), "pass": name} for name in ("forward", "backward", "forward+backward")]
+        self.write_raw("bench-logp.jsonl", "".join(json.dumps(one) + "\n" for one in records))
+        self.assertEqual(sorted(row["pass"] for row in self.summarize()["bench"]), ["backward", "forward"])
+
     def test_take_new_rows_for_old_ones_and_keep_the_others(self):
         self.write_raw("report-smoke.json", report([case()]))
         self.write_raw("report-ci.json", report([case()]))
