@@ -61,6 +61,10 @@ class GoldElements {
   void emit(const GoldArgs& args, int output, int64_t row) const {
     args.sink({output, row, 1, std::ssize(value_), value_.data(), magnitude_.data(), rounding_.data()});
   }
+  /// The same as rows of one element, from `first_row` on.
+  void emit_column(const GoldArgs& args, int output, int64_t first_row) const {
+    args.sink({output, first_row, std::ssize(value_), 1, value_.data(), magnitude_.data(), rounding_.data()});
+  }
 
  private:
   std::vector<double> value_, magnitude_, rounding_;

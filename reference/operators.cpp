@@ -37,19 +37,20 @@ extern const Operator kMoeCombine;        // moe_combine.cpp
 extern const Operator kMoeRoute;          // moe_route.cpp
 extern const Operator kGroupedGemm;       // grouped_gemm.cpp
 extern const Operator kGae;               // gae.cpp
+extern const Operator kAdamw;             // adamw.cpp
 extern const Operator kWhiten;            // whiten.cpp
 extern const Operator kGroupNorm;         // group_norm.cpp
 
 std::span<const Operator* const> operators() {
-  static constexpr std::array kTable{&kLogp,        &kLinearLogp,    &kMatmul,           &kDetGemm,
-                                     &kLmHead,      &kRmsNorm,       &kAddRmsNorm,       &kGatedRmsNorm,
-                                     &kSilu,        &kSwiglu,        &kEmbedding,        &kRope,
-                                     &kQkNormRope,  &kAttention,     &kKvCacheAttention, &kVarlenAttention,
-                                     &kEntropy,     &kLinearEntropy, &kRatioKl,          &kKlFull,
-                                     &kGrpoLoss,    &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
-                                     &kMoePermute,  &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
-                                     &kGae,         &kWhiten,        &kGroupNorm,        &kTpLogp,
-                                     &kTpLinearLogp};
+  static constexpr std::array kTable{&kLogp,       &kLinearLogp,    &kMatmul,           &kDetGemm,
+                                     &kLmHead,     &kRmsNorm,       &kAddRmsNorm,       &kGatedRmsNorm,
+                                     &kSilu,       &kSwiglu,        &kEmbedding,        &kRope,
+                                     &kQkNormRope, &kAttention,     &kKvCacheAttention, &kVarlenAttention,
+                                     &kEntropy,    &kLinearEntropy, &kRatioKl,          &kKlFull,
+                                     &kGrpoLoss,   &kPolicyLoss,    &kLinearPolicyLoss, &kPack,
+                                     &kMoePermute, &kMoeCombine,    &kMoeRoute,         &kGroupedGemm,
+                                     &kGae,        &kAdamw,         &kWhiten,           &kGroupNorm,
+                                     &kTpLogp,     &kTpLinearLogp};
   return kTable;
 }
 
