@@ -93,6 +93,25 @@ constexpr const char* kSystem[] = {"/usr",
                                    "/dev/random",
                                    "/dev/urandom"};
 
+/// What the CUDA driver reads about the machine, besides. Its devices are all in /dev whose names begin with "nvidia".
+/// It does not start where its threads can't write their names; with the numbers of threads that are still to come,
+/// that is all of the process's own folder.
+constexpr const char* kOfCuda[] = {"/proc/driver/nvidia",
+                                   "/proc/driver/nvidia-caps",
+                                   "/proc/driver/nvidia-nvlink",
+                                   "/proc/devices",
+                                   "/proc/modules",
+                                   "/proc/filesystems",
+                                   "/proc/mounts",
+                                   "/proc/version",
+                                   "/proc/sys/kernel",
+                                   "/proc/sys/vm",
+                                   "/sys",
+                                   "/etc/nvidia",
+                                   "/run/nvidia",
+                                   "/usr/local/nvidia"};
+constexpr const char* kThreads = "/proc/self/task";
+
 /// Rights over files, before they are the process's.
 class FileRules {
  public:
@@ -113,6 +132,7 @@ class FileRules {
   }
 
   void allow_writing(const std::string& path) { allow(path, ruleset_.files); }
+  void allow_device(const std::string& path) { allow(path, kReadFolder | kReadFile | kWriteFile | kIoctl); }
 
   /// What is in `folder`, but for the files and folders of `hidden`. Rights can't be taken back, and so are given to
   /// all that lies beside these. A link is the right of what it points to.
@@ -159,6 +179,12 @@ void restrict_files(const SandboxRules& rules) {
   for (const std::string& path : rules.readable) files.allow(path, kRead);
   for (const std::string& path : rules.writable) files.allow_writing(path);
   if (rules.reads_all) allow_reading_nearly_all(files, rules.hidden);
+  if (rules.uses_cuda) {
+    const CudaFiles cuda = cuda_files();
+    for (const std::string& path : cuda.readable) files.allow(path, kRead);
+    for (const std::string& path : cuda.devices) files.allow_device(path);
+    for (const std::string& path : cuda.writable) files.allow(path, kReadFolder | kReadFile | kWriteFile);
+  }
   files.enter();
 }
 
@@ -359,6 +385,18 @@ void enter_sandbox(const SandboxRules& rules) {
   drop_capabilities(rules.processes);
   restrict_files(rules);
   restrict_calls(rules);
+}
+
+CudaFiles cuda_files() {
+  CudaFiles files;
+  std::error_code ignored;
+  for (const char* path : kOfCuda)
+    if (std::filesystem::exists(path, ignored)) files.readable.emplace_back(path);
+  for (std::filesystem::directory_iterator entry("/dev", ignored), end; entry != end; entry.increment(ignored))
+    if (entry->path().filename().string().starts_with("nvidia")) files.devices.push_back(entry->path().string());
+  std::ranges::sort(files.devices);
+  files.writable.emplace_back(kThreads);
+  return files;
 }
 
 void hide_memory() { prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); }

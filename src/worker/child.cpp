@@ -19,6 +19,7 @@
 #include "base/error.hpp"
 #include "base/external_process.hpp"
 #include "base/host_memory.hpp"
+#include "base/paths.hpp"
 #include "base/sandbox.hpp"
 #include "run/plugin_host.hpp"
 #include "run/runner.hpp"
@@ -160,9 +161,25 @@ std::unique_ptr<Device> open_device(const std::string& name) {
   return open_cuda_device(index);
 }
 
+namespace {
+
+/// Whether a tool of NVIDIA is loaded into every program that this one starts: compute-sanitizer, a profiler. It has to
+/// be in the process that launches, and the process of plugins has none of it.
+bool is_watched_by_tool() {
+  if (!environment_variable("CUDA_INJECTION64_PATH").empty()) return true;
+  const std::string preloaded = environment_variable("LD_PRELOAD");
+  const auto names = {"Injection", "sanitizer", "nsight", "Nsight"};
+  return std::any_of(names.begin(), names.end(),
+                     [&](const char* name) { return preloaded.find(name) != std::string::npos; });
+}
+
+}  // namespace
+
 bool has_plugin_host(const WorkerConfig& config) {
-  return config.device == "cpu" && !config.in_worker && !config.external && !config.ranks && !config.plugins.empty() &&
-         std::none_of(config.plugins.begin(), config.plugins.end(), is_linked);
+  if (config.in_worker || config.external || config.ranks || config.plugins.empty() ||
+      std::any_of(config.plugins.begin(), config.plugins.end(), is_linked))
+    return false;
+  return config.device == "cpu" || !is_watched_by_tool();
 }
 
 int run_child(int socket, const WorkerConfig& config) {
