@@ -93,24 +93,19 @@ constexpr const char* kSystem[] = {"/usr",
                                    "/dev/random",
                                    "/dev/urandom"};
 
-/// What the CUDA driver reads about the machine, besides. Its devices are all in /dev whose names begin with "nvidia".
-/// It does not start where its threads can't write their names; with the numbers of threads that are still to come,
-/// that is all of the process's own folder.
-constexpr const char* kOfCuda[] = {"/proc/driver/nvidia",
-                                   "/proc/driver/nvidia-caps",
-                                   "/proc/driver/nvidia-nvlink",
-                                   "/proc/devices",
-                                   "/proc/modules",
-                                   "/proc/filesystems",
-                                   "/proc/mounts",
-                                   "/proc/version",
-                                   "/proc/sys/kernel",
-                                   "/proc/sys/vm",
-                                   "/sys",
-                                   "/etc/nvidia",
-                                   "/run/nvidia",
-                                   "/usr/local/nvidia"};
+// --- What the CUDA driver needs besides, as seen with driver 580 ---
+
+/// It reads about the machine here.
+constexpr const char* kOfCuda[] = {"/proc/driver/nvidia", "/proc/driver/nvidia-caps",   "/proc/driver/nvidia-nvlink",
+                                   "/proc/devices",       "/proc/sys/vm/mmap_min_addr", "/sys/bus/pci",
+                                   "/sys/devices",        "/sys/module/nvidia",         "/sys/module/nvidia_uvm",
+                                   "/etc/nvidia"};
+/// Its devices are these and /dev/nvidiaN.
+constexpr const char* kDevicesOfCuda[] = {"nvidiactl", "nvidia-uvm", "nvidia-caps"};
+/// It does not start where it can't write the names of its threads, whose numbers are still to come.
 constexpr const char* kThreads = "/proc/self/task";
+/// Nor without sockets of this kind. It asks for MPS by one, which the process does not get, and listens on another.
+constexpr uint32_t kDomainOfCuda = AF_UNIX, kSocketsOfCuda = SOCK_SEQPACKET;
 
 /// Rights over files, before they are the process's.
 class FileRules {
@@ -183,7 +178,7 @@ void restrict_files(const SandboxRules& rules) {
     const CudaFiles cuda = cuda_files();
     for (const std::string& path : cuda.readable) files.allow(path, kRead);
     for (const std::string& path : cuda.devices) files.allow_device(path);
-    for (const std::string& path : cuda.writable) files.allow(path, kReadFolder | kReadFile | kWriteFile);
+    for (const std::string& path : cuda.writable) files.allow(path, kReadFolder | kReadFile | kWriteFile | kTruncate);
   }
   files.enter();
 }
@@ -234,6 +229,19 @@ class Filter {
     add(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
     load(offset + 4);
     add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+    add(BPF_RET | BPF_K, returning(EPERM));
+    load(offsetof(seccomp_data, nr));
+  }
+
+  /// Refuses sockets but those of a domain and a type.
+  void refuse_sockets_but(uint32_t domain, uint32_t type) {
+    constexpr uint32_t kTypeBits = 0xf;  // beside these are flags
+    add(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 7);
+    load_argument(0);
+    add(BPF_JMP | BPF_JEQ | BPF_K, domain, 0, 3);
+    load_argument(1);
+    add(BPF_ALU | BPF_AND | BPF_K, kTypeBits);
+    add(BPF_JMP | BPF_JEQ | BPF_K, type, 1, 0);
     add(BPF_RET | BPF_K, returning(EPERM));
     load(offsetof(seccomp_data, nr));
   }
@@ -313,7 +321,7 @@ constexpr long kForbidden[] = {__NR_ptrace,
                                __NR_ioprio_set};
 
 /// Reach who listens, or outlive a process and would carry answers to the next one.
-constexpr long kForbiddenBetweenProcesses[] = {__NR_socket,  __NR_shmget, __NR_msgget,           __NR_semget,
+constexpr long kForbiddenBetweenProcesses[] = {__NR_shmget,  __NR_msgget, __NR_semget,
                                                __NR_mq_open, __NR_tkill,  __NR_pidfd_send_signal};
 
 /// What starts or limits processes.
@@ -330,6 +338,12 @@ void restrict_calls(const SandboxRules& rules) {
   Filter filter;
   for (const long call : kForbidden) filter.refuse(call);
   for (const long call : kForbiddenBetweenProcesses) filter.refuse(call);
+  if (rules.uses_cuda) {
+    filter.refuse_sockets_but(kDomainOfCuda, kSocketsOfCuda);
+    filter.refuse(__NR_connect, ENOENT);
+  } else {
+    filter.refuse(__NR_socket);
+  }
   // As if they had worked: a process that wants a group or session of its own goes on in the one it has.
   for (const long call : {__NR_setsid, __NR_setpgid}) filter.refuse(call, 0);
   filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // types into the terminal of who started the run
@@ -392,8 +406,12 @@ CudaFiles cuda_files() {
   std::error_code ignored;
   for (const char* path : kOfCuda)
     if (std::filesystem::exists(path, ignored)) files.readable.emplace_back(path);
-  for (std::filesystem::directory_iterator entry("/dev", ignored), end; entry != end; entry.increment(ignored))
-    if (entry->path().filename().string().starts_with("nvidia")) files.devices.push_back(entry->path().string());
+  for (std::filesystem::directory_iterator entry("/dev", ignored), end; entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string(), prefix = "nvidia";
+    const bool is_gpu = name.starts_with(prefix) && name.size() > prefix.size() &&
+                        name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+    if (is_gpu || std::ranges::count(kDevicesOfCuda, name) > 0) files.devices.push_back(entry->path().string());
+  }
   std::ranges::sort(files.devices);
   files.writable.emplace_back(kThreads);
   return files;
