@@ -13,7 +13,10 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -163,14 +166,19 @@ std::unique_ptr<Device> open_device(const std::string& name) {
 
 namespace {
 
-/// Whether a tool of NVIDIA is loaded into every program that this one starts: compute-sanitizer, a profiler. It has to
+/// Whether a tool of NVIDIA watches this program and all that it starts: it tells by variables such as these. It has to
 /// be in the process that launches, and the process of plugins has none of it.
 bool is_watched_by_tool() {
-  if (!environment_variable("CUDA_INJECTION64_PATH").empty()) return true;
-  const std::string preloaded = environment_variable("LD_PRELOAD");
-  const auto names = {"Injection", "sanitizer", "nsight", "Nsight"};
-  return std::any_of(names.begin(), names.end(),
-                     [&](const char* name) { return preloaded.find(name) != std::string::npos; });
+  constexpr const char* kBegins[] = {"NV_SANITIZER_INJECTION",     // compute-sanitizer
+                                     "NV_COMPUTE_PROFILER",        // Nsight Compute
+                                     "NSYS_PROFILING_SESSION_ID",  // Nsight Systems
+                                     "CUDA_INJECTION64_PATH="};    // any
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    if (std::any_of(std::begin(kBegins), std::end(kBegins), [&](const char* begin) { return text.starts_with(begin); }))
+      return true;
+  }
+  return environment_variable("LD_PRELOAD").find("Injection") != std::string::npos;
 }
 
 }  // namespace
