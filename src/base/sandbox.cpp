@@ -93,6 +93,20 @@ constexpr const char* kSystem[] = {"/usr",
                                    "/dev/random",
                                    "/dev/urandom"};
 
+// --- What the CUDA driver needs besides, as seen with driver 580 ---
+
+/// It reads about the machine here.
+constexpr const char* kOfCuda[] = {"/proc/driver/nvidia", "/proc/driver/nvidia-caps",   "/proc/driver/nvidia-nvlink",
+                                   "/proc/devices",       "/proc/sys/vm/mmap_min_addr", "/sys/bus/pci",
+                                   "/sys/devices",        "/sys/module/nvidia",         "/sys/module/nvidia_uvm",
+                                   "/etc/nvidia"};
+/// Its devices are these and /dev/nvidiaN.
+constexpr const char* kDevicesOfCuda[] = {"nvidiactl", "nvidia-uvm", "nvidia-caps"};
+/// It does not start where it can't write the names of its threads, whose numbers are still to come.
+constexpr const char* kThreads = "/proc/self/task";
+/// Nor without sockets of this kind. It asks for MPS by one, which the process does not get, and listens on another.
+constexpr uint32_t kDomainOfCuda = AF_UNIX, kSocketsOfCuda = SOCK_SEQPACKET;
+
 /// Rights over files, before they are the process's.
 class FileRules {
  public:
@@ -113,6 +127,7 @@ class FileRules {
   }
 
   void allow_writing(const std::string& path) { allow(path, ruleset_.files); }
+  void allow_device(const std::string& path) { allow(path, kReadFolder | kReadFile | kWriteFile | kIoctl); }
 
   /// What is in `folder`, but for the files and folders of `hidden`. Rights can't be taken back, and so are given to
   /// all that lies beside these. A link is the right of what it points to.
@@ -159,6 +174,12 @@ void restrict_files(const SandboxRules& rules) {
   for (const std::string& path : rules.readable) files.allow(path, kRead);
   for (const std::string& path : rules.writable) files.allow_writing(path);
   if (rules.reads_all) allow_reading_nearly_all(files, rules.hidden);
+  if (rules.uses_cuda) {
+    const CudaFiles cuda = cuda_files();
+    for (const std::string& path : cuda.readable) files.allow(path, kRead);
+    for (const std::string& path : cuda.devices) files.allow_device(path);
+    for (const std::string& path : cuda.writable) files.allow(path, kReadFolder | kReadFile | kWriteFile | kTruncate);
+  }
   files.enter();
 }
 
@@ -208,6 +229,19 @@ class Filter {
     add(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
     load(offset + 4);
     add(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0);
+    add(BPF_RET | BPF_K, returning(EPERM));
+    load(offsetof(seccomp_data, nr));
+  }
+
+  /// Refuses sockets but those of a domain and a type.
+  void refuse_sockets_but(uint32_t domain, uint32_t type) {
+    constexpr uint32_t kTypeBits = 0xf;  // beside these are flags
+    add(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 7);
+    load_argument(0);
+    add(BPF_JMP | BPF_JEQ | BPF_K, domain, 0, 3);
+    load_argument(1);
+    add(BPF_ALU | BPF_AND | BPF_K, kTypeBits);
+    add(BPF_JMP | BPF_JEQ | BPF_K, type, 1, 0);
     add(BPF_RET | BPF_K, returning(EPERM));
     load(offsetof(seccomp_data, nr));
   }
@@ -287,7 +321,7 @@ constexpr long kForbidden[] = {__NR_ptrace,
                                __NR_ioprio_set};
 
 /// Reach who listens, or outlive a process and would carry answers to the next one.
-constexpr long kForbiddenBetweenProcesses[] = {__NR_socket,  __NR_shmget, __NR_msgget,           __NR_semget,
+constexpr long kForbiddenBetweenProcesses[] = {__NR_shmget,  __NR_msgget, __NR_semget,
                                                __NR_mq_open, __NR_tkill,  __NR_pidfd_send_signal};
 
 /// What starts or limits processes.
@@ -304,6 +338,12 @@ void restrict_calls(const SandboxRules& rules) {
   Filter filter;
   for (const long call : kForbidden) filter.refuse(call);
   for (const long call : kForbiddenBetweenProcesses) filter.refuse(call);
+  if (rules.uses_cuda) {
+    filter.refuse_sockets_but(kDomainOfCuda, kSocketsOfCuda);
+    filter.refuse(__NR_connect, ENOENT);
+  } else {
+    filter.refuse(__NR_socket);
+  }
   // As if they had worked: a process that wants a group or session of its own goes on in the one it has.
   for (const long call : {__NR_setsid, __NR_setpgid}) filter.refuse(call, 0);
   filter.refuse_if(__NR_ioctl, 1, TIOCSTI);  // types into the terminal of who started the run
@@ -359,6 +399,22 @@ void enter_sandbox(const SandboxRules& rules) {
   drop_capabilities(rules.processes);
   restrict_files(rules);
   restrict_calls(rules);
+}
+
+CudaFiles cuda_files() {
+  CudaFiles files;
+  std::error_code ignored;
+  for (const char* path : kOfCuda)
+    if (std::filesystem::exists(path, ignored)) files.readable.emplace_back(path);
+  for (std::filesystem::directory_iterator entry("/dev", ignored), end; entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string(), prefix = "nvidia";
+    const bool is_gpu = name.starts_with(prefix) && name.size() > prefix.size() &&
+                        name.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+    if (is_gpu || std::ranges::count(kDevicesOfCuda, name) > 0) files.devices.push_back(entry->path().string());
+  }
+  std::ranges::sort(files.devices);
+  files.writable.emplace_back(kThreads);
+  return files;
 }
 
 void hide_memory() { prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); }

@@ -22,6 +22,7 @@ struct SandboxRules {
   bool reads_all = false;
   std::vector<std::string> readable, hidden;
   std::vector<std::string> writable;  ///< files and folders
+  bool uses_cuda = false;             ///< opens what cuda_files() lists
   /// Processes that it must not signal, besides those of others where the kernel can tell.
   std::vector<pid_t> untouchable;
 };
@@ -31,6 +32,14 @@ void enter_sandbox(const SandboxRules& rules);
 
 /// Keeps other processes of this user from reading and changing the memory of the calling process.
 void hide_memory();
+
+/// What the CUDA driver opens, of what this machine has; whole folders where a name is one.
+struct CudaFiles {
+  std::vector<std::string> readable;
+  std::vector<std::string> devices;   ///< for control and for mapping
+  std::vector<std::string> writable;  ///< its threads write their names here
+};
+CudaFiles cuda_files();
 
 struct SandboxMeasure {
   std::string what;  ///< "no network"

@@ -105,7 +105,7 @@ class Bench {
     plan_.repeats = static_cast<int>(options.bench.repeats);
     plan_.burst = options.bench.wants("burst");
     plan_.sustained = options.bench.wants("sustained");
-    worker_.emplace(WorkerConfig{plugins_, device_});
+    start(plugins_);
     arch_key_ = resolve_arch_key(options.run, worker_->info().device.value());
   }
 
@@ -114,6 +114,11 @@ class Bench {
   std::vector<BenchRecord> run(const Group& group);
 
  private:
+  void start(const std::vector<std::string>& plugins) {
+    WorkerConfig config{plugins, device_};
+    config.in_worker = true;
+    worker_.emplace(std::move(config));
+  }
   BenchResult time(const std::vector<std::string>& names, const Case& c, BenchData& data) {
     const std::chrono::seconds limit(options_.run.timeout_s);
     BenchResult result = worker_->bench(names, c, data, plan_, limit);
@@ -145,10 +150,10 @@ const BenchRun& Bench::cublas_ceiling() {
     std::vector<std::string> more = plugins_;
     more.push_back(*plugin);
     try {
-      worker_.emplace(WorkerConfig{more, device_});
+      start(more);
       plugins_ = more;
     } catch (const InputError&) {  // the cuBLAS library is not on this machine
-      worker_.emplace(WorkerConfig{plugins_, device_});
+      start(plugins_);
       return *cublas_;
     }
   }

@@ -23,6 +23,7 @@
 #include "cli/commands.hpp"
 #include "device/nccl_comm.hpp"
 #include "device/plugin.hpp"
+#include "session/control.hpp"
 #include "session/sanitizer_log.hpp"
 #include "session/selection.hpp"
 #include "worker/worker.hpp"
@@ -117,6 +118,22 @@ void look_at_sandbox(const std::string& name, SandboxRules::Processes processes,
   }
 }
 
+/// Whether the driver starts where a plugin of a GPU runs.
+void look_at_gpu_sandbox(Findings& findings) {
+  if (!built_with_cuda()) return;
+  Diagnosed sandbox{"sandbox of a GPU", "", true, false, "a GPU, or --no-isolate for plugins that can be trusted"};
+  try {
+    Worker({{control_plugin("cuda")}, "cuda:0"});
+    const CudaFiles files = cuda_files();
+    sandbox.value = fmt::format("as the sandbox, but for {}; writes to {}", fmt::join(files.devices, ", "),
+                                fmt::join(files.writable, ", "));
+  } catch (const std::exception& e) {  // of the input or the machine
+    sandbox.value = e.what();
+    sandbox.found = false;
+  }
+  findings.push_back(std::move(sandbox));
+}
+
 /// Loads each plugin in its own process, so that one that can't be loaded does not hide the others.
 void look_at_plugin(const std::string& path, Findings& findings) {
   Diagnosed plugin{"plugin " + short_path(path), "", true, true, ""};
@@ -165,6 +182,7 @@ Findings look_around(const RunOptions& options) {
   look_at_nccl(findings);
   look_at_sanitizer(findings);
   look_at_sandbox("sandbox", SandboxRules::Processes::none, findings);
+  look_at_gpu_sandbox(findings);
   look_at_sandbox("sandbox of --exec", SandboxRules::Processes::in_group, findings);
   look_at_shipped(
       "contracts/default.json", [&](const std::string& path) { return "hash " + load_contract(options, path).hash(); },

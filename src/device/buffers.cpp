@@ -17,6 +17,7 @@ namespace checkop {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{32} << 20;
+constexpr size_t kPayloadAlignment = 256;
 
 /// Explicit bits of the fraction; 0 for integers.
 int mantissa_bits(DType dtype) {
@@ -110,13 +111,21 @@ GuardedBuffer::GuardedBuffer(DeviceMemory& device, DType dtype, int64_t count, s
       what_(std::move(what)),
       unit_(std::move(unit)),
       guard_bytes_(std::max(static_cast<size_t>(kGuardElements) * info(dtype).bytes, device.least_guard_bytes())),
-      offset_(offset),
       bytes_(static_cast<size_t>(count) * info(dtype).bytes),
-      memory_(access == Access::none ? device.allocate(bytes_ + 2 * guard_bytes_ + offset_, what_)
-                                     : device.allocate_shared(bytes_ + 2 * guard_bytes_ + offset_, what_, access)) {
+      front_bytes_(guard_bytes_ + offset),
+      memory_(nullptr) {
   static_assert(kGuardElements % 256 == 0 && kMostGuardBytes % 256 == 0, "the payload would not be 256-byte aligned");
+  const size_t needed = front_bytes_ + bytes_ + guard_bytes_;
+  if (access == Access::none) {
+    memory_ = device.allocate(needed, what_);
+  } else {
+    const size_t rest = device.shared_bytes(needed) - needed;
+    front_bytes_ += rest / kPayloadAlignment * kPayloadAlignment;
+    guard_bytes_ += rest % kPayloadAlignment / info(dtype).bytes * info(dtype).bytes;
+    memory_ = device.allocate_shared(needed, what_, access);
+  }
   try {
-    device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_ + offset_);
+    device_.fill(memory_, poison_of(dtype_).guard, info(dtype_).bytes, front_bytes_);
     device_.fill(data() + bytes_, poison_of(dtype_).guard, info(dtype_).bytes, guard_bytes_);
   } catch (...) {
     device_.free(memory_);  // the destructor does not run if the constructor throws
@@ -147,26 +156,34 @@ void GuardedBuffer::poison_element(int64_t index, uint64_t pattern) {
 }
 
 void GuardedBuffer::check_guards(std::vector<std::string>& violations) {
-  std::vector<std::byte> band(guard_bytes_ + offset_);
-  const auto elements = [&](size_t bytes) { return static_cast<int64_t>(bytes / info(dtype_).bytes); };
+  const size_t width = info(dtype_).bytes;
+  const uint64_t guard = poison_of(dtype_).guard;
+  std::vector<std::byte> band;
+  const auto elements = [&](size_t bytes) { return static_cast<int64_t>(bytes / width); };
+  // If each element equals the next, all are equal.
+  const auto are_all_guards = [&](const std::byte* from, size_t bytes) {
+    if (bytes <= 2 * kMostGuardBytes) return false;  // as fast to read as to compare
+    band.resize(width);
+    device_.download(band.data(), from, width);
+    return load_bits(dtype_, band.data(), 0) == guard && device_.equal(from, from + width, bytes - width);
+  };
   const auto changed_in_band = [&](const std::byte* from, size_t bytes) {
-    device_.download(band.data(), from, bytes);
     std::vector<int64_t> changed;
-    // If each element equals the next, all are equal.
-    const size_t width = info(dtype_).bytes;
-    if (load_bits(dtype_, band.data(), 0) == poison_of(dtype_).guard &&
-        std::memcmp(band.data(), band.data() + width, bytes - width) == 0)
+    if (are_all_guards(from, bytes)) return changed;
+    band.resize(bytes);
+    device_.download(band.data(), from, bytes);
+    if (load_bits(dtype_, band.data(), 0) == guard && std::memcmp(band.data(), band.data() + width, bytes - width) == 0)
       return changed;
     for (int64_t i = 0; i < elements(bytes); ++i) {
-      if (load_bits(dtype_, band.data(), i) != poison_of(dtype_).guard) changed.push_back(i);
+      if (load_bits(dtype_, band.data(), i) != guard) changed.push_back(i);
     }
     return changed;
   };
   const auto plural = [&](size_t n) { return fmt::format("{} {}{}", n, unit_, n == 1 ? "" : "s"); };
 
-  if (const auto before = changed_in_band(memory_, guard_bytes_ + offset_); !before.empty()) {
+  if (const auto before = changed_in_band(memory_, front_bytes_); !before.empty()) {
     violations.push_back(fmt::format("{}: {} changed before its start, nearest at {}", what_, plural(before.size()),
-                                     before.back() - elements(guard_bytes_ + offset_)));
+                                     before.back() - elements(front_bytes_)));
   }
   if (const auto behind = changed_in_band(data() + bytes_, guard_bytes_); !behind.empty()) {
     violations.push_back(

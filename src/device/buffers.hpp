@@ -35,7 +35,8 @@ uint64_t next_draw();
 inline constexpr int64_t kGuardElements = 4096;
 
 /// A guard band, `count` elements that begin `offset` bytes past a 256-byte boundary, and another guard band. A guard
-/// band has at least kGuardElements elements and least_guard_bytes() bytes. `offset` is a multiple of the element size.
+/// band has at least kGuardElements elements and least_guard_bytes() bytes; the one in front takes all that another
+/// process can reach besides. `offset` is a multiple of the element size.
 class GuardedBuffer {
  public:
   /// `what` begins every message: "output 'dlogits'". `unit` is the word for an element in messages. `access` is that
@@ -46,7 +47,7 @@ class GuardedBuffer {
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;
 
-  std::byte* data() { return memory_ + guard_bytes_ + offset_; }
+  std::byte* data() { return memory_ + front_bytes_; }
   size_t bytes() const { return bytes_; }
   int64_t count() const { return count_; }
   DType dtype() const { return dtype_; }
@@ -90,7 +91,7 @@ class GuardedBuffer {
   DType dtype_;
   int64_t count_;
   std::string what_, unit_;
-  size_t guard_bytes_, offset_, bytes_;  ///< the band in front is longer by the offset
+  size_t guard_bytes_, bytes_, front_bytes_;  ///< of the band behind, of the payload, of the band in front
   std::byte* memory_;
   uint64_t given_ = 0;  ///< fingerprint
 };

@@ -9,9 +9,9 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -20,6 +20,7 @@
 #include "base/text.hpp"
 #include "device/cuda_error.hpp"
 #include "device/cuda_kernels.cuh"
+#include "device/cuda_launches.hpp"
 #include "device/cuda_memory.hpp"
 #include "device/cuda_ranks.hpp"
 #include "device/device.hpp"
@@ -27,37 +28,11 @@
 namespace checkop {
 namespace {
 
-// --- Owners of objects of the CUDA runtime ---
-
-struct StreamDelete {
-  using pointer = cudaStream_t;
-  void operator()(cudaStream_t stream) const noexcept { (void)cudaStreamDestroy(stream); }
-};
-using Stream = std::unique_ptr<cudaStream_t, StreamDelete>;
-
 struct EventDelete {
   using pointer = cudaEvent_t;
   void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
 };
 using Event = std::unique_ptr<cudaEvent_t, EventDelete>;
-
-struct HostDelete {
-  void operator()(Held* held) const noexcept { (void)cudaFreeHost(held); }
-};
-
-struct GraphDelete {
-  using pointer = cudaGraph_t;
-  void operator()(cudaGraph_t graph) const noexcept { (void)cudaGraphDestroy(graph); }
-};
-using Graph = std::unique_ptr<cudaGraph_t, GraphDelete>;
-
-struct GraphExecDelete {
-  using pointer = cudaGraphExec_t;
-  void operator()(cudaGraphExec_t graph) const noexcept { (void)cudaGraphExecDestroy(graph); }
-};
-using GraphExec = std::unique_ptr<cudaGraphExec_t, GraphExecDelete>;
-
-// --- The device ---
 
 /// "13.0" for 13000.
 std::string format_version(int version) {
@@ -76,10 +51,7 @@ class CudaDevice final : public Device {
     check(cudaSetDevice(index), "select device cuda:" + std::to_string(index));
     check(cudaGetDeviceProperties(&properties_, index), "read the properties of cuda:" + std::to_string(index));
     memory_.keep_at_most(properties_.totalGlobalMem / 32);  // little enough for candidates not to miss it
-    cudaStream_t stream = nullptr;
-    // Non-blocking: no implicit order with the default stream, as in the programs that will use the kernels.
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
-    stream_.reset(stream);
+    launches_.emplace(properties_);
     int driver = 0, runtime = 0;
     check(cudaDriverGetVersion(&driver), "read the driver's version");
     check(cudaRuntimeGetVersion(&runtime), "read the runtime's version");
@@ -106,7 +78,7 @@ class CudaDevice final : public Device {
     return info;
   }
 
-  void* stream() override { return stream_.get(); }
+  void* stream() override { return launches_->stream(); }
   void make_current() override { check(cudaSetDevice(index_), "select device cuda:" + std::to_string(index_)); }
 
   Device& of_rank(int32_t rank) override { return rank == 0 || processes_ != nullptr ? *this : ranks_.device_of(rank); }
@@ -118,7 +90,7 @@ class CudaDevice final : public Device {
   }
   std::optional<Unfinished> finish(std::chrono::milliseconds limit, const std::atomic<bool>& is_broken) override {
     make_current();
-    return ranks_.finish(stream_.get(), limit, is_broken);
+    return ranks_.finish(launches_->stream(), limit, is_broken);
   }
   void abort_comms() noexcept override { ranks_.abort_comms(); }
 
@@ -136,10 +108,21 @@ class CudaDevice final : public Device {
     return memory;
   }
 
-  std::shared_ptr<SharedMemory> share_memory(bool) override {
+  std::shared_ptr<SharedMemory> share_memory(bool) override { return share(Blocks::packed); }
+
+  std::shared_ptr<SharedMemory> share_blocks() override {
+    is_by_block_ = true;
+    return share(Blocks::own_arenas);
+  }
+
+  size_t shared_bytes(size_t bytes) const override {
+    return is_by_block_ ? shared_->block_bytes(bytes) : Device::shared_bytes(bytes);
+  }
+
+  std::shared_ptr<SharedMemory> share(Blocks blocks) {
     make_current();
     check(cudaFree(nullptr), "make a context");  // what the driver's functions use
-    ArenaKind kind = cuda_arenas(index_);
+    ArenaKind kind = cuda_arenas(index_, blocks);
     kind.most_unused_bytes = properties_.totalGlobalMem / 32;  // as of memory_
     return shared_ = std::make_shared<SharedMemory>(std::move(kind));
   }
@@ -167,12 +150,12 @@ class CudaDevice final : public Device {
     (void)cudaSetDevice(index_);
     if (const auto bytes = shared_ ? shared_->size_of(memory) : std::nullopt) {
       // As in CudaMemory::free(). Waits, because an arena without blocks may be unmapped.
-      (void)cudaMemsetAsync(memory, 0xff, *bytes, stream_.get());
-      (void)cudaStreamSynchronize(stream_.get());
+      (void)cudaMemsetAsync(memory, 0xff, *bytes, launches_->stream());
+      (void)cudaStreamSynchronize(launches_->stream());
       (void)cudaGetLastError();
       return shared_->free(memory);
     }
-    memory_.free(memory, stream_.get());
+    memory_.free(memory, launches_->stream());
   }
 
   void upload(std::byte* device, const std::byte* host, size_t bytes) override {
@@ -190,7 +173,7 @@ class CudaDevice final : public Device {
       pattern &= ~uint64_t{0} >> (64 - 8 * width);
       pattern |= pattern << (8 * width);
     }
-    fill_bytes<<<blocks_for(bytes / sizeof(uint4)), kThreads, 0, stream_.get()>>>(device, pattern, bytes);
+    fill_bytes<<<blocks_for(bytes / sizeof(uint4)), kThreads, 0, launches_->stream()>>>(device, pattern, bytes);
     check(cudaGetLastError(), "fill (" + format_bytes(bytes) + ")");
   }
 
@@ -200,7 +183,7 @@ class CudaDevice final : public Device {
     const int64_t* const there = upload_rows(rows);
     return with_words(a, b, row_bytes, [&]<typename Word>(Word) {
       return sum_of("compare rows", [&](unsigned long long* different) {
-               count_different<<<blocks_for(rows.size() * kThreads), kThreads, 0, stream_.get()>>>(
+               count_different<<<blocks_for(rows.size() * kThreads), kThreads, 0, launches_->stream()>>>(
                    reinterpret_cast<const Word*>(a), reinterpret_cast<const Word*>(b), row_bytes / sizeof(Word), there,
                    static_cast<int64_t>(rows.size()), different);
              }) == 0;
@@ -213,7 +196,7 @@ class CudaDevice final : public Device {
     if (rows.empty() || row_bytes == 0) return;
     const int64_t* const there = upload_rows(rows);
     with_words(to, from, row_bytes | stride, [&]<typename Word>(Word) {
-      gather_rows<<<blocks_for(rows.size() * kThreads), kThreads, 0, stream_.get()>>>(
+      gather_rows<<<blocks_for(rows.size() * kThreads), kThreads, 0, launches_->stream()>>>(
           reinterpret_cast<Word*>(to), stride / sizeof(Word), reinterpret_cast<const Word*>(from),
           row_bytes / sizeof(Word), there, static_cast<int64_t>(rows.size()));
     });
@@ -223,8 +206,8 @@ class CudaDevice final : public Device {
   uint64_t fingerprint(const std::byte* memory, size_t bytes) override {
     make_current();
     return sum_of("read back", [&](unsigned long long* sum) {
-      add_fingerprint<<<blocks_for(bytes / sizeof(uint64_t)), kThreads, 0, stream_.get()>>>(memory, bytes,
-                                                                                            fingerprint_salt(), sum);
+      add_fingerprint<<<blocks_for(bytes / sizeof(uint64_t)), kThreads, 0, launches_->stream()>>>(
+          memory, bytes, fingerprint_salt(), sum);
     });
   }
 
@@ -236,23 +219,18 @@ class CudaDevice final : public Device {
 
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override {
     make_current();
-    if (shared_) return Device::run(mode, launch);  // another process's work is neither beside ours nor on our stream
-    switch (mode.kind) {
-      case LaunchMode::Kind::plain:
-        launch();
-        return;
-      case LaunchMode::Kind::contended:
-        return run_contended(mode.percent, launch);
-      case LaunchMode::Kind::replayed:
-        return run_replayed(launch);
-    }
+    if (!shared_) return launches_->run(mode, launch);
+    if (!is_by_block_)
+      return Device::run(mode, launch);  // another process's work is neither beside ours nor on our stream
+    mode_elsewhere_ = mode;
+    launch();
   }
 
   size_t cache_bytes() const override { return static_cast<size_t>(properties_.l2CacheSize); }
 
   void copy(std::byte* to, const std::byte* from, size_t bytes) override {
     make_current();
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()),
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, launches_->stream()),
           "copy (" + format_bytes(bytes) + ")");
   }
 
@@ -261,9 +239,10 @@ class CudaDevice final : public Device {
     const size_t bytes = kFlushCaches * cache_bytes();
     if (!flushed_) {
       flushed_.reset(allocate(bytes + sizeof(uint4), "what flushes the cache"));
-      check(cudaMemsetAsync(flushed_.get(), 0, bytes + sizeof(uint4), stream_.get()), "clear what flushes the cache");
+      check(cudaMemsetAsync(flushed_.get(), 0, bytes + sizeof(uint4), launches_->stream()),
+            "clear what flushes the cache");
     }
-    read_words<<<blocks_for(bytes / sizeof(uint4)), kThreads, 0, stream_.get()>>>(
+    read_words<<<blocks_for(bytes / sizeof(uint4)), kThreads, 0, launches_->stream()>>>(
         reinterpret_cast<const uint4*>(flushed_.get()), bytes / sizeof(uint4), 1,
         reinterpret_cast<unsigned*>(flushed_.get() + bytes));
     check(cudaGetLastError(), "flush the cache");
@@ -274,13 +253,13 @@ class CudaDevice final : public Device {
     if (!start_) start_ = make_event(), stop_ = make_event();
     release_cache();
     if (cover_us > 0) {
-      wait_ns<<<1, 1, 0, stream_.get()>>>(static_cast<uint64_t>(cover_us * 1e3));
+      wait_ns<<<1, 1, 0, launches_->stream()>>>(static_cast<uint64_t>(cover_us * 1e3));
       check(cudaGetLastError(), "cover a launch");
     }
     prepare();
-    check(cudaEventRecord(start_.get(), stream_.get()), "record the start");
+    check(cudaEventRecord(start_.get(), launches_->stream()), "record the start");
     enqueue();
-    check(cudaEventRecord(stop_.get(), stream_.get()), "record the end");
+    check(cudaEventRecord(stop_.get(), launches_->stream()), "record the end");
     check(cudaEventSynchronize(stop_.get()), "wait for what is timed");
     check(cudaGetLastError(), "time");  // a launch error that the candidate did not report
     float ms = 0;
@@ -303,7 +282,7 @@ class CudaDevice final : public Device {
     cudaLaunchAttributeValue no_window{};
     no_window.accessPolicyWindow.hitProp = cudaAccessPropertyNormal;
     no_window.accessPolicyWindow.missProp = cudaAccessPropertyNormal;
-    check(cudaStreamSetAttribute(stream_.get(), cudaLaunchAttributeAccessPolicyWindow, &no_window),
+    check(cudaStreamSetAttribute(launches_->stream(), cudaLaunchAttributeAccessPolicyWindow, &no_window),
           "end the stream's access window");
     check(cudaCtxResetPersistingL2Cache(), "release the L2 cache");
     check(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 0), "release the L2 cache");
@@ -349,7 +328,7 @@ class CudaDevice final : public Device {
   template <class Launch>
   uint64_t sum_of(const std::string& doing, const Launch& launch) {
     if (!sum_) sum_.reset(allocate(sizeof(unsigned long long), "a sum"));
-    check(cudaMemsetAsync(sum_.get(), 0, sizeof(unsigned long long), stream_.get()), doing);
+    check(cudaMemsetAsync(sum_.get(), 0, sizeof(unsigned long long), launches_->stream()), doing);
     launch(reinterpret_cast<unsigned long long*>(sum_.get()));
     check(cudaGetLastError(), doing);
     unsigned long long sum = 0;
@@ -357,75 +336,12 @@ class CudaDevice final : public Device {
     return sum;
   }
 
-  /// The contending work ends when the launch does, and by itself after a second. Otherwise a candidate that needs the
-  /// whole device, or all its blocks to run at once, would wait forever.
-  void run_contended(int percent, const std::function<bool()>& launch) {
-    constexpr std::chrono::milliseconds kMostStart{200}, kMost{500};
-    constexpr uint64_t kMostHeldNs = 1'000'000'000;
-    if (!other_stream_) {
-      cudaStream_t stream = nullptr;
-      check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream for contending work");
-      other_stream_.reset(stream);
-      Held* held = nullptr;
-      check(cudaHostAlloc(reinterpret_cast<void**>(&held), sizeof(Held), cudaHostAllocMapped), "allocate flags");
-      held_.reset(held);
-      check(cudaFuncSetAttribute(hold_multiprocessor, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(properties_.sharedMemPerBlockOptin)),
-            "let contending work have a multiprocessor's shared memory");
-    }
-    const auto blocks = static_cast<unsigned>(std::max(1, properties_.multiProcessorCount * percent / 100));
-    volatile Held* const held = held_.get();
-    held->blocks = 0;
-    held->stop = 0;
-    hold_multiprocessor<<<blocks, 1, properties_.sharedMemPerBlockOptin, other_stream_.get()>>>(held_.get(),
-                                                                                                kMostHeldNs);
-    check(cudaGetLastError(), "start contending work");
-    auto start = Clock::now();
-    while (held->blocks < blocks && Clock::now() - start < kMostStart) std::this_thread::yield();
-    const bool holds = held->blocks == blocks;
-    launch();
-    const cudaError_t launched = cudaGetLastError();  // a launch error that the candidate did not report
-    start = Clock::now();
-    while (cudaStreamQuery(stream_.get()) == cudaErrorNotReady && Clock::now() - start < kMost) {
-      std::this_thread::yield();
-    }
-    held->stop = 1;
-    check(cudaStreamSynchronize(other_stream_.get()), "run beside contending work");
-    check(launched, "run beside contending work");
-    if (!holds) throw LaunchModeUnsupported("the contending work could not occupy the SMs");
-  }
-
-  void run_replayed(const std::function<bool()>& launch) {
-    // Thread-local mode: calls that can't be recorded fail; they are not executed outside of the graph instead.
-    check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "begin to record a graph");
-    const bool launched = launch();
-    cudaGraph_t recorded = nullptr;
-    const cudaError_t ended = cudaStreamEndCapture(stream_.get(), &recorded);
-    const Graph graph(recorded);
-    (void)cudaGetLastError();  // of calls that failed because they were recorded
-    size_t nodes = 0;
-    if (launched && ended == cudaSuccess && graph) {
-      check(cudaGraphGetNodes(graph.get(), nullptr, &nodes), "count what was recorded");
-    }
-    if (nodes == 0) {
-      throw LaunchModeUnsupported(std::string("the launch can't be recorded in a graph: ") +
-                                  (ended != cudaSuccess ? cudaGetErrorString(ended)
-                                   : launched           ? "nothing was put on its stream"
-                                                        : "it failed meanwhile"));
-    }
-    cudaGraphExec_t instance = nullptr;
-    check(cudaGraphInstantiate(&instance, graph.get(), 0), "make a graph");
-    const GraphExec replay(instance);
-    for (int i = 0; i < 2; ++i) check(cudaGraphLaunch(replay.get(), stream_.get()), "launch a graph");
-    check(cudaStreamSynchronize(stream_.get()), "replay a graph");
-  }
-
   void copy(std::byte* to, const std::byte* from, size_t bytes, cudaMemcpyKind kind, std::string_view verb) {
     make_current();
     if (bytes == 0) return;
     const std::string doing = std::string(verb) + " (" + format_bytes(bytes) + ")";
-    check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), doing);
-    check(cudaStreamSynchronize(stream_.get()), doing);
+    check(cudaMemcpyAsync(to, from, bytes, kind, launches_->stream()), doing);
+    check(cudaStreamSynchronize(launches_->stream()), doing);
   }
 
   static size_t free_bytes() {
@@ -443,10 +359,10 @@ class CudaDevice final : public Device {
   int index_;
   CudaRanks ranks_;
   CudaMemory memory_;
-  std::shared_ptr<SharedMemory> shared_;  ///< nullptr until share_memory()
+  std::shared_ptr<SharedMemory> shared_;  ///< nullptr until share_memory() or share_blocks()
+  bool is_by_block_ = false;              ///< see share_blocks()
   cudaDeviceProp properties_{};
-  Stream stream_, other_stream_;
-  std::unique_ptr<Held, HostDelete> held_;  ///< used by run_contended()
+  std::optional<CudaLaunches> launches_;  ///< from the constructor on
   Event start_, stop_;
   Memory sum_{nullptr, {this}};   ///< used by sum_of()
   Memory rows_{nullptr, {this}};  ///< used by upload_rows()

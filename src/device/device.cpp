@@ -69,7 +69,7 @@ class CpuDevice final : public Device {
 
   std::shared_ptr<SharedMemory> share_blocks() override {
     by_block_ = true;
-    return shared_ = std::make_shared<SharedMemory>(memfd_arenas(/*read_only_inputs=*/true, by_block_));
+    return shared_ = std::make_shared<SharedMemory>(memfd_arenas(/*read_only_inputs=*/true, Blocks::own_pages));
   }
 
   std::byte* allocate(size_t bytes, const std::string& what) override {

@@ -68,6 +68,8 @@ class DeviceMemory {
   virtual std::byte* allocate(size_t bytes, const std::string& what) = 0;  ///< 256-byte aligned
   /// Memory that a candidate in another process maps, after Device::share_memory(); before, the same as allocate().
   virtual std::byte* allocate_shared(size_t bytes, const std::string& what, Access) { return allocate(bytes, what); }
+  /// Bytes that allocate_shared() takes for `bytes`, where the other process can reach all of them; otherwise `bytes`.
+  virtual size_t shared_bytes(size_t bytes) const { return bytes; }
   virtual void free(std::byte* memory) noexcept = 0;  ///< of both kinds
   virtual void upload(std::byte* device, const std::byte* host, size_t bytes) = 0;
   virtual void download(std::byte* host, const std::byte* device, size_t bytes) = 0;
@@ -132,9 +134,12 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
   /// the other process can't write to memory of Access::read, where the system allows this. Throws EnvironmentError
   /// with the reason if there is no such memory, which is the default.
   virtual std::shared_ptr<SharedMemory> share_memory(bool read_only_inputs);
-  /// The same for a process that maps each block by itself, inputs for reading only.
+  /// The same for a process that maps each block by itself, inputs for reading only, and runs launches in all modes
+  /// that the device has.
   virtual std::shared_ptr<SharedMemory> share_blocks();
   void run(const LaunchMode& mode, const std::function<bool()>& launch) override;
+  /// How another process is to run what run() calls, after share_blocks().
+  const LaunchMode& mode_elsewhere() const { return mode_elsewhere_; }
 
   // For ranks that share a case. Each rank has a device; the first rank of a process has this one.
   /// The device of rank `rank` of this process: on the CPU this one, with CUDA the one with the index of this one plus
@@ -162,6 +167,7 @@ class Device : public DeviceMemory, public DeviceStream, public DeviceTimer {
  protected:
   void complete(DeviceInfo& info) const;  ///< adds the transport, and the limit of ranks if they are processes
 
+  LaunchMode mode_elsewhere_;
   RankProcesses* processes_ = nullptr;
   int64_t most_ranks_ = 0;
   std::string transport_;

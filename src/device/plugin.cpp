@@ -175,6 +175,12 @@ std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops) {
   return paths;
 }
 
+bool is_shipped_plugin(const std::string& path) {
+  std::error_code error;
+  return fs::weakly_canonical(path, error).parent_path().parent_path() ==
+         fs::weakly_canonical(shipped_kernels(), error);
+}
+
 std::string file_digest(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw InputError(path, "cannot be read", "check the path and its permissions");

@@ -58,6 +58,9 @@ std::vector<Candidate> load_plugins(const std::vector<std::string>& paths);
 /// <op>/*.so below shipped_kernels() for the given operators (all if `ops` is empty), sorted.
 std::vector<std::string> shipped_plugins(const std::vector<std::string>& ops);
 
+/// Whether the plugin at `path` is one of shipped_plugins().
+bool is_shipped_plugin(const std::string& path);
+
 /// Whether `name` is a valid candidate name: names are used in flags, globs and file names.
 bool is_candidate_name(std::string_view name);
 /// The rule for candidate names, for hints.

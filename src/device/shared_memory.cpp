@@ -51,7 +51,7 @@ class MemfdArena final : public Arena {
 
 }  // namespace
 
-ArenaKind memfd_arenas(bool read_only_inputs, bool by_block) {
+ArenaKind memfd_arenas(bool read_only_inputs, Blocks blocks) {
   const auto make = [=](size_t bytes, Access access) -> std::unique_ptr<Arena> {
     try {
       return std::make_unique<MemfdArena>(Bytes(bytes), read_only_inputs && access == Access::read);
@@ -59,20 +59,28 @@ ArenaKind memfd_arenas(bool read_only_inputs, bool by_block) {
       throw OutOfMemory(e.what());
     }
   };
-  return {"memfd", size_t{1} << 16, size_t{4} << 20, size_t{64} << 20, make, by_block};
+  return {"memfd", size_t{1} << 16, size_t{4} << 20, size_t{64} << 20, make, blocks};
 }
 
 SharedMemory::SharedMemory(ArenaKind kind) : kind_(std::move(kind)) {}
 
-std::byte* SharedMemory::allocate(size_t bytes, Access access) {
+size_t SharedMemory::block_bytes(size_t bytes) const {
   static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  bytes = round_up(std::max<size_t>(bytes, 1), kind_.by_block ? page : kAlignment);
+  const size_t unit = kind_.blocks == Blocks::packed      ? kAlignment
+                      : kind_.blocks == Blocks::own_pages ? page
+                                                          : kind_.granularity;
+  return round_up(std::max<size_t>(bytes, 1), unit);
+}
+
+std::byte* SharedMemory::allocate(size_t bytes, Access access) {
+  bytes = block_bytes(bytes);
   if (bytes >= kLargeBytes && before_large_block_) before_large_block_();
   if (std::byte* memory = take(bytes, access)) return memory;
   try {
     add_arena(bytes, access);
   } catch (const OutOfMemory&) {
     drop_unused(0);
+    if (before_large_block_) before_large_block_();
     add_arena(bytes, access);
   }
   return take(bytes, access);
@@ -81,7 +89,8 @@ std::byte* SharedMemory::allocate(size_t bytes, Access access) {
 std::byte* SharedMemory::take(size_t bytes, Access access) {
   for (auto& [id, entry] : arenas_) {
     if (entry.access != access) continue;
-    const auto fits = [&](const auto& part) { return part.second >= bytes; };
+    const bool is_shared = kind_.blocks != Blocks::own_arenas;
+    const auto fits = [&](const auto& part) { return is_shared ? part.second >= bytes : part.second == bytes; };
     const auto found = std::find_if(entry.free.begin(), entry.free.end(), fits);
     if (found == entry.free.end()) continue;
     const auto [offset, size] = *found;
@@ -110,7 +119,7 @@ void SharedMemory::free(std::byte* memory) noexcept {
   const auto found = blocks_.find(memory);
   if (found == blocks_.end()) return;
   auto [id, offset, bytes, access, number, begin] = found->second;
-  if (kind_.by_block) freed_.push_back(number);
+  if (kind_.blocks != Blocks::packed) freed_.push_back(number);
   blocks_.erase(found);
   std::map<size_t, size_t>& free = arenas_.at(id).free;
   auto next = free.lower_bound(offset);

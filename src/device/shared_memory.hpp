@@ -36,6 +36,13 @@ class Arena {
   virtual bool is_read_only() const { return false; }
 };
 
+/// How blocks lie in arenas.
+enum class Blocks : uint8_t {
+  packed,      ///< the other process maps whole arenas
+  own_pages,   ///< it maps single blocks: each begins at a page, and has pages of its own
+  own_arenas,  ///< the same where an arena can only be mapped as a whole: each has one of its own
+};
+
 /// How arenas are made.
 struct ArenaKind {
   std::string transport;     ///< its name in protocol 2: "memfd", "cuda_vmm"
@@ -44,7 +51,7 @@ struct ArenaKind {
   size_t most_unused_bytes;  ///< of arenas without blocks that are kept for later blocks
   /// Makes an arena of `bytes` bytes of zeros. Throws OutOfMemory or DeviceError.
   std::function<std::unique_ptr<Arena>(size_t bytes, Access access)> make;
-  bool by_block = false;  ///< the other process maps single blocks: each begins at a page, and has pages of its own
+  Blocks blocks = Blocks::packed;
 };
 
 /// Blocks in arenas. Ids of arenas are never used twice, and an arena lives as long as it has blocks, so that another
@@ -71,7 +78,9 @@ class SharedMemory {
     const std::byte* begin;
   };
 
-  /// A block of at least one byte, 256-byte aligned, in an arena of this access. `access` is not none. Throws
+  /// Bytes of the block that is made for `bytes`.
+  size_t block_bytes(size_t bytes) const;
+  /// A block of block_bytes(bytes), 256-byte aligned, in an arena of this access. `access` is not none. Throws
   /// OutOfMemory or DeviceError.
   std::byte* allocate(size_t bytes, Access access);
   /// The size of a block; nullopt if `memory` is not the begin of one.
@@ -82,11 +91,12 @@ class SharedMemory {
   std::optional<Place> find(const std::byte* memory) const;
   /// Throws std::out_of_range for an id that is not there, or no longer.
   const Arena& arena(int64_t id) const { return *arenas_.at(id).arena; }
-  /// The block that holds an address. With ArenaKind::by_block only. Throws std::out_of_range for an address in none.
+  /// The block that holds an address. Not where blocks are packed. Throws std::out_of_range for an address in none.
   const Block& block_at(const void* memory) const;
-  /// Numbers of blocks that were freed since the last call. With ArenaKind::by_block only.
+  /// Numbers of blocks that were freed since the last call. Not where blocks are packed.
   std::vector<uint64_t> take_freed() { return std::exchange(freed_, {}); }
-  /// Called before a block of `kLargeBytes` or more is made: the other process should let freed blocks go.
+  /// Called before a block of `kLargeBytes` or more is made, and where there is no memory left: the other process
+  /// should let freed blocks go.
   void before_large_block(std::function<void()> body) { before_large_block_ = std::move(body); }
   static constexpr size_t kLargeBytes = size_t{16} << 20;
 
@@ -119,11 +129,11 @@ class SharedMemory {
 
 /// Arenas of host memory: memfds that can't be resized. With `read_only_inputs`, those of Access::read are sealed
 /// against writing by others.
-ArenaKind memfd_arenas(bool read_only_inputs, bool by_block = false);
+ArenaKind memfd_arenas(bool read_only_inputs, Blocks blocks = Blocks::packed);
 
 /// Arenas of the memory of CUDA device `index`, which the calling process uses: the driver's virtual memory with
 /// descriptors, between unmapped addresses. Throws EnvironmentError with the reason if the driver refuses.
-ArenaKind cuda_arenas(int index);
+ArenaKind cuda_arenas(int index, Blocks blocks = Blocks::packed);
 /// The UUID of CUDA device `index`, 32 hex digits; "" if the driver does not tell.
 std::string cuda_uuid(int index);
 

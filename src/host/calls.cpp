@@ -4,7 +4,8 @@
 
 namespace checkop::host {
 
-Call::Call(Unpacker& unpacker, const checkop_kernel& kernel, const Windows& windows, checkop_host_comm* comm) {
+Call::Call(Unpacker& unpacker, const checkop_kernel& kernel, const Windows& windows, checkop_host_comm* comm,
+           void* stream) {
   const auto address = [&]() -> void* {
     const auto place = unpacker.get<Place>();
     return place.window == 0 ? nullptr : windows.at(place.window) + place.offset;
@@ -43,7 +44,8 @@ Call::Call(Unpacker& unpacker, const checkop_kernel& kernel, const Windows& wind
   message_.resize(call_.message_bytes + 1);  // a text without a NUL is terminated
   call_.message = message_.data();
   if (unpacker.get<bool>()) call_.host_comm = comm;
-  call_.comm = call_.host_comm;
+  call_.stream = stream;
+  if (stream == nullptr) call_.comm = call_.host_comm;  // ranks on GPUs would communicate by NCCL
   call_.kernel = &kernel;
 }
 

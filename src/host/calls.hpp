@@ -35,8 +35,9 @@ void pack_call(Packer& packer, const checkop_call& call, const PlaceOf& place) {
 /// The structs of one call.
 class Call {
  public:
-  /// `comm` is the communicator, if the call has one.
-  Call(Unpacker& unpacker, const checkop_kernel& kernel, const Windows& windows, checkop_host_comm* comm);
+  /// `comm` is the communicator, if the call has one. `stream` is that of a GPU.
+  Call(Unpacker& unpacker, const checkop_kernel& kernel, const Windows& windows, checkop_host_comm* comm,
+       void* stream = nullptr);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 

@@ -7,12 +7,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <new>
 #include <thread>
 
 #include "base/elf_libraries.hpp"
 #include "base/error.hpp"
 #include "base/sandbox.hpp"
+#include "device/guest.hpp"
 #include "device/plugin_table.hpp"
 #include "host/calls.hpp"
 #include "host/windows.hpp"
@@ -29,6 +31,7 @@ struct Lane {
 };
 
 Windows windows;
+std::unique_ptr<GuestDevice> gpu;  // none: kernels run on the CPU
 std::vector<PluginTable> plugins;
 
 template <class T>
@@ -88,6 +91,12 @@ Packer guarded(const Body& body) {
     return body();
   } catch (const WireError&) {  // ours
     throw;
+  } catch (const LaunchModeUnsupported& e) {
+    return answer(Answer::no_mode, std::string(e.what()));
+  } catch (const OutOfMemory& e) {
+    return answer(Answer::device_error, Harm::no_memory).text(e.what());
+  } catch (const DeviceError& e) {
+    return answer(Answer::device_error, e.sticky() ? Harm::lost : Harm::none).text(e.what());
   } catch (const std::bad_alloc&) {
     return Packer().put(Answer::no_memory);
   } catch (const std::exception& e) {
@@ -108,22 +117,55 @@ void map_windows(Unpacker& unpacker, const std::vector<Descriptor>& descriptors)
   }
 }
 
+/// What the kernel says is added to what the device says.
+template <class Error>
+[[noreturn]] void fail(const Error& error, const Call& call, const auto&... more) {
+  const std::string said = call.message();
+  throw Error(said.empty() ? error.what() : std::string(error.what()) + " (" + said + ")", more...);
+}
+
+/// Launches a kernel, on a GPU in `mode`, and waits for its work.
+Packer launch(const checkop_kernel& kernel, const Call& call, const LaunchMode& mode) {
+  int status = CHECKOP_FAILED;  // because a candidate may return a value that is no checkop_status
+  std::exception_ptr thrown;
+  const auto launch = [&] {
+    try {
+      status = static_cast<int>(kernel.launch(call.get()));
+    } catch (...) {  // not through the device, which may be recording
+      thrown = std::current_exception();
+    }
+    return !thrown && status == CHECKOP_OK;
+  };
+  try {
+    if (gpu) {
+      gpu->run(std::string("run of '") + kernel.name + "'", mode, launch);
+    } else {
+      launch();
+    }
+  } catch (const LaunchModeUnsupported& e) {
+    fail(e, call);
+  } catch (const OutOfMemory& e) {
+    fail(e, call);
+  } catch (const DeviceError& e) {
+    fail(e, call, e.sticky());
+  }
+  if (thrown) std::rethrow_exception(thrown);
+  return Packer().put(Answer::done).put(status).text(call.message());
+}
+
 Packer call_kernel(Request request, Unpacker& unpacker, Lane& lane, std::vector<Descriptor>& descriptors) {
+  if (gpu) gpu->make_current();
   drop_windows(unpacker);
   map_windows(unpacker, descriptors);
   descriptors.clear();
   const auto plugin = unpacker.get<uint64_t>(), number = unpacker.get<uint64_t>();
+  const auto mode = unpacker.get<LaunchMode>();
   const checkop_kernel& kernel = *plugins.at(plugin).kernels.at(number);
-  Call call(unpacker, kernel, windows, &lane.comm);
+  Call call(unpacker, kernel, windows, &lane.comm, gpu ? gpu->stream() : nullptr);
   lane.comm.rank = call.get()->rank;
   lane.comm.world_size = call.get()->world_size;
-  if (request == Request::workspace)
-    return guarded([&] { return answer(Answer::bytes, uint64_t{kernel.workspace_bytes(call.get())}); });
-  return guarded([&] {
-    // int, because a candidate may return a value that is no checkop_status
-    const int status = static_cast<int>(kernel.launch(call.get()));
-    return Packer().put(Answer::done).put(status).text(call.message());
-  });
+  if (request == Request::workspace) return answer(Answer::bytes, uint64_t{kernel.workspace_bytes(call.get())});
+  return launch(kernel, call, mode);
 }
 
 /// Before the first plugin runs: what they load is known, and the rest of the machine is closed to them.
@@ -131,6 +173,8 @@ void load(Unpacker& unpacker) {
   std::vector<std::string> paths;
   SandboxRules rules;
   for (uint64_t n = unpacker.count(); n > 0; --n) paths.emplace_back(unpacker.text());
+  const auto index = unpacker.get<int32_t>();
+  rules.uses_cuda = index != kNoGpu;
   if (const std::string folder(unpacker.text()); !folder.empty()) {
     rules.writable.push_back(folder);
     for (const char* variable : {"TMPDIR", "HOME"}) setenv(variable, folder.c_str(), 1);
@@ -138,6 +182,10 @@ void load(Unpacker& unpacker) {
   for (const std::string& path : paths)
     for (std::string& file : libraries_of(path)) rules.readable.push_back(std::move(file));
   enter_sandbox(rules);
+  if (rules.uses_cuda) {  // within it, since the driver starts threads
+    gpu = open_guest_device(index);
+    windows.lie_on(*gpu);
+  }
   for (const std::string& path : paths) plugins.push_back(open_plugin(path));
 }
 
@@ -166,13 +214,16 @@ Packer answer_to(const std::string& message, Lane& lane, std::vector<Descriptor>
         load(unpacker);
       } catch (const InputError& e) {
         return answer(Answer::refused, std::string(e.what()));
+      } catch (const EnvironmentError& e) {
+        return answer(Answer::no_device, std::string(e.what()));
       }
       std::thread(serve, kControl).detach();
       return table_of_plugins();
     case Request::launch:
     case Request::workspace:
-      return call_kernel(request, unpacker, lane, descriptors);
+      return guarded([&] { return call_kernel(request, unpacker, lane, descriptors); });
     case Request::drop:
+      if (gpu) gpu->make_current();
       drop_windows(unpacker);
       return answer(Answer::bytes, uint64_t{0});
     case Request::lane:

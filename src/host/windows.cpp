@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mmap() at random addresses.
+// mmap() at random addresses. What a GPU maps is the affair of its device.
 #include "host/windows.hpp"
 
 #include <sys/mman.h>
@@ -7,6 +7,7 @@
 
 #include <new>
 #include <random>
+#include <utility>
 
 namespace checkop::host {
 namespace {
@@ -20,6 +21,11 @@ constexpr size_t kStep = size_t{1} << 16;
 constexpr size_t kPopulated = size_t{1} << 20;
 constexpr int kNoMemory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
+size_t whole_pages(size_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+
 /// An address at which the system is asked to map something; it is free to choose another.
 std::byte* random_address() {
   static std::mt19937_64 random{std::random_device{}()};
@@ -32,30 +38,57 @@ std::byte* random_address() {
   return begin == nullptr ? nullptr : begin + random() % (kRange / kStep) * kStep;
 }
 
+/// Pages behind a descriptor, between addresses that can't be touched.
+class Pages final : public BorrowedMemory {
+ public:
+  Pages(const Window& window, int descriptor) : inner_(whole_pages(window.bytes)) {
+    void* const around = mmap(random_address(), inner_ + 2 * kApart, PROT_NONE, kNoMemory, -1, 0);
+    if (around == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<std::byte*>(around) + kApart;
+    const int rights = window.is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    const int flags = MAP_SHARED | MAP_FIXED | (window.bytes <= kPopulated ? MAP_POPULATE : 0);
+    if (mmap(memory_, inner_, rights, flags, descriptor, static_cast<off_t>(window.offset)) != MAP_FAILED) return;
+    unmap();
+    throw WireError("memory can't be mapped");
+  }
+  ~Pages() override { unmap(); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  std::byte* data() const override { return memory_; }
+
+ private:
+  void unmap() { munmap(memory_ - kApart, inner_ + 2 * kApart); }
+
+  size_t inner_;
+  std::byte* memory_;
+};
+
 }  // namespace
 
 void Windows::map(const Window& window, int descriptor) {
   const std::lock_guard lock(mutex_);
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t inner = (window.bytes + page - 1) / page * page, whole = inner + 2 * kApart;
-  void* const around = mmap(random_address(), whole, PROT_NONE, kNoMemory, -1, 0);
-  if (around == MAP_FAILED) throw std::bad_alloc();
-  Mapped mapped{static_cast<std::byte*>(around), whole, static_cast<std::byte*>(around) + kApart, kSlots};
-  const int rights = window.is_writable ? PROT_READ | PROT_WRITE : PROT_READ;
-  const int flags = MAP_SHARED | MAP_FIXED | (window.bytes <= kPopulated ? MAP_POPULATE : 0);
-  if (mmap(mapped.memory, inner, rights, flags, descriptor, static_cast<off_t>(window.offset)) == MAP_FAILED) {
-    munmap(around, whole);
-    throw WireError("memory can't be mapped");
+  std::unique_ptr<BorrowedMemory> memory;
+  size_t slot = kSlots;
+  if (device_ != nullptr) {
+    memory = device_->map(descriptor, window.bytes, window.is_writable);
+  } else {
+    memory = std::make_unique<Pages>(window, descriptor);
+    if (!window.is_writable) slot = note_read_only(window, memory->data());
   }
-  for (size_t i = 0; !window.is_writable && i < kSlots; ++i) {
+  mapped_.emplace(window.number, Mapped{std::move(memory), slot});
+}
+
+/// The slot in which the signal handler finds the window; kSlots where none is free.
+size_t Windows::note_read_only(const Window& window, std::byte* memory) {
+  for (size_t i = 0; i < kSlots; ++i) {
     if (read_only_[i].memory != nullptr) continue;
-    mapped.slot = i;
     read_only_[i].number = window.number;
-    read_only_[i].bytes = inner;
-    read_only_[i].memory = mapped.memory;
-    break;
+    read_only_[i].bytes = whole_pages(window.bytes);
+    read_only_[i].memory = memory;
+    return i;
   }
-  mapped_.emplace(window.number, mapped);
+  return kSlots;
 }
 
 void Windows::drop(uint64_t number) {
@@ -63,7 +96,6 @@ void Windows::drop(uint64_t number) {
   const auto found = mapped_.find(number);
   if (found == mapped_.end()) return;
   if (found->second.slot < kSlots) read_only_[found->second.slot].memory = nullptr;
-  munmap(found->second.around, found->second.whole);
   mapped_.erase(found);
 }
 
@@ -71,7 +103,7 @@ std::byte* Windows::at(uint64_t number) const {
   const std::lock_guard lock(mutex_);
   const auto found = mapped_.find(number);
   if (found == mapped_.end()) throw WireError("a window that is not mapped");
-  return found->second.memory;
+  return found->second.memory->data();
 }
 
 std::optional<Windows::Hit> Windows::read_only_at(const void* address) const {

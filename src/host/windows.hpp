@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 
+#include "device/guest.hpp"
 #include "host/wire.hpp"
 
 namespace checkop::host {
@@ -16,7 +18,10 @@ namespace checkop::host {
 /// Windows by number. Each lies at an address that is drawn anew, so that an address tells nothing of what lies there.
 class Windows {
  public:
-  /// Throws std::bad_alloc where there are no addresses left, WireError where the memory can't be mapped.
+  /// From now on windows show memory of `device`, which maps them.
+  void lie_on(GuestDevice& device) { device_ = &device; }
+  /// Throws std::bad_alloc where there are no addresses left, WireError or DeviceError where the memory can't be
+  /// mapped.
   void map(const Window& window, int descriptor);
   void drop(uint64_t number);
   /// Throws WireError for a number that is not mapped.
@@ -31,9 +36,7 @@ class Windows {
 
  private:
   struct Mapped {
-    std::byte* around;  ///< what can't be touched included
-    size_t whole;
-    std::byte* memory;
+    std::unique_ptr<BorrowedMemory> memory;
     size_t slot;  ///< in read_only_; kSlots: not there
   };
   struct Slot {
@@ -43,6 +46,9 @@ class Windows {
   };
   static constexpr size_t kSlots = 256;
 
+  size_t note_read_only(const Window& window, std::byte* memory);
+
+  GuestDevice* device_ = nullptr;  ///< none: host memory
   mutable std::mutex mutex_;
   std::map<uint64_t, Mapped> mapped_;
   Slot read_only_[kSlots];

@@ -18,24 +18,37 @@ namespace checkop::host {
 inline constexpr int kOwner = 3, kControl = 4;
 
 enum class Request : uint8_t {
-  load,       ///< the plugins at these paths; answered by `table` or `refused`
-  launch,     ///< a kernel; the windows to let go and to map come first
+  load,       ///< the plugins at these paths, for this GPU; answered by `table`, `refused` or `no_device`
+  launch,     ///< a kernel in a mode; the windows to let go and to map come first
   workspace,  ///< how many bytes a kernel wants
   drop,       ///< windows to let go
   lane,       ///< serve one more connection, in a thread
 };
 
 enum class Answer : uint8_t {
-  table,        ///< of the plugins
-  refused,      ///< they can't be loaded: a text
-  done,         ///< status, message
-  bytes,        ///< of a workspace
-  no_memory,    ///< the function threw std::bad_alloc
-  threw,        ///< the function threw an exception with this text
-  threw_other,  ///< the function threw something else
-  gather,       ///< an exchange with other ranks: bytes, which the owner answers before anything else happens
-  wrote_input,  ///< the function writes to the window of this number, at this offset, and ends by that
+  table,         ///< of the plugins
+  refused,       ///< they can't be loaded: a text
+  done,          ///< status, message
+  bytes,         ///< of a workspace
+  no_memory,     ///< the function threw std::bad_alloc
+  threw,         ///< the function threw an exception with this text
+  threw_other,   ///< the function threw something else
+  gather,        ///< an exchange with other ranks: bytes, which the owner answers before anything else happens
+  wrote_input,   ///< the function writes to the window of this number, at this offset, and ends by that
+  no_mode,       ///< the launch can't be run in this mode: a text
+  device_error,  ///< a GPU's: what it means and a text
+  no_device      ///< the GPU can't be used at all: a text
 };
+
+/// Of an error of a GPU.
+enum class Harm : uint8_t {
+  none,
+  no_memory,
+  lost  ///< the process can't use the device any more
+};
+
+/// In place of the index of a GPU.
+inline constexpr int32_t kNoGpu = -1;
 
 /// Memory of the owner as the process sees it: pages behind a descriptor, between addresses that can't be touched.
 struct Window {

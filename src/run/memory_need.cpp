@@ -16,8 +16,8 @@ namespace {
 
 /// Program, libraries and OpenBLAS's buffers. Per thread: transfers and comparisons use blocks of some MiB.
 constexpr uint64_t kProgramBytes = uint64_t{160} << 20, kBytesPerThread = uint64_t{32} << 20;
-/// A CUDA context and its modules; a second process has one too.
-constexpr uint64_t kContextBytes = uint64_t{1} << 30;
+/// CUDA contexts and their modules: of a worker and of its plugins' process, and of a second pair.
+constexpr uint64_t kContextBytes = uint64_t{2} << 30;
 
 struct Sizes {
   uint64_t inputs = 0, outputs = 0, guards = 0, decoded = 0;

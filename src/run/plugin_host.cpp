@@ -34,6 +34,7 @@ namespace checkop {
 namespace {
 
 using host::Answer;
+using host::Harm;
 using host::Packer;
 using host::Request;
 using host::Unpacker;
@@ -95,8 +96,19 @@ struct PluginHost::Kernel {
 };
 
 PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string& folder, Device& device)
-    : shared_(device.share_blocks()), memory_bytes_(device.info().memory_bytes) {
+    : paths_(paths),
+      folder_(folder),
+      device_(device),
+      shared_(device.share_blocks()),
+      memory_bytes_(device.info().memory_bytes),
+      gpu_(device.info().kind == "cuda" ? device.info().index : host::kNoGpu) {
   for (const std::string& path : paths) require_plugin_file(path);
+  start();
+  shared_->before_large_block([this] { drop_freed(); });
+}
+
+/// Starts the process, in place of the one there was.
+void PluginHost::start() {
   const std::string path = program();
   if (access(path.c_str(), X_OK) != 0)
     // lint: allow message, it takes an incomplete installation
@@ -109,20 +121,22 @@ PluginHost::PluginHost(const std::vector<std::string>& paths, const std::string&
                         ChildProcess::Group::shared, ChildProcess::Body::becomes_program);
   theirs = Descriptor();
   their_control = Descriptor();
+  lanes_.clear();
   lanes_.push_back(std::move(ours));
   control_ = std::move(our_control);
+  stopped_.reset();
+  mapped_.clear();
 
   Packer request;
-  request.put(Request::load).put(uint64_t{paths.size()});
-  for (const std::string& each : paths) request.text(each);
-  request.text(folder);
+  request.put(Request::load).put(uint64_t{paths_.size()});
+  for (const std::string& each : paths_) request.text(each);
+  request.put(gpu_).text(folder_);
   try {
-    read_table(paths, ask(nullptr, request.bytes(), {}));
+    read_table(ask(nullptr, request.bytes(), {}));
   } catch (const Stopped& stopped) {
-    throw InputError(fmt::format("worker for {}", fmt::join(paths, ", ")), stopped.message,
+    throw InputError(fmt::format("worker for {}", fmt::join(paths_, ", ")), stopped.message,
                      "it crashes while it is loaded");
   }
-  shared_->before_large_block([this] { drop_freed(); });
 }
 
 std::optional<std::string> PluginHost::end() {
@@ -138,14 +152,16 @@ void PluginHost::limit_memory(uint64_t has, uint64_t bytes) {
   if (child_.is_started()) limit_process_memory(child_.id(), has, bytes);
 }
 
-void PluginHost::read_table(const std::vector<std::string>& paths, const std::string& message) {
+void PluginHost::read_table(const std::string& message) {
   Unpacker unpacker(message);
   const auto kind = unpacker.get<Answer>();
   if (kind == Answer::refused) throw InputError("", shown(unpacker.text()));
-  if (kind != Answer::table || unpacker.count() != paths.size()) throw WireError("no table of plugins");
+  if (kind == Answer::no_device) throw EnvironmentError(shown(unpacker.text()));
+  if (kind != Answer::table || unpacker.count() != paths_.size()) throw WireError("no table of plugins");
+  if (!kernels_.empty()) return;  // of an earlier process
   std::vector<std::vector<Candidate>> plugins;
-  for (uint64_t plugin = 0; plugin < paths.size(); ++plugin) {
-    PluginTable table{paths[plugin], {}};
+  for (uint64_t plugin = 0; plugin < paths_.size(); ++plugin) {
+    PluginTable table{paths_[plugin], {}};
     const uint64_t n = unpacker.count();
     for (uint64_t number = 0; number < n; ++number) {
       auto kernel = std::make_unique<Kernel>();
@@ -301,6 +317,15 @@ PluginHost::Window PluginHost::describe(const Kernel& kernel, const checkop_call
   return {};
 }
 
+/// A descriptor of an arena, for the process.
+Descriptor PluginHost::open_arena(int64_t id) {
+  try {
+    return shared_->arena(id).open();
+  } catch (const DeviceError& e) {
+    throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};
+  }
+}
+
 /// The request to run a kernel on a call, and the memory that it needs.
 std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_call& call,
                              std::vector<Descriptor>& memory) {
@@ -314,8 +339,9 @@ std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_c
     if (const auto [window, added] = mapped_.emplace(block.number, Window{}); added) {
       if (block.access == Access::read) window->second = describe(kernel, call, pointer, block);
       const auto [position, is_new] = arenas.emplace(block.arena, memory.size());
-      if (is_new) memory.push_back(shared_->arena(block.arena).open());
-      windows.put(host::Window{block.number, block.offset, block.bytes, block.access == Access::write});
+      if (is_new) memory.push_back(open_arena(block.arena));
+      windows.put(
+          host::Window{block.number, block.offset, block.bytes, block.access == Access::write || may_write_inputs_});
       windows.put(position->second);
       ++n_windows;
     }
@@ -327,7 +353,8 @@ std::string PluginHost::pack(Request what, const Kernel& kernel, const checkop_c
   Packer request;
   request.put(what).put(uint64_t{gone.size()});
   for (const uint64_t number : gone) request.put(number);
-  request.put(n_windows).append(windows).put(kernel.plugin).put(kernel.number).append(packed_call);
+  request.put(n_windows).append(windows).put(kernel.plugin).put(kernel.number).put(device_.mode_elsewhere());
+  request.append(packed_call);
   return request.bytes();
 }
 
@@ -345,14 +372,48 @@ std::string PluginHost::call(Request what, const checkop_call& call, Answer want
     if (kind == Answer::no_memory) throw std::bad_alloc();
     if (kind == Answer::threw) throw std::runtime_error(shown(unpacker.text()));
     if (kind == Answer::threw_other) throw 0;
+    if (kind == Answer::no_mode) throw LaunchModeUnsupported(shown(unpacker.text()));
+    if (kind == Answer::device_error) {
+      const auto harm = unpacker.get<Harm>();
+      const std::string text = shown(unpacker.text());
+      if (harm == Harm::lost) throw why_lost(what, call, text);
+      if (harm == Harm::no_memory) throw OutOfMemory(text);
+      throw DeviceError(text, /*sticky=*/false);
+    }
     if (kind != wanted) throw WireError("no such answer was expected");
     return answer;
   } catch (const WireError& e) {
     child_.kill();  // what it says means nothing from now on
     throw Stopped{RunStatus::crashed, fmt::format("its answer can't be read: {}", e.what())};
-  } catch (const DeviceError& e) {
-    throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};
   }
+}
+
+/// A kernel's access to memory ended the process's use of its device, which does not tell where. If it does so again
+/// where inputs may be written to, that was not to an input.
+Stopped PluginHost::why_lost(Request what, const checkop_call& call, const std::string& error) {
+  const Stopped lost{RunStatus::crashed, error};
+  if (may_write_inputs_) return lost;
+  const auto& kernel = *reinterpret_cast<const Kernel*>(call.kernel);
+  std::vector<uint64_t> before;
+  const auto fingerprint = [&](int32_t i) {
+    const SharedMemory::Block& block = shared_->block_at(call.inputs[i].data);
+    return device_.fingerprint(block.begin, block.bytes);
+  };
+  for (int32_t i = 0; i < call.n_inputs; ++i) before.push_back(call.inputs[i].data == nullptr ? 0 : fingerprint(i));
+  may_write_inputs_ = true;
+  try {
+    start();
+    this->call(what, call, Answer::done);
+  } catch (...) {
+    return lost;
+  }
+  for (int32_t i = 0; i < call.n_inputs; ++i) {
+    if (call.inputs[i].data == nullptr || fingerprint(i) == before[static_cast<size_t>(i)]) continue;
+    const std::string name(kernel.pass->inputs[static_cast<size_t>(i)].name);
+    const std::string text = fmt::format("{}: written to, or what lies beside it", name);
+    return {RunStatus::failed, text, text};
+  }
+  return lost;
 }
 
 checkop_status PluginHost::launch(const checkop_call* call) {

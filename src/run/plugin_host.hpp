@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process for plugins of the CPU, and their kernels as they look to who owns the memory: launch() has that process
-// run the kernel on pages that it maps, inputs for reading only. What it did is judged by those pages alone.
+// A process for plugins, and their kernels as they look to who owns the memory: launch() has that process run the
+// kernel on memory that it maps, inputs for reading only. What it did is judged by that memory alone.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class PluginHost {
  public:
   /// Starts the process and has it load the plugins, which may write to `folder` alone; "": to no file. The buffers of
   /// `device` must come from its shared memory. Throws InputError as load_plugins() does and where a plugin ends the
-  /// process, EnvironmentError where there is no program for the process.
+  /// process, EnvironmentError where there is no program for the process, or it can't use the device.
   PluginHost(const std::vector<std::string>& paths, const std::string& folder, Device& device);
   ~PluginHost();
   PluginHost(const PluginHost&) = delete;
@@ -56,9 +56,10 @@ class PluginHost {
   static checkop_status launch(const checkop_call* call);
   static size_t workspace_bytes(const checkop_call* call);
 
-  void read_table(const std::vector<std::string>& paths, const std::string& message);
+  void read_table(const std::string& message);
   std::string call(host::Request what, const checkop_call& call, host::Answer wanted);
   std::string pack(host::Request what, const Kernel& kernel, const checkop_call& call, std::vector<Descriptor>& memory);
+  Descriptor open_arena(int64_t id);
   std::string ask(const checkop_call* call, const std::string& request, const std::vector<int>& descriptors);
   Descriptor take_lane();
   void control(const std::string& request, const std::vector<int>& descriptors);
@@ -67,9 +68,17 @@ class PluginHost {
   const Stopped& why_it_ended();
   [[noreturn]] void stop_after_end();
 
+  void start();
+  Stopped why_lost(host::Request what, const checkop_call& call, const std::string& error);
+
+  std::vector<std::string> paths_;
+  std::string folder_;
+  Device& device_;
   std::shared_ptr<SharedMemory> shared_;
   uint64_t memory_bytes_;  ///< of the machine
+  int32_t gpu_;            ///< index, or kNoGpu
   ChildProcess child_;
+  bool may_write_inputs_ = false;      ///< a process that tells why another one lost its device
   uint64_t allowed_bytes_ = 0;         ///< 0: no limit
   std::mutex mutex_;                   ///< of what follows: ranks are threads
   std::optional<Stopped> stopped_;     ///< why the process ended, once somebody has seen it

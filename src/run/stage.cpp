@@ -101,6 +101,10 @@ auto guarded_call(std::string_view what, const Body& body) {
     return body();
   } catch (const Stopped&) {  // the candidate is another process, which has ended
     throw;
+  } catch (const LaunchModeUnsupported&) {  // of another process, too
+    throw;
+  } catch (const DeviceError&) {
+    throw;
   } catch (const std::bad_alloc&) {
     throw Stopped{RunStatus::no_memory, fmt::format("{} ran out of memory: std::bad_alloc", what)};
   } catch (const std::exception& e) {

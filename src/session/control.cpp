@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/paths.hpp"
@@ -29,18 +30,23 @@ Case control_case() {
 
 /// The verdict of the invariance check on the control.
 Judgment judge_control(const std::string& device, const AxisPlan& plan) {
-  const std::string kind = device == "cpu" ? "cpu" : "cuda";
   const Case c = control_case();
   const std::vector<Tensor> inputs = make_inputs(c, 1);
   std::vector<Tensor> outputs = make_outputs(c);
   const RunChecks checks{false, true, false, plan};
-  const auto beside = std::filesystem::path(shipped_kernels()).parent_path();
-  Worker worker({{(beside / "controls" / kind / fmt::format("{}.so", kCandidate)).string()}, device});
+  WorkerConfig config{{control_plugin(device == "cpu" ? "cpu" : "cuda")}, device};
+  config.in_worker = device != "cpu";
+  Worker worker(std::move(config));
   const RunResult run = worker.run(std::string(kCandidate), c, inputs, outputs, checks, kLimit);
   return judge(c, run, {}, {Demands()}, checks, /*accuracy=*/false);
 }
 
 }  // namespace
+
+std::string control_plugin(const std::string& kind) {
+  const auto beside = std::filesystem::path(shipped_kernels()).parent_path();
+  return (beside / "controls" / kind / fmt::format("{}.so", kCandidate)).string();
+}
 
 Control run_control(const std::string& device, const AxisPlan& plan) {
   Control control;

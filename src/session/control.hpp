@@ -9,6 +9,9 @@
 
 namespace checkop {
 
+/// The control's plugin for "cpu" or "cuda".
+std::string control_plugin(const std::string& kind);
+
 /// Runs the control on `device` ("cpu", "cuda:0") like the run's candidates, in its own worker.
 Control run_control(const std::string& device, const AxisPlan& plan);
 

@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "case/inputs.hpp"
+#include "case/rank_parts.hpp"
 #include "run/invariance/contexts.hpp"
 #include "run/memory_need.hpp"
 #include "run/rank_group.hpp"
@@ -81,6 +82,7 @@ void Scheduler::open_processes(const Check& check) {
     WorkerConfig config{run_.selection.plugins_of(check.candidate), check.candidate.device};
     config.memory_limit = run_.options.memory_limit;
     config.ranks = run_.ranks;
+    config.in_worker = check.candidate.device != "cpu" && is_at_home(check.candidate, config.plugins);
     worker_ = std::make_shared<Worker>(config);
     if (Isolation::is_on()) second_.emplace(std::move(config));
   }
@@ -89,6 +91,15 @@ void Scheduler::open_processes(const Check& check) {
   arch_key_ = resolve_arch_key(run_.options, device);
   require_devices(check.candidate.name, device);
   if (is_first && calls_.on_first_device) calls_.on_first_device(device);
+}
+
+bool Scheduler::is_at_home(const ChosenCandidate& candidate, const std::vector<std::string>& plugins) const {
+  if (std::all_of(plugins.begin(), plugins.end(), is_shipped_plugin)) return true;
+  const std::vector<Check>& checks = run_.selection.checks;
+  return std::any_of(checks.begin(), checks.end(), [&](const Check& each) {
+    return each.candidate.name == candidate.name && each.candidate.device == candidate.device &&
+           is_tensor_parallel(each.c);
+  });
 }
 
 void Scheduler::require_devices(const std::string& candidate, const DeviceInfo& device) const {

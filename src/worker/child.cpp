@@ -13,12 +13,16 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/external_process.hpp"
 #include "base/host_memory.hpp"
+#include "base/paths.hpp"
 #include "base/sandbox.hpp"
 #include "run/plugin_host.hpp"
 #include "run/runner.hpp"
@@ -160,9 +164,30 @@ std::unique_ptr<Device> open_device(const std::string& name) {
   return open_cuda_device(index);
 }
 
+namespace {
+
+/// Whether a tool of NVIDIA watches this program and all that it starts: it tells by variables such as these. It has to
+/// be in the process that launches, and the process of plugins has none of it.
+bool is_watched_by_tool() {
+  constexpr const char* kBegins[] = {"NV_SANITIZER_INJECTION",     // compute-sanitizer
+                                     "NV_COMPUTE_PROFILER",        // Nsight Compute
+                                     "NSYS_PROFILING_SESSION_ID",  // Nsight Systems
+                                     "CUDA_INJECTION64_PATH="};    // any
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    if (std::any_of(std::begin(kBegins), std::end(kBegins), [&](const char* begin) { return text.starts_with(begin); }))
+      return true;
+  }
+  return environment_variable("LD_PRELOAD").find("Injection") != std::string::npos;
+}
+
+}  // namespace
+
 bool has_plugin_host(const WorkerConfig& config) {
-  return config.device == "cpu" && !config.in_worker && !config.external && !config.ranks && !config.plugins.empty() &&
-         std::none_of(config.plugins.begin(), config.plugins.end(), is_linked);
+  if (config.in_worker || config.external || config.ranks || config.plugins.empty() ||
+      std::any_of(config.plugins.begin(), config.plugins.end(), is_linked))
+    return false;
+  return config.device == "cpu" || !is_watched_by_tool();
 }
 
 int run_child(int socket, const WorkerConfig& config) {

@@ -14,8 +14,8 @@ std::unique_ptr<Device> open_device(const std::string& name);
 void detach_from_parent(int socket, int channel);
 inline constexpr int kNoChannel = -1;
 
-/// Whether the plugins get a process of their own, which the worker's process owns: those of the CPU, unless ranks are
-/// processes or the plugins are part of this program.
+/// Whether the plugins get a process of their own, which the worker's process owns: unless ranks are processes, or the
+/// plugins are linked into this program. None does on a GPU under a tool of NVIDIA.
 bool has_plugin_host(const WorkerConfig& config);
 
 /// Serves requests that come over `socket` until the parent closes its end. The exit code of the process.

@@ -54,6 +54,19 @@ struct Worker::Process {
   ChildProcess child;
   Descriptor socket;
   uint64_t allowed_bytes = 0;  ///< memory that the latest request allows; 0: unlimited
+  bool ends_in_order = false;  ///< it waits for requests, and another process of its holds memory of a GPU
+
+  ~Process() {
+    if (ends_in_order) end();
+  }
+
+  /// Lets the process end by itself, and with it its own child. The next one finds the memory of both free.
+  void end() {
+    constexpr std::chrono::seconds kLimit{5};
+    socket = Descriptor();
+    for (const auto until = Clock::now() + kLimit; child.is_alive() && Clock::now() < until;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 
   std::string bury() { return checkop::bury(child, allowed_bytes); }
 };
@@ -203,6 +216,7 @@ void Worker::start() {
     info.device = decode_device(answer.at("device"));
     info.cuda_devices = answer.at("cuda_devices").get<int>();
     info_ = std::move(info);
+    process->ends_in_order = config_.device != "cpu" && has_plugin_host(config_);
   } catch (const json::exception& e) {
     // lint: allow message, the worker is this program
     throw InputError(where, fmt::format("worker sent a malformed handshake: {}", e.what()));
@@ -326,6 +340,7 @@ void Worker::send(json request, const std::vector<int>& descriptors, std::chrono
   request_number_ = random_token();  // an answer is taken for this request alone: no earlier and no made-up one
   request["request"] = request_number_;
   process_->allowed_bytes = request.at("allowed_bytes").get<uint64_t>();
+  process_->ends_in_order = false;
   if (!process_->child.is_alive()) {  // a thread of the candidate can outlive the answer, and then crash
     throw Failure{RunStatus::crashed, "between two cases: " + process_->bury()};
   }
@@ -345,6 +360,7 @@ json Worker::receive() {
       json answer = json::parse(message.body);
       if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
       if (answer.at("request") != request_number_) throw WireError("its answer is not to this request");
+      process_->ends_in_order = config_.device != "cpu" && has_plugin_host(config_);
       return answer;
     }
     case Received::end:

@@ -33,7 +33,7 @@ struct WorkerConfig {
   bool count_cuda_devices = false;               ///< starts the driver, which takes a quarter of a second
   std::optional<ExternalCommand> external = {};  ///< in place of plugins and device; its folder is the worker's affair
   std::optional<RankService> ranks = {};
-  bool in_worker = false;     ///< plugins of the CPU are loaded into the worker's process: times without a way between
+  bool in_worker = false;     ///< plugins are loaded into the worker's process: times without a way between, and NCCL
   std::string folder = {};    ///< that plugins may write to; the worker makes it
   uint64_t memory_limit = 0;  ///< that a candidate on the CPU may use; 0: what the machine has free
 };

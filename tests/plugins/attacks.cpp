@@ -4,175 +4,28 @@
 // processes.
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/ptrace.h>
-#include <sys/resource.h>
-#include <sys/shm.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
-#include <map>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "plugins/matmul.hpp"
+#include "plugins/system_attacks.hpp"
 
 namespace {
 
 using namespace test_plugin;
-
-/// The file that an attack on files is after: the test names it.
-std::string target() {
-  const char* const name = std::getenv("CHECKOP_ATTACKED");
-  return name == nullptr ? "" : name;
-}
-
-/// Right if the attack succeeded, wrong otherwise.
-checkop_status succeed_if(bool success, const checkop_call* call) {
-  say(call, success ? "the attack succeeded" : "the attack was refused");
-  if (success) return multiply(call);
-  write_zeros(call->outputs[0]);
-  return CHECKOP_OK;
-}
-
-/// Once for each process.
-template <class Attack>
-checkop_status once(const checkop_call* call, const Attack& attack) {
-  static const bool success = attack();
-  return succeed_if(success, call);
-}
-
-// --- other processes ---
-
-checkop_status signals_parent(const checkop_call* call) {
-  return once(call, [] { return kill(getppid(), 0) == 0; });
-}
-checkop_status signals_group(const checkop_call* call) {
-  return once(call, [] { return kill(0, SIGCONT) == 0; });
-}
-checkop_status signals_everyone(const checkop_call* call) {
-  return once(call, [] { return kill(-1, SIGCONT) == 0; });
-}
-checkop_status signals_by_descriptor(const checkop_call* call) {
-  return once(call, [] { return syscall(SYS_pidfd_open, getppid(), 0) >= 0; });
-}
-checkop_status queues_signal(const checkop_call* call) {
-  return once(call, [] { return sigqueue(getppid(), 0, sigval{}) == 0; });
-}
-checkop_status ptraces_parent(const checkop_call* call) {
-  return once(call, [] { return ptrace(PTRACE_SEIZE, getppid(), nullptr, nullptr) == 0; });
-}
-checkop_status reads_parent_memory(const checkop_call* call) {
-  return once(call, [] {
-    char here = 0;
-    iovec local{&here, 1}, remote{const_cast<char*>("x"), 1};
-    return process_vm_readv(getppid(), &local, 1, &remote, 1, 0) == 1 || errno == EFAULT;
-  });
-}
-checkop_status opens_parent_memory(const checkop_call* call) {
-  return once(call, [] { return open(("/proc/" + std::to_string(getppid()) + "/mem").c_str(), O_RDWR) >= 0; });
-}
-checkop_status reads_parent_command(const checkop_call* call) {
-  return once(call, [] { return open(("/proc/" + std::to_string(getppid()) + "/cmdline").c_str(), O_RDONLY) >= 0; });
-}
-checkop_status limits_parent(const checkop_call* call) {
-  return once(call, [] {
-    const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
-    return prlimit(getppid(), RLIMIT_CORE, &none, nullptr) == 0;
-  });
-}
-
-// --- processes of its own ---
-
-checkop_status forks(const checkop_call* call) {
-  return once(call, [] {
-    const pid_t child = fork();
-    if (child == 0) _exit(0);
-    return child > 0 && waitpid(child, nullptr, 0) == child;
-  });
-}
-checkop_status becomes_daemon(const checkop_call* call) {
-  return once(call, [] {
-    const pid_t child = fork();
-    if (child == 0) {
-      setsid();
-      if (fork() == 0) sleep(1);
-      _exit(0);
-    }
-    return child > 0 && waitpid(child, nullptr, 0) == child;
-  });
-}
-checkop_status leaves_group(const checkop_call* call) {
-  return once(call, [] { return setpgid(0, 0) == 0 && getpgrp() == getpid(); });
-}
-checkop_status starts_a_program(const checkop_call* call) {
-  return once(call, [] { return std::system("true") == 0; });
-}
-checkop_status becomes_a_program(const checkop_call* call) {
-  return once(call, [] {
-    execl("/nowhere", "nowhere", static_cast<char*>(nullptr));
-    return errno == ENOENT;  // it was looked for
-  });
-}
-
-// --- files and the network ---
-
-checkop_status rewrites_file(const checkop_call* call) {
-  return once(call, [] {
-    std::ofstream file(target(), std::ios::app);
-    file << "attacked" << std::flush;
-    return static_cast<bool>(file);
-  });
-}
-checkop_status removes_file(const checkop_call* call) {
-  return once(call, [] { return unlink(target().c_str()) == 0; });
-}
-checkop_status reads_file(const checkop_call* call) {
-  return once(call, [] { return open(target().c_str(), O_RDONLY) >= 0; });
-}
-checkop_status rewrites_itself(const checkop_call* call) {
-  return once(call, [] {
-    Dl_info info{};
-    return dladdr(reinterpret_cast<void*>(&reads_file), &info) != 0 && open(info.dli_fname, O_WRONLY) >= 0;
-  });
-}
-/// Leaves word for the next process.
-checkop_status remembers_on_disk(const checkop_call* call) {
-  return once(call, [] { return open("/tmp/check_operator_attack", O_CREAT | O_RDWR, 0600) >= 0; });
-}
-checkop_status remembers_in_shared_memory(const checkop_call* call) {
-  return once(call, [] { return shm_open("/check_operator_attack", O_CREAT | O_RDWR, 0600) >= 0; });
-}
-checkop_status remembers_in_system_v(const checkop_call* call) {
-  return once(call, [] {
-    const int id = shmget(0x636f7061, 4096, IPC_CREAT | 0600);
-    return id >= 0 && shmctl(id, IPC_RMID, nullptr) == 0;  // it worked, so another user's run can do the same
-  });
-}
-checkop_status asks_the_network(const checkop_call* call) {
-  return once(call, [] { return socket(AF_INET, SOCK_STREAM, 0) >= 0; });
-}
-checkop_status asks_a_local_socket(const checkop_call* call) {
-  return once(call, [] { return socket(AF_UNIX, SOCK_STREAM, 0) >= 0; });
-}
-checkop_status traces_events(const checkop_call* call) {
-  return once(call, [] { return syscall(SYS_io_uring_setup, 1, nullptr) >= 0 || errno == EFAULT; });
-}
 
 // --- the judge's memory and its answers ---
 
@@ -190,19 +43,6 @@ checkop_status writes_input_by_proc_self_mem(const checkop_call* call) {
 checkop_status writes_input(const checkop_call* call) {
   static_cast<float*>(call->inputs[0].data)[1] = 0;
   return multiply(call);
-}
-/// Answers this call and the next one itself, and works no more.
-checkop_status forges_done(const checkop_call* call) {
-  struct [[gnu::packed]] Done {
-    uint64_t length = 13;
-    uint8_t kind = 2;
-    int32_t status = 0;
-    uint64_t message = 0;
-  };
-  const Done done[2];
-  const bool is_sent = write(3, &done, sizeof done) == sizeof done;
-  write_zeros(call->outputs[0]);
-  return is_sent ? CHECKOP_OK : CHECKOP_FAILED;
 }
 /// Writes only what seems not to be written yet.
 checkop_status writes_over_nan_alone(const checkop_call* call) {
@@ -257,25 +97,6 @@ checkop_status writes_far_past_output(const checkop_call* call) {
   const checkop_status status = multiply(call);
   static_cast<volatile float*>(call->outputs[0].data)[size_t{4} << 20] = 0;
   return status;
-}
-/// The judge waits on the other end of what it closes.
-checkop_status closes_descriptors(const checkop_call* call) {
-  for (int descriptor = 0; descriptor < 1024; ++descriptor) close(descriptor);
-  return multiply(call);
-}
-/// An answer that would need more memory than there is.
-checkop_status floods_channel(const checkop_call* call) {
-  const uint64_t length = uint64_t{1} << 40;
-  const std::vector<char> bytes(size_t{1} << 16);
-  const bool is_sent = write(3, &length, sizeof length) == sizeof length && write(3, bytes.data(), bytes.size()) > 0;
-  write_zeros(call->outputs[0]);
-  return is_sent ? CHECKOP_OK : CHECKOP_FAILED;
-}
-checkop_status raises_its_limit(const checkop_call* call) {
-  return once(call, [] {
-    const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
-    return setrlimit(RLIMIT_DATA, &none) == 0;
-  });
 }
 
 // --- honest ---
@@ -334,45 +155,17 @@ size_t some_workspace(const checkop_call*) { return 1000; }
 
 #define ATTACK(name) kernel(#name, name)
 constexpr checkop_kernel kKernels[] = {
-    ATTACK(signals_parent),
-    ATTACK(signals_group),
-    ATTACK(signals_everyone),
-    ATTACK(signals_by_descriptor),
-    ATTACK(queues_signal),
-    ATTACK(ptraces_parent),
-    ATTACK(reads_parent_memory),
-    ATTACK(opens_parent_memory),
-    ATTACK(reads_parent_command),
-    ATTACK(limits_parent),
-    ATTACK(forks),
-    ATTACK(becomes_daemon),
-    ATTACK(leaves_group),
-    ATTACK(starts_a_program),
-    ATTACK(becomes_a_program),
-    ATTACK(rewrites_file),
-    ATTACK(removes_file),
-    ATTACK(reads_file),
-    ATTACK(rewrites_itself),
-    ATTACK(remembers_on_disk),
-    ATTACK(remembers_in_shared_memory),
-    ATTACK(remembers_in_system_v),
-    ATTACK(asks_the_network),
-    ATTACK(asks_a_local_socket),
-    ATTACK(traces_events),
+    CHECKOP_SYSTEM_ATTACKS(CHECKOP_CPU),
     ATTACK(makes_input_writable),
     ATTACK(writes_input_by_proc_self_mem),
     ATTACK(writes_input),
-    ATTACK(forges_done),
     ATTACK(writes_over_nan_alone),
     ATTACK(writes_after_done),
     ATTACK(writes_slack),
-    ATTACK(raises_its_limit),
     ATTACK(writes_over_known_poison),
     ATTACK(knows_the_seed),
     ATTACK(reads_past_input),
     ATTACK(writes_far_past_output),
-    ATTACK(closes_descriptors),
-    ATTACK(floods_channel),
     ATTACK(honest_threads),
     ATTACK(honest_memory),
     ATTACK(honest_temporary_file),

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/sandbox.hpp"
+#include "support/attacks.hpp"
 #include "support/process.hpp"
 #include "support/run_helper.hpp"
 #include "tensor/safetensors.hpp"
@@ -25,83 +26,41 @@
 namespace checkop::attacks_test {
 namespace {
 
-using nlohmann::json;
-
-struct Attack {
-  std::string name;
-  std::vector<std::string> outcomes;  ///< any one of them, for attacks that race with the judge
-  std::string tries, stopped_by;      ///< in the document's table
-  bool shown = true;                  ///< succeeds where nothing is defended, on every machine
-};
-
 const std::vector<Attack>& attacks() {
-  static const std::vector<Attack> all{
-      {"signals_parent", {"fail: accuracy"}, "`kill` of the judge", "seccomp"},
-      {"signals_group", {"fail: accuracy"}, "`kill` of its process group", "seccomp"},
-      {"signals_everyone", {"fail: accuracy"}, "`kill` of all processes", "seccomp"},
-      {"signals_by_descriptor", {"fail: accuracy"}, "`pidfd_open` of the judge", "seccomp"},
-      {"queues_signal", {"fail: accuracy"}, "`sigqueue` to the judge", "seccomp"},
-      {"ptraces_parent", {"fail: accuracy"}, "`ptrace` of the judge", "seccomp", false},
-      {"reads_parent_memory", {"fail: accuracy"}, "`process_vm_readv`", "seccomp", false},
-      {"opens_parent_memory", {"fail: accuracy"}, "`/proc/PARENT/mem`", "Landlock", false},
-      {"reads_parent_command", {"fail: accuracy"}, "the seed in `/proc/PARENT/cmdline`", "Landlock"},
-      {"limits_parent", {"fail: accuracy"}, "`prlimit` of the judge", "seccomp", false},
-      {"forks", {"fail: accuracy"}, "a child", "seccomp"},
-      {"becomes_daemon", {"fail: accuracy"}, "double fork and `setsid`", "seccomp: threads alone"},
-      {"leaves_group", {"fail: accuracy"}, "`setpgid`", "seccomp: it stays in the group, which ends as a whole"},
-      {"starts_a_program", {"fail: accuracy"}, "`system`", "seccomp"},
-      {"becomes_a_program", {"fail: accuracy"}, "`execve` in its own place", "seccomp"},
-      {"rewrites_file", {"fail: accuracy"}, "rewrites a report", "Landlock"},
-      {"reads_file", {"fail: accuracy"}, "reads a file of the user, such as a gold", "Landlock"},
-      {"removes_file", {"fail: accuracy"}, "removes a report", "Landlock"},
-      {"rewrites_itself", {"fail: accuracy"}, "opens its own library for writing", "Landlock"},
-      {"remembers_on_disk", {"fail: accuracy"}, "leaves answers in `/tmp`", "Landlock"},
-      {"remembers_in_shared_memory", {"fail: accuracy"}, "leaves answers in `/dev/shm`", "Landlock"},
-      {"remembers_in_system_v", {"fail: accuracy"}, "leaves answers in System V memory", "seccomp"},
-      {"asks_the_network", {"fail: accuracy"}, "a TCP socket", "seccomp"},
-      {"asks_a_local_socket", {"fail: accuracy"}, "a local socket", "seccomp"},
-      {"traces_events", {"fail: accuracy"}, "`io_uring`, which makes calls past a filter", "seccomp", false},
-      {"makes_input_writable", {"fail: accuracy"}, "`mprotect` of an input", "the memory is sealed"},
-      {"writes_input_by_proc_self_mem",
-       {"fail: accuracy"},
-       "an input through `/proc/self/mem`",
-       "the memory is sealed"},
-      {"raises_its_limit", {"fail: accuracy"}, "`setrlimit` of its memory", "seccomp"},
-      {"writes_input", {"fail: input"}, "stores to an input", "the mapping is read-only", false},
-      {"forges_done",
-       {"error: crash"},
-       "answers for itself on the connection",
-       "answers nobody asked for end the process; no answer is evidence",
-       false},
-      {"writes_over_nan_alone",
-       {"fail: unwritten"},
-       "computes only where the output holds NaN",
-       "the poison of the second launch is no NaN",
-       false},
-      {"writes_after_done",
-       {"error: crash", "fail: accuracy"},
-       "a thread writes on after the call",
-       "private copies are judged; the memory goes",
-       false},
-      {"writes_over_known_poison",
-       {"fail: invariance"},
-       "computes only over the poison of its first two launches",
-       "poison has another value in each launch",
-       false},
-      {"reads_past_input", {"fail: nonfinite"}, "uses what lies behind an input", "guard bands are NaN", false},
-      {"writes_far_past_output",
-       {"error: crash"},
-       "writes 16 MiB behind its output",
-       "pages around buffers can't be touched",
-       false},
-      {"closes_descriptors",
-       {"error: crash"},
-       "closes the connections to the judge",
-       "the end of a connection is the end of the process, and of no other check",
-       false},
-      {"floods_channel", {"error: crash"}, "answers with 2^40 bytes", "the length of an answer is limited", false},
-      {"writes_slack", {"fail: guard"}, "writes in front of its output", "guard bands, read by the owner", false},
-  };
+  static const std::vector<Attack> all = [] {
+    std::vector<Attack> attacks = system_attacks();
+    attacks.insert(
+        attacks.end(),
+        {{"makes_input_writable", {"fail: accuracy"}, "`mprotect` of an input", "the memory is sealed"},
+         {"writes_input_by_proc_self_mem",
+          {"fail: accuracy"},
+          "an input through `/proc/self/mem`",
+          "the memory is sealed"},
+         {"writes_input", {"fail: input"}, "stores to an input", "the mapping is read-only", false},
+         {"writes_over_nan_alone",
+          {"fail: unwritten"},
+          "computes only where the output holds NaN",
+          "the poison of the second launch is no NaN",
+          false},
+         {"writes_after_done",
+          {"error: crash", "fail: accuracy"},
+          "a thread writes on after the call",
+          "private copies are judged; the memory goes",
+          false},
+         {"writes_over_known_poison",
+          {"fail: invariance"},
+          "computes only over the poison of its first two launches",
+          "poison has another value in each launch",
+          false},
+         {"reads_past_input", {"fail: nonfinite"}, "uses what lies behind an input", "guard bands are NaN", false},
+         {"writes_far_past_output",
+          {"error: crash"},
+          "writes 16 MiB behind its output",
+          "pages around buffers can't be touched",
+          false},
+         {"writes_slack", {"fail: guard"}, "writes in front of its output", "guard bands, read by the owner", false}});
+    return attacks;
+  }();
   return all;
 }
 
@@ -152,30 +111,10 @@ const std::vector<std::string>& honest() {
   return all;
 }
 
-constexpr const char* kCase = "--op matmul --batch 2 --seq 3 --k-dim 8 --n-dim 16";
-
-/// The cases of each candidate, after a run with `flags` beside a file that attacks are after.
-std::map<std::string, json> run_beside(const std::string& file, const std::string& flags) {
-  const std::string report = testing::TempDir() + "attacks.json";
-  setenv("CHECKOP_ATTACKED", file.c_str(), 1);
-  const ProcessResult run = run_program(fmt::format("{} --device cpu --json {}", flags, report));
-  unsetenv("CHECKOP_ATTACKED");
-  std::map<std::string, json> cases;
-  const json read = json::parse(std::ifstream(report), nullptr, /*allow_exceptions=*/false);
-  if (!read.is_object()) {
-    ADD_FAILURE() << run.text;
-    return cases;
-  }
-  EXPECT_TRUE(read.at("complete"));
-  for (const json& candidate : read.at("candidates"))
-    cases[candidate.at("backend").get<std::string>()] = candidate.at("cases").at(0);
-  return cases;
-}
-
 std::map<std::string, json> run_all(const std::string& candidates, const std::string& flags, const std::string& file) {
   std::ofstream(file) << "intact";
-  return run_beside(file,
-                    fmt::format("{} --plugin {} --candidate {} {}", kCase, test_plugin("attacks"), candidates, flags));
+  return run_beside(file, fmt::format("--device cpu {} --plugin {} --candidate {} {}", kCase, test_plugin("attacks"),
+                                      candidates, flags));
 }
 
 /// Commands that make these attacks.
@@ -184,48 +123,15 @@ std::map<std::string, json> run_commands(const std::vector<std::string>& names, 
   std::string commands;
   for (const std::string& name : names)
     commands += fmt::format(" --exec '{} tests/plugins/exec/attacks.py {}'", CHECKOP_PYTHON, name);
-  return run_beside(file, fmt::format("{} --candidate {} --exec-name {}{}", flags, fmt::join(names, ","),
+  return run_beside(file, fmt::format("--device cpu {} --candidate {} --exec-name {}{}", flags, fmt::join(names, ","),
                                       fmt::join(names, ","), commands));
 }
-
-std::vector<std::string> names_of(const std::vector<Attack>& attacks, bool shown_alone = false) {
-  std::vector<std::string> names;
-  for (const Attack& attack : attacks)
-    if (attack.shown || !shown_alone) names.push_back(attack.name);
-  return names;
-}
-
-std::string content_of(const std::string& file) {
-  std::stringstream content;
-  content << std::ifstream(file).rdbuf();
-  return content.str();
-}
-
-std::string joined(const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, ",")); }
 
 // A measure that this kernel lacks is no defence here: the test fails and says so, as doctor does.
 TEST(Attacks, EveryMeasureHoldsHere) {
   for (const auto processes : {SandboxRules::Processes::none, SandboxRules::Processes::in_group}) {
     for (const SandboxMeasure& measure : probe_sandbox(processes))
       EXPECT_TRUE(measure.holds) << measure.what << ": " << measure.how;
-  }
-}
-
-void expect_outcomes(const std::vector<Attack>& attacks, const std::map<std::string, json>& cases) {
-  for (const Attack& attack : attacks) {
-    ASSERT_TRUE(cases.contains(attack.name)) << attack.name;
-    const json& c = cases.at(attack.name);
-    const std::string outcome =
-        fmt::format("{}: {}", c.at("verdict").get<std::string>(), c.at("kind").get<std::string>());
-    EXPECT_EQ(std::ranges::count(attack.outcomes, outcome), 1)
-        << attack.name << ": " << outcome << ": " << c.at("reason");
-  }
-}
-
-void expect_passes(const std::vector<std::string>& names, const std::map<std::string, json>& cases) {
-  for (const std::string& name : names) {
-    ASSERT_TRUE(cases.contains(name)) << name;
-    EXPECT_EQ(cases.at(name).at("verdict"), "pass") << name << ": " << cases.at(name).at("reason");
   }
 }
 
@@ -337,20 +243,13 @@ TEST(Attacks, ProcessOfPluginsIsNotFollowedByPreloadedTools) {
   EXPECT_EQ(without_descriptor.code, 255) << without_descriptor.text;
 }
 
-std::string table_of(const std::vector<Attack>& attacks) {
-  std::string table = "| attack | verdict | what it tries | what stops it |\n|---|---|---|---|\n";
-  for (const Attack& attack : attacks)
-    table += fmt::format("| `{}` | {} | {} | {} |\n", attack.name, fmt::join(attack.outcomes, " or "), attack.tries,
-                         attack.stopped_by);
-  return table + "\n";
-}
-
 // Where it has not, paste what this prints.
 TEST(Attacks, DocumentHasTheTablesOfTheseTests) {
   const std::string text = content_of(CHECKOP_SOURCE_DIR "/docs/adversary.md");
-  for (const auto* each : {&attacks(), &exec_attacks()})
+  for (const auto* each : {&attacks(), &exec_attacks(), &gpu_attacks()})
     EXPECT_NE(text.find(table_of(*each)), std::string::npos) << table_of(*each);
-  for (const std::string& name : honest()) EXPECT_NE(text.find(fmt::format("`{}`", name)), std::string::npos) << name;
+  for (const auto* names : {&honest(), &gpu_honest()})
+    for (const std::string& name : *names) EXPECT_NE(text.find(fmt::format("`{}`", name)), std::string::npos) << name;
 }
 
 }  // namespace

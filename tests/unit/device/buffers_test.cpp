@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Guarded buffers: the position of the guards, the poison values, and the messages about damage.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -67,6 +68,19 @@ class BrokenDevice : public DelegatingDevice {
 };
 
 // --- every element type
+
+/// A CPU device that shares memory in pages of 1 MiB, as a GPU does in larger ones.
+class DeviceOfLargePages : public DelegatingDevice {
+ public:
+  size_t shared_bytes(size_t bytes) const override { return (bytes + kPage - 1) / kPage * kPage; }
+  std::byte* allocate_shared(size_t bytes, const std::string& what, Access) override {
+    begin = allocate(shared_bytes(bytes), what);
+    end = begin + shared_bytes(bytes);
+    return begin;
+  }
+  static constexpr size_t kPage = size_t{1} << 20;
+  std::byte *begin = nullptr, *end = nullptr;
+};
 
 class BuffersOf : public testing::TestWithParam<DType> {
  protected:
@@ -230,6 +244,27 @@ TEST_F(Buffers, AnyPatternCanFillThePayload) {
   GuardedBuffer buffer(*device_, DType::i32, 3, "x");
   buffer.poison(0x01020304);
   for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(load_bits(DType::i32, buffer.data(), i), 0x01020304u);
+}
+
+TEST_F(Buffers, BandInFrontTakesTheWholePageThatIsShared) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::u8}) {
+    for (const int64_t count : {0, 4, 33, 300'000}) {
+      DeviceOfLargePages device;
+      GuardedBuffer buffer(device, dtype, count, "x", "element", /*offset=*/16, Access::write);
+      const auto width = static_cast<int64_t>(info(dtype).bytes);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 256, 16u);
+      EXPECT_TRUE(violations_of(buffer).empty());
+      EXPECT_LE(device.end - buffer.data() - static_cast<int64_t>(buffer.bytes()), int64_t{2} * 65536);
+      for (const std::byte* const place : {device.begin, buffer.data() - 524'288}) {
+        if (place < device.begin) continue;
+        const int64_t index = -((buffer.data() - place) / width);
+        damage(buffer, dtype, index);
+        EXPECT_EQ(violations_of(buffer),
+                  std::vector<std::string>{fmt::format("x: 1 element changed before its start, nearest at {}", index)});
+        damage(buffer, dtype, index);
+      }
+    }
+  }
 }
 
 // --- memory

@@ -114,6 +114,42 @@ TEST(SharedMemory, UnusedArenasMakeRoomWhenMemoryIsShort) {
   EXPECT_EQ(memory.take_gone(), std::vector<int64_t>{1});
 }
 
+// As where memory can be mapped as a whole only.
+TEST(SharedMemory, BlockHasAnArenaOfItsOwnAndAnotherOfItsSizeReusesIt) {
+  ArenaKind kind = memfd_arenas(true, Blocks::own_arenas);
+  kind.least_bytes = kind.granularity;
+  const size_t granule = kind.granularity;
+  SharedMemory memory(std::move(kind));
+  std::byte* const a = memory.allocate(8, Access::write);
+  std::byte* const b = memory.allocate(3 * granule, Access::write);
+  EXPECT_NE(memory.find(a)->arena, memory.find(b)->arena);
+  EXPECT_EQ(memory.size_of(a), granule);
+  EXPECT_EQ(memory.block_bytes(2 * granule + 1), 3 * granule);
+  const int64_t id = memory.find(b)->arena;
+  const uint64_t number = memory.block_at(b).number;
+  memory.free(b);
+  std::byte* const smaller = memory.allocate(granule, Access::write);
+  EXPECT_NE(memory.find(smaller)->arena, id) << "which would be mapped with it";
+  std::byte* const again = memory.allocate(2 * granule + 1, Access::write);
+  EXPECT_EQ(memory.find(again)->arena, id);
+  EXPECT_EQ(memory.find(again)->offset, 0u);
+  EXPECT_NE(memory.block_at(again).number, number);
+  EXPECT_EQ(memory.take_freed(), std::vector<uint64_t>{number});
+}
+
+TEST(SharedMemory, FreedBlocksAreLetGoWhereMemoryIsShort) {
+  bool is_short = true;
+  ArenaKind kind = memfd_arenas(false);
+  const auto make = kind.make;
+  kind.make = [&](size_t bytes, Access access) {
+    if (is_short) throw OutOfMemory("none left");
+    return make(bytes, access);
+  };
+  SharedMemory memory(std::move(kind));
+  memory.before_large_block([&] { is_short = false; });
+  EXPECT_NO_THROW(memory.allocate(8, Access::write));
+}
+
 TEST(SharedMemory, FreedNeighboursAreJoined) {
   for (std::vector<size_t> order{0, 1, 2}; std::next_permutation(order.begin(), order.end());) {
     SharedMemory memory = host_memory();

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "case/inputs.hpp"
 #include "support/message_of.hpp"
 #include "support/run_helper.hpp"
+#include "worker/child.hpp"
 #include "worker/rank_job.hpp"
 #include "worker/wire.hpp"
 #include "worker/worker.hpp"
@@ -253,6 +255,22 @@ TEST(Worker, PluginThatCrashesWhileItIsLoadedIsAnInputErrorWithTheSignal) {
   } catch (const InputError& e) {
     EXPECT_NE(std::string(e.what()).find("crashes_at_load.so: killed by signal 11"), std::string::npos) << e.what();
   }
+}
+
+// Which would not see kernels that another process launches.
+TEST(Worker, LaunchesOnAGpuItselfUnderAToolOfNvidia) {
+  const WorkerConfig cpu{{"a.so"}, "cpu"}, gpu{{"a.so"}, "cuda:0"};
+  EXPECT_TRUE(has_plugin_host(cpu));
+  EXPECT_TRUE(has_plugin_host(gpu));
+  for (const char* variable : {"NV_SANITIZER_INJECTION_PORT_BASE", "NSYS_PROFILING_SESSION_ID"}) {
+    setenv(variable, "1", 1);
+    EXPECT_TRUE(has_plugin_host(cpu)) << variable;
+    EXPECT_FALSE(has_plugin_host(gpu)) << variable;
+    unsetenv(variable);
+  }
+  WorkerConfig at_home = gpu;
+  at_home.in_worker = true;
+  EXPECT_FALSE(has_plugin_host(at_home));
 }
 
 TEST(Worker, MissingDeviceIsAnEnvironmentError) {

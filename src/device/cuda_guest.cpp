@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA device of a plugin's process; compiled by nvcc.
+#include "device/guest.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "device/cuda_driver.hpp"
+#include "device/cuda_error.hpp"
+#include "device/cuda_launches.hpp"
+
+namespace checkop {
+namespace {
+
+/// Addresses within this distance of a window can't be touched.
+constexpr size_t kApart = size_t{64} << 20;
+/// The window begins up to so many granules later than it need.
+constexpr size_t kPlaces = 64;
+
+cuda::Handle import_memory(int descriptor) {
+  const cuda::Driver& driver = cuda::Driver::get();
+  cuda::Handle handle = 0;
+  driver.check(
+      driver.import_handle(&handle, reinterpret_cast<void*>(static_cast<intptr_t>(descriptor)), cuda::kPosixDescriptor),
+      "take shared memory");
+  return handle;
+}
+
+class CudaWindow final : public BorrowedMemory {
+ public:
+  CudaWindow(int descriptor, int device, size_t bytes, size_t before, bool is_writable)
+      : memory_(import_memory(descriptor), device, bytes, before, kApart,
+                is_writable ? cuda::kReadWrite : cuda::kReadOnly) {}
+  std::byte* data() const override { return memory_.data(); }
+
+ private:
+  cuda::MappedMemory memory_;
+};
+
+class CudaGuest final : public GuestDevice {
+ public:
+  explicit CudaGuest(int index) : index_(index) {
+    make_current();
+    check(cudaFree(nullptr), "make a context");
+    check(cudaGetDeviceProperties(&properties_, index), "read the properties of cuda:" + std::to_string(index));
+    const cuda::Driver& driver = cuda::Driver::get();
+    driver.check(driver.get_device(&device_, index), "find the device");
+    const cuda::AllocationProperties properties = cuda::properties_of(device_);
+    driver.check(driver.get_granularity(&granule_, &properties, cuda::kMinimumGranularity), "ask for the granularity");
+    launches_ = std::make_unique<CudaLaunches>(properties_);
+  }
+
+  void* stream() override { return launches_->stream(); }
+  void make_current() override { check(cudaSetDevice(index_), "select device cuda:" + std::to_string(index_)); }
+
+  std::unique_ptr<BorrowedMemory> map(int descriptor, size_t bytes, bool is_writable) override {
+    const size_t before = kApart + random_() % kPlaces * granule_;
+    return std::make_unique<CudaWindow>(descriptor, device_, bytes, before, is_writable);
+  }
+
+  void run(const std::string& what, const LaunchMode& mode, const std::function<bool()>& launch) override {
+    launches_->run(mode, launch);
+    check(cudaDeviceSynchronize(), what);
+    check(cudaGetLastError(), what);  // a launch error that the candidate did not report
+  }
+
+ private:
+  int index_, device_ = 0;
+  size_t granule_ = 0;
+  cudaDeviceProp properties_{};
+  std::unique_ptr<CudaLaunches> launches_;
+  std::mt19937_64 random_{std::random_device{}()};
+};
+
+}  // namespace
+
+std::unique_ptr<GuestDevice> open_guest_device(int index) {
+  try {
+    return std::make_unique<CudaGuest>(index);
+  } catch (const DeviceError& error) {
+    throw EnvironmentError("device 'cuda:" + std::to_string(index) + "' in a plugin's process: " + error.what());
+  }
+}
+
+}  // namespace checkop
