@@ -11,10 +11,11 @@
 //   peaked    see plant_targets
 //   extreme   see plant_extreme_logits and plant_extreme_products
 //   captured  see captured.hpp; what the file lacks is random
-//   wide      as random, with each floating element times its own 2^-n, n random in [0, 12]: sums that round more often
+//   wide      as random, with each floating element times its own 2^-n, n random in [0, 12], so that sums round more
+//   often
 // Upstream gradients are ones with GradMode::ones; otherwise integers in mode integer, normals in all other modes, and
-// 0 in every eighth row. Inputs that the forward pass saves are its gold, rounded, in every mode: the only ones that
-// exponentials of the machine's library reach.
+// 0 in every eighth row. Inputs that the forward pass saves are its gold, rounded, in every mode. Only they depend
+// on the machine's math library.
 #include "case/inputs.hpp"
 
 #include <algorithm>
@@ -79,7 +80,7 @@ enum class MaskKind : uint8_t {
   count
 };
 
-/// In mode constant every element keeps; with ignored_every = 1 none does.
+/// Sets 0 where the mask drops an element. In mode constant it keeps every element, with ignored_every = 1 none.
 void fill_mask(const Case& c, const Stream& stream, Tensor& mask) {
   const int64_t last = mask.shape.back();
   for (int64_t i = 0; i < mask.count(); ++i) {

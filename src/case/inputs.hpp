@@ -11,14 +11,15 @@
 namespace checkop {
 
 /// The inputs of `c.pass` in its order; an absent optional input is a Tensor with an empty name. The bytes do not
-/// depend on `threads`; row r of a per-row tensor does not depend on the number of rows. `left_out` changes only what
-/// no output depends on. `give` puts tensors in the place of generated ones: at first, so that others fit them (what a
-/// given mask leaves out is planted by that mask), and once more at the end.
+/// depend on `threads`; row r of a per-row tensor does not depend on the number of rows. `left_out` changes only
+/// elements that no output depends on. `give` replaces generated tensors by given ones. It is called before planting,
+/// so that the other inputs fit the given ones (a given mask decides what is left out), and at the end, to undo
+/// planting.
 std::vector<Tensor> make_inputs(const Case& c, unsigned threads, LeftOut left_out = LeftOut::nonfinite,
                                 const std::function<void(std::vector<Tensor>&)>& give = nullptr);
 
 /// Fills the inputs of Fill::saved from the others: the gold of the forward pass, rounded once to each input's dtype.
-/// make_inputs() does this; again where other inputs were replaced.
+/// make_inputs() calls it; call it again after replacing other inputs.
 void fill_saved(const Case& c, unsigned threads, std::vector<Tensor>& inputs);
 
 /// Zero-filled outputs of `c`, in the order of the pass; an absent optional output is a Tensor with an empty name.

@@ -18,7 +18,7 @@ constexpr int64_t kRowsOfATask = 16;
 constexpr double kPeakedFraction = 0.7;
 /// Odds of the target in mode peaked: p / (1 - p) of the probabilities 0.5, 0.9, 0.999 and 1 - 1e-6.
 constexpr double kOdds[] = {1, 9, 999, 999999};
-/// exp of it overflows FP32, exp of its opposite becomes 0.
+/// In FP32 exp(kFar) overflows and exp(-kFar) is 0.
 constexpr double kFar = 120;
 
 /// Index of the first present input that satisfies `wanted`, or nullopt.
@@ -126,8 +126,8 @@ enum class LogitKind : uint8_t {
 };
 
 void plant_extreme_logits(const Case& c, unsigned threads, std::vector<Tensor>& tensors) {
-  // Policies and references differ little, so what is large is the same in all tensors of logits. A multiple of 256 up
-  // to 2^15 is exact in every dtype.
+  // A policy's logits lie close to its reference's, so all tensors of logits get the same large terms. They are
+  // multiples of 256 up to 2^15, which are exact in every dtype.
   constexpr double kOffset = 1e4, kLarge = 80, kHuge = 1e4, kStep = 256, kLargest = 32768;
   const auto ids_at = find_fill(c, Fill::ids);
   const Stream shared = Stream::derive(c.seed, c.op->name, "extreme");
@@ -164,8 +164,8 @@ void plant_extreme_logits(const Case& c, unsigned threads, std::vector<Tensor>& 
   }
 }
 
-/// What the products of a row of hidden states, or of a query, are in mode extreme. `first` and `last` need a weight,
-/// `target` ids.
+/// The products that a query has with its keys in mode extreme, or a row of hidden states with the rows of the weight.
+/// `first` and `last` need a weight, `target` also ids.
 enum class ProductKind : uint8_t {
   raised,   ///< far above 0, by about the same
   lowered,  ///< far below 0, by about the same

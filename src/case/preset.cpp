@@ -192,7 +192,7 @@ std::vector<PresetSizes> sizes_of(const std::string& where, const Operator& op, 
   if (all.empty() && required) {
     std::vector<std::string> names;
     for (const Preset& preset : presets) names.push_back(preset.name);
-    throw InputError(where, fmt::format("{} lacks what the sizes of {} are made of", fmt::join(names, ", "), op.name),
+    throw InputError(where, fmt::format("{} lacks fields that the sizes of {} need", fmt::join(names, ", "), op.name),
                      "choose another preset, or leave the operator out");
   }
   return all;

@@ -52,8 +52,8 @@ struct PresetSizes {
   bool operator==(const PresetSizes&) const = default;
 };
 
-/// The distinct sizes that `presets` give `op`. Skips a mapping when the model lacks one of its fields. `where` names
-/// the flag or entry. When no sizes result: returns an empty list, or throws InputError if the operator is `required`.
+/// The distinct sizes that `presets` give `op`. Skips a mapping when the model lacks one of its fields. Without any
+/// sizes, returns an empty list, or throws InputError at `where`, the flag or entry, if the operator is `required`.
 std::vector<PresetSizes> sizes_of(const std::string& where, const Operator& op, const std::vector<Preset>& presets,
                                   const std::vector<PresetMapping>& mappings, bool required);
 

@@ -19,15 +19,15 @@ constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr uint64_t kSeeds = uint64_t{1} << 31;
 
 InputError too_large() {
-  return {"--random-cases", "the sizes that are given are too large for it", "give fewer or smaller ones"};
+  return {"--random-cases", "the given sizes are too large for random cases", "give fewer or smaller ones"};
 }
 
-/// Throws InputError where the operator itself refuses the sizes: that ends most draws of some operators, long before a
-/// case is made of them.
+/// Throws InputError if the operator refuses the sizes. Some operators refuse most draws, so they are asked before the
+/// sweep is expanded.
 void require_fit(const Sweep& one) {
   if (one.op->validate == nullptr) return;
   for (const auto& [dim, sizes] : one.dims)
-    if (sizes.front() < 1) return;  // which the case refuses, or not
+    if (sizes.front() < 1) return;  // left to validate(): row dimensions may be 0
   std::vector<double> attrs;
   for (const AttrSpec& attr : one.op->attrs) {
     const auto given = one.attrs.find(attr.name);

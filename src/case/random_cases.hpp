@@ -27,8 +27,8 @@ inline constexpr int64_t kMostModelBytes = int64_t{4} << 30;
 /// Appends `count` cases of the sweep's operator with sizes that models have, for timing. Each case has the sizes and
 /// attributes of one of sweep.presets; in one case of four, its sizes other than 1 are up to a quarter smaller or
 /// larger, at multiples of 8. Rows, of which presets say nothing, number 1 to 8192 in the operator's last row
-/// dimension, the logarithm distributed uniformly. Given sizes stay. The same `seed` draws the same cases, as in
-/// draw_cases(), which says what is thrown.
+/// dimension, the logarithm distributed uniformly. Given sizes stay. The same `seed` draws the same cases.
+/// Throws like draw_cases().
 void draw_model_cases(const Sweep& sweep, int64_t count, uint64_t seed, std::vector<Case>& cases);
 
 }  // namespace checkop

@@ -119,11 +119,11 @@ void validate_parts(const Case& c) {
   if (!is_tensor_parallel(c)) return;
   const int64_t ranks = world_size(c), total = total_of(c);
   if (ranks > kMostRanks)
-    throw InputError("--world-size", fmt::format("{} ranks", ranks), fmt::format("at most {} are run", kMostRanks));
+    throw InputError("--world-size", fmt::format("expected at most {} ranks, got {}", kMostRanks, ranks), "give fewer");
   if (ranks > total) {
     throw InputError("--world-size",
                      fmt::format("{} ranks for a {} of {}: one would be empty", ranks, c.op->parallel_dim, total),
-                     "give no more ranks than that");
+                     fmt::format("give at most {}", total));
   }
   validate_segments(c);
   if (!c.part_bounds.empty()) validate_bounds(c);

@@ -29,8 +29,8 @@ std::vector<int64_t> even_bounds(int64_t total, int64_t parts);
 /// The number of canonical segments; 0: sums may depend on the number of ranks.
 int64_t canonical_segments(const Case& c);
 
-/// Whether bits must not depend on the number of ranks, and there are enough ranks to detect it: two-term sums commute,
-/// so fewer than four ranks can add in few orders.
+/// Whether bits must not depend on the number of ranks, and the case has enough ranks to show it. Addition commutes, so
+/// fewer than four ranks have few different orders of addition.
 bool compares_ranks(const Case& c);
 
 /// Rank r holds [bounds[r], bounds[r + 1]) of the parallel dimension. If the case gives no bounds: even_bounds(); with

@@ -50,7 +50,7 @@ bool selects_nothing(const Case& c, const TensorSpec& spec, int64_t id) {
   return false;
 }
 
-/// Rows whose neighbour is of the other kind: masked and not masked, ignored and not ignored. `spec` is an input with
+/// Rows on both sides of a change between masked and not masked, or ignored and not ignored. `spec` is an input with
 /// one element per row of an output.
 std::vector<int64_t> edges_of_kind(const Case& c, const TensorSpec& spec, const Tensor& tensor) {
   std::vector<int64_t> edges;

@@ -59,7 +59,7 @@ std::vector<std::string> names_of(const Range& range, Name name) {
                    fmt::format("{}{}known: {}", nearest, nearest.empty() ? "" : " ", fmt::join(known, ", ")));
 }
 
-/// The distinct presets without the sizes that the sweep sets itself; one empty setting without presets.
+/// The distinct presets, without what the sweep sets itself; one empty setting if there are no presets.
 std::vector<PresetSizes> distinct_settings(const Sweep& sweep) {
   std::vector<PresetSizes> settings;
   for (PresetSizes setting : sweep.presets) {
@@ -277,7 +277,7 @@ void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sw
   const auto given = sweep.dims.find(kWorldSize);
   if (given != sweep.dims.end() && given->second != ranks) {
     throw InputError(where,
-                     fmt::format("{} bounds are those of {} rank{}, and {} is {}", bounds.size(), ranks.front(),
+                     fmt::format("{} bounds are those of {} rank{}, but {} is {}", bounds.size(), ranks.front(),
                                  ranks.front() == 1 ? "" : "s", kWorldSize, fmt::join(given->second, ",")),
                      fmt::format("give one bound more than ranks, or leave out {}", kWorldSize));
   }

@@ -25,8 +25,8 @@ struct Sweep {
   Case data;                                                  ///< input mode, seeds and the like
 };
 
-/// Sets given bounds of the ranks' parts, and the number of ranks that they imply. Throws InputError at `where` for an
-/// operator that is not tensor-parallel, and when the sweep has another number of ranks.
+/// Sets the bounds of the ranks' parts, and with them the number of ranks. Throws InputError at `where` if the operator
+/// is not tensor-parallel, or the sweep has another number of ranks.
 void set_bounds(const std::string& where, const std::vector<int64_t>& bounds, Sweep& sweep);
 
 /// Appends the sweep's cases in a fixed order; sizes vary fastest. Equal sizes from two presets appear once. Throws
@@ -36,7 +36,7 @@ void expand(const Sweep& sweep, std::vector<Case>& cases);
 /// Default size of a dimension: batch 2, seq 16, vocab 257, one rank, most others 4096.
 int64_t default_size(std::string_view dim);
 
-/// A longer list of sizes or cases is taken for a mistake.
+/// Longer lists of sizes or cases are refused as mistakes.
 constexpr size_t kMaxSizes = 100'000, kMaxCases = 100'000;
 
 /// Parses "7", "1,7,64", "1:4096:x2" (1, 2, 4, ... 4096), "1:10:3" (1, 4, 7, 10). `where` names the flag in errors.
@@ -49,7 +49,7 @@ bool is_all(const std::vector<std::string>& names);  ///< whether the list is ju
 std::vector<const Operator*> parse_operators(const std::string& where, const std::vector<std::string>& names);
 /// Whether `op` has none of the passes `names`, each of which another operator has.
 bool lacks_pass(const Operator& op, const std::vector<std::string>& names);
-/// Those of the passes that `op` has; "all" selects all of them. Throws InputError if there are none, or for a name
+/// The passes of `names` that `op` has; "all" selects every pass. Throws InputError if there are none, or for a name
 /// that no operator has.
 std::vector<const Pass*> parse_passes(const std::string& where, const Operator& op,
                                       const std::vector<std::string>& names);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator certify and verify: writes results on invariance and determinism to a file, and compares new results.
+// check_operator certify and verify: writes what the checks of invariance and determinism showed to a file, and
+// compares such a file with another one or with new results.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -78,7 +79,7 @@ int refuse(const Seen& seen) {
                to_string(record.judgment.verdict), record.judgment.reason);
   }
   const int code = exit_code_of(seen.report);
-  fmt::print("No certificate: not everything held (exit code {}).\n", code == 0 ? 3 : code);
+  fmt::print("No certificate: not every check passed (exit code {}).\n", code == 0 ? 3 : code);
   return code == 0 ? 3 : code;
 }
 
@@ -123,14 +124,14 @@ Selection checks_of(const Json& content, const RunOptions& run) {
 }
 
 int tell_differences(const Differences& found) {
-  for (const std::string& line : found.environment) fmt::print("differs, which may be: {}\n", line);
+  for (const std::string& line : found.environment) fmt::print("differs, as it may: {}\n", line);
   for (const std::string& line : found.bits) fmt::print("DIFFERS: {}\n", line);
   if (found.bits.empty() && found.compared == 0) {
     fmt::print("Nothing was compared (exit code 3).\n");
     return 3;
   }
   fmt::print("{} output{} compared: {}.\n", found.compared, found.compared == 1 ? "" : "s",
-             found.bits.empty() ? "the same bits" : "not the same");
+             found.bits.empty() ? "the same bits" : "different bits");
   return found.bits.empty() ? 0 : 1;
 }
 

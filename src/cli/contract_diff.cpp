@@ -175,7 +175,7 @@ int diff_command(const Options& options) {
   for (const Contract* contract : {&a, &b})
     for (const std::string& warning : contract->warnings()) fmt::print("warning: {}\n", warning);
   print_changes(changes, subjects.size());
-  fmt::print("{} case{}: {} change{} of what is asked\n", cases.size(), cases.size() == 1 ? "" : "s", changes.size(),
+  fmt::print("{} case{}: {} change{}\n", cases.size(), cases.size() == 1 ? "" : "s", changes.size(),
              changes.size() == 1 ? "" : "s");
   if (cases.empty()) return 3;
   bool changed = !changes.empty();

@@ -65,7 +65,7 @@ std::string source_of(const Gates& gates, Metric metric, const GateKey& key) {
 
 std::string demands_text(const Demands& demands) {
   if (demands.determinism && demands.batch_invariance) return "determinism, batch invariance";
-  return demands.determinism ? "determinism" : demands.batch_invariance ? "batch invariance" : "nothing of its bits";
+  return demands.determinism ? "determinism" : demands.batch_invariance ? "batch invariance" : "nothing about its bits";
 }
 
 /// The bound computed from the gate's numbers for this output; "" for metrics of the whole output.

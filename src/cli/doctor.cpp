@@ -109,7 +109,7 @@ void look_at_sanitizer(Findings& findings) {
       {"compute-sanitizer", path.empty() ? "not found" : path, !path.empty(), false, std::string(kInstallSanitizer)});
 }
 
-/// What candidates are kept from.
+/// Which measures of a sandbox hold on this machine.
 void look_at_sandbox(const std::string& name, SandboxRules::Processes processes, Findings& findings) {
   for (const SandboxMeasure& measure : probe_sandbox(processes)) {
     findings.push_back(

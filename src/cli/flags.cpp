@@ -18,8 +18,8 @@
 namespace checkop {
 namespace {
 
-/// Refuses what begins with a minus sign, and what CLI11 would quietly take for 2^64 - 1; whether the rest is a number
-/// is seen when it is converted.
+/// Refuses negative numbers, and numbers above 2^64 - 1, which CLI11 would replace by 2^64 - 1. Text that is no number
+/// passes; CLI11 refuses it when it converts.
 CLI::Validator not_negative() {
   return {[](const std::string& text) -> std::string {
             if (text.starts_with("-")) return fmt::format("expected 0 or more, got {}", text);
@@ -31,7 +31,7 @@ CLI::Validator not_negative() {
           "NONNEGATIVE"};
 }
 
-/// "random, constant or wide", of all of them.
+/// All input modes: "random, constant, ... or captured".
 std::string list_of_input_modes() {
   std::string names;
   for (const InputMode mode : kInputModes) {
@@ -97,7 +97,7 @@ void add_attributes(CLI::App& app, RunOptions& run) {
   }
 }
 
-/// A flag that takes names: a comma list, may be repeated.
+/// A flag that takes names: a comma list. It may be repeated.
 void add_names(CLI::App& app, const std::string& flag, std::vector<std::string>& names, const std::string& help) {
   app.add_option(flag, names, help)->delimiter(',')->capture_default_str();
 }
@@ -127,10 +127,10 @@ void add_candidate_options(CLI::App& app, RunOptions& run) {
   app.option_defaults()->group("Options");
 }
 
-/// Candidates that are processes; not for timing, since their tensors travel through files.
+/// Candidates that are processes. Not for `bench`, which times all candidates of a case in one process.
 void add_external_options(CLI::App& app, RunOptions& run) {
   app.add_option("--exec", run.external,
-                 "command to run as a candidate: it gets cases as lines of JSON and tensors as files")
+                 "command to run as a candidate: it gets cases as lines of JSON, and tensors in shared memory or files")
       ->type_name("COMMAND")
       ->group("Candidates");
   app.add_option("--exec-fd", run.external_descriptor,
@@ -244,7 +244,7 @@ void add_form_options(CLI::App& app, ReportForms& forms) {
       ->group("Reports");
 }
 
-/// What a run says, and how.
+/// Where a run's report goes, and in which forms.
 void add_output_options(CLI::App& app, RunOptions& run) {
   add_json_option(app, run, "write the report as JSON to FILE, or to stdout in place of the text");
   add_form_options(app, run.forms);
@@ -260,7 +260,7 @@ void add_output_options(CLI::App& app, RunOptions& run) {
       ->group("Reports");
 }
 
-/// Tensors out of files in place of what the program makes.
+/// Tensors from files in place of generated inputs, of the gold, or of an operator.
 void add_own_data_options(CLI::App& app, RunOptions& run) {
   app.add_option("--input", run.inputs, "use a captured tensor in place of the generated input NAME")
       ->type_name("NAME=FILE:TENSOR")
@@ -276,7 +276,7 @@ void add_own_data_options(CLI::App& app, RunOptions& run) {
       ->group("Cases of files");
 }
 
-/// How outputs are judged whose gold a file gives.
+/// How to judge outputs whose gold comes from a file.
 void add_class_options(CLI::App& app, RunOptions& run) {
   app.add_option("--class", run.numerics,
                  "class of outputs whose gold comes from a file: pointwise, reduction, contraction, logprob, composite "
@@ -289,7 +289,7 @@ void add_class_options(CLI::App& app, RunOptions& run) {
       ->group("Judging");
 }
 
-/// What runs may take of the machine.
+/// How much memory a check may use.
 void add_memory_option(CLI::App& app, RunOptions& run) {
   app.add_option(
          "--memory-limit", run.memory_limit,
@@ -299,7 +299,7 @@ void add_memory_option(CLI::App& app, RunOptions& run) {
       ->group("Candidates");
 }
 
-/// Which of the chosen checks.
+/// Which of the chosen checks to run, or only to list.
 void add_selection_options(CLI::App& app, RunOptions& run) {
   add_filter_option(app, run);
   app.add_flag("--list", run.list,
@@ -333,18 +333,18 @@ void add_force_option(CLI::App& app, RunOptions& run) {
       ->group("Judging");
 }
 
-/// Of subcommands that take every operator, pass and dtype where nothing is said: see take_all() in options.cpp.
+/// For subcommands whose default is every operator, pass and dtype: see take_all() in options.cpp.
 void show_all_as_default(CLI::App& app) {
   for (const char* flag : {"--op", "--pass", "--dtype"}) app.get_option(flag)->default_str("all");
 }
 
-/// Of subcommands that take the cases of a suite where nothing is said: see take_suite() in options.cpp.
+/// For subcommands whose default is the cases of a suite: see take_suite() in options.cpp.
 void show_suite_as_default(CLI::App& app, const std::string& suite) {
   show_all_as_default(app);
   app.get_option("--suite")->default_str(suite);
 }
 
-/// Of subcommands that use no device whose architecture could decide.
+/// For subcommands that use no device, and so have no architecture of their own.
 void take_no_device_arch(CLI::App& app) {
   app.get_option("--arch-key")
       ->description("contract overlays to apply: none, or a key such as sm90")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a launcher started this process as one of several: what it left in the environment tells.
+// Looks in the environment for what launchers of MPI leave there.
 #include "cli/launch.hpp"
 
 #include <fmt/format.h>
@@ -13,14 +13,14 @@
 namespace checkop {
 namespace {
 
-/// A variable that a launcher gives to each of its processes; it holds their number, unless it is of a rank.
+/// A variable that a launcher sets in each of its processes.
 struct Variable {
   const char* name;
-  bool is_number;
-  const char* needs;  ///< where this one is set to, it is a launcher's only with that one; "": at once
+  bool is_number;     ///< it holds the number of processes; else the rank
+  const char* needs;  ///< the variable counts only if this one is set, too; "": always
 };
 
-/// Batch scripts of Slurm have its variables too, although they are one process: only a step has a number of its own.
+/// A batch script of Slurm is one process, but has SLURM_NTASKS as well; only a step of srun has SLURM_STEP_ID.
 constexpr Variable kVariables[] = {
     {"OMPI_COMM_WORLD_SIZE", true, ""},       // mpirun of Open MPI
     {"PMI_SIZE", true, ""},                   // mpirun of MPICH and of Intel, srun --mpi=pmi2
@@ -28,7 +28,7 @@ constexpr Variable kVariables[] = {
     {"PMIX_RANK", false, ""},                 // any launcher that speaks PMIx
 };
 
-/// Whether the selected checks can be of operators that ranks share.
+/// Whether the run may select operators whose cases ranks share.
 bool shares_cases(const RunOptions& run) {
   if (!run.inputs_file.empty() || !run.replay.empty()) return false;
   const bool files = !run.cases.empty() || !run.suite.empty();

@@ -14,18 +14,18 @@ namespace checkop {
 /// The value of a variable; "" when it is not set.
 using Environment = std::function<std::string(const char*)>;
 
-/// By what this process knows that it is one of several.
+/// How this process knows that a launcher started it as one of several.
 struct Launch {
-  std::string variable;
-  int32_t processes = 0;  ///< 0: the variable does not say
+  std::string variable;   ///< of the environment, "PMI_SIZE"
+  int32_t processes = 0;  ///< 0: the variable does not give the number
 };
 
-/// What a launcher of MPI left in the environment; nothing where it started one process. Throws InputError for a
-/// variable that makes no sense.
+/// What a launcher of MPI left in the environment; nothing if this is a single process. Throws InputError for a
+/// variable that holds no number of processes.
 std::optional<Launch> launch_of(const Environment& environment);
 
-/// Likewise, where the processes share cases. Throws EnvironmentError where they do and this build has no MPI,
-/// InputError for flags that are for one process.
+/// launch_of() if the selected operators include some whose cases ranks share, otherwise nothing. Of several processes,
+/// throws EnvironmentError if this build has no MPI, and InputError for flags that need a single process.
 std::optional<Launch> launch_of_ranks(const RunOptions& run, const Environment& environment, bool has_mpi);
 
 }  // namespace checkop

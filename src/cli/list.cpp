@@ -81,7 +81,7 @@ json describe(const Operator& op) {
   return {{"name", op.name}, {"formula", op.formula}, {"attributes", attributes}, {"passes", passes}};
 }
 
-/// What flags take, with the operators: enough to write types of them.
+/// The values that flags take, and the operators, as JSON. scripts/python_types.py makes types of them.
 std::string describe_all(std::span<const Operator* const> chosen) {
   std::vector<std::string> policies;
   for (const auto& file : std::filesystem::directory_iterator(find_shipped("contracts/policies")))

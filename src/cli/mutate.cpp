@@ -159,7 +159,7 @@ void print_survivors(const Tables& tables) {
             "SURVIVED {}/{} {} {}{}{}: {}; {}\n", pass.first, pass.second, info(dtype).name, std::get<0>(key),
             std::get<1>(key).empty() ? "" : " of ", std::get<1>(key), row.meaning,
             worst.gate.empty() || worst.ratio == 0
-                ? "no gate says anything against it"
+                ? "no gate sees it"
                 : fmt::format("'{}' of {} below {:.3g} of its limit would reject it, controls reach {:.3g}", worst.gate,
                               worst.output, worst.ratio, control == table.controls.end() ? 0 : control->second.ratio));
       }
@@ -227,7 +227,7 @@ std::map<PassName, std::vector<Tried>> tried_by_pass(const std::vector<Case>& ca
   return by_pass;
 }
 
-/// The line of a terminal that says which case is tried.
+/// The progress line of a terminal: which cases are being tried.
 class TriedProgress {
  public:
   TriedProgress(std::FILE* out, const std::map<PassName, std::vector<Tried>>& by_pass)
@@ -258,7 +258,7 @@ class TriedProgress {
   Progress progress_;
 };
 
-/// Tries the cases of a pass, whose first step is `first`.
+/// Tries the cases of a pass. `first` is the index of their first step in `progress`.
 void try_pass(std::vector<Tried>& of_pass, const Options& options, const Contract& contract, size_t first,
               TriedProgress& progress) {
   const std::string arch_key = chosen_arch(options.run);
@@ -288,7 +288,7 @@ int mutate_command(const Options& options) {
   auto by_pass = tried_by_pass(cases, options.mutate.seeds);
   const bool text = !options.run.json_to_stdout;
   if (text) {
-    fmt::print("{} (hash {}): {} cases, {} seed{}; figures are errors over limits, of the gate that speaks loudest\n",
+    fmt::print("{} (hash {}): {} cases, {} seed{}; figures are error over limit of the gate with the largest ratio\n",
                contract.path(), contract.hash(), cases.size(), options.mutate.seeds,
                options.mutate.seeds == 1 ? "" : "s");
     std::fflush(stdout);

@@ -21,14 +21,14 @@
 namespace checkop {
 namespace {
 
-/// What subcommands take where nothing is said: every operator, pass and dtype.
+/// The default of some subcommands: every operator, pass and dtype.
 void take_all(RunOptions& run) {
   if (!run.has("--op")) run.ops = {"all"};
   if (!run.has("--dtype")) run.dtypes = {"all"};
   if (!run.has("--pass") && !run.has("--check-grad")) run.passes = {"all"};
 }
 
-/// What subcommands with a suite of their own take where nothing is said: everything, in its cases.
+/// The default of subcommands with a suite of their own: every operator, pass and dtype in its cases.
 void take_suite(RunOptions& run, const std::string& suite) {
   take_all(run);
   if (run.given_case_flags.empty() && !run.has("--cases") && !run.has("--suite")) run.suite = suite;
@@ -51,20 +51,22 @@ std::vector<std::string> join_negative_values(int argc, const char* const* argv)
   return arguments;
 }
 
-/// Notes which flags were given, for a flag that has no effect must not be passed over in silence.
+/// Notes which flags were given, so that flags without effect can be refused.
 void note_given(const CLI::App& app, RunOptions& run) {
   for (const CLI::Option* option : app.get_options()) {
     if (option->count() == 0) continue;
     const std::string name = "--" + option->get_single_name();
     run.given.insert(name);
     const std::string& group = option->get_group();
-    const bool is_seed = name == "--seed" || name == "--grad-seed" || name == "--secret-seed";  // of cases of files too
+    // Seeds apply to cases of files, too.
+    const bool is_seed = name == "--seed" || name == "--grad-seed" || name == "--secret-seed";
     if ((group == "Sizes" || group == "Attributes" || group == "Data") && !is_seed)
       run.given_case_flags.push_back(name);
   }
 }
 
-/// The seeds of --secret-seed, as if they had been given. Any reader of the report holds them exactly.
+/// Draws the seeds of --secret-seed, which then count as given. They have 53 bits, so that a reader of the JSON report
+/// that holds numbers as doubles has them exactly.
 void draw_seeds(RunOptions& run) {
   if (!run.secret_seed) return;
   for (const char* flag : {"--seed", "--grad-seed", "--inputs", "--replay"}) {
@@ -83,7 +85,7 @@ void draw_seeds(RunOptions& run) {
   if (!run.random_cases) give("--grad-seed", run.grad_seed);
 }
 
-/// A case of files has the sizes and values of its files.
+/// Refuses flags about own data that have no effect, and flags that make cases if --inputs gives the case.
 void refuse_idle_flags_of_files(const RunOptions& run) {
   const auto refuse_without = [&](const std::string& flag, const std::string& other, const std::string& hint) {
     if (run.has(flag) && !run.has(other)) throw InputError(flag, "has no effect without " + other, hint);
@@ -107,7 +109,7 @@ void refuse_idle_flags_of_files(const RunOptions& run) {
                      "leave it out, or leave out --gold");
 }
 
-/// The flags that were given and say which checks to make and how, as another run of this program takes them; without
+/// The given flags that say which checks to make and how, as arguments for another run of this program. Leaves out
 /// `others`.
 std::vector<std::string> flags_besides(const CLI::App& app, const std::set<std::string>& others) {
   std::vector<std::string> flags;
@@ -123,7 +125,7 @@ std::vector<std::string> flags_besides(const CLI::App& app, const std::set<std::
   return flags;
 }
 
-/// Flags that say nothing without another one, or that another one makes void.
+/// Refuses flags that have no effect without another flag, or beside one.
 void refuse_idle_flags(const RunOptions& run) {
   const auto refuse = [](const std::string& flag, const std::string& why, const std::string& hint) {
     throw InputError(flag, why, hint);
@@ -201,7 +203,7 @@ const CLI::App& innermost(const CLI::App& app) {
   return *reached;
 }
 
-/// Where the subcommand that was given is explained.
+/// "see 'check_operator bench --help'", for the given subcommand.
 std::string see_help(const CLI::App& app) {
   std::string command = app.get_name();
   for (const CLI::App* reached = &app; !reached->get_subcommands().empty();) {
@@ -211,7 +213,7 @@ std::string see_help(const CLI::App& app) {
   return fmt::format("see '{} --help'", command);
 }
 
-/// What CLI11 found wrong, with the first argument that is missing by its name.
+/// The text of CLI11's error. For a missing argument it names the argument.
 std::string describe(const CLI::ParseError& error, const CLI::App& app) {
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     for (const CLI::Option* option : innermost(app).get_options()) {
@@ -228,7 +230,7 @@ std::string describe(const CLI::ParseError& error, const CLI::App& app) {
                      what.substr(equals + 3));
 }
 
-/// For the first argument that nothing takes.
+/// Throws InputError for the first argument that is no known flag, subcommand or value.
 [[noreturn]] void refuse_extra(const CLI::App& app) {
   const std::vector<std::string> extras = app.remaining(true);
   const std::string extra = extras.empty() ? "" : extras.front(), name = extra.substr(0, extra.find('='));
@@ -260,8 +262,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app{
       "check_operator tells whether a GPU operator can be trusted: it runs candidates on deterministic inputs, "
-      "compares "
-      "every\n"
+      "compares every\n"
       "element with an FP64 gold under a tolerance contract, and checks memory, determinism and batch invariance.\n"
       "Exit codes: 0 passed, 1 a check failed, 2 bad input, 3 nothing checked or unsupported, 4 a candidate crashed or "
       "hung, 5 no such device.",
@@ -360,7 +361,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
   try {
     app.parse(arguments);
   } catch (const CLI::Success& e) {  // --help, --version
-    // With --json, what a library beside the program compares itself with.
+    // With --json, the versions that the Python package compares with its own.
     if (e.get_name() == "CallForVersion" && std::find(argv, argv + argc, std::string_view("--json")) != argv + argc) {
       fmt::print("{{\"version\": \"{}\", \"abi\": {}, \"protocols\": [1, 2]}}\n", kVersion, CHECKOP_ABI_VERSION);
     } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// argv -> Options. What can be wrong with a flag by itself is found here.
+// argv -> Options. Refuses flags whose values or combinations are wrong whatever the operator, case or device.
 #pragma once
 
 #include <algorithm>
@@ -26,37 +26,37 @@ struct BenchOptions {
 
 /// Flags of `check_operator mutate` on top of those that choose cases.
 struct MutateOptions {
-  int64_t seeds = 1;    ///< every case is tried with so many
+  int64_t seeds = 1;    ///< number of seeds that each case is tried with
   double min_kill = 1;  ///< share of the faults that the contract must reject
 };
 
-/// Of `check_operator report`.
+/// Flags of `check_operator report`.
 struct ReportOptions {
   std::string file;                 ///< a JSON report
-  ReportForms forms;                ///< made of it
+  ReportForms forms;                ///< forms to make of it
   std::vector<std::string> shards;  ///< of `report merge`, which writes what RunOptions says
-  bool partial = false;             ///< some may be missing
+  bool partial = false;             ///< shards may be missing or unfinished
   std::string before, after;        ///< of `report diff`
-  double factor = 1.5;              ///< a headroom that shrank by more is lost
+  double factor = 1.5;              ///< headroom that shrank by more than this is reported as lost
   bool allow_gone = false;
   std::string diff_markdown;
 };
 
-/// Of `check_operator certify` and `verify`.
+/// Flags of `check_operator certify` and `verify`.
 struct CertificateOptions {
   std::string out;                 ///< of certify
-  std::vector<std::string> files;  ///< of verify: one, to be seen again, or two
+  std::vector<std::string> files;  ///< of verify: one to verify on this machine, or two to compare
 };
 
-/// Of `check_operator init`.
+/// Flags of `check_operator init`.
 struct InitOptions {
   std::string name, folder;
   std::string device;  ///< "cpu" or "cuda"; empty: as the program was built
 };
 
-/// Of `check_operator compare`, on top of those of a run that apply.
+/// Arguments of `check_operator compare`, on top of the flags of a run that apply.
 struct CompareOptions {
-  std::string got, gold;  ///< files
+  std::string got, gold;  ///< safetensors files
 };
 
 enum class Command : uint8_t {
@@ -84,17 +84,17 @@ enum class Command : uint8_t {
 
 struct Options {
   Command command = Command::run;
-  RunOptions run;  ///< of bench and the subcommands of contract too, where they apply
+  RunOptions run;  ///< subcommands use the members that apply to them
   BenchOptions bench;
   MutateOptions mutate;
   ReportOptions report;
   CertificateOptions certificate;
   InitOptions init;
   CompareOptions compare;
-  std::string completion;  ///< a script for a shell
+  std::string completion;  ///< the script that `completion` prints
   std::vector<std::string> import_arguments;
-  bool diff_mutants = false;           ///< of contract diff
-  std::vector<std::string> contracts;  ///< of lint any number, of diff two
+  bool diff_mutants = false;           ///< --mutants of `contract diff`
+  std::vector<std::string> contracts;  ///< files of `contract lint`, or the two of `contract diff`
   std::string show_op;
   std::string command_line;  ///< quoted for a shell
 };
@@ -103,7 +103,7 @@ struct Options {
 /// Throws InputError naming the flag for anything else that does not parse.
 std::optional<Options> parse_options(int argc, const char* const* argv);
 
-/// What --class takes: the names of Numerics.
+/// The values of --class: the names of Numerics.
 const std::vector<std::string>& class_names();
 
 }  // namespace checkop

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The one that started the program from a wheel, else the first on PATH.
+/// The interpreter whose wheel started the program, else python3 of PATH.
 std::string interpreter() {
   const std::string named = environment_variable("CHECK_OPERATOR_PYTHON");
   return named.empty() ? "python3" : named;
@@ -66,7 +66,7 @@ void serve_python_candidates(RunOptions& run) {
   const auto add = [&](const char* flag, const std::string& from, std::vector<std::string> command) {
     command.insert(command.begin(), {interpreter(), (package() / "serving.py").string()});
     command.insert(command.end(), {"--path", fs::current_path().string()});
-    // Names go by position: of --exec first, in the order of the command line.
+    // Names belong to commands by position, and the commands of --exec come first: name those that have none yet.
     const size_t at = run.external.size();
     while (run.external_names.size() < at) {
       const size_t i = run.external_names.size();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python package beside the program: candidates of --py and --torch-op, and the subcommand that Python carries out.
+// The Python package beside the program: candidates of --py and --torch-op, and the subcommand `import`.
 #pragma once
 
 #include <string>

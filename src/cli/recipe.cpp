@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check_operator recipe: what kernels do, as a table of the recipes by which they pass.
+// check_operator recipe: where kernels round, as a table of the recipes by which they pass.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -49,14 +49,14 @@ void save(const RunOptions& options, const Attempt& attempt, unsigned threads) {
             attempt.rows, record.declared_recipes, record.left_out);
 }
 
-/// Checks as progress shows them.
+/// The checks as the progress line names and weighs them.
 std::vector<Progress::Step> steps_of(const std::vector<const Check*>& checks) {
   std::vector<Progress::Step> steps;
   for (const Check* check : checks) steps.push_back({check_name(*check), cost_of(*check)});
   return steps;
 }
 
-/// For people, or with --json for programs.
+/// --list: as text, or with --json as JSON.
 void list_checks(const RunOptions& options, const std::vector<const Check*>& checks) {
   nlohmann::json list = nlohmann::json::array();
   for (const Check* check : checks) {
@@ -83,7 +83,7 @@ struct OtherRanks {
   int32_t processes;
 };
 
-/// All ranks must have a process.
+/// Throws InputError if a case has more ranks than there are processes.
 void require_processes(const Selection& selection, const OtherRanks& others) {
   for (const Check& check : selection.checks) {
     if (world_size(check.c) <= others.processes) continue;
@@ -94,7 +94,7 @@ void require_processes(const Selection& selection, const OtherRanks& others) {
   }
 }
 
-/// The check that was under way when the job of ranks ended.
+/// A record, with a crash, of the check that was under way when the launcher ended the job.
 Attempt cut_off(const Session& session, const Contract& contract, const Check& check, const DeviceInfo& device) {
   Attempt attempt;
   attempt.check = &check;
@@ -112,7 +112,7 @@ Attempt cut_off(const Session& session, const Contract& contract, const Check& c
   return attempt;
 }
 
-/// `others`: nullptr where this process is alone.
+/// `others`: nullptr for a single process.
 int run_checks(const Options& options, const OtherRanks* others) {
   const auto start = Clock::now();
   const Contract contract = load_contract(options.run);
@@ -141,7 +141,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
   const auto add_newest = [&] {
     try {
       outputs.add(report, report.records.back());
-    } catch (const std::system_error&) {  // the launcher, which reads what is printed, ended before this
+    } catch (const std::system_error&) {  // the launcher reads what is printed, and ended first
       if (others == nullptr || std::freopen("/dev/null", "w", stdout) == nullptr) throw;
     }
   };
@@ -185,7 +185,7 @@ int run_checks(const Options& options, const OtherRanks* others) {
   return finish(report, outputs, start);
 }
 
-/// Plugins that have candidates for cases that ranks share, by digest.
+/// Digest -> path of the plugins that may have candidates for cases that ranks share.
 std::map<std::string, std::string> plugins_of_ranks(const RunOptions& run) {
   std::vector<std::string> ops;
   for (const Operator* op : operators())
@@ -197,7 +197,7 @@ std::map<std::string, std::string> plugins_of_ranks(const RunOptions& run) {
   return plugins;
 }
 
-/// What this process says of itself to the others; what it can't say, it says too.
+/// What this process tells the others of itself. `error`: why it could not read its plugins; "" if it could.
 Introduction introduction_of(const Options& options, const std::map<std::string, std::string>& plugins,
                              std::string error) {
   Introduction own{fmt::to_string(kVersion), options.command_line, {}, host_name(), getpid(), std::move(error)};
@@ -205,7 +205,7 @@ Introduction introduction_of(const Options& options, const std::map<std::string,
   return own;
 }
 
-/// A process of several: rank 0 runs the checks, the others hold their ranks for it.
+/// One of several processes: rank 0 runs the checks, the others serve it as ranks.
 int run_rank(Options options, RankJob job, const Launch& launch) {
   std::map<std::string, std::string> plugins;
   std::string error;
@@ -225,7 +225,7 @@ int run_rank(Options options, RankJob job, const Launch& launch) {
     require_same(place.members);
   } catch (const InputError&) {
     if (place.rank == 0) throw;
-    return 2;  // it says so
+    return 2;  // rank 0 prints the difference
   }
   if (place.rank > 0) {
     const bool is_chosen = options.run.device.starts_with("cuda:");
@@ -256,7 +256,7 @@ int replay_command(const Options& options) {
   SavedCase saved = load_case(options.run.replay);
   const unsigned threads = thread_count(options.run);
   Report report = new_report(options, contract);
-  // Judged as on the device that made the outputs, unless told otherwise.
+  // Judged by the overlays of the device that made the outputs, unless --arch-key says otherwise.
   std::string arch_key = options.run.arch_key == "auto" ? saved.arch_key : options.run.arch_key;
   if (arch_key == "none") arch_key.clear();
   if (arch_key != saved.arch_key && options.run.arch_key != "none" && !options.run.force_arch_key) {

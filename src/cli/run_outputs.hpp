@@ -15,7 +15,7 @@
 
 namespace checkop {
 
-/// Files come before what is printed, whose reader may be gone.
+/// Writes files before it prints, since the reader of standard output may be gone.
 class RunOutputs {
  public:
   /// Writes a report without checks to every requested file. So an unwritable path is found before the work, and no
@@ -26,7 +26,7 @@ class RunOutputs {
   void begin(const Report& report, const DeviceInfo& device, size_t n_candidates, std::vector<Progress::Step> steps);
   /// `record` is the newest of `report`.
   void add(const Report& report, const CaseRecord& record);
-  /// That the next of the steps is not made.
+  /// Tells the progress line that the next step is left out.
   void leave_out() { ++left_out_; }
   void finish(const Report& report);
 

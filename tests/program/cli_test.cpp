@@ -140,7 +140,7 @@ TEST(Cli, BadInputExitsTwoWithOneSentence) {
       {"--suite none --device cpu", "--suite"},
       {"--suite smoke --device cpu --vocab 5", "has no effect on cases that come from files"},
       {"--suite smoke --device cpu --preset qwen3-8b", "has no effect on cases that come from files"},
-      {"--op logp,attention --device cpu --preset stress-v262k", "lacks what the sizes of attention are made of"},
+      {"--op logp,attention --device cpu --preset stress-v262k", "lacks fields that the sizes of attention need"},
       {"--op logp --device cpu --preset qwen3-8", "did you mean 'qwen3-8b'?"},
       {"--suite smoke --device cpu --op lgp", "did you mean 'logp'?"},
       {kTiny + "--token-value 3", "--input-mode constant"},

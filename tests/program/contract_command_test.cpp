@@ -186,8 +186,7 @@ TEST(ContractCommand, LintExitsByWhatItFinds) {
 // --- diff ------------------------------------------------------------------------------------------------------------
 
 TEST(ContractCommand, DiffOfAContractWithItselfIsEmptyAndExitsZero) {
-  expect_exit(run_program("contract diff contracts/default.json contracts/default.json"), 0,
-              "0 changes of what is asked");
+  expect_exit(run_program("contract diff contracts/default.json contracts/default.json"), 0, ": 0 changes\n");
 }
 
 TEST(ContractCommand, DiffMakesOneLineOfManyEqualOnes) {
@@ -195,7 +194,7 @@ TEST(ContractCommand, DiffMakesOneLineOfManyEqualOnes) {
   const ProcessResult result = run_program("contract diff " + a + " " + b + " --op logp --vocab 1:1000:1");
   expect_exit(result, 1,
               "looser   bound_ratio lambda       6 -> 7\n         6000 times: logp/backward dlogits, logp/forward");
-  EXPECT_NE(result.text.find("6000 cases: 1 change of what is asked"), std::string::npos) << result.text;
+  EXPECT_NE(result.text.find("6000 cases: 1 change\n"), std::string::npos) << result.text;
 }
 
 TEST(ContractCommand, DiffFindsOverlaysOfArchitecturesUnasked) {
@@ -204,7 +203,7 @@ TEST(ContractCommand, DiffFindsOverlaysOfArchitecturesUnasked) {
       written(document({rule("{}")}, overlays({overlay(R"({"arch": "sm90"})", R"("bound_ratio": {"lambda": 7})")})));
   expect_exit(run_program("contract diff " + a + " " + b), 1, "; only for sm90");
   expect_exit(run_program("contract diff " + a + " " + b + " --arch-key none"), 0, "0 changes");
-  expect_exit(run_program("contract diff " + a + " " + b + " --arch-key sm90"), 1, "1 change of what is asked");
+  expect_exit(run_program("contract diff " + a + " " + b + " --arch-key sm90"), 1, ": 1 change\n");
 }
 
 // With a tolerance of 5e-2 a gradient without its softmax term would pass, so a pass would prove nothing.

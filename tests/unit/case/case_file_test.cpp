@@ -159,7 +159,7 @@ TEST(CaseFile, MistakesWithPresetsNameFileAndPath) {
   EXPECT_NE(error_in(R"([{"op": "logp", "preset": "qwen3-8"}])").find("cases[0].preset: unknown preset 'qwen3-8'; did"),
             std::string::npos);
   EXPECT_NE(error_in(R"([{"op": "attention", "preset": "stress-v262k"}])")
-                .find("cases[0].preset: stress-v262k lacks what the sizes of attention are made of"),
+                .find("cases[0].preset: stress-v262k lacks fields that the sizes of attention need"),
             std::string::npos);
   EXPECT_NE(error_in(R"([{"op": "logp", "preset": []}])").find("cases[0].preset: expected at least one name"),
             std::string::npos);

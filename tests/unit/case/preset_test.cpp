@@ -125,7 +125,7 @@ TEST_F(Presets, AModelThatLacksAFieldIsLeftOutUnlessRequired) {
   const auto deepseek = parse_presets("", {"deepseek-v3"});
   EXPECT_TRUE(sizes_of("--preset", attention, deepseek, shipped_mappings(attention), false).empty());
   EXPECT_EQ(error_of([&] { sizes_of("--preset", attention, deepseek, shipped_mappings(attention), true); }),
-            "--preset: deepseek-v3 lacks what the sizes of attention are made of; choose another preset, or leave the "
+            "--preset: deepseek-v3 lacks fields that the sizes of attention need; choose another preset, or leave the "
             "operator out");
 }
 

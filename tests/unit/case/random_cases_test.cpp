@@ -86,7 +86,7 @@ TEST(RandomCases, WhatNoDrawCanMendIsAnError) {
   Sweep sweep = all_of(*find_operator("logp"));
   sweep.dims = {{"vocab", {kMostSpanned + 1}}};
   EXPECT_EQ(contract_test::error_of([&] { drawn(sweep, 1, 1); }),
-            "--random-cases: the sizes that are given are too large for it; give fewer or smaller ones");
+            "--random-cases: the given sizes are too large for random cases; give fewer or smaller ones");
   sweep.dims = {{"vocab", {0}}};
   EXPECT_NE(contract_test::error_of([&] { drawn(sweep, 1, 1); }).find("vocab"), std::string::npos);
 }
