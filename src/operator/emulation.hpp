@@ -54,7 +54,8 @@ namespace faults {
 inline constexpr FaultSpec kLastTileSkipped{"last_tile_skipped", "the last tile of a sum is left out"};
 inline constexpr FaultSpec kLastKDropped{"last_k_dropped", "the last term of every dot product is left out"};
 inline constexpr FaultSpec kLastKTileDropped{"last_k_tile_dropped", "the last tile of every dot product is left out"};
-inline constexpr FaultSpec kBf16Accumulator{"bf16_accumulator", "sums are kept in bf16"};
+inline constexpr FaultSpec kBf16Accumulator{"bf16_accumulator", "sums are kept in bf16", "accuracy", "", "",
+                                            "sums_by_token_in_16_bit sums_by_slot_in_16_bit"};
 inline constexpr FaultSpec kBf16Partials{"bf16_partials", "the sums of four parts are rounded to bf16 and then added"};
 inline constexpr FaultSpec kPartialLost{"partial_lost", "of four parts of a sum, the last is lost"};
 inline constexpr FaultSpec kBf16Exponential{
