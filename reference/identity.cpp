@@ -78,8 +78,13 @@ void check_product(const IdentityArgs& args, int index, const Factor& x, const F
     const double squares = 3 * (product_square + expected.square[r] + bias_square);
     const double stored =
         got.square[r] + (expected.square[r] + bias_square > 0 ? of_subnormals : 0);  // zeros are exact
+    // What the recipes allow for; see rounds_partials() and rounds_product().
+    double rounded = args.recipes.has(kPartials) ? (product_square / 2 + expected.square[r]) / 3 : 0;
+    if (bias != nullptr && args.recipes.has(recipe::kProduct)) rounded += product_square;
     args.sink({"freivalds", index, first_row + static_cast<int64_t>(r), got.value[r] - expected.value[r] - bias_sum,
-               kDeviations * std::sqrt(squares), 0, kDeviations * std::sqrt(stored)});
+               kDeviations * std::sqrt(squares),
+               kDeviations * args.recipes.in_units(args.recipes.case_unit() * std::sqrt(rounded)),
+               kDeviations * std::sqrt(stored)});
   }
 }
 

@@ -61,7 +61,8 @@ constexpr std::array kForwardRecipes{
     rounds_logits("logp",
                   "a 16-bit lm_head (F.linear) before the log-probability, as in Hugging Face models, TRL and verl"),
     Recipe{recipe::kLogp, "logp", k16Bit, /*exact=*/true, "logp = round(z_t - lse(z))",
-           "F.log_softmax of 16-bit logits in PyTorch"}};
+           "F.log_softmax of 16-bit logits in PyTorch"},
+    rounds_product_of_logits("logp")};
 constexpr std::array kBackwardRecipes{
     rounds_dz(kGradients,
               "autograd of a 16-bit lm_head, Liger's fused linear cross entropy, Apple's cut cross entropy"),
@@ -70,7 +71,8 @@ constexpr std::array kBackwardRecipes{
     Recipe{recipe::kLogp, kGradients, k16Bit, /*exact=*/true, "dz_v = g (1[v = t] - exp(round(z_v - lse(z))))",
            "autograd of F.log_softmax of 16-bit logits: its backward pass reads the saved 16-bit result"},
     Recipe{recipe::kUpstream, kGradients, k16Bit, /*exact=*/true, "dz_v = round(g) (1[v = t] - softmax(z)_v)",
-           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"}};
+           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"},
+    rounds_product_of_logits(kGradients)};
 
 LinearInputs inputs_of(const GoldArgs& args, const LogitTransform& transform) {
   read_ids_to_use(args, args.in(2), args.in(1).shape[0]);  // throws for an id out of range
@@ -127,7 +129,7 @@ void select(const GoldArgs& args, const LogitTransform& transform) {
 void differentiate(const GoldArgs& args, const LogitTransform& transform) {
   const LinearInputs in = inputs_of(args, transform);
   const bool rounds_logp = args.recipes.has(recipe::kLogp), rounds_upstream = args.recipes.has(recipe::kUpstream);
-  const bool rounds = rounds_logp || args.recipes.has(recipe::kLogits);
+  const bool rounds = rounds_logp || args.recipes.has(recipe::kLogits) || args.recipes.has(recipe::kProduct);
   emit_linear_gradients(args, in, {0, 1, 2, args.inputs[5], args.inputs[6]}, [&](LinearLogits& logits) {
     return [&, reduced = Reduced(logits, args.in(2))](int64_t r) {
       const int64_t row = logits.row(r), target = static_cast<int64_t>(args.in(2).at(row));

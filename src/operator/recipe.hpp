@@ -30,8 +30,9 @@ struct Recipe {
   std::string_view independent = "";
 };
 
-inline constexpr std::string_view kTf32Operands = "tf32_operands";  ///< of matrix products, whatever their operator
-inline constexpr std::string_view k16Bit = "bf16 fp16";             ///< Recipe::dtypes of most
+inline constexpr std::string_view kTf32Operands = "tf32_operands";   ///< of matrix products, whatever their operator
+inline constexpr std::string_view kPartials = "partials_in_16_bit";  ///< of matrix products that are split along k
+inline constexpr std::string_view k16Bit = "bf16 fp16";              ///< Recipe::dtypes of most
 
 /// A value after a rounding, and how far a kernel's may be from it.
 struct Rounded {
