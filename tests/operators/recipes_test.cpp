@@ -252,6 +252,40 @@ TEST(RoundedScores, AreAllowedForWhereAFirstOrderDescribesThem) {
   for (const double x : Rows(1e30, "scores_in_16_bit").spread) EXPECT_EQ(x, 0);  // no NaN
 }
 
+// Scores around 100: bf16 rounds them to multiples of a half.
+TEST(RoundedScores, ThatAreTooLargeToBeAllowedForAreThoseOfTheGold) {
+  Case c = gold_case("attention", "forward", DType::bf16,
+                     {{"batch", 1}, {"q_heads", 1}, {"kv_heads", 1}, {"q_seq", 6}, {"kv_seq", 6}, {"head_dim", 8}});
+  c.attrs[0] = 0, c.attrs[1] = 32;
+  const std::vector<Tensor> inputs = make_inputs(c, 1);
+  const ActiveRecipes recipes({"scores_in_16_bit"}, DType::bf16, 0x1p-24,
+                              std::vector<ActiveRecipes::Numbers>(c.pass->outputs.size(), {1e-6, 6}));
+  int64_t tight = 0;
+  const auto look = [&](const GoldRows& rows) {
+    if (rows.output != 0) return;
+    for (int64_t i = 0; i < 6; ++i) {
+      std::vector<double> p(6);
+      for (int64_t j = 0; j < 6; ++j) {
+        double score = 0;
+        for (int64_t d = 0; d < 8; ++d) score += inputs[0].at(i * 8 + d) * inputs[1].at(j * 8 + d);
+        p[static_cast<size_t>(j)] = recipes.round(32 * recipes.round(score));
+      }
+      const double largest = *std::max_element(p.begin(), p.end());
+      double sum = 0;
+      for (double& each : p) sum += each = std::exp(each - largest);
+      for (int64_t d = 0; d < 8; ++d) {
+        double o = 0;
+        for (int64_t j = 0; j < 6; ++j) o += p[static_cast<size_t>(j)] / sum * inputs[2].at(j * 8 + d);
+        EXPECT_NEAR(rows.value[i * 8 + d], o, 1e-12) << i << " " << d;
+        EXPECT_EQ(rows.spread[i * 8 + d], 0);
+        tight += rows.rounding[i * 8 + d] < 1e3 ? 1 : 0;
+      }
+    }
+  };
+  run_gold(c, inputs, 1, look, {}, recipes);
+  EXPECT_GT(tight, 40);  // all but rows with a score near a tie
+}
+
 TEST(RoundedHeads, AKeyThatNoQueryReadsHasAnExactGradient) {
   Case c = gold_case("attention", "backward", DType::bf16,
                      {{"batch", 1}, {"q_heads", 2}, {"kv_heads", 1}, {"q_seq", 2}, {"kv_seq", 6}, {"head_dim", 8}});
