@@ -106,7 +106,7 @@ void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char
 }
 
 void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active,
-                    const LogitTransform& transform, double unit) {
+                    const LogitTransform& transform, double unit, double unit_of_dz) {
   const Tensor& out = *args.out(index);
   const int64_t vocab = out.shape.back();
   const double log_vocab = std::log(static_cast<double>(vocab));
@@ -134,7 +134,11 @@ void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, c
     const double of_logits = 2 * (largest.z.rounding + of_slope * log_vocab);
     const double rounding = of_logits + lse + kExpUnits + 2 + (kArgumentUnits + 1) * log_vocab;
     const double flushed = kFlushUnits * static_cast<double>(vocab);
-    args.sink({"row_sum", index, r, sum, g, g * (rounding + flushed + of_rounded) + (2 + of_slope) * size, stored});
+    // Rounded gradients of transformed logits, before they are divided by the temperature.
+    const double of_dz =
+        args.recipes.in_units(unit_of_dz) * (size + static_cast<double>(vocab) * least_normal * largest.slope.value);
+    args.sink(
+        {"row_sum", index, r, sum, g, g * (rounding + flushed + of_rounded) + (2 + of_slope) * size + of_dz, stored});
   });
 }
 

@@ -26,6 +26,7 @@ LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const R
       w_square_(size(chunk_, hidden_)),
       logits_(size(std::max<int64_t>(rows_, 1), chunk_)),
       magnitude_(logits_.size()),
+      stepped_(args, in.transform),
       rounds_product_(in.bias != nullptr && args.recipes.has(recipe::kProduct)),
       rounds_logits_(rounds_product_ || args.recipes.has(recipe::kLogits)),
       rounds_dz_(args.recipes.has(recipe::kDz)),

@@ -142,6 +142,10 @@ class LinearLogits {
 
   TransformedLogit logit(int64_t r, int64_t v) const {
     const size_t at = size(r, chunk_) + size(v, 1);
+    if (stepped_.is_active()) {
+      return stepped_(rounds_logits_ ? GoldElement{logits_[at], 0, args_.recipes.in_units(slack_[at])}
+                                     : GoldElement{logits_[at], magnitude_[at], 0});
+    }
     if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at]);
     TransformedLogit rounded = in_.transform(logits_[at], slack_[at], args_.recipes);
     if (!in_.folds_slack) return rounded;
@@ -190,6 +194,7 @@ class LinearLogits {
   const RowSet& set_;
   int64_t rows_, hidden_, vocab_, chunk_;
   std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
+  const SteppedTransform stepped_;
   const bool rounds_product_, rounds_logits_, rounds_dz_;
   std::vector<double> slack_;
 };

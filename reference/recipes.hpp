@@ -27,6 +27,8 @@ inline constexpr std::string_view kP = "p_in_16_bit", kDs = "ds_in_16_bit", kO =
 // logp, linear_logp, tp_linear_logp, and ratio_kl and grpo_loss, whose coefficient c is an upstream gradient
 inline constexpr std::string_view kLogits = "logits_in_16_bit", kLogp = "logp_in_16_bit", kDz = "dz_in_16_bit",
                                   kUpstream = "upstream_gradient_in_16_bit";
+// logp and linear_logp
+inline constexpr std::string_view kTransform = "transform_in_16_bit";
 // linear_logp, tp_linear_logp, linear_entropy, linear_policy_loss and lm_head
 inline constexpr std::string_view kProduct = "product_in_16_bit";
 // ratio_kl and grpo_loss
