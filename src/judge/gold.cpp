@@ -271,8 +271,8 @@ class Judge {
     return nullptr;
   }
 
-  /// Whether output i passes by `set`, a part of `allowed`. A recipe that leaves the gold as it is only widens bounds. So
-  /// the others of `set` are first tried with all of these that are allowed: if that fails, `set` fails too.
+  /// Whether output i passes by `set`, a part of `allowed`. A recipe that leaves the gold as it is only widens bounds.
+  /// So the others of `set` are first tried with all of these that are allowed: if that fails, `set` fails too.
   bool passes_by(size_t i, const std::vector<const Recipe*>& known, const Names& set, const Names& allowed) {
     Names widest;
     for (const Recipe* recipe : known) {
