@@ -248,6 +248,7 @@ class Entry {
   }
 
  private:
+  static bool is_fp32(double x) { return static_cast<double>(static_cast<float>(x)) == x; }
   static void set_score(QueryRow& row, size_t j, double score, const TransformedLogit& capped) {
     row.score[j] = score, row.capped[j] = capped.z.value, row.slope[j] = capped.slope;
     row.size[j] = capped.z.magnitude, row.of_cap[j] = capped.z.rounding;
@@ -273,16 +274,17 @@ class Entry {
     }
   }
 
-  /// Rounds the scores before and after the scale, unless one is too large for the dtype of the case. Those that may be
+  /// Rounds the scores before and after the scale, unless one is too large for the dtype of the case. A product with a
+  /// scale that fp32 holds, such as 1/8, is exact if fp32 holds it, too: its ties are every kernel's. Those that may be
   /// off by d_j, which lie near a tie, move lse by log sum_j p_j exp(d_j) at most, and p_j by exp(that + d_j) - 1 of
   /// itself; with room for the product of such errors.
   void round_scores(QueryRow& row, const std::vector<Dot>& dots) const {
     std::vector<Rounded> scores;
     for (const Dot& dot : dots) {
       const Rounded product = recipes_.round(0, dot.value, dot.magnitude, 0);
-      const double score = scale * product.value;
-      scores.push_back(recipes_.round(
-          0, score, 0, recipes_.in_units(std::abs(scale) * product.slack) + kScaleRounding * std::abs(score)));
+      const double score = scale * product.value, of_scale = is_fp32(scale) && is_fp32(score) ? 0 : kScaleRounding;
+      scores.push_back(
+          recipes_.round(0, score, 0, recipes_.in_units(std::abs(scale) * product.slack) + of_scale * std::abs(score)));
       if (!std::isfinite(scores.back().value)) return;
     }
     std::vector<double> slack;
