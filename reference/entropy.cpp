@@ -2,9 +2,12 @@
 // entropy: that of the softmax of each row of logits.
 #include <array>
 #include <cmath>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "entropy_row.hpp"
+#include "gold_element.hpp"
 #include "identity.hpp"
 #include "left_out.hpp"
 #include "logit_transform.hpp"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <string_view>
 
 #include "gold_element.hpp"
 #include "operator/operator.hpp"

@@ -3,8 +3,10 @@
 // coefficients; the logit gradient; the old log-probabilities of generated inputs.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
+#include "gold_element.hpp"
 #include "operator/operator.hpp"
 #include "softmax.hpp"
 
