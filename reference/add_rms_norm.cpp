@@ -31,7 +31,11 @@ constexpr std::array kBackwardOut{
     OutputSpec{{"dweight", "hidden"}, Numerics::reduction, "hidden batch*seq"},
 };
 constexpr std::array kForwardRecipes{kRowOfY};
-constexpr std::array kBackwardRecipes{kGradientOfRow, kRowOfWeight, kTermsOfWeight};
+constexpr std::array kBackwardRecipes{
+    kGradientOfRow, kRowOfWeight, kTermsOfWeight,
+    Recipe{recipe::kRowGradient, "dx", k16Bit, /*exact=*/true,
+           "dx = grad_residual_out + round(r g w - s r^3 mean_h(g w s))",
+           "autograd of an addition and a norm that are kernels of their own, as in Hugging Face's models"}};
 
 enum Attr : size_t { kOfEps, kOfRoundSum, kOfWeightOffset };
 constexpr std::array kAttrs{
@@ -105,7 +109,7 @@ void forward(const GoldArgs& args) {
 /// The rounding of the sum passes gradients on as they are.
 void emit_dx(const GoldArgs& args, const Sums& sums, const NormWeight& weight, std::vector<Root>& roots) {
   const auto hidden = std::ssize(weight.value);
-  const bool rounds = args.recipes.has(recipe::kWeightedGradient);
+  const bool rounds = args.recipes.has(recipe::kWeightedGradient), rounds_row = args.recipes.has(recipe::kRowGradient);
   args.parallel_for(std::ssize(roots), [&](int64_t row) {
     NormScratch& s = norm_scratch(hidden);
     static thread_local std::vector<double> upstream;
@@ -116,6 +120,7 @@ void emit_dx(const GoldArgs& args, const Sums& sums, const NormWeight& weight, s
     const Root r = roots[static_cast<size_t>(row)] = root_of(s.row(), args.attrs[kOfEps]);
     weigh(args, 0, rounds, weight, 0, s.gradient());
     gradient_of_row(s.row(), s.gradient(), r, [&](size_t h, GoldElement e) {
+      e = rounded_if(rounds_row, args, 0, e);
       e.value += upstream[h], e.rounding += std::abs(e.value);
       s.set(h, e);
     });

@@ -174,11 +174,40 @@ struct QueryRow {
   std::vector<double> score, capped, size, of_cap, p, growth, rounding;
   std::vector<GoldElement> slope;
   double lse, lse_magnitude, lse_rounding;  ///< log-sum-exp of the capped scores; -inf without keys
+  bool has_rounded_scores;                  ///< by scores_in_16_bit; see ScoreErrors
 
   void resize() {
     for (auto* array : {&score, &capped, &size, &of_cap, &p, &growth, &rounding}) array->resize(keys.size());
     slope.resize(keys.size());
   }
+};
+
+/// How far the roundings of a query's scores move what comes of them: |s| u, or with a cap, which is computed of the
+/// rounded scores, the distance by which that moves a capped score; `of_slope`: the derivative of the cap.
+struct ScoreErrors {
+  ScoreErrors(const ActiveRecipes& recipes, const LogitTransform& cap, const QueryRow& row)
+      : of_capped(row.score.size()), of_slope(row.score.size()) {
+    for (size_t j = 0; j < row.score.size(); ++j) {
+      const double score = row.score[j], error = recipes.case_unit() * recipes.size(score);
+      if (cap.is_linear()) of_capped[j] = error;
+      for (const double other : {score - error, score + error}) {
+        if (cap.is_linear()) break;
+        const TransformedLogit moved = cap(other);
+        of_capped[j] = std::max(of_capped[j], std::abs(moved.z.value - row.capped[j]));
+        of_slope[j] = std::max(of_slope[j], std::abs(moved.slope.value - row.slope[j].value));
+      }
+      if (is_seen(row.p[j])) largest = std::max(largest, of_capped[j]);
+    }
+  }
+
+  /// Whether a first order describes what they do to probabilities. Where it does not, they are those of a kernel that
+  /// rounds the scores at two points, before and after the scale: the gold does it, too.
+  bool are_small() const { return largest <= 1.0 / 8; }
+  /// Whether a probability is large enough to be seen in a sum.
+  static bool is_seen(double p) { return p > 0x1p-100; }
+
+  std::vector<double> of_capped, of_slope;
+  double largest = 0;
 };
 
 /// One batch entry, decoded.
@@ -190,6 +219,7 @@ class Entry {
         k(joined(args, inputs.parts, Inputs::k, sizes, batch)),
         v(joined(args, inputs.parts, Inputs::v, sizes, batch)),
         attrs_(args.attrs),
+        recipes_(args.recipes),
         cap(/*temperature=*/1, attrs_.softcap),
         scale(attrs_.scale < 0 ? 1 / std::sqrt(static_cast<double>(sizes.head_dim)) : attrs_.scale) {
     for (int64_t j = 0; j < s_.kv_seq; ++j) {
@@ -207,14 +237,26 @@ class Entry {
     row.keys.assign(std::lower_bound(kept_.begin(), kept_.end(), seen.begin),
                     std::lower_bound(kept_.begin(), kept_.end(), seen.end));
     row.resize();
-    const auto n = static_cast<int64_t>(row.keys.size());
+    std::vector<Dot> dots;
     for (size_t j = 0; j < row.keys.size(); ++j) {
-      const Dot dot(&q[at(query_at(head, i))], &k[at(key_at(head, row.keys[j]))], s_.head_dim);
-      row.score[j] = scale * dot.value;
-      const TransformedLogit capped = cap(row.score[j], std::abs(scale) * dot.magnitude);
-      row.capped[j] = capped.z.value, row.size[j] = capped.z.magnitude, row.of_cap[j] = capped.z.rounding;
-      row.slope[j] = capped.slope;
+      const Dot& dot = dots.emplace_back(&q[at(query_at(head, i))], &k[at(key_at(head, row.keys[j]))], s_.head_dim);
+      set_score(row, j, scale * dot.value, cap(scale * dot.value, std::abs(scale) * dot.magnitude));
     }
+    set_probabilities(row);
+    row.has_rounded_scores = false;
+    if (recipes_.has(recipe::kScores) && !ScoreErrors(recipes_, cap, row).are_small()) round_scores(row, dots);
+  }
+
+ private:
+  static bool is_fp32(double x) { return static_cast<double>(static_cast<float>(x)) == x; }
+  static void set_score(QueryRow& row, size_t j, double score, const TransformedLogit& capped) {
+    row.score[j] = score, row.capped[j] = capped.z.value, row.slope[j] = capped.slope;
+    row.size[j] = capped.z.magnitude, row.of_cap[j] = capped.z.rounding;
+  }
+
+  /// Of the scores.
+  static void set_probabilities(QueryRow& row) {
+    const auto n = static_cast<int64_t>(row.keys.size());
     SoftmaxRow softmax;
     softmax.add(row.capped.data(), n, {row.size.data(), row.of_cap.data()});
     row.lse = softmax.lse(), row.lse_magnitude = row.lse_rounding = 0;
@@ -232,7 +274,37 @@ class Entry {
     }
   }
 
- private:
+  /// Rounds the scores before and after the scale, unless one is too large for the dtype of the case. A product with a
+  /// scale that fp32 holds, such as 1/8, is exact if fp32 holds it, too: its ties are every kernel's. Those that may be
+  /// off by d_j, which lie near a tie, move lse by log sum_j p_j exp(d_j) at most, and p_j by exp(that + d_j) - 1 of
+  /// itself; with room for the product of such errors.
+  void round_scores(QueryRow& row, const std::vector<Dot>& dots) const {
+    std::vector<Rounded> scores;
+    for (const Dot& dot : dots) {
+      const Rounded product = recipes_.round(0, dot.value, dot.magnitude, 0);
+      const double score = scale * product.value, of_scale = is_fp32(scale) && is_fp32(score) ? 0 : kScaleRounding;
+      scores.push_back(
+          recipes_.round(0, score, 0, recipes_.in_units(std::abs(scale) * product.slack) + of_scale * std::abs(score)));
+      if (!std::isfinite(scores.back().value)) return;
+    }
+    std::vector<double> slack;
+    for (size_t j = 0; j < scores.size(); ++j) {
+      const TransformedLogit capped = cap(scores[j].value, scores[j].slack, recipes_);
+      set_score(row, j, scores[j].value, capped);
+      slack.push_back(capped.slack);
+    }
+    set_probabilities(row);
+    double of_sum = 0;
+    for (size_t j = 0; j < slack.size(); ++j) of_sum += row.p[j] * std::expm1(slack[j]);
+    const double of_lse = std::log1p(of_sum);
+    row.lse_rounding += recipes_.in_units(of_lse);
+    for (size_t j = 0; j < slack.size(); ++j) {
+      const double off = std::expm1(of_lse + slack[j]);
+      row.rounding[j] += recipes_.in_units(off * (1 + off));
+    }
+    row.has_rounded_scores = true;
+  }
+
   /// Joins the parts of a key or value array: [kv_heads, kv_seq, head_dim] of this batch entry.
   static std::vector<double> joined(const GoldArgs& args, int parts, int (*input)(int), const Sizes& s, int64_t batch) {
     std::vector<double> all(at(s.keys()));
@@ -256,6 +328,7 @@ class Entry {
 
  private:
   const AttentionAttrs attrs_;
+  const ActiveRecipes& recipes_;
 
  public:
   const LogitTransform cap;
@@ -269,34 +342,21 @@ Sizes sizes_of(const GoldArgs& args, int parts) {
   return {q[0], q[1], k[1], q[2], kv_seq, q[3]};
 }
 
-/// The errors of a query's probabilities when its scores are rounded. Two roundings of a score s, before and after the
-/// scale, multiply exp(s) by a factor of which each is off by at most exp(u|s|) - 1; `amplitude` is that over u, with
-/// room for the products of errors, which a formula of first order leaves out: (1 + e)^kOrders for e = exp(u max|s|) -
-/// 1. Where that is more than a first order can describe, the row has no amplitude. A key too far below the largest
-/// score to be seen in a sum has none either. With a cap, which is computed of the rounded scores, |s| is the distance
-/// by which u|s| moves a capped score; `slope` is by how much it moves the derivative of the cap, over u.
+/// The errors of a query's probabilities when its scores are rounded by a little. Two roundings of a score s, before
+/// and after the scale, multiply exp(s) by a factor of which each is off by at most exp(u|s|) - 1; `amplitude` is that
+/// over u, with room for the products of errors, which a formula of first order leaves out: (1 + e)^kOrders for e =
+/// exp(u max|s|) - 1. `slope` is by how much they move the derivative of the cap, over u. Both are 0 where the row has
+/// rounded scores, and for a key too far below the largest score to be seen in a sum.
 struct RoundedScores {
   RoundedScores(const ActiveRecipes& recipes, const LogitTransform& cap, const QueryRow& row)
       : amplitude(row.score.size()), slope(row.score.size()) {
-    constexpr double kMost = 1.0 / 8, kUnseen = 0x1p-100, kOrders = 4;
-    const double u = recipes.case_unit();
-    double largest = 0;
-    std::vector<double> off(row.score.size()), of_slope(row.score.size());
+    constexpr double kOrders = 4;
+    const ScoreErrors errors(recipes, cap, row);
+    if (row.has_rounded_scores || !errors.are_small()) return;
+    const double orders = std::exp(kOrders * errors.largest) / recipes.case_unit();
     for (size_t j = 0; j < row.score.size(); ++j) {
-      const double score = row.score[j], error = u * recipes.size(score);
-      if (cap.is_linear()) off[j] = error;
-      for (const double other : {score - error, score + error}) {
-        if (cap.is_linear()) break;
-        const TransformedLogit moved = cap(other);
-        off[j] = std::max(off[j], std::abs(moved.z.value - row.capped[j]));
-        of_slope[j] = std::max(of_slope[j], std::abs(moved.slope.value - row.slope[j].value));
-      }
-      if (row.p[j] > kUnseen) largest = std::max(largest, off[j]);
-    }
-    if (!(largest <= kMost)) return;
-    const double orders = std::exp(kOrders * largest) / u;
-    for (size_t j = 0; j < row.score.size(); ++j) {
-      if (row.p[j] > kUnseen) amplitude[j] = std::expm1(off[j]) * orders, slope[j] = of_slope[j] * orders;
+      if (!ScoreErrors::is_seen(row.p[j])) continue;
+      amplitude[j] = std::expm1(errors.of_capped[j]) * orders, slope[j] = errors.of_slope[j] * orders;
     }
   }
   static constexpr double kRoundings = 2;
@@ -564,7 +624,10 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
   }
   d_rounding += std::abs(d);
   const int64_t r = head * s.q_seq + i;
-  const double of_lse = saved.growth_of_p(row, r), of_o = saved.added_to_d(&grad[at(query)], n, d, d_size, r);
+  // A kernel with rounded scores computes its own lse and D.
+  const bool uses_saved = saved.any() && !row.has_rounded_scores;
+  const double of_lse = uses_saved ? saved.growth_of_p(row, r) : 0;
+  const double of_o = uses_saved ? saved.added_to_d(&grad[at(query)], n, d, d_size, r) : 0;
   for (size_t j = 0; j < row.keys.size(); ++j) {
     const int64_t key = entry.key_at(head, row.keys[j]);
     const double p = row.p[j], growth = row.growth[j], rounding = row.rounding[j], off = dp[j].value - d;
@@ -579,7 +642,7 @@ void differentiate_row(const ActiveRecipes& recipes, const Entry& entry, const S
     dq.add(query, n, ds.value, ds.magnitude, ds.rounding, &entry.k[at(key)]);
     dk.add(key, n, ds.value, ds.magnitude, ds.rounding, &entry.q[at(query)]);
     dv.add(key, n, p, p * (1 + growth), p * rounding + kFlushUnits, &grad[at(query)]);
-    if (saved.any()) {
+    if (uses_saved) {
       const double by_o = -entry.scale * p * slope.value * of_o;
       const double by_lse = entry.scale * p * slope.value * of_lse * (off - of_o);
       dq.move(query, n, by_o, by_lse, &entry.k[at(key)]);
@@ -706,7 +769,7 @@ Work attention_work(const GoldArgs& args, int parts, int products) {
 constexpr std::array<Recipe, 2> kAttentionForwardRecipes{
     Recipe{recipe::kP, "o", k16Bit, /*exact=*/false, "o = sum_j round(p_j) v_j", kFlash, "", kRows},
     Recipe{recipe::kScores, "o lse", k16Bit, /*exact=*/false, "p = softmax(round(scale round(q k^T)))", kEager, "",
-           kRows},
+           kRows, /*rounds_large=*/true},
 };
 constexpr std::array<Recipe, 5> kAttentionBackwardRecipes{
     Recipe{recipe::kP, "dv dv_cache dv_new", k16Bit, /*exact=*/false, "dv = sum_i round(p_i) grad_i", kFlash, "",
@@ -721,7 +784,7 @@ constexpr std::array<Recipe, 5> kAttentionBackwardRecipes{
     // A kernel that stores the scores stores P too, and takes the row sum of dP*P from it.
     Recipe{recipe::kScores, "dq dk dv dk_cache dv_cache dk_new dv_new", k16Bit, /*exact=*/false,
            "p = softmax(round(scale round(q k^T))), ds = round(scale p (round(dp) - D))", kEager,
-           /*excludes=*/recipe::kO, kRows},
+           /*excludes=*/recipe::kO, kRows, /*rounds_large=*/true},
 };
 
 constexpr std::array<AttrSpec, 2> kAttentionAttrs{

@@ -14,6 +14,7 @@
 #include "left_out.hpp"
 #include "operator/operator.hpp"
 #include "policy.hpp"
+#include "recipes.hpp"
 #include "token_mean.hpp"
 
 namespace checkop {
@@ -187,6 +188,17 @@ GoldElement coefficient(PolicyToken& token, const Branch& branch, const GoldElem
   return c;
 }
 
+/// The part of c that comes from the ratio.
+GoldElement of_ratio(const PolicyToken& token, const Branch& branch, const GoldElement& a, double g, double unit) {
+  if (branch.clipped && !branch.either) return exact(0);
+  const double size = std::abs(g);
+  GoldElement e =
+      GoldElement{-a.value * g, size * a.magnitude, size * (a.rounding + 3 * std::abs(a.value))} * token.ratio;
+  if (branch.either) e.rounding += std::abs(e.value) / unit;
+  if (branch.clipped) e.value = 0;
+  return e;
+}
+
 /// Gold of grpo_loss. A token is active where attention_mask != 0 and completion_mask != 0.
 ///   in:  policy_logits, ref_logits[batch, seq, vocab], action_ids, attention_mask, old_logps[batch, seq],
 ///        rewards[batch], completion_mask[batch, seq], optional group_boundaries[group_bounds]
@@ -205,8 +217,7 @@ void forward(const GoldArgs& args) {
     if (batch.active[i] == 0) return;
     static thread_local std::vector<double> z;
     z.resize(static_cast<size_t>(batch.vocab));
-    const PolicyToken token =
-        policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row, batch.ids[i], z);
+    const PolicyToken token = policy_token(args, row, batch.ids[i], z);
     losses[i] = TokenLoss(token, batch.advantage(row), batch.clip);
     kls[i] = token.kl;
   });
@@ -246,10 +257,14 @@ void backward(const GoldArgs& args) {
       for (auto* array : {&s.value, &s.magnitude, &s.rounding}) array->assign(static_cast<size_t>(batch.vocab), 0.0);
     } else {
       const int64_t id = batch.ids[static_cast<size_t>(row)];
-      PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row, id, s.z);
+      PolicyToken token = policy_token(args, row, id, s.z);
       const GoldElement& a = batch.advantage(row);
       const Branch branch(token, a.value, batch.clip);
-      const PolicyGradient gradient(token.policy, coefficient(token, branch, a, g, batch.beta, unit));
+      const PolicyGradient gradient(args, token.policy,
+                                    rounds_coefficient(args)
+                                        ? rounded_coefficient(args, token, of_ratio(token, branch, a, g, unit),
+                                                              {batch.beta * g, 0, 4 * std::abs(batch.beta * g)})
+                                        : coefficient(token, branch, a, g, batch.beta, unit));
       for (int64_t v = 0; v < batch.vocab; ++v) {
         const auto at = static_cast<size_t>(v);
         const GoldElement e = gradient(s.z[at], v == id);
@@ -270,9 +285,24 @@ Work work(const GoldArgs& args) {
   return {0, bytes_left_out(args.in(kPolicyLogits), active) + bytes_left_out(args.in(kRefLogits), active)};
 }
 
+constexpr std::array kForwardRecipes{
+    Recipe{recipe::kLogp, "loss policy_loss kl", k16Bit, /*exact=*/true,
+           "ratio = exp(round(lp) - old_logps), kl of round(lp), round(lr)", kSelectiveLogSoftmax},
+    Recipe{recipe::kKl, "loss kl", k16Bit, /*exact=*/true,
+           "kl of a token = round(round(e - d) - 1), d = round(lr - lp), e = round(exp(d))", kKlOf16Bit}};
+constexpr std::array kBackwardRecipes{
+    Recipe{recipe::kLogp, "dpolicy_logits", k16Bit, /*exact=*/true,
+           "c of round(lp), round(lr), dpolicy_logits_v = c (1[v = t] - exp(round(z_v - lse(z))))",
+           kSelectiveLogSoftmax},
+    Recipe{recipe::kKl, "dpolicy_logits", k16Bit, /*exact=*/true,
+           "c = round(c of the ratio) - round(round(round(g beta/n) e) - round(g beta/n))", kKlOf16Bit},
+    Recipe{recipe::kUpstream, "dpolicy_logits", k16Bit, /*exact=*/true,
+           "dpolicy_logits_v = round(c) (1[v = t] - softmax(z)_v)", kGradientOf16Bit}};
+
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work, &kGrpoLossForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kGrpoLossBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work, &kGrpoLossForward, nullptr, kForwardRecipes},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kGrpoLossBackward, nullptr,
+         kBackwardRecipes}};
 
 void validate(const CaseSizes& sizes) {
   validate_groups(sizes, sizes.attrs[kSamplesPerPrompt]);

@@ -78,8 +78,13 @@ void check_product(const IdentityArgs& args, int index, const Factor& x, const F
     const double squares = 3 * (product_square + expected.square[r] + bias_square);
     const double stored =
         got.square[r] + (expected.square[r] + bias_square > 0 ? of_subnormals : 0);  // zeros are exact
+    // What the recipes allow for; see rounds_partials() and rounds_product().
+    double rounded = args.recipes.has(kPartials) ? (product_square / 2 + expected.square[r]) / 3 : 0;
+    if (bias != nullptr && args.recipes.has(recipe::kProduct)) rounded += product_square;
     args.sink({"freivalds", index, first_row + static_cast<int64_t>(r), got.value[r] - expected.value[r] - bias_sum,
-               kDeviations * std::sqrt(squares), 0, kDeviations * std::sqrt(stored)});
+               kDeviations * std::sqrt(squares),
+               kDeviations * args.recipes.in_units(args.recipes.case_unit() * std::sqrt(rounded)),
+               kDeviations * std::sqrt(stored)});
   }
 }
 
@@ -101,7 +106,7 @@ void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char
 }
 
 void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active,
-                    const LogitTransform& transform, double unit) {
+                    const LogitTransform& transform, double unit, double unit_of_dz) {
   const Tensor& out = *args.out(index);
   const int64_t vocab = out.shape.back();
   const double log_vocab = std::log(static_cast<double>(vocab));
@@ -129,7 +134,11 @@ void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, c
     const double of_logits = 2 * (largest.z.rounding + of_slope * log_vocab);
     const double rounding = of_logits + lse + kExpUnits + 2 + (kArgumentUnits + 1) * log_vocab;
     const double flushed = kFlushUnits * static_cast<double>(vocab);
-    args.sink({"row_sum", index, r, sum, g, g * (rounding + flushed + of_rounded) + (2 + of_slope) * size, stored});
+    // Rounded gradients of transformed logits, before they are divided by the temperature.
+    const double of_dz =
+        args.recipes.in_units(unit_of_dz) * (size + static_cast<double>(vocab) * least_normal * largest.slope.value);
+    args.sink(
+        {"row_sum", index, r, sum, g, g * (rounding + flushed + of_rounded) + (2 + of_slope) * size + of_dz, stored});
   });
 }
 

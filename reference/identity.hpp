@@ -35,7 +35,8 @@ void check_zero_rows(const IdentityArgs& args, int index, const std::vector<char
 /// `unit`: logarithms of the probabilities p are rounded with this unit roundoff, 0 for not at all. Each is off by at
 /// most unit*|log p|, so the sum of p by no more than sum p^(1 - unit) - 1 <= V^unit - 1, for which the row may be off
 /// by g times that. A log p that is subnormal errs by unit times the smallest normal number of the output's dtype.
+/// `unit_of_dz`: the gradients by the transformed logits are rounded with this one, 0 for not at all.
 void check_row_sums(const IdentityArgs& args, int index, int logits, int grad, const std::vector<char>& active,
-                    const LogitTransform& transform, double unit = 0);
+                    const LogitTransform& transform, double unit, double unit_of_dz);
 
 }  // namespace checkop

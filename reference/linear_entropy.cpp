@@ -104,9 +104,9 @@ Work work(const GoldArgs& args) {
 
 constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias",
                            kLmHead = "a 16-bit lm_head (F.linear) before the entropy, as in TRL and verl";
-constexpr std::array kForwardRecipes{rounds_logits("entropy", kLmHead)};
+constexpr std::array kForwardRecipes{rounds_logits("entropy", kLmHead), rounds_product_of_logits("entropy")};
 constexpr std::array kBackwardRecipes{rounds_dz(kGradients, "autograd of a 16-bit lm_head"),
-                                      rounds_logits(kGradients, kLmHead)};
+                                      rounds_logits(kGradients, kLmHead), rounds_product_of_logits(kGradients)};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_masked, work<1>,
                                   &kLinearEntropyForward, nullptr, kForwardRecipes},

@@ -26,7 +26,9 @@ LinearLogits::LinearLogits(const GoldArgs& args, const LinearInputs& in, const R
       w_square_(size(chunk_, hidden_)),
       logits_(size(std::max<int64_t>(rows_, 1), chunk_)),
       magnitude_(logits_.size()),
-      rounds_logits_(args.recipes.has(recipe::kLogits)),
+      stepped_(args, in.transform),
+      rounds_product_(in.bias != nullptr && args.recipes.has(recipe::kProduct)),
+      rounds_logits_(rounds_product_ || args.recipes.has(recipe::kLogits)),
       rounds_dz_(args.recipes.has(recipe::kDz)),
       slack_(rounds_logits_ ? logits_.size() : 0) {
   args_.parallel_for(rows_, [&](int64_t r) {
@@ -65,9 +67,14 @@ int64_t LinearLogits::load_chunk(const RowSet& columns, int64_t begin) {
         const size_t at = out_at + size(i, chunk_) + size(j, 1);
         const double b = in_.bias == nullptr ? 0 : in_.bias->at(columns.at(begin + v + j));
         magnitude_[at] = std::abs(logits_[at]) + std::sqrt(magnitude_[at]) + std::abs(b);
-        logits_[at] += b;
+        GoldElement sum{logits_[at] + b, magnitude_[at], 0};
+        if (rounds_product_) {
+          const GoldElement product{logits_[at], magnitude_[at] - std::abs(b), 0};
+          sum = sum_of_16_bit(rounded_if(true, args_, 0, product), exact(b));
+        }
+        logits_[at] = sum.value;
         if (!rounds_logits_) continue;
-        const Rounded rounded = args_.recipes.round(0, logits_[at], magnitude_[at], 0);
+        const Rounded rounded = args_.recipes.round(0, sum.value, sum.magnitude, sum.rounding);
         logits_[at] = rounded.value, slack_[at] = rounded.slack;
       }
     }

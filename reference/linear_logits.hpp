@@ -36,6 +36,12 @@ struct LinearOutputs {
 constexpr Recipe rounds_logits(std::string_view outputs, std::string_view source) {
   return {recipe::kLogits, outputs, k16Bit, /*exact=*/true, "x = round(hidden W^T + bias)", source};
 }
+/// Logits that are rounded before their bias is added, too. Without a bias nothing changes.
+constexpr Recipe rounds_product_of_logits(std::string_view outputs) {
+  Recipe recipe = rounds_product(outputs, "x = round(round(hidden W^T) + bias)");
+  recipe.excludes = recipe::kLogits;
+  return recipe;
+}
 /// Gradients of logits rounded to 16 bits as operands of the backward products.
 constexpr Recipe rounds_dz(std::string_view outputs, std::string_view source) {
   return {recipe::kDz,
@@ -52,7 +58,8 @@ constexpr Recipe rounds_dz(std::string_view outputs, std::string_view source) {
 /// Arrays have one row per row of the set.
 class LinearLogits {
  public:
-  /// With the recipe logits_in_16_bit the logits are rounded, with dz_in_16_bit their gradients.
+  /// With the recipe logits_in_16_bit the logits are rounded, with product_in_16_bit before the bias is added, too, and
+  /// with dz_in_16_bit their gradients.
   LinearLogits(const GoldArgs& args, const LinearInputs& in, const RowSet& set);
 
   int64_t rows() const { return rows_; }
@@ -135,6 +142,10 @@ class LinearLogits {
 
   TransformedLogit logit(int64_t r, int64_t v) const {
     const size_t at = size(r, chunk_) + size(v, 1);
+    if (stepped_.is_active()) {
+      return stepped_(rounds_logits_ ? GoldElement{logits_[at], 0, args_.recipes.in_units(slack_[at])}
+                                     : GoldElement{logits_[at], magnitude_[at], 0});
+    }
     if (!rounds_logits_) return in_.transform(logits_[at], magnitude_[at]);
     TransformedLogit rounded = in_.transform(logits_[at], slack_[at], args_.recipes);
     if (!in_.folds_slack) return rounded;
@@ -183,7 +194,8 @@ class LinearLogits {
   const RowSet& set_;
   int64_t rows_, hidden_, vocab_, chunk_;
   std::vector<double> h_, h_square_, w_, w_square_, logits_, magnitude_, dz_square_;
-  const bool rounds_logits_, rounds_dz_;
+  const SteppedTransform stepped_;
+  const bool rounds_product_, rounds_logits_, rounds_dz_;
   std::vector<double> slack_;
 };
 

@@ -3,6 +3,7 @@
 // stored.
 #include "linear_logp.hpp"
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <vector>
@@ -57,12 +58,22 @@ enum Attr : size_t { kOfIgnoreIndex, kOfTemperature, kOfSoftcap };
 constexpr std::array kAttrs{kIgnoreIndex, kTemperature, kSoftcap};
 
 constexpr std::string_view kGradients = "dhidden dlm_head_weight dbias";
-constexpr std::array kForwardRecipes{
+/// Those of tensor-parallel operators, which transform no logits, and one more.
+template <size_t n>
+constexpr std::array<Recipe, n + 1> with(const std::array<Recipe, n>& recipes, const Recipe& one) {
+  std::array<Recipe, n + 1> all{};
+  std::copy(recipes.begin(), recipes.end(), all.begin());
+  all[n] = one;
+  return all;
+}
+
+constexpr std::array kTpForwardRecipes{
     rounds_logits("logp",
                   "a 16-bit lm_head (F.linear) before the log-probability, as in Hugging Face models, TRL and verl"),
     Recipe{recipe::kLogp, "logp", k16Bit, /*exact=*/true, "logp = round(z_t - lse(z))",
-           "F.log_softmax of 16-bit logits in PyTorch"}};
-constexpr std::array kBackwardRecipes{
+           "F.log_softmax of 16-bit logits in PyTorch"},
+    rounds_product_of_logits("logp")};
+constexpr std::array kTpBackwardRecipes{
     rounds_dz(kGradients,
               "autograd of a 16-bit lm_head, Liger's fused linear cross entropy, Apple's cut cross entropy"),
     rounds_logits(kGradients,
@@ -70,7 +81,10 @@ constexpr std::array kBackwardRecipes{
     Recipe{recipe::kLogp, kGradients, k16Bit, /*exact=*/true, "dz_v = g (1[v = t] - exp(round(z_v - lse(z))))",
            "autograd of F.log_softmax of 16-bit logits: its backward pass reads the saved 16-bit result"},
     Recipe{recipe::kUpstream, kGradients, k16Bit, /*exact=*/true, "dz_v = round(g) (1[v = t] - softmax(z)_v)",
-           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"}};
+           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"},
+    rounds_product_of_logits(kGradients)};
+constexpr auto kForwardRecipes = with(kTpForwardRecipes, rounds_transform("logp"));
+constexpr auto kBackwardRecipes = with(kTpBackwardRecipes, rounds_transform_gradient(kGradients));
 
 LinearInputs inputs_of(const GoldArgs& args, const LogitTransform& transform) {
   read_ids_to_use(args, args.in(2), args.in(1).shape[0]);  // throws for an id out of range
@@ -127,17 +141,20 @@ void select(const GoldArgs& args, const LogitTransform& transform) {
 void differentiate(const GoldArgs& args, const LogitTransform& transform) {
   const LinearInputs in = inputs_of(args, transform);
   const bool rounds_logp = args.recipes.has(recipe::kLogp), rounds_upstream = args.recipes.has(recipe::kUpstream);
-  const bool rounds = rounds_logp || args.recipes.has(recipe::kLogits);
+  const SteppedTransform stepped(args, transform);
+  const bool steps = stepped.is_active();
+  const bool rounds = rounds_logp || steps || args.recipes.has(recipe::kLogits) || args.recipes.has(recipe::kProduct);
   emit_linear_gradients(args, in, {0, 1, 2, args.inputs[5], args.inputs[6]}, [&](LinearLogits& logits) {
     return [&, reduced = Reduced(logits, args.in(2))](int64_t r) {
       const int64_t row = logits.row(r), target = static_cast<int64_t>(args.in(2).at(row));
       const double upstream = args.in(4).at(row), g = rounds_upstream ? args.recipes.round(upstream) : upstream;
       const SoftmaxRow& softmax = reduced.softmax[static_cast<size_t>(r)];
       return
-          [=, gradient = LogitGradient(softmax, g), rounded = RoundedLogitGradient(args, 0, softmax, g, rounds_logp)](
-              int64_t v, const TransformedLogit& logit) {
+          [=, &stepped, gradient = LogitGradient(softmax, g),
+           rounded = RoundedLogitGradient(args, 0, softmax, g, rounds_logp)](int64_t v, const TransformedLogit& logit) {
             const bool selected = v == target;
-            return by_logit(rounds ? rounded(logit.z, logit.slack, selected) : gradient(logit.z, selected), logit);
+            const GoldElement dz = rounds ? rounded(logit.z, logit.slack, selected) : gradient(logit.z, selected);
+            return steps ? stepped.by_logit(dz, logit) : by_logit(dz, logit);
           };
     };
   });
@@ -185,9 +202,9 @@ void plant_in_linear_logp(const FillArgs& args) { plant_ignored_rows(args, "targ
 
 constexpr std::array<Pass, 2> kTpLinearLogpPasses{
     Pass{"forward", kForwardIn, kForwardOut, tp_forward, check_ignored, work<1>, &kTpLinearLogpForward, nullptr,
-         kForwardRecipes},
+         kTpForwardRecipes},
     Pass{"backward", kBackwardIn, kBackwardOut, tp_backward, check_ignored, work<3>, &kTpLinearLogpBackward, nullptr,
-         kBackwardRecipes}};
+         kTpBackwardRecipes}};
 
 extern const Operator kLinearLogp;
 constexpr Operator kLinearLogp{"linear_logp",

@@ -209,10 +209,10 @@ Work work(const GoldArgs& args) {
 
 constexpr std::string_view kResults = "loss logps entropy", kGradients = "dhidden dlm_head_weight dbias",
                            kLmHead = "a 16-bit lm_head (F.linear) before the loss, as in TRL and verl";
-constexpr std::array kForwardRecipes{rounds_logits(kResults, kLmHead)};
+constexpr std::array kForwardRecipes{rounds_logits(kResults, kLmHead), rounds_product_of_logits(kResults)};
 constexpr std::array kBackwardRecipes{
     rounds_dz(kGradients, "autograd of a 16-bit lm_head, Liger's fused linear GRPO loss"),
-    rounds_logits(kGradients, kLmHead)};
+    rounds_logits(kGradients, kLmHead), rounds_product_of_logits(kGradients)};
 
 constexpr std::array kPasses{Pass{"forward", kForwardIn, kForwardOut, forward, check_tokens, work<1>,
                                   &kLinearPolicyLossForward, nullptr, kForwardRecipes},

@@ -53,8 +53,9 @@ void emit_column_sums(const GoldArgs& args, int index, const Factor& matrix) {
   });
 }
 
-constexpr std::array kForwardRecipes{tf32_operands("logits")};
-constexpr std::array kBackwardRecipes{tf32_operands("dhidden dweight")};
+constexpr std::array kForwardRecipes{tf32_operands("logits"), rounds_partials("logits"),
+                                     rounds_product("logits", "logits = round(hidden weight^T) + bias")};
+constexpr std::array kBackwardRecipes{tf32_operands("dhidden dweight"), rounds_partials("dhidden dweight")};
 
 /// Gold of lm_head.
 ///   in:  hidden[batch, seq, hidden], weight[vocab, hidden], bias[vocab] optional     out: logits[batch, seq, vocab]

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <string_view>
 
 #include "gold_element.hpp"
 #include "operator/operator.hpp"
+#include "recipes.hpp"
 #include "softmax.hpp"
 
 namespace checkop {
@@ -69,9 +71,78 @@ class LogitTransform {
   }
 
  private:
+  friend class SteppedTransform;
   static constexpr double kTanhUnits = 4;
   double temperature_, softcap_;
 };
+
+/// The transform in a kernel whose every step makes a tensor of 16 bits, and so does each of its autograd:
+///   y = round(x/softcap), t = round(tanh y), c = round(softcap t); z = round(c/temperature)
+///   d = round(dz); round(d/temperature); round(softcap d), round(d (1 - t^2)), d/softcap, which is the output
+/// A softcap of 0 and a temperature of 1 have no steps. A division by a number may be a product with its reciprocal.
+class SteppedTransform {
+ public:
+  SteppedTransform(const GoldArgs& args, const LogitTransform& transform) : args_(args), of_(transform) {}
+
+  /// Whether the active recipes have it, and it has steps.
+  bool is_active() const {
+    return args_.recipes.has(recipe::kTransform) && (of_.temperature_ != 1 || of_.softcap_ != 0);
+  }
+
+  /// Of the logit x. The slope is that of tanh.
+  TransformedLogit operator()(const GoldElement& x) const {
+    TransformedLogit logit{x, exact(1)};
+    if (of_.softcap_ != 0) {
+      const GoldElement y = rounded(divided(x, of_.softcap_));
+      const double tanh = std::tanh(y.value);
+      const GoldElement t = rounded({tanh, 0, LogitTransform::kTanhUnits * std::abs(tanh) + y.rounding});
+      logit.slope = exact(1) - t * t;
+      logit.z = rounded(t * checkop::rounded(of_.softcap_));
+    }
+    if (of_.temperature_ != 1) logit.z = rounded(divided(logit.z, of_.temperature_));
+    logit.slack = logit.z.rounding / args_.recipes.in_units(1), logit.z.rounding = 0;
+    return logit;
+  }
+
+  /// The gradient by x of what has the gradient dz by z.
+  GoldElement by_logit(const GoldElement& dz, const TransformedLogit& logit) const {
+    GoldElement d = rounded(dz);
+    if (of_.temperature_ != 1) d = divided(d, of_.temperature_);
+    if (of_.softcap_ == 0) return d;
+    if (of_.temperature_ != 1) d = rounded(d);
+    d = rounded(d * checkop::rounded(of_.softcap_));
+    return divided(rounded(d * logit.slope), of_.softcap_);
+  }
+
+ private:
+  GoldElement rounded(const GoldElement& e) const { return rounded_if(true, args_, 0, e); }
+  static GoldElement divided(const GoldElement& e, double by) {
+    const double value = e.value / by;
+    return {value, e.magnitude / by, e.rounding / by + 3 * std::abs(value)};
+  }
+
+  const GoldArgs& args_;
+  LogitTransform of_;
+};
+
+/// The recipes transform_in_16_bit of a pass and of its backward pass.
+constexpr Recipe rounds_transform(std::string_view outputs) {
+  return {
+      recipe::kTransform,
+      outputs,
+      k16Bit,
+      /*exact=*/true,
+      "z = round(c/temperature), c = round(softcap round(tanh(round(x/softcap))))",
+      "TRL and verl divide 16-bit logits by the temperature, Hugging Face's Gemma caps them: each step is a tensor"};
+}
+constexpr Recipe rounds_transform_gradient(std::string_view outputs) {
+  return {recipe::kTransform,
+          outputs,
+          k16Bit,
+          /*exact=*/true,
+          "dx = round(round(dz)/temperature), and with a cap round(round(softcap that) (1 - t^2))/softcap",
+          "autograd of 16-bit logits that are divided by the temperature or capped: each step is a tensor"};
+}
 
 /// Adds transformed logits to a row's statistics.
 void add_logits(SoftmaxRow& softmax, std::span<const TransformedLogit> logits);

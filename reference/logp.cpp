@@ -34,22 +34,26 @@ constexpr std::array kAttrs{kIgnoreIndex, kTemperature, kSoftcap};
 
 constexpr std::array kForwardRecipes{
     Recipe{recipe::kLogp, "logp", k16Bit, /*exact=*/true, "logp = round(z_t - lse(z))",
-           "F.log_softmax of 16-bit logits in PyTorch, and with it F.cross_entropy, TRL and verl without their casts"}};
+           "F.log_softmax of 16-bit logits in PyTorch, and with it F.cross_entropy, TRL and verl without their casts"},
+    rounds_transform("logp")};
 constexpr std::array kBackwardRecipes{
     Recipe{recipe::kLogp, "dlogits", k16Bit, /*exact=*/true, "dlogits_v = g (1[v = t] - exp(round(z_v - lse(z))))",
            "autograd of F.log_softmax of 16-bit logits: its backward pass reads the saved 16-bit result"},
     Recipe{recipe::kUpstream, "dlogits", k16Bit, /*exact=*/true, "dlogits_v = round(g) (1[v = t] - softmax(z)_v)",
-           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"}};
+           "autograd of a 16-bit log-probability that is cast to fp32: its gradient is cast to 16 bits"},
+    rounds_transform_gradient("dlogits")};
 
 /// The logits of a row, transformed, and their softmax.
 struct Row {
   std::vector<TransformedLogit> logits;
   SoftmaxRow softmax;
 
-  Row(const Tensor& tensor, int64_t row, const LogitTransform& transform) {
-    RowScratch& s = row_scratch(tensor.shape.back());
-    decode_row(tensor, row, s.z);
-    for (const double x : s.z) logits.push_back(transform(x));
+  Row(const GoldArgs& args, int64_t row, const LogitTransform& transform) {
+    RowScratch& s = row_scratch(args.in(0).shape.back());
+    decode_row(args.in(0), row, s.z);
+    const SteppedTransform stepped(args, transform);
+    const bool steps = stepped.is_active();
+    for (const double x : s.z) logits.push_back(steps ? stepped(exact(x)) : transform(x));
     add_logits(softmax, logits);
   }
 };
@@ -68,8 +72,11 @@ void select(const GoldArgs& args, const LogitTransform& transform) {
     const int64_t id = ids[static_cast<size_t>(r)];
     GoldElement e{0, 0, 0};
     if (id != kLeftOut) {
-      const Row row(args.in(0), r, transform);
-      e = rounded_if(rounds, args, 0, selected_logp(row.softmax, row.logits[static_cast<size_t>(id)].z));
+      const Row row(args, r, transform);
+      const TransformedLogit& target = row.logits[static_cast<size_t>(id)];
+      e = selected_logp(row.softmax, target.z);
+      e.rounding += args.recipes.in_units(target.slack + lse_slack(args.recipes, 0, row.softmax));
+      e = rounded_if(rounds, args, 0, e);
     }
     args.sink({0, r, 1, 1, &e.value, &e.magnitude, &e.rounding});
   });
@@ -83,20 +90,23 @@ void differentiate(const GoldArgs& args, const LogitTransform& transform) {
   const int64_t vocab = args.in(0).shape.back(), rows = args.in(1).count();
   const std::vector<int64_t> ids = read_ids_to_use(args, args.in(1), vocab);
   const bool rounds = args.recipes.has(recipe::kLogp), rounds_upstream = args.recipes.has(recipe::kUpstream);
+  const SteppedTransform stepped(args, transform);
+  const bool steps = stepped.is_active();
   args.for_rows(0, rows, [&](int64_t r) {
     RowScratch& s = row_scratch(vocab);
     const int64_t id = ids[static_cast<size_t>(r)];
     if (id == kLeftOut) {
       s.clear_results();
     } else {
-      const Row row(args.in(0), r, transform);
+      const Row row(args, r, transform);
       const double upstream = args.in(2).at(r), g = rounds_upstream ? args.recipes.round(upstream) : upstream;
       const LogitGradient gradient(row.softmax, g);
       const RoundedLogitGradient rounded(args, 0, row.softmax, g, rounds);
       for (size_t v = 0; v < row.logits.size(); ++v) {
         const bool selected = v == static_cast<size_t>(id);
         const TransformedLogit& logit = row.logits[v];
-        const GoldElement e = by_logit(rounds ? rounded(logit.z, 0, selected) : gradient(logit.z, selected), logit);
+        const GoldElement dz = rounds || steps ? rounded(logit.z, logit.slack, selected) : gradient(logit.z, selected);
+        const GoldElement e = steps ? stepped.by_logit(dz, logit) : by_logit(dz, logit);
         s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
       }
     }
@@ -118,8 +128,10 @@ void check_logp(const IdentityArgs& args) { check_zero_rows(args, 0, rows_to_use
 /// The gradients of a row must sum to 0, unless each has another derivative of a soft cap; ignored rows must be 0.
 void check_differentiated(const IdentityArgs& args, const LogitTransform& transform) {
   const std::vector<char> used = rows_to_use(args.in(1), args.attrs);
+  const double unit = args.recipes.case_unit();
   if (transform.is_linear())
-    check_row_sums(args, 0, 0, 2, used, transform, args.recipes.has(recipe::kLogp) ? args.recipes.case_unit() : 0);
+    check_row_sums(args, 0, 0, 2, used, transform, args.recipes.has(recipe::kLogp) ? unit : 0,
+                   args.recipes.has(recipe::kTransform) ? unit : 0);
   check_zero_rows(args, 0, used);
 }
 void check_gradient(const IdentityArgs& args) { check_differentiated(args, transform_of(args.attrs)); }

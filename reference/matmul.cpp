@@ -28,8 +28,8 @@ Factor matrix(const Tensor& t, bool transposed = false) {
   return {&t, t.count() / t.shape.back(), t.shape.back(), transposed};
 }
 
-constexpr std::array kForwardRecipes{tf32_operands("c")};
-constexpr std::array kBackwardRecipes{tf32_operands("da db")};
+constexpr std::array kForwardRecipes{tf32_operands("c"), rounds_partials("c")};
+constexpr std::array kBackwardRecipes{tf32_operands("da db"), rounds_partials("da db")};
 
 /// Gold of matmul.
 ///   in:  a[batch, seq, k_dim], b[k_dim, n_dim]     out: c[batch, seq, n_dim]

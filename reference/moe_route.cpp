@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "moe.hpp"
 #include "operator/operator.hpp"
+#include "recipes.hpp"
 #include "sigmoid.hpp"
 #include "softmax.hpp"
 
@@ -235,7 +236,7 @@ void forward(const GoldArgs& args) {
     const Weights found(router, z, choice.ids);
     RowScratch& row = row_scratch(topk);
     for (size_t i = 0; i < found.weights.size(); ++i) {
-      const GoldElement& w = found.weights[i];
+      const GoldElement w = rounded_if(args.recipes.has(recipe::kWeights), args, 1, found.weights[i]);
       row.value[i] = w.value, row.magnitude[i] = w.magnitude, row.rounding[i] = w.rounding;
     }
     args.sink({1, token, 1, topk, row.value.data(), row.magnitude.data(), row.rounding.data()});
@@ -280,7 +281,8 @@ void backward(const GoldArgs& args) {
     const Weights found(router, row.z, ids);
     const GoldElement scale{router.route_scale, 0, 0};
     const auto upstream = [&](size_t i) {
-      return GoldElement{args.in(kOfGradWeights).at(token * topk + static_cast<int64_t>(i)), 0, 0};
+      const double g = args.in(kOfGradWeights).at(token * topk + static_cast<int64_t>(i));
+      return exact(args.recipes.has(recipe::kUpstream) ? args.recipes.round(g) : g);
     };
     const auto put = [&](size_t expert, const GoldElement& e) {
       row.value[expert] = e.value, row.magnitude[expert] = e.magnitude, row.rounding[expert] = e.rounding;
@@ -314,9 +316,17 @@ void backward(const GoldArgs& args) {
   });
 }
 
+constexpr std::array kForwardRecipes{
+    Recipe{recipe::kWeights, "weights", k16Bit, /*exact=*/true, "weights = round(route_scale s/(sum of s + norm_eps))",
+           "Hugging Face's Mixtral and Qwen MoE cast the weights to the dtype of the hidden states"}};
+constexpr std::array kBackwardRecipes{
+    Recipe{recipe::kUpstream, "dlogits", k16Bit, /*exact=*/true, "dlogits of round(grad_weights)",
+           "autograd of weights that were cast to 16 bits: their gradient is a 16-bit tensor"}};
+
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kMoeRouteForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kMoeRouteBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, nullptr, &kMoeRouteForward, nullptr, kForwardRecipes},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, nullptr, nullptr, &kMoeRouteBackward, nullptr,
+         kBackwardRecipes}};
 
 void validate(const CaseSizes& sizes) {
   validate_topk(sizes);

@@ -6,40 +6,73 @@
 
 #include "base/error.hpp"
 #include "left_out.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
+namespace {
 
-PolicyToken policy_token(const Tensor& policy, const Tensor& ref, const Tensor& old_logps, int64_t row, int64_t id,
-                         std::vector<double>& z) {
+/// The error of exp(x) relative to it, for an x with this error; both are coefficients of u. Where x is `rounded`, that
+/// may be a step of the dtype of the case, which is too large for the first order.
+double of_exponential(const GoldArgs& args, double rounding, bool rounded) {
+  if (!rounded) return rounding;
+  return args.recipes.in_units(std::expm1(rounding / args.recipes.in_units(1)));
+}
+
+/// kl in a kernel that rounds each of its steps, and its exponential.
+void round_kl(const GoldArgs& args, const GoldElement& lp, const GoldElement& lr, PolicyToken& token) {
+  const auto rounded = [&](const GoldElement& e) { return rounded_if(true, args, 0, e); };
+  const GoldElement d = rounded(sum_of_16_bit(lr, -lp));
+  const double e = std::exp(d.value);
+  token.growth = rounded({e, 0, e == 0 ? 0 : e * (of_exponential(args, d.rounding, true) + kExpUnits)});
+  token.kl = rounded(sum_of_16_bit(rounded(sum_of_16_bit(token.growth, -d)), exact(-1)));
+}
+
+}  // namespace
+
+PolicyToken policy_token(const GoldArgs& args, int64_t row, int64_t id, std::vector<double>& z) {
   const auto target = static_cast<size_t>(id);
-  const SoftmaxRow ref_row = read_row(ref, row, z);
-  const GoldElement lr = selected_logp(ref_row, {z[target], 0, 0});
+  const bool rounds_logp = args.recipes.has(recipe::kLogp);
+  const auto selected = [&](const SoftmaxRow& softmax) {
+    return rounded_if(rounds_logp, args, 0, selected_logp(softmax, {z[target], 0, 0}));
+  };
+  const SoftmaxRow ref_row = read_row(args.in(kRefLogits), row, z);
+  const GoldElement lr = selected(ref_row);
   PolicyToken token;
-  token.policy = read_row(policy, row, z);
-  const GoldElement lp = selected_logp(token.policy, {z[target], 0, 0});
+  token.policy = read_row(args.in(kPolicyLogits), row, z);
+  const GoldElement lp = selected(token.policy);
 
   token.logp = lp.value;
-  token.delta = lp.value - old_logps.at(row);
+  token.delta = lp.value - args.in(kOldLogps).at(row);
   const double ratio = std::exp(token.delta);
   token.ratio = {ratio, 0, 0};  // a ratio of 0 has no error; computed it would be 0*inf
   if (ratio != 0) {
     token.ratio.magnitude = ratio * lp.magnitude;
-    token.ratio.rounding = ratio * (lp.rounding + std::abs(token.delta) + kExpUnits);
+    token.ratio.rounding = ratio * (of_exponential(args, lp.rounding, rounds_logp) + std::abs(token.delta) + kExpUnits);
   }
 
   token.d = lr.value - lp.value;
   const double e = std::exp(token.d), below = std::abs(std::expm1(token.d));
-  const double chain = lp.magnitude + lr.magnitude, fixed = lp.rounding + lr.rounding + std::abs(token.d);
+  const double chain = lp.magnitude + lr.magnitude, off = lp.rounding + lr.rounding;
+  const double fixed = of_exponential(args, off, rounds_logp) + std::abs(token.d);
   // expm1(d) - d, not exp(d) - d - 1, which would lose all digits of a small kl even in FP64.
   token.kl = {std::expm1(token.d) - token.d, below * chain, 0};
-  token.kl.rounding = below * fixed + kExpUnits * e + std::abs(token.d) + 1;
+  // (exp(d) - 1)(exp(off) - 1) + exp(off) - 1 - off is what an error of `off` makes of kl.
+  token.kl.rounding =
+      below * fixed + (of_exponential(args, off, rounds_logp) - off) + kExpUnits * e + std::abs(token.d) + 1;
   token.slope = {-std::expm1(token.d), 0, below};
   if (e != 0) token.slope.magnitude = e * chain, token.slope.rounding += e * (fixed + kExpUnits);
+  if (args.recipes.has(recipe::kKl)) round_kl(args, lp, lr, token);
   return token;
 }
 
+PolicyGradient::PolicyGradient(const GoldArgs& args, const SoftmaxRow& row, const GoldElement& c)
+    : unit_(row, 1.0),
+      rounded_unit_(args, 0, row, 1.0, /*rounds_logp=*/true),
+      rounds_logp_(args.recipes.has(recipe::kLogp)),
+      c_(c) {}
+
 GoldElement PolicyGradient::operator()(double z, bool selected) const {
-  const GoldElement e = unit_({z, 0, 0}, selected);
+  const GoldElement e = rounds_logp_ ? rounded_unit_(exact(z), 0, selected) : unit_(exact(z), selected);
   const double size = std::abs(c_.value), share = std::abs(e.value);
   return {c_.value * e.value, size * e.magnitude + share * c_.magnitude, size * e.rounding + share * c_.rounding};
 }
@@ -49,6 +82,27 @@ GoldElement policy_coefficient(const PolicyToken& token, double g_ratio, double 
   const double a = std::abs(g_ratio), b = std::abs(g_kl);
   return {of_ratio + of_kl, a * token.ratio.magnitude + b * token.slope.magnitude,
           a * token.ratio.rounding + b * token.slope.rounding + 2 * (std::abs(of_ratio) + std::abs(of_kl))};
+}
+
+bool rounds_coefficient(const GoldArgs& args) {
+  return args.recipes.has(recipe::kKl) || args.recipes.has(recipe::kUpstream);
+}
+
+GoldElement rounded_coefficient(const GoldArgs& args, const PolicyToken& token, const GoldElement& of_ratio,
+                                const GoldElement& g_kl) {
+  GoldElement c = of_ratio;
+  if (!args.recipes.has(recipe::kKl)) {
+    if (g_kl.value != 0) c = c + g_kl * token.slope;
+  } else {
+    const auto rounded = [&](const GoldElement& e) { return rounded_if(true, args, 0, e); };
+    const GoldElement g = rounded(g_kl);
+    c = rounded(of_ratio);
+    if (g.value != 0) {
+      const GoldElement of_growth = rounded(product_of_16_bit(g, token.growth));
+      c = sum_of_16_bit(c, -rounded(sum_of_16_bit(of_growth, -g)));
+    }
+  }
+  return rounded_if(args.recipes.has(recipe::kUpstream), args, 0, c);
 }
 
 std::vector<int64_t> read_active_ids(const Tensor& ids, const std::vector<char>& active, int64_t vocab) {

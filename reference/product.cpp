@@ -118,6 +118,8 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
   const Factor columns_of_y{y.tensor, y.rows, y.columns, !y.transposed, y.first_row};
   Block xs, ys;
   std::vector<double> value, magnitude, b(static_cast<size_t>(n), 0.0);
+  const bool rounds_partials = args.recipes.has(kPartials);
+  const bool rounds_product = bias != nullptr && args.recipes.has(recipe::kProduct);
   if (bias != nullptr) info(bias->dtype).decode(bias->bytes.data(), b.data(), b.size());
   for (int64_t row = 0; row < m; row += row_block) {
     const int64_t rows = std::min(row_block, m - row);
@@ -140,14 +142,27 @@ void emit_product(const GoldArgs& args, int index, const Factor& x, const Factor
                       xs.leading, &ys.square[static_cast<size_t>(y_at)], ys.leading, 0.0, &magnitude[out_at], n);
       });
     }
-    const std::vector<double> rounding(static_cast<size_t>(n), 0.0);
     args.parallel_for(rows, [&](int64_t r) {
+      static thread_local std::vector<double> rounding, spread, deviation;
+      for (auto* array : {&rounding, &spread, &deviation}) array->assign(static_cast<size_t>(n), 0.0);
       const auto at = static_cast<size_t>(r * n);
       for (size_t i = at; i < at + static_cast<size_t>(n); ++i) {
-        magnitude[i] = std::abs(value[i]) + std::sqrt(magnitude[i]) + std::abs(b[i - at]);  // was the squares' sum
-        value[i] += b[i - at];
+        const double product = value[i], squares = magnitude[i], added = b[i - at];
+        magnitude[i] = std::abs(product) + std::sqrt(squares) + std::abs(added);
+        value[i] += added;
+        if (rounds_partials) {
+          const Spread of_parts = args.recipes.of_terms(index, product * product / 2 + squares,
+                                                        std::sqrt(static_cast<double>(k) * squares));
+          spread[i - at] = of_parts.most, deviation[i - at] = of_parts.deviation;
+        }
+        if (rounds_product) {
+          const Rounded rounded = args.recipes.round(index, product, magnitude[i] - std::abs(added), 0);
+          value[i] = rounded.value + added, magnitude[i] = 0;
+          rounding[i - at] = args.recipes.in_units(rounded.slack) + std::abs(value[i]);
+        }
       }
-      args.sink({index, chosen.at(row + r), 1, n, &value[at], &magnitude[at], rounding.data()});
+      args.sink({index, chosen.at(row + r), 1, n, &value[at], &magnitude[at], rounding.data(),
+                 rounds_partials ? spread.data() : nullptr, rounds_partials ? deviation.data() : nullptr});
     });
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "operator/operator.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 
@@ -41,6 +42,25 @@ inline constexpr Recipe tf32_operands(std::string_view outputs) {
           /*exact=*/true,
           "x = round(x), y = round(y) to 11 bits",
           "cuBLAS with torch.backends.cuda.matmul.allow_tf32, and what is built on it"};
+}
+/// The recipe partials_in_16_bit of a product of k terms that is cut into parts along k. An order that is unrelated to
+/// the values of its terms t makes partial sums that run from 0 to the result c and stray from that line by about the
+/// root of their squares: those of s parts have squares that add up to c^2/s + sum t^2, which is the most for s = 2.
+constexpr Recipe rounds_partials(std::string_view outputs) {
+  return {
+      kPartials,
+      outputs,
+      k16Bit,
+      /*exact=*/false,
+      "c = sum over parts of k of round(sum of the part)",
+      "cuBLAS with split K, unless torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction (fp16 likewise) "
+      "is off"};
+}
+/// The recipe product_in_16_bit of a product with a bias.
+constexpr Recipe rounds_product(std::string_view outputs, std::string_view formula) {
+  return {recipe::kProduct, outputs,
+          k16Bit,           /*exact=*/true,
+          formula,          "F.linear with a bias where PyTorch has no fused kernel: a product, then an addition"};
 }
 void round_to_tf32(std::span<double> value, std::span<double> square);
 

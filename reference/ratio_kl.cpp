@@ -7,6 +7,7 @@
 #include "left_out.hpp"
 #include "operator/operator.hpp"
 #include "policy.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 
@@ -45,8 +46,7 @@ void forward(const GoldArgs& args) {
   args.for_rows(0, args.in(kActionIds).count(), [&](int64_t row) {
     GoldElement ratio{1, 0, 0}, kl{0, 0, 0};
     if (active[static_cast<size_t>(row)] != 0) {
-      const PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row,
-                                             ids[static_cast<size_t>(row)], row_scratch(vocab).z);
+      const PolicyToken token = policy_token(args, row, ids[static_cast<size_t>(row)], row_scratch(vocab).z);
       ratio = token.ratio, kl = token.kl;
     }
     args.sink({0, row, 1, 1, &ratio.value, &ratio.magnitude, &ratio.rounding});
@@ -68,9 +68,12 @@ void backward(const GoldArgs& args) {
       s.clear_results();
     } else {
       const auto target = static_cast<size_t>(ids[static_cast<size_t>(row)]);
-      const PolicyToken token = policy_token(args.in(kPolicyLogits), args.in(kRefLogits), args.in(kOldLogps), row,
-                                             ids[static_cast<size_t>(row)], s.z);
-      const PolicyGradient gradient(token.policy, policy_coefficient(token, args.in(5).at(row), args.in(6).at(row)));
+      const PolicyToken token = policy_token(args, row, ids[static_cast<size_t>(row)], s.z);
+      const double of_ratio = args.in(5).at(row), of_kl = args.in(6).at(row);
+      const PolicyGradient gradient(args, token.policy,
+                                    rounds_coefficient(args)
+                                        ? rounded_coefficient(args, token, exact(of_ratio) * token.ratio, exact(of_kl))
+                                        : policy_coefficient(token, of_ratio, of_kl));
       for (size_t v = 0; v < s.z.size(); ++v) {
         const GoldElement e = gradient(s.z[v], v == target);
         s.value[v] = e.value, s.magnitude[v] = e.magnitude, s.rounding[v] = e.rounding;
@@ -88,9 +91,24 @@ Work work(const GoldArgs& args) {
   return {0, bytes_left_out(args.in(kPolicyLogits), active) + bytes_left_out(args.in(kRefLogits), active)};
 }
 
+constexpr std::array kForwardRecipes{
+    Recipe{recipe::kLogp, "ratio kl", k16Bit, /*exact=*/true,
+           "ratio = exp(round(lp) - old_logps), kl of round(lp), round(lr)", kSelectiveLogSoftmax},
+    Recipe{recipe::kKl, "kl", k16Bit, /*exact=*/true,
+           "kl = round(round(e - d) - 1), d = round(lr - lp), e = round(exp(d))", kKlOf16Bit}};
+constexpr std::array kBackwardRecipes{
+    Recipe{recipe::kLogp, "dpolicy_logits", k16Bit, /*exact=*/true,
+           "c of round(lp), round(lr), dpolicy_logits_v = c (1[v = t] - exp(round(z_v - lse(z))))",
+           kSelectiveLogSoftmax},
+    Recipe{recipe::kKl, "dpolicy_logits", k16Bit, /*exact=*/true,
+           "c = round(g_ratio ratio) - round(round(round(g_kl) e) - round(g_kl))", kKlOf16Bit},
+    Recipe{recipe::kUpstream, "dpolicy_logits", k16Bit, /*exact=*/true,
+           "dpolicy_logits_v = round(c) (1[v = t] - softmax(z)_v)", kGradientOf16Bit}};
+
 constexpr std::array kPasses{
-    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work, &kRatioKlForward},
-    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kRatioKlBackward}};
+    Pass{"forward", kForwardIn, kForwardOut, forward, nullptr, work, &kRatioKlForward, nullptr, kForwardRecipes},
+    Pass{"backward", kBackwardIn, kBackwardOut, backward, check_masked, work, &kRatioKlBackward, nullptr,
+         kBackwardRecipes}};
 
 void refine(const FillArgs& args) {
   refine_old_logps(args);

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "emulation/rms_norm.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
@@ -77,6 +78,7 @@ void backward(const EmulationArgs& args) {
   Matrix g = of_y;
   for (size_t i = 0; i < g.values.size() && normalised; ++i) g.values[i] += of_sum.values[i];
   Matrix dx = row_gradients(args, in, g);
+  for (float& x : dx.values) x = a.rounded_if(a.rounds(recipe::kRowGradient), x);
   for (size_t i = 0; i < g.values.size() && !dropped && !normalised; ++i) dx.values[i] += of_sum.values[i];
   store(dx, args.out(0));
   args.out(1) = weight_gradient(args, in, of_y);

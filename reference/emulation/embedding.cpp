@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "emulation/common.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
@@ -91,19 +92,37 @@ std::vector<std::vector<int64_t>> tokens_by_id(const EmulationArgs& args, int64_
   return tokens;
 }
 
+/// The sum of terms of these tokens in a kernel that adds those of `at_once` tokens that follow one another to a 16-bit
+/// sum at once.
+template <class Term>
+float sum_of_16_bit(const Arithmetic& a, const std::vector<int64_t>& tokens, int64_t at_once, const Term& term) {
+  float sum = 0;
+  for (size_t i = 0; i < tokens.size();) {
+    const int64_t group = tokens[i] / at_once;
+    float part = 0;
+    for (; i < tokens.size() && tokens[i] / at_once == group; ++i) part += term(static_cast<int64_t>(i));
+    sum = a.rounded_if(true, sum + a.rounded_if(true, part));
+  }
+  return sum;
+}
+
 void backward(const EmulationArgs& args) {
+  const Arithmetic& a = args.arithmetic;
   const Matrix g = rows_taken(args);
   std::vector<double>& dweight = args.out(0);
   const int64_t vocab = static_cast<int64_t>(dweight.size()) / g.columns;
-  const bool averaged = args.arithmetic.has(kDuplicatesAveraged.name);
+  const bool averaged = a.has(kDuplicatesAveraged.name);
+  const int64_t at_once = a.rounds(recipe::kSumsByToken) ? 1 : a.rounds(recipe::kSumsBy32Tokens) ? 32 : 0;
   const std::vector<std::vector<int64_t>> tokens = tokens_by_id(args, vocab);
   args.parallel_for(vocab, [&](int64_t v) {
     const std::vector<int64_t>& own = tokens[static_cast<size_t>(v)];
-    const auto n = static_cast<int64_t>(own.size());
+    const auto n = std::ssize(own);
     const float scale = averaged && n > 0 ? 1 / static_cast<float>(n) : 1.0F;
-    for (int64_t h = 0; h < g.columns; ++h)
+    for (int64_t h = 0; h < g.columns; ++h) {
+      const auto term = [&](int64_t i) { return g.row(own[static_cast<size_t>(i)])[h]; };
       dweight[static_cast<size_t>(v * g.columns + h)] =
-          scale * args.arithmetic.sum(n, [&](int64_t i) { return g.row(own[static_cast<size_t>(i)])[h]; });
+          scale * (at_once > 0 ? sum_of_16_bit(a, own, at_once, term) : a.sum(n, term));
+    }
   });
 }
 

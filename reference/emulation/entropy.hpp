@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "emulation/logit_transform.hpp"
+#include "recipes.hpp"
 
 namespace checkop::emulation {
 
@@ -14,7 +15,8 @@ inline constexpr FaultSpec kMeanLeftOut{"mean_left_out", "the mean distance from
 inline constexpr FaultSpec kInBits{"in_bits", "logarithms are to base 2"};
 inline constexpr FaultSpec kMeanOfLogits{"mean_of_logits",
                                          "the mean is that of all logits alike, without their probabilities"};
-inline constexpr FaultSpec kEntropyRounded{"entropy_rounded", "the entropy is rounded to bf16"};
+inline constexpr FaultSpec kEntropyRounded{"entropy_rounded", "the entropy is rounded to bf16", "accuracy", "", "",
+                                           recipe::kEntropy};
 inline constexpr FaultSpec kLogSumForMean{"log_sum_for_mean", "the gradient has the log-sum-exp in place of the mean"};
 inline constexpr FaultSpec kMaskIgnored{"mask_ignored", "masked rows count like the others", "nonfinite", "", "mask"};
 inline constexpr FaultSpec kMaskedMultiplied{"masked_multiplied", "a masked row is computed, then multiplied by 0",
@@ -58,16 +60,60 @@ inline float mean_spread(const Arithmetic& a, const SoftmaxRow& softmax, const s
   return a.sum(n, [&](int64_t v) { return weighted(a, below(v)); }) / softmax.sum;
 }
 
+inline bool rounds_terms(const Arithmetic& a) { return a.rounds(recipe::kLogp) || a.rounds(recipe::kTerms); }
+
+/// A log-probability, its exponential and their product, as kernels compute them that round on the way; 0 for a logit
+/// of -inf.
+struct EntropyTerm {
+  float l = 0, e = 0, product = 0;
+
+  EntropyTerm(const Arithmetic& a, const SoftmaxRow& softmax, float z) {
+    if (z == -INFINITY) return;
+    l = a.rounded_if(a.rounds(recipe::kLogp), softmax.logp(z));
+    e = a.rounded_if(a.rounds(recipe::kTerms), a.exponential(l));
+    product = a.rounded_if(a.rounds(recipe::kTerms), e * l);
+  }
+};
+
 inline float entropy_of(const Arithmetic& a, const TransformedRow& row) {
-  const SoftmaxRow softmax = softmax_row(a, row.z.data(), std::ssize(row.z));
-  float entropy = std::log(softmax.sum) + mean_spread(a, softmax, row.z);
+  const auto n = std::ssize(row.z);
+  const SoftmaxRow softmax = softmax_row(a, row.z.data(), n);
+  const bool of_terms = rounds_terms(a) && !a.has(kMeanLeftOut.name) && !a.has(kMeanOfLogits.name);
+  const auto term = [&](int64_t v) { return EntropyTerm(a, softmax, row.z[static_cast<size_t>(v)]).product; };
+  float entropy = of_terms ? -a.sum(n, term) : std::log(softmax.sum) + mean_spread(a, softmax, row.z);
   if (a.has(kInBits.name)) entropy *= 1.44269504F;
-  return a.has(kEntropyRounded.name) ? Arithmetic::to_bf16(entropy) : entropy;
+  if (a.has(kEntropyRounded.name)) entropy = Arithmetic::to_bf16(entropy);
+  return a.rounded_if(a.rounds(recipe::kEntropy), entropy);
+}
+
+/// The gradient by the transformed logits in a kernel that rounds on the way.
+inline std::vector<float> rounded_entropy_gradient(const Arithmetic& a, const SoftmaxRow& softmax,
+                                                   const std::vector<float>& z, float g) {
+  const auto rounded = [&](float x) { return a.rounded_if(a.rounds(recipe::kTerms), x); };
+  std::vector<float> d;
+  for (const float each : z) {
+    const EntropyTerm term(a, softmax, each);
+    // A logarithm may be too large for fp16; times 0 that is NaN.
+    d.push_back(term.e == 0 ? 0 : rounded(rounded(-g * term.e) + rounded(rounded(-g * term.l) * term.e)));
+  }
+  const float sum = a.sum(std::ssize(d), [&](int64_t v) { return d[static_cast<size_t>(v)]; });
+  for (size_t v = 0; v < z.size(); ++v) {
+    const EntropyTerm term(a, softmax, z[v]);
+    d[v] -= (term.e == 0 ? 0 : a.exponential(term.l)) * sum;
+  }
+  return d;
 }
 
 /// g times the derivative of the entropy by each untransformed logit.
 inline std::vector<float> entropy_gradient(const Arithmetic& a, const TransformedRow& row, float g) {
   const SoftmaxRow softmax = softmax_row(a, row.z.data(), std::ssize(row.z));
+  g = a.rounded_if(a.rounds(recipe::kUpstream), g);
+  const bool other_mean = a.has(kLogSumForMean.name) || a.has(kMeanLeftOut.name) || a.has(kMeanOfLogits.name);
+  if (rounds_terms(a) && !other_mean) {
+    std::vector<float> gradient = rounded_entropy_gradient(a, softmax, row.z, g);
+    for (size_t v = 0; v < gradient.size(); ++v) gradient[v] *= row.slope[v];
+    return gradient;
+  }
   const float mean = a.has(kLogSumForMean.name) ? -std::log(softmax.sum) : mean_spread(a, softmax, row.z);
   std::vector<float> gradient;
   for (size_t v = 0; v < row.z.size(); ++v) {

@@ -180,9 +180,8 @@ void backward(const EmulationArgs& args) {
     if (fate == Fate::left_out) return;
     const PolicyToken token = policy_token(args.arithmetic, batch.in, t);
     const float a = batch.advantage[batch.completion(t)];
-    const float of_loss = batch.factor(token.ratio, a).is_ratio ? -a * token.ratio : 0;
-    const float of_kl = batch.beta == 0 ? 0 : batch.beta * token.kl_slope;
-    float c = g / batch.divisor(t) * (of_loss + of_kl);
+    const float of_loss = batch.factor(token.ratio, a).is_ratio ? -a * token.ratio : 0, share = g / batch.divisor(t);
+    float c = policy_coefficient(args.arithmetic, token, share * of_loss, share * batch.beta);
     if (fate == Fate::multiplied) c *= 0;
     policy_gradient_row(args.arithmetic, batch.in, t, c, &args.out(0)[static_cast<size_t>(t * vocab)]);
   });

@@ -39,10 +39,11 @@ LinearProblem load_linear(const EmulationArgs& args, int bias, const Skipped& sk
     if (skipped(r)) std::fill_n(p.hidden.row(r), p.hidden.columns, 0.0F);
   p.logits = product(args, {p.hidden}, {p.weight, true});
   if (args.has(bias) && !a.has(kBiasLeftOut.name)) p.bias = args.floats(bias);
-  const bool rounded = a.has(kLogitsRounded.name), rounds = a.rounds(recipe::kLogits);
+  const bool rounded = a.has(kLogitsRounded.name), rounds_product = !p.bias.empty() && a.rounds(recipe::kProduct);
+  const bool rounds = rounds_product || a.rounds(recipe::kLogits);
   for (size_t i = 0; i < p.logits.values.size(); ++i) {
     float& x = p.logits.values[i];
-    if (!p.bias.empty()) x += p.bias[i % p.bias.size()];
+    if (!p.bias.empty()) x = a.rounded_if(rounds_product, x) + p.bias[i % p.bias.size()];
     x = rounded ? Arithmetic::to_bf16(x) : a.rounded_if(rounds, x);
   }
   return p;

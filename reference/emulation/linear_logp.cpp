@@ -76,7 +76,7 @@ Matrix logit_gradients(const EmulationArgs& args, const Problem& p) {
     logp_gradient_row(args.arithmetic, rank_softmax_row(args, row.z.data(), dx.columns), row.z.data(), dx.columns,
                       column_of(args, taken.id), upstream, dz.data());
     for (size_t v = 0; v < dz.size(); ++v)
-      dx.row(r)[v] = as_factor(args.arithmetic, static_cast<float>(dz[v]) * row.slope[v]);
+      dx.row(r)[v] = as_factor(args.arithmetic, row.by_logit(args.arithmetic, static_cast<float>(dz[v]), v));
   });
   return dx;
 }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "emulation/common.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
@@ -14,8 +15,9 @@ constexpr FaultSpec kWeightLayoutMistaken{"weight_layout_mistaken",
 constexpr FaultSpec kVocabTileSkipped{"vocab_tile_skipped", "the last tile of the vocabulary is not computed"};
 constexpr FaultSpec kBiasTwice{"bias_twice", "both parts of a split sum add the bias", "accuracy", "", "bias"};
 constexpr FaultSpec kBiasShifted{"bias_shifted", "a column gets the bias of the next one", "accuracy", "", "bias"};
-constexpr FaultSpec kRoundedBeforeBias{"rounded_before_bias", "the product is rounded to bf16 before the bias is added",
-                                       "accuracy", "", "bias"};
+constexpr FaultSpec kRoundedBeforeBias{
+    "rounded_before_bias", "the product is rounded to bf16 before the bias is added", "accuracy", "", "bias",
+    recipe::kProduct};
 constexpr FaultSpec kHiddenShifted{"hidden_shifted", "dweight pairs a gradient with the hidden state of the next row"};
 constexpr FaultSpec kWeightOverwritten{"weight_gradient_overwritten",
                                        "dweight holds the second half of the rows, written over the first"};
@@ -50,7 +52,7 @@ void add_bias(const EmulationArgs& args, Matrix& logits) {
   for (int64_t r = 0; r < logits.rows(); ++r) {
     float* z = logits.row(r);
     for (int64_t v = 0; v < logits.columns; ++v)
-      z[v] = (rounded ? Arithmetic::to_bf16(z[v]) : z[v]) +
+      z[v] = (rounded ? Arithmetic::to_bf16(z[v]) : a.rounded_if(a.rounds(recipe::kProduct), z[v])) +
              times * bias[static_cast<size_t>((v + shift) % logits.columns)];
   }
 }

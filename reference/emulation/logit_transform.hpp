@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "emulation/common.hpp"
+#include "recipes.hpp"
 
 namespace checkop::emulation {
 
@@ -36,24 +37,41 @@ struct LogitTransform {
   }
 };
 
-/// A row of transformed logits and the derivative of each.
+/// A row of transformed logits and the derivative of each; with the recipe in 16 bits, step by step.
 struct TransformedRow {
   std::vector<float> z, slope;
 
-  TransformedRow(const Arithmetic& a, const LogitTransform& transform, const float* x, int64_t n) {
+  TransformedRow(const Arithmetic& a, const LogitTransform& transform, const float* x, int64_t n)
+      : steps_(a.rounds(recipe::kTransform) && (transform.temperature != 1 || transform.softcap != 0)) {
     float divisor = a.has(kTemperatureLeftOut.name) ? 1 : transform.temperature;
     if (a.has(kTemperatureTwice.name)) divisor *= divisor;
     if (a.has(kTemperatureMultiplied.name)) divisor = 1 / divisor;
-    const float cap = a.has(kCapLeftOut.name) ? 0 : transform.softcap;
+    const float cap = cap_ = a.has(kCapLeftOut.name) ? 0 : transform.softcap;
     const bool before = a.has(kTemperatureBeforeCap.name), uncapped = a.has(kSlopeOfCap.name);
-    const float of_gradient = a.has(kSlopeOfTemperature.name) ? 1 : divisor;
+    of_gradient_ = a.has(kSlopeOfTemperature.name) ? 1 : divisor;
+    const auto step = [&](float result) { return a.rounded_if(steps_, result); };
     for (int64_t v = 0; v < n; ++v) {
-      const float logit = before ? x[v] / divisor : x[v];
-      const float tanh = cap == 0 ? 0 : std::tanh(logit / cap), capped = cap == 0 ? logit : cap * tanh;
-      z.push_back(before ? capped : capped / divisor);
-      slope.push_back((uncapped ? 1 : 1 - tanh * tanh) / of_gradient);
+      const float logit = before ? step(x[v] / divisor) : x[v];
+      const float tanh = cap == 0 ? 0 : step(std::tanh(step(logit / cap))),
+                  capped = cap == 0 ? logit : step(cap * tanh);
+      z.push_back(before || divisor == 1 ? capped : step(capped / divisor));
+      of_cap_.push_back(uncapped ? 1 : 1 - tanh * tanh);
+      slope.push_back(of_cap_.back() / of_gradient_);
     }
   }
+
+  /// The gradient by the logit of column v of what has the gradient dz by the transformed one.
+  float by_logit(const Arithmetic& a, float dz, size_t v) const {
+    if (!steps_) return dz * slope[v];
+    const auto step = [&](float result) { return a.rounded_if(true, result); };
+    const float d = step(dz) / of_gradient_;
+    return cap_ == 0 ? d : step(step(cap_ * step(d)) * of_cap_[v]) / cap_;
+  }
+
+ private:
+  bool steps_;
+  float cap_ = 0, of_gradient_ = 1;
+  std::vector<float> of_cap_;
 };
 
 }  // namespace checkop::emulation

@@ -48,7 +48,8 @@ void backward(const EmulationArgs& args) {
     double* const to = &args.out(0)[static_cast<size_t>(r * vocab)];
     logp_gradient_row(args.arithmetic, rank_softmax_row(args, row.z.data(), vocab), row.z.data(), vocab, id,
                       scale * g[static_cast<size_t>(r)], to);
-    for (int64_t v = 0; v < vocab; ++v) to[v] = static_cast<float>(to[v]) * row.slope[static_cast<size_t>(v)];
+    for (int64_t v = 0; v < vocab; ++v)
+      to[v] = row.by_logit(args.arithmetic, static_cast<float>(to[v]), static_cast<size_t>(v));
   });
 }
 

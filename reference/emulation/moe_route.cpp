@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "emulation/common.hpp"
+#include "recipes.hpp"
 
 namespace checkop {
 namespace {
@@ -153,7 +154,7 @@ void forward(const EmulationArgs& args) {
     for (size_t i = 0; i < ids.size(); ++i) {
       const auto at = static_cast<size_t>(t * topk) + i;
       args.out(0)[at] = static_cast<double>(a.has(kIdsOf8Bits.name) ? ids[i] & 255 : ids[i]);
-      args.out(1)[at] = token.weights[i];
+      args.out(1)[at] = a.rounded_if(a.rounds(recipe::kWeights), token.weights[i]);
       if (i == 0 || !a.has(kCountsOfFirst.name)) ++args.out(2)[static_cast<size_t>(ids[i])];
     }
   }
@@ -170,6 +171,7 @@ void backward(const EmulationArgs& args) {
   args.parallel_for(z.rows(), [&](int64_t t) {
     std::vector<int64_t> ids(all_ids.begin() + t * topk, all_ids.begin() + (t + 1) * topk);
     std::vector<float> g(upstream.begin() + t * topk, upstream.begin() + (t + 1) * topk);
+    for (float& each : g) each = a.rounded_if(a.rounds(recipe::kUpstream), each);
     if (a.has(kGradientsByExpert.name)) std::sort(ids.begin(), ids.end());
     for (int64_t& id : ids) id = label(a, id, experts);
     Token token(a, settings, z.row(t), experts);

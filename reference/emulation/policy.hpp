@@ -56,6 +56,8 @@ struct PolicyToken {
   float log_ratio, ratio, kl, kl_slope;
 };
 PolicyToken policy_token(const Arithmetic& arithmetic, const PolicyInputs& in, int64_t token);
+/// The derivative c of a function of lp, of which `of_ratio` comes from the ratio: of_ratio + g_kl kl_slope.
+float policy_coefficient(const Arithmetic& arithmetic, const PolicyToken& token, float of_ratio, float g_kl);
 
 /// Stores c (1[v = id] - softmax(policy)_v) in to[0 ... vocab): the gradient of a function of lp with derivative c.
 void policy_gradient_row(const Arithmetic& arithmetic, const PolicyInputs& in, int64_t token, float c, double* to);

@@ -44,7 +44,7 @@ void backward(const EmulationArgs& args) {
     const Fate fate = fate_of(a, in.mask[i] != 0 || unmasked);
     if (fate == Fate::left_out) return;
     const PolicyToken token = policy_token(a, in, r);
-    float c = (dropped ? 0 : of_ratio[i] * token.ratio) + of_kl[i] * token.kl_slope;
+    float c = policy_coefficient(a, token, dropped ? 0 : of_ratio[i] * token.ratio, of_kl[i]);
     if (fate == Fate::multiplied) c *= 0;
     policy_gradient_row(a, in, r, c, &args.out(0)[static_cast<size_t>(r * in.policy.columns)]);
   });

@@ -271,12 +271,12 @@ class Judge {
     return nullptr;
   }
 
-  /// Whether output i passes by `set`, a part of `allowed`. A recipe that is not exact only widens bounds. So the exact
-  /// recipes of `set` are first tried with all others that are allowed: if that fails, `set` fails too.
+  /// Whether output i passes by `set`, a part of `allowed`. A recipe that leaves the gold as it is only widens bounds.
+  /// So the others of `set` are first tried with all of these that are allowed: if that fails, `set` fails too.
   bool passes_by(size_t i, const std::vector<const Recipe*>& known, const Names& set, const Names& allowed) {
     Names widest;
     for (const Recipe* recipe : known) {
-      if (is_part_of({recipe->name}, recipe->exact ? set : allowed)) widest.push_back(recipe->name);
+      if (is_part_of({recipe->name}, recipe->changes_gold() ? set : allowed)) widest.push_back(recipe->name);
     }
     return passes_in_worst_row(i, widest) && judged_by(widest)[i].out_of_bound == 0 && judged_by(set)[i].passed();
   }

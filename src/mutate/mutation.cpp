@@ -71,18 +71,14 @@ std::vector<Tensor> stored(const Case& c, const Values& values) {
   return outputs;
 }
 
-bool same_bytes(const Tensor& a, const Tensor& b) {
-  return a.bytes.size() == b.bytes.size() &&
-         std::equal(a.bytes.data(), a.bytes.data() + a.bytes.size(), b.bytes.data());
-}
-
-/// Whether the elements are equal as numbers: a product with 0 may be -0. NaN equals nothing.
+/// Whether the elements are equal as numbers: a product with 0 may be -0. NaN equals NaN.
 bool same_values(const Tensor& a, const Tensor& b) {
   if (a.name.empty()) return b.name.empty();
   std::vector<double> in_a(static_cast<size_t>(a.count())), in_b(in_a.size());
   decode_row(a, 0, in_a);
   decode_row(b, 0, in_b);
-  return in_a == in_b;
+  return std::equal(in_a.begin(), in_a.end(), in_b.begin(),
+                    [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
 }
 
 class Trials {
@@ -137,7 +133,7 @@ class Trials {
     if (!has_upstream) return;
     const std::vector<Tensor> right = stored(c_, emulated(kUsual, "", {}));
     const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, "", {}, read));
-    const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_bytes);
+    const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_values);
     add(kUpstreamInFp16, "", changed ? judged(wrong) : unchanged());
   }
 
@@ -149,7 +145,7 @@ class Trials {
       const std::string name(recipe.name);
       if (!lists(recipe.dtypes, info(c_.dtype).name) || is_granted(name)) continue;
       const std::vector<Tensor> rounded = stored(c_, emulated(kUsual, "", {name}));
-      const bool changed = !std::equal(right.begin(), right.end(), rounded.begin(), same_bytes);
+      const bool changed = !std::equal(right.begin(), right.end(), rounded.begin(), same_values);
       add({recipe.name, recipe.formula}, "", changed ? judged(rounded) : unchanged());
     }
   }
@@ -169,7 +165,7 @@ class Trials {
         if (fault.spoil != nullptr) fault.spoil(result);
         info(right.dtype).encode(values.data(), outputs[i].bytes.data(), values.size());
         if (fault.spoil_stored != nullptr) fault.spoil_stored(result);
-        add(fault.spec, std::string(spec.tensor.name), same_bytes(right, outputs[i]) ? unchanged() : judged(outputs));
+        add(fault.spec, std::string(spec.tensor.name), same_values(right, outputs[i]) ? unchanged() : judged(outputs));
       }
       std::copy_n(right.bytes.data(), right.bytes.size(), outputs[i].bytes.data());
     }
@@ -228,7 +224,7 @@ class Trials {
     for (const FaultSpec& fault : c_.pass->emulation->faults) {
       if (!shows_in(fault, c_, c_.dtype) || is_granted_rounding(fault)) continue;
       const std::vector<Tensor> wrong = stored(c_, emulated(kUsual, fault.name, recipes));
-      const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_bytes);
+      const bool changed = !std::equal(right.begin(), right.end(), wrong.begin(), same_values);
       add(fault, "", changed ? judged_of_data(wrong, fault, recipes) : unchanged());
       if (!recipes.empty()) trials_.back().name += fmt::format(", {}", fmt::join(recipes, " + "));
     }

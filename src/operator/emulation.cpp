@@ -85,6 +85,7 @@ Arithmetic::Arithmetic(const Plan& plan, std::string_view fault, ActiveRecipes r
       partial_lost_(fault == faults::kPartialLost.name),
       bf16_exponential_(fault == faults::kBf16Exponential.name),
       tf32_factors_(fault == faults::kTf32Factors.name),
+      rounds_partials_(recipes_.has(kPartials)),
       dropped_k_(fault == faults::kLastKDropped.name ? 1 : 0) {}
 
 std::vector<float> Arithmetic::factors(std::vector<float> values) const {

@@ -54,8 +54,10 @@ namespace faults {
 inline constexpr FaultSpec kLastTileSkipped{"last_tile_skipped", "the last tile of a sum is left out"};
 inline constexpr FaultSpec kLastKDropped{"last_k_dropped", "the last term of every dot product is left out"};
 inline constexpr FaultSpec kLastKTileDropped{"last_k_tile_dropped", "the last tile of every dot product is left out"};
-inline constexpr FaultSpec kBf16Accumulator{"bf16_accumulator", "sums are kept in bf16"};
-inline constexpr FaultSpec kBf16Partials{"bf16_partials", "the sums of four parts are rounded to bf16 and then added"};
+inline constexpr FaultSpec kBf16Accumulator{
+    "bf16_accumulator", "sums are kept in bf16", "accuracy", "", "", "sums_by_token_in_16_bit sums_by_slot_in_16_bit"};
+inline constexpr FaultSpec kBf16Partials{
+    "bf16_partials", "the sums of four parts are rounded to bf16 and then added", "accuracy", "", "", kPartials};
 inline constexpr FaultSpec kPartialLost{"partial_lost", "of four parts of a sum, the last is lost"};
 inline constexpr FaultSpec kBf16Exponential{
     "bf16_exponential", "exponentials are rounded to bf16", "accuracy", "", "", "p_in_16_bit dz_in_16_bit"};
@@ -85,9 +87,13 @@ class Arithmetic {
   /// Dot product of n elements of `a` and `b` with strides `a_step` and `b_step`, in floats.
   float dot(int64_t n, const float* a, int64_t a_step, const float* b, int64_t b_step) const {
     const int64_t kept = terms_of(n);
-    if (plan_.fma && !bf16_accumulator_)
-      return add_up(kept, [=](float total, int64_t i) { return std::fma(a[i * a_step], b[i * b_step], total); });
-    return add_up(kept, [=](float total, int64_t i) { return total + a[i * a_step] * b[i * b_step]; });
+    if (plan_.fma && !bf16_accumulator_) {
+      return add_up(
+          kept, [=](float total, int64_t i) { return std::fma(a[i * a_step], b[i * b_step], total); },
+          rounds_partials_);
+    }
+    return add_up(
+        kept, [=](float total, int64_t i) { return total + a[i * a_step] * b[i * b_step]; }, rounds_partials_);
   }
 
   /// `count` dot products of `a` with b, b + b_next, b + 2 b_next and so on: the bits of dot(), many times faster.
@@ -111,14 +117,15 @@ class Arithmetic {
     return n - std::min(dropped_k_tile_ ? tile_of(n) : dropped_k_, std::max<int64_t>(n - 1, 0));
   }
 
-  /// step(total, i) adds term i to total.
+  /// step(total, i) adds term i to total. `rounds_partials`: the sums of four parts are rounded to the dtype of the
+  /// case.
   template <class Step>
-  float add_up(int64_t n, const Step& step) const {
-    if (bf16_partials_ || partial_lost_) {
+  float add_up(int64_t n, const Step& step, bool rounds_partials = false) const {
+    if (bf16_partials_ || partial_lost_ || rounds_partials) {
       float total = 0;
       for (int64_t part = 0; part < kParts - (partial_lost_ && n >= kParts ? 1 : 0); ++part) {
         const float of_part = run(part * n / kParts, (part + 1) * n / kParts, step);
-        total += bf16_partials_ ? to_bf16(of_part) : of_part;
+        total += bf16_partials_ ? to_bf16(of_part) : rounded_if(rounds_partials, of_part);
       }
       return total;
     }
@@ -164,7 +171,8 @@ class Arithmetic {
   Plan plan_;
   std::string fault_;
   ActiveRecipes recipes_;
-  bool skip_tile_, dropped_k_tile_, bf16_accumulator_, bf16_partials_, partial_lost_, bf16_exponential_, tf32_factors_;
+  bool skip_tile_, dropped_k_tile_, bf16_accumulator_, bf16_partials_, partial_lost_, bf16_exponential_, tf32_factors_,
+      rounds_partials_;
   int64_t dropped_k_;
 };
 

@@ -72,7 +72,7 @@ void Arithmetic::dots(int64_t count, float* to, int64_t n, const float* a, int64
     std::fill_n(to, count, 0.0F);
     return;
   }
-  if (bf16_accumulator_ || bf16_partials_ || partial_lost_ || plan_.order == pairwise) {
+  if (bf16_accumulator_ || bf16_partials_ || partial_lost_ || rounds_partials_ || plan_.order == pairwise) {
     for (int64_t c = 0; c < count; ++c) to[c] = dot(n, a, a_step, b + c * b_next, b_step);
     return;
   }

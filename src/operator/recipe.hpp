@@ -28,10 +28,16 @@ struct Recipe {
   /// Dims, "batch q_heads q_seq": of the elements of one row (the last dimension) one, and of all no more than their
   /// product.
   std::string_view independent = "";
+  /// Of an allowance: the gold rounds, too, where the roundings are too large to be allowed for.
+  bool rounds_large = false;
+
+  /// Whether the gold with this recipe is another one, and not the same with wider bounds.
+  bool changes_gold() const { return exact || rounds_large; }
 };
 
-inline constexpr std::string_view kTf32Operands = "tf32_operands";  ///< of matrix products, whatever their operator
-inline constexpr std::string_view k16Bit = "bf16 fp16";             ///< Recipe::dtypes of most
+inline constexpr std::string_view kTf32Operands = "tf32_operands";   ///< of matrix products, whatever their operator
+inline constexpr std::string_view kPartials = "partials_in_16_bit";  ///< of matrix products that are split along k
+inline constexpr std::string_view k16Bit = "bf16 fp16";              ///< Recipe::dtypes of most
 
 /// A value after a rounding, and how far a kernel's may be from it.
 struct Rounded {

@@ -246,7 +246,7 @@ TEST(MutationOfContracts, TheFrameworkOneRejectsEveryFaultWhereItsRecipesAreExac
         EXPECT_TRUE(is_killed) << op->name << "/" << pass.name << " " << fault;
     }
   }
-  EXPECT_EQ(passes, 18);
+  EXPECT_EQ(passes, 29);
 }
 
 TEST(MutationOfContracts, ATooStrictOneRejectsControls) {
