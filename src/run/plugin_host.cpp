@@ -391,7 +391,7 @@ std::string PluginHost::call(Request what, const checkop_call& call, Answer want
 /// A kernel's access to memory ended the process's use of its device, which does not tell where. If it does so again
 /// where inputs may be written to, that was not to an input.
 Stopped PluginHost::why_lost(Request what, const checkop_call& call, const std::string& error) {
-  const Stopped lost{RunStatus::crashed, error};
+  Stopped lost{RunStatus::crashed, error};
   if (may_write_inputs_) return lost;
   const auto& kernel = *reinterpret_cast<const Kernel*>(call.kernel);
   std::vector<uint64_t> before;
