@@ -177,6 +177,9 @@ class Torch(unittest.TestCase):
             wrong[3, 1] = float("nan")
             with self.assertRaisesRegex(co.CheckFailed, r"value\[3,1\] = nan"):
                 co.assert_close(wrong, gold, cls="pointwise", contract="assert_close")
+        for tensor in (gold.to_sparse(), gold.to("meta")):
+            with self.assertRaisesRegex(co.InputError, r"^actual can't be read: \w+: .*; give a dense tensor"):
+                co.assert_close(tensor, gold, cls="pointwise", contract="assert_close")
         self.assertEqual(co.magnitude.matmul(gold, gold.mT).dtype, torch.float64)
         co.assert_close(gold.mT.requires_grad_(), gold.mT, cls="exact")
 
