@@ -249,6 +249,14 @@ class Refusals(Import):
         }.items():
             self.assertIn(sentence, self.refused(definition))
 
+    def test_devices(self):
+        path = self.write("plain.json", self.plain("def run(x): return x * 2"))
+        self.assertEqual(self.run_import(path, "--device", "tpu"),
+                         (2, "check_operator: --device: unknown device 'tpu'; use auto, cpu, cuda or cuda:N\n"))
+        code, text = self.run_import(path, "--device", "cuda:99")
+        self.assertEqual(code, 5, text)
+        self.assertRegex(text, "^check_operator: --device: torch .* finds no device 'cuda:99'\n$")
+
     def test_golds(self):
         for sentence, body in {
             "in float64: draws random numbers": "return x + torch.rand_like(x)",

@@ -833,6 +833,11 @@ class Wheel(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(f"{package}/_tool/share/check_operator/contracts".lstrip("/"), done.stdout)
             self.assertEqual(subprocess.run([*command, "--op", "x"], env=plain, capture_output=True).returncode, 2)
+            # Without the program there is no verdict, and 1 would be one.
+            done = subprocess.run([sys.executable, "-c", "import check_operator._program as p; p.BUNDLED = ''; p.main()"], env=plain,
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 5, done.stderr)
+            self.assertRegex(done.stderr, "^check_operator: the program check_operator was not found; .*\n$")
             # Of another version, it refuses.
             tool = os.path.join(package, "_tool", "bin", "check_operator")
             os.unlink(tool)
