@@ -92,6 +92,8 @@ class Question:
             raise InputError(f"op: expected the name of an operator, got {self.op!r}; see 'check_operator list'")
         for argument, value in (("dims", self.dims), ("attrs", self.attrs)):
             require_mapping(argument, value)
+        if not isinstance(self.backward, bool):
+            raise InputError(f"backward: expected True or False, got {self.backward!r}")
         for argument in ("dtype", "suite", "cases", "contract", "device", "checks"):
             value = getattr(self, argument)
             if isinstance(value, (str, list, tuple)) and not value:

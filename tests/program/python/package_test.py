@@ -768,6 +768,8 @@ def test_unhashable(candidate):
                 "import pytest\n@pytest.mark.check_operator(dtype='bf16')\ndef test_x(candidate): pass",
             "op: unknown operator 'sylu'; did you mean 'silu'":
                 "import pytest\n@pytest.mark.check_operator(op='sylu')\ndef test_x(candidate): pass",
+            "backward: expected True or False, got 'yes'":
+                "import pytest\n@pytest.mark.check_operator(op='silu', backward='yes')\ndef test_x(candidate): pass",
         }.items():
             code, text = self.pytest(tests=tests)
             self.assertEqual(code, 2, text)
