@@ -96,9 +96,15 @@ def judge(op: str, arguments: Sequence[Any], reference: Callable[..., Any], cand
                  device=f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu", timeout_s=timeout_s)
 
 
+def require_path(argument: str, path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"{argument}: expected a path, got {path!r:.80}")
+    return str(os.fspath(path))
+
+
 def module_of(path: Path, folders: Sequence[str] = ()) -> Any:
     """A module from a file, which may import its neighbours and those in `folders`."""
-    path = os.fspath(path)
+    path = require_path("file", path)
     name = os.path.splitext(os.path.basename(path))[0]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -180,7 +186,7 @@ def backendbench(op: Any, implementation: Union[Path, Callable[..., Any]], *args
     if callable(implementation):
         kernel: Callable[..., Any] = implementation
     else:
-        folder = os.fspath(implementation)
+        folder = require_path("implementation", implementation)
         title = os.path.basename(os.path.normpath(folder))
         files = sorted(each for each in (os.listdir(folder) if os.path.isdir(folder) else ())
                        if each.startswith(title + "_implementation") and each.endswith(".py"))
@@ -203,7 +209,7 @@ def gpu_mode(folder: Path, submission: Path, *, seed: int, contract: Optional[Pa
     """
     from . import _gold
 
-    folder = os.path.abspath(os.fspath(folder))
+    folder = os.path.abspath(require_path("folder", folder))
     folders = [folder, os.path.dirname(folder)]  # utils.py lies beside the problems
     theirs = module_of(os.path.join(folder, "reference.py"), folders)
     kernel = member(module_of(submission, folders), "custom_kernel")

@@ -140,6 +140,8 @@ class KernelBench(Shims):
             with self.assertRaises(InputError, msg=sentence) as caught:
                 shims.kernelbench(*paths)
             self.assertIn(sentence, str(caught.exception))
+        with self.assertRaisesRegex(InputError, "^file: expected a path, got None"):
+            shims.kernelbench(None, None)
         for kind, sentence, device in ((InputError, "device: unknown device 'tpu'; use", "tpu"),
                                        (MachineError, "device: torch .* finds no device 'cuda:99'", "cuda:99")):
             with self.assertRaisesRegex(kind, "^" + sentence):
@@ -171,6 +173,7 @@ class BackendBench(Shims):
     def test_bad_questions_are_refused(self):
         for sentence, op, implementation, arguments in (
                 ("op: torch has no operator 'aten::ad.Tensor'", "ad.Tensor", lambda: None, [self.x]),
+                ("implementation: expected a path, got 3", "silu", 3, [self.x]),
                 ("holds no file nosuch_implementation*.py", "silu", "/nosuch", [self.x]),
                 ("there is no tensor among the arguments", "silu", lambda x: x, [3])):
             with self.assertRaises(InputError) as caught:
