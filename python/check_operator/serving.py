@@ -651,7 +651,10 @@ def call(function, tensors, attrs):
     for name in tensors:
         if name not in parameters:
             known = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
-            raise Unsupported(f"the function takes no '{name}'; it takes {known or 'no arguments'}")
+            spare = next((other for other in parameters if other not in {**tensors, **attrs} and needs(function, other)
+                          and parameters[other].kind is not inspect.Parameter.VAR_POSITIONAL), "")
+            hint = f"; adapt={{'{name}': '{spare}'}} passes it as '{spare}'" if spare else ""
+            raise Unsupported(f"the function takes no '{name}'; it takes {known or 'no arguments'}{hint}")
     for name, each in parameters.items():
         if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in tensors and name not in attrs:
             raise BadResult(f"the function needs '{name}', which is neither an input nor an attribute of this pass; give it a "
