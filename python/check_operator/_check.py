@@ -15,11 +15,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _torch_op, serving
 from ._names import CheckName, Class, DType, Op, Policy, Suite
-from ._own import NEEDS_MAGNITUDE, OwnData, magnitude_is_missing
+from ._own import NEEDS_MAGNITUDE, NEEDS_REFERENCE, OwnData, magnitude_is_missing
 from ._program import HERE, ask, contract_path, error_of, is_report, others_words, run
 from ._report import Report
 from ._tensors import dtype_name
@@ -92,21 +92,12 @@ class Question:
             raise InputError(f"op: expected the name of an operator, got {self.op!r}; see 'check_operator list'")
         for argument, value in (("dims", self.dims), ("attrs", self.attrs)):
             require_mapping(argument, value)
+        if not isinstance(self.backward, bool):
+            raise InputError(f"backward: expected True or False, got {self.backward!r}")
         for argument in ("dtype", "suite", "cases", "contract", "device", "checks"):
             value = getattr(self, argument)
             if isinstance(value, (str, list, tuple)) and not value:
                 raise InputError(f"{argument}: is empty; leave it out, or say which")
-
-    def in_arguments(self, error: InputError) -> InputError:
-        """What the program said of a flag, said of the argument that the flag was made of."""
-        found = re.match(r"(?:command line: )?--([a-z-]+): |(inputs|gold)\.safetensors: |(?=size ')", str(error))
-        if not found:
-            return error
-        flag = found[1] or found[2] or "dim"
-        name = flag.replace("-", "_")
-        argument = ARGUMENTS.get(flag) or (f"dims: '{name}'" if name in self.dims else
-                                           f"attrs: '{name}'" if name in self.attrs else name)
-        return InputError(f"{argument}: {str(error)[found.end():]}")
 
     def flags(self) -> List[str]:
         found = [f"--op={self.op}", "--check-grad" if self.backward else "--pass=forward"]
@@ -139,6 +130,23 @@ class Question:
 
 # Flags that are called otherwise than the arguments that they are made of.
 ARGUMENTS = {"exec-name": "name", "class": "cls", "check": "checks", "timeout-s": "timeout_s", "dim": "dims"}
+
+
+def in_arguments(error: InputError, dims: Collection[str] = (), attrs: Collection[str] = ()) -> InputError:
+    """What the program said of a flag or of a file of tensors, said of the argument that it was made of."""
+    found = re.match(r"(?:command line: )?--([a-z-]+): "
+                     r"|(inputs|gold)(?:\.safetensors)?: (?:tensor '(magnitude|reference|rounding)/([^']*)': )?"
+                     r"|(?=size ')", str(error))
+    if not found:
+        return error
+    flag = found[3] or found[1] or found[2] or "dim"
+    name = flag.replace("-", "_")
+    argument = (f"{flag}: '{found[4]}'" if found[3] else
+                ARGUMENTS.get(flag) or (f"dims: '{name}'" if name in dims else
+                                        f"attrs: '{name}'" if name in attrs else name))
+    rest = re.sub(r"--(cases|suite|inputs|gold|class|check)\b(?: (?=\S+,))?",
+                  lambda flag: ARGUMENTS.get(flag[1], flag[1]) + "=", str(error)[found.end():])
+    return InputError(f"{argument}: {rest}")
 
 
 def require_mapping(argument: str, value: Any) -> None:
@@ -176,8 +184,12 @@ def ask_about(fn: Callable[..., Any], question: Question, *, backward: Union[boo
     try:
         return asked_about(fn, question, backward, isolate, adapt, name, only, own)
     except InputError as error:
-        missing = own and NEEDS_MAGNITUDE in str(error) and not any(each.startswith("magnitude/") for each in own.gold)
-        raise magnitude_is_missing() if missing else question.in_arguments(error) from None
+        if own and NEEDS_MAGNITUDE in str(error) and not own.has("magnitude"):
+            raise magnitude_is_missing() from None
+        if own and NEEDS_REFERENCE in str(error) and not own.has("reference"):
+            raise InputError("reference: the contract compares with the errors of a trusted implementation; give what that "
+                             "returns as reference=, or another contract") from None
+        raise in_arguments(error, question.dims, question.attrs) from None
 
 
 def asked_about(fn: Callable[..., Any], question: Question, backward: Union[bool, Callable[..., Any]],

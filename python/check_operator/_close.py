@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import tempfile
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
-from ._check import Path
+from ._check import Path, in_arguments
 from ._names import Class, Policy
-from ._own import NEEDS_MAGNITUDE, magnitude_is_missing
+from ._own import NEEDS_MAGNITUDE, NEEDS_REFERENCE, magnitude_is_missing
 from ._program import contract_path, error_of, is_report, run
 from ._report import Report
 from ._tensors import CODE_NAMES, Entry, dtype_name, named_tensors
@@ -20,7 +20,7 @@ from .serving import write_safetensors
 
 def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = None, dtype: Any = None,
                  magnitude: Any = None, rounding: Any = None, contract: Union[None, Policy, Path] = None,
-                 msg: Optional[str] = None, **unknown: Any) -> None:
+                 msg: Union[None, str, Callable[[str], str]] = None, **unknown: Any) -> None:
     """Throws CheckFailed unless every element of `actual` lies within the contract's bound around `gold`.
 
     actual, gold   tensors of torch, NumPy or JAX of one shape, or dicts, tuples and lists of them. gold is float64, or has
@@ -31,7 +31,7 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
     magnitude      sum of the absolute values of those terms, such as check_operator.magnitude.matmul(a, b); what the
                    default contract holds sums against. rounding: what is rounded once more, where that is not |gold|
     contract       a file, or the name of a shipped policy, such as "assert_close", which has torch's tolerances
-    msg            is put before the text of the exception
+    msg            is put before the text of the exception; a function makes it of that text
 
     Throws CheckVacuous where nothing is compared, InputError where the question can't be asked.
     """
@@ -40,6 +40,8 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
         hint = "; the contract sets the bounds, and contract='assert_close' gives torch's tolerances" \
             if name in ("rtol", "atol") else ""
         raise TypeError(f"assert_close() takes no {name}={hint}")
+    if dtype is not None and dtype_name(dtype) not in CODE_NAMES.values():
+        raise InputError(f"dtype: unknown dtype '{dtype_name(dtype)}'; known: {', '.join(CODE_NAMES.values())}")
     got = named_tensors("actual", actual)
     want = named_tensors("gold", gold)
     if not got and not want:
@@ -50,7 +52,7 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
                 raise CheckFailed(prefixed(msg, f"{word} has no '{name}'"))
     for name, (code, _, _) in got.items():
         if dtype is not None and CODE_NAMES[code] != dtype_name(dtype):
-            raise InputError(f"actual: '{name}' is {CODE_NAMES[code]}, and dtype says {dtype_name(dtype)}")
+            raise CheckFailed(prefixed(msg, f"actual: '{name}' is {CODE_NAMES[code]}, and dtype says {dtype_name(dtype)}"))
         if want[name][0] != "F64" and (code[0] in "FB" and code != "BOOL" or want[name][0] != code):
             raise InputError(f"gold: '{name}' is {CODE_NAMES[want[name][0]]}; compute the gold in float64"
                              if code[0] in "FB" and code != "BOOL" else
@@ -66,8 +68,8 @@ def assert_close(actual: Any, gold: Any, *, cls: Class, terms: Optional[int] = N
         raise type(error)(prefixed(msg, str(error)))
 
 
-def prefixed(msg: Optional[str], text: str) -> str:
-    return f"{msg}\n{text}" if msg else text
+def prefixed(msg: Union[None, str, Callable[[str], str]], text: str) -> str:
+    return str(msg(text)) if callable(msg) else f"{msg}\n{text}" if msg else text
 
 
 def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Optional[int], contract: Optional[Path],
@@ -93,6 +95,11 @@ def compare(got: Dict[str, Entry], gold: Dict[str, Entry], cls: str, terms: Opti
 
         if not is_report(report, judge.returncode):
             error = error_of(judge.returncode, told(errors))
-            raise magnitude_is_missing() if NEEDS_MAGNITUDE in str(error) and not has_magnitude else error
+            if NEEDS_MAGNITUDE in str(error) and not has_magnitude:
+                raise magnitude_is_missing()
+            if NEEDS_REFERENCE in str(error):
+                raise InputError("contract: compares with the errors of a trusted implementation, which assert_close() does "
+                                 "not know; give another contract, or use check() with reference=")
+            raise in_arguments(error) if isinstance(error, InputError) else error
         with open(report, encoding="utf-8") as file:
             return Report(json.load(file), told(said))

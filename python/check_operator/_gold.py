@@ -2,17 +2,31 @@
 """A reference in PyTorch, run in float64: the gold of a definition."""
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .errors import InputError
+from . import serving
+from .errors import InputError, MachineError
 
 # 16- and 32-bit types are widened. Casts to fp8 and fp4 stay: they quantise on purpose.
 WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
          torch.complex64: torch.complex128}
 CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+
+
+def require_device(where: str, device: str) -> None:
+    """Throws InputError for a word that names no device of check_operator, MachineError for a device that is not there."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise InputError(f"{where}: unknown device '{device}'; use auto, cpu, cuda or cuda:N")
+    try:
+        serving.Torch(device)
+    except serving.NoDevice as error:
+        raise MachineError(f"{where}: {error}") from None
+    except serving.BadCandidate as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 class InFloat64(TorchFunctionMode):  # type: ignore[misc]

@@ -11,7 +11,8 @@ from .errors import InputError
 from .serving import write_safetensors
 
 
-NEEDS_MAGNITUDE = "needs the magnitude"  # in what the program says of a bound that can't be computed
+# In what the program says of a bound that can't be computed.
+NEEDS_MAGNITUDE, NEEDS_REFERENCE = "needs the magnitude", "needs what a reference computed"
 
 
 def magnitude_is_missing() -> InputError:
@@ -58,6 +59,10 @@ class OwnData:
                     raise InputError(f"{group}: gold has no '{name}'; give it the names of gold")
                 all_gold[f"{group}/{name}"] = entry
         return OwnData(named_tensors("inputs", dict(inputs)), all_gold, cls, terms)
+
+    def has(self, group: str) -> bool:
+        """Whether there is a "magnitude" or a "reference" for some output."""
+        return any(name.startswith(group + "/") for name in self.gold)
 
     def flags(self, folder: str) -> List[str]:
         """Writes the files to `folder`."""

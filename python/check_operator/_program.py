@@ -145,6 +145,7 @@ def main() -> NoReturn:
     try:
         path = program()
     except MachineError as error:
-        sys.exit(f"check_operator: {error}")
+        print(f"check_operator: {error}", file=sys.stderr)
+        sys.exit(5)
     os.environ.setdefault("CHECK_OPERATOR_PYTHON", sys.executable)  # for functions that it serves
     os.execv(path, ["check_operator", *sys.argv[1:]])

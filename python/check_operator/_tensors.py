@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, Tuple
 
 from .errors import InputError
+from .serving import described
 
 Entry = Tuple[str, Tuple[int, ...], bytes]  # as in safetensors: dtype, shape, bytes
 CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
@@ -47,13 +48,18 @@ def tensors_of(argument: str, value: Any, name: str = "") -> Iterator[Tuple[str,
 def entry_of(argument: str, name: str, value: Any) -> Entry:
     where = f"{argument}: '{name}'" if name else argument
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor; numpy knows no bfloat16
-        value = value.detach().cpu().contiguous()
         word = str(value.dtype).rpartition(".")[2]
-        if word == "bfloat16":
-            import torch
+        if word not in CODES:
+            raise InputError(f"{where} is {word}; known: {', '.join(CODES)}")
+        try:
+            value = value.detach().cpu().contiguous()
+            if word == "bfloat16":
+                import torch
 
-            value = value.view(torch.int16)
-        array = value.numpy()
+                value = value.view(torch.int16)
+            array = value.numpy()
+        except (RuntimeError, TypeError) as error:  # it is sparse or nested, or has no data
+            raise InputError(f"{where} can't be read: {described(error)}; give a dense tensor") from None
     else:
         import numpy
 

@@ -25,18 +25,18 @@ def find(name: str, modules: Sequence[str]) -> Callable[..., Any]:
     space, colons, rest = name.partition("::")
     op_name, _, overload = rest.partition(".")
     if not colons or not op_name:
-        raise serving.BadCandidate(f"--torch-op: '{name}' is no operator's name; write NAMESPACE::NAME or "
+        raise serving.BadCandidate(f"'{name}' is no operator's name; write NAMESPACE::NAME or "
                                    "NAMESPACE::NAME.OVERLOAD")
     try:
         packet = getattr(getattr(torch.ops, space), op_name, None)
     except RuntimeError:  # as torch 1.13 says that there is none
         packet = None
     if packet is None:
-        raise serving.BadCandidate(f"--torch-op: torch has no operator '{space}::{op_name}'; name the module that "
+        raise serving.BadCandidate(f"torch has no operator '{space}::{op_name}'; name the module that "
                                    "registers it with --import")
     known = packet.overloads()
     if overload and overload not in known:
-        raise serving.BadCandidate(f"--torch-op: '{space}::{op_name}' has no overload '{overload}'; known: "
+        raise serving.BadCandidate(f"'{space}::{op_name}' has no overload '{overload}'; known: "
                                    f"{', '.join(known)}")
     return function_of(getattr(packet, overload) if overload else overload_of(packet))
 

@@ -319,12 +319,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> NoReturn:
     parser.add_argument("--report", metavar="FILE", help="write one report: .json, .html, .md or .xml")
     given = parser.parse_args(arguments)
     try:
-        import torch  # noqa: F401  # what references are written in
+        from . import _gold  # with torch, what references are written in
     except ImportError as error:
-        sys.exit(f"check_operator: import: torch can't be imported: {error}; references of definitions need it")
+        tell(MachineError(f"import: torch can't be imported: {error}; references of definitions need it"))
+        sys.exit(5)
     try:
         if given.report:
             require_writable("--report", given.report)
+        _gold.require_device("--device", given.device)
         definition = Definition.load(given.definition)
         given.roots = [given.root] if given.root else ancestors(given.workload or given.definition)
         workloads = Workload.load(given.workload, definition) if given.workload else [Workload("", "", {}, {})]

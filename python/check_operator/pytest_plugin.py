@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import pytest
 
-from ._check import Question, ask_about
+from ._check import Question, ask_about, in_arguments
 from ._program import ask
 from ._report import Report, merged, require_writable
 from .errors import InputError, MachineError
@@ -91,6 +91,11 @@ class Candidate:
         self.was_asked = True
         report, refusal = None, ""
         try:
+            if backward is not None and not callable(backward):
+                raise InputError(f"backward: expected a function that computes the gradients, got {backward!r}")
+            if backward is not None and not self._question.backward:
+                raise InputError("backward: has no effect, since the marker asks for no backward pass; add backward=True to "
+                                 f"pytest.mark.{MARKER}")
             report = ask_it(only=self._item.glob)
             if report.verdict == "vacuous":
                 same = (fn, backward, repr(question), repr(adapt), isolate, name)
@@ -196,7 +201,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
         try:
             items = items_of(tuple(question.flags()))
         except InputError as error:
-            raise question.in_arguments(error) from None
+            raise in_arguments(error, question.dims, question.attrs) from None
     except (InputError, MachineError) as error:
         raise pytest.Collector.CollectError(f"{where}: {error}") from None
     if not items:

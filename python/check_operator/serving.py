@@ -249,6 +249,12 @@ def require_form(want, dtype, shape):
                         f"{SPOKEN.get(want['dtype'], want['dtype'])} {list(want['shape'])}")
 
 
+def require_shape(name, output, upstream):
+    """Throws BadResult unless an output has the shape of the gradient that comes from above."""
+    if tuple(output.shape) != tuple(upstream.shape):
+        raise BadResult(f"output '{name}' has shape {list(output.shape)}, expected {list(upstream.shape)}")
+
+
 # --- frameworks ---
 
 
@@ -495,8 +501,7 @@ class Torch(Framework):
             if not isinstance(output, self.torch.Tensor) or not output.requires_grad:
                 raise BadResult(f"output '{name}' has no gradient: it is detached, computed under torch.no_grad(), or not by "
                                 "torch; give the function that computes the gradients")
-            if output.shape != upstream[name].shape:
-                raise BadResult(f"output '{name}' has shape {list(output.shape)}, expected {list(upstream[name].shape)}")
+            require_shape(name, output, upstream[name])
         found = self.torch.autograd.grad(list(outputs.values()), list(leaves.values()),
                                          [upstream[name] for name in names], allow_unused=True)
         for name, gradient in zip(leaves, found):
@@ -595,6 +600,12 @@ class Jax(Framework):
 
         def weighed(*leaves):
             outputs = by_name(call(forward, {**inputs, **dict(zip(wanted, leaves))}, attrs), request["forward_outputs"])
+            for name, output in chosen(outputs, list(upstream)).items():
+                if not isinstance(output, (self.jax.Array, self.numpy.ndarray, self.numpy.generic)):
+                    raise BadResult(f"output '{name}' has no gradient: it is a {type(output).__qualname__}, expected a jax.Array")
+                require_shape(name, output, upstream[name])
+                if output.dtype != upstream[name].dtype:
+                    raise BadResult(f"output '{name}' has dtype {output.dtype}, expected {upstream[name].dtype}")
             return [outputs[name] for name in upstream]
 
         _, pull_back = self.jax.vjp(weighed, *[inputs[name] for name in wanted])
@@ -640,7 +651,10 @@ def call(function, tensors, attrs):
     for name in tensors:
         if name not in parameters:
             known = ", ".join("*" * (each.kind is each.VAR_POSITIONAL) + each.name for each in parameters.values())
-            raise Unsupported(f"the function takes no '{name}'; it takes {known or 'no arguments'}")
+            spare = next((other for other in parameters if other not in {**tensors, **attrs} and needs(function, other)
+                          and parameters[other].kind is not inspect.Parameter.VAR_POSITIONAL), "")
+            hint = f"; adapt={{'{name}': '{spare}'}} passes it as '{spare}'" if spare else ""
+            raise Unsupported(f"the function takes no '{name}'; it takes {known or 'no arguments'}{hint}")
     for name, each in parameters.items():
         if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in tensors and name not in attrs:
             raise BadResult(f"the function needs '{name}', which is neither an input nor an attribute of this pass; give it a "
@@ -762,6 +776,11 @@ def takes_out(function, given):
     return "out" in (parameters_of(function) or ()) and "out" not in given
 
 
+def needs(function, name):
+    """Whether a function has a parameter of that name without a default."""
+    return name in (parameters_of(function) or ()) and parameters_of(function)[name].default is inspect.Parameter.empty
+
+
 def written(result, outs):
     """The names of the outputs in `outs`, which a function was given as `out`. Throws BadResult if it returned others."""
     if result is not None:
@@ -832,6 +851,9 @@ def run(request, functions, framework, arenas):
     process = os.getpid()
     try:
         if function is None:
+            if takes_out(functions[op], {**tensors.inputs, **attrs}) and needs(functions[op], "out"):
+                raise BadResult("the function writes to 'out', and so has no automatic gradients; return the outputs, or give the "
+                                "function that computes the gradients")
             outputs = framework.gradients(functions[op], tensors.inputs, attrs, request)
         elif takes_out(function, {**tensors.inputs, **attrs}):
             if not framework.can_write:

@@ -15,6 +15,7 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from ._check import Path, check, name_in_reports
+from ._names import CheckName
 from ._report import Report
 from .errors import InputError
 from .serving import BadResult, described
@@ -49,7 +50,7 @@ def with_tensors(value: Any, name: str, tensors: Dict[str, Any]) -> Any:
 
 def judge(op: str, arguments: Sequence[Any], reference: Callable[..., Any], candidate: Callable[..., Any], *,
           wide_reference: Optional[Callable[..., Any]] = None, contract: Optional[Path] = None, name: Optional[str] = None,
-          checks: Union[None, str, Sequence[str]] = None, timeout_s: Optional[int] = None) -> Report:
+          checks: Union[None, CheckName, Sequence[CheckName]] = None, timeout_s: Optional[int] = None) -> Report:
     """Checks candidate(*arguments) against reference(*arguments). `wide_reference`: the one that runs in float64."""
     import torch
 
@@ -95,9 +96,15 @@ def judge(op: str, arguments: Sequence[Any], reference: Callable[..., Any], cand
                  device=f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu", timeout_s=timeout_s)
 
 
+def require_path(argument: str, path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"{argument}: expected a path, got {path!r:.80}")
+    return str(os.fspath(path))
+
+
 def module_of(path: Path, folders: Sequence[str] = ()) -> Any:
     """A module from a file, which may import its neighbours and those in `folders`."""
-    path = os.fspath(path)
+    path = require_path("file", path)
     name = os.path.splitext(os.path.basename(path))[0]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -121,6 +128,15 @@ def member(module: Any, name: str) -> Any:
     return found
 
 
+def called(module: Any, name: str, *arguments: Any, **named: Any) -> Any:
+    """What a function of a benchmark's file returns."""
+    function = member(module, name)
+    try:
+        return function(*arguments, **named)
+    except Exception as error:  # of somebody's function
+        raise InputError(f"{module.__file__}: {name}() fails: {described(error)}") from error
+
+
 def kernelbench(problem: Path, solution: Path, *, device: str = "cpu", seed: int = 42, **more: Any) -> Report:
     """A problem of KernelBench, a file with Model, get_inputs() and get_init_inputs(), and a file with ModelNew.
 
@@ -129,13 +145,16 @@ def kernelbench(problem: Path, solution: Path, *, device: str = "cpu", seed: int
     """
     import torch
 
+    from . import _gold
+
+    _gold.require_device("device", device)
     theirs = module_of(problem)
     models: List[Any] = []
     for module, name in ((theirs, "Model"), (module_of(solution), "ModelNew")):
         torch.manual_seed(seed)
-        init = member(theirs, "get_init_inputs")()
+        init = called(theirs, "get_init_inputs")
         torch.manual_seed(seed)
-        models.append(member(module, name)(*init).to(device))
+        models.append(called(module, name, *init).to(device))
     model, new = models
     known, wanted = model.state_dict(), new.state_dict()
     if known.keys() == wanted.keys() and all(known[key].shape == wanted[key].shape for key in known):
@@ -144,7 +163,7 @@ def kernelbench(problem: Path, solution: Path, *, device: str = "cpu", seed: int
         raise InputError(f"{solution}: ModelNew has the weights {', '.join(wanted) or 'none'}, and Model "
                          f"{', '.join(known)}; give them the same names and shapes")
     torch.manual_seed(seed)
-    arguments = [each.to(device) if isinstance(each, torch.Tensor) else each for each in member(theirs, "get_inputs")()]
+    arguments = [each.to(device) if isinstance(each, torch.Tensor) else each for each in called(theirs, "get_inputs")]
     return judge(os.path.splitext(os.path.basename(os.fspath(problem)))[0], arguments, model, new,
                  wide_reference=copy.deepcopy(model).double(), **{"name": "ModelNew", **more})
 
@@ -164,20 +183,21 @@ def backendbench(op: Any, implementation: Union[Path, Callable[..., Any]], *args
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
         except (AttributeError, RuntimeError):
             raise InputError(f"op: torch has no operator 'aten::{op}'; write NAME.OVERLOAD, such as add.Tensor") from None
-    if not callable(implementation):
-        folder = os.fspath(implementation)
+    if callable(implementation):
+        kernel: Callable[..., Any] = implementation
+    else:
+        folder = require_path("implementation", implementation)
         title = os.path.basename(os.path.normpath(folder))
         files = sorted(each for each in (os.listdir(folder) if os.path.isdir(folder) else ())
                        if each.startswith(title + "_implementation") and each.endswith(".py"))
         if not files:
             raise InputError(f"{folder}: holds no file {title}_implementation*.py; name the folder of one operator")
-        implementation = member(module_of(os.path.join(folder, files[0])), title + "_kernel_impl")
-    function: Callable[..., Any] = implementation
+        kernel = member(module_of(os.path.join(folder, files[0])), title + "_kernel_impl")
 
-    def of(called: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda positional, named: called(*positional, **named)
+    def of(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda positional, named: function(*positional, **named)
 
-    return judge(str(op).replace("aten.", ""), [list(args), dict(kwargs or {})], of(op), of(function), **more)
+    return judge(str(op).replace("aten.", ""), [list(args), dict(kwargs or {})], of(op), of(kernel), **more)
 
 
 def gpu_mode(folder: Path, submission: Path, *, seed: int, contract: Optional[Path] = None, **arguments: Any
@@ -189,7 +209,7 @@ def gpu_mode(folder: Path, submission: Path, *, seed: int, contract: Optional[Pa
     """
     from . import _gold
 
-    folder = os.path.abspath(os.fspath(folder))
+    folder = os.path.abspath(require_path("folder", folder))
     folders = [folder, os.path.dirname(folder)]  # utils.py lies beside the problems
     theirs = module_of(os.path.join(folder, "reference.py"), folders)
     kernel = member(module_of(submission, folders), "custom_kernel")

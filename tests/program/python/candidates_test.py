@@ -146,7 +146,9 @@ class Own(unittest.TestCase):
             "cls: unknown value 'sum'": dict(cls="sum"),
             "magnitude: the contract's bounds for this class follow the sum": dict(),
             "inputs: holds no tensor 'x'; it holds a": dict(op="silu", gold=None, cls=None, magnitude=None),
-            "add a tensor 'reference/y' to it": dict(contract="vs_reference"),
+            "reference: the contract compares with the errors of a trusted implementation": dict(contract="vs_reference"),
+            "cls: has no effect without gold=; leave it out": dict(op="silu", inputs={"x": self.a}, gold=None, magnitude=None),
+            "magnitude: 'y': holds -1 at index 0, which is no limit": dict(magnitude=np.full_like(self.a, -1, np.float64)),
         }.items():
             with self.assertRaises(co.InputError, msg=text) as caught:
                 co.check(lambda a: 2 * a, **{**self.question, **more})

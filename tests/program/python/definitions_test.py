@@ -249,6 +249,21 @@ class Refusals(Import):
         }.items():
             self.assertIn(sentence, self.refused(definition))
 
+    def test_a_missing_torch_is_named(self):
+        code = "import sys; sys.modules['torch'] = None; from check_operator.definitions import main; main(['x.json'])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertRegex(done.stderr, "^check_operator: import: torch can't be imported: .*; references of definitions need it\n$")
+
+    def test_devices(self):
+        path = self.write("plain.json", self.plain("def run(x): return x * 2"))
+        self.assertEqual(self.run_import(path, "--device", "tpu"),
+                         (2, "check_operator: --device: unknown device 'tpu'; use auto, cpu, cuda or cuda:N\n"))
+        code, text = self.run_import(path, "--device", "cuda:99")
+        self.assertEqual(code, 5, text)
+        self.assertRegex(text, "^check_operator: --device: torch .* finds no device 'cuda:99'\n$")
+
     def test_golds(self):
         for sentence, body in {
             "in float64: draws random numbers": "return x + torch.rand_like(x)",

@@ -94,6 +94,16 @@ class Jax(unittest.TestCase):
             self.assertIn("the candidate failed: " + sentence, report.checks[0].reason)
             self.assertNotIn("\n", report.checks[0].reason)
 
+    def test_gradients_that_can_not_be_taken_are_one_sentence(self):
+        for sentence, fn in {
+            "output 'y' has shape [64], expected [1, 2, 32]": lambda x, weight, eps: rms_norm(x, weight, eps).reshape(-1),
+            "output 'y' has dtype float64, expected float32": lambda x, weight, eps: rms_norm(x, weight, eps).astype("float64"),
+            "output 'y' has no gradient: it is a float, expected a jax.Array": lambda x, weight, eps: 0.5,
+            "the function returned None": lambda x, weight, eps: None,
+        }.items():
+            report = ask(fn, backward=True)
+            self.assertIn("the candidate failed: " + sentence, report.checks[1].reason)
+
     def test_tensors_are_close(self):
         gold = np.linspace(-2, 2, 64).reshape(4, 16)
         for actual in (jnp.asarray(gold, jnp.bfloat16), gold.astype(ml_dtypes.bfloat16)):

@@ -107,7 +107,7 @@ class Check(unittest.TestCase):
             with self.assertRaisesRegex(co.InputError, "adapt: 'x' should be passed as 'b', and the function takes only a, "):
                 ask(kernels.with_other_names, adapt={**names, "x": "b"}, isolate=isolate)
         report = ask(kernels.with_other_names)
-        self.assertIn("the function takes no '", report.checks[0].reason)
+        self.assertRegex(report.checks[0].reason, r"the function takes no '(\w+)'; it takes .*; adapt={'\1': '\w+'} passes it as")
 
     def test_a_refusal_is_unsupported_and_false(self):
         report = ask(kernels.only_small, dims=dict(batch=1, seq=2, hidden=65))
@@ -129,7 +129,7 @@ class Check(unittest.TestCase):
             "dtype: is empty": dict(dtype=[]),
             "dims: size 'rows': no selected operator has it": dict(dims=dict(rows=4)),
             "dims: 'hidden': expected an integer >= 1, got -1": dict(dims=dict(hidden=-1)),
-            "dims: has no effect on cases that come from files": dict(suite="smoke"),
+            "dims: has no effect on cases that come from files; leave it out, or leave out cases= and suite=": dict(suite="smoke"),
             "dims: 'a b' is no size": dict(dims={"a b": 1}),
             "attrs: rms_norm has no 'json'; known: eps": dict(attrs=dict(json=1)),
             "attrs: 'eps' is 'small'; give a number": dict(attrs=dict(eps="small")),
@@ -543,12 +543,16 @@ class AssertClose(unittest.TestCase):
         for more in (self.sums, self.plain):
             with self.assertRaisesRegex(co.CheckFailed, "^mine\n(.|\n)*not finite where the gold is"):
                 co.assert_close(self.got, self.gold, msg="mine", **more)
+            with self.assertRaisesRegex(co.CheckFailed, "^mine: .*FAILED"):
+                co.assert_close(self.got, self.gold, msg=lambda text: "mine: " + text, **more)
 
     def test_shapes_and_names_must_agree(self):
         with self.assertRaisesRegex(co.CheckFailed, r"has shape \[3, 8\], its gold \[8, 8\]"):
             co.assert_close(self.got[:3], self.gold, **self.plain)
         with self.assertRaisesRegex(co.CheckFailed, "gold has no 'z'"):
             co.assert_close({"y": self.got, "z": self.got}, {"y": self.gold}, **self.plain)
+        with self.assertRaisesRegex(co.CheckFailed, "^actual: 'value' is fp32, and dtype says bf16"):
+            co.assert_close(self.got, self.gold, dtype="bf16", **self.plain)
         with self.assertRaisesRegex(co.CheckFailed, "actual has no 'z'"):
             co.assert_close({"y": self.got}, {"y": self.gold, "z": self.gold}, **self.plain)
 
@@ -563,9 +567,12 @@ class AssertClose(unittest.TestCase):
                 ("takes no colour=$", TypeError, dict(colour=1)),
                 ("^magnitude: the contract's bounds for this class follow", co.InputError, dict(magnitude=None)),
                 ("^magnitude: gold has no 'x'", co.InputError, dict(magnitude={"x": self.gold})),
-                ("--class: unknown value 'sum'", co.InputError, dict(cls="sum")),
-                ("^actual: 'value' is fp32, and dtype says bf16", co.InputError, dict(dtype="bf16")),
-                ("holds -1 at index 0, which is no limit", co.InputError, dict(magnitude=-np.ones((8, 8)))),
+                ("^cls: unknown value 'sum'", co.InputError, dict(cls="sum")),
+                ("^terms: expected 1 or more, got 0", co.InputError, dict(terms=0)),
+                ("^terms: 'x' is not a number", co.InputError, dict(terms="x")),
+                ("^dtype: unknown dtype 'fp8'; known: fp64", co.InputError, dict(dtype="fp8")),
+                ("^magnitude: 'value': holds -1 at index 0, which is no limit", co.InputError, dict(magnitude=-np.ones((8, 8)))),
+                ("^contract: compares with the errors of a trusted implementation", co.InputError, dict(contract="vs_reference")),
                 ("^magnitude is a str, expected a tensor", co.InputError, dict(magnitude="much"))):
             with self.assertRaisesRegex(kind, text):
                 co.assert_close(self.got, self.gold, **{**self.sums, **more})
@@ -761,6 +768,8 @@ def test_unhashable(candidate):
                 "import pytest\n@pytest.mark.check_operator(dtype='bf16')\ndef test_x(candidate): pass",
             "op: unknown operator 'sylu'; did you mean 'silu'":
                 "import pytest\n@pytest.mark.check_operator(op='sylu')\ndef test_x(candidate): pass",
+            "backward: expected True or False, got 'yes'":
+                "import pytest\n@pytest.mark.check_operator(op='silu', backward='yes')\ndef test_x(candidate): pass",
         }.items():
             code, text = self.pytest(tests=tests)
             self.assertEqual(code, 2, text)
@@ -768,7 +777,8 @@ def test_unhashable(candidate):
             self.assertNotIn("_hooks.py", text)
 
     def test_a_test_that_checks_nothing_fails(self):
-        bodies = dict(x="pass", y="candidate.check(None)", z="pytest.skip('not here')")  # the last one is not blamed
+        bodies = dict(x="pass", y="candidate.check(None)", v="candidate.check(len, backward=len)",
+                      w="candidate.check(len, backward=True)", z="pytest.skip('not here')")  # the last one is not blamed
         code, text = self.pytest(tests="import pytest\n" + "".join(
             f"@pytest.mark.check_operator(op='silu', dims=dict(hidden=8))\ndef test_{name}(candidate): {body}\n"
             for name, body in bodies.items()))
@@ -776,7 +786,9 @@ def test_unhashable(candidate):
         self.assertIn("check_operator: the test checked nothing; call candidate.check(function)", text)
         self.assertIn("check_operator: fn: expected a function, got NoneType", text)
         self.assertNotIn("During handling", text)
-        self.assertRegex(text, "2 failed, 1 skipped")
+        self.assertIn("check_operator: backward: has no effect, since the marker asks for no backward pass; add", text)
+        self.assertIn("check_operator: backward: expected a function that computes the gradients, got True", text)
+        self.assertRegex(text, "4 failed, 1 skipped")
 
     def test_a_fixture_of_ones_own_stays(self):
         code, text = self.pytest(tests="import pytest\n@pytest.fixture\ndef candidate(): return 3\n"
@@ -823,6 +835,11 @@ class Wheel(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(f"{package}/_tool/share/check_operator/contracts".lstrip("/"), done.stdout)
             self.assertEqual(subprocess.run([*command, "--op", "x"], env=plain, capture_output=True).returncode, 2)
+            # Without the program there is no verdict, and 1 would be one.
+            done = subprocess.run([sys.executable, "-c", "import check_operator._program as p; p.BUNDLED = ''; p.main()"], env=plain,
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 5, done.stderr)
+            self.assertRegex(done.stderr, "^check_operator: the program check_operator was not found; .*\n$")
             # Of another version, it refuses.
             tool = os.path.join(package, "_tool", "bin", "check_operator")
             os.unlink(tool)

@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 os.environ["CHECK_OPERATOR_PROGRAM"] = os.path.abspath(sys.argv[1])
 sys.path[:0] = [os.path.join(HERE, "..", "..", "..", "python")]
 
-from check_operator import InputError, shims
+from check_operator import InputError, MachineError, shims
 
 PROBLEM = """
 import torch
@@ -132,12 +132,20 @@ class KernelBench(Shims):
                 ("mine.py: can't be imported: ModuleNotFoundError", PROBLEM, "import nosuch\n"),
                 ("ModelNew has the weights none, and Model linear.weight, linear.bias", PROBLEM,
                  "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, n): super().__init__()\n"),
+                ("mine.py: ModelNew() fails: KeyError: 'no table'", PROBLEM,
+                 "import torch\nclass ModelNew(torch.nn.Module):\n    def __init__(self, n): raise KeyError('no table')\n"),
                 ("softmax: reference: in float64: draws random numbers",
                  PROBLEM.replace("torch.softmax(self.linear(x), dim=-1)", "torch.rand_like(x)"), SOLUTION)):
             paths = self.write("softmax.py", problem), self.write("mine.py", solution)
             with self.assertRaises(InputError, msg=sentence) as caught:
                 shims.kernelbench(*paths)
             self.assertIn(sentence, str(caught.exception))
+        with self.assertRaisesRegex(InputError, "^file: expected a path, got None"):
+            shims.kernelbench(None, None)
+        for kind, sentence, device in ((InputError, "device: unknown device 'tpu'; use", "tpu"),
+                                       (MachineError, "device: torch .* finds no device 'cuda:99'", "cuda:99")):
+            with self.assertRaisesRegex(kind, "^" + sentence):
+                shims.kernelbench(self.write("softmax.py", PROBLEM), self.write("mine.py", SOLUTION), device=device)
 
 
 class BackendBench(Shims):
@@ -165,6 +173,7 @@ class BackendBench(Shims):
     def test_bad_questions_are_refused(self):
         for sentence, op, implementation, arguments in (
                 ("op: torch has no operator 'aten::ad.Tensor'", "ad.Tensor", lambda: None, [self.x]),
+                ("implementation: expected a path, got 3", "silu", 3, [self.x]),
                 ("holds no file nosuch_implementation*.py", "silu", "/nosuch", [self.x]),
                 ("there is no tensor among the arguments", "silu", lambda x: x, [3])):
             with self.assertRaises(InputError) as caught:

@@ -93,6 +93,7 @@ class Torch(unittest.TestCase):
             "output 'y' has no gradient: it is detached": lambda x, weight, eps: rms_norm(x, weight, eps).detach(),
             "output 'y' has shape [64], expected [1, 2, 32]": lambda x, weight, eps: rms_norm(x, weight, eps).flatten(),
             "the function returned None": lambda x, weight, eps: None,
+            "the function writes to 'out', and so has no automatic gradients": torch_kernels.writes_to_out,
         }.items():
             errors = io.StringIO()
             with redirect_stderr(errors):
@@ -157,8 +158,8 @@ class Torch(unittest.TestCase):
                     (["of_tests::detached", "--op", "silu", "--check-grad"], 3, "of_tests::detached has no autograd"),
                     (["of_tests::two", "--op", "silu"], 2, "--torch-op of_tests::two: of_tests.two has the overloads a, b; name one"),
                     (["of_tests::two.c", "--op", "silu"], 2, "'of_tests::two' has no overload 'c'; known: a, b"),
-                    (["of_tests::absent", "--op", "silu"], 2, "torch has no operator 'of_tests::absent'; name the module"),
-                    (["silu", "--op", "silu"], 2, "'silu' is no operator's name; write NAMESPACE::NAME"),
+                    (["of_tests::absent", "--op", "silu"], 2, "--torch-op of_tests::absent: torch has no operator 'of_tests::absent'; name the module"),
+                    (["silu", "--op", "silu"], 2, "--torch-op silu: 'silu' is no operator's name; write NAMESPACE::NAME"),
                     (["of_tests::rms_norm"], 2, "--torch-op: computes one operator, and --op does not name one"),
                     (["of_tests::rms_norm", "--op", "silu"], 1, "the function needs 'weight', which is neither an input nor"),
                     (["of_tests::rms_norm", "--op", "silu", "--import", "nosuch"], 2, "--import: 'nosuch' can't be imported")):
@@ -177,6 +178,9 @@ class Torch(unittest.TestCase):
             wrong[3, 1] = float("nan")
             with self.assertRaisesRegex(co.CheckFailed, r"value\[3,1\] = nan"):
                 co.assert_close(wrong, gold, cls="pointwise", contract="assert_close")
+        for tensor in (gold.to_sparse(), gold.to("meta")):
+            with self.assertRaisesRegex(co.InputError, r"^actual can't be read: \w+: .*; give a dense tensor"):
+                co.assert_close(tensor, gold, cls="pointwise", contract="assert_close")
         self.assertEqual(co.magnitude.matmul(gold, gold.mT).dtype, torch.float64)
         co.assert_close(gold.mT.requires_grad_(), gold.mT, cls="exact")
 
