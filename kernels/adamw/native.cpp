@@ -19,6 +19,15 @@ struct Step {
   bool is_skipped;
 };
 
+/// An optional input of one element; `absent` if it is not there.
+float optional_scalar(const checkop_call& c, int input, const char* name, float absent) {
+  const checkop_tensor& t = c.inputs[input];
+  if (t.data == nullptr) return absent;
+  Extent size{"size", 1};
+  native::check_list(t, name, CHECKOP_F32, size);
+  return *static_cast<const float*>(t.data);
+}
+
 Step read_step(const checkop_call& c) {
   const double step = native::exact_attribute(c, "step"), beta1 = native::exact_attribute(c, "beta1"),
                beta2 = native::exact_attribute(c, "beta2");
@@ -30,8 +39,8 @@ Step read_step(const checkop_call& c) {
           1 - lr * native::attribute(c, "weight_decay"),
           static_cast<float>(1 - std::pow(beta1, step)),
           static_cast<float>(1 - std::pow(beta2, step)),
-          c.inputs[4].data == nullptr ? 1.0f : *native::scalar(c.inputs[4], "grad_scale"),
-          c.inputs[5].data != nullptr && *native::scalar(c.inputs[5], "found_inf") != 0};
+          optional_scalar(c, 4, "grad_scale", 1),
+          optional_scalar(c, 5, "found_inf", 0) != 0};
 }
 
 checkop_status forward(const checkop_call* call) {

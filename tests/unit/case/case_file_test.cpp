@@ -110,7 +110,7 @@ TEST(CaseFile, TheSmokeSuiteHasEveryOperatorsEdges) {
     for (const Pass& pass : op->passes) {
       const std::string name = std::string(op->name) + "/" + std::string(pass.name);
       const auto all_rows = [](const Case& c) {
-        for (const char* dim : {"tokens", "seqs"})
+        for (const char* dim : {"tokens", "seqs", "numel"})
           if (c.dims.contains(dim)) return c.dims.at(dim);
         int64_t rows = c.dims.contains("batch") ? c.dims.at("batch") : c.dims.at("rows");
         if (c.dims.contains("seq") && c.op->name != "rope") rows *= c.dims.at("seq");
