@@ -171,7 +171,7 @@ TEST(Refusal, WrongDtype) {
 
 TEST(Refusal, Strides) {
   expect_refusals("the strides", [](SpoiltCall& call, size_t i) {
-    if (call.shapes[i].empty()) return false;
+    if (call.data[i].count() == 1) return false;  // the only element is at the same place with any strides
     for (int64_t& stride : call.strides[i]) stride *= 2;
     return true;
   });
