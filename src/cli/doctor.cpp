@@ -123,7 +123,7 @@ void look_at_gpu_sandbox(Findings& findings) {
   if (!built_with_cuda()) return;
   Diagnosed sandbox{"sandbox of a GPU", "", true, false, "a GPU, or --no-isolate for plugins that can be trusted"};
   try {
-    Worker({{control_plugin("cuda")}, "cuda:0"});
+    const Worker plugin_starts({{control_plugin("cuda")}, "cuda:0"});
     const CudaFiles files = cuda_files();
     sandbox.value = fmt::format("as the sandbox, but for {}; writes to {}", fmt::join(files.devices, ", "),
                                 fmt::join(files.writable, ", "));
