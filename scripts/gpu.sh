@@ -274,7 +274,7 @@ run_products() {
   bench "${logits[@]}" --seq 4096 --check-grad --ignored-every 2 --ignored-run 512
   bench "${logits[@]}" --seq 4096 --pass backward --ignored-every 0 --with dlm_head_weight_carry
   # A quarter of the tokens is masked: 4096 count. The backward pass computes the losses, too.
-  bench linear_policy_loss cuda-sm90 120 --batch 1 --seq 5461 --hidden 4096 --vocab 128256 --pass backward
+  bench linear_policy_loss cuda-sm90 300 --batch 1 --seq 5461 --hidden 4096 --vocab 128256 --pass backward
   # batch, query heads, key heads, queries and keys, head_dim, causal
   local b h kv s d causal
   for sizes in 1,32,8,4096,128,1 1,32,8,16384,128,1 4,32,8,4096,128,0 2,64,8,8192,64,1; do
