@@ -3,10 +3,10 @@
 # A file of src/ includes headers with their folder, "judge/compare.hpp". Each folder is compiled with its own include
 # path, <build>/layers/<folder>, which links to that folder and the ones before it, so an include of a later folder is
 # not found.
-set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device host run judge worker mutate report session cli)
+set(CHECK_OPERATOR_LAYERS base abi tensor operator case contract device plugin_host run judge worker mutate report session cli)
 # Most of their work is text, or waiting: full optimization would cost a fifth of the build time, and what checks gain by it
 # lies within the noise of their times. The command line is not optimized at all.
-set(CHECK_OPERATOR_LIGHT_LAYERS case contract device host run worker mutate report session)
+set(CHECK_OPERATOR_LIGHT_LAYERS case contract device plugin_host run worker mutate report session)
 
 foreach(layer IN LISTS CHECK_OPERATOR_LAYERS)
   list(APPEND visible ${layer})

@@ -20,7 +20,7 @@
 #include "base/version.hpp"
 #include "case/rank_parts.hpp"
 #include "cli/commands.hpp"
-#include "cli/launch.hpp"
+#include "cli/launcher.hpp"
 #include "cli/run_outputs.hpp"
 #include "device/buffers.hpp"
 #include "judge/gold.hpp"
@@ -206,7 +206,7 @@ Introduction introduction_of(const Options& options, const std::map<std::string,
 }
 
 /// One of several processes: rank 0 runs the checks, the others serve it as ranks.
-int run_rank(Options options, RankJob job, const Launch& launch) {
+int run_rank(Options options, RankJob job, const Launcher& launcher) {
   std::map<std::string, std::string> plugins;
   std::string error;
   try {
@@ -215,11 +215,11 @@ int run_rank(Options options, RankJob job, const Launch& launch) {
     error = e.what();
   }
   const RankPlace place = job.introduce(introduction_of(options, plugins, std::move(error)));
-  if (launch.processes > 0 && launch.processes != place.processes) {
+  if (launcher.processes > 0 && launcher.processes != place.processes) {
     throw EnvironmentError(
         fmt::format("ranks: {} says that there are {} processes, and MPI connects {}; start them with the launcher of "
                     "the MPI that this program was built with, or srun --mpi=pmix",
-                    launch.variable, launch.processes, place.processes));
+                    launcher.variable, launcher.processes, place.processes));
   }
   try {
     require_same(place.members);
@@ -243,10 +243,10 @@ int run_rank(Options options, RankJob job, const Launch& launch) {
 }  // namespace
 
 int run_command(const Options& options) {
-  const std::optional<Launch> launch = launch_of_ranks(options.run, environment_variable, built_with_mpi());
-  if (!launch) return run_checks(options, nullptr);
+  const std::optional<Launcher> launcher = launcher_for_ranks(options.run, environment_variable, built_with_mpi());
+  if (!launcher) return run_checks(options, nullptr);
   SplitJob split = split_job();
-  if (split.child == 0) return run_rank(options, RankJob(std::move(split.channel)), *launch);
+  if (split.child == 0) return run_rank(options, RankJob(std::move(split.channel)), *launcher);
   return relay(std::move(split.channel), split.child, rank_limit(options.run));
 }
 

@@ -25,9 +25,9 @@
 #include "base/host_memory.hpp"
 #include "base/paths.hpp"
 #include "base/text.hpp"
-#include "host/calls.hpp"
-#include "host/wire.hpp"
 #include "operator/operator.hpp"
+#include "plugin_host/calls.hpp"
+#include "plugin_host/wire.hpp"
 #include "run/stage.hpp"
 
 namespace checkop {

@@ -17,7 +17,7 @@
 #include "base/host_memory.hpp"
 #include "device/device.hpp"
 #include "device/plugin.hpp"
-#include "host/wire.hpp"
+#include "plugin_host/wire.hpp"
 #include "run/stage.hpp"
 
 namespace checkop {

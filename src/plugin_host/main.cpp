@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// The process that plugins are loaded into. It has nothing of the process that started it but a socket and mapped
+// memory, and judges nothing.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "base/elf_libraries.hpp"
+#include "base/error.hpp"
+#include "base/sandbox.hpp"
+#include "device/guest.hpp"
+#include "device/plugin_table.hpp"
+#include "plugin_host/calls.hpp"
+#include "plugin_host/windows.hpp"
+#include "plugin_host/wire.hpp"
+
+namespace checkop::host {
+namespace {
+
+/// One kernel runs in each at a time.
+struct Lane {
+  checkop_host_comm comm;  ///< must be the first member: the ABI's functions cast its address to Lane
+  int socket;
+  std::string error;  ///< of the latest exchange
+};
+
+Windows windows;
+std::unique_ptr<GuestDevice> gpu;  // none: kernels run on the CPU
+std::vector<PluginTable> plugins;
+
+template <class T>
+Packer answer(Answer kind, const T& value) {
+  return Packer().put(kind).put(value);
+}
+
+Packer answer(Answer kind, const std::string& text) { return Packer().put(kind).text(text); }
+
+/// Who writes to an input learns which. The process ends either way, as it would without this.
+void note_write_to_input(int number, siginfo_t* info, void*) {
+  if (info->si_code <= 0) {  // sent by someone: there is no access that would be repeated
+    raise(number);
+    return;
+  }
+  if (const auto hit = windows.read_only_at(info->si_addr)) {
+    struct [[gnu::packed]] {
+      uint64_t length;
+      Answer kind;
+      uint64_t number, offset;
+    } const message{sizeof message - sizeof message.length, Answer::wrote_input, hit->number, hit->offset};
+    if (write(kControl, &message, sizeof message) < 0) _exit(1);
+  }
+  // The access is repeated, and now ends the process.
+}
+
+void watch_inputs() {
+  struct sigaction action {};
+  action.sa_sigaction = note_write_to_input;
+  action.sa_flags = static_cast<int>(SA_SIGINFO | SA_RESETHAND);
+  sigaction(SIGSEGV, &action, nullptr);
+}
+
+/// An exchange with other ranks: the owner has their ends.
+int all_gather(checkop_host_comm* comm, const void* bytes_to_send, void* received, size_t bytes) {
+  Lane& lane = *reinterpret_cast<Lane*>(comm);
+  Packer request;
+  request.put(Answer::gather).text({static_cast<const char*>(bytes_to_send), bytes});
+  std::string message;
+  std::vector<Descriptor> none;
+  if (!send(lane.socket, request.bytes()) || !receive(lane.socket, message, none, kAnyLength)) _exit(1);
+  Unpacker unpacker(message);
+  lane.error = unpacker.text();
+  if (!lane.error.empty()) return 1;
+  const std::string_view all = unpacker.text();
+  if (!all.empty()) std::memcpy(received, all.data(), all.size());
+  return 0;
+}
+
+int barrier(checkop_host_comm* comm) { return all_gather(comm, nullptr, nullptr, 0); }
+const char* error_of(checkop_host_comm* comm) { return reinterpret_cast<Lane*>(comm)->error.c_str(); }
+
+/// Calls a function of the plugin.
+template <class Body>
+Packer guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const WireError&) {  // ours
+    throw;
+  } catch (const LaunchModeUnsupported& e) {
+    return answer(Answer::no_mode, std::string(e.what()));
+  } catch (const OutOfMemory& e) {
+    return answer(Answer::device_error, Harm::no_memory).text(e.what());
+  } catch (const DeviceError& e) {
+    return answer(Answer::device_error, e.sticky() ? Harm::lost : Harm::none).text(e.what());
+  } catch (const std::bad_alloc&) {
+    return Packer().put(Answer::no_memory);
+  } catch (const std::exception& e) {
+    return answer(Answer::threw, std::string(e.what()));
+  } catch (...) {
+    return Packer().put(Answer::threw_other);
+  }
+}
+
+void drop_windows(Unpacker& unpacker) {
+  for (auto n = unpacker.get<uint64_t>(); n > 0; --n) windows.drop(unpacker.get<uint64_t>());
+}
+
+void map_windows(Unpacker& unpacker, const std::vector<Descriptor>& descriptors) {
+  for (auto n = unpacker.get<uint64_t>(); n > 0; --n) {
+    const auto window = unpacker.get<Window>();
+    windows.map(window, descriptors.at(unpacker.get<uint64_t>()).get());
+  }
+}
+
+/// What the kernel says is added to what the device says.
+template <class Error>
+[[noreturn]] void fail(const Error& error, const Call& call, const auto&... more) {
+  const std::string said = call.message();
+  throw Error(said.empty() ? error.what() : std::string(error.what()) + " (" + said + ")", more...);
+}
+
+/// Launches a kernel, on a GPU in `mode`, and waits for its work.
+Packer launch(const checkop_kernel& kernel, const Call& call, const LaunchMode& mode) {
+  int status = CHECKOP_FAILED;  // because a candidate may return a value that is no checkop_status
+  std::exception_ptr thrown;
+  const auto launch = [&] {
+    try {
+      status = static_cast<int>(kernel.launch(call.get()));
+    } catch (...) {  // not through the device, which may be recording
+      thrown = std::current_exception();
+    }
+    return !thrown && status == CHECKOP_OK;
+  };
+  try {
+    if (gpu) {
+      gpu->run(std::string("run of '") + kernel.name + "'", mode, launch);
+    } else {
+      launch();
+    }
+  } catch (const LaunchModeUnsupported& e) {
+    fail(e, call);
+  } catch (const OutOfMemory& e) {
+    fail(e, call);
+  } catch (const DeviceError& e) {
+    fail(e, call, e.sticky());
+  }
+  if (thrown) std::rethrow_exception(thrown);
+  return Packer().put(Answer::done).put(status).text(call.message());
+}
+
+Packer call_kernel(Request request, Unpacker& unpacker, Lane& lane, std::vector<Descriptor>& descriptors) {
+  if (gpu) gpu->make_current();
+  drop_windows(unpacker);
+  map_windows(unpacker, descriptors);
+  descriptors.clear();
+  const auto plugin = unpacker.get<uint64_t>(), number = unpacker.get<uint64_t>();
+  const auto mode = unpacker.get<LaunchMode>();
+  const checkop_kernel& kernel = *plugins.at(plugin).kernels.at(number);
+  Call call(unpacker, kernel, windows, &lane.comm, gpu ? gpu->stream() : nullptr);
+  lane.comm.rank = call.get()->rank;
+  lane.comm.world_size = call.get()->world_size;
+  if (request == Request::workspace) return answer(Answer::bytes, uint64_t{kernel.workspace_bytes(call.get())});
+  return launch(kernel, call, mode);
+}
+
+/// Before the first plugin runs: what they load is known, and the rest of the machine is closed to them.
+void load(Unpacker& unpacker) {
+  std::vector<std::string> paths;
+  SandboxRules rules;
+  for (uint64_t n = unpacker.count(); n > 0; --n) paths.emplace_back(unpacker.text());
+  const auto index = unpacker.get<int32_t>();
+  rules.uses_cuda = index != kNoGpu;
+  if (const std::string folder(unpacker.text()); !folder.empty()) {
+    rules.writable.push_back(folder);
+    for (const char* variable : {"TMPDIR", "HOME"}) setenv(variable, folder.c_str(), 1);
+  }
+  for (const std::string& path : paths)
+    for (std::string& file : libraries_of(path)) rules.readable.push_back(std::move(file));
+  enter_sandbox(rules);
+  if (rules.uses_cuda) {  // within it, since the driver starts threads
+    gpu = open_guest_device(index);
+    windows.lie_on(*gpu);
+  }
+  for (const std::string& path : paths) plugins.push_back(open_plugin(path));
+}
+
+Packer table_of_plugins() {
+  Packer packer;
+  packer.put(Answer::table).put(uint64_t{plugins.size()});
+  const auto text = [&](const char* value) { packer.put(value != nullptr).text(value == nullptr ? "" : value); };
+  for (const PluginTable& plugin : plugins) {
+    packer.put(uint64_t{plugin.kernels.size()});
+    for (const checkop_kernel* kernel : plugin.kernels) {
+      for (const char* value : {kernel->name, kernel->op, kernel->pass, declared_recipes(*kernel)}) text(value);
+      packer.put(kernel->device).put(kernel->min_arch).put(kernel->max_arch);
+      packer.put(kernel->workspace_bytes != nullptr).put(kernel->launch != nullptr);
+    }
+  }
+  return packer;
+}
+
+void serve(int socket);
+
+Packer answer_to(const std::string& message, Lane& lane, std::vector<Descriptor>& descriptors) {
+  Unpacker unpacker(message);
+  switch (const auto request = unpacker.get<Request>()) {
+    case Request::load:
+      try {
+        load(unpacker);
+      } catch (const InputError& e) {
+        return answer(Answer::refused, std::string(e.what()));
+      } catch (const EnvironmentError& e) {
+        return answer(Answer::no_device, std::string(e.what()));
+      }
+      std::thread(serve, kControl).detach();
+      return table_of_plugins();
+    case Request::launch:
+    case Request::workspace:
+      return guarded([&] { return call_kernel(request, unpacker, lane, descriptors); });
+    case Request::drop:
+      if (gpu) gpu->make_current();
+      drop_windows(unpacker);
+      return answer(Answer::bytes, uint64_t{0});
+    case Request::lane:
+      std::thread(serve, descriptors.at(0).release()).detach();
+      return answer(Answer::bytes, uint64_t{0});
+  }
+  throw WireError("an unknown request");
+}
+
+/// Answers requests until the owner closes its end.
+void serve(int socket) {
+  try {
+    Lane lane{{sizeof(checkop_host_comm), 0, 1, all_gather, barrier, error_of}, socket, ""};
+    std::string message;
+    for (std::vector<Descriptor> descriptors; receive(socket, message, descriptors, kAnyLength); descriptors.clear()) {
+      const Packer packed = answer_to(message, lane, descriptors);
+      fflush(stdout);  // what the plugin printed belongs to this case
+      if (!send(socket, packed.bytes())) _exit(1);
+    }
+  } catch (const std::exception& e) {
+    const std::string text = std::string("check_operator, process of plugins: ") + e.what() + "\n";
+    _exit(write(STDERR_FILENO, text.data(), text.size()) < 0 ? 2 : 1);
+  }
+}
+
+}  // namespace
+}  // namespace checkop::host
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+/// Read by AddressSanitizer: its search for leaks starts a process, which the sandbox forbids.
+extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
+#endif
+#endif
+
+int main() {
+  using namespace checkop::host;
+  watch_inputs();
+  serve(kOwner);
+  _exit(0);  // no destructor of a plugin: its memory is the owner's no more
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plugin's process and its owner say to each other. The owner sends requests; the process answers each once.
+// Nothing of an answer but its kind counts as evidence: texts are shown to people.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/frame.hpp"
+
+namespace checkop::host {
+
+/// The descriptors on which the process finds its owner: one for kernels, one for what must not wait for them.
+inline constexpr int kOwner = 3, kControl = 4;
+
+enum class Request : uint8_t {
+  load,       ///< the plugins at these paths, for this GPU; answered by `table`, `refused` or `no_device`
+  launch,     ///< a kernel in a mode; the windows to let go and to map come first
+  workspace,  ///< how many bytes a kernel wants
+  drop,       ///< windows to let go
+  lane,       ///< serve one more connection, in a thread
+};
+
+enum class Answer : uint8_t {
+  table,         ///< of the plugins
+  refused,       ///< they can't be loaded: a text
+  done,          ///< status, message
+  bytes,         ///< of a workspace
+  no_memory,     ///< the function threw std::bad_alloc
+  threw,         ///< the function threw an exception with this text
+  threw_other,   ///< the function threw something else
+  gather,        ///< an exchange with other ranks: bytes, which the owner answers before anything else happens
+  wrote_input,   ///< the function writes to the window of this number, at this offset, and ends by that
+  no_mode,       ///< the launch can't be run in this mode: a text
+  device_error,  ///< a GPU's: what it means and a text
+  no_device      ///< the GPU can't be used at all: a text
+};
+
+/// Of an error of a GPU.
+enum class Harm : uint8_t {
+  none,
+  no_memory,
+  lost  ///< the process can't use the device any more
+};
+
+/// In place of the index of a GPU.
+inline constexpr int32_t kNoGpu = -1;
+
+/// Memory of the owner as the process sees it: pages behind a descriptor, between addresses that can't be touched.
+struct Window {
+  uint64_t number;  ///< never used twice
+  uint64_t offset, bytes;
+  bool is_writable;
+};
+
+/// A message under construction.
+class Packer {
+ public:
+  template <class T>
+  Packer& put(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Packer& text(std::string_view text) {
+    put(static_cast<uint64_t>(text.size()));
+    bytes_.append(text);
+    return *this;
+  }
+  Packer& append(const Packer& other) {
+    bytes_.append(other.bytes_);
+    return *this;
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+/// Reads a message. Throws WireError where it ends early.
+class Unpacker {
+ public:
+  explicit Unpacker(std::string_view bytes) : rest_(bytes) {}
+
+  template <class T>
+  T get() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::string_view text() { return take(get<uint64_t>()); }
+  /// A number of items that follow, each of at least one byte.
+  uint64_t count() {
+    const auto n = get<uint64_t>();
+    if (n > rest_.size()) throw WireError("a message ends early");
+    return n;
+  }
+
+ private:
+  std::string_view take(uint64_t bytes) {
+    if (bytes > rest_.size()) throw WireError("a message ends early");
+    const std::string_view taken = rest_.substr(0, bytes);
+    rest_.remove_prefix(bytes);
+    return taken;
+  }
+
+  std::string_view rest_;
+};
+
+/// Sends one message and waits as long as it takes. Returns whether the other end took it.
+bool send(int socket, std::string_view message, const std::vector<int>& descriptors = {});
+
+/// Waits for one message. Returns false where the other end has closed the connection. Throws WireError for what is no
+/// message of at most `most` bytes.
+bool receive(int socket, std::string& message, std::vector<Descriptor>& descriptors, uint64_t most);
+
+/// For requests, which the process believes.
+inline constexpr uint64_t kAnyLength = ~uint64_t{0};
+
+}  // namespace checkop::host
