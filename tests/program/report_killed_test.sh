@@ -11,7 +11,7 @@ mkdir -p "$work"
 
 die() { echo "report_killed_test: $*" >&2; exit 1; }
 count() { { grep -o '"case_name"' "$1" || true; } | wc -l; }
-# A hundred checks of a few ms each.
+# Checks of a few ms each.
 many=(--op silu --candidate native --device cpu --batch 1 --seq 1:100 --hidden 8 --threads 1)
 
 # --- SIGKILL at twenty moments, spread over the run ---
@@ -19,7 +19,7 @@ started=${EPOCHREALTIME/./}
 "$tool" "${many[@]}" --json "$work/killed-0.json" >/dev/null
 span=$(((${EPOCHREALTIME/./} - started) / 1000))
 all=$(count "$work/killed-0.json")
-((all == 100)) || die "expected 100 checks, got $all"
+((all > 99)) || die "only $all checks are in the report of the whole run"
 finished=0
 for i in {1..20}; do
   "$tool" "${many[@]}" --json "$work/killed-$i.json" >"$work/killed-$i.txt" 2>&1 &
