@@ -84,7 +84,7 @@ void validate(const CaseSizes& sizes) {
 /// Far from 0, so that a variance taken as the mean of squares minus the square of the mean has lost digits. Masked
 /// elements hold payloads.
 void refine(const FillArgs& args) {
-  constexpr double kOffset = 64;
+  constexpr double kOffset = 2048;
   Tensor& x = *args.find("x");
   const Tensor* const mask = args.find("mask");
   for (int64_t i = 0; i < x.count(); ++i) {
