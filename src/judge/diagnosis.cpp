@@ -280,7 +280,9 @@ Pattern small_factor(const Suspect& s) {
   });
   if (seen < static_cast<int64_t>(kFew) || !fits || !(std::abs(by) > 0.01) || !(from_gold > kNearer * from_factor))
     return {};
-  return {fmt::format("it looks like {:.4g} times the gold", by), true};
+  // Two digits of its distance from 1, so that a factor never reads as 1.
+  const int digits = std::max(4, 1 - static_cast<int>(std::floor(std::log10(std::abs(by - 1)))));
+  return {fmt::format("it looks like {} times the gold", fmt::format("{:.{}g}", by, digits)), true};
 }
 
 Pattern truncated(const Suspect& s) {
