@@ -186,6 +186,7 @@ LineProcess::LineProcess(const std::string& command, const std::string& stderr_f
   for (const int end : {to_, from_, errors_}) {
     if (end >= 0) close(end);
   }
+  // lint: allow message, no fork, or no descriptor left
   throw ProcessEnded(fmt::format("can't be started: {}", trouble));
 }
 

@@ -40,6 +40,7 @@ class MemfdArena final : public Arena {
 
   Descriptor open() const override {
     const int copy = fcntl(memory_.fd(), F_DUPFD_CLOEXEC, 0);
+    // lint: allow message, no descriptor left
     if (copy < 0) throw DeviceError(fmt::format("pass on shared memory: {}", std::strerror(errno)), /*sticky=*/false);
     return Descriptor(copy);
   }

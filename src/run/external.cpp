@@ -578,8 +578,10 @@ checkop_status External::run(const Kernel& kernel, const checkop_call& call) {
   } catch (const ProcessEnded& e) {
     throw Stopped{RunStatus::crashed, e.what()};
   } catch (const InputError& e) {
+    // lint: allow message, the machine has no more descriptors or memory
     throw Stopped{RunStatus::no_device, fmt::format("the inputs can't be handed over: {}", e.what())};
   } catch (const DeviceError& e) {
+    // lint: allow message, a fault of the GPU
     throw Stopped{RunStatus::no_device, fmt::format("memory can't be handed over: {}", e.what())};
   }
 }

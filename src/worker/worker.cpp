@@ -252,6 +252,7 @@ void require_complete(const Case& c, const DeviceInfo& device, const RunChecks& 
       complete &= run.contexts[k].bits.compared == expected;
     }
   }
+  // lint: allow message, a worker that breaks the protocol
   if (!complete) throw WireError("its answer leaves out checks that were asked for");
 }
 
@@ -280,6 +281,7 @@ void require_complete(const BenchData& data, const BenchPlan& plan, const BenchR
     complete &= are_times(run.burst_ms, plan.burst ? static_cast<size_t>(plan.repeats) : 0);
     complete &= are_times(run.sustained_ms, plan.sustained ? static_cast<size_t>(kSustainedRounds) : 0);
   }
+  // lint: allow message, a worker that breaks the protocol
   if (!complete) throw WireError("its answer leaves out times or outputs that were asked for");
 }
 
@@ -359,6 +361,7 @@ json Worker::receive() {
     case Received::message: {
       json answer = json::parse(message.body);
       if (answer.contains("error")) throw InputError("", answer.at("text").get<std::string>());
+      // lint: allow message, a worker that breaks the protocol
       if (answer.at("request") != request_number_) throw WireError("its answer is not to this request");
       process_->ends_in_order = config_.device != "cpu" && has_plugin_host(config_);
       return answer;
