@@ -401,8 +401,8 @@ std::string masked(const Suspect& s) {
   return "";
 }
 
-/// "only where q_heads is 3": all of a good part of what has that index fails, and nothing else. The last dimension and
-/// those of one or two are left to chance and to other patterns.
+/// "only where q_heads is 3": all failing elements have one index of a dimension, and a good part of the elements with
+/// it fail. Ignores the last dimension, and extents of one or two, where this happens by chance.
 std::string one_index(const Suspect& s) {
   if (const auto [first, last] = range_of(s.failures.by_row); first == last) return "";
   int64_t stride = 1;

@@ -268,8 +268,8 @@ Findings findings(const Case& c, const RunResult& run, const std::vector<Compari
   return found;
 }
 
-/// Whether any pass has an output with one row per row of the batch. Rows of packed sequences are none: the number of
-/// their elements differs.
+/// Whether any pass has an output with one row per row of the batch. Rows of packed sequences do not count: the number
+/// of their elements differs.
 bool has_row_outputs(const Operator& op) {
   return std::any_of(op.passes.begin(), op.passes.end(), [&](const Pass& pass) {
     return std::any_of(pass.outputs.begin(), pass.outputs.end(),

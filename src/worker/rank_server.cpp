@@ -218,8 +218,8 @@ int hold_rank(int socket, const RankServer& server) {
   return code;
 }
 
-/// Waits for the end of a process that held the rank, and of all that it started; how it ended. Once `connection` has
-/// ended, the process has a few seconds to end, too.
+/// Waits for the end of a process that held the rank and of all processes that it started. Returns how it ended. After
+/// the end of `connection` the process has a few seconds to end.
 std::string bury(ChildProcess process, int connection) {
   constexpr int kSliceMs = 5;
   std::optional<Clock::time_point> until;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker process as its parent sees it: fork without exec, one socket, death of the child as a result and not as an
-// accident. child.cpp is what runs in it.
+// The worker process as its parent sees it: fork without exec, one socket; the child's death is a result, not an error
+// of this program. child.cpp is what runs in it.
 #include "worker/worker.hpp"
 
 #include <fmt/format.h>
@@ -349,8 +349,8 @@ void Worker::send(json request, const std::vector<int>& descriptors, std::chrono
   send_message(process_->socket.get(), request, descriptors, deadline_);
 }
 
-/// The answer to the latest request. An answer that has come is taken even where the deadline has passed. Throws
-/// Failure where none comes, WireError where it is to another request.
+/// The answer to the latest request. An answer that has arrived is accepted even after the deadline. Throws Failure if
+/// none comes, WireError if it answers another request.
 json Worker::receive() {
   const auto goes_on = [&] {
     stop_if_interrupted();
