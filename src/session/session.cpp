@@ -156,7 +156,7 @@ std::vector<Demands> Session::demands_for(const Contract& contract, const Case& 
   return all;
 }
 
-void Session::check_questions(const Contract& contract) const {
+void Session::require_judgeable(const Contract& contract) const {
   std::vector<const Case*> cases;
   for (const Check& check : selection_.checks) cases.push_back(&check.c);
   own_inputs_.require_fit(cases);
