@@ -77,11 +77,19 @@ class Router {
 
   /// The scores of a row of logits. Errors of a softmax are those of LogitGradient.
   std::vector<GoldElement> scores(const std::vector<double>& z) const {
-    if (score == Score::softmax) return softmax(z);
     std::vector<GoldElement> s;
-    for (const double x : z) {
-      const Sigmoid sigmoid(x);
-      s.push_back(score == Score::logit ? GoldElement{x, 0, 0} : GoldElement{sigmoid.value, 0, sigmoid.error});
+    switch (score) {
+      case Score::softmax:
+        return softmax(z);
+      case Score::sigmoid:
+        for (const double x : z) {
+          const Sigmoid sigmoid(x);
+          s.push_back({sigmoid.value, 0, sigmoid.error});
+        }
+        break;
+      case Score::logit:
+        for (const double x : z) s.push_back({x, 0, 0});
+        break;
     }
     return s;
   }

@@ -35,7 +35,7 @@ double residual_bound(const Gate& gate, DType out, int64_t terms, const Residual
 struct PreparedGate {
   PreparedGate(const Gate& gate, DType out, int64_t terms);
 
-  /// The largest error that passes; negative if the gate compares bits.
+  /// The largest error that passes; negative if the gate does not limit the error of an element.
   double allowed(double value, double magnitude, double rounding, double spread = 0) const {
     const double size = value < 0 ? -value : value;
     switch (gate.metric) {
@@ -43,9 +43,27 @@ struct PreparedGate {
         return gate.limit * bound(size, magnitude, rounding, spread);
       case Metric::atol_rtol:
         return tolerance(size);
-      default:
-        return -1;
+      case Metric::bits:
+      case Metric::ulp:
+      case Metric::rel_l2:
+      case Metric::cosine:
+      case Metric::block_rel_l2:
+      case Metric::max_vs_baseline:
+      case Metric::vs_baseline:
+      case Metric::vs_reference:
+      case Metric::bound_rms:
+      case Metric::noise_rms:
+      case Metric::bias_t:
+      case Metric::identities:
+      case Metric::bits_of_model:
+      case Metric::max_abs_dlogp:
+      case Metric::k3_mean:
+      case Metric::k3_max:
+      case Metric::ratio_deviation:
+      case Metric::clip_flips:
+        break;
     }
+    return -1;
   }
 
   /// The error that atol and rtol allow at a value of magnitude `size`.

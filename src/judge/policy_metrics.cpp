@@ -37,23 +37,6 @@ bool flips(TokenQuantity quantity, const Token& t, double d, double eps) {
 
 }  // namespace
 
-double PolicyMetrics::of(Metric metric) const {
-  switch (metric) {
-    case Metric::max_abs_dlogp:
-      return max_abs_dlogp;
-    case Metric::k3_mean:
-      return k3_mean;
-    case Metric::k3_max:
-      return k3_max;
-    case Metric::ratio_deviation:
-      return ratio_deviation;
-    case Metric::clip_flips:
-      return clip_flips;
-    default:
-      return kInfinity;
-  }
-}
-
 PolicyMetrics policy_metrics(TokenQuantity quantity, std::span<const Token> tokens, double clip_eps) {
   PolicyMetrics m;
   m.clip_eps = clip_eps;
