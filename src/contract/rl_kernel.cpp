@@ -67,7 +67,7 @@ void read_rl_kernel_invariance(const JsonValue& json, const std::vector<Rule>& r
 }
 
 /// Judges integers bitwise. The format chooses cells by the dtype of the case, and their tolerances are meant for
-/// floating-point numbers: a relative tolerance of 1.6e-2 would let an offset of 1000 be off by 16. Integers are counts
+/// floating-point numbers: a relative tolerance of 1.6e-2 allows an offset of 1000 to be off by 16. Integers are counts
 /// and positions, with one correct value.
 Rule integers_by_bits(const JsonValue& root) {
   Rule rule;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of this process that a candidate in another process maps: arenas behind descriptors, and blocks in them. This
-// process allocates, fills and reads them, and keeps them if the other process ends.
+// process allocates, fills and reads it; the other process can end at any time without harm to it.
 #pragma once
 
 #include <cstddef>
@@ -54,8 +54,8 @@ struct ArenaKind {
   Blocks blocks = Blocks::packed;
 };
 
-/// Blocks in arenas. Ids of arenas are never reused, and an arena lives as long as it has blocks, so another process
-/// can map it once for many launches.
+/// Blocks in arenas. Ids of arenas are never used twice, and an arena lives as long as it has blocks, so that another
+/// process maps it once for many launches.
 class SharedMemory {
  public:
   struct Place {
@@ -95,8 +95,8 @@ class SharedMemory {
   const Block& block_at(const void* memory) const;
   /// Numbers of blocks that were freed since the last call. Not where blocks are packed.
   std::vector<uint64_t> take_freed() { return std::exchange(freed_, {}); }
-  /// Called before a block of `kLargeBytes` or more is made, and when memory runs out: the other process should then
-  /// unmap freed blocks.
+  /// Called before a block of `kLargeBytes` or more is made, and where there is no memory left: the other process
+  /// should let freed blocks go.
   void before_large_block(std::function<void()> body) { before_large_block_ = std::move(body); }
   static constexpr size_t kLargeBytes = size_t{16} << 20;
 

@@ -102,8 +102,8 @@ class Stage {
   /// Enqueues one launch on the stream without waiting, for timing. The candidate gets the same structs every time.
   /// Throws Stopped if the launch fails.
   void enqueue();
-  /// Milliseconds per launch of `count` launches back to back, after the work of `prepare`. If ranks share the case:
-  /// those of the slowest rank; with `flush_ranks` each rank first flushes its cache. Throws Stopped if a launch fails.
+  /// Milliseconds per launch, of `count` launches back to back, behind the work of `prepare`. If ranks share the case,
+  /// of the slowest rank, and with `flush_ranks` each flushes its cache. Throws Stopped if a launch fails.
   double time_ms(int64_t count, double cover_us, bool flush_ranks, const std::function<void()>& prepare);
 
   /// Appends a sentence for every changed guard band. Skips sentences that are there already, as stages share buffers.
