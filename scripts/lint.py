@@ -271,19 +271,26 @@ def texts_of_tests(files):
 
 
 def is_shown(message, texts):
-    """Whether a line of `texts` has all of the format string `message`, with anything for its {}."""
-    parts = [part.replace("\1", "{").replace("\2", "}")
-             for part in re.split(r"\{[^{}]*\}", message.strip().replace("{{", "\1").replace("}}", "\2"))]
-    longest = max(parts, key=len)
-    pattern = re.compile(".*?".join(map(re.escape, parts)))
-    at = texts.find(longest)
-    while at >= 0:
-        end = texts.find("\n", at)
-        end = end if end >= 0 else len(texts)
-        if pattern.search(texts, texts.rfind("\n", 0, at) + 1, end):
-            return True
-        at = texts.find(longest, end)
-    return False
+    """Whether for every line of the format string `message` a line of `texts` has all of it, with anything for its {}."""
+    for line in message.strip().split("\n"):
+        parts = [part.replace("\1", "{").replace("\2", "}")
+                 for part in re.split(r"\{[^{}]*\}", line.strip().replace("{{", "\1").replace("}}", "\2"))]
+        longest = max(parts, key=len)
+        at = texts.find(longest)
+        while at >= 0:
+            begin, end = texts.rfind("\n", 0, at) + 1, texts.find("\n", at)
+            end = end if end >= 0 else len(texts)
+            for part in parts:  # each behind the one before it
+                begin = texts.find(part, begin, end)
+                if begin < 0:
+                    break
+                begin += len(part)
+            if begin >= 0:
+                break
+            at = texts.find(longest, end)
+        else:
+            return False
+    return True
 
 
 def check_messages(files):
