@@ -31,6 +31,7 @@ CHANGING = (
     (r"\(\d+ ms\)", "(N ms)"),
     (r"\b[0-9a-f]{16}\b", "N"),
     (r"; device (?!none).*", "; device N"),
+    (r"(?m)^  candidates: .*", "  candidates: N"),
     (r"the architecture of .* \(", "the architecture of N ("),
     (r"ranks on cpu .*: [0-9., e+]+ ms", "ranks on cpu N: N ms"),
     (r"needs .* of the host's memory, of which .* are free", "needs N of the host's memory, of which N are free"),
